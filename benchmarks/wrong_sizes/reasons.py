@@ -52,7 +52,9 @@ _NO_KERNEL = "it has no kernel for these dtypes or sizes"
 _STATED = "the standard states these values, and no others"
 _TWICE = "the standard allows an axis once"
 _RANGE = "the standard gives the range of the axis"
-_OPEN_WORDS = "the standard does not say that other words are an error"
+_EMPTY_LIST = "an empty list counts as left out"
+_MOST_APART = "strides and taps are at most 2**31 - 1, so that positions fit into 64 bits"
+_NON_FINITE = "what NaN and infinities give is left open; no index is computed from them unchecked"
 
 REASONS: Final = (
     Reason("values", "", _LEFT_OPEN, damage=_EXTREME),
@@ -100,8 +102,9 @@ REASONS: Final = (
         "strict",
         "do not broadcast together",
         "neither has the sizes of the other",
-        "SkipLayerNormalization",
+        "SkipLayerNormalization SkipSimplifiedLayerNormalization",
     ),
+    Reason("strict", "does not fill an axis", "parts fill the axis", "SplitToSequence"),
     Reason("strict", "must match exactly", "sizes beside the axis are equal", "ConcatFromSequence"),
     Reason(
         "lax",
@@ -111,9 +114,145 @@ REASONS: Final = (
     Reason("lax", "(?i)not_?implemented", _NO_KERNEL),
     Reason("lax", "No corresponding Numpy type|MLDataType for", _NO_KERNEL),
     Reason("lax", "Unsupported pooling size|Unexpected mode of 3", _NO_KERNEL),
-    Reason("lax", r"pool_attributes\.h|invalid channel count|must be positive", _EMPTY_IMAGES),
+    Reason(
+        "lax",
+        r"pool_attributes\.h|invalid channel count|must be positive|nhwc_max_pool\.cc",
+        _EMPTY_IMAGES,
+    ),
+    Reason("lax", "reshape_helper", "a head may have no elements", "Attention", "empty"),
+    Reason("lax", "has incorrect size", _EMPTY_LIST, damage=r"(strides|dilations|pads) = \[\]"),
+    Reason("lax", "'rois' values must be finite", _NON_FINITE, "RoiAlign"),
+    Reason("lax", "is NaN", _NON_FINITE, "Binarizer"),
+    Reason(
+        "lax",
+        "out of computation range",
+        _NON_FINITE,
+        "QLinearGlobalAveragePool QLinearAveragePool",
+    ),
+    Reason("lax", "spatial_scale_ > 0", "the standard has no range for it", "MaxRoiPool"),
+    Reason(
+        "lax",
+        "iou_threshold must be",
+        "a number outside [0, 1] takes all or none",
+        "NonMaxSuppression",
+    ),
+    Reason("lax", "Depth is negative", "a depth of 0 gives no elements", "OneHot"),
+    Reason("lax", "must have rank >= 1", "an index alone gives one row", "OneHot"),
+    Reason(
+        "lax", "empty set with bool", "the least of nothing is true, as 1", "ReduceMin ReduceMax"
+    ),
+    Reason("lax", "'Linear' mode only supports", _NO_KERNEL, "Resize Upsample"),
+    Reason("lax", "write_indices.* negative", "places are taken modulo the cache", "TensorScatter"),
+    Reason("lax", "offset_.size", "an offset that is left out is 0", "Scaler"),
+    Reason("lax", "tree_ensemble_common", "a vector is one sample", "TreeEnsembleRegressor"),
+    Reason(
+        "lax",
+        "input index out of range",
+        "a negative index counts from the end, as Gather's",
+        "EmbedLayerNormalization QEmbedLayerNormalization",
+    ),
+    Reason(
+        "lax",
+        "epsilon_ >= 0",
+        "the standard's normalizations have no range for it",
+        "SkipLayerNormalization SkipSimplifiedLayerNormalization",
+    ),
+    Reason(
+        "lax",
+        "Incompatible dimensions",
+        "a number besides 0 transposes",
+        "TransposeMatMul FusedMatMul",
+        "trans[AB] = ",
+    ),
+    Reason("strict", "qk_matmul_output_mode|softmax_precision", _STATED, "Attention"),
+    Reason("strict", "softcap is -", "the standard has 0 for none", "Attention"),
+    Reason("strict", "at most 2147483647", _MOST_APART),
+    Reason("strict", "size is 0; it must", "a window has at least one place"),
+    Reason("strict", "nothing to sample|no elements to take", "no places: no neighbours"),
+    Reason("strict", "one-sided DFT requires real", "the standard asks for real numbers", "DFT"),
+    Reason("strict", "Invalid number of FFT", "of no numbers there is no spectrum", "DFT"),
+    Reason("strict", "batch dimensions|index tuples of 0", "the standard says so", "GatherND"),
+    Reason("strict", "cannot convert float (NaN|inf)", _NON_FINITE, "GridSample", _EXTREME),
+    Reason("strict", "p is .*above 0", "a p-norm has a p above 0", "LpPool GlobalLpPool"),
+    Reason(
+        "strict",
+        "must be scalar|is 0$|is 0;|is -|is not negative",
+        "scalars above 0",
+        "MelWeightMatrix",
+    ),
+    Reason("strict", "k is [0-9]{10,}", "there are not so many", "TopK"),
+    Reason("strict", "must be a matrix", "the standard says rows of features", "Imputer"),
+    Reason("strict", "intercepts for", "one for each score, or none", "LinearRegressor"),
+    Reason(
+        "strict", "expected to have rank 2|needs rank 2", "the standard says so", "TreeEnsemble"
+    ),
+    Reason(
+        "strict",
+        "zero-size array|do not broadcast",
+        "of no numbers there is no range",
+        "DynamicQuantizeMatMul",
+    ),
+    Reason(
+        "strict",
+        "indices holds",
+        "no row is there; it reads what lies behind",
+        "GatherBlockQuantized",
+    ),
+    Reason("strict", "elements; N, K", "the attributes say the sizes", "MatMulNBits"),
+    Reason("strict", "of blocks, but|elements; .* has one", "one scale for all", "QLinearSoftmax"),
+    Reason(
+        "other",
+        "elements differ",
+        "which NaN of several is the last is left open",
+        "ArgMax ArgMin",
+        "twice as long|much longer",
+    ),
+    Reason("other", "other texts", "numbers are written as Python writes them", "Cast"),
+    Reason("other", "", "0 divided by 0 is NaN", "Celu", "alpha = 0"),
+    Reason(
+        "other",
+        "",
+        "all elements are 0: the scale is 0, by the standard's formula",
+        "DynamicQuantizeLinear",
+        r"\[all\] = 0",
+    ),
+    Reason("other", "off by nan", "it divides by a variance of 0", "MeanVarianceNormalization"),
+    Reason("other", "int64\\(0, ", "the standard says (0, N) of a scalar", "NonZero"),
+    Reason("other", "", "before opset 11 no index counts from the end", "OneHot", "= -"),
+    Reason("other", "", _OVERFLOW, "Pow ReduceLogSumExp ReduceProd QGemm", _HUGE),
+    Reason("other", "", "exp of integers is computed in double precision", "ReduceLogSumExp"),
+    Reason("other", "", _OVERFLOW, "ReduceProd", r"\[all\] = "),
+    Reason("other", "float32\\(", "what a body declares of its inputs need not hold", "Scan"),
+    Reason("other", "", "an empty list of axes names none", "Squeeze", "empty"),
+    Reason(
+        "other",
+        "",
+        "other numbers of a mask than 0 and 1 are left open",
+        "Attention QAttention",
+        r"i[35]\[.*\] = -",
+    ),
+    Reason(
+        "other",
+        "",
+        "what is divided by a scale of 0 is left open",
+        "QLinearMul QLinearAdd",
+        "= 0.0",
+    ),
     Reason("lax", "dimension size is known", _SHOWN_SIZES),
+    Reason("lax", r"'sizes' \(0\) must be same as rank", _SHOWN_SIZES, "Resize"),
+    Reason("lax", "must have the shape set for all outputs", _SHOWN_SIZES, "LinearAttention"),
     Reason("lax", r"GetEffectiveAxes|k tensor should be a 1D|squeeze\.h", _ONE_NUMBER),
+    Reason("lax", "K input must be a one-dimensional", _ONE_NUMBER, "TopK"),
+    Reason("lax", "frame_length input must be scalar", _ONE_NUMBER, "STFT"),
+    Reason("lax", "inferred=1 declared=0", _ONE_NUMBER, "Range"),
+    Reason("lax", "singleton 1D tensor", _ONE_NUMBER, "LabelEncoder"),
+    Reason("lax", "Scale and Zero-point must be a scalar", _ONE_NUMBER),
+    Reason(
+        "lax",
+        "input b should have same shape size",
+        "one zero point may serve all columns",
+        "QGemm",
+    ),
     Reason(
         "lax",
         "quantize_linear|QLinearMatMul",
@@ -121,29 +260,41 @@ REASONS: Final = (
     ),
     Reason(
         "lax",
-        "must be in \\[-rank|Input rank must be|on a scalar|Input rank was 0|axis must be in",
+        r"must be in \[-rank|Input rank must be|on a scalar|Input rank was 0|axis must be in"
+        r"|valid range \[-0,-1\]",
         "a scalar counts as one axis of one element",
     ),
-    Reason("lax", "size_ % 2|alpha_ > 0", "the standard asks for neither", "LRN"),
+    Reason(
+        "lax", "size_ % 2|alpha_ > 0|NumDimensions\\(\\) == 4", "the standard asks for none", "LRN"
+    ),
     Reason("lax", "min_ <= max_", "of bounds in reverse order the upper one holds", "Clip"),
-    Reason("lax", "approximation_algorithm|Invalid 'direction'", _OPEN_WORDS),
     Reason("lax", "Pad reflect", "what is reflected repeats, as in NumPy"),
     Reason("lax", "zero points shape and scales", "two zero points of 4 bits share a byte"),
     Reason("lax", "is expected to have", "it takes fewer ranks; sums and scales broadcast here"),
     Reason(
         "strict", "conditions for", "a condition behind the last slice selects nothing", "Compress"
     ),
-    Reason("strict", "not implemented shape", "a scalar is no list of samples", "OneHotEncoder"),
     Reason("lax", "attention_helper", "a mask may know fewer keys than there are", "Attention"),
     Reason("lax", "must be less than max", "output_shape says the sizes", "ConvTranspose"),
-    Reason("lax", "", "what a body declares of its inputs need not hold", "Loop Scan If"),
+    Reason(
+        "lax",
+        "number of inferred and declared|Can't merge shape info|OutputMLValue",
+        "what a body declares of its inputs need not hold",
+        "Loop Scan",
+    ),
+    Reason("lax", "Invalid dim0_offset", "a list without items takes no iteration", "Scan"),
     Reason("lax", "", "the dtype of an empty sequence decides nothing", "SequenceEmpty"),
     Reason("lax", "hidden_size", "the weights say it too", "LSTM GRU RNN"),
     Reason("lax", "GetAttr", "an attribute that is left out has its default", "RegexFullMatch"),
     Reason("lax", "feature size", "features are the last axis", "Scaler Imputer"),
     Reason("lax", "Failed to allocate", "it has less memory"),
     Reason("lax", "one-dim tensor", "the value is one number of any rank", "ConstantOfShape"),
-    Reason("lax", "", "places behind the last n-gram are not used", "TfIdfVectorizer"),
+    Reason(
+        "lax",
+        "ngram_indexes|items",
+        "places behind the last n-gram are not used",
+        "TfIdfVectorizer",
+    ),
 )
 
 

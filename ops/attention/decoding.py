@@ -5,6 +5,7 @@ from __future__ import annotations
 from subgraph.graph.graph import Node
 from subgraph.operators.requirements import (
     Tensor,
+    choice,
     is_known,
     require,
     require_axis,
@@ -14,7 +15,6 @@ from subgraph.operators.requirements import (
     require_within,
     requires,
 )
-from subgraph.ops.elementwise.expressions import text
 
 
 def require_heads(node: Node, name: str) -> int:
@@ -86,8 +86,7 @@ def linear_attention_operands(
     require_shape("key", key, (batch, tokens, owners * size), "the size of the queries' heads")
     require_shape("value", value, (batch, tokens, value.shape[2]), "as many as queries")
     require_shape("past_state", past, (batch, owners, size, own), "a matrix for each head")
-    rule = text(node.attrs.get("update_rule", "gated_delta"))
-    require(rule in _RULES, "update_rule {!r} is none of {}", rule, list(_RULES))
+    rule = choice(node, "update_rule", "gated_delta", *_RULES)
     require("g" not in _RULES[rule] or decay is not None, "update_rule {!r} needs decay", rule)
     require("d" not in _RULES[rule] or beta is not None, "update_rule {!r} needs beta", rule)
     for name, gate, most in (("decay", decay, owners * size), ("beta", beta, 1)):
@@ -127,8 +126,7 @@ def tensor_scatter_operands(
     require_dtype("update", update, cache.dtype)
     axis = require_axis(node, cache.rank, default=-2)
     require(axis != 0, "axis is that of the samples")
-    mode = text(node.attrs.get("mode", "linear"))
-    require(mode in ("linear", "circular"), "mode {!r} is neither linear nor circular", mode)
+    mode = choice(node, "mode", "linear", "linear", "circular")
     require_rank("update", update, cache.rank)
     count, places = update.shape[axis], cache.shape[axis]
     shape = (*cache.shape[:axis], count, *cache.shape[axis + 1 :])

@@ -103,6 +103,8 @@ def attention_operands(
     require_dtype("nonpad_kv_seqlen", counts, "int64")
     require_shape("nonpad_kv_seqlen", counts, (batch,), "one for each sample")
     require_within("nonpad_kv_seqlen", counts, 0, keys)
+    softcap = node.attrs.get("softcap", 0.0)
+    require(softcap >= 0, "softcap is {}; it must be above 0, or 0 for none", softcap)
     mode = node.attrs.get("qk_matmul_output_mode", 0)
     require(mode in (0, 1, 2, 3), "qk_matmul_output_mode is {}, not 0, 1, 2 or 3", mode)
     precision = DTYPE_OF_ONNX.get(node.attrs.get("softmax_precision", 1), "")

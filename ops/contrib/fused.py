@@ -28,11 +28,10 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 def activated(call: Call, x: Any, name: str | None, parameters: Sequence[float]) -> Any:
     """Return an activation of ``x``; without a name ``x`` itself."""
-    if not name:
+    if name is None:
         return x
-    if name == "Clip":
-        low, high = parameters
-        return call.Clip(x, low, high)
+    if name == "Clip" and len(parameters) == 2:
+        return call.Clip(x, *parameters)
     if name not in _ACTIVATIONS:
         raise call.refuse(f"activation={name!r}")
     given = dict(zip(_ACTIVATIONS[name], parameters, strict=False))
@@ -52,7 +51,11 @@ def _turn(call: Call, x: Any, batch: bool, last: bool) -> Any:
 
 
 def _product(call: Call, *, batches: bool) -> Any:
-    """Return the product of the node's inputs, turned and scaled as its attributes say."""
+    """Return the product of the node's inputs, transposed and scaled as its attributes say."""
+    ranks = [call.rank(x) for x in call.inputs if x is not None]
+    moved = batches and (call.attribute("transBatchA") or call.attribute("transBatchB"))
+    if moved and (ranks[0] != ranks[1] or ranks[0] < 3):
+        raise call.refuse(f"transBatchA or transBatchB of ranks {ranks[0]} and {ranks[1]}")
     turned = [
         _turn(
             call,
@@ -146,7 +149,7 @@ def fused_conv(call: Call) -> Results:
     """Convolution, a sum, and an activation."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     given = call.attributes(*names)
-    total = added(call, call.Conv(*call.inputs[:3], **given), call.inputs[3])
+    total = added(call, call.Conv(*call.inputs[:3], **given), call.inputs[3], requires="same_shape")
     parameters = call.attribute("activation_params") or ()
     return [activated(call, total, call.attribute("activation"), parameters)]
 

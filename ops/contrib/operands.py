@@ -25,6 +25,14 @@ def one_row(node: Node, x: Tensor, row: Tensor) -> None:
     require_shape("the bias", row, x.shape[-1:], "one for each element of a row")
 
 
+@requires("factors_of_rows", domain="body")
+def factors_of_rows(node: Node, x: Tensor, *factors: Tensor | None) -> None:
+    """Raise ShapeError unless each factor is a vector as long as a row of the first operand."""
+    require(x.rank >= 1, "a scalar has no rows")
+    for factor in factors:
+        require_shape("a factor", factor, x.shape[-1:], "one for each element of a row")
+
+
 @requires("same_shape", domain="body")
 def same_shape(node: Node, x: Tensor, other: Tensor) -> None:
     """Raise ShapeError unless both operands have one shape."""

@@ -19,6 +19,12 @@ def trilu(call: Call) -> Results:
     return [call.Trilu(*call.inputs, upper=call.attribute("upper"))]
 
 
+@requires("Unique", domain=MICROSOFT)
+def unique_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input is a vector."""
+    require_rank("x", x, 1)
+
+
 @function("Unique", "x -> y, idx, counts")
 def unique(call: Call) -> Results:
     """Return each element once, where each place's is, and how often it is there."""

@@ -9,8 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from subgraph.graph.graph import Value
+from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
+from subgraph.operators.requirements import Tensor, require_rank, require_shape, requires
+from subgraph.operators.schema import MICROSOFT
 
 Results = Sequence[Value | None]
 
@@ -111,10 +113,12 @@ def bias_dropout(call: Call) -> Results:
 # Normalization
 
 
-def _rms(call: Call, x: Any, scale: Value | None, axis: int) -> list[Value | None]:
+def _rms(
+    call: Call, x: Any, scale: Value | None, axis: int, requires: str = ""
+) -> list[Value | None]:
     """Return the RMS normalization, and the factor of each row if it is asked for."""
     epsilon = call.attribute("epsilon")
-    normal = call.RMSNormalization(x, scale, axis=axis, epsilon=epsilon)
+    normal = call.RMSNormalization(x, scale, axis=axis, epsilon=epsilon, requires=requires)
     if not call.wants("inv_std_var"):
         return [normal, None]
     axes = list(range(axis, 0)) if axis < 0 else list(range(axis, call.rank(x)))
@@ -148,7 +152,7 @@ def skip_simplified_layer_normalization(call: Call) -> Results:
     """RMS normalization of a sum, and the sum."""
     x, skip, gamma, bias = call.inputs
     total = _skipped(call, x, skip, bias)
-    normal, factor = _rms(call, total, gamma, -1)
+    normal, factor = _rms(call, total, gamma, -1, "factors_of_rows")
     return [normal, None, factor, total]
 
 
@@ -161,7 +165,7 @@ def skip_layer_normalization(call: Call) -> Results:
     """Layer normalization of a sum, and the sum."""
     x, skip, gamma, beta, bias = call.inputs
     total = _skipped(call, x, skip, bias)
-    given = {"axis": -1, "epsilon": call.attribute("epsilon")}
+    given = {"axis": -1, "epsilon": call.attribute("epsilon"), "requires": "factors_of_rows"}
     if call.wants("mean") or call.wants("inv_std_var"):
         return [*call.LayerNormalization(total, gamma, beta, outputs=3, **given), total]
     return [call.LayerNormalization(total, gamma, beta, **given), None, None, total]
@@ -208,6 +212,19 @@ def skip_group_norm(call: Call) -> Results:
 
 
 # Embeddings
+
+
+@requires("EmbedLayerNormalization", "QEmbedLayerNormalization", domain=MICROSOFT)
+def embedding_operands(
+    node: Node, ids: Tensor, segments: Tensor | None, words: Tensor, places: Tensor,
+    parts: Tensor | None, gamma: Tensor, beta: Tensor, mask: Tensor | None = None,
+    *others: Tensor | None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless the mask is of the words' shape and factors are of an entry's."""
+    require_rank("word_embedding", words, 2)
+    require_shape("mask", mask, ids.shape, "that of input_ids")
+    for name, factor in (("gamma", gamma), ("beta", beta)):
+        require_shape(name, factor, words.shape[1:], "one for each element of an entry")
 
 
 def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results:

@@ -6,7 +6,7 @@ Numbers of inputs and outputs of bodies are `subgraph.operators.bodies`'s.
 from __future__ import annotations
 
 from subgraph.graph.graph import Node
-from subgraph.graph.types import SequenceType, ValueType
+from subgraph.graph.types import MAX_RANK, SequenceType, ValueType
 from subgraph.operators.requirements import (
     Tensor,
     is_known,
@@ -18,6 +18,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_single,
     requires,
+    whole_number,
 )
 
 Operand = ValueType | Tensor | None
@@ -45,7 +46,8 @@ def scan_operands(node: Node, *operands: Operand) -> None:
     count = int(node.attrs["num_scan_inputs"])
     scanned = operands[len(operands) - count :]
     if node.version == 8:
-        _batches(operands[0] if len(operands) > count else None, scanned)
+        first = len(operands) - count
+        _batches(operands[0] if first else None, operands[1:first], scanned)
         return
     axes = node.attrs.get("scan_input_axes") or (0,) * count
     length: int | None = None
@@ -62,7 +64,7 @@ def scan_operands(node: Node, *operands: Operand) -> None:
         require(length is None or size == length, "scan inputs have {} and {} items", length, size)
 
 
-def _batches(lengths: Operand, scanned: tuple[Operand, ...]) -> None:
+def _batches(lengths: Operand, states: tuple[Operand, ...], scanned: tuple[Operand, ...]) -> None:
     """Raise ShapeError unless all have one batch, and lengths lie within what is scanned."""
     tensors = [operand for operand in scanned if isinstance(operand, Tensor)]
     require(len(tensors) == len(scanned), "what is scanned must be tensors")
@@ -70,6 +72,9 @@ def _batches(lengths: Operand, scanned: tuple[Operand, ...]) -> None:
     shape = tensors[0].shape[:2]
     for each in tensors[1:]:
         require_shape("a scan input", Tensor("", each.shape[:2]), shape, "batch and time of each")
+    for state in states:
+        if isinstance(state, Tensor):
+            require_shape("a state", Tensor("", state.shape[:1]), shape[:1], "its batch")
     if isinstance(lengths, Tensor):
         require_shape("sequence_lens", lengths, shape[:1], "one for each entry of the batch")
         if lengths.known is not None:
@@ -113,8 +118,12 @@ def insert_operands(
 
 @requires("ConcatFromSequence", sequences=True)
 def joined_operands(node: Node, items: Operand) -> None:
-    """Raise ShapeError unless it is a sequence (ONNX, 11)."""
+    """Raise ShapeError unless it is a sequence, and the axis may be one of its tensors (ONNX, 11).
+
+    Their rank is not known here.
+    """
     _sequence(items)
+    whole_number(node, "axis", least=-MAX_RANK - 1, most=MAX_RANK)
 
 
 @requires("SplitToSequence")
@@ -123,7 +132,7 @@ def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
     require(x.rank >= 1, "a scalar has no axis to split")
     size = x.shape[require_axis(node, x.rank)]
     parts = listed(node, "split", split)
-    if split is None or not parts:
+    if split is None or parts is None:
         return
     if split.rank == 0:
         require(parts[0] >= 1, "split is {}; parts have at least 1 element", parts[0])

@@ -113,6 +113,7 @@ def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | Non
     if asked:
         numbers(node, "output_shape", count + 2 if len(asked) > count else count, 0, 0, MOST)
     for k, (size, taps) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True)):
+        require(size >= 1, "X has shape {}: no elements to take filters times", shapes[1])
         reach = (taps - 1) * given.dilations[k] + 1
         require(
             taps >= 1 and reach <= MOST,

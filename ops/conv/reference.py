@@ -67,9 +67,15 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+# Of which an empty one counts as left out.
+_LISTS = ("dilations", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
+
+
 @reference("ConvTranspose")
 def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the groups' transposed convolutions side by side."""
+    empty = [name for name in _LISTS if name in node.attrs and not node.attrs[name]]
+    node = variant(node, drop=empty) if empty else node
     if inputs[0].shape[0] == 0:
         one = np.zeros((1, *inputs[0].shape[1:]), inputs[0].dtype)
         return [conv_transpose(node, [one, *inputs[1:]])[0][:0]]

@@ -16,6 +16,7 @@ from subgraph.graph.types import DTYPE_OF_ONNX, Array, Shape, TensorType, ValueT
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.requirements import (
     Tensor,
+    choice,
     require,
     require_axis,
     require_broadcast,
@@ -109,9 +110,15 @@ ELEMENTWISE = frozenset(
 )
 
 
-@requires(*(name for name in UNARY if name != "Identity"), "Cast", "IsInf", "IsNaN")
+@requires(*(name for name in UNARY if name not in ("Gelu", "Identity")), "IsInf", "IsNaN")
 def unary_operands(node: Node, x: Tensor) -> None:
     """Take every tensor: each element of the result follows from the element at its place."""
+
+
+@requires("Gelu")
+def gelu_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the approximation is one of the standard (ONNX, 20)."""
+    choice(node, "approximate", "none", "none", "tanh")
 
 
 @requires("Identity", sequences=True)
@@ -119,9 +126,16 @@ def identity_operands(node: Node, x: ValueType | Tensor) -> None:
     """Take every value."""
 
 
+@requires("Cast")
+def cast_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the rounding to float8e8m0 is one of the standard (ONNX, 1 to 28)."""
+    choice(node, "round_mode", "up", "up", "down", "nearest")
+
+
 @requires("CastLike")
 def cast_like_operands(node: Node, x: Tensor, like: Tensor) -> None:
-    """Take every tensor; of the second only its dtype matters."""
+    """As `cast_operands`; of the second operand only its dtype matters."""
+    cast_operands(node, x)
 
 
 @requires("Clip")
@@ -148,9 +162,7 @@ def binary_operands(node: Node, a: Tensor, b: Tensor) -> None:
     if node.op_type != "Pow":
         require_same_dtype(a, b)
     if node.op_type == "BitShift":
-        direction = node.attrs.get("direction")
-        known = direction in ("LEFT", "RIGHT", b"LEFT", b"RIGHT")
-        require(known, "direction is {}; it is LEFT or RIGHT", direction)
+        choice(node, "direction", "", "LEFT", "RIGHT")
     if not is_legacy_broadcast(node):
         require_broadcast_together(a, b)
         return

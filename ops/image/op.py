@@ -89,6 +89,7 @@ def grid_sample_operands(node: Node, x: Tensor, grid: Tensor) -> None:
     shapes = list(grid.shape), list(x.shape)
     fits = grid.rank == x.rank and grid.shape[0] == x.shape[0] and grid.shape[-1] == x.rank - 2
     require(fits, "grid has shape {}, which is no place for each dimension of {}", *shapes)
+    require(all(size >= 1 for size in x.shape[2:]), "X has shape {}: nothing to sample", shapes[1])
     modes = ("nearest", "linear", "bilinear", "cubic", "bicubic")
     choice(node, *("mode", "linear"), *modes)
     choice(node, "padding_mode", "zeros", "zeros", "border", "reflection")
@@ -124,7 +125,7 @@ def upsample_operands(node: Node, x: Tensor, scales: Tensor | None = None) -> No
     """Raise ShapeError unless there is a scale for each dimension (ONNX Upsample, 1 to 10)."""
     choice(node, "mode", "nearest", "nearest", "linear", "bilinear")
     if scales is not None:
-        _require_scales(scales, x.rank)
+        _require_scales(scales, x.rank, least=1)
         return
     found = node.attrs.get("scales")
     if found is None:
@@ -132,7 +133,7 @@ def upsample_operands(node: Node, x: Tensor, scales: Tensor | None = None) -> No
         found = [1.0, 1.0, *(node.attrs.get(f"{side}_scale") for side in ("height", "width"))]
     require(len(found) == x.rank, "scales are {} for {} dimensions", found, x.rank)
     for scale in found:
-        _require_scale(scale)
+        _require_scale(scale, least=1)
 
 
 @requires("Resize")
@@ -179,17 +180,19 @@ def resize_operands(
         require(size >= 1, "a size is {}", size)
 
 
-def _require_scales(scales: Tensor, count: int) -> None:
+def _require_scales(scales: Tensor, count: int, least: float = 0) -> None:
     require_dtype("scales", scales, "float32")
     require_shape("scales", scales, (count,), f"one for each of {count} dimensions")
     if scales.known is not None:
         for scale in scales.known.tolist():
-            _require_scale(scale)
+            _require_scale(scale, least)
 
 
-def _require_scale(scale: object) -> None:
-    fits = isinstance(scale, int | float) and 0 < scale < math.inf
-    require(fits, "a scale is {}; it must be finite and above 0", scale)
+def _require_scale(scale: object, least: float) -> None:
+    """Require a finite scale above 0; that of Upsample is 1 at least."""
+    fits = isinstance(scale, int | float) and 0 < scale < math.inf and scale >= least
+    wanted = f"at least {least}" if least else "above 0"
+    require(fits, "a scale is {}; it must be finite and {}", scale, wanted)
 
 
 @shape_rule("Resize", "Upsample")

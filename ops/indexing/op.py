@@ -13,6 +13,7 @@ from subgraph.graph.types import Array, TensorType, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.requirements import (
     Tensor,
+    choice,
     is_known,
     require,
     require_axis,
@@ -25,6 +26,7 @@ from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.shared.strides import normal_axis
 
 _INDICES = ("int32", "int64")
+_REDUCTIONS = ("none", "add", "mul", "max", "min")
 
 
 @requires("Gather")
@@ -49,6 +51,7 @@ def scatter_elements_operands(node: Node, x: Tensor, indices: Tensor, updates: T
     require_dtype("indices", indices, *_INDICES)
     require_dtype("updates", updates, x.dtype)
     require_shape("updates", updates, indices.shape, "one for each index")
+    choice(node, "reduction", "none", *_REDUCTIONS)
     _require_inside(node, x, indices)
 
 
@@ -96,6 +99,7 @@ def scatter_nd_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor)
     """Raise ShapeError unless there is one slice of the data for each index tuple (11 to 18)."""
     require_dtype("indices", indices, "int64")
     require_dtype("updates", updates, x.dtype)
+    choice(node, "reduction", "none", *_REDUCTIONS)
     _index_tuples(node, x, indices)
     depth = indices.shape[-1]
     if is_known(depth):

@@ -18,6 +18,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_single,
     requires,
+    whole_number,
 )
 from subgraph.ops.ml.scores import prepared
 from subgraph.ops.text.op import pool_of
@@ -30,6 +31,7 @@ def loss_operands(node: Node, scores: Tensor, labels: Tensor, weight: Tensor | N
     require_dtype("labels", labels, "int64", "int32")
     shape = (scores.shape[0], *scores.shape[2:])
     require_shape("labels", labels, shape, "those of the scores without the classes")
+    choice(node, "reduction", "mean", "mean", "sum", "none")
     classes = scores.shape[1]
     require_shape("weight", weight, (classes,), "one for each class")
     known, ignored = labels.known, node.attrs.get("ignore_index")
@@ -107,8 +109,11 @@ def mel_operands(
         require_single(name, operand, "int64", "int32")
         for count in listed(node, name, operand) or ():
             require(count >= 1, "{} is {}", name, count)
-    require_single("lower_edge_hertz", lower)
-    require_single("upper_edge_hertz", upper)
+    for name, operand in (("lower_edge_hertz", lower), ("upper_edge_hertz", upper)):
+        require_single(name, operand)
+        if operand.known is not None and operand.known.size:
+            edge = operand.known.reshape(-1)[0]
+            require(edge >= 0, "{} is {}; a frequency is not negative", name, edge)
 
 
 @requires("CenterCropPad")
@@ -146,6 +151,7 @@ def string_operands(node: Node, x: Tensor) -> None:
 def normalizer_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the input is one row of strings (ONNX, 10)."""
     require_dtype("X", x, "string")
+    choice(node, "case_change_action", "NONE", "LOWER", "UPPER", "NONE")
     require_rank("X", x, 1, 2)
     require(x.rank == 1 or x.shape[0] == 1, "X has shape {}; it is one row", list(x.shape))
 
@@ -154,6 +160,8 @@ def normalizer_operands(node: Node, x: Tensor) -> None:
 def tfidf_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the pool's numbers agree, and the input is words (ONNX, 9)."""
     prepared(node, pool_of)
+    choice(node, "mode", "", "TF", "IDF", "TFIDF")
+    whole_number(node, "max_skip_count", least=0)
     require_rank("X", x, 0, 1, 2)
 
 
@@ -165,6 +173,8 @@ def step_operands(node: Node, rate: Tensor, count: Tensor, *tensors: Tensor) -> 
     """Raise ShapeError unless each tensor has a gradient and moments of its shape (ONNX, 1)."""
     require_single("R", rate)
     require_single("T", count)
+    if node.op_type == "Momentum":
+        choice(node, "mode", "", "standard", "nesterov")
     groups = 4 if node.op_type == "Adam" else 3
     many = len(tensors) // groups
     require(len(tensors) == many * groups, "{} tensors in groups of {}", len(tensors), groups)

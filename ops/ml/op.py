@@ -40,6 +40,7 @@ def cast_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     kinds = {"TO_FLOAT": np.float32, "TO_STRING": str, "TO_INT64": np.int64}
     convert = kinds[str(given["cast_to"])]
     fill = "0" if convert is str else 0
+    dtype: Any = object if convert is str else convert
 
     def item(value: Any) -> Any:
         return convert(float(value) if isinstance(value, str) and convert is not str else value)
@@ -48,10 +49,30 @@ def cast_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         width = int(given["max_map"])
         if width < 1 or any(not 0 <= int(key) < width for key in values):
             raise ShapeError(f"keys {sorted(values)[:8]} do not fit max_map={width}")
-        row = [item(values[key]) if key in values else convert(fill) for key in range(width)]
-    else:
-        row = [item(values[key]) for key in sorted(values)]
-    return [np.array([row], object if convert is str else convert)]
+        check_memory(width * np.dtype(dtype).itemsize, f"a row of max_map={width} numbers")
+        row: Array = np.full((1, width), convert(fill), dtype)
+        for key, value in values.items():
+            row[0, int(key)] = item(value)
+        return [row]
+    return [np.array([[item(values[key]) for key in sorted(values)]], dtype)]
+
+
+@reference("OneHotEncoder", domain=_ML)
+def one_hot_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return a row of zeros for each element, with a one at its category; the last if alike."""
+    given = attributes(node)
+    x: Array = inputs[0]
+    categories = given["cats_int64s"] or given["cats_strings"]
+    places = {category: place for place, category in enumerate(categories)}
+    check_memory(4 * x.size * len(categories), f"{x.size} rows of {len(categories)} categories")
+    found = np.zeros((x.size, len(categories)), np.float32)
+    for row, value in zip(found, x.reshape(-1).tolist(), strict=True):
+        place = places.get(value)
+        if place is not None:
+            row[place] = 1
+        elif not given["zeros"]:
+            raise ShapeError(f"{value!r} is no category, and zeros is 0")
+    return [found.reshape(*x.shape, len(categories))]
 
 
 @reference("CategoryMapper", domain=_ML)

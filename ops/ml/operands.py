@@ -13,11 +13,19 @@ import numpy as np
 from subgraph.graph.graph import Node
 from subgraph.graph.types import ValueType
 from subgraph.operators.reference import attributes
-from subgraph.operators.requirements import Tensor, require, require_dtype, require_rank, requires
+from subgraph.operators.requirements import (
+    Tensor,
+    choice,
+    require,
+    require_dtype,
+    require_rank,
+    requires,
+    whole_number,
+)
 
 from .scores import ML, prepared
 from .svm import classifier_machine, regressor_machine
-from .trees import Forest, ensemble_of, old_forest_of
+from .trees import AGGREGATES, TRANSFORMS, Forest, ensemble_of, old_forest_of
 
 
 @requires("Binarizer", "LabelEncoder", "CategoryMapper", domain=ML)
@@ -25,9 +33,17 @@ def any_operands(node: Node, x: Tensor) -> None:
     """Take every tensor: each element of the result follows from the element at its place."""
 
 
-@requires("CastMap", "DictVectorizer", domain=ML, sequences=True)
+@requires("DictVectorizer", domain=ML, sequences=True)
 def map_operands(node: Node, x: ValueType | Tensor) -> None:
     """Take every map; tensors are refused by what computes them."""
+
+
+@requires("CastMap", domain=ML, sequences=True)
+def cast_map_operands(node: Node, x: ValueType | Tensor) -> None:
+    """Raise ShapeError unless the attributes name a type and a form, and a width if sparse."""
+    choice(node, "cast_to", "TO_FLOAT", "TO_FLOAT", "TO_STRING", "TO_INT64")
+    if choice(node, "map_form", "DENSE", "DENSE", "SPARSE") == "SPARSE":
+        whole_number(node, "max_map", 1, least=1)
 
 
 def _features(x: Tensor) -> int:
@@ -57,7 +73,8 @@ def imputer_operands(node: Node, x: Tensor) -> None:
 
 @requires("Normalizer", domain=ML)
 def normalizer_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the input holds samples."""
+    """Raise ShapeError unless the input holds samples, and the norm is one of the standard."""
+    choice(node, "norm", "MAX", "MAX", "L1", "L2")
     _features(x)
 
 
@@ -125,6 +142,7 @@ def linear_classifier_operands(node: Node, x: Tensor) -> None:
 
 def _linear(node: Node, x: Tensor, scores: int) -> None:
     given, features = attributes(node), _features(x)
+    choice(node, "post_transform", "NONE", *TRANSFORMS)
     count, added = len(given["coefficients"] or ()), len(given["intercepts"] or ())
     fits = scores >= 1 and count == scores * features
     require(fits, "{} coefficients for {} scores of {} features", count, scores, features)
@@ -135,6 +153,10 @@ def _linear(node: Node, x: Tensor, scores: int) -> None:
 def machine_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless samples have as many features as support vectors."""
     regresses = node.op_type == "SVMRegressor"
+    choice(node, "post_transform", "NONE", *TRANSFORMS)
+    choice(node, "kernel_type", "LINEAR", "LINEAR", "POLY", "RBF", "SIGMOID")
+    given = len(node.attrs.get("kernel_params") or ())
+    require(given in (0, 3), "kernel_params has {} numbers; it needs 0 or 3", given)
     machine = prepared(node, regressor_machine if regresses else classifier_machine)
     features, vectors = _features(x), machine.vectors
     if len(vectors):
@@ -146,6 +168,8 @@ def machine_operands(node: Node, x: Tensor) -> None:
 def regressor_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the trees look at features, and vote for targets, that there are."""
     targets = attributes(node)["n_targets"]
+    choice(node, "aggregate_function", "SUM", *AGGREGATES)
+    choice(node, "post_transform", "NONE", *TRANSFORMS)
     _trees(prepared(node, old_forest_of), x, targets)
 
 
@@ -153,6 +177,7 @@ def regressor_operands(node: Node, x: Tensor) -> None:
 def classifier_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the trees look at features, and vote for classes, that there are."""
     given = attributes(node)
+    choice(node, "post_transform", "NONE", *TRANSFORMS)
     labels = given["classlabels_strings"] or given["classlabels_int64s"] or ()
     _trees(prepared(node, old_forest_of), x, len(labels))
 
@@ -160,6 +185,7 @@ def classifier_operands(node: Node, x: Tensor) -> None:
 @requires("TreeEnsemble", domain=ML)
 def ensemble_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the trees look at features, and vote for targets, that there are."""
+    require_rank("X", x, 2)
     _trees(prepared(node, ensemble_of), x, attributes(node)["n_targets"])
 
 

@@ -18,6 +18,7 @@ from subgraph.graph.limits import check_memory
 from subgraph.graph.types import Array
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes
+from subgraph.operators.requirements import choices
 
 from .scores import ML, label_array, prepared, rows, transformed, two_scores
 
@@ -242,9 +243,10 @@ def old_forest_of(node: Node) -> Forest:
     trees, numbers = given["nodes_treeids"] or (), given["nodes_nodeids"] or ()
     count = len(numbers)
     place = {key: k for k, key in enumerate(zip(trees, numbers, strict=True))}
-    modes = np.array([_MODES.get(mode, -1) for mode in given["nodes_modes"] or ()], np.int64)
-    if len(place) < count or len(modes) != count or np.any(modes < 0):
-        raise ShapeError("the nodes of the trees are not each there once, with a known mode")
+    choices(node, "nodes_modes", _MODES)
+    modes = np.array([_MODES[mode] for mode in given["nodes_modes"] or ()], np.int64)
+    if len(place) < count or len(modes) != count:
+        raise ShapeError("the nodes of the trees are not each there once, with a mode")
     features = np.array(given["nodes_featureids"] or (), np.int64)
     if len(features) != count:
         raise ShapeError(f"{len(features)} nodes_featureids for {count} nodes")

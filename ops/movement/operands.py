@@ -105,9 +105,10 @@ def flatten_operands(node: Node, x: Tensor) -> None:
 @requires("Squeeze")
 def squeeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
     """Raise ShapeError unless the axes exist and have one element (ONNX, 1 to 25)."""
-    for axis in require_axes(x.rank, listed(node, "axes", axes) or []):
-        if x.rank:
-            require(x.shape[axis] == 1, "axis {} has {} elements, not 1", axis, x.shape[axis])
+    found = listed(node, "axes", axes) or []
+    require(x.rank >= 1 or not found, "axes are {}, but a scalar has none", found)
+    for axis in require_axes(x.rank, found):
+        require(x.shape[axis] == 1, "axis {} has {} elements, not 1", axis, x.shape[axis])
 
 
 @requires("Unsqueeze")

@@ -20,6 +20,7 @@ from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import (
     Tensor,
+    choice,
     require,
     require_dtype,
     require_rank,
@@ -72,12 +73,14 @@ def require_directions(node: Node) -> int:
     Raises:
         ShapeError: there is no such direction, or activations are missing.
     """
-    direction = text(node.attrs.get("direction") or "forward")
     # "foward" is the default of GRU-1, misspelt in the standard.
     names = ("forward", "foward", "reverse", "bidirectional")
-    require(direction in names, "direction {!r} is none of {}", direction, names)
+    direction = choice(node, "direction", "forward", *names)
     directions = 2 if direction == "bidirectional" else 1
     given = node.attrs.get("activations") or ()
+    for name in map(text, given):
+        known = name.lower() in _ACTIVATIONS
+        require(known, "activations has {!r}; each is one of {}", name, ", ".join(_ACTIVATIONS))
     each = _GATES.get(node.op_type, _GATES["LSTM"])[1]
     require(
         not given or len(given) >= each * directions,

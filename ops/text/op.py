@@ -64,9 +64,13 @@ def pool_of(node: Node) -> Pool:
     if 0 < weights.size < width:
         raise ShapeError(f"{weights.size} weights for n-grams that are counted in {width} places")
     lengths = int(given["min_gram_length"]), int(given["max_gram_length"])
+    if not 1 <= lengths[0] <= lengths[1]:
+        raise ShapeError(f"n-grams of {lengths[0]} to {lengths[1]} words")
     places: dict[tuple[Any, ...], int] = {}
     number = 0
     for size, (start, end) in enumerate(itertools.pairwise(starts), 1):
+        if (end - start) % size:
+            raise ShapeError(f"{end - start} words of the pool do not make {size}-grams")
         for first in range(start, end - size + 1, size):
             if number >= len(indexes):
                 raise ShapeError(f"ngram_indexes has {len(indexes)} places; the pool has more")

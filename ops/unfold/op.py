@@ -83,7 +83,7 @@ def col_to_im_operands(node: Node, x: Tensor, image: Tensor, block: Tensor) -> N
         windows.append(room // given.strides[k] + 1)
     total, held = math.prod(windows), math.prod(taps)
     require(
-        x.shape[1] % held == 0,
+        x.shape[1] >= held and x.shape[1] % held == 0,
         "{} rows of columns; blocks of {} have {} elements a channel",
         x.shape[1],
         taps,

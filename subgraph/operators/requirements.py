@@ -15,7 +15,7 @@ through it, so that no kernel sees the address of an operand whose sizes nobody 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -24,7 +24,14 @@ import numpy as np
 
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import Array, SequenceType, TensorType, ValueType, dtype_of
+from subgraph.graph.types import (
+    Array,
+    MapType,
+    SequenceType,
+    TensorType,
+    ValueType,
+    dtype_of,
+)
 from subgraph.operators.schema import FAMILIES
 from subgraph.system.registry import Registry, defined_at
 
@@ -261,8 +268,10 @@ def check_values(node: Node, values: Sequence[Any]) -> None:
             operands.append(SequenceType(None))
         elif value is None:
             operands.append(None)
+        elif isinstance(value, dict):
+            operands.append(MapType("int64"))
         else:
-            return  # maps and sparse tensors: no kernel takes them
+            return  # sparse tensors: no kernel takes them
     for rule in rules:
         rule.check(node, operands)
 
@@ -514,8 +523,22 @@ def choice(node: Node, name: str, default: str, *allowed: str) -> str:
     given = node.attrs.get(name, default)
     word = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
     if word not in allowed:
-        raise ShapeError(f"{name} is {word!r}; it must be one of {', '.join(allowed)}")
+        raise ShapeError(f"{name} is {word[:64]!r}; it must be one of {', '.join(allowed)}")
     return word
+
+
+def choices(node: Node, name: str, allowed: Collection[str]) -> None:
+    """Require that each item of an attribute, which is a list of words, is one of some words.
+
+    Raises:
+        ShapeError: an item is another word.
+    """
+    for given in node.attrs.get(name) or ():
+        word = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
+        if word not in allowed:
+            raise ShapeError(
+                f"{name} has {word[:64]!r}; it must be one of {', '.join(sorted(allowed))}"
+            )
 
 
 def known_numbers(operand: Tensor | None) -> list[int] | None:

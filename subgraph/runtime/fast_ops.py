@@ -182,7 +182,8 @@ def _joined(node: Node) -> Run:
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
         items = inputs[0]
         dtype = items[0].dtype if len(items) else None
-        if dtype is not None and all(item.dtype == dtype for item in items):
+        fits = dtype is not None and -items[0].ndim - 1 <= axis <= items[0].ndim
+        if fits and all(item.dtype == dtype for item in items):
             check_memory(sum(item.nbytes for item in items), node.name)
             try:
                 return [join(items, axis)]

@@ -13,9 +13,11 @@ from onnx import helper
 from wrong_sizes.table import Row, rows
 
 import subgraph as sg
+from subgraph import ops
 from subgraph.graph.types import Array
 from subgraph.operators.schema import MICROSOFT, get_schema
 from tests.support.requirements import DEVICES, Use, assert_refused, floats, ints
+from tests.support.requirements import run as run_use
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FORMS = ("sizes", "symbolic", "unknown", "constants")
@@ -55,6 +57,9 @@ def run(
 
 
 LABELS = np.array([0, 3, 1, 2])
+WORDS: dict[str, Any] = {
+    **{"ngram_counts": [0], "pool_int64s": [1, 2], "min_gram_length": 1, "max_gram_length": 1},
+}
 REFUSED: list[tuple[str, list[Array], dict[str, Any], int, str]] = [
     ("SwiGLU", [floats(2, 4), floats(1, 4)], {}, 28, "B has shape"),
     ("SwiGLU", [floats(2, 4), floats(4)], {}, 28, "B has shape"),
@@ -95,6 +100,34 @@ REFUSED: list[tuple[str, list[Array], dict[str, Any], int, str]] = [
         {"left_window_size": -(1 << 63)},
         25,
         "left_window_size",
+    ),
+    ("Attention", [floats(1, 2, 3, 4)] * 3, {"softcap": -1.0}, 23, "softcap is -1"),
+    ("Squeeze", [floats().reshape(())], {"axes": [0]}, 11, "a scalar has none"),
+    ("SplitToSequence", [floats(6, 2), ints()], {}, 11, "does not fill"),
+    ("GridSample", [floats(1, 1, 3, 0), floats(1, 2, 4, 2)], {}, 22, "nothing to sample"),
+    ("Col2Im", [floats(1, 0, 25), ints(5, 5), ints(1, 1)], {}, 18, "rows of columns"),
+    ("Upsample", [floats(1, 1, 2, 2), np.array([1, 1, 0.5, 1], "f4")], {}, 9, "at least 1"),
+    ("ConvTranspose", [floats(1, 1, 0), floats(1, 2, 3)], {}, 22, "no elements"),
+    (
+        "MelWeightMatrix",
+        [np.array(8), np.array(16), np.array(8192), np.array(0, "f4"), np.array(-1, "f4")],
+        {},
+        17,
+        "not negative",
+    ),
+    *(
+        (
+            "TfIdfVectorizer",
+            [ints(1, 2)],
+            {"mode": "TF", "max_skip_count": 0, "ngram_indexes": [0, 1], **changed},
+            9,
+            said,
+        )
+        for changed, said in (
+            (WORDS | {"min_gram_length": 2}, "2 to 1 words"),
+            (WORDS | {"min_gram_length": 0}, "0 to 1 words"),
+            (WORDS | {"ngram_counts": [0, 1]}, "2-grams"),
+        )
     ),
 ]
 
@@ -271,11 +304,89 @@ def added_operator(op_type: str, *arrays: Array) -> Use:
             for skip in (floats(16), floats(2, 5, 1), floats(2, 1, 16), floats(1)[0])
         ),
         added_operator("SkipLayerNormalization", floats(1, 5, 16), floats(2, 5, 16), floats(16)),
+        *(
+            added_operator(op_type, floats(2, 5, 16), floats(2, 5, 16), floats(1))
+            for op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+        ),
+        added_operator("Unique", floats(2, 3)),
+        Use(
+            "FusedConv",
+            [floats(1, 1, 3), floats(1, 1, 1), floats(1), floats(2, 1, 1, 3)],
+            {"activation": "Relu"},
+            1,
+            1,
+            MICROSOFT,
+        ),
+        Use("OneHotEncoder", [ints(1, 5)], {"cats_int64s": [1, 2], "zeros": 0}, 1, 1, "ai.onnx.ml"),
     ],
     ids=lambda use: use.name,
 )
 def test_rows_of_added_operators_are_not_broadcast(use: Use, device: str) -> None:
     assert_refused(use, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("op_type", "shapes", "attrs"),
+    [
+        ("FusedMatMul", [(1, 4, 2, 6), (6, 2, 5)], {"transBatchA": 1}),
+        ("FusedGemm", [(2, 3), (3, 2)], {"activation": ""}),
+        ("FusedConv", [(1, 1, 3), (1, 1, 1)], {"activation": "Clip", "activation_params": (1.0,)}),
+    ],
+)
+def test_added_operators_have_no_body_for_other_attributes(
+    op_type: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], device: str
+) -> None:
+    use = Use(op_type, [floats(*shape) for shape in shapes], attrs, 1, 1, MICROSOFT)
+    with pytest.raises(sg.UnsupportedOpError):
+        run_use(use, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["strides", "dilations", "pads"])
+@pytest.mark.parametrize("version", [1, 22])
+def test_an_empty_list_of_a_transposed_convolution_counts_as_left_out(
+    version: int, name: str, device: str
+) -> None:
+    operands = [floats(1, 1, 2), np.ones((1, 1, 2), np.float32)]
+    [found] = run_use(Use("ConvTranspose", operands, {name: ()}, version), device)
+    np.testing.assert_array_equal(found, np.array([[[-1, 0, 1]]], np.float32))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_categories_that_are_alike_have_a_place_each(device: str) -> None:
+    x = sg.input("x", (3,), "int64")
+    node = sg.Node(
+        *("OneHotEncoder", [x]),
+        domain="ai.onnx.ml",
+        attrs={"cats_int64s": (1, 2, 3, 3), "zeros": 1},
+    )
+    model = sg.compile_model(sg.Graph([x], [node.outputs[0]]), device)
+    np.testing.assert_array_equal(model([ints(3, 1, 9)])[0], EYE[[3, 0, 0]] * [[1], [1], [0]])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("position", [-4, 4, (1 << 63) - 1])
+def test_a_position_outside_of_a_sequence_is_refused(position: int, device: str) -> None:
+    items = [sg.input(f"x{k}", (2,)) for k in range(4)]
+    at = sg.input("at", (), "int64")
+    longer = ops.SequenceInsert(ops.SequenceConstruct(*items[:3]), items[3], at)
+    model = sg.compile_model(sg.Graph([*items, at], [ops.SequenceLength(longer)]), device)
+    given = [floats(2)] * 4
+    assert model([*given, np.array(-3)])[0] == 4
+    with pytest.raises(sg.ShapeError, match="outside"):
+        model([*given, np.array(position)])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensors_of_a_sequence_are_not_joined_along_an_axis_that_is_none(device: str) -> None:
+    """NumPy's concatenate takes -2**31 for all elements of all arrays in a row."""
+    items = [sg.input(f"x{k}", (2, 3)) for k in range(2)]
+    joined = sg.Node(
+        "ConcatFromSequence", [ops.SequenceConstruct(*items)], attrs={"axis": -(2**31)}
+    )
+    with pytest.raises(sg.ShapeError, match="axis is -2147483648"):
+        sg.compile_model(sg.Graph(items, [joined.outputs[0]]), device)([floats(2, 3)] * 2)
 
 
 @pytest.mark.parametrize("device", DEVICES)
