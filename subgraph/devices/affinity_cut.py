@@ -83,10 +83,7 @@ def cut_by_affinity(graph: Graph, devices: Sequence[str]) -> Graph:
     if not properties:
         return graph
     _take_whole_bodies(graph, properties)
-    graph.attrs["subgraph_property"] = properties
-    cut = apply_pass(graph, "PartitionGraph", strategy="hetero")
-    cut.attrs.pop("subgraph_property", None)
-    return cut
+    return apply_pass(graph, "PartitionGraph", properties=properties, strategy="hetero")
 
 
 def _take_whole_bodies(graph: Graph, properties: Sequence[AffinityProperty]) -> None:
@@ -125,4 +122,5 @@ def _as_region(body: Graph, owner: AffinityProperty, name: str) -> Graph:
     if piece is None:
         return body
     made = owner.make_node(piece.inner, name)
+    made.inputs = tuple(piece.inputs)
     return put_in(body, [Cut(body.nodes, piece, made)])[0]

@@ -179,8 +179,8 @@ def _with_constants(
     supported = {n.name: device.name for n in graph.nodes if n.name in again or n.name in found}
     supported.update(dict.fromkeys(names, device.name))
     left = {name: text for name, text in reasons.items() if name not in supported}
-    transformed = getattr(again, "transformed", None)
-    return QueryResult(supported, left, transformed, names, lifted)
+    prepared = getattr(again, "prepared", None)
+    return QueryResult(supported, left, prepared, names, lifted)
 
 
 def _following(graph: Graph, found: Mapping[str, str]) -> set[str]:
@@ -238,7 +238,7 @@ def _checked_query(device: Device, graph: Graph, found: Mapping[Any, Any]) -> di
             )
         names[name] = device.name if home in own else home
     if isinstance(found, QueryResult):
-        return QueryResult(names, found.reasons, found.transformed, refused=found.refused)
+        return QueryResult(names, found.reasons, found.prepared, refused=found.refused)
     return names
 
 

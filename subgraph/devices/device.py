@@ -16,6 +16,8 @@ from collections.abc import Set as AbstractSet
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
 
+import attrs
+
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
@@ -38,12 +40,28 @@ if TYPE_CHECKING:
 Config = Mapping[str, Any]
 
 
+@attrs.frozen
+class PreparedGraph:
+    """What a device has made of a graph to answer a query, for a compilation that follows.
+
+    Attributes:
+        graph: What `Device.transform` made of the graph.
+        refused: For nodes of ``graph`` that the device cannot run the reason why, by name;
+            `Device.supports` is asked about the others.
+        found: What else the device has found out, in a form of its own.
+    """
+
+    graph: Graph
+    refused: Mapping[str, str] = attrs.field(factory=dict[str, str])
+    found: Any = None
+
+
 class QueryResult(dict[str, str]):
     """Node name to device name for the nodes that are supported.
 
     Attributes:
         reasons: For each other node why it is not.
-        transformed: What `Device.transform` made of the graph, for a compilation that follows.
+        prepared: What the device has made of the graph, for a compilation that follows.
         weights: Names of the constants that the device takes as weights of other nodes only.
         lifted: The graph with these constants as Parameters, which is what to compile; None where
             there are none.
@@ -55,7 +73,7 @@ class QueryResult(dict[str, str]):
         self,
         supported: Mapping[str, str],
         reasons: Mapping[str, str],
-        transformed: Graph | None = None,
+        prepared: PreparedGraph | None = None,
         weights: AbstractSet[str] = frozenset(),
         lifted: Graph | None = None,
         refused: Mapping[str, str] | None = None,
@@ -63,7 +81,7 @@ class QueryResult(dict[str, str]):
         """Take the supported nodes and the reasons of the others."""
         super().__init__(supported)
         self.reasons: dict[str, str] = dict(reasons)
-        self.transformed = transformed
+        self.prepared = prepared
         self.weights = weights
         self.lifted = lifted
         self.refused: dict[str, str] = dict(refused or {})
@@ -185,20 +203,21 @@ class Device:
         everything that it became is. The result has ``.reasons`` for the others.
         """
         options = self.options_for(config)
-        transformed = self._transformed(graph, options)
+        prepared = self._prepare(graph, options)
         known = {n.name for n in graph.nodes}
         reasons = {n.name: text for n in graph.nodes if (text := self._own_op(n))}
         seen = set(reasons)
-        for node in transformed.nodes:
+        for node in prepared.graph.nodes:
             names = set(origins(node))
             names.update((node.name, *region_of(node).split(",")))
             seen |= names
-            text = self._own_op(node) or self._refusal(node, options)
+            text = self._own_op(node) or prepared.refused.get(node.name)
+            text = text or self._refusal(node, options)
             if text:
                 reasons.update((name, text) for name in names if name not in reasons)
         _follow_users(graph, seen, reasons)
         supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
-        return QueryResult(supported, {k: v for k, v in reasons.items() if k in known}, transformed)
+        return QueryResult(supported, {k: v for k, v in reasons.items() if k in known}, prepared)
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Compile a graph all of whose nodes are supported.
@@ -219,14 +238,14 @@ class Device:
     ) -> CompiledModel:
         """Compile a graph of which `query_model` has said that all nodes are supported."""
         options = self.options_for(config)
-        transformed = None
+        prepared = None
         if result is not None:
-            graph, transformed = result.lifted or graph, result.transformed
+            graph, prepared = result.lifted or graph, result.prepared
 
         def make_op(inner: Graph) -> SubgraphOp:
             op = self._op_for(inner, options)
-            if transformed is not None:
-                self._hand_over(op, transformed)
+            if prepared is not None:
+                self._hand_over(op, prepared)
             return self._guarded(inner, op, options)
 
         compiled = whole_graph(graph, self.name, make_op)
@@ -249,6 +268,9 @@ class Device:
             stored=stored,
             core=self.core,
         )
+
+    def _prepare(self, graph: Graph, options: DeviceOptions) -> PreparedGraph:
+        return PreparedGraph(self._transformed(graph, options))
 
     def _transformed(self, graph: Graph, options: DeviceOptions) -> Graph:
         found: Any = self.transform(graph, options)
@@ -286,7 +308,7 @@ class Device:
         op.concurrent = op.concurrent or self.concurrent_regions
         return op
 
-    def _hand_over(self, op: SubgraphOp, transformed: Graph) -> None:
+    def _hand_over(self, op: SubgraphOp, prepared: PreparedGraph) -> None:
         """Give an op that transforms by itself what the query has made of the graph already."""
 
     def _guarded(self, graph: Graph, op: SubgraphOp, options: DeviceOptions) -> SubgraphOp:

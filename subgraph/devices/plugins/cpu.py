@@ -1,7 +1,7 @@
 """CPU: regions as programs of compiled kernels on this machine's cores.
 
-`CpuDevice.transform` lifts constants and fuses (the pass ``CpuFusion``); `supports` asks the
-lowerings by a trial plan; `create_op` hands the graph to `subgraph.engine.region.region_op`. What
+`CpuDevice.transform` lifts constants and fuses (the pass ``CpuFusion``); a query asks the lowerings
+by a dry run; `create_op` hands the graph to `subgraph.engine.region.region_op`. What
 no kernel takes goes to REFERENCE.
 """
 
@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import attrs
 
-from subgraph.devices.device import Device
-from subgraph.engine.planner.dry_run import Trial, trial
+from subgraph.devices.device import Device, PreparedGraph
+from subgraph.engine.planner.dry_run import trial
 from subgraph.engine.planner.lowering import LOWERINGS, lowering
 from subgraph.engine.planner.plan import PlanOptions
 from subgraph.engine.program import pool
@@ -32,9 +32,6 @@ from subgraph.runtime.control_flow import is_branching, is_nested
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.system import host
 from subgraph.transform.pass_manager import Checks, apply_pass
-
-_TRIAL = "cpu_trial"
-_GUARDS = "cpu_guards"
 
 
 @attrs.frozen
@@ -70,27 +67,27 @@ class CpuDevice(Device):
     fallback: ClassVar[tuple[str, ...]] = ("REFERENCE",)
 
     def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
-        """Return the graph fused, with what the CPU does not run noted in its attrs."""
+        """Return the graph fused."""
+        assert isinstance(options, CpuOptions)
+        return fuse(graph, options)[0]
+
+    def _prepare(self, graph: Graph, options: DeviceOptions) -> PreparedGraph:
         assert isinstance(options, CpuOptions)
         fused, guards = fuse(graph, options)
-        fused.attrs[_GUARDS] = guards
-        fused.attrs[_TRIAL] = trial(fused, plan_options(options))
-        return fused
+        found = trial(fused, plan_options(options))
+        return PreparedGraph(fused, found.refused, (guards, found))
 
     def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
-        """Return what the trial plan of the node's graph said."""
-        assert node.graph is not None
-        found: Trial | None = node.graph.attrs.get(_TRIAL)
-        reason = None if found is None else found.refused.get(node.name)
-        return True if reason is None else Reject(reason)
+        """Return True: a query asks only about nodes that a dry run could plan."""
+        return True
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         # The op fuses by itself, and anew when a number that a fusion has looked at changes.
         return self.create_op(graph, options)
 
-    def _hand_over(self, op: SubgraphOp, transformed: Graph) -> None:
+    def _hand_over(self, op: SubgraphOp, prepared: PreparedGraph) -> None:
         assert isinstance(op, CpuSubgraphOp)
-        op.adopt(transformed, transformed.attrs.pop(_GUARDS), transformed.attrs.pop(_TRIAL))
+        op.adopt(prepared.graph, *prepared.found)
 
     def create_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         """Return the op that runs ``graph``."""

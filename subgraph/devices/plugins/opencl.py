@@ -7,13 +7,13 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import attrs
 import numpy as np
 
-from subgraph.devices.device import Device
+from subgraph.devices.device import Device, PreparedGraph
 from subgraph.engine.planner.dry_run import refusals
 from subgraph.engine.planner.plan import PlanOptions
 from subgraph.engine.region.region_op import Guards, RegionOptions
@@ -33,7 +33,6 @@ from subgraph.runtime.control_flow import is_nested
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.transform.pass_manager import apply_pass
 
-_REFUSED = "opencl_refused"
 _TUNED_SIZE = 768
 
 
@@ -78,18 +77,18 @@ class OpenclDevice(Device):
             return []
 
     def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
-        """Return the graph fused, with what has no kernel noted in its attrs."""
+        """Return the graph fused."""
         assert isinstance(options, OpenclOptions)
-        fused, _ = fuse(graph, options)
-        fused.attrs[_REFUSED] = refusals(fused, self._plan_options(options))
-        return fused
+        return fuse(graph, options)[0]
+
+    def _prepare(self, graph: Graph, options: DeviceOptions) -> PreparedGraph:
+        assert isinstance(options, OpenclOptions)
+        fused = self.transform(graph, options)
+        return PreparedGraph(fused, refusals(fused, self._plan_options(options)))
 
     def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
-        """Return what the trial plan of the node's graph said."""
-        assert node.graph is not None
-        refused: Mapping[str, str] = node.graph.attrs.get(_REFUSED, {})
-        reason = refused.get(node.name)
-        return True if reason is None else Reject(reason)
+        """Return True: a query asks only about nodes that a dry run could plan."""
+        return True
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         # The op fuses by itself, and anew when a number that a fusion has looked at changes.
