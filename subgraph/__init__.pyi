@@ -1,6 +1,7 @@
 # The public names and their homes; lazy_loader reads this file at import.
 from . import ops, passes, testing
 from ._version import __version__
+from .devices.backends.property import BackendState, backends
 from .devices.core import (
     Core,
     compile_model,
@@ -73,6 +74,7 @@ from .weights.cache import WeightCache, WeightStats, weight_stats
 
 __all__ = [
     "Attribute",
+    "BackendState",
     "BlobError",
     "CompileEvent",
     "CompiledModel",
@@ -128,6 +130,7 @@ __all__ = [
     "WeightCache",
     "WeightStats",
     "__version__",
+    "backends",
     "capture",
     "compile_model",
     "default_core",

@@ -220,7 +220,7 @@ def _checked_query(device: Device, graph: Graph, found: Mapping[Any, Any]) -> di
     own = {device.name, device.name.partition(".")[0], class_name(type(device))}
     others: set[str] = set()
     if device.is_virtual and device.core is not None:
-        others.update(device.core.registered_devices)
+        others.update(device.core.registered_devices, device.core.registered_backends)
     names: dict[str, str] = {}
     for name, home in found.items():
         if name not in nodes:

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("subgraph")
 _GROUP = "subgraph.devices"  # of entry points
 _PLUGINS = "subgraph.devices.plugins"
+_BACKENDS = "subgraph.devices.backends"
+_SHARED_FILES = ("base", "property")  # modules of these packages that define no device
 
 
 class Core:
@@ -73,8 +75,8 @@ class Core:
         self._devices: dict[str, Device] = {}
         self._failed: dict[str, str] = {}
         self._extensions: list[Operator] = []
-        for name in _device_files():
-            self._makers[name] = (partial(_device_of_file, name), f"{_PLUGINS}.{name.lower()}")
+        for name, module in _device_files(_PLUGINS).items():
+            self._makers[name] = (partial(_device_of_file, module), module)
 
     def _find_installed(self) -> None:
         """Register the devices of other packages from their entry points, once.
@@ -91,6 +93,14 @@ class Core:
                 owner = f"entry point {point.value}"
                 self._claim(point.name, partial(_loaded, point), owner)
             self._searched_installed = True
+
+    @property
+    def registered_backends(self) -> list[str]:
+        """Names of the devices over other libraries, whether these are installed or not.
+
+        Such a device starts when it is asked for by name; no list of available devices has it.
+        """
+        return [name for name in _device_files(_BACKENDS) if name not in self._makers]
 
     def _claim(self, name: str, make: Callable[[], Device], owner: str) -> None:
         known = self._makers.get(name)
@@ -241,10 +251,11 @@ class Core:
         if name not in self._makers:
             self._find_installed()
         maker = self._makers.get(name)
-        if maker is None:
-            raise _unknown_device(name, self._makers)
+        module = _device_files(_BACKENDS).get(name, "")
+        if maker is None and not module:
+            raise _unknown_device(name, [*self._makers, *_device_files(_BACKENDS)])
         try:
-            device = maker[0]()
+            device = _device_of_file(module) if maker is None else maker[0]()
             device.name = name
             device.core = self
             device.ensure_started()
@@ -530,18 +541,20 @@ def _made(device: Device | type[Device]) -> Device:
 
 
 @cache
-def _device_files() -> tuple[str, ...]:
-    folder = importlib.import_module(_PLUGINS).__path__
-    return tuple(sorted(i.name.upper() for i in pkgutil.iter_modules(folder) if i.name[0] != "_"))
+def _device_files(package: str) -> dict[str, str]:
+    """Return the modules of a package that define a device each, by the device's name."""
+    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    names = sorted(info.name for info in found if info.name not in _SHARED_FILES)
+    return {name.upper(): f"{package}.{name}" for name in names}
 
 
 def _loaded(point: EntryPoint) -> Device:
     return _made(point.load())
 
 
-def _device_of_file(name: str) -> Device:
-    """Return an instance of the one device class that a file of the plugins folder defines."""
-    module = importlib.import_module(f"{_PLUGINS}.{name.lower()}")
+def _device_of_file(module_name: str) -> Device:
+    """Return an instance of the one device class that a module defines."""
+    module = importlib.import_module(module_name)
     found = [
         thing
         for thing in vars(module).values()

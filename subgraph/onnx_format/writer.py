@@ -27,7 +27,7 @@ from onnx.helper import find_min_ir_version_for, make_opsetid
 
 from subgraph._version import __version__
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.parameters import Parameter, Snapshot
+from subgraph.graph.parameters import Parameter, Snapshot, State
 from subgraph.onnx_format.extra_fields import (
     extra_fields_of,
     write_extra_fields,
@@ -102,11 +102,12 @@ class GraphWriter:
         names: Name of each parameter in the file; set by `model`.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, states: Mapping[Parameter, State] | None = None) -> None:
         """Prepare to convert ``graph``.
 
         Args:
             graph: The graph.
+            states: States of parameters to write; by default those published last.
 
         Raises:
             ModelError: no operator set version fits all its nodes.
@@ -115,9 +116,8 @@ class GraphWriter:
         self._opsets = choose_opsets(graph)
         graphs = all_graphs(graph)
         used = [p for g in graphs for p in g.parameters.values()]
-        self._states = Snapshot(
-            [*used, *(p for g in graphs for p in extra_fields_of(g).unused)]
-        ).states
+        unused = (p for g in graphs for p in extra_fields_of(g).unused)
+        self._states = {**Snapshot([*used, *unused]).states, **(states or {})}
         self._functions: dict[Graph, FunctionProto] = {}
         self._function_names: set[tuple[str, str, str]] = set()
         self._hidden: dict[Graph, list[Parameter]] = {}

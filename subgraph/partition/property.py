@@ -128,8 +128,9 @@ def _discover() -> None:
 
     from subgraph.system.registry import Files
 
-    # Pattern properties stand beside the passes.
+    # Pattern properties stand beside the passes, those of other libraries beside their devices.
     Files("subgraph.passes", lambda name: not name.startswith("_")).load_all()
+    Files("subgraph.devices.backends", lambda name: name == "property").load_all()
     for entry in entry_points(group="subgraph.properties"):
         try:
             factory: Any = entry.load()

@@ -189,7 +189,11 @@ def info(args: argparse.Namespace) -> None:
 
 
 def devices(args: argparse.Namespace) -> None:
-    """List the devices of this machine and, with --properties, what can be set and asked."""
+    """List the devices of this machine.
+
+    With --all the devices over other libraries too, installed or not; with --properties every
+    option and metric.
+    """
     out = Output(args)
     core = sg.default_core()
     available = core.available_devices
@@ -200,6 +204,13 @@ def devices(args: argparse.Namespace) -> None:
     out.table("devices", rows)
     failed: list[Row] = [{"device": d, "why not": why} for d, why in core.failed_devices.items()]
     out.table("devices that cannot start", failed)
+    libraries: list[Row] = []
+    if args.all:
+        for found in sg.backends():
+            state = found.problem or "ready"
+            row = {"device": found.name, "library": found.title, "version": found.version}
+            libraries.append({**row, "state": state})
+        out.table("devices over other libraries", libraries)
     properties: list[Row] = []
     if args.properties:
         others = (n for n in core.registered_devices if n not in core.failed_devices)
@@ -207,7 +218,8 @@ def devices(args: argparse.Namespace) -> None:
         for name in (*available, *virtual):
             properties += _properties(core, name)
         out.table("properties", properties)
-    out.finish({"devices": rows, "failed": failed, "properties": properties})
+    facts = {"devices": rows, "failed": failed, "properties": properties}
+    out.finish({**facts, "libraries": libraries} if args.all else facts)
 
 
 def _properties(core: sg.Core, device: str) -> list[Row]:
@@ -459,6 +471,8 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("devices", devices)
     sub.add_argument("--properties", action="store_true", help="list every property")
+    text = "also devices over other libraries, and how to install those"
+    sub.add_argument("--all", action="store_true", help=text)
 
     sub = command("query", query)
     _model(sub)

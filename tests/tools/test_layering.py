@@ -73,6 +73,7 @@ ORDER = [
     "passes.gradient",
     "passes.fuse",
     "devices.plugins",
+    "devices.backends",
     "face",
     "testing",
     "tools",

@@ -1,0 +1,1 @@
+"""Devices over other libraries, such as ONNX Runtime, each imported when it is first named."""

@@ -1,0 +1,411 @@
+"""`Backend`: the part that all devices over other libraries share.
+
+A backend hands each region as an ONNX model to its library. A child names the package and says how
+the library compiles a model and runs it; queries, versions of weights, new shapes, output memory
+and errors are handled here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any, ClassVar, Protocol
+
+import attrs
+import numpy as np
+
+from subgraph.devices.device import Config, Device
+from subgraph.errors import DeviceError, SubgraphError
+from subgraph.graph.graph import Graph, Node
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import Array, TensorType, numpy_dtype
+from subgraph.operators.random import is_random
+from subgraph.operators.subgraph_op import DefaultSubgraphOp, Session, SubgraphOp, fill_outputs
+from subgraph.partition.replace import Cutter
+from subgraph.partition.selector import Reject
+from subgraph.runtime.executor_plan import all_parameters
+from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.weights.cache import WeightEntry
+
+# A weight above this many bytes is replaced by zeros of its shape when a single node is tried: the
+# answer of a library depends on values only for small operands, such as axes and sizes.
+_LARGE_WEIGHT = 1 << 12
+_numbers = itertools.count()
+
+
+@attrs.frozen
+class BackendOptions(DeviceOptions):
+    """Options that every backend has."""
+
+    INFERENCE_NUM_THREADS: int = option(
+        0, "threads that the library may use for a run; 0: its own choice", minimum=0
+    )
+    WEIGHTS: str = option(
+        "inside",
+        "'inside' compiles weights into the model, which is compiled again for new values; "
+        "'inputs' passes them at every run",
+        values=("inside", "inputs"),
+    )
+
+
+class LibraryModel(Protocol):
+    """A model that a library has compiled; several requests use it at the same time."""
+
+    def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
+        """Return a function that runs the model, for one thread at a time.
+
+        It takes one C-contiguous array for each input of the model, and for each output an array
+        to write into or None. It returns one array for each output, which the caller owns.
+        """
+        ...
+
+
+class Backend(Device):
+    """A device over another library.
+
+    Attributes:
+        module: Name of the library's Python module.
+        requirement: What pip has to install, such as "onnxruntime >= 1.22".
+        title: Name of the library in messages.
+        dtypes: Dtypes of tensors that the library computes as ONNX defines them.
+        empty_tensors: Whether it runs on inputs without elements; if not, such runs are made by the
+            default executor.
+        library: The imported module, once the device has started.
+    """
+
+    options_class = BackendOptions
+    fallback = ("CPU", "REFERENCE")
+    module: ClassVar[str]
+    requirement: ClassVar[str]
+    title: ClassVar[str]
+    dtypes: ClassVar[frozenset[str]]
+    empty_tensors: ClassVar[bool] = True
+    library: ModuleType
+
+    # ------------------------------------------------------------------ what a child writes
+
+    @abstractmethod
+    def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
+        """Compile a serialized ONNX model.
+
+        Args:
+            model: The model; its opset versions are those of the user's model.
+            options: The device's options.
+
+        Raises:
+            Exception: the library refuses the model; the text becomes the reason.
+        """
+
+    def try_library_model(self, model: bytes, options: Any) -> None:
+        """Raise the library's reason if it does not take a model; a child may know a faster way."""
+        self.compile_library_model(model, options)
+
+    def refusal(self, node: Node) -> str:
+        """Return why a node must not go to the library although it would take it; "" to try it."""
+        return ""
+
+    # ------------------------------------------------------------------ what Device calls
+
+    def start(self) -> None:
+        """Import the library.
+
+        Raises:
+            DeviceError: the package is missing or too old; the message says what to install.
+        """
+        self.library = import_library(self.module, self.requirement, self.title)
+        self._answers: dict[bytes, str] = {}  # reasons of refusals by the hash of a node's model
+
+    def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
+        """Return the nodes that the library compiles, as {node name: device name}.
+
+        The library is asked about all nodes together first, and about each alone if it refuses.
+        """
+        options = self.options_for(config)
+        nodes = [node for node in graph.nodes if not self._static_refusal(node)]
+        piece = Cutter(graph).cut_out(nodes, graph.name) if len(nodes) > 1 else None
+        if piece is not None and not self._tried(
+            _serialized(piece.inner, _small_or_zeros), options
+        ):
+            self._answers.update((_key(_single_node_model(node)), "") for node in nodes)
+        return super().query_model(graph, config)
+
+    def supports(self, node: Node, options: Any) -> bool | Reject:
+        """Return whether the library compiles a model of this one node, else its own reason."""
+        reason = self._static_refusal(node)
+        if reason:
+            return Reject(reason)
+        model = _single_node_model(node)
+        key = _key(model)
+        known = self._answers.get(key)
+        if known is None:
+            known = self._answers[key] = self._tried(model, options)
+        return Reject(known) if known else True
+
+    def _static_refusal(self, node: Node) -> str:
+        """Return why the library is not asked about a node; "" to ask it."""
+        for value in (*node.sources, *node.outputs):
+            type_ = value.type
+            if not isinstance(type_, TensorType) or type_.shape is None:
+                return f"the type of value {value.name!r} is not known: {type_}"
+            if type_.dtype not in self.dtypes:
+                return f"{self.title} is not used for {type_.dtype} ({value.name!r})"
+        if is_random(node):
+            return "random numbers are drawn by Subgraph, so that a seed gives the same ones"
+        return self.refusal(node)
+
+    def _tried(self, model: bytes, options: Any) -> str:
+        """Return why the library refuses a model; "" if it takes the model."""
+        try:
+            self.try_library_model(model, options)
+        except MemoryError:
+            raise
+        except Exception as error:  # libraries have exceptions of their own, under no common class
+            return f"{self.title}: {reason_of_library(error)}"
+        return ""
+
+    def create_op(self, graph: Graph, options: Any) -> SubgraphOp:
+        """Return the op that runs a region by the library; the region is compiled here."""
+        op = BackendOp(graph, self, options)
+        op.compiled()
+        return op
+
+    def capability(self) -> dict[str, str]:
+        """Return the version of the library: an exported model is for that one."""
+        return {**super().capability(), "library": self.version()}
+
+    def version(self) -> str:
+        """Return the version of the library's package."""
+        return library_version(self.module, self.requirement)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics; the full name has the library's version."""
+        return {**super().metrics(), "FULL_DEVICE_NAME": f"{self.title} {self.version()}"}
+
+
+class BackendOp(SubgraphOp):
+    """Runs a region by the model that a library has compiled from it.
+
+    Attributes:
+        backend: The device.
+        options: The options that the region was compiled with.
+        inputs: Positions of the region's inputs that the library's model takes.
+    """
+
+    def __init__(self, subgraph: Graph, device: Backend, options: Any) -> None:
+        """Prepare to run ``subgraph`` on ``device``."""
+        super().__init__(subgraph)
+        self.backend = device
+        self.options = options
+        inside = options.WEIGHTS == "inside"
+        taken = [k for k, v in enumerate(subgraph.inputs) if not inside or v.parameter is None]
+        self.inputs = taken
+        self._parameters = all_parameters(subgraph) if inside else _inner_parameters(subgraph)
+        self._recipe = f"{device.name} model {next(_numbers)}"
+        self._entry: WeightEntry | None = None
+
+    def compiled(self) -> LibraryModel:
+        """Return the library's model for the versions of the weights that this thread sees.
+
+        The model is an entry of the weight cache, so that a new version of a weight makes another.
+
+        Raises:
+            DeviceError: the library refuses the region.
+        """
+        entry = self._entry
+        if entry is None:
+            entry = self.weights.entry(self._recipe, lambda *_: self._compile(), *self._parameters)
+            self._entry = entry
+        model: LibraryModel = entry.get()
+        return model
+
+    def release(self) -> None:
+        """Let the library's model go, and its threads with it."""
+        super().release()
+        self._entry = None
+
+    def _compile(self) -> LibraryModel:
+        model = library_model_of(self.subgraph, self.options.WEIGHTS == "inputs")
+        try:
+            return self.backend.compile_library_model(model, self.options)
+        except (SubgraphError, MemoryError):
+            raise
+        except Exception as error:
+            raise DeviceError(
+                f"device {self.backend.name}: {self.backend.title} cannot compile region "
+                f"{self.subgraph.name!r}: {reason_of_library(error)}"
+            ) from error
+
+    def session(self) -> Session:
+        """Return a session with a runner of its own."""
+        return _BackendSession(self)
+
+
+class _BackendSession(Session):
+    """One request's runner of the compiled model; replaced when a weight has a new version."""
+
+    def __init__(self, op: BackendOp) -> None:
+        super().__init__(op)
+        self._op = op
+        self._model: LibraryModel | None = None
+        self._run: Callable[..., Sequence[Array]] | None = None
+        self._fixed = [_fixed_type(value.type) for value in op.subgraph.outputs]
+        self._default: Session = DefaultSubgraphOp(op.subgraph).session()
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        arrays = [_contiguous(inputs[k]) for k in self._op.inputs]
+        if not self._op.backend.empty_tensors and not all(array.size for array in arrays):
+            return self._default(inputs, outputs)
+        model = self._op.compiled()
+        if model is not self._model or self._run is None:
+            self._model, self._run = model, model.runner()
+        targets = outputs or [None] * len(self._fixed)
+        into = [_target(t, fixed) for t, fixed in zip(targets, self._fixed, strict=True)]
+        try:
+            results = self._run(arrays, into)
+        except (SubgraphError, MemoryError):
+            raise
+        except Exception as error:
+            raise DeviceError(
+                f"device {self._op.backend.name}: {self._op.backend.title} cannot run region "
+                f"{self._op.subgraph.name!r}: {reason_of_library(error)}"
+            ) from error
+        return results if outputs is None else fill_outputs(results, outputs)
+
+
+def import_library(module: str, requirement: str, title: str) -> ModuleType:
+    """Import the package of a backend.
+
+    Args:
+        module: Name of the module.
+        requirement: Requirement for pip, with the oldest version that works.
+        title: Name of the library in messages.
+
+    Raises:
+        DeviceError: the package is missing, too old, or cannot be imported.
+    """
+    install = f"pip install '{requirement}'"
+    found = library_version(module, requirement)
+    oldest = requirement.partition(">=")[2].strip()
+    if found and _numbers_of(found) < _numbers_of(oldest):
+        raise DeviceError(f"{title} {found} is too old, {oldest} is needed: {install}")
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DeviceError(f"{title} is not installed ({error}): {install}") from error
+
+
+def library_version(module: str, requirement: str) -> str:
+    """Return the version of an installed package; "" if it is not installed."""
+    for name in (requirement.partition(">=")[0].strip(), module):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+def _numbers_of(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, "1.22.0rc1" as (1, 22, 0)."""
+    numbers: list[int] = []
+    for part in text.split("."):
+        digits = "".join(itertools.takewhile(str.isdigit, part))
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def reason_of_library(error: BaseException) -> str:
+    """Return the first lines of a library's message, at most 400 characters, with its class."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__
+
+
+def library_model_of(subgraph: Graph, weights_as_inputs: bool) -> bytes:
+    """Return a region as a serialized ONNX model, with the weights that this thread sees.
+
+    Args:
+        subgraph: The region.
+        weights_as_inputs: Whether weights are inputs of the model instead of initializers.
+    """
+    from subgraph.partition.regions import region_model
+
+    model = region_model(subgraph, weights="inputs" if weights_as_inputs else "inside")
+    return _serialized(model, lambda parameter: parameter.array)
+
+
+def _serialized(model: Graph, array_of: Callable[[Parameter], Array]) -> bytes:
+    from subgraph.onnx_format.writer import GraphWriter
+    from subgraph.operators.protobuf import tensor_to_proto
+
+    writer = GraphWriter(model, states={p: p.state for p in all_parameters(model)})
+    proto = writer.model()
+    for parameter, name in writer.names.items():
+        proto.graph.initializer.append(tensor_to_proto(array_of(parameter), name))
+    return proto.SerializeToString()
+
+
+def _key(model: bytes) -> bytes:
+    return hashlib.sha256(model).digest()
+
+
+def _single_node_model(node: Node) -> bytes:
+    """Return a model of one node with normal names, so that equal nodes give equal bytes."""
+    from subgraph.partition.regions import region_model
+
+    assert node.graph is not None, "a device is asked about nodes of a graph"
+    piece = Cutter(node.graph).cut_out([node], "node")
+    if piece is None:  # nothing uses its outputs
+        return b""
+    model = region_model(piece.inner)
+    for k, value in enumerate(model.values()):
+        value.name = f"v{k}"
+    for inner in model.nodes:
+        inner.name = inner.op_type
+        inner.metadata = {}
+    return _serialized(model, _small_or_zeros)
+
+
+def _small_or_zeros(parameter: Parameter) -> Array:
+    if parameter.nbytes <= _LARGE_WEIGHT:
+        return parameter.array
+    return np.zeros(parameter.array.shape, numpy_dtype(parameter.type.dtype))
+
+
+def _inner_parameters(subgraph: Graph) -> list[Parameter]:
+    """Return the parameters that only bodies of control flow use."""
+    given = {value.parameter for value in subgraph.inputs}
+    return [p for p in all_parameters(subgraph) if p not in given]
+
+
+def _contiguous(item: Any) -> Array:
+    array = item.array if type(item) is Parameter else item
+    return array if array.flags.c_contiguous else np.array(array, order="C")
+
+
+def _fixed_type(type_: Any) -> tuple[tuple[int, ...], Any] | None:
+    """Return shape and NumPy dtype of a tensor type whose size is known, else None."""
+    if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype == "string":
+        return None
+    shape = tuple(dim for dim in type_.shape if isinstance(dim, int))
+    if len(shape) != len(type_.shape) or math.prod(shape) == 0:
+        return None
+    return shape, numpy_dtype(type_.dtype)
+
+
+def _target(target: Array | None, fixed: tuple[tuple[int, ...], Any] | None) -> Array | None:
+    """Return the array that the library writes an output to; None lets the library make one."""
+    if fixed is None:
+        return None
+    shape, dtype = fixed
+    if target is not None and target.flags.c_contiguous and target.dtype == dtype:
+        return target if target.shape == shape else None
+    return np.empty(shape, dtype)

@@ -1,0 +1,83 @@
+"""ONNXRUNTIME: regions run by ONNX Runtime, on any of its execution providers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from subgraph.devices.backends.base import Backend, BackendOptions, LibraryModel
+from subgraph.errors import ConfigError
+from subgraph.graph.types import Array
+from subgraph.runtime.settings import option
+
+
+@attrs.frozen
+class OnnxruntimeOptions(BackendOptions):
+    """Options of ONNXRUNTIME."""
+
+    PROVIDERS: str = option(
+        "CPUExecutionProvider",
+        "execution providers in order of priority, separated by commas",
+    )
+    SPINNING: bool = option(
+        False, "let idle threads of the library spin, which slows other devices of the process"
+    )
+
+
+class OnnxruntimeDevice(Backend):
+    """Runs what ONNX Runtime has a kernel for."""
+
+    options_class = OnnxruntimeOptions
+    module = "onnxruntime"
+    requirement = "onnxruntime >= 1.22"
+    title = "ONNX Runtime"
+    dtypes = frozenset(
+        {
+            *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
+            *("string", "uint8", "uint16", "uint32", "uint64"),
+        }
+    )
+
+    def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
+        """Return a session; the library optimizes the model for the provider."""
+        library: Any = self.library
+        settings = library.SessionOptions()
+        settings.log_severity_level = 4  # errors come as exceptions
+        settings.intra_op_num_threads = options.INFERENCE_NUM_THREADS
+        settings.inter_op_num_threads = 1
+        spinning = "1" if options.SPINNING else "0"
+        settings.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+        providers = [name.strip() for name in options.PROVIDERS.split(",") if name.strip()]
+        known = library.get_available_providers()
+        if not providers or not set(providers) <= set(known):
+            raise ConfigError(
+                f"device {self.name}: PROVIDERS is {options.PROVIDERS!r}; this build of ONNX "
+                f"Runtime has {', '.join(known)}"
+            )
+        return _SessionModel(library.InferenceSession(model, settings, providers=providers))
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics; PROVIDERS_AVAILABLE lists what the installed build has."""
+        library: Any = self.library
+        available = ",".join(library.get_available_providers())
+        return {**super().metrics(), "PROVIDERS_AVAILABLE": available}
+
+
+class _SessionModel:
+    """A session, which several threads may run at the same time."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._inputs = [port.name for port in session.get_inputs()]
+        self._outputs = [port.name for port in session.get_outputs()]
+
+    def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
+        run, inputs, outputs = self._session.run, self._inputs, self._outputs
+
+        def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
+            found: Sequence[Array] = run(outputs, dict(zip(inputs, arrays, strict=True)))
+            return found
+
+        return call

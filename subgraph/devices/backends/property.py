@@ -1,0 +1,140 @@
+"""`BackendProperty`: regions of one backend, for ``sg.optimize_for(graph, "openvino")``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from subgraph.devices.backends.base import Backend, library_version
+from subgraph.devices.core import default_core
+from subgraph.errors import DeviceError
+from subgraph.graph.graph import Graph, Node
+from subgraph.operators.subgraph_op import subgraph_node
+from subgraph.partition.property import SubgraphProperty, property_name, register_property
+from subgraph.partition.selector import Reject, SubgraphSelector
+from subgraph.runtime.settings import option_names
+from subgraph.transform.pass_manager import apply_pass
+
+
+class BackendProperty(SubgraphProperty):
+    """Replaces regions that a backend supports by nodes which its library runs.
+
+    Options of the pass that have the name of one of the device's options configure the device.
+
+    Attributes:
+        device: Name of the device.
+    """
+
+    device: ClassVar[str]
+
+    def __init__(self) -> None:
+        """Start the device.
+
+        Raises:
+            DeviceError: the library is not installed; the message says what to install.
+        """
+        started = default_core().device(self.device)
+        assert isinstance(started, Backend), f"{self.device} is taken by a device of another kind"
+        self._backend = started
+        self._config: dict[str, Any] = {}
+
+    def pre_partition(self, graph: Graph, options: Mapping[str, Any]) -> Graph | None:
+        """Take the device's options, and infer the types of values that have none."""
+        known = option_names(self._backend.options_class)
+        self._config = {name: options[name] for name in known if name in options}
+        typed = all(value.type is not None for value in graph.values())
+        ready = graph if typed else apply_pass(graph, "InferTypes")
+        self._backend.query_model(ready, self._config)  # so that `supports` knows the answers
+        return None if typed else ready
+
+    def create_subgraph_selector(self) -> SubgraphSelector:
+        """Return a selector of the nodes that the device supports."""
+        return _SupportedSelector(self._backend, self._backend.options_for(self._config))
+
+    def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | Reject:
+        """Return a node that the library runs; its refusal of a whole region leaves the region."""
+        options = self._backend.options_for(self._config)
+        try:
+            op = self._backend.create_op(subgraph, options)
+        except DeviceError as error:
+            return Reject(str(error))
+        op.device = self._backend.name
+        return subgraph_node(subgraph, op, f"{property_name(self)}_{subgraph_id}")
+
+    def saved_options(self) -> Mapping[str, Any]:
+        """Return the device's options, for a saved partition."""
+        return self._config
+
+
+class _SupportedSelector(SubgraphSelector):
+    """Selects the nodes that a backend supports."""
+
+    def __init__(self, device: Backend, options: Any) -> None:
+        self._device = device
+        self._options = options
+
+    def select(self, node: Node) -> bool | Reject:
+        return self._device.supports(node, self._options)
+
+    def select_input(self, node: Node, input_node: Node) -> bool | Reject:
+        return self.select(input_node)
+
+    def select_output(self, node: Node, output_node: Node) -> bool | Reject:
+        return self.select(output_node)
+
+
+@register_property("onnxruntime")
+class OnnxruntimeProperty(BackendProperty):
+    """Regions that ONNX Runtime runs."""
+
+    device = "ONNXRUNTIME"
+
+
+@register_property("openvino")
+class OpenvinoProperty(BackendProperty):
+    """Regions that OpenVINO runs."""
+
+    device = "OPENVINO"
+
+
+@attrs.frozen
+class BackendState:
+    """A backend as `backends` lists it.
+
+    Attributes:
+        name: Name of the device, for ``sg.compile_model``; in lower case that of its property.
+        title: Name of the library.
+        version: Version of the installed package; empty if it is missing.
+        problem: Why the device cannot start, with the command that installs the package; empty if
+            it can.
+    """
+
+    name: str
+    title: str
+    version: str
+    problem: str
+
+
+def backends() -> list[BackendState]:
+    """Return the devices over other libraries, those with missing packages too.
+
+    A library that is installed is imported to find out whether it works.
+    """
+    core = default_core()
+    found: list[BackendState] = []
+    for name in core.registered_backends:
+        importlib.import_module(f"subgraph.devices.backends.{name.lower()}")
+        kind = next(
+            k for k in Backend.__subclasses__() if k.__module__.endswith(f".{name.lower()}")
+        )
+        problem = ""
+        try:
+            core.device(name)
+        except DeviceError as error:
+            problem = str(error)
+        installed = library_version(kind.module, kind.requirement)
+        found.append(BackendState(name, kind.title, installed, problem))
+    return found

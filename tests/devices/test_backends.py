@@ -1,0 +1,199 @@
+"""Devices over other libraries: the kit of devices, new weights, refusals, missing packages.
+
+Results are compared with those of REFERENCE, by the kit and here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.devices.backends import base
+from subgraph.graph.types import Array
+
+MODULES = {"ONNXRUNTIME": "onnxruntime", "OPENVINO": "openvino"}
+INSTALLED = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec(module) is None, reason=f"{module} is not installed"
+        ),
+    )
+    for name, module in MODULES.items()
+]
+NEVER_FOR_ALL = {"refusals"}  # ONNX Runtime refuses nothing that the kit tries
+FLOAT = sg.TensorType("float32", ("N", 6))
+
+
+def dense(name: str = "dense") -> tuple[sg.Graph, sg.Parameter]:
+    rng = np.random.default_rng(3)
+    x = sg.input("x", type=FLOAT)
+    w = sg.parameter("w", rng.standard_normal((6, 4)).astype(np.float32))
+    assert w.parameter is not None
+    return sg.Graph([x], [ops.Softmax(ops.Relu(ops.MatMul(x, w)))], name), w.parameter
+
+
+def rows(count: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((count, 6)).astype(np.float32)
+
+
+def expected(graph: sg.Graph, **inputs: Array) -> sg.Results:
+    return sg.compile_model(graph, "REFERENCE")(**inputs)
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+def test_the_kit(device: str) -> None:
+    report = sg.testing.check_device(device, max_examples=4)
+    assert set(report.passed) | NEVER_FOR_ALL >= set(sg.testing.DEVICE_CHECKS)
+    assert report.runs > 50
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+def test_a_region_beside_cpu(device: str) -> None:
+    graph, _ = dense()
+    model = sg.compile_model(graph, f"HETERO:{device},CPU")
+    assert model.get_property("EXECUTION_DEVICES") == [device]
+    np.testing.assert_allclose(model(x=rows(3))[0], expected(graph, x=rows(3))[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+@pytest.mark.parametrize("weights", ["inside", "inputs"])
+def test_new_weights_are_seen(device: str, weights: str) -> None:
+    graph, parameter = dense()
+    model = sg.compile_model(graph, device, {"WEIGHTS": weights})
+    for seed in range(4):
+        parameter.assign(np.random.default_rng(seed).standard_normal((6, 4)).astype(np.float32))
+        for count in (2, 5):
+            x = rows(count, seed)
+            np.testing.assert_allclose(model(x=x)[0], expected(graph, x=x)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+def test_weights_passed_at_every_run_need_no_new_model(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, parameter = dense()
+    kind = type(sg.default_core().device(device))
+    compiled: list[int] = []
+    original = kind.compile_library_model  # pyright: ignore[reportAttributeAccessIssue]
+
+    def counted(self: Any, model: bytes, options: Any) -> Any:
+        compiled.append(len(model))
+        return original(self, model, options)
+
+    monkeypatch.setattr(kind, "compile_library_model", counted)
+    counts: dict[str, int] = {}
+    for weights in ("inside", "inputs"):
+        model = sg.compile_model(graph, device, {"WEIGHTS": weights})
+        model(x=rows(2))
+        compiled.clear()
+        parameter.assign(np.ones((6, 4), np.float32))
+        np.testing.assert_allclose(model(x=rows(2))[0], np.full((2, 4), 0.25), atol=1e-6)
+        counts[weights] = len(compiled)
+    assert counts == {"inside": 1, "inputs": 0}
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+def test_as_a_property(device: str, tmp_path: Path) -> None:
+    graph, _ = dense()
+    name = device.lower()
+    assert name in sg.list_properties()
+    cut = sg.optimize_for(graph, name, min_size=2, INFERENCE_NUM_THREADS=1)
+    ops_of_cut = [node.op for node in cut.nodes]
+    sg.save(cut, tmp_path / "cut.onnx")
+    loaded = sg.load(tmp_path / "cut.onnx")
+    for op in (*ops_of_cut, *[node.op for node in loaded.nodes]):
+        assert isinstance(op, base.BackendOp)
+        assert op.options.INFERENCE_NUM_THREADS == 1
+    x = rows(3)
+    for each in (cut, loaded):
+        model = sg.compile_model(each, "CPU")
+        np.testing.assert_allclose(model(x=x)[0], expected(graph, x=x)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+def test_bodies_and_outer_values_go_with_their_node(device: str) -> None:
+    x = sg.input("x", type=sg.TensorType("float32", (3,)))
+    flag = sg.input("flag", type=sg.TensorType("bool", ()))
+    w = sg.parameter("w", np.arange(3, dtype=np.float32))
+    yes = sg.Graph([], [ops.Mul(sg.capture(x), w)], "yes")
+    no = sg.Graph([], [ops.Sub(sg.capture(x), w)], "no")
+    graph = sg.Graph([x, flag], [ops.If(flag, then_branch=yes, else_branch=no)], "branches")
+    model = sg.compile_model(graph, f"HETERO:{device},CPU,REFERENCE")
+    array = np.ones(3, np.float32)
+    for chosen in (True, False):
+        inputs = {"x": array, "flag": np.array(chosen)}
+        np.testing.assert_allclose(model(**inputs)[0], expected(graph, **inputs)[0])
+
+
+def test_refusals_have_the_reason_of_the_library() -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    x = sg.input("x", type=sg.TensorType("float32", (2, 2)))
+    node = sg.Node("Unheard", [x], outputs=1, domain="of.nobody", name="odd")
+    node.outputs[0].type = x.type
+    found = sg.query_model(sg.Graph([x], node.outputs, "odd"), "ONNXRUNTIME")
+    assert not found
+    assert "ONNX Runtime" in found.reasons["odd"]
+    assert "Unheard" in found.reasons["odd"]
+    drawn = sg.Graph([x], [ops.RandomNormalLike(x)], "drawn")
+    found = sg.query_model(drawn, "ONNXRUNTIME")
+    assert "random" in next(iter(found.reasons.values()))
+
+
+def test_int64_other_than_indices_is_not_left_to_openvino() -> None:
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    x = sg.input("x", type=sg.TensorType("int64", (2,)))
+    big = np.array([2**40, -(2**40)])
+    graph = sg.Graph([x], [ops.Add(x, x)], "sum")
+    assert not sg.query_model(graph, "OPENVINO")
+    np.testing.assert_array_equal(sg.compile_model(graph, "OPENVINO")(x=big)[0], big + big)
+
+
+def test_unknown_providers_are_refused() -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    graph, _ = dense()
+    with pytest.raises(sg.SubgraphError, match=r"PROVIDERS is 'Warp'.*CPUExecutionProvider"):
+        sg.compile_model(graph, "ONNXRUNTIME", {"PROVIDERS": "Warp"})
+
+
+@pytest.mark.parametrize(
+    ("requirement", "message"),
+    [
+        ("subgraph_no_such_library >= 1.0", r"pip install 'subgraph_no_such_library >= 1.0'"),
+        ("numpy >= 999.0", r"Arrays [\d.]+ is too old, 999.0 is needed: pip install"),
+    ],
+)
+def test_a_missing_or_old_package_says_what_to_install(requirement: str, message: str) -> None:
+    module = requirement.partition(" ")[0]
+    with pytest.raises(sg.DeviceError, match=message):
+        base.import_library(module, requirement, "Arrays")
+
+
+def test_backends_are_listed_and_start_only_when_named() -> None:
+    code = (
+        "import sys, subgraph as sg; core = sg.Core(); names = core.available_devices; "
+        "print(sorted({'onnxruntime', 'openvino'} & set(sys.modules)), names)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.startswith("[]")
+    assert "ONNXRUNTIME" not in out.stdout
+    states = {state.name: state for state in sg.backends()}
+    assert set(states) == set(MODULES)
+    for name, module in MODULES.items():
+        missing = importlib.util.find_spec(module) is None
+        assert bool(states[name].problem) == missing, states[name]
+        assert missing == ("pip install" in states[name].problem)
+
+
+def test_a_name_of_no_device_is_near_a_backend() -> None:
+    graph, _ = dense()
+    with pytest.raises(sg.DeviceError, match="OPENVINO"):
+        sg.compile_model(graph, "OPENVIN")
