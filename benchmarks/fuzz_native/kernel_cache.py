@@ -17,7 +17,8 @@ from pathlib import Path
 
 from robustness import damaged_bytes
 
-from subgraph.engine.toolchain import loader, objectcache, objectfile, targets
+from subgraph.engine.toolchain import loader, objectfile, targets
+from subgraph.system import objectcache
 
 from .draw import Draw, any_leaf
 from .outcome import Finding

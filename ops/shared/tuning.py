@@ -31,10 +31,10 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.engine.toolchain.objectcache import cache_folder
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
 from subgraph.system import host
+from subgraph.system.folders import cache_folder
 from subgraph.system.large_pages import aligned_empty
 from subgraph.system.trusted_files import read_trusted, write_trusted
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from subgraph.graph.copies import copy_nodes
-from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.bodies import check_node

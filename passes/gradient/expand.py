@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from subgraph.errors import ModelError, UnsupportedOpError
-from subgraph.graph.copies import copy_node
-from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.graph import Graph, Node, Value, copy_node
 from subgraph.transform.pass_manager import register_pass
 
 from .rules import CONSTANT, ones_like, op, zeros_like

@@ -98,6 +98,18 @@ def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> 
     )
 
 
+def compile_checked(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
+    """Compile a graph by a device's own two methods: `Device.compile_model`.
+
+    Raises:
+        UnsupportedOpError: a node is not supported; names and reasons.
+    """
+    found = query_on(device, graph, config)
+    require_support(found, graph, device.name)
+    result = found if isinstance(found, QueryResult) else None
+    return device.compile_supported(graph, config, result)
+
+
 def compile_queried(
     device: Device, graph: Graph, config: Config | None, result: QueryResult | None = None
 ) -> CompiledModel:

@@ -241,7 +241,7 @@ class Core:
             if found is not None:
                 return found
             base, _, device_id = name.partition(".")
-            found = self.device(base).with_id(device_id) if device_id else self._start(base)
+            found = _with_id(self.device(base), device_id) if device_id else self._start(base)
             self._devices[name] = found
             return found
 
@@ -491,6 +491,19 @@ class Core:
                 f"the bytes go on for {left} after the model; give a stream to read one of several"
             )
         return model
+
+
+def _with_id(device: Device, device_id: str) -> Device:
+    """Return the device of an id.
+
+    Raises:
+        DeviceError: there is no such id.
+    """
+    ids = ids_of(device)
+    if device_id not in ids:
+        shown = ", ".join(repr(i) for i in ids if i) or "none: leave the id out"
+        raise DeviceError(f"device {device.name} has no id {device_id!r}; ids: {shown}")
+    return device.with_id(device_id)
 
 
 def _option_reader(device: Device, config: Config) -> Callable[[str], Any]:

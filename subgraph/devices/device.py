@@ -14,14 +14,23 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
+from typing import IO, Any, ClassVar, Protocol, Self
 
 import attrs
 
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
-from subgraph.partition.regions import region_of, without_device_regions
+from subgraph.operators.operator import Operator
+from subgraph.operators.region_names import region_of
+from subgraph.operators.subgraph_op import (
+    AFFINITY,
+    DefaultSubgraphOp,
+    Fallback,
+    SubgraphOp,
+    subgraph_node,
+)
+from subgraph.partition.regions import without_device_regions
+from subgraph.partition.selector import Reject
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.settings import (
     DeviceOptions,
@@ -30,14 +39,46 @@ from subgraph.runtime.settings import (
     property_access,
     resolve_options,
 )
+from subgraph.system.hooks import Hook
 from subgraph.system.registry import nearest
-
-if TYPE_CHECKING:
-    from subgraph.devices.core import Core
-    from subgraph.partition.selector import Reject
-    from subgraph.weights.cache import StoredWeights
+from subgraph.weights.cache import StoredWeights
 
 Config = Mapping[str, Any]
+_compile_checked: Hook[[Device, Graph, Config | None], CompiledModel] = Hook(
+    "compile a queried graph"
+)
+_import_model: Hook[[Device, Any, Config | None], CompiledModel] = Hook("import a model")
+_fallback: Hook[[Graph, SubgraphOp, list[Device], Config, DeviceOptions], Fallback] = Hook(
+    "fallback of an op"
+)
+
+
+class DeviceTable(Protocol):
+    """The `Core` of a device, as far as a device needs it: it finds and asks other devices."""
+
+    @property
+    def available_devices(self) -> list[str]:
+        """Names of the devices that can start."""
+        ...
+
+    @property
+    def registered_devices(self) -> list[str]:
+        """Names of all devices."""
+        ...
+
+    def device(self, name: str) -> Device:
+        """Return the device of that name, started."""
+        ...
+
+    def compile_model(
+        self, model: Graph, device_name: str, config: Config | None = None
+    ) -> CompiledModel:
+        """Compile a graph for a device."""
+        ...
+
+    def add_extension(self, extension: Operator) -> None:
+        """Make a custom operator known."""
+        ...
 
 
 @attrs.frozen
@@ -107,7 +148,7 @@ class Device:
     concurrent_regions: ClassVar[bool] = False
     caches: ClassVar[bool] = True
     name: str
-    core: Core | None
+    core: DeviceTable | None
     _settings: dict[str, Any]
     _start_error: str | None
     _started: bool
@@ -226,12 +267,7 @@ class Device:
             UnsupportedOpError: a node is not; names and reasons.
             ConfigError: an option is unknown or its value not allowed.
         """
-        from subgraph.devices.calls import query_on, require_support
-
-        found = query_on(self, graph, config)
-        require_support(found, graph, self.name)
-        result = found if isinstance(found, QueryResult) else None
-        return self.compile_supported(graph, config, result)
+        return _compile_checked(self, graph, config)
 
     def compile_supported(
         self, graph: Graph, config: Config | None, result: QueryResult | None = None
@@ -314,10 +350,8 @@ class Device:
     def _guarded(self, graph: Graph, op: SubgraphOp, options: DeviceOptions) -> SubgraphOp:
         """Let the devices behind this one take over from an op that fails."""
         if self.fallback and self.core is not None and options.RUNTIME_FALLBACK:
-            from subgraph.devices.fallback import DeviceFallback
-
             others = [self.core.device(name) for name in self.fallback]
-            op.fallback = DeviceFallback(graph, op, others, {}, options)
+            op.fallback = _fallback(graph, op, others, {}, options)
         return op
 
     def region_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
@@ -346,9 +380,7 @@ class Device:
             parts: These, by the device's name.
             config: The device's options, and ``ALLOW_RECOMPILE``.
         """
-        from subgraph.devices.export import import_model
-
-        return import_model(self, parts.get(self.name) or next(iter(parts.values())), config)
+        return _import_model(self, parts.get(self.name) or next(iter(parts.values())), config)
 
     def recompile(self, graph: Graph, config: Config) -> CompiledModel:
         """Compile the graph of a file that does not fit as it is."""
@@ -376,9 +408,7 @@ class Device:
         Raises:
             BlobError: the file is damaged, foreign, or does not fit this device or version.
         """
-        from subgraph.devices.export import import_model
-
-        return import_model(self, stream, config)
+        return _import_model(self, stream, config)
 
     def get_property(self, name: str) -> Any:
         """Return an option or a metric.
@@ -451,17 +481,7 @@ class Device:
             raise DeviceError(self._start_error)
 
     def with_id(self, device_id: str) -> Device:
-        """Return the device of that id: this one's options, set on their own from now on.
-
-        Raises:
-            DeviceError: there is no such id.
-        """
-        from subgraph.devices.calls import ids_of
-
-        ids = ids_of(self)
-        if device_id not in ids:
-            shown = ", ".join(repr(i) for i in ids if i) or "none: leave the id out"
-            raise DeviceError(f"device {self.name} has no id {device_id!r}; ids: {shown}")
+        """Return the device of that id: this one's options, set on their own from now on."""
         other = copy.copy(self)
         other.name = f"{self.name}.{device_id}"
         other._settings = {**self._settings, "DEVICE_ID": device_id}

@@ -126,7 +126,8 @@ def _is_exportable(node: Node) -> bool:
     notes = node.metadata or {}
     if AFFINITY in notes or type(node.op) is DefaultSubgraphOp:
         return True
-    says_how = node.op is not None and type(node.op).to_export is not SubgraphOp.to_export
+    op: SubgraphOp | None = node.op
+    says_how = op is not None and type(op).to_export is not SubgraphOp.to_export
     return OP_NOTE in notes and says_how
 
 
@@ -250,10 +251,11 @@ def _add_packed(
     """Add what the regions made of their weights."""
     packed: dict[WeightEntry, dict[str, Any]] = {}
     for node in region_nodes(graph):
-        if node.op is None:
+        op: SubgraphOp | None = node.op
+        if op is None:
             continue
-        type(node.op).prepare(node.op)
-        for entry in node.op.weights:
+        type(op).prepare(op)
+        for entry in op.weights:
             known = all(p in names for p in entry.parameters)
             if entry in packed or not known or not entry.parameters:
                 continue
@@ -276,7 +278,7 @@ def _kept(graph: Graph, keeper: ArrayExporter) -> dict[str, Any]:
     nodes = [node for node in region_nodes(graph) if node.op is not None]
     counts = Counter(node.name for node in nodes)
     single = [node for node in nodes if counts[node.name] == 1]
-    ops = {node.name: node.op for node in single if node.op is not None}
+    ops: dict[str, SubgraphOp] = {node.name: node.op for node in single}
     found = {name: type(op).to_export(op, keeper) for name, op in ops.items()}
     return {name: kept for name, kept in found.items() if kept is not None}
 
@@ -287,8 +289,9 @@ def _restore(graph: Graph, reader: BlobReader) -> None:
     file = ArrayImporter(reader, {p.name: p for p in all_parameters(graph)})
     for node in region_nodes(graph):
         found = kept.get(node.name)
-        if node.op is not None and isinstance(found, dict):
-            type(node.op).restore(node.op, cast(dict[str, Any], found), file)
+        op: SubgraphOp | None = node.op
+        if op is not None and isinstance(found, dict):
+            type(op).restore(op, cast(dict[str, Any], found), file)
 
 
 def exported_device(source: Source) -> str:
@@ -467,7 +470,7 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
     from subgraph.onnx_format.tensors import TensorReader
     from subgraph.operators.protobuf import dtype_from_number
     from subgraph.operators.type_inference import infer_graph
-    from subgraph.partition.op_note import restore_ops
+    from subgraph.partition.restore import restore_ops
     from subgraph.system.gc_control import paused_gc
 
     places = _table(reader.header, "weights")

@@ -31,7 +31,7 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import Array
-from subgraph.operators.op_checks import is_array, is_list, says_types
+from subgraph.operators.op_checks import is_array, is_list
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
@@ -409,7 +409,7 @@ def guard(
     cannot stand in for it.
     """
     op = node.op
-    if node.subgraph is None or op is None or op.fallback is not None or says_types(op):
+    if node.subgraph is None or op is None or op.fallback is not None or op.says_types:
         return
     if options.RUNTIME_FALLBACK:
         node.fallback = DeviceFallback(node.subgraph, op, others, configs, options)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from subgraph.devices.calls import known_properties, property_of
-from subgraph.devices.device import Config, Device
+from subgraph.devices.device import Config, Device, DeviceTable
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph.graph import Graph
 from subgraph.partition.regions import without_device_regions
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.settings import current_name
 from subgraph.system.registry import nearest
-
-if TYPE_CHECKING:
-    from subgraph.devices.core import Core
-    from subgraph.weights.cache import StoredWeights
+from subgraph.weights.cache import StoredWeights
 
 
 class VirtualDevice(Device):
@@ -46,7 +43,7 @@ class VirtualDevice(Device):
         return [int(each[1]) for each in found] or [1]
 
     @property
-    def known_core(self) -> Core:
+    def known_core(self) -> DeviceTable:
         """The Core, which knows the other devices."""
         if self.core is None:
             raise DeviceError(f"{self.name} must be registered with a Core to find other devices")

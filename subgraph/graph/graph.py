@@ -13,19 +13,21 @@ own over the same Parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from subgraph.errors import ModelError, require_type
-from subgraph.graph.naming import name_nodes, name_values
-from subgraph.graph.order import producers, topological, without_dead
-from subgraph.graph.parameters import Parameter, ParameterTable
+from subgraph.graph.naming import name_all
+from subgraph.graph.order import Replacements, list_uses, producers, topological, without_dead
+from subgraph.graph.parameters import Parameter, ParameterTable, collect_parameters
 from subgraph.graph.types import ValueType
 from subgraph.system.gc_control import paused_gc
+from subgraph.system.hooks import Hook
 from subgraph.system.registry import nearest
 
-if TYPE_CHECKING:
-    from subgraph.operators.subgraph_op import Fallback, SubgraphOp
+_verify: Hook[[Graph], None] = Hook("verify a graph")
+_text: Hook[[Graph], str] = Hook("text of a graph")
 
 
 class Value:
@@ -92,8 +94,9 @@ class Node:
         captures: Outer values that the bodies among ``attrs`` use (see the module's text).
         metadata: The user's notes by key ("affinity" among them), kept when the model is saved.
         subgraph: The inner graph of a subgraph node, None for every other. Never changed after.
-        op: The stateful operator of a subgraph node.
-        fallback: Who runs a property's region when its op fails; set in a compiled model.
+        op: The stateful operator of a subgraph node, a `SubgraphOp`; None for every other node.
+        fallback: The `Fallback` that runs a property's region when its op fails; set in a compiled
+            model.
         graph: The graph that owns the node, None before one does.
     """
 
@@ -126,7 +129,7 @@ class Node:
         captures: Iterable[Value] = (),
         metadata: Mapping[str, str] | None = None,
         subgraph: Graph | None = None,
-        op: SubgraphOp | None = None,
+        op: Any = None,
     ) -> None:
         """Make a node; ``outputs`` is their number, or values that have no producer yet."""
         self.name = name
@@ -150,7 +153,7 @@ class Node:
         self.metadata: dict[str, str] | None = dict(metadata) if metadata else None
         self.subgraph = subgraph
         self.op = op
-        self.fallback: Fallback | None = None
+        self.fallback: Any = None
         self.graph: Graph | None = None
 
     @property
@@ -281,7 +284,7 @@ class Graph:
         """Take copies that know their owner and uses, in topological order, named: unchecked."""
         self._nodes = tuple(nodes)
         self.inputs = tuple(inputs)
-        self._parameters = self._collect_parameters(self.inputs)
+        self._parameters = collect_parameters(self.inputs, self._nodes, self.name)
 
     def _list_captures(self) -> None:
         used = {
@@ -295,8 +298,6 @@ class Graph:
             self.captures = tuple(dict.fromkeys((*self.captures, *used)))
 
     def _copy_from(self, nodes: Sequence[Node]) -> list[Node]:
-        from subgraph.graph.copies import copy_nodes, copy_value
-
         values: dict[Value, Value] = {}
         self.inputs = tuple(copy_value(v, values) for v in self.inputs)
         self.captures = tuple(copy_value(v, values) for v in self.captures)
@@ -363,8 +364,6 @@ class Graph:
 
     def clone_with_map(self) -> tuple[Graph, dict[Value, Value]]:
         """Return a copy, and the copy's value for each of this graph's values."""
-        from subgraph.graph.copies import copy_nodes, copy_value
-
         values: dict[Value, Value] = {}
         with paused_gc():
             copy = Graph(name=self.name, attrs=self.attrs, opsets=self.opsets, doc=self.doc)
@@ -391,7 +390,7 @@ class Graph:
         """
         if not replacements:
             return
-        resolve = _Resolver(replacements)
+        resolve = Replacements(replacements)
         before = self._nodes
         for node in before:
             if any(v in replacements for v in node.sources):
@@ -402,7 +401,7 @@ class Graph:
         suspects = [v.producer for v in replacements if v.producer is not None]
         self._adopt_nodes(without_dead(ordered, suspects, self.outputs))
 
-    def _rewire_outputs(self, resolve: _Resolver) -> None:
+    def _rewire_outputs(self, resolve: Replacements) -> None:
         taken = {*self.inputs, *self.captures}
         outputs: list[Value] = []
         for old in self.outputs:
@@ -457,70 +456,14 @@ class Graph:
         Returns:
             All values.
         """
-        values = self._list_uses()
-        self._parameters = self._collect_parameters(values)
-        self._name_all(values)
+        values = list_uses((*self.inputs, *self.captures), self._nodes, self.outputs)
+        self._parameters = collect_parameters(values, self._nodes, self.name)
+        name_all(self._nodes, values, self.name)
         return values
-
-    def _list_uses(self) -> dict[Value, None]:
-        """Let every value know its uses; return all values, in the order of `values`."""
-        found = dict.fromkeys((*self.inputs, *self.captures))
-        for value in found:
-            value.uses = []
-        for node in self._nodes:
-            for used in node.inputs:
-                if used in found:
-                    used.uses.append(node)
-                elif used is not None:
-                    found[used] = None
-                    used.uses = [node]
-            for value in node.captures:
-                if value not in found:
-                    found[value] = None
-                    value.uses = []
-                value.uses.append(node)
-            for value in node.outputs:
-                if value not in found:
-                    found[value] = None
-                    value.uses = []
-        for value in self.outputs:
-            if value not in found:
-                found[value] = None
-                value.uses = []
-        return found
 
     def refresh_parameters(self) -> None:
         """List the parameters anew, after bodies of nodes were replaced."""
-        self._parameters = self._collect_parameters(self.values())
-
-    def _collect_parameters(self, values: Iterable[Value]) -> dict[str, Parameter]:
-        found: dict[str, Parameter] = ParameterTable()
-
-        def add(parameter: Parameter) -> None:
-            known = found.setdefault(parameter.name, parameter)
-            if known is not parameter:
-                raise ModelError(
-                    f"graph {self.name!r} has two different parameters named "
-                    f"{parameter.name!r}; rename one"
-                )
-
-        for value in values:
-            if value.parameter is not None:
-                add(value.parameter)
-        for node in self._nodes:
-            if node.attrs:
-                for body in node.bodies:
-                    for parameter in body.parameters.values():
-                        add(parameter)
-        return found
-
-    def _name_all(self, values: Mapping[Value, None]) -> None:
-        node_names = {node.name for node in self._nodes if node.name}
-        if len(node_names) < len(self._nodes):
-            name_nodes(self._nodes, node_names, self.name)
-        names = {value.name for value in values if value.name}
-        if len(names) < len(values):
-            name_values(list(values), names, self.name)
+        self._parameters = collect_parameters(self.values(), self._nodes, self.name)
 
     def verify(self) -> None:
         """Check that the graph is well formed; linear.
@@ -528,14 +471,10 @@ class Graph:
         Raises:
             ModelError: names the node and value at fault: order, ownership, sources, uses, names.
         """
-        from subgraph.operators.verify import verify
-
-        verify(self)
+        _verify(self)
 
     def __str__(self) -> str:
-        from subgraph.text_form.writer import print_graph
-
-        return print_graph(self)
+        return _text(self)
 
     def __repr__(self) -> str:
         return (
@@ -558,24 +497,6 @@ def _values(given: Iterable[Value], what: str) -> tuple[Value, ...]:
     return values
 
 
-class _Resolver:
-    """Follow replacement chains to their ends, remembering them."""
-
-    def __init__(self, replacements: Mapping[Value, Value]) -> None:
-        self._map = dict(replacements)
-
-    def __call__(self, value: Value) -> Value:
-        path: list[Value] = []
-        while (following := self._map.get(value)) is not None and following is not value:
-            path.append(value)
-            if len(path) > len(self._map):
-                raise ModelError(f"replacements of value {value.name!r} run in a circle")
-            value = following
-        for passed in path:
-            self._map[passed] = value
-        return value
-
-
 def _drop_captures(node: Node) -> bool:
     """Drop the captures that the node's bodies do not use; return whether there were any."""
     outer = iter(node.captures)
@@ -589,3 +510,82 @@ def _drop_captures(node: Node) -> bool:
     dropped = len(kept) < len(node.captures)
     node.captures = tuple(kept)
     return dropped
+
+
+def copy_value(value: Value, values: dict[Value, Value]) -> Value:
+    """Return the copy of ``value`` that ``values`` has; make one without producer if none."""
+    copy = values.get(value)
+    if copy is None:
+        copy = values[value] = Value(value.name, value.type, parameter=value.parameter)
+    return copy
+
+
+def copy_node(node: Node, values: dict[Value, Value]) -> Node:
+    """Return a copy of ``node`` over the copies of its values; fills ``values``."""
+    return copy_nodes((node,), values)[0]
+
+
+def copy_nodes(
+    nodes: Iterable[Node],
+    values: dict[Value, Value],
+    source: Callable[[Value], Value] | None = None,
+    owner: Graph | None = None,
+) -> list[Node]:
+    """Return copies of ``nodes`` over the copies of their values.
+
+    Args:
+        nodes: The nodes; what one of them takes from another comes from its copy if it stands
+            after it, or if its copy was in ``values`` before.
+        values: The copy of each value; those of outputs are added.
+        source: Called with a value that has no copy yet; returns one and adds it to ``values``.
+            None: makes a value without producer.
+        owner: The graph that is going to have all the copies, in this order: they are listed as
+            its own, and as uses of what they take. None: they are in no graph yet.
+    """
+    known = values.get
+    source = source or partial(copy_value, values=values)
+    new_node, new_value = Node.__new__, Value.__new__
+    copies: list[Node] = []
+    for node in nodes:
+        copy = new_node(Node)
+        copies.append(copy)
+        copy.name = node.name
+        copy.op_type = node.op_type
+        copy.domain = node.domain
+        copy.version = node.version
+        copy.subgraph = node.subgraph
+        copy.op = node.op
+        copy.fallback = None  # each compiled model has its own
+        copy.graph = owner
+        copy.metadata = dict(node.metadata) if node.metadata else None
+        inputs: list[Value | None] = []
+        for value in node.inputs:
+            if value is not None:
+                value = known(value) or source(value)
+                if owner is not None:
+                    value.uses.append(copy)
+            inputs.append(value)
+        copy.inputs = tuple(inputs)
+        copy.captures = node.captures
+        if node.captures:
+            copy.captures = tuple([known(v) or source(v) for v in node.captures])
+            if owner is not None:
+                for value in copy.captures:
+                    value.uses.append(copy)
+        outputs: list[Value] = []
+        for value in node.outputs:
+            made = known(value)
+            if made is None:
+                made = values[value] = new_value(Value)
+                made.name = value.name
+                made.type = value.type
+                made.parameter = None
+                made.uses = []
+            made.producer = copy
+            outputs.append(made)
+        copy.outputs = tuple(outputs)
+        attrs = copy.attrs = {}
+        if node.attrs:
+            for key, held in node.attrs.items():
+                attrs[key] = held.clone() if isinstance(held, Graph) else held
+    return copies

@@ -1,20 +1,46 @@
 """Names in a graph: nodes and values without one get one that is free; no two may share one.
 
-`subgraph.graph` names so what it collects.
+`subgraph.graph.graph` uses these functions for its nodes and values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from subgraph.errors import ModelError
 
-if TYPE_CHECKING:
-    from subgraph.graph.graph import Node, Value
+
+class NamedNode(Protocol):
+    """A node as far as its name depends on it."""
+
+    name: str
+    op_type: str
 
 
-def name_nodes(nodes: Sequence[Node], names: set[str], graph: str) -> None:
+class NamedValue(Protocol):
+    """A value as far as its name depends on it; ``producer`` is a node, or None."""
+
+    name: str
+    producer: Any
+    parameter: Any
+
+
+def name_all(nodes: Sequence[NamedNode], values: Mapping[Any, None], graph: str) -> None:
+    """Give each node and value of a graph that has no name one that is free.
+
+    Raises:
+        ModelError: Two nodes share a name, or two values that are not the same parameter.
+    """
+    node_names = {node.name for node in nodes if node.name}
+    if len(node_names) < len(nodes):
+        _name_nodes(nodes, node_names, graph)
+    names = {value.name for value in values if value.name}
+    if len(names) < len(values):
+        _name_values(list(values), names, graph)
+
+
+def _name_nodes(nodes: Sequence[NamedNode], names: set[str], graph: str) -> None:
     """Give each nameless node a name after its operator.
 
     Raises:
@@ -32,15 +58,15 @@ def name_nodes(nodes: Sequence[Node], names: set[str], graph: str) -> None:
         seen.add(node.name)
 
 
-def name_values(values: Sequence[Value], names: set[str], graph: str) -> None:
+def _name_values(values: Sequence[NamedValue], names: set[str], graph: str) -> None:
     """Give each nameless value a name after its producer.
 
     Raises:
         ModelError: Two values share a name, and are not the same parameter.
     """
-    seen: dict[str, Value] = {}
+    seen: dict[str, NamedValue] = {}
     count: dict[str, int] = {}
-    positions: dict[Value, int] = {}
+    positions: dict[Any, int] = {}
     for value in values:
         if value.name:
             other = seen.setdefault(value.name, value)
@@ -65,7 +91,7 @@ def name_values(values: Sequence[Value], names: set[str], graph: str) -> None:
         seen[base] = value
 
 
-def _position(node: Node, value: Value, positions: dict[Value, int]) -> int:
+def _position(node: Any, value: NamedValue, positions: dict[Any, int]) -> int:
     """Return which output of a node a value is; ``positions`` keeps those of nodes seen."""
     if value not in positions:
         positions.update((output, k) for k, output in enumerate(node.outputs))

@@ -1,28 +1,93 @@
-"""The order of a graph's nodes: each after what it needs, without those that nobody needs.
+"""The order of a graph's nodes, each after what it needs, and which nodes use each value.
 
-`subgraph.graph` orders so what it collects; nothing here recurses.
+The functions take whatever has the attributes of `OrderedNode`; `subgraph.graph.graph` uses them
+for its nodes. Nothing here recurses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeVar
 
 from subgraph.errors import ModelError
 
-if TYPE_CHECKING:
-    from subgraph.graph.graph import Node, Value
+
+class OrderedNode(Protocol):
+    """A node as far as its order depends on it; its values have a ``producer`` and a ``name``."""
+
+    name: str
+    op_type: str
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    captures: tuple[Any, ...]
+
+    @property
+    def sources(self) -> Iterator[Any]:
+        """The values that the node depends on."""
+        ...
 
 
-def producers(values: Iterable[Value]) -> list[Node]:
-    """Return the nodes that give ``values``."""
+class UsedValue(Protocol):
+    """A value as far as it lists the nodes that use it."""
+
+    uses: list[Any]
+
+    def __hash__(self) -> int: ...
+
+
+N = TypeVar("N", bound=OrderedNode)
+V = TypeVar("V")
+
+
+def producers(values: Iterable[Any]) -> list[Any]:
+    """Return the nodes that produce ``values``."""
     return [value.producer for value in values if value.producer is not None]
 
 
-def topological(roots: Iterable[Node]) -> list[Node]:
+def list_uses(
+    sources: Sequence[Any], nodes: Iterable[OrderedNode], outputs: Iterable[Any]
+) -> dict[Any, None]:
+    """Set the ``uses`` of every value of a graph.
+
+    Args:
+        sources: The graph's inputs and captures.
+        nodes: Its nodes, in topological order.
+        outputs: Its outputs.
+
+    Returns:
+        All values: the sources, then node by node what it uses and produces.
+    """
+    value: UsedValue
+    found: dict[Any, None] = dict.fromkeys(sources)
+    for value in found:
+        value.uses = []
+    for node in nodes:
+        for used in node.inputs:
+            if used in found:
+                used.uses.append(node)
+            elif used is not None:
+                found[used] = None
+                used.uses = [node]
+        for value in node.captures:
+            if value not in found:
+                found[value] = None
+                value.uses = []
+            value.uses.append(node)
+        for value in node.outputs:
+            if value not in found:
+                found[value] = None
+                value.uses = []
+    for value in outputs:
+        if value not in found:
+            found[value] = None
+            value.uses = []
+    return found
+
+
+def topological(roots: Iterable[N]) -> list[N]:
     """Return ``roots`` and all that they need, each after what it needs; otherwise as given."""
-    done: dict[Node, bool] = {}  # False: on the stack
-    order: list[Node] = []
+    done: dict[N, bool] = {}  # False: on the stack
+    order: list[N] = []
     for root in roots:
         if root in done:
             continue
@@ -31,7 +96,7 @@ def topological(roots: Iterable[Node]) -> list[Node]:
             order.append(root)
             continue
         done[root] = False
-        stack: list[tuple[Node, Iterator[Value]]] = [(root, root.sources)]
+        stack: list[tuple[N, Iterator[Any]]] = [(root, root.sources)]
         while stack:
             node, sources = stack[-1]
             for value in sources:
@@ -52,7 +117,7 @@ def topological(roots: Iterable[Node]) -> list[Node]:
     return order
 
 
-def _is_next(node: Node, done: Mapping[Node, bool]) -> bool:
+def _is_next(node: N, done: Mapping[N, bool]) -> bool:
     """Return whether all that ``node`` needs is done: so it is with most nodes of most graphs."""
     if node.captures:
         return False
@@ -62,7 +127,7 @@ def _is_next(node: Node, done: Mapping[Node, bool]) -> bool:
     return True
 
 
-def _raise_cycle(path: Sequence[Node], back_to: Node) -> None:
+def _raise_cycle(path: Sequence[N], back_to: N) -> None:
     cycle = list(path[path.index(back_to) :])[::-1]
     shown = " -> ".join(repr(n.name or n.op_type) for n in cycle[:8])
     more = " -> ..." if len(cycle) > 8 else ""
@@ -72,18 +137,16 @@ def _raise_cycle(path: Sequence[Node], back_to: Node) -> None:
     )
 
 
-def without_dead(
-    nodes: Sequence[Node], suspects: Iterable[Node], outputs: Iterable[Value]
-) -> list[Node]:
+def without_dead(nodes: Sequence[N], suspects: Iterable[N], outputs: Iterable[Any]) -> list[N]:
     """Return ``nodes`` without the suspects that nobody uses and what only they used."""
-    uses: dict[Value, int] = {}
+    uses: dict[Any, int] = {}
     for node in nodes:
         for value in node.sources:
             uses[value] = uses.get(value, 0) + 1
     for value in outputs:
         uses[value] = uses.get(value, 0) + 1
     members = set(nodes)
-    dead: set[Node] = set()
+    dead: set[N] = set()
     work = [node for node in dict.fromkeys(suspects) if node in members]
     while work:
         node = work.pop()
@@ -95,3 +158,28 @@ def without_dead(
             if not uses[value] and value.producer is not None:
                 work.append(value.producer)
     return [node for node in nodes if node not in dead]
+
+
+class Replacements:
+    """Replacements of values, which may be chains: a by b, b by c."""
+
+    def __init__(self, replacements: Mapping[V, V]) -> None:
+        """Take the replacement of each value."""
+        self._map: dict[Any, Any] = dict(replacements)
+
+    def __call__(self, value: V) -> V:
+        """Return what stands for a value in the end.
+
+        Raises:
+            ModelError: its replacements run in a circle.
+        """
+        path: list[Any] = []
+        last: Any = value
+        while (following := self._map.get(last)) is not None and following is not last:
+            path.append(last)
+            if len(path) > len(self._map):
+                raise ModelError(f"replacements of value {last.name!r} run in a circle")
+            last = following
+        for passed in path:
+            self._map[passed] = last
+        return last

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from subgraph.errors import MissingInputError, ShapeError
+from subgraph.errors import MissingInputError, ModelError, ShapeError
 from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.system.forking import free_in_child, held_while_forking
 from subgraph.system.registry import nearest
@@ -354,3 +354,36 @@ class ParameterTable(dict[str, Parameter]):
 
     def __missing__(self, name: object) -> Parameter:
         raise MissingInputError(f"there is no parameter {name!r}; {nearest(str(name), self)}")
+
+
+def collect_parameters(
+    values: Iterable[Any], nodes: Iterable[Any], graph: str
+) -> dict[str, Parameter]:
+    """Return the parameters of a graph by name.
+
+    Args:
+        values: The graph's values.
+        nodes: Its nodes, whose bodies may use others.
+        graph: Its name, for the error.
+
+    Raises:
+        ModelError: Two different parameters have the same name.
+    """
+    found: dict[str, Parameter] = ParameterTable()
+
+    def add(parameter: Parameter) -> None:
+        known = found.setdefault(parameter.name, parameter)
+        if known is not parameter:
+            raise ModelError(
+                f"graph {graph!r} has two different parameters named {parameter.name!r}; rename one"
+            )
+
+    for value in values:
+        if value.parameter is not None:
+            add(value.parameter)
+    for node in nodes:
+        if node.attrs:
+            for body in node.bodies:
+                for parameter in body.parameters.values():
+                    add(parameter)
+    return found

@@ -109,7 +109,7 @@ def load_message(model: onnx.ModelProto, tensors: TensorReader, source: str) -> 
 
 def _checked(read: Callable[[], Graph], model: Any, source: str, infer_types: bool) -> Graph:
     """Call ``read`` and infer the types of its graph; every error names ``source``."""
-    from subgraph.partition.op_note import restore_ops
+    from subgraph.partition.restore import restore_ops
 
     try:
         with paused_gc():

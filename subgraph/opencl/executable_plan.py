@@ -19,7 +19,7 @@ import numpy as np
 from subgraph.engine.planner.argument_layout import Span, entries_of
 from subgraph.engine.planner.constants import Weights
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
-from subgraph.engine.planner.plan import Plan, ReferenceStep
+from subgraph.engine.planner.plan_types import Plan, ReferenceStep
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.parameters import Snapshot

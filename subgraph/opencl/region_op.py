@@ -8,7 +8,7 @@ from typing import Any, cast
 import attrs
 
 from subgraph.engine.planner.executable_plan import ExecutablePlan
-from subgraph.engine.planner.plan import Plan
+from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.planner.stored_program import StoredProgram
 from subgraph.engine.planner.symbolic_plan import Instance
 from subgraph.engine.region.region_op import CpuSubgraphOp, Guards, RegionOptions, without_weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -16,27 +16,48 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of, numpy_dtype
+from subgraph.system.hooks import Hook
 from subgraph.system.registry import nearest
 from subgraph.weights.cache import WeightCache
 
-if TYPE_CHECKING:
-    from subgraph.operators.subgraph_op import SubgraphOp
-
 # The type of an output, its dtype, and whether a shape fits; None: the type is not known.
 Check = tuple[TensorType, np.dtype[Any], Callable[[tuple[int, ...]], bool]] | None
+DEFAULT_DEVICE = "default"  # the device of an op that does not name one
+# The types of a region's outputs for these types of its inputs, as its inner graph has them.
+region_types: Hook[[Graph, Sequence[ValueType | None]], list[ValueType | None]] = Hook(
+    "types of a region"
+)
 
 
-def _base() -> type[SubgraphOp]:
-    from subgraph.operators.subgraph_op import SubgraphOp
+class CheckedOp(Protocol):
+    """A `SubgraphOp` as far as it is checked here."""
 
-    return SubgraphOp
+    device: str
+    subgraph: Graph
+
+    @property
+    def says_types(self) -> bool:
+        """Whether the op has an ``infer_types`` of its own."""
+        ...
+
+    def infer_types(self, inputs: Sequence[ValueType | None]) -> Sequence[ValueType | None]:
+        """Return the types of the outputs."""
+        ...
 
 
-def check_op(op: SubgraphOp) -> None:
-    """Refuse an op that cannot run, when it is defined rather than when it runs."""
-    name, kind = type(op).__name__, type(op)
-    base = _base()
-    runs = kind.forward is not base.forward or kind.session is not base.session
+def check_op(op: object, base: type[object]) -> None:
+    """Refuse an op that cannot run, when it is defined rather than when it runs.
+
+    Args:
+        op: The op.
+        base: The class `SubgraphOp`, whose methods the op's class has to override.
+
+    Raises:
+        PartitionError: it does not say how it runs, or an attribute of its hides one of the base's.
+    """
+    kind = type(op)
+    name = kind.__name__
+    runs = any(getattr(kind, each) is not getattr(base, each) for each in ("forward", "session"))
     if not runs and "forward" not in vars(op):
         near = nearest("forward", {key for key in vars(kind) if not key.startswith("__")})
         raise PartitionError(
@@ -52,12 +73,7 @@ def check_op(op: SubgraphOp) -> None:
             )
 
 
-def says_types(op: SubgraphOp) -> bool:
-    """Return whether the op has an `SubgraphOp.infer_types` of its own."""
-    return type(op).infer_types is not _base().infer_types
-
-
-def output_types(op: SubgraphOp, inputs: Sequence[ValueType | None]) -> list[ValueType | None]:
+def output_types(op: CheckedOp, inputs: Sequence[ValueType | None]) -> list[ValueType | None]:
     """Return what ``op.infer_types`` says, checked.
 
     Raises:
@@ -87,7 +103,7 @@ def output_types(op: SubgraphOp, inputs: Sequence[ValueType | None]) -> list[Val
     )
 
 
-def checks_for(op: SubgraphOp, inputs: Sequence[Any]) -> list[Check]:
+def checks_for(op: CheckedOp, inputs: Sequence[Any]) -> list[Check]:
     """Return what tells whether results fit the types that follow from these inputs.
 
     Raises:
@@ -95,7 +111,7 @@ def checks_for(op: SubgraphOp, inputs: Sequence[Any]) -> list[Check]:
     """
     inner = op.subgraph
     pairs = list(zip(inner.inputs, inputs, strict=True))
-    if not says_types(op) and all(_as_stated(value, item) for value, item in pairs):
+    if not op.says_types and all(_as_stated(value, item) for value, item in pairs):
         return [_expected(value.type) for value in inner.outputs]
     types = [
         TensorType(dtype_of(item), item.shape) if is_array(item) else value.type
@@ -140,7 +156,7 @@ def is_list(results: Any) -> bool:
     return isinstance(results, (list, tuple))
 
 
-def wrong_result(op: SubgraphOp, position: int, result: Any, wanted: TensorType) -> DeviceError:
+def wrong_result(op: CheckedOp, position: int, result: Any, wanted: TensorType) -> DeviceError:
     value = op.subgraph.outputs[position]
     dtype = getattr(result, "dtype", None)
     got = f"a {type(result).__name__}" if dtype is None else f"{dtype}{list(result.shape)}"
@@ -148,7 +164,7 @@ def wrong_result(op: SubgraphOp, position: int, result: Any, wanted: TensorType)
     return misbehaved(op, given, f"it is {wanted}: return a NumPy array of that type")
 
 
-def misbehaved(op: SubgraphOp, given: str, wanted: str) -> DeviceError:
+def misbehaved(op: CheckedOp, given: str, wanted: str) -> DeviceError:
     error = DeviceError(f"{type(op).__name__}.forward gave {given}; {wanted}")
-    error.lost = op.device != _base().device
+    error.lost = op.device != DEFAULT_DEVICE
     return error

@@ -15,6 +15,7 @@ import attrs
 from subgraph.errors import ModelError, ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType, ValueType
+from subgraph.operators.op_checks import output_types, region_types
 from subgraph.operators.requirements import REQUIREMENTS, check_operands, made_rule
 from subgraph.operators.schema import CUSTOM_SCHEMAS, FAMILIES, Schema
 from subgraph.system.registry import Registry, defined_at
@@ -121,9 +122,9 @@ def infer_types(
     """
     unknown: list[ValueType | None] = [None] * len(node.outputs)
     if node.subgraph is not None:
-        from subgraph.operators.type_inference import region_types
-
-        return region_types(node, node.subgraph, input_types)
+        if node.op is not None:
+            return output_types(node.op, input_types)
+        return region_types(node.subgraph, input_types)
     values = list(input_values) or [None] * len(input_types)
     rule = SHAPE_RULES.find(operator_key(node.op_type, node.domain))
     try:

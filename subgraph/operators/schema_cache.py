@@ -18,8 +18,10 @@ from typing import Any, Final, cast
 
 import attrs
 
-from subgraph.operators import schema as schemas
-from subgraph.operators.schema import Attribute, Schema
+from subgraph.operators import schema_types
+from subgraph.operators.schema_types import Attribute, Schema, from_onnx, newest_of_package
+from subgraph.system import objectcache
+from subgraph.system.objectcache import ObjectCode
 from subgraph.system.prebuilt_files import read_data
 
 PREBUILT: Final = "schemas"  # name of the file that comes with the package
@@ -67,9 +69,6 @@ def cached_schemas() -> SchemaCache | None:
 
 def _from_cache(release: str) -> bytes | None:
     """Return the text from the user's cache, where it is put if it is not there."""
-    from subgraph.engine.toolchain import objectcache
-    from subgraph.engine.toolchain.loader import ObjectCode
-
     key = _library_key(release)
     if key is None:
         return None
@@ -88,7 +87,7 @@ def release_key() -> str | None:
     if folder is None:
         return None
     try:
-        parts = [Path(file).read_bytes() for file in (__file__, schemas.__file__)]
+        parts = [Path(file).read_bytes() for file in (__file__, schema_types.__file__)]
         parts.append((folder / "version.py").read_bytes())
     except OSError:
         return None
@@ -119,9 +118,9 @@ def schemas_of_package() -> bytes:
     """Return the text: a line with the newest operator sets, then one for each schema."""
     import onnx.defs
 
-    found = map(schemas.from_onnx, onnx.defs.get_all_schemas_with_history())
+    found = map(from_onnx, onnx.defs.get_all_schemas_with_history())
     ordered = sorted(found, key=lambda s: (s.domain, s.op_type, s.since_version))
-    newest = {s.domain: schemas.newest_opset(s.domain) for s in ordered}
+    newest = {s.domain: newest_of_package(s.domain) for s in ordered}
     return "\n".join([json.dumps(newest), *map(_line, ordered), ""]).encode()
 
 

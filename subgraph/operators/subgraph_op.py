@@ -24,6 +24,7 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import Array, ValueType
 from subgraph.operators.op_checks import (
+    DEFAULT_DEVICE,
     Check,
     check_op,
     checks_for,
@@ -31,10 +32,11 @@ from subgraph.operators.op_checks import (
     is_list,
     misbehaved,
     output_types,
-    says_types,
+    region_types,
     wrong_result,
 )
 from subgraph.system.forking import free_in_child
+from subgraph.system.hooks import Hook
 from subgraph.weights.cache import WeightCache, WeightEntry
 
 RunGiven = Callable[..., Sequence[Any]]  # see Session.given_only
@@ -52,6 +54,7 @@ OP_TYPE = "_subgraph_op"
 AFFINITY = "affinity"
 # Key of a node's metadata in a compiled graph: the region of the user's partition that it was in.
 REGION = "subgraph_region"
+_default_session: Hook[[DefaultSubgraphOp], Session] = Hook("session of the default executor")
 
 
 @attrs.frozen
@@ -301,7 +304,7 @@ class SubgraphOp:
         keep: Something that must live as long as the op, such as the file of its weights.
     """
 
-    device = "default"
+    device = DEFAULT_DEVICE
     fallback: Fallback | None = None
     concurrent = False
     keep: Any = None
@@ -311,6 +314,11 @@ class SubgraphOp:
         """Take the inner graph."""
         self.subgraph = subgraph
         self.weights = WeightCache()
+
+    @property
+    def says_types(self) -> bool:
+        """Whether the op has an `infer_types` of its own."""
+        return type(self).infer_types is not SubgraphOp.infer_types
 
     def runs_on(self) -> list[str]:
         """Return the devices that run the region."""
@@ -357,9 +365,7 @@ class SubgraphOp:
         Raises:
             ShapeError: the inputs do not fit the inner graph.
         """
-        from subgraph.operators.type_inference import retype
-
-        return [value.type for value in retype(self.subgraph, inputs)[0].outputs]
+        return region_types(self.subgraph, inputs)
 
     def session(self) -> Session:
         """Return a new session; each request has one for each of its subgraph nodes."""
@@ -504,7 +510,7 @@ class DefaultSubgraphOp(SubgraphOp):
     def __init__(self, subgraph: Graph) -> None:
         """Take the inner graph; it is prepared at the first run."""
         super().__init__(subgraph)
-        self._plan: Any = None
+        self._shared: Any = None
 
     def forward(self, inputs: list[Any]) -> list[Any]:
         """Run the inner graph; sequences come and go as lists."""
@@ -512,41 +518,14 @@ class DefaultSubgraphOp(SubgraphOp):
 
     def session(self) -> Session:
         """Return an executor of the inner graph."""
-        return _ExecutorSession(self)
+        return _default_session(self)
 
-    def plan(self) -> Any:
-        """Return the prepared steps of the inner graph, shared by all sessions."""
-        from subgraph.runtime.executor_plan import Plan
-
+    def shared(self, make: Callable[[Graph], Any]) -> Any:
+        """Return what ``make`` returned for the inner graph at the first call, for all sessions."""
         with _PLAN_LOCK:
-            if self._plan is None:
-                self._plan = Plan(self.subgraph)
-            return self._plan
-
-
-class _ExecutorSession(Session):
-    """Runs the inner graph of a `DefaultSubgraphOp`."""
-
-    def __init__(self, op: DefaultSubgraphOp) -> None:
-        from subgraph.runtime.executor import Executor
-
-        super().__init__(op)
-        self._executor = Executor(op.plan())
-
-    def __call__(
-        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
-    ) -> Sequence[Any]:
-        results = self._executor.run(inputs)
-        return results if outputs is None else fill_outputs(results, outputs)
-
-    def states(self) -> dict[str, Array]:
-        return self._executor.states()
-
-    def set_states(self, states: Mapping[str, Array]) -> None:
-        self._executor.set_states(states)
-
-    def profile(self) -> list[ProfileEntry]:
-        return self._executor.profile()
+            if self._shared is None:
+                self._shared = make(self.subgraph)
+            return self._shared
 
 
 def subgraph_node(
@@ -578,7 +557,7 @@ def subgraph_node(
         op = DefaultSubgraphOp(subgraph)
     else:
         _check_made(op)
-        if says_types(op):
+        if op.says_types:
             types = output_types(op, [value.type for value in subgraph.inputs])
             outputs = [Value("", type_) for type_ in types]
     if inputs is None:
@@ -601,4 +580,4 @@ def _check_made(op: SubgraphOp) -> None:
             f"{type(op).__name__}.__init__ does not call super().__init__(subgraph), so the op "
             "has no subgraph; call it first"
         )
-    check_op(op)
+    check_op(op, SubgraphOp)

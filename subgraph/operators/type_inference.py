@@ -24,7 +24,7 @@ from subgraph.graph.types import (
     ValueType,
 )
 from subgraph.operators.bodies import check_node
-from subgraph.operators.op_checks import output_types, says_types
+from subgraph.operators.op_checks import output_types
 from subgraph.operators.operator import infer_types, scanned_inputs
 from subgraph.operators.shape_values import dims_of, from_array, propagate, to_array
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
@@ -101,16 +101,12 @@ def retype(
     return graph if same else copy, found
 
 
-def region_types(
-    node: Node, inner: Graph, types: Sequence[ValueType | None]
-) -> list[ValueType | None]:
-    """Return the types of a subgraph node's outputs for these types of its inputs.
+def output_types_of(inner: Graph, types: Sequence[ValueType | None]) -> list[ValueType | None]:
+    """Return the types of an inner graph's outputs for these types of its inputs.
 
     Raises:
         ShapeError: they do not fit an operator inside.
     """
-    if node.op is not None:
-        return output_types(node.op, types)
     return [value.type for value in retype(inner, types)[0].outputs]
 
 
@@ -190,7 +186,7 @@ class _Inference:
     ) -> None:
         """Type a subgraph node: by its inner graph, unless its op says otherwise."""
         op = node.op
-        own = op is not None and says_types(op)
+        own = op is not None and op.says_types
         try:
             typed, elements = retype(inner, types, known, strict=self._strict and not own)
             found = [value.type for value in typed.outputs]

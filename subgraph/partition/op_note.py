@@ -74,16 +74,7 @@ def _has_own_op(node: Node) -> bool:
     return own and AFFINITY not in (node.metadata or {})
 
 
-def restore_ops(graph: Graph) -> None:
-    """Let registered properties make the ops of a loaded graph again, in place: `saved_regions`."""
-    regions = list(_noted_regions(graph))
-    if regions:
-        from subgraph.partition import saved_regions
-
-        saved_regions.restore_ops(graph, regions)
-
-
-def _noted_regions(graph: Graph) -> Iterator[tuple[Node, OpNote]]:
+def noted_regions(graph: Graph) -> Iterator[tuple[Node, OpNote]]:
     """Yield the regions with a note, those inside others first."""
     levels = [graph]
     for level in levels:

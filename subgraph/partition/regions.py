@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
-import attrs
-
 from subgraph.errors import PartitionError, require_type
-from subgraph.graph.copies import copy_node, copy_value
-from subgraph.graph.graph import Graph, Node, Value
-from subgraph.operators.subgraph_op import (
-    AFFINITY,
-    DOMAIN,
-    OP_TYPE,
-    REGION,
-    ProfileEntry,
-    runs_by_default,
-)
+from subgraph.graph.graph import Graph, Node, Value, copy_node, copy_value
+from subgraph.operators.subgraph_op import AFFINITY, REGION, runs_by_default
 from subgraph.partition.record import KEY, PartitionRecord, record_of
 
 _OF_DEVICES = "AffinitySelector"  # the selector by which devices cut: devices/affinity_cut.py
@@ -75,29 +65,6 @@ def without_default_regions(graph: Graph) -> Graph:
     if not any(map(_is_default_region, nodes)):
         return graph
     return _inlined(graph, _is_default_region, note_regions=True)
-
-
-def region_of(node: Node) -> str:
-    """Return the name of the region of a user's partition that a node of a compiled graph is in.
-
-    Returns:
-        The name, names separated by commas for a fused node of several regions, "" for none.
-    """
-    metadata = node.metadata or {}
-    if REGION in metadata:
-        return metadata[REGION]
-    if node.subgraph is None or AFFINITY in metadata:
-        return ""
-    if node.domain == DOMAIN and node.op_type == OP_TYPE:
-        return node.name
-    names = (region_of(inner) for inner in node.subgraph.nodes)
-    return ",".join(dict.fromkeys(name for name in names if name))
-
-
-def note_region(entries: Sequence[ProfileEntry], node: Node) -> list[ProfileEntry]:
-    """Return profile entries with the region of ``node``; those that name one keep it."""
-    region = region_of(node)
-    return [attrs.evolve(entry, region=entry.region or region) for entry in entries]
 
 
 def _has_subgraph(node: Node) -> bool:

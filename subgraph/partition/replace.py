@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from subgraph.errors import PartitionError, SubgraphError
-from subgraph.graph.copies import copy_nodes, copy_value
-from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, ValueType
 from subgraph.partition.property import SubgraphProperty, property_name

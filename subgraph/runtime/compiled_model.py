@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -39,17 +39,23 @@ from subgraph.runtime.settings import DeviceOptions, current_name, property_acce
 from subgraph.runtime.signature import Port, Results, Signature
 from subgraph.runtime.task_executor import TaskExecutor
 from subgraph.system.forking import free_in_child
+from subgraph.system.hooks import Hook
 from subgraph.system.registry import nearest
-
-if TYPE_CHECKING:
-    from subgraph.devices.core import Core
-    from subgraph.devices.device import Device
-    from subgraph.weights.cache import StoredWeights
+from subgraph.weights.cache import StoredWeights
 
 _log = logging.getLogger("subgraph")
 
 # A runner, how it runs as a whole, and how it does the same again.
 _Idle = tuple[Runner, Callable[[Sequence[Any]], Any], Repeat | None]
+_export_model: Hook[[CompiledModel, str | PathLike[str] | IO[bytes]], None] = Hook("export a model")
+
+
+class FindsDevices(Protocol):
+    """The `Core` of a compiled model: it finds the devices of the model's regions by name."""
+
+    def device(self, name: str) -> Any:
+        """Return the device of that name."""
+        ...
 
 
 class CompiledModel:
@@ -80,7 +86,7 @@ class CompiledModel:
         source: Graph | None = None,
         stored: StoredWeights | None = None,
         configs: Mapping[str, Mapping[str, Any]] | None = None,
-        core: Core | None = None,
+        core: FindsDevices | None = None,
     ) -> None:
         """Make a graph ready to run.
 
@@ -390,7 +396,7 @@ class CompiledModel:
         names += ["SUPPORTED_PROPERTIES", *self.metrics, *property_access(self.options)]
         return dict.fromkeys(names, "RO")
 
-    def known_device(self, name: str) -> Device | None:
+    def known_device(self, name: str) -> Any:
         """Return the device of a region, if the model knows its Core."""
         return None if self._core is None else self._core.device(name)
 
@@ -401,9 +407,7 @@ class CompiledModel:
             BlobError: a subgraph op of the model cannot be exported.
             OSError: the target cannot be written.
         """
-        from subgraph.devices.export import export_model
-
-        export_model(self, target)
+        _export_model(self, target)
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))

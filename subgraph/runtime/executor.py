@@ -21,7 +21,9 @@ from subgraph.errors import DeviceError, LimitError, RequestCancelledError, Subg
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import enter_run, leave_run
 from subgraph.graph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
+from subgraph.graph.types import Array
 from subgraph.operators.op_checks import is_list
+from subgraph.operators.region_names import note_region
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
@@ -30,13 +32,12 @@ from subgraph.operators.subgraph_op import (
     SubgraphOp,
     Turned,
     Wiring,
+    fill_outputs,
     open_session,
 )
-from subgraph.partition.regions import note_region
 from subgraph.runtime.executor_plan import Plan, Step
 from subgraph.runtime.step_schedule import Scheduler
 
-Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 _Do = Callable[[list[Any]], None]
 
@@ -493,6 +494,30 @@ def set_states_of(sessions: Mapping[str, Session], states: Mapping[str, Array]) 
     for node, session in sessions.items():
         if by_node[node] or type(session).states is not Session.states:
             session.set_states(by_node[node])
+
+
+class ExecutorSession(Session):
+    """Runs the inner graph of a `DefaultSubgraphOp` with the default executor."""
+
+    def __init__(self, op: DefaultSubgraphOp) -> None:
+        """Open an executor of the plan that all sessions of the op share."""
+        super().__init__(op)
+        self._executor = Executor(op.shared(Plan))
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        results = self._executor.run(inputs)
+        return results if outputs is None else fill_outputs(results, outputs)
+
+    def states(self) -> dict[str, Array]:
+        return self._executor.states()
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        self._executor.set_states(states)
+
+    def profile(self) -> list[ProfileEntry]:
+        return self._executor.profile()
 
 
 def _placed(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEntry]:

@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -29,14 +29,12 @@ from subgraph.graph.parameters import Snapshot, call_pinned, pinned
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.runtime.executor import Cancel
 from subgraph.runtime.request_state import RequestState
+from subgraph.runtime.requested_model import RequestedModel
 from subgraph.runtime.runner import Stage
 from subgraph.runtime.signature import Results
 from subgraph.runtime.task_executor import TaskExecutor, lent
 from subgraph.system.forking import free_in_child
 from subgraph.system.registry import nearest
-
-if TYPE_CHECKING:
-    from subgraph.runtime.compiled_model import CompiledModel
 
 _log = logging.getLogger("subgraph")
 Callback = Callable[..., Any]
@@ -66,7 +64,7 @@ class InferRequest:
         id: Its number among the requests of the model, from 1; errors and profiles name it.
     """
 
-    def __init__(self, model: CompiledModel) -> None:
+    def __init__(self, model: RequestedModel) -> None:
         """Open a request of ``model``."""
         self.model = model
         self.id = model.next_request_id()
@@ -438,7 +436,7 @@ def _positional(callback: Callback) -> int:
 class InferQueue:
     """A pool of requests: start as many runs as you like, each takes the next free request."""
 
-    def __init__(self, model: CompiledModel, jobs: int = 0) -> None:
+    def __init__(self, model: RequestedModel, jobs: int = 0) -> None:
         """Make ``jobs`` requests; 0: as many as the model calls optimal.
 
         Raises:

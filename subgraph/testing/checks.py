@@ -21,10 +21,11 @@ from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.testing.counterexample import as_test
 from subgraph.testing.coverage import Coverage
 from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of
+from subgraph.testing.graph_templates import TEMPLATES
 from subgraph.testing.invariants import check_partition, check_results, run_reference
 from subgraph.testing.probing import taken_operators
 from subgraph.testing.random_corners import TABLE
-from subgraph.testing.random_graphs import TEMPLATES, feeds, graphs
+from subgraph.testing.random_graphs import feeds, graphs
 from subgraph.testing.shrinking import shrink_graph
 
 

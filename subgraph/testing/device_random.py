@@ -11,9 +11,10 @@ from subgraph.operators.subgraph_op import AFFINITY
 from subgraph.testing.checks import other_weights, runs, try_drawn
 from subgraph.testing.device_trial import DeviceTrial, FailedCheck, SkippedCheck, fail
 from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of
+from subgraph.testing.graph_templates import TEMPLATES
 from subgraph.testing.probing import SHAPES, plain_node
 from subgraph.testing.random_corners import TABLE
-from subgraph.testing.random_graphs import TEMPLATES, graphs
+from subgraph.testing.random_graphs import graphs
 from subgraph.testing.shrinking import shrink_graph
 
 _MOST_NODES = 10

@@ -12,7 +12,7 @@ from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Value
 from subgraph.operators.schema import get_schema
 from subgraph.testing import random_corners as rare
-from subgraph.testing.random_graphs import (
+from subgraph.testing.graph_templates import (
     TEMPLATES,
     Apply,
     Draw,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph.graph.graph import Graph
 from subgraph.graph.types import ONNX_DTYPE
-from subgraph.testing.random_graphs import (
+from subgraph.testing.graph_templates import (
     TEMPLATES,
     Apply,
     Draw,

@@ -24,7 +24,7 @@ from subgraph.graph.types import Array
 from subgraph.operators.builder import operator
 from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import get_schema
-from subgraph.testing.random_graphs import Apply, Draw, Pool
+from subgraph.testing.graph_templates import Apply, Draw, Pool
 
 ANY, WEIGHT, FIXED = "any", "weight", "fixed"
 _MOST_ELEMENTS = 4000

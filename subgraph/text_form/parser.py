@@ -61,7 +61,7 @@ def parse(text: str, parameters: Mapping[str, Parameter | npt.ArrayLike] | None 
     Raises:
         ModelError: the text is not in the form; the message says line and column.
     """
-    from subgraph.partition.op_note import restore_ops
+    from subgraph.partition.restore import restore_ops
 
     given: Any = text
     if not isinstance(given, str):

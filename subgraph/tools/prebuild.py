@@ -28,9 +28,10 @@ from subgraph.engine.toolchain import prebuilt, toolchain
 from subgraph.engine.toolchain.isa_levels import LEVELS, IsaLevel
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.keys import source_digest
-from subgraph.engine.toolchain.loader import ObjectCode
 from subgraph.operators import schema_cache
+from subgraph.operators.subgraph_op import SubgraphOp
 from subgraph.system import host, prebuilt_files
+from subgraph.system.objectcache import ObjectCode
 from subgraph.tools.warmup import prepared_graphs
 
 _THREADS = (1, 4)  # kernels may differ where a model runs on several
@@ -72,8 +73,9 @@ def _plan(models: Sequence[Path]) -> None:
         for threads in _THREADS:
             model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
             for node in region_nodes(model.graph):
-                if node.op is not None:
-                    type(node.op).prepare(node.op)
+                op: SubgraphOp | None = node.op
+                if op is not None:
+                    type(op).prepare(op)
 
 
 def build(folder: Path, levels: Sequence[IsaLevel], models: Sequence[Path]) -> list[Built]:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops, passes
-from subgraph.engine.planner.plan import PlanOptions, make_plan
+from subgraph.engine.planner.plan import make_plan
+from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.graph.types import Array, TensorType
 from subgraph.system import host
 

@@ -17,8 +17,9 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.region.region_op import CpuSubgraphOp
 from subgraph.graph.types import Array
+from subgraph.operators.region_names import region_of
 from subgraph.partition.property import SelectorProperty
-from subgraph.partition.regions import region_of, without_default_regions
+from subgraph.partition.regions import without_default_regions
 from subgraph.testing import feeds, graphs, selectors
 from tests.support.opencl import missing
 

@@ -17,10 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner.lowering import LOWERINGS
-from subgraph.engine.toolchain.objectcache import cache_folder
 from subgraph.operators import schema, schema_cache
 from subgraph.operators.operator import REFERENCES, SHAPE_RULES
 from subgraph.operators.protobuf import tensor_from_proto
+from subgraph.system.folders import cache_folder
 from subgraph.system.registry import Files, Registry
 from subgraph.transform.pass_manager import PASSES
 

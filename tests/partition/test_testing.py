@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.graph.copies import copy_node, copy_value
+from subgraph.graph.graph import copy_node, copy_value
 from subgraph.partition.property import SelectorProperty
 from subgraph.partition.record import KEY
 from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.testing import check_partition, check_property, feeds, graphs, selectors, topologies
-from subgraph.testing.random_graphs import TEMPLATES
+from subgraph.testing.graph_templates import TEMPLATES
 
 quick = settings(
     max_examples=60,

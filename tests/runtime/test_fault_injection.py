@@ -33,10 +33,10 @@ except ImportError:  # not on Windows
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.program.pool import Pool
-from subgraph.engine.toolchain import objectcache, toolchain
-from subgraph.engine.toolchain.loader import ObjectCode
+from subgraph.engine.toolchain import toolchain
 from subgraph.graph.types import Array
-from subgraph.system import signing
+from subgraph.system import objectcache, signing
+from subgraph.system.objectcache import ObjectCode
 from tests.support.faults import DRIVER_FAULT, FAULTS, Fault, failing
 from tests.support.opencl import needs_device
 

@@ -22,11 +22,11 @@ from onnx import TensorProto, helper
 
 import subgraph as sg
 from subgraph.devices.profiles import read_profile
-from subgraph.engine.toolchain import objectcache, toolchain
+from subgraph.engine.toolchain import toolchain
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.engine.toolchain.loader import ObjectCode
 from subgraph.opencl import runtime
-from subgraph.system import processor, trusted_files
+from subgraph.system import objectcache, processor, trusted_files
+from subgraph.system.objectcache import ObjectCode
 from subgraph.system.trusted_files import (
     UntrustedFileError,
     open_regular,

@@ -18,7 +18,7 @@ import attrs
 from subgraph.devices.device import Device, PreparedGraph
 from subgraph.engine.planner.dry_run import trial
 from subgraph.engine.planner.lowering import LOWERINGS, lowering
-from subgraph.engine.planner.plan import PlanOptions
+from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.program import pool
 from subgraph.engine.region.region_op import CpuSubgraphOp, Guards, RegionOptions
 from subgraph.graph.graph import Graph, Node, Value

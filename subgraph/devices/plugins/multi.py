@@ -32,7 +32,7 @@ from subgraph.operators.subgraph_op import DefaultSubgraphOp, ProfileEntry, Sess
 from subgraph.partition.regions import without_device_regions
 from subgraph.runtime.breaker import Breaker
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.executor import Cancel, Executor
+from subgraph.runtime.executor import Cancel
 from subgraph.runtime.executor_plan import all_parameters
 from subgraph.runtime.runner import Runner
 from subgraph.runtime.settings import DeviceOptions, option, options_among
@@ -326,7 +326,7 @@ class _Load:
         self, inputs: Sequence[Any], results: Sequence[Any]
     ) -> tuple[DeviceError | None, Sequence[Any]]:
         """Return what is wrong with results that are not finite, and those of the reference."""
-        right = Executor(self._reference.plan()).run(inputs)
+        right = self._reference.session()(inputs)
         return not_finite(self._reference.subgraph, results, right), right
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from subgraph.devices.device import Device, PreparedGraph
 from subgraph.engine.planner.dry_run import refusals
-from subgraph.engine.planner.plan import PlanOptions
+from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.region.region_op import Guards, RegionOptions
 from subgraph.errors import DeviceError
 from subgraph.graph.graph import Graph, Node

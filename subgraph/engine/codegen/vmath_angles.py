@@ -7,14 +7,12 @@ The polynomials are Chebyshev interpolants computed for this file. Arguments bey
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
 from subgraph.engine.codegen.irtools import F64
 
-if TYPE_CHECKING:
-    from .vmath import Expr
+from .vector_expr import Expr
 
 _RIGHT, _RIGHT_REST = 1.57079637, -4.37113883e-8  # pi / 2 in float32, and what it is short of it
 # (atan(x) / x - 1) / x**2 in powers of x**2, |x| up to 1.

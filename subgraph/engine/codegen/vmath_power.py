@@ -7,14 +7,13 @@ tenth of the last place of float32.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 
 from subgraph.engine.codegen.irtools import F64
 
-if TYPE_CHECKING:
-    from .vmath import Expr
+from .vector_expr import Expr
 
 # log2((1 + s) / (1 - s)) / s in powers of s**2, for quotients between the roots of 1/2 and 2.
 _LOG2 = (

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from subgraph.engine.planner.constants import Weights
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
-from subgraph.engine.planner.plan import Item, Plan
+from subgraph.engine.planner.plan_types import Item, Plan
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import float_bits, is_symbolic, larger
 from subgraph.graph.types import Array
+from subgraph.operators.region_names import region_of
 from subgraph.operators.shape_values import has_symbolic
 from subgraph.operators.subgraph_op import ProfileEntry
-from subgraph.partition.regions import region_of
 from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache, WeightEntry
 

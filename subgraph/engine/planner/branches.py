@@ -14,21 +14,23 @@ executor, and each branch is a region by itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from subgraph.engine.planner.layouts import copying
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Storage
-from subgraph.engine.planner.plan import ReferenceStep, UnknownShapeError, mentioned
+from subgraph.engine.planner.plan_types import (
+    PlanInProgress,
+    ReferenceStep,
+    UnknownShapeError,
+    mentioned,
+)
 from subgraph.engine.program.abi import BRANCH_GRAIN
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import numpy_dtype
-
-if TYPE_CHECKING:
-    from subgraph.engine.planner.plan import Planner
 
 BRANCH = Kernel("subgraph.engine.program.branch_kernels", "branch")
 # By these a condition follows from an input that selects: few contents of it will ever come.
@@ -59,7 +61,7 @@ def branches_of(node: Node) -> Iterator[tuple[bool, tuple[Graph, Sequence[Value]
             yield key == "then_branch", (body, captured)
 
 
-def plan_if(planner: Planner, node: Node) -> None:
+def plan_if(planner: PlanInProgress, node: Node) -> None:
     """Plan an If; the nodes before it are planned.
 
     Raises:
@@ -85,7 +87,7 @@ def plan_if(planner: Planner, node: Node) -> None:
     planner.operands.update(zip(node.outputs, slots, strict=True))
 
 
-def _plan_taken(planner: Planner, node: Node, taken: bool) -> None:
+def _plan_taken(planner: PlanInProgress, node: Node, taken: bool) -> None:
     """Plan the branch of a condition that is known, as if it stood in place of the If."""
     body, captured = next(found for when, found in branches_of(node) if when == taken)
     try:
@@ -96,14 +98,14 @@ def _plan_taken(planner: Planner, node: Node, taken: bool) -> None:
         _stand_for(planner, outer, value)
 
 
-def _plan_nodes(planner: Planner, body: Graph, captured: Sequence[Value]) -> None:
+def _plan_nodes(planner: PlanInProgress, body: Graph, captured: Sequence[Value]) -> None:
     for inner, outer in zip(body.captures, captured, strict=True):
         _stand_for(planner, inner, outer)
     for node in body.nodes:
         planner.add(node)
 
 
-def _stand_for(planner: Planner, new: Value, known: Value) -> None:
+def _stand_for(planner: PlanInProgress, new: Value, known: Value) -> None:
     planner.operands[new] = planner.operand(known)
     if known in planner.partial:
         planner.partial[new] = planner.partial[known]
@@ -112,7 +114,7 @@ def _stand_for(planner: Planner, new: Value, known: Value) -> None:
 class _Branch:
     """One branch in the making."""
 
-    def __init__(self, planner: Planner, node: Node, condition: Operand, when: bool) -> None:
+    def __init__(self, planner: PlanInProgress, node: Node, condition: Operand, when: bool) -> None:
         self._planner = planner
         self._items = planner.items
         self._node = node
@@ -189,7 +191,7 @@ def _roots(items: Sequence[EmittedStep | ReferenceStep]) -> set[Storage]:
     return {storage.root()[0] for item in items for storage in mentioned(item)}
 
 
-def _selecting(planner: Planner, condition: Value) -> list[int]:
+def _selecting(planner: PlanInProgress, condition: Value) -> list[int]:
     """Return the inputs that a condition compares with constants; none if it is anything else."""
     work, found = [condition], {condition}
     while work:

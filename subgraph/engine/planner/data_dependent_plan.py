@@ -24,7 +24,8 @@ from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers
 from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Unsupported
 from subgraph.engine.planner.memory import Life, assign_offsets
-from subgraph.engine.planner.plan import Plan, Planner, PlanOptions, UnknownShapeError
+from subgraph.engine.planner.plan import Planner
+from subgraph.engine.planner.plan_types import Plan, PlanOptions, UnknownShapeError
 from subgraph.engine.planner.size_code import SizeCode
 from subgraph.engine.program import abi
 from subgraph.engine.program.pool import Pool

@@ -13,7 +13,8 @@ import attrs
 
 from subgraph.engine.planner.concrete_types import concrete
 from subgraph.engine.planner.lowering import Unsupported
-from subgraph.engine.planner.plan import Planner, PlanOptions, ReferenceStep, UnknownShapeError
+from subgraph.engine.planner.plan import Planner
+from subgraph.engine.planner.plan_types import PlanOptions, ReferenceStep, UnknownShapeError
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.limits import check_time

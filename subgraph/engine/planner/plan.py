@@ -10,12 +10,12 @@ request: `subgraph.engine.planner.executable_plan` binds it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-import attrs
 import numpy as np
 
 from subgraph.engine.planner.block_width import float_block
+from subgraph.engine.planner.branches import plan_if
 from subgraph.engine.planner.concrete_types import (
     SHAPE_LIKE,
     infer_concrete,
@@ -25,7 +25,6 @@ from subgraph.engine.planner.concrete_types import (
 from subgraph.engine.planner.constants import as_it_is, derive, made, parameters_of
 from subgraph.engine.planner.layouts import Arranger, copying
 from subgraph.engine.planner.lowering import (
-    EmittedStep,
     Lowering,
     LoweringRule,
     Operand,
@@ -36,6 +35,15 @@ from subgraph.engine.planner.lowering import (
     Weight,
 )
 from subgraph.engine.planner.memory import Life, Lives, assign_offsets, join_in_place
+from subgraph.engine.planner.plan_types import (
+    Item,
+    Plan,
+    PlanOptions,
+    ReferenceStep,
+    UnknownShapeError,
+    constant,
+    mentioned,
+)
 from subgraph.engine.planner.schedule import gathered
 from subgraph.errors import ShapeError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
@@ -72,91 +80,6 @@ _OF_DATA = frozenset(
 _SCALED = frozenset({"Resize", "Upsample", "Range"})
 
 _MISFITS = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
-
-
-@attrs.frozen(eq=False)
-class ReferenceStep:
-    """A node that no lowering takes with these shapes: the reference computes it between steps."""
-
-    node: Node
-    inputs: tuple[Operand | None, ...]
-    outputs: tuple[Operand | None, ...]
-    reason: str
-
-
-Item = EmittedStep | ReferenceStep
-
-
-@attrs.frozen
-class PlanOptions:
-    """What a plan depends on beside the graph and the shapes.
-
-    Attributes:
-        threads: Threads that a step may use.
-        blocked: Whether convolutions may work in the blocked layout.
-        properties: The device's options, for lowerings.
-        lowering: What the lowering of a node talks to: whose device's.
-    """
-
-    threads: int = 1
-    blocked: bool = True
-    properties: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
-    lowering: type[Lowering] = Lowering
-
-
-@attrs.frozen(eq=False)
-class Plan:
-    """Steps over placed memory.
-
-    Attributes:
-        items: Steps in order.
-        inputs: Operand of each graph input, None for weights.
-        outputs: Operand of each graph output.
-        offsets: Where in the arena each root storage lies.
-        arena_bytes: Size of the arena.
-        versions: Parameters whose content the plan depends on, as they were read.
-        reorders: Number of layout conversions.
-        in_place: Number of outputs that overwrite an input.
-        lowerings: What became of each node that runs, for inspection.
-    """
-
-    graph: Graph
-    items: tuple[Item, ...]
-    inputs: tuple[Operand | None, ...]
-    outputs: tuple[Operand, ...]
-    offsets: dict[Storage, int]
-    arena_bytes: int
-    versions: Versions
-    reorders: int
-    in_place: int
-    lowerings: tuple[Lowering, ...]
-
-    def place_of(self, operand: Operand) -> tuple[Storage, int]:
-        """Return the root storage of an operand and its offset there."""
-        storage = operand.storage
-        assert storage is not None, "every operand that is mentioned has storage"
-        root, offset = storage.root()
-        return root, offset + operand.offset
-
-
-class UnknownShapeError(ShapeError):
-    """A plan depends on values that are not known: its shapes, or how a node is computed.
-
-    Attributes:
-        node: The node that cannot be planned.
-        inputs: Positions of graph inputs whose values would help.
-        of_all_contents: Whether there is to be a plan for each of these values, however many.
-    """
-
-    of_all_contents: ClassVar[bool] = True
-
-    def __init__(self, node: Node, inputs: Sequence[int]) -> None:
-        self.node = node
-        self.inputs = tuple(inputs)
-        super().__init__(
-            f"node {node.name!r} ({node.op_type}): the shape of its output, or how it is computed, "
-            "follows from values that are only known at run time"
-        )
 
 
 def make_plan(
@@ -330,8 +253,6 @@ class Planner:
         """Plan one node; those before it are planned."""
         check_time(f"planning node {node.name!r} ({node.op_type})")
         if is_branching(node) and self.options.lowering.branches:
-            from subgraph.engine.planner.branches import plan_if
-
             plan_if(self, node)
             return
         inputs = [None if v is None else self.operand(v) for v in node.inputs]
@@ -615,32 +536,6 @@ class Planner:
             if operand.storage.root()[0].kind in ("arena", "output"):
                 lives.keep(operand.storage)
         return lives
-
-
-def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
-    """Return the operand of a constant of the plan.
-
-    Args:
-        name: The value's name.
-        array: Its content, which may be traced numbers.
-        dtype: Its dtype; None: that of the array.
-    """
-    array = np.ascontiguousarray(array).reshape(array.shape)
-    operand = Operand(name, dtype or array.dtype.name, array.shape, known=array)
-    operand.storage = Storage("constant", operand.nbytes, array=array)
-    return operand
-
-
-def mentioned(item: Item) -> list[Storage]:
-    """Return the storages that a step reads or writes."""
-    words: Sequence[Any]
-    words = (*item.inputs, *item.outputs) if isinstance(item, ReferenceStep) else item.words
-    found: list[Storage] = []
-    for word in words:
-        storage = None if isinstance(word, (int, float)) else getattr(word, "storage", None)
-        if storage is not None:
-            found.append(storage)
-    return found
 
 
 def _types_of(operands: Sequence[Operand | None]) -> list[TensorType | None]:

@@ -22,11 +22,11 @@ from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain import toolchain
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.keys import cache_key, text_key
-from subgraph.engine.toolchain.loader import ObjectCode
 from subgraph.graph.parameters import Parameter, Snapshot, Unchecked
 from subgraph.graph.types import Array, dtype_of
 from subgraph.operators.subgraph_op import ExportFile, ImportFile, ProfileEntry
 from subgraph.system import host
+from subgraph.system.objectcache import ObjectCode
 from subgraph.weights.cache import WeightEntry, sealed
 
 _ALIGN = 64

@@ -20,7 +20,8 @@ import numpy as np
 from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch, lay_out
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.planner.memory import Life, assign_offsets
-from subgraph.engine.planner.plan import Plan, Planner, PlanOptions
+from subgraph.engine.planner.plan import Planner
+from subgraph.engine.planner.plan_types import Plan, PlanOptions
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Versions
 from subgraph.graph.size_expressions import Evaluate, Expression

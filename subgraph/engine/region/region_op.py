@@ -22,7 +22,8 @@ import numpy as np
 from subgraph.engine.planner.argument_layout import ArgumentLayout, lay_out
 from subgraph.engine.planner.concrete_types import concrete
 from subgraph.engine.planner.dry_run import Trial
-from subgraph.engine.planner.plan import Plan, PlanOptions, UnknownShapeError, make_plan
+from subgraph.engine.planner.plan import make_plan
+from subgraph.engine.planner.plan_types import Plan, PlanOptions, UnknownShapeError
 from subgraph.engine.planner.stored_program import StoredProgram
 from subgraph.engine.planner.stored_program import describe as describe_program
 from subgraph.engine.planner.stored_program import read as read_program

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from subgraph.engine.planner.argument_layout import timed
 from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
-from subgraph.engine.planner.plan import Plan, UnknownShapeError
+from subgraph.engine.planner.plan_types import Plan, UnknownShapeError
 from subgraph.engine.planner.stored_program import StoredProgram
 from subgraph.engine.planner.symbolic_plan import Instance, Template
 from subgraph.errors import RequestCancelledError

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from subgraph.errors import ModelError, SubgraphError
-from subgraph.graph.copies import copy_node, copy_value
-from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.graph import Graph, Node, Value, copy_node, copy_value
 from subgraph.partition.regions import without_default_regions
 from subgraph.partition.replace import Cutter
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from subgraph.engine.toolchain import toolchain
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import host
 from subgraph.weights.sharing import start_threads
@@ -27,8 +26,10 @@ _MOST_WORKERS = 15
 _DONE = "done"
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
-    "from subgraph.engine.toolchain.compile_workers import work; work()"
+    "from subgraph.engine.toolchain.toolchain import keep; "
+    "from subgraph.engine.toolchain.compile_workers import work; work(keep)"
 )
+_Tell = Callable[[Kernel, float | None], None]
 
 
 def worthwhile_workers(kernels: int) -> int:
@@ -39,7 +40,7 @@ def worthwhile_workers(kernels: int) -> int:
 
 
 def compile_kernels(
-    kernels: Sequence[Kernel], workers: int, compile_here: Callable[[Kernel], None]
+    kernels: Sequence[Kernel], workers: int, compile_here: Callable[[Kernel], None], tell: _Tell
 ) -> None:
     """Compile kernels into the cache with other processes' help.
 
@@ -47,6 +48,7 @@ def compile_kernels(
         kernels: What to compile.
         workers: How many other processes.
         compile_here: Compiles one in this process.
+        tell: Called before a worker compiles a kernel, with None, and after, with the seconds.
 
     Raises:
         KernelError: From ``compile_here``.
@@ -56,7 +58,9 @@ def compile_kernels(
     for kernel in kernels:
         tasks.put(kernel)
     feeders = start_threads(
-        threading.Thread(target=_feed, args=(tasks, left), name="subgraph-compile", daemon=True)
+        threading.Thread(
+            target=_feed, args=(tasks, left, tell), name="subgraph-compile", daemon=True
+        )
         for _ in range(workers)
     )
 
@@ -107,21 +111,21 @@ class _Worker:
         self._process.communicate()
 
 
-def _feed(tasks: queue.SimpleQueue[Kernel], left: queue.SimpleQueue[Kernel]) -> None:
+def _feed(tasks: queue.SimpleQueue[Kernel], left: queue.SimpleQueue[Kernel], tell: _Tell) -> None:
     """Body of a feeder's thread: give one worker kernels until there are none."""
     worker: _Worker | None = None
 
     def ask(kernel: Kernel) -> None:
         nonlocal worker
         start = time.perf_counter()
-        toolchain.tell(kernel, None)
+        tell(kernel, None)
         try:
             worker = worker or _Worker()
             done = worker.compile(kernel)
         except OSError:
             done = False
         if done:
-            toolchain.tell(kernel, time.perf_counter() - start)
+            tell(kernel, time.perf_counter() - start)
         else:
             left.put(kernel)
 
@@ -135,14 +139,18 @@ def _frozen(value: Any) -> Any:
     return value if isinstance(value, int | float | str) else tuple(value)
 
 
-def work() -> None:
-    """Be a worker: compile what the standard input names, until it ends."""
+def work(keep: Callable[[Kernel], None]) -> None:
+    """Be a worker: compile what the standard input names, until it ends.
+
+    Args:
+        keep: Compiles a kernel into the cache.
+    """
     answers, sys.stdout = sys.stdout, sys.stderr  # a kernel module may print
     for line in sys.stdin:
         module, factory, variant = cast("tuple[str, str, dict[str, Any]]", json.loads(line))
         options = {name: _frozen(value) for name, value in variant.items()}
         try:
-            toolchain.keep(Kernel(module, factory, **options))
+            keep(Kernel(module, factory, **options))
         except Exception:
             # The caller compiles it again, and gets the error where it can be raised.
             answers.write("failed\n")

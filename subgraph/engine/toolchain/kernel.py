@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from subgraph.engine.toolchain import toolchain
 from subgraph.graph.symbolic import pinned
+from subgraph.system.hooks import Hook
 
 Option = int | float | str | bool | tuple[int | str, ...]
 _UNTRACED = frozenset({bool, float, int, str})
+_address: Hook[[Kernel], int] = Hook("address of a kernel")
 
 
 class Kernel:
@@ -58,7 +59,7 @@ class Kernel:
         Raises:
             KernelError: It cannot be compiled or loaded.
         """
-        return toolchain.address(self)
+        return _address(self)
 
     def __hash__(self) -> int:
         return self._hash

@@ -15,13 +15,10 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.loader import KernelError
 from subgraph.system import host
-
-if TYPE_CHECKING:
-    from subgraph.engine.toolchain.kernel import Kernel
 
 # Raise it when kernels of before can no longer be called.
 ABI_VERSION = 1

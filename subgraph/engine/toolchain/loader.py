@@ -13,11 +13,12 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from subgraph.engine.toolchain import targets
 from subgraph.engine.toolchain.objectfile import linked
 from subgraph.errors import DeviceError
+from subgraph.system.objectcache import ObjectCode
 from subgraph.weights.mapped_files import release_library
 
 # C library, compiler runtime, what threads sleep on, Python's lock.
@@ -38,22 +39,6 @@ _ALLOWED = frozenset([*_MATH.split(), *(f"{n}f" for n in _MATH.split()), *_OTHER
 
 class KernelError(DeviceError):
     """A kernel cannot be compiled or loaded."""
-
-
-class ObjectCode(NamedTuple):
-    """Compiled code of a function and the names that it needs from outside.
-
-    Attributes:
-        needs: The names.
-        data: An image, or an object file.
-        start: Where in the image the function begins; None for an object file.
-        features: Features of instruction sets on whose presence or absence the code depends.
-    """
-
-    needs: tuple[str, ...]
-    data: bytes
-    start: int | None = None
-    features: tuple[tuple[str, bool], ...] = ()
 
 
 _ALIGN, _WORD = 64, 8

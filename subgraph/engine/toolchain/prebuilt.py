@@ -16,14 +16,16 @@ import zlib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import attrs
 
 from subgraph.engine.toolchain.isa_levels import LEVELS, IsaLevel
+from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.keys import compiler_versions, source_digest
-from subgraph.engine.toolchain.loader import KernelError, ObjectCode
+from subgraph.engine.toolchain.loader import KernelError
 from subgraph.system import host
+from subgraph.system.objectcache import ObjectCode
 from subgraph.system.prebuilt_files import (
     UNPACKED_LIMIT,
     folder,
@@ -32,9 +34,6 @@ from subgraph.system.prebuilt_files import (
     write_raw,
 )
 from subgraph.system.trusted_files import UntrustedFileError, check_folder, open_trusted
-
-if TYPE_CHECKING:
-    from subgraph.engine.toolchain.kernel import Kernel
 
 
 class PackedKernel(NamedTuple):

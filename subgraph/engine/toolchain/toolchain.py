@@ -13,19 +13,17 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from subgraph.engine.toolchain import compile_display, loader, objectcache, prebuilt, targets
+from subgraph.engine.toolchain import compile_display, compile_workers, loader, prebuilt, targets
+from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.keys import cache_key, text_key
 from subgraph.engine.toolchain.loader import KernelError as KernelError
-from subgraph.engine.toolchain.loader import ObjectCode
 from subgraph.engine.toolchain.objectfile import undefined_symbols
 from subgraph.graph.limits import check_time
-from subgraph.system import host
+from subgraph.system import host, objectcache
 from subgraph.system.forking import free_in_child, held_while_forking
-
-if TYPE_CHECKING:
-    from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.system.objectcache import ObjectCode
 
 _LOG = logging.getLogger("subgraph.engine")
 
@@ -208,8 +206,6 @@ def _expecting(count: int) -> Generator[None]:
 
 
 def _compile_absent(kernels: list[Kernel]) -> None:
-    from subgraph.engine.toolchain import compile_workers
-
     kept = objectcache.writable()
     if not _listeners and not statistics.announced:
         # Nobody shows progress, and it may take half a minute.
@@ -226,7 +222,7 @@ def _compile_absent(kernels: list[Kernel]) -> None:
     workers = compile_workers.worthwhile_workers(len(kernels))
     with _expecting(len(kernels)):
         if workers and kept:
-            compile_workers.compile_kernels(kernels, workers, keep)
+            compile_workers.compile_kernels(kernels, workers, keep, tell)
         else:
             for kernel in kernels:
                 keep(kernel)

@@ -9,7 +9,8 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner.block_width import Sums, float_block
 from subgraph.engine.planner.lowering import EmittedStep
-from subgraph.engine.planner.plan import PlanOptions, make_plan
+from subgraph.engine.planner.plan import make_plan
+from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.graph.types import TensorType
 from subgraph.ops.movement.geometry import Geometry, bands, merged
 from subgraph.ops.shared.tile_planning import Tiles

@@ -14,13 +14,8 @@ from subgraph import ops, passes
 from subgraph.engine.planner.layouts import block_lanes
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Storage
 from subgraph.engine.planner.memory import Life, Lives, assign_offsets, join_in_place
-from subgraph.engine.planner.plan import (
-    Plan,
-    PlanOptions,
-    ReferenceStep,
-    UnknownShapeError,
-    make_plan,
-)
+from subgraph.engine.planner.plan import make_plan
+from subgraph.engine.planner.plan_types import Plan, PlanOptions, ReferenceStep, UnknownShapeError
 from subgraph.graph.types import Array, TensorType
 
 

@@ -19,8 +19,9 @@ from subgraph.engine.toolchain import prebuilt, toolchain
 from subgraph.engine.toolchain.isa_levels import LEVELS, IsaLevel
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.keys import source_digest
-from subgraph.engine.toolchain.loader import KernelError, ObjectCode
+from subgraph.engine.toolchain.loader import KernelError
 from subgraph.system import host, prebuilt_files
+from subgraph.system.objectcache import ObjectCode
 from subgraph.tools import prebuild
 
 ROOT = prebuilt_files.package_folder().parents[1]

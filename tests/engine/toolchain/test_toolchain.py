@@ -26,6 +26,7 @@ from subgraph.engine.toolchain.objectfile import linked, undefined_symbols
 from subgraph.engine.toolchain.toolchain import CompileEvent, KernelError
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.system import host, processor
+from subgraph.system.objectcache import ObjectCode
 from tests.support.engine.kernels import powers
 
 ROOT = Path(__file__).parents[3]
@@ -403,10 +404,10 @@ def test_images_run_as_what_llvm_links() -> None:
     data = bytes(targets.machine().emit_object(module))
     needs = undefined_symbols(data)
     assert {"cos", "memcpy", "tan"} <= set(needs)
-    code = loader.as_image("entry", loader.ObjectCode(needs, data))
+    code = loader.as_image("entry", ObjectCode(needs, data))
     assert code.start is not None
     [found] = loader.load([("entry", code)])
-    [want] = loader._link([("entry", loader.ObjectCode(needs, data))])
+    [want] = loader._link([("entry", ObjectCode(needs, data))])
     source = np.linspace(0.3, 2, 3)
     for which in range(7):
         results = [np.zeros(3), np.zeros(3)]
@@ -420,7 +421,7 @@ def test_images_run_as_what_llvm_links() -> None:
 def test_code_that_does_not_hold_together_is_not_loaded(start: int, needs: tuple[str, ...]) -> None:
     """Found by fuzzing: a start outside of the code was jumped to."""
     with pytest.raises(loader.KernelError, match="damaged"):
-        loader.load([("entry", loader.ObjectCode(needs, bytes(99), start))])
+        loader.load([("entry", ObjectCode(needs, bytes(99), start))])
 
 
 def test_objects_that_are_no_image_are_left_to_llvm() -> None:
@@ -432,7 +433,7 @@ def test_objects_that_are_no_image_are_left_to_llvm() -> None:
     assert linked(good, "entry", ()) is None
     for size in range(0, len(good), 61):
         linked(good[:size], "entry", undefined_symbols(good))  # None, or whole: it never raises
-    code = loader.ObjectCode(undefined_symbols(data), data)
+    code = ObjectCode(undefined_symbols(data), data)
     assert loader.load([("entry", code)]) != [0]
 
 

@@ -14,7 +14,8 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner import schedule
 from subgraph.engine.planner.lowering import EmittedStep, Weight
-from subgraph.engine.planner.plan import PlanOptions, make_plan
+from subgraph.engine.planner.plan import make_plan
+from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.graph.types import Array, TensorType
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv import choice as conv_choice

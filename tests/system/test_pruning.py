@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from subgraph.engine.toolchain import objectcache, pruning
-from subgraph.engine.toolchain.loader import ObjectCode
 from subgraph.errors import ConfigError
+from subgraph.system import objectcache, pruning
+from subgraph.system.objectcache import ObjectCode
 
 OLD = 10 * 86400.0
 
@@ -87,8 +87,8 @@ def test_a_size_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MANY = """
 import os, sys, time
-from subgraph.engine.toolchain import objectcache
-from subgraph.engine.toolchain.loader import ObjectCode
+from subgraph.system import objectcache
+from subgraph.system.objectcache import ObjectCode
 lost = 0
 for number in range(60):
     key = f"{number % 20:02x}{number:062x}"

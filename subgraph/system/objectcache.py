@@ -14,9 +14,9 @@ import os
 import stat
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
-from subgraph.engine.toolchain import pruning
-from subgraph.engine.toolchain.loader import ObjectCode
+from subgraph.system import pruning
 from subgraph.system.folders import cache_folder as cache_folder
 from subgraph.system.trusted_files import (
     UntrustedFileError,
@@ -31,6 +31,22 @@ _MAGIC = b"SGKERN01"
 _PREFIX = struct.Struct("<8s32sI")  # magic, SHA-256 of the rest, length of the JSON header
 _LOG = logging.getLogger("subgraph.engine")
 _warned: set[tuple[str, str]] = set()
+
+
+class ObjectCode(NamedTuple):
+    """Compiled code of a function and the names that it needs from outside.
+
+    Attributes:
+        needs: The names.
+        data: An image, or an object file.
+        start: Where in the image the function begins; None for an object file.
+        features: Features of instruction sets on whose presence or absence the code depends.
+    """
+
+    needs: tuple[str, ...]
+    data: bytes
+    start: int | None = None
+    features: tuple[tuple[str, bool], ...] = ()
 
 
 def _path(key: str) -> Path:

@@ -1,0 +1,187 @@
+"""Vectors of floats as values that arithmetic is emitted for: what ``vmath`` is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from subgraph.engine.codegen.irtools import (
+    I32,
+    call_intrinsic,
+    emit_fma,
+    suffix,
+)
+
+
+class _Format:
+    """The numbers of one floating-point format that the functions need."""
+
+    def __init__(self, single: bool) -> None:
+        self.single = single
+        self.bits = 32 if single else 64
+        self.mantissa = 23 if single else 52
+        self.bias = 127 if single else 1023
+        # ln 2 in two parts, the first with zeros at its end: its small multiples are exact.
+        self.ln2_high = 0.693359375 if single else 6.93147180369123816490e-01
+        self.ln2_low = -2.12194440054690583e-4 if single else 1.90821492927058770002e-10
+        self.exp_least = -104.0 if single else -746.0
+        self.exp_most = 89.0 if single else 710.0
+        self.expm1_least = -25.0 if single else -50.0
+        self.exp_normal = 87.0 if single else 708.0  # e**x and e**-x are normal numbers up to here
+        self.least_normal = 2.0**-126 if single else 2.0**-1022
+        self.sqrt_half = 0x3F3504F3 if single else 0x3FE6A09E667F3BCD
+
+
+_SINGLE, _DOUBLE = _Format(True), _Format(False)
+
+
+class Expr:
+    """A float vector while it is being computed: Python operators emit instructions."""
+
+    __slots__ = ("builder", "value")
+
+    def __init__(self, builder: Any, value: Any) -> None:
+        self.builder = builder
+        self.value = value
+
+    @property
+    def format(self) -> _Format:
+        element = self.value.type.element
+        return _SINGLE if isinstance(element, ir.FloatType) else _DOUBLE
+
+    def const(self, number: float) -> Expr:
+        """Return a constant of this expression's type."""
+        ty = self.value.type
+        rounded = ir.Constant(ty.element, number)
+        return Expr(self.builder, ir.Constant(ty, [rounded] * ty.count))
+
+    def _operand(self, other: Expr | float) -> Any:
+        return other.value if isinstance(other, Expr) else self.const(other).value
+
+    def _emit(self, instruction: str, *values: Any) -> Expr:
+        return Expr(self.builder, getattr(self.builder, instruction)(*values))
+
+    def __add__(self, other: Expr | float) -> Expr:
+        return self._emit("fadd", self.value, self._operand(other))
+
+    def __sub__(self, other: Expr | float) -> Expr:
+        return self._emit("fsub", self.value, self._operand(other))
+
+    def __rsub__(self, other: float) -> Expr:
+        return self._emit("fsub", self._operand(other), self.value)
+
+    def __mul__(self, other: Expr | float) -> Expr:
+        return self._emit("fmul", self.value, self._operand(other))
+
+    def __truediv__(self, other: Expr | float) -> Expr:
+        return self._emit("fdiv", self.value, self._operand(other))
+
+    def __rtruediv__(self, other: float) -> Expr:
+        return self._emit("fdiv", self._operand(other), self.value)
+
+    def __neg__(self) -> Expr:
+        return self._emit("fneg", self.value)
+
+    def fma(self, factor: Expr | float, addend: Expr | float) -> Expr:
+        """Return ``self * factor + addend``."""
+        values = [self.value, self._operand(factor), self._operand(addend)]
+        return Expr(self.builder, emit_fma(self.builder, *values))
+
+    def polynomial(self, coefficients: Sequence[float]) -> Expr:
+        """Return the polynomial of this with coefficients from the constant upwards (Horner)."""
+        result = self.const(coefficients[-1])
+        for coefficient in coefficients[-2::-1]:
+            result = result.fma(self, coefficient)
+        return result
+
+    def polynomial_in_pairs(self, coefficients: Sequence[float]) -> Expr:
+        """Return :meth:`polynomial` in half as long a chain: pairs of terms, then their squares."""
+        square = self * self
+        pairs = [
+            self.const(pair[0]) if len(pair) == 1 else self.const(pair[1]).fma(self, pair[0])
+            for pair in (coefficients[i : i + 2] for i in range(0, len(coefficients), 2))
+        ]
+        result = pairs.pop()
+        while pairs:
+            result = result.fma(square, pairs.pop())
+        return result
+
+    def compare(self, op: str, other: Expr | float) -> Any:
+        """Return a mask; with NaN it is false, but true for ``"!="``."""
+        compare = self.builder.fcmp_unordered if op == "!=" else self.builder.fcmp_ordered
+        return compare(op, self.value, self._operand(other))
+
+    def where(self, mask: Any, other: Expr | float) -> Expr:
+        """Return this where the mask holds, else the other."""
+        return self._emit("select", mask, self.value, self._operand(other))
+
+    def at_least(self, bound: float) -> Expr:
+        """Return the larger of this and a bound; NaN stays."""
+        return self.const(bound).where(self.compare("<", bound), self)
+
+    def at_most(self, bound: float) -> Expr:
+        """Return the smaller of this and a bound; NaN stays."""
+        return self.const(bound).where(self.compare(">", bound), self)
+
+    def abs(self) -> Expr:
+        return self.libm("fabs")
+
+    def copysign(self, sign: Expr) -> Expr:
+        return self.libm("copysign", sign.value)
+
+    def libm(self, name: str, *more: Any) -> Expr:
+        """Return LLVM's intrinsic of that name: an instruction, or a library call per lane."""
+        ty = self.value.type
+        values = [self.value, *more]
+        return Expr(
+            self.builder, call_intrinsic(self.builder, f"llvm.{name}.{suffix(ty)}", ty, values)
+        )
+
+    # Integers of the same width.
+
+    @property
+    def _integers(self) -> Any:
+        return ir.VectorType(ir.IntType(self.format.bits), self.value.type.count)
+
+    def bits(self) -> Any:
+        """Return the bits as an integer vector."""
+        return self.builder.bitcast(self.value, self._integers)
+
+    def integer(self, number: int) -> Any:
+        """Return an integer constant of the same width."""
+        ty = self._integers
+        return ir.Constant(ty, [ir.Constant(ty.element, number)] * ty.count)
+
+    def like(self, value: Any) -> Expr:
+        """Return an expression over another value."""
+        return Expr(self.builder, value)
+
+    def from_bits(self, bits: Any) -> Expr:
+        return self.like(self.builder.bitcast(bits, self.value.type))
+
+    def nearest(self, scale: float) -> tuple[Expr, Any]:
+        """Return ``rint(self * scale)`` as float and as integer, for results below 2**21.
+
+        Adding 1.5 * 2**mantissa leaves the integer in the low bits; NaN gives some integer.
+        """
+        magic = 1.5 * 2.0**self.format.mantissa
+        shifted = self.fma(scale, magic)
+        offset = self.const(magic).bits()
+        return shifted - magic, self.builder.sub(shifted.bits(), offset)
+
+    def power_of_two(self, exponent: Any) -> Expr:
+        """Return 2**exponent for an integer vector in the range of normal numbers."""
+        f = self.format
+        biased = self.builder.add(exponent, self.integer(f.bias))
+        return self.from_bits(self.builder.shl(biased, self.integer(f.mantissa)))
+
+    def scaled(self, exponent: Any) -> Expr:
+        """Return this times 2**exponent, which AVX-512 does in one instruction."""
+        narrow = ir.VectorType(I32, self.value.type.count)
+        if self.format.bits == 64:
+            exponent = self.builder.trunc(exponent, narrow)
+        ty = self.value.type
+        name = f"llvm.ldexp.{suffix(ty)}.{suffix(narrow)}"
+        return self.like(call_intrinsic(self.builder, name, ty, [self.value, exponent]))

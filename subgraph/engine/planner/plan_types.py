@@ -1,0 +1,157 @@
+"""What a plan consists of, and what it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.layouts import Arranger
+from subgraph.engine.planner.lowering import EmittedStep, Lowering, Operand, Scratch, Storage
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Versions
+from subgraph.graph.types import Array
+
+
+@attrs.frozen(eq=False)
+class ReferenceStep:
+    """A node that no lowering takes with these shapes: the reference computes it between steps."""
+
+    node: Node
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand | None, ...]
+    reason: str
+
+
+Item = EmittedStep | ReferenceStep
+
+
+@attrs.frozen
+class PlanOptions:
+    """What a plan depends on beside the graph and the shapes.
+
+    Attributes:
+        threads: Threads that a step may use.
+        blocked: Whether convolutions may work in the blocked layout.
+        properties: The device's options, for lowerings.
+        lowering: What the lowering of a node talks to: whose device's.
+    """
+
+    threads: int = 1
+    blocked: bool = True
+    properties: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    lowering: type[Lowering] = Lowering
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """Steps over placed memory.
+
+    Attributes:
+        items: Steps in order.
+        inputs: Operand of each graph input, None for weights.
+        outputs: Operand of each graph output.
+        offsets: Where in the arena each root storage lies.
+        arena_bytes: Size of the arena.
+        versions: Parameters whose content the plan depends on, as they were read.
+        reorders: Number of layout conversions.
+        in_place: Number of outputs that overwrite an input.
+        lowerings: What became of each node that runs, for inspection.
+    """
+
+    graph: Graph
+    items: tuple[Item, ...]
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
+    offsets: dict[Storage, int]
+    arena_bytes: int
+    versions: Versions
+    reorders: int
+    in_place: int
+    lowerings: tuple[Lowering, ...]
+
+    def place_of(self, operand: Operand) -> tuple[Storage, int]:
+        """Return the root storage of an operand and its offset there."""
+        storage = operand.storage
+        assert storage is not None, "every operand that is mentioned has storage"
+        root, offset = storage.root()
+        return root, offset + operand.offset
+
+
+class UnknownShapeError(ShapeError):
+    """A plan depends on values that are not known: its shapes, or how a node is computed.
+
+    Attributes:
+        node: The node that cannot be planned.
+        inputs: Positions of graph inputs whose values would help.
+        of_all_contents: Whether there is to be a plan for each of these values, however many.
+    """
+
+    of_all_contents: ClassVar[bool] = True
+
+    def __init__(self, node: Node, inputs: Sequence[int]) -> None:
+        self.node = node
+        self.inputs = tuple(inputs)
+        super().__init__(
+            f"node {node.name!r} ({node.op_type}): the shape of its output, or how it is computed, "
+            "follows from values that are only known at run time"
+        )
+
+
+class PlanInProgress(Protocol):
+    """A plan that is being made, for those who plan a part of it.
+
+    Attributes:
+        graph: The graph.
+        operands: What is planned so far, by value.
+        partial: Elements of values, as far as they are known.
+        items: The steps so far.
+        kept: Scratch memory that steps of the plan share.
+        branch_depth: Branches of Ifs that may be skipped around what is planned now.
+        arranger: What converts layouts.
+    """
+
+    graph: Graph
+    operands: dict[Value, Operand]
+    partial: dict[Value, Array | None]
+    items: list[Item]
+    kept: dict[Hashable, Scratch]
+    branch_depth: int
+    arranger: Arranger
+
+    def operand(self, value: Value) -> Operand:
+        """Return the operand of a value."""
+        ...
+
+    def add(self, node: Node) -> None:
+        """Plan one node; those before it are planned."""
+        ...
+
+
+def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
+    """Return the operand of a constant of the plan.
+
+    Args:
+        name: The value's name.
+        array: Its content, which may be traced numbers.
+        dtype: Its dtype; None: that of the array.
+    """
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    operand = Operand(name, dtype or array.dtype.name, array.shape, known=array)
+    operand.storage = Storage("constant", operand.nbytes, array=array)
+    return operand
+
+
+def mentioned(item: Item) -> list[Storage]:
+    """Return the storages that a step reads or writes."""
+    words: Sequence[Any]
+    words = (*item.inputs, *item.outputs) if isinstance(item, ReferenceStep) else item.words
+    found: list[Storage] = []
+    for word in words:
+        storage = None if isinstance(word, (int, float)) else getattr(word, "storage", None)
+        if storage is not None:
+            found.append(storage)
+    return found

@@ -1,0 +1,415 @@
+"""Operators that random graphs draw, each with a function that applies it to values at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from hypothesis import strategies as st
+
+import subgraph as sg
+from subgraph.graph.graph import Graph, Value
+from subgraph.graph.types import TensorType, numpy_dtype
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+Apply = Callable[[Draw, "Pool", str], Any]
+
+
+@attrs.define
+class Pool:
+    """Values that nodes may use, by kind; weights are made when a template asks.
+
+    Attributes:
+        values: The values.
+        weights: How many weights were made.
+        rng: Gives the numbers of the weights.
+        inputs: Graph inputs that were made in place of weights.
+        fed: Whether graph inputs and other values take the place of some weights.
+    """
+
+    values: list[Value]
+    weights: int = 0
+    rng: np.random.Generator = attrs.field(factory=lambda: np.random.default_rng(0))
+    inputs: list[Value] = attrs.field(factory=list[Value])
+    fed: bool = False
+
+    def pick(
+        self,
+        draw: Draw,
+        dtypes: Collection[str] = ("float32",),
+        rank: int = 0,
+        most: int = 9,
+        *,
+        empty: bool = False,
+    ) -> Value | None:
+        """Draw a value of these dtypes with ``rank`` to ``most`` dimensions, None if none is.
+
+        Args:
+            draw: Given by hypothesis.
+            dtypes: Allowed dtypes.
+            rank: Fewest dimensions.
+            most: Most dimensions.
+            empty: Whether it may have no elements.
+        """
+        found = [v for v in self.values if dtype(v) in dtypes and rank <= len(dims(v)) <= most]
+        found = [v for v in found if empty or 0 not in dims(v)]
+        # The newest first: shrinking then makes chains.
+        return found[-1 - whole(draw, 0, len(found) - 1)] if found else None
+
+    def like(self, draw: Draw, shape: Sequence[int], kind: str) -> Value | None:
+        """Draw a value of this shape and dtype."""
+        found = [v for v in self.values if dtype(v) == kind and dims(v) == tuple(shape)]
+        return found[-1 - whole(draw, 0, len(found) - 1)] if found else None
+
+    def weight(self, shape: Sequence[int], scale: float = 0.5, low: float = -1) -> Value:
+        """Make a float weight with values in [low, 1) times ``scale``; see ``fed``."""
+        self.weights += 1
+        if self.fed and low < 0 and self.rng.random() < 0.5:
+            same = [v for v in self.values if dtype(v) == "float32" and dims(v) == tuple(shape)]
+            if same and self.rng.random() < 0.5:
+                return same[self.rng.integers(len(same))]
+            return self.feed(shape)
+        array = self.rng.uniform(low, 1, tuple(shape)).astype(np.float32) * np.float32(scale)
+        return sg.parameter(f"w{self.weights}", array)
+
+    def feed(self, shape: Sequence[int]) -> Value:
+        """Make a graph input of float32."""
+        self.inputs.append(sg.input(f"y{len(self.inputs)}", tuple(shape), "float32"))
+        return self.inputs[-1]
+
+    def constant(self, numbers: Any, dtype: str = "int64") -> Value:
+        """Make a weight of these numbers."""
+        self.weights += 1
+        return sg.parameter(f"w{self.weights}", np.array(numbers, numpy_dtype(dtype)))
+
+
+def whole(draw: Draw, low: int, high: int) -> int:
+    """Draw a whole number."""
+    return int(draw(st.integers(low, high)))
+
+
+def dims(value: Value) -> tuple[int, ...]:
+    """Return the static shape of a value of the pool."""
+    assert isinstance(value.type, TensorType)
+    return tuple(dim for dim in value.type.shape or () if isinstance(dim, int))
+
+
+def dtype(value: Value) -> str:
+    """Return the dtype of a value of the pool."""
+    assert isinstance(value.type, TensorType)
+    return value.type.dtype
+
+
+TEMPLATES: dict[str, Apply] = {}
+
+
+def template(*names: str, table: dict[str, Apply] = TEMPLATES) -> Callable[[Apply], Apply]:
+    """Decorate what applies these operators to the pool."""
+
+    def register(apply: Apply) -> Apply:
+        table.update(dict.fromkeys(names, apply))
+        return apply
+
+    return register
+
+
+def make(op_type: str, /, *inputs: Any, **attributes: Any) -> Any:
+    """Apply an operator."""
+    return getattr(sg.ops, op_type)(*inputs, **attributes)
+
+
+@template(
+    *("Relu", "Sigmoid", "Tanh", "Sin", "Cos", "Neg", "Abs", "Floor", "Softplus", "Erf"),
+    *("LeakyRelu", "Elu", "HardSigmoid", "HardSwish", "Identity", "Sign", "Softsign", "Selu"),
+    *("Ceil", "Round", "Gelu", "Mish"),
+)
+def _unary(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw)
+    return None if x is None else make(name, x)
+
+
+@template("Add", "Sub", "Mul", "Max", "Min", "Greater", "Less", "LessOrEqual", "Sum", "Mean")
+def _binary(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw)
+    if x is None:
+        return None
+    y = pool.like(draw, dims(x), "float32") if draw(st.booleans()) else None
+    if y is None:
+        keep = [d if draw(st.booleans()) else 1 for d in dims(x)]
+        y = pool.weight(keep)
+    return make(name, x, y) if draw(st.booleans()) else make(name, y, x)
+
+
+@template("Div")
+def _div(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw)
+    return None if x is None else make(name, x, pool.weight(dims(x)[-1:], 2, 0.5))
+
+
+@template("And", "Or", "Xor")
+def _logical(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, ("bool",))
+    if x is None:
+        return None
+    return make(name, x, pool.like(draw, dims(x), "bool"))
+
+
+@template("Not")
+def _not(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, ("bool",))
+    return None if x is None else make(name, x)
+
+
+@template("Where")
+def _where(draw: Draw, pool: Pool, name: str) -> Any:
+    condition = pool.pick(draw, ("bool",))
+    if condition is None:
+        return None
+    x = pool.like(draw, dims(condition), "float32")
+    return None if x is None else make(name, condition, x, pool.weight(dims(x)[-1:]))
+
+
+@template("Cast")
+def _cast(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, ("bool", "int64", "float64"))
+    if x is None:
+        x = pool.pick(draw)
+        return None if x is None else make(name, x, to=11)
+    return make(name, x, to=1)
+
+
+@template("Conv")
+def _conv(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=3, most=4)
+    if x is None or min(dims(x)[1:]) < 1:
+        return None
+    channels, space = dims(x)[1], dims(x)[2:]
+    kernel = [whole(draw, 1, min(3, size)) for size in space]
+    groups = channels if draw(st.booleans()) else 1
+    made = channels if groups > 1 else whole(draw, 1, 4)
+    weight = pool.weight((made, channels // groups, *kernel))
+    bias = [pool.weight((made,))] if draw(st.booleans()) else []
+    pads = [k // 2 for k in kernel] * 2
+    return make(name, x, weight, *bias, pads=pads, group=groups)
+
+
+@template("MaxPool", "AveragePool")
+def _pool(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=3, most=4)
+    if x is None:
+        return None
+    kernel = [min(2, size) for size in dims(x)[2:]]
+    stride = whole(draw, 1, 2)
+    return make(name, x, kernel_shape=kernel, strides=[stride] * len(kernel))
+
+
+@template("GlobalAveragePool", "GlobalMaxPool")
+def _global_pool(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=3)
+    return None if x is None else make(name, x)
+
+
+@template("BatchNormalization")
+def _batch_norm(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=2)
+    if x is None:
+        return None
+    shape = dims(x)[1:2]
+    given = [pool.weight(shape) for _ in range(3)]
+    return make(name, x, *given, pool.weight(shape, 1, 0.5), outputs=1)
+
+
+@template("InstanceNormalization")
+def _instance_norm(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=3)
+    if x is None:
+        return None
+    shape = dims(x)[1:2]
+    return make(name, x, pool.weight(shape), pool.weight(shape))
+
+
+@template("LayerNormalization")
+def _layer_norm(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    if x is None:
+        return None
+    shape = dims(x)[-1:]
+    return make(name, x, pool.weight(shape), pool.weight(shape), outputs=1)
+
+
+@template("MatMul")
+def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=2)
+    if x is None:
+        return None
+    return make(name, x, pool.weight((dims(x)[-1], whole(draw, 1, 4))))
+
+
+@template("Gemm")
+def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=2, most=2)
+    if x is None:
+        return None
+    wide = whole(draw, 1, 4)
+    turned = draw(st.booleans())
+    shape = (wide, dims(x)[1]) if turned else (dims(x)[1], wide)
+    return make(name, x, pool.weight(shape), pool.weight((wide,)), transB=int(turned))
+
+
+@template("Softmax", "LogSoftmax")
+def _softmax(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    return None if x is None else make(name, x, axis=whole(draw, 0, len(dims(x)) - 1))
+
+
+@template("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2")
+def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    if x is None:
+        return None
+    axis = whole(draw, 0, len(dims(x)) - 1)
+    return make(name, x, pool.constant([axis]), keepdims=int(draw(st.booleans())))
+
+
+@template("ArgMax")
+def _arg_max(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    return None if x is None else make(name, x, axis=whole(draw, 0, len(dims(x)) - 1))
+
+
+@template("Concat")
+def _concat(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    if x is None or np.prod(dims(x)) > 500:
+        return None
+    y = pool.like(draw, dims(x), "float32")
+    return make(name, x, y, axis=whole(draw, 0, len(dims(x)) - 1))
+
+
+@template("Split")
+def _split(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    if x is None:
+        return None
+    axis = whole(draw, 0, len(dims(x)) - 1)
+    size = dims(x)[axis]
+    if size < 2:
+        return None
+    first = whole(draw, 1, size - 1)
+    return make(name, x, pool.constant([first, size - first]), axis=axis, outputs=2)
+
+
+@template("Slice")
+def _slice(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    if x is None:
+        return None
+    axis = whole(draw, 0, len(dims(x)) - 1)
+    start = whole(draw, 0, dims(x)[axis] - 1)
+    bounds = [pool.constant([k]) for k in (start, dims(x)[axis], axis)]
+    return make(name, x, *bounds)
+
+
+@template("Gather")
+def _gather(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    if x is None:
+        return None
+    axis = whole(draw, 0, len(dims(x)) - 1)
+    picked = draw(st.lists(st.integers(0, dims(x)[axis] - 1), min_size=1, max_size=3))
+    return make(name, x, pool.constant(picked), axis=axis)
+
+
+@template("Transpose")
+def _transpose(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, ("float32", "bool", "int64"), rank=1)
+    return None if x is None else make(name, x, perm=draw(st.permutations(range(len(dims(x))))))
+
+
+@template("Reshape")
+def _reshape(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    if x is None:
+        return None
+    return make(name, x, pool.constant([dims(x)[0], int(np.prod(dims(x)[1:]))]))
+
+
+@template("Flatten")
+def _flatten(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=2)
+    return None if x is None else make(name, x, axis=whole(draw, 0, len(dims(x)) - 1))
+
+
+@template("Unsqueeze")
+def _unsqueeze(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, most=3)
+    return None if x is None else make(name, x, pool.constant([0]))
+
+
+@template("Pad")
+def _pad(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    if x is None or np.prod(dims(x)) > 500:
+        return None
+    around = draw(st.lists(st.integers(0, 1), min_size=2 * len(dims(x)), max_size=2 * len(dims(x))))
+    return make(name, x, pool.constant(around))
+
+
+@template("Clip")
+def _clip(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw)
+    if x is None:
+        return None
+    low, high = (sg.parameter(f"w{pool.weights}_limit{k}", np.float32(k)) for k in (-1, 1))
+    pool.weights += 1
+    return make(name, x, low, high)
+
+
+@template("CumSum")
+def _cumsum(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    if x is None:
+        return None
+    pool.weights += 1
+    axis = np.array(whole(draw, 0, len(dims(x)) - 1), np.int64)
+    return make(name, x, sg.parameter(f"w{pool.weights}", axis))
+
+
+@template("TopK")
+def _top_k(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=1)
+    return None if x is None else make(name, x, pool.constant([1]))
+
+
+@template("If")
+def _branch(draw: Draw, pool: Pool, name: str) -> Any:
+    flag = pool.pick(draw, ("bool",))
+    x = pool.pick(draw, rank=1)
+    if flag is None or x is None or not dims(flag):
+        return None
+    pool.weights += 1
+    one = make("ReduceMax", make("Cast", flag, to=6), keepdims=0)
+    condition = make("Cast", one, to=9)
+    then = Graph(outputs=[sg.ops.Neg(sg.ops.Relu(sg.capture(x)))], name=f"then{pool.weights}")
+    other = sg.ops.Tanh(sg.ops.Mul(sg.capture(x), sg.capture(x)))
+    orelse = Graph(outputs=[other], name=f"else{pool.weights}")
+    return make(name, condition, then_branch=then, else_branch=orelse)
+
+
+def grow(draw: Draw, pool: Pool, table: Mapping[str, Apply], steps: int) -> None:
+    """Apply operators to the pool; those that fit nothing are passed over."""
+    for _ in range(steps):
+        apply_one(draw, pool, table)
+
+
+def apply_one(draw: Draw, pool: Pool, table: Mapping[str, Apply]) -> list[Value]:
+    """Apply one operator to the pool; return its results, none if it fits nothing."""
+    name = draw(st.sampled_from(tuple(table)))
+    made = table[name](draw, pool, name)
+    if made is None:
+        return []
+    results: list[Value] = list(made) if isinstance(made, tuple) else [made]  # pyright: ignore[reportUnknownArgumentType]
+    pool.values += [v for v in results if isinstance(v.type, TensorType) and v.type.is_static]
+    return results
