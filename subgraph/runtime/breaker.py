@@ -1,4 +1,4 @@
-"""Breakers: after failures in a row something is left alone, and tried again after a time."""
+"""Circuit breakers: after consecutive failures a device is not used for some time."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from subgraph.errors import UnsupportedOpError
 from subgraph.runtime.settings import DeviceOptions
 from subgraph.system.forking import free_in_child
 
-# What a device refuses of one run, or found no memory for: the next run may be another.
+# Errors that concern one run only, so that the next run may succeed.
 _OF_THIS_RUN = (UnsupportedOpError, MemoryError)
-_MOST_CAUSES = 8  # causes that are told of one breaker
+_MOST_CAUSES = 8  # causes that are reported for one breaker
 
 
 class Breaker:
     """Counts the failures of a device, for one region or one model.
 
-    After ``FALLBACK_FAILURES`` in a row it opens: the device is asked no more. After
+    After ``FALLBACK_FAILURES`` consecutive failures it opens: runs no longer use the device. After
     ``FALLBACK_RETRY`` seconds one run may try it again.
 
     Attributes:
-        failures: How often it has failed.
-        in_a_row: How often since it last succeeded.
-        cause: What it said the last time.
+        failures: Number of failures.
+        in_a_row: Number of failures since the last success.
+        cause: Message of the last failure.
     """
 
     def __init__(self, options: DeviceOptions) -> None:
-        """Make a closed breaker that works as ``options`` say."""
+        """Create a closed breaker with the limits of these options."""
         self.failures = 0
         self.in_a_row = 0
         self.cause = ""
@@ -40,7 +40,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the device is left alone."""
+        """Whether runs do not use the device."""
         return self._retry_at is not None
 
     @property
@@ -50,18 +50,18 @@ class Breaker:
         return "not tried again" if left == math.inf else f"tried again in {max(left, 0):.1f} s"
 
     def may_try(self) -> bool:
-        """Return whether a run may ask the device; says so to one run when it is time again."""
+        """Return whether a run may use the device; of an open breaker, one run after the pause."""
         if not self.is_open:
             return True
         with self._lock:
             now, retry_at = time.monotonic(), self._retry_at
             if retry_at is None or now < retry_at:
                 return retry_at is None
-            self._retry_at = now + self.pause  # the others wait for what this run finds
+            self._retry_at = now + self.pause  # other runs wait for the result of this one
             return True
 
     def succeeded(self) -> bool:
-        """Note that the device has made a run; return whether that has closed the breaker."""
+        """Record that a run on the device succeeded; return whether that closed the breaker."""
         if not self.in_a_row:
             return False
         with self._lock:
@@ -72,8 +72,8 @@ class Breaker:
         """Count a failure.
 
         Args:
-            error: What was raised. What concerns one run alone never opens the breaker.
-            may_open: Whether there is another device for the runs that follow.
+            error: The error. One that concerns a single run never opens the breaker.
+            may_open: Whether later runs can use another device.
 
         Returns:
             Whether the cause is new, and whether the breaker has opened.

@@ -1,7 +1,7 @@
 """Plans of the default executor: a graph prepared once for all requests.
 
-A `Plan` has a slot for each value, a step for each node, what dies after each step, and a schedule
-where regions may run side by side.
+A `Plan` has a slot for each value, a step for each node, the slots that are freed after each step,
+and a schedule if regions may run at the same time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _NONE = 0  # the slot of an omitted input
 
 
 class Step:
-    """One node, prepared: where its inputs are, where its outputs go, what dies after it.
+    """A node with the slots of its inputs and outputs, and those that are freed after it.
 
-    ``given`` are the inputs of a subgraph node that are no weights; None if a run may replace one
-    of the weights.
+    ``given`` are the slots of a subgraph node's inputs that are not weights; None if a run may
+    replace one of the weights.
     """
 
     __slots__ = ("bodies", "fallback", "free", "given", "inputs", "node", "op", "outputs")
@@ -35,7 +35,16 @@ class Step:
         *,
         parallel: bool = True,
     ) -> None:
-        """Prepare ``node``; ``op`` is that of a subgraph node."""
+        """Prepare a node.
+
+        Args:
+            node: The node.
+            op: Its subgraph op, if it is a subgraph node.
+            inputs: Slots of its inputs, and of the values that its bodies capture.
+            outputs: Slots of its outputs.
+            given: See the class.
+            parallel: Whether regions in its bodies may run at the same time.
+        """
         self.node = node
         self.op = op
         self.fallback = None if op is None else node.fallback or op.fallback
@@ -47,7 +56,7 @@ class Step:
         self.bodies = [Plan(body, parallel=parallel) for body in bodies]
 
     def work(self) -> Work:
-        """Return what a schedule knows of the step."""
+        """Return the step as the schedule sees it."""
         op = self.op
         if op is None or (type(op) is DefaultSubgraphOp and op.device == SubgraphOp.device):
             return Work(self.inputs, self.outputs, HOST)
@@ -60,11 +69,11 @@ class Plan:
     Attributes:
         graph: The graph; it must not change any more.
         parameters: Every parameter that a run reads: of nodes, bodies and inner graphs.
-        only: Where all of it is one subgraph node: which inputs that takes beside weights, and
-            which of its outputs the graph's are.
-        schedule: Which steps may overlap; None where none may.
-        passed: Positions of outputs that may be in the memory of an input: those that no subgraph
-            node has made.
+        only: If the graph is one subgraph node: positions of the graph's inputs that the node reads
+            beside weights, and for each output of the graph its position among the node's outputs.
+        schedule: Which steps may overlap; None if none may.
+        passed: Positions of outputs that may share the memory of an input, because no subgraph node
+            computed them.
     """
 
     def __init__(self, graph: Graph, *, parallel: bool = True) -> None:
@@ -82,12 +91,12 @@ class Plan:
         self._parameter_slot: dict[Value, int] = {}
         self.arrays: list[tuple[int, Parameter]] = []  # slots that hold a parameter's array
         self.objects: list[tuple[int, Parameter]] = []  # slots that hold a parameter itself
-        self._open = {*graph.inputs, *graph.captures}  # what a run may give
+        self._open = {*graph.inputs, *graph.captures}  # values that a run may replace
         self.inputs = tuple(
             (self._new_slot(value), self._slot_of_object(value) if value.parameter else _NONE)
             for value in (*graph.inputs, *graph.captures)
         )
-        # Slots of the inputs, one after the other, if none of them may be a weight.
+        # Slots of the inputs, which are consecutive, if none of them may be a weight.
         whole = any(slot for _, slot in self.inputs)
         self.plain_inputs = None if whole else slice(1, 1 + len(self.inputs))
         self.steps = [self._step(node) for node in graph.nodes]
@@ -98,14 +107,14 @@ class Plan:
         self._mark_deaths()
 
     def all_steps(self) -> Iterator[Step]:
-        """Yield the steps, those of bodies too."""
+        """Yield all steps, including those of bodies."""
         for step in self.steps:
             yield step
             for body in step.bodies:
                 yield from body.all_steps()
 
     def ops(self) -> Iterator[SubgraphOp]:
-        """Yield the ops of subgraph nodes, those in bodies too."""
+        """Yield the ops of subgraph nodes, including those in bodies."""
         return (step.op for step in self.all_steps() if step.op is not None)
 
     def _new_slot(self, value: Value) -> int:
@@ -179,11 +188,11 @@ class Plan:
         return tuple(k for k, slot in enumerate(self.outputs) if slot in passed)
 
     def _mark_deaths(self) -> None:
-        """Give each step the slots whose last reader it is, so that a run frees what is dead."""
+        """Set the slots that each step frees: those that no later step reads."""
         made = {slot for step in self.steps for slot in step.outputs}
         seen = set(self.outputs)
         if self.schedule is not None:
-            seen.update(self.schedule.readers)  # freed by who reads them last, whoever that is
+            seen.update(self.schedule.readers)  # freed by the task that reads them last
         for step in reversed(self.steps):
             last = {s for s in (*step.inputs, *step.outputs) if s in made and s not in seen}
             seen |= last
@@ -191,7 +200,7 @@ class Plan:
 
 
 def all_parameters(graph: Graph) -> tuple[Parameter, ...]:
-    """Return every parameter that a run of ``graph`` reads, in bodies and inner graphs too."""
+    """Return every parameter that a run of a graph reads, also in bodies and inner graphs."""
     found: dict[Parameter, None] = {}
     work = [graph]
     while work:

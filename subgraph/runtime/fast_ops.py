@@ -1,7 +1,7 @@
 """Fast ops of the default executor: views and copies between regions, without the usual checks.
 
-Each gives the result of the reference. Inputs that do not fit go to the reference, whose error says
-why.
+Each returns the result of the reference. Invalid inputs are passed to the reference, which raises
+the error.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _SIZING = frozenset({"ConstantOfShape", "Expand", "Range", "Reshape", "Slice"})
 
 
 def fast_op(node: Node) -> Run | None:
-    """Return what runs ``node`` at once; None where the reference has to."""
-    make = _QUICK.get(operator_key(node.op_type, node.domain))
+    """Return a callable that runs a node without checks; None if the reference has to run it."""
+    make = _FAST.get(operator_key(node.op_type, node.domain))
     return None if make is None else make(node)
 
 
 def gives_size(node: Node) -> bool:
-    """Return whether a node does little but give its result a size: the reference is quick then."""
+    """Return whether a node mostly sets the size of its result, so that the reference is fast."""
     return node.op_type in _SIZING and not node.domain
 
 
 def _is_result(node: Node) -> bool:
-    """Return whether the graph gives away what the node makes; it must be an array of its own."""
+    """Return whether an output of the node is an output of the graph, and so needs own memory."""
     return node.graph is None or any(map(node.graph.gives, node.outputs))
 
 
 def _constant(node: Node) -> Run | None:
     if _is_result(node):
         return None
-    kept: list[Sequence[Any]] = []
+    results: list[Sequence[Any]] = []
 
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
-        if not kept:
-            kept.append(evaluate(node, inputs))
-        return kept[0]
+        if not results:
+            results.append(evaluate(node, inputs))
+        return results[0]
 
     return run
 
@@ -64,7 +64,7 @@ def _copied(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _cast(node: Node) -> Run | None:
-    """A loop's condition is cast to what it is by torch's exporter, once a round."""
+    """PyTorch's exporter casts a loop's condition to its own dtype in every iteration."""
     to = DTYPE_OF_ONNX.get(node.attrs.get("to", 0))
     return None if to is None else partial(_converted, node, numpy_dtype(to), _is_result(node))
 
@@ -83,12 +83,12 @@ def _converted(node: Node, dtype: np.dtype[Any], own: bool, inputs: Sequence[Any
 
 
 def _trim(node: Node) -> Run:
-    """The cut of a buffer by a count (``selection/bounded.py``): a view, unless it is given away.
+    """A buffer cut to a count of elements (the padded forms of operators), as a view.
 
-    A view is given away, too, where it is contiguous, nobody else has the buffer, and not much
-    memory is kept for nothing.
+    As an output of the graph it is copied, unless the view is contiguous, nobody else reads the
+    buffer, and the buffer is at most `_MOST_HELD` times as large as the view.
     """
-    given_away, ours = _is_result(node), _has_alone(node)
+    is_result, only_reader = _is_result(node), _is_only_reader(node)
 
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
         buffer, count = inputs
@@ -96,14 +96,14 @@ def _trim(node: Node) -> Run:
         if not 0 <= count.item() <= buffer.shape[axis]:
             return evaluate(node, inputs)
         cut = buffer[(*[slice(None)] * axis, slice(count.item()))]
-        own = ours and cut.flags.c_contiguous and _MOST_KEPT * cut.nbytes >= buffer.nbytes
-        return [cut.copy(order="C") if given_away and not own else cut]
+        own = only_reader and cut.flags.c_contiguous and _MOST_HELD * cut.nbytes >= buffer.nbytes
+        return [cut.copy(order="C") if is_result and not own else cut]
 
     return run
 
 
-def _has_alone(node: Node) -> bool:
-    """Return whether the first input is made by a node for this one only."""
+def _is_only_reader(node: Node) -> bool:
+    """Return whether the first input is computed by a node and read by this one only."""
     buffer, graph = node.inputs[0], node.graph
     if buffer is None or buffer.producer is None or graph is None or graph.gives(buffer):
         return False
@@ -164,7 +164,7 @@ def _split(node: Node) -> Run:
 
 
 def _sizes(length: int, split: Any) -> list[int] | None:
-    """Return the sizes of the parts of an axis; None if they do not fit."""
+    """Return the sizes of the parts into which an axis is split; None if they are invalid."""
     if split.ndim == 0:
         size = int(split)
         if size <= 0 or length == 0:
@@ -187,19 +187,19 @@ def _joined(node: Node) -> Run:
             check_memory(sum(item.nbytes for item in items), node.name)
             try:
                 return [join(items, axis)]
-            except ValueError:  # the reference says what does not fit
+            except ValueError:  # the reference raises an error that names the cause
                 pass
         return evaluate(node, inputs)
 
     return run
 
 
-_OF_ARRAY = 128  # bytes that an array takes beside its elements
-_LARGE = 1 << 16  # bytes from which on a copy is counted against the memory budget
-_MOST_KEPT = 4  # times a result's own memory
-# What a whole number is converted to without a warning, as C does.
+_OF_ARRAY = 128  # bytes of an array object without its elements
+_LARGE = 1 << 16  # bytes of a copy above which it is counted against the memory budget
+_MOST_HELD = 4  # most times the memory of a result that a view of it may hold
+# Dtypes to which an integer is converted as in C, without a warning.
 _EXACT = "?bBhHiIlLqQfd"
-_QUICK: dict[str, Callable[[Node], Run | None]] = {
+_FAST: dict[str, Callable[[Node], Run | None]] = {
     "Cast": _cast,
     "ConcatFromSequence": _joined,
     "Constant": _constant,

@@ -1,4 +1,4 @@
-"""States of a request: what stateful subgraph ops keep from one of its runs to the next."""
+"""States of a request: arrays that stateful subgraph ops carry from one run to the next."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class RequestState:
     """One state of a request, made by ``request.query_state``; the request must not be busy.
 
     Attributes:
-        name: The subgraph node and the op's own name of the state, as in "lstm_0/hidden".
+        name: Name of the subgraph node and the op's name of the state, as in "lstm_0/hidden".
     """
 
     def __init__(self, name: str, runner: Runner, check_idle: Callable[[], None]) -> None:
-        """Offer a state of the ops that ``runner`` runs.
+        """Refer to a state of the ops of a request.
 
         Args:
-            name: Its name.
-            runner: What runs the request.
-            check_idle: Raises if the request is busy.
+            name: The state's name.
+            runner: Runs the request.
+            check_idle: Raises RequestError if the request is busy.
         """
         self.name = name
         self._runner = runner
@@ -34,12 +34,12 @@ class RequestState:
 
     @property
     def state(self) -> Array:
-        """A copy of the array from which the next run goes on; assign to it to change that.
+        """A copy of the array with which the next run begins; assigning an array replaces it.
 
         Raises:
-            RequestError: the request is busy, or the op has dropped the state.
-            ModelError: an array is assigned that has another dtype or number of dimensions.
-            DeviceError: the op does not go on from the array that is assigned.
+            RequestError: The request is busy, or the op has dropped the state.
+            ModelError: The assigned array has another dtype or number of dimensions.
+            DeviceError: The op does not accept the assigned array.
         """
         return self._found().copy()
 
@@ -54,10 +54,10 @@ class RequestState:
         self._runner.set_states({**self._runner.states(), self.name: array.copy()})
 
     def reset(self) -> None:
-        """Let the next run begin with the state as it is at first; other states stay.
+        """Let the next run begin with the initial state; other states are unchanged.
 
         Raises:
-            RequestError: the request is busy.
+            RequestError: The request is busy.
         """
         self._check_idle()
         runner = self._runner

@@ -1,7 +1,7 @@
-"""What a compiled model takes and gives: its ports, the check of inputs, the results of a call.
+"""The ports of a compiled model, the check of its inputs, and the results of a call.
 
-The check is paid once per set of shapes and dtypes: a call with a set that was accepted before
-costs a look-up.
+Inputs are checked once for each set of shapes and dtypes; later calls with the same set take only a
+look-up.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from subgraph.graph.types import (
 )
 from subgraph.system.registry import nearest
 
-_REMEMBERED = 64  # accepted sets of shapes
+_REMEMBERED = 64  # most sets of shapes and dtypes that are remembered as accepted
 
 
 @attrs.frozen
 class Port:
-    """An input or output: name, type, and for an optional input the Parameter it defaults to."""
+    """An input or output: name, type, and the Parameter that is its default if it is optional."""
 
     name: str
     type: ValueType | None
@@ -40,12 +40,12 @@ class Port:
 
     @property
     def shape(self) -> Shape | None:
-        """Sizes, names of sizes, None for unknown ones; None where the rank is not known either."""
+        """Sizes, names of sizes, or None for unknown ones; None if the rank is unknown."""
         return self.type.shape if isinstance(self.type, TensorType) else None
 
     @property
     def dtype(self) -> str | None:
-        """The elements' dtype, such as ``"float32"``; None for sequences, or unknown."""
+        """The elements' dtype, such as ``"float32"``; None if unknown, and for sequences."""
         return self.type.dtype if isinstance(self.type, TensorType) else None
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Port:
 
 
 class Results(Mapping[str, Any]):
-    """What a run gave: a mapping by output name that also takes positions.
+    """The results of a run: a mapping by output name that also accepts positions.
 
     A value that a graph lists several times among its outputs has one name and several positions.
     """
@@ -61,7 +61,12 @@ class Results(Mapping[str, Any]):
     __slots__ = ("_positions", "_values")
 
     def __init__(self, positions: Mapping[str, int], values: Sequence[Any]) -> None:
-        """Wrap the values, in the order of the outputs."""
+        """Wrap the results of a run.
+
+        Args:
+            positions: Position of each output by name.
+            values: The results in the order of the outputs.
+        """
         self._positions = positions
         self._values = values
 
@@ -103,10 +108,16 @@ class Results(Mapping[str, Any]):
 
 
 class Signature:
-    """The ports of a model and the check of what callers give."""
+    """The ports of a model, and the check of the inputs of a call."""
 
     def __init__(self, inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> None:
-        """Take the inputs and outputs of the model ``name``."""
+        """Create the ports of a model.
+
+        Args:
+            inputs: The model's inputs.
+            outputs: The model's outputs.
+            name: The model's name, for errors.
+        """
         self.name = name
         self.inputs = tuple(Port(v.name, v.type, v.parameter) for v in inputs)
         self.outputs = tuple(Port(v.name, v.type) for v in outputs)
@@ -121,16 +132,23 @@ class Signature:
         self._latest: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []  # accepted last
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        """Return what was given, checked, in the order of the inputs; None for a default.
+        """Return the arguments of a call, checked, in the order of the inputs.
+
+        Args:
+            args: One item for each input, or one sequence or mapping of all of them.
+            named: Items by the name of their input.
+
+        Returns:
+            One item for each input; None where the input has a default.
 
         Raises:
-            MissingInputError: an input is missing, or a name is none of the inputs.
-            ShapeError: dtype or shape of an input do not fit; expected and got.
+            MissingInputError: An input is missing, or a name is not that of an input.
+            ShapeError: The dtype or shape of an input is wrong; the message says what is expected.
         """
         items = self._ordered(args, named)
-        latest = self._latest  # once: other threads replace it
+        latest = self._latest  # read once, because other threads replace it
         for position, shape, dtype in latest:
-            # Dtypes are compared as objects: they hash slowly.
+            # Dtypes are compared by identity, because hashing them is slow.
             item = items[position]
             if type(item) is not np.ndarray or item.dtype is not dtype or item.shape != shape:
                 break
@@ -227,7 +245,7 @@ class Signature:
         array = as_array(item, dtype, port)
         if array.dtype != dtype:
             if array.dtype.newbyteorder("=") == dtype:
-                return array.astype(dtype)  # of the other byte order
+                return array.astype(dtype)  # from the other byte order
             if dtype.kind == "O" and array.dtype.kind in "UST":
                 return array.astype(object)
             raise ShapeError(
@@ -267,7 +285,15 @@ def _shape_shown(array: Array) -> str:
 
 
 def _of_other_type(port: Port, item: Any) -> Any:
-    """Check a value that is no tensor: a sequence is a list, an optional its element."""
+    """Check and convert the value of an input that is not a tensor.
+
+    Args:
+        port: The input. A sequence is passed as a list, an optional as its element or None.
+        item: The value.
+
+    Raises:
+        ShapeError: The value is not of the input's type.
+    """
     if isinstance(port.type, SequenceType):
         if not isinstance(item, (list, tuple)):
             raise ShapeError(
@@ -283,25 +309,28 @@ def _of_other_type(port: Port, item: Any) -> Any:
         if array.dtype != dtype:
             raise ShapeError(f"input {port.name!r} holds {port.type}, got {_shape_shown(array)}")
         return array
-    given: Any = item
+    value: Any = item
     if port.type is not None or isinstance(item, dict):
-        return given
-    if isinstance(item, (list, tuple)) and any(isinstance(part, np.ndarray) for part in given):
-        return list(given)
+        return value
+    if isinstance(item, (list, tuple)) and any(isinstance(part, np.ndarray) for part in value):
+        return list(value)
     try:
-        return np.asarray(given)
+        return np.asarray(value)
     except ValueError as error:
         raise ShapeError(f"input {port.name!r}: no array can be made of it: {error}") from error
 
 
 def as_array(item: Any, dtype: np.dtype[Any], port: Port) -> Array:
-    """Return ``item`` as an array, without a copy where its memory can be shared.
+    """Return a value as an array, without a copy if its memory can be shared.
 
-    NumPy arrays, DLPack tensors and buffers keep their dtype. Python numbers and lists take
-    ``dtype`` when that loses nothing but precision.
+    Args:
+        item: A NumPy array, a DLPack tensor or a buffer, whose dtype is not changed, or Python
+            numbers.
+        dtype: The dtype to which Python numbers are converted if only precision is lost.
+        port: The input, for errors.
 
     Raises:
-        ShapeError: it is none of these, or a Python number does not fit ``dtype``.
+        ShapeError: The value is none of these, or a Python number does not fit ``dtype``.
     """
     if _is(item, np.ndarray):
         return np.asarray(item)
@@ -322,7 +351,7 @@ def as_array(item: Any, dtype: np.dtype[Any], port: Port) -> Array:
 
 
 def _is(item: Any, *types: type) -> bool:
-    """Ask without narrowing: type checkers know less of a list than of Any."""
+    """Return whether a value is of one of these types, without narrowing its static type."""
     return isinstance(item, types)
 
 

@@ -1,10 +1,9 @@
 """Schedules: which steps of a plan may run at the same time within one request.
 
 Regions of different devices that do not depend on each other overlap. `make_schedule` groups the
-steps of a plan into tasks: chains of steps that one thread runs without handing anything over. A
-`Scheduler` starts every task as soon as the tasks that it reads from are done and no other task
-of its device runs. What a task needs is decided by the graph alone, so the results of a run do not
-depend on which task was faster.
+steps of a plan into tasks: chains of steps that one thread runs. A `Scheduler` starts a task as
+soon as the tasks that it reads from are done and no other task of its device runs. The
+dependencies follow from the graph, so the results of a run do not depend on the speed of tasks.
 """
 
 from __future__ import annotations
@@ -23,29 +22,30 @@ from subgraph.graph.parameters import pinned, pinned_snapshot
 from subgraph.runtime.task_executor import TaskExecutor
 
 HOST = ""  # the device of steps that Python runs by the reference implementation
-# What a run pays for handing a task to another thread and waiting for it (measured: 93 us, median
-# of runs of two regions that do nothing, 2 cores).
+# Time to hand a task to another thread and to wait for it (measured: 93 us, median of runs of two
+# empty regions, 2 cores).
 HANDOVER_SECONDS = 1e-4
-# Runs after which a schedule that could not save `HANDOVER_SECONDS` is tried again, as the sizes of
-# values may be others by then.
+# Number of runs after which a schedule that could not save `HANDOVER_SECONDS` is tried again,
+# because the sizes of values may have changed.
 _RUNS_BEFORE_RETRY = 256
 _threads = TaskExecutor("regions", threads=None)
 
 Values = list[Any]
 RunSteps = Callable[[Values, Sequence[int]], None]
-Iterations = Sequence[tuple[threading.Lock, int, int]]  # who holds the lock runs these steps
+# Locks, each with the steps (first, end) that are run under it.
+DeviceLocks = Sequence[tuple[threading.Lock, int, int]]
 
 
 @attrs.frozen
 class Work:
-    """What a schedule knows of a step.
+    """A step as the schedule sees it.
 
     Attributes:
         inputs: Slots that it reads.
         outputs: Slots that it writes.
         device: The device that runs it, `HOST` for the reference implementation.
-        is_region: Whether it is a region, worth a thread of its own.
-        concurrent: Whether it may also run beside other steps of its device.
+        is_region: Whether it is a region, which may run in a thread of its own.
+        concurrent: Whether it may also overlap with other steps of its device.
     """
 
     inputs: Sequence[int]
@@ -60,11 +60,11 @@ class Task:
     """A chain of steps that one thread runs.
 
     Attributes:
-        device: The device of its steps; None: it may run beside every other task.
+        device: The device of its steps; None: it may overlap with every other task.
         steps: Their positions in the plan, ascending.
         needs: Tasks that have to be done before it; their numbers are lower than its own.
         followers: Tasks that wait for it.
-        reads: Slots that it shares with other tasks as their reader; the last one frees them.
+        reads: Slots that other tasks read, too; the last reader frees them.
     """
 
     device: str | None
@@ -79,9 +79,9 @@ class Schedule:
     """The tasks of a plan of which some may run at the same time.
 
     Attributes:
-        tasks: The tasks; running them in this order is right, too.
+        tasks: The tasks, in an order in which they may run one after the other.
         task_of: The number of each step's task.
-        readers: How many tasks read a slot that several read.
+        readers: Number of readers of each slot that several tasks read.
     """
 
     tasks: Sequence[Task]
@@ -89,19 +89,19 @@ class Schedule:
     readers: dict[int, int]
 
     def memory_group(self, step: int) -> object:
-        """Return a key that steps have in common which never run at the same time."""
+        """Return a key that is equal for steps that never run at the same time."""
         number = self.task_of[step]
         device = self.tasks[number].device
         return ("task", number) if device is None else ("device", device)
 
-    def locks(self, turns: Iterations) -> list[threading.Lock]:
-        """Return the lock of each task, where steps of one device wait for those of another run."""
-        by_step = {k: lock for lock, begin, end in turns for k in range(begin, end)}
+    def locks(self, by_device: DeviceLocks) -> list[threading.Lock]:
+        """Return the lock that each task holds, so that no other run uses its device."""
+        by_step = {k: lock for lock, begin, end in by_device for k in range(begin, end)}
         return [by_step[task.steps[0]] for task in self.tasks]
 
 
 def make_schedule(work: Sequence[Work], results: Container[int]) -> Schedule | None:
-    """Return how steps may overlap; None where there is nothing to gain.
+    """Return how steps may overlap; None if no two regions may.
 
     Args:
         work: The steps in an order in which they can run one after the other.
@@ -142,7 +142,7 @@ def _has_independent_regions(work: Sequence[Work]) -> bool:
 
 
 def _tasks(work: Sequence[Work]) -> tuple[list[Task], list[int]]:
-    """Return the chains of steps and which of them each step belongs to."""
+    """Return the chains of steps, and for each step the number of its chain."""
     maker: dict[int, int] = {}
     for position, each in enumerate(work):
         maker.update(dict.fromkeys(each.outputs, position))
@@ -171,9 +171,9 @@ def _tasks(work: Sequence[Work]) -> tuple[list[Task], list[int]]:
 
 
 def _crossed(work: Sequence[Work], maker: dict[int, int]) -> set[int]:
-    """Return the steps that a step of another device, or one that may overlap, waits for.
+    """Return the steps whose results a step of another device, or one that may overlap, reads.
 
-    A task ends with such a step, so that the others need not wait for more than it.
+    A task ends with such a step, so that the other task waits for no further steps.
     """
     crossed: set[int] = set()
     for each in work:
@@ -187,7 +187,7 @@ def _crossed(work: Sequence[Work], maker: dict[int, int]) -> set[int]:
 def _shared_slots(
     work: Sequence[Work], tasks: Sequence[Task], task_of: Sequence[int], results: Container[int]
 ) -> dict[int, int]:
-    """Note in the tasks the slots that several of them read; return how many read each."""
+    """Set the slots that several tasks read in these tasks; return the readers of each slot."""
     by_slot: dict[int, set[int]] = {}
     made_in: dict[int, int] = {}
     for position, each in enumerate(work):
@@ -204,16 +204,16 @@ def _shared_slots(
 
 
 class Scheduler:
-    """Runs a schedule again and again for one request; one after the other where that costs less.
+    """Runs a schedule repeatedly for one request; in order if overlapping would not save time.
 
     Attributes:
-        schedule: What runs.
+        schedule: The schedule.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         """Prepare to run ``schedule``."""
         self.schedule = schedule
-        self._runs_in_order = 0  # until it is tried again what overlapping saves
+        self._runs_in_order = 0  # number of runs until overlapping is tried again
 
     def run(
         self, run_steps: RunSteps, values: Values, locks: Sequence[threading.Lock] = ()
@@ -221,9 +221,9 @@ class Scheduler:
         """Run all steps on the values of a run; a snapshot is pinned.
 
         Args:
-            run_steps: Runs steps, given by position, on the values; several threads call it.
+            run_steps: Runs steps, identified by position, on the values; several threads call it.
             values: The values.
-            locks: For each task what is held while it runs; empty: nothing.
+            locks: For each task the lock that is held while it runs; empty for no locks.
         """
         run = _Run(self.schedule, values, run_steps, locks)
         enter_run(values)
@@ -238,7 +238,7 @@ class Scheduler:
 
 
 class _Run:
-    """One run of a schedule: what is done, what runs, what may start."""
+    """The state of one run of a schedule."""
 
     def __init__(
         self,
@@ -273,18 +273,18 @@ class _Run:
         """Run the tasks, those that may overlap in threads of their own.
 
         Returns:
-            How many seconds overlapping can have saved at most.
+            Upper bound of the seconds that overlapping saved.
 
         Raises:
-            BaseException: what the first task in order raised that failed. No other task runs any
-                more then; what others raised are its notes.
+            BaseException: The error of the first task, in order, that failed. All other tasks have
+                ended by then; their errors are its notes.
         """
         with self._lock:
             mine = self._start()
         self._work(mine)
         try:
             self._ended.wait()
-        except BaseException as error:  # as of Ctrl-C: nothing may run on behind the caller's back
+        except BaseException as error:  # as of Ctrl-C: no task may run on after the call
             with self._lock:
                 self._errors.append((-1, error))
             self._ended.wait()
@@ -299,7 +299,7 @@ class _Run:
         raise first
 
     def _start(self) -> int | None:
-        """Start every task that may run, but one; return that one for this thread, if there is one.
+        """Start all tasks that may run except one; return that one for this thread, if any.
 
         The caller holds the lock.
         """
@@ -312,7 +312,7 @@ class _Run:
                 waiting.append(number)
                 continue
             if mine is not None and not self._hand_over(number):
-                waiting.append(number)  # no thread is to be had: this one comes back to it
+                waiting.append(number)  # no thread can be started: this one runs it later
                 break
             self._busy.add(device)
             self._running += 1
@@ -330,7 +330,7 @@ class _Run:
         return True
 
     def _help(self, number: int) -> None:
-        """Run a task, and what follows from it, in a thread of its own."""
+        """Run a task, and those that become ready by it, in another thread."""
         assert self._pinned is not None, "a run pins one"
         with limited(*self._budgets), pinned(self._pinned):
             enter_run(self._values)
@@ -358,7 +358,7 @@ class _Run:
             self._run_steps(self._values, steps)
 
     def _done(self, number: int, seconds: float, error: BaseException | None) -> int | None:
-        """Note that a task has ended; return the next one for this thread, if there is one."""
+        """Record the end of a task; return the next one for this thread, if any."""
         task = self._tasks[number]
         with self._lock:
             self._running -= 1
@@ -379,7 +379,7 @@ class _Run:
         return following
 
     def _free(self, task: Task) -> None:
-        """Drop the values that no other task is still to read."""
+        """Free the values that no other task reads any more."""
         for slot in task.reads:
             self._readers[slot] -= 1
             if not self._readers[slot]:

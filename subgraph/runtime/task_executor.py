@@ -1,10 +1,10 @@
 """Task executors: the threads that run asynchronous requests, stage by stage, and their callbacks.
 
 Threads start when work waits and end with the executor that owns them. After a fork the child
-starts threads of its own. A task that has to wait for another task of its executor says so with
-`lent`: meanwhile another thread runs tasks, so that they cannot wait for each other forever. An
-executor without a maximum starts a thread for every task that finds none free; threads that have
-been idle for `_IDLE_SECONDS` end.
+starts threads of its own. A task that has to wait for another task of its executor waits inside
+`lent`: another thread may run tasks meanwhile, so that tasks cannot deadlock. An executor without a
+maximum starts a thread for every task for which no thread is free; threads that have been idle for
+`_IDLE_SECONDS` end.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from subgraph.system.forking import free_in_child
 from subgraph.weights.sharing import start_threads
 
 Task = Callable[[], None]
-# How long a free thread of an executor without a maximum waits for its next task (an estimate:
-# starting a thread takes some 0.1 ms, so keeping it any longer saves nothing that is noticed).
+# How long a free thread of an executor without a maximum waits for its next task. An estimate:
+# starting a thread takes some 0.1 ms, so waiting longer saves no noticeable time.
 _IDLE_SECONDS = 10.0
 _local = threading.local()
 
 
 class _State:
-    """What an executor and its threads share; the threads do not hold the executor itself."""
+    """State that an executor shares with its threads, which do not refer to the executor itself."""
 
     def __init__(self, threads: int | None) -> None:
         self.pid = os.getpid()
@@ -46,8 +46,8 @@ class _State:
         """Queue a task; start a thread for it if none is free.
 
         Raises:
-            DeviceError: No thread can be started, and the executor has none, or none that is free
-                and no maximum; the task is not queued.
+            DeviceError: No thread can be started, and the executor has no thread, or no maximum and
+                no free thread. The task is not queued.
         """
         with self.lock:
             self.pending += 1
@@ -93,7 +93,7 @@ class _State:
                 task, timed_out = None, True
             with self.lock:
                 if timed_out and self.pending >= self.idle:
-                    continue  # a task was queued meanwhile that counts on this thread
+                    continue  # a task was queued meanwhile, for which no thread was started
                 self.idle -= 1
                 if task is None:
                     self.alive -= 1
@@ -107,7 +107,7 @@ def _work(state: _State) -> None:
     while (task := state.next_task()) is not None:
         with uninterrupted:
             task()
-        del task  # keep nothing of a request alive while waiting
+        del task  # it may refer to a request, which must not live on while this thread waits
 
 
 def _stop(state: _State) -> None:
@@ -116,14 +116,14 @@ def _stop(state: _State) -> None:
 
 
 class TaskExecutor:
-    """Runs tasks in the order given on daemon threads; a task must not raise."""
+    """Runs tasks in the order of submission on daemon threads; a task must not raise."""
 
     def __init__(self, name: str, threads: int | None = 1) -> None:
-        """Make an executor; it has no thread before there is a task.
+        """Create an executor; its first thread starts with its first task.
 
         Args:
-            name: What its threads are called after.
-            threads: How many tasks run at a time, at least 1; None: all, none waits for another.
+            name: Part of the names of its threads.
+            threads: Most tasks that run at a time, at least 1; None for no maximum.
         """
         self.name = name
         self.threads = None if threads is None else max(1, threads)
@@ -139,7 +139,7 @@ class TaskExecutor:
         """Queue a task.
 
         Raises:
-            DeviceError: no thread can be started that it needs.
+            DeviceError: A thread is needed and cannot be started.
         """
         with self._lock:
             if self._state.pid != os.getpid():

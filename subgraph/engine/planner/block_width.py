@@ -1,8 +1,8 @@
-"""How many channels a block of the blocked layout has: chosen for a graph by what its sums cost.
+"""The number of channels in a block of the blocked layout, chosen by a graph's convolutions.
 
-A block is a vector, and what a network's channels leave of the last one is multiplied all the same:
-groups of 8 channels in blocks of 16 are half zeros. Where a vector of half the width takes half the
-time, such networks are faster in blocks of half a vector.
+A block is a vector, and the unused lanes of the last block are multiplied as well: groups of 8
+channels in blocks of 16 are half zeros. On processors on which a vector of half the width takes
+half the time, such networks are faster in blocks of half a vector.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import TensorType
 from subgraph.system import host
 
-_GAIN = 1.1  # what blocks of half a vector must save: tiles and copies of whole ones are faster
-_COLOURS = 3  # channels of an image that is read as it is
-_PANEL = 2  # blocks of outputs that are computed together
+# Least ratio of the times for which half vectors are chosen, because tiles and copies of whole
+# vectors are faster.
+_GAIN = 1.1
+_COLOURS = 3  # most channels of an image, which is read in plain layout
+_PANEL = 2  # blocks of outputs in a packed panel
 
 
 @attrs.frozen
@@ -39,7 +41,7 @@ class Sums:
     taps: int
 
     def vectors(self, lanes: int) -> int:
-        """Return the vectors that are multiplied, with blocks of so many channels."""
+        """Return the number of products of vectors, with blocks of ``lanes`` channels."""
         return self.pixels * self.taps * self._products(lanes)
 
     def _products(self, lanes: int) -> int:
@@ -48,12 +50,12 @@ class Sums:
             return -(-channels // lanes)
         if self.groups > 1:
             return min(self._merged(lanes), self._bands(lanes))
-        # Over one tap, or the colours of an image, sums end with the last channel.
+        # With one tap, and over an image, no products with lanes beyond the last channel are made.
         exact = self.taps == 1 or self.inputs <= _COLOURS
         return (self.inputs if exact else _padded(self.inputs, lanes)) * -(-channels // lanes)
 
     def _merged(self, lanes: int) -> int:
-        """Return the products where groups go together that are whole blocks."""
+        """Return the products if groups are merged to whole blocks."""
         whole = (lanes // math.gcd(lanes, size) for size in (self.inputs, self.outputs))
         together = math.lcm(*whole)
         if self.groups % together:
@@ -62,7 +64,7 @@ class Sums:
         return self.groups // together * _padded(together * self.inputs, lanes) * blocks
 
     def _bands(self, lanes: int) -> int:
-        """Return the products where panels of outputs read the blocks of inputs that they need."""
+        """Return the products if each panel of outputs reads only its blocks of inputs."""
         channels, width = self.groups * self.outputs, _PANEL * lanes
         total = 0
         for start in range(0, channels, width):
@@ -80,7 +82,7 @@ def _padded(channels: int, lanes: int) -> int:
 def float_block(graph: Graph) -> int:
     """Return the channels of a block of float32 values: a whole vector, or half of one.
 
-    It depends on the graph and the processor alone, never on the sizes of a run.
+    The number depends on the graph and the processor, and not on the sizes of a run.
     """
     lanes = host.lanes("float32")
     if not host.halves_cost_half():
@@ -88,7 +90,7 @@ def float_block(graph: Graph) -> int:
     sums: list[Sums] = []
     for node in (node for level in graph.levels() for node in level.nodes):
         if "QLinear" in node.op_type:
-            return lanes  # blocks of bytes have as many channels
+            return lanes  # as many as the channels in a block of bytes
         if node.op_type in ("Conv", "FusedConv"):
             found = _sums(node)
             if found is None:
@@ -100,17 +102,17 @@ def float_block(graph: Graph) -> int:
 
 
 def _sums(node: Node) -> Sums | None:
-    """Return the sums of a convolution of float32, None where its sizes are not known."""
+    """Return the sums of a convolution of float32; None if its sizes are unknown."""
     weight, result = node.inputs[1], node.outputs[0].type
     if weight is None or not isinstance(result, TensorType) or result.dtype != "float32":
         return None
-    given = weight.type
-    if not isinstance(given, TensorType) or given.shape is None or result.shape is None:
+    filters = weight.type
+    if not isinstance(filters, TensorType) or filters.shape is None or result.shape is None:
         return None
-    sizes = [d for d in given.shape if isinstance(d, int)]
-    places = [d for d in result.shape[2:] if isinstance(d, int)]
-    if len(sizes) < len(given.shape) or len(places) < len(result.shape) - 2:
+    sizes = [d for d in filters.shape if isinstance(d, int)]
+    pixels = [d for d in result.shape[2:] if isinstance(d, int)]
+    if len(sizes) < len(filters.shape) or len(pixels) < len(result.shape) - 2:
         return None
     groups = int(node.attrs.get("group", 1))
     outputs, inputs = sizes[:2]
-    return Sums(math.prod(places), groups, inputs, outputs // groups, math.prod(sizes[2:]))
+    return Sums(math.prod(pixels), groups, inputs, outputs // groups, math.prod(sizes[2:]))

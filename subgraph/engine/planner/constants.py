@@ -1,9 +1,9 @@
-"""Constants of a plan: values that follow from weights alone, and the entries that hold them.
+"""Constants of a plan: values computed from weights only, and the cache entries that hold them.
 
-A node all of whose inputs are constant is not run: its result is a `Weight` over the sources of
-its inputs (`derive`), made when a kernel asks for it and redone when a parameter changes. What is
-made on the way is not kept. `Weights` turns every weight of a plan into an entry of the cache, or,
-when no parameter is in it, into an array.
+A node whose inputs are all constant is not run. Its result is a `Weight` over the sources of its
+inputs (`derive`); it is computed when a kernel needs it and again when a parameter changes.
+Intermediate results are not cached. `Weights` converts every weight of a plan to an entry of the
+cache or, if it depends on no parameter, to an array.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _ALIGN = 64
 
 
 class _Derivation:
-    """Computes one output of a node on weights; the make function of a derived weight."""
+    """Computes one output of a node from weights; the make function of a derived weight."""
 
-    def __init__(self, node: Node, output: int, given: Sequence[bool], type_: TensorType) -> None:
+    def __init__(self, node: Node, output: int, present: Sequence[bool], type_: TensorType) -> None:
         self.node = node
         self.output = output
-        self.given = tuple(given)
+        self.present = tuple(present)
         self.type = type_
 
     def __call__(self, *arrays: Array) -> Array:
         arguments = iter(arrays)
-        inputs = [next(arguments) if there else None for there in self.given]
+        inputs = [next(arguments) if present else None for present in self.present]
         result = np.asarray(evaluate(self.node, inputs)[self.output])
         if TensorType(dtype_of(result), result.shape) != self.type:
             raise ShapeError(
@@ -47,17 +47,18 @@ class _Derivation:
 
 
 class _Composition:
-    """Makes a weight of the parameters' arrays, and once each weight on the way to it.
+    """Computes a weight, and each intermediate weight once, from the arrays of parameters.
 
     Attributes:
-        slots: Places of the arrays: the parameters', constants, and what the steps make.
-        steps: In order: the function, the slots it reads, its own, those not read again.
+        slots: Arrays of parameters, constants, and results of the steps, which are None.
+        steps: In order: a function, the slots that it reads, the slot of its result, and the slots
+            that no later step reads.
     """
 
     def __init__(self, weight: Weight, positions: dict[Parameter, int]) -> None:
         self.slots: list[Array | None] = [None] * len(positions)
         self.steps: list[tuple[Callable[..., Array], list[int], int, list[int]]] = []
-        place_of: dict[int, int] = {}
+        slot_of: dict[int, int] = {}
         order = _inner_first(weight)
         for inner in order:
             reads: list[int] = []
@@ -65,14 +66,14 @@ class _Composition:
                 if isinstance(source, Parameter):
                     reads.append(positions[source])
                 elif isinstance(source, Weight):
-                    reads.append(place_of[id(source)])
+                    reads.append(slot_of[id(source)])
                 else:
                     reads.append(len(self.slots))
                     self.slots.append(source)
-            place_of[id(inner)] = len(self.slots)
+            slot_of[id(inner)] = len(self.slots)
             self.steps.append((inner.make, reads, len(self.slots), []))
             self.slots.append(None)
-        needed: set[int] = {place_of[id(weight)]}
+        needed: set[int] = {slot_of[id(weight)]}
         for _, reads, _, dead in reversed(self.steps):
             dead += {slot for slot in reads if slot not in needed}
             needed.update(reads)
@@ -88,7 +89,7 @@ class _Composition:
 
 
 def _inner_first(weight: Weight) -> list[Weight]:
-    """Return the weights that one is made of, itself last, each once and after its sources."""
+    """Return a weight after all weights that it is computed from, each once after its sources."""
     order: list[Weight] = []
     done: set[int] = set()
     work = [weight]
@@ -109,25 +110,28 @@ def _inner_first(weight: Weight) -> list[Weight]:
 def derive(
     node: Node, operands: Sequence[Operand | None], output: int, type_: TensorType
 ) -> Weight:
-    """Return the weight that a node makes of constant operands.
+    """Return the weight that a node computes from constant operands.
 
     Args:
         node: The node.
         operands: Its inputs, None where one is omitted.
-        output: Which of its outputs.
-        type_: The output's concrete type, for which the plan has room.
+        output: Index of the output.
+        type_: The output's concrete type, for which the plan reserves memory.
+
+    Raises:
+        UnsupportedOpError: The node has a body.
     """
     sources: list[Parameter | Array | Weight] = []
     for operand in operands:
         if operand is None:
             continue
-        held = operand.origin
-        assert held is not None, "derive is called for constant operands"
-        sources.append(held)
+        origin = operand.origin
+        assert origin is not None, "derive is called for constant operands"
+        sources.append(origin)
     attributes = ",".join(f"{k}={_text(v)}" for k, v in sorted(node.attrs.items()))
     name = f"{node.domain}:{node.op_type}:{node.version}.{output}({attributes})"
-    given = [operand is not None for operand in operands]
-    return Weight(name, _Derivation(node, output, given, type_), tuple(sources))
+    present = [operand is not None for operand in operands]
+    return Weight(name, _Derivation(node, output, present, type_), tuple(sources))
 
 
 def _text(value: Any) -> str:
@@ -144,7 +148,7 @@ def _digest(array: Array) -> str:
 
 
 def parameters_of(weight: Weight) -> tuple[Parameter, ...]:
-    """Return all parameters that a weight is made of, each once, inner ones first."""
+    """Return all parameters that a weight is computed from, each once, inner ones first."""
     found = dict.fromkeys(
         source
         for inner in _inner_first(weight)
@@ -155,14 +159,14 @@ def parameters_of(weight: Weight) -> tuple[Parameter, ...]:
 
 
 def made(weight: Weight) -> Array:
-    """Return a weight's array for the versions that this thread sees, without the cache."""
+    """Return a weight's array for the parameter versions that this thread sees, not cached."""
     parameters = parameters_of(weight)
     positions = {parameter: k for k, parameter in enumerate(parameters)}
     return np.asarray(_Composition(weight, positions)(*(p.array for p in parameters)))
 
 
 def _recipe(weight: Weight, positions: dict[Parameter, int]) -> str:
-    """Return a text that tells everything a weight depends on but its parameters' content."""
+    """Return a text that identifies a weight's computation, without its parameters' content."""
     texts: dict[int, str] = {}
     text = ""
     for inner in _inner_first(weight):
@@ -183,17 +187,17 @@ class Weights:
     """The weights of a plan: entries of the cache, and arrays that never change.
 
     Attributes:
-        entries: Entries of the cache, to be asked again when a parameter has changed.
+        entries: Entries of the cache, which are read again when a parameter has changed.
     """
 
     def __init__(self, cache: WeightCache) -> None:
-        """Begin with none; ``cache`` is the op's door to the cache."""
+        """Begin without weights; ``cache`` is the op's view of the weight cache."""
         self.entries: list[WeightEntry] = []
         self._cache = cache
         self._index: dict[WeightEntry, int] = {}
 
     def add(self, weight: Weight) -> int | Array:
-        """Return the position of the weight's entry, or its array when no parameter is in it."""
+        """Return the index of a weight's entry, or its array if it depends on no parameter."""
         parameters = parameters_of(weight)
         if not parameters:
             return np.ascontiguousarray(made(weight))
@@ -207,8 +211,8 @@ class Weights:
         return self._position(entry)
 
     def add_parameter(self, parameter: Parameter) -> int:
-        """Return the position of the entry of a parameter's own array."""
-        # An array that is read as it is stays where the model's file was mapped.
+        """Return the index of the entry of a parameter's own array."""
+        # It is not copied from the mapped file of the model.
         return self._position(self._cache.entry("plain", _contiguous, parameter))
 
     def _position(self, entry: WeightEntry) -> int:
@@ -224,5 +228,5 @@ def _contiguous(array: Array) -> Array:
 
 
 def as_it_is(array: Array) -> Array:
-    """Return the array: the recipe of a derived weight that a kernel reads in the plain layout."""
+    """Return the array; the recipe of a derived weight that a kernel reads in plain layout."""
     return np.ascontiguousarray(array)

@@ -1,9 +1,9 @@
-"""Layouts: where a plan works in channel blocks, and the conversions at the edges of these parts.
+"""Layouts: the choice between plain and blocked values, and the conversions between them.
 
-Convolutions ask for the blocked layout, ``[N, ceil(C / lanes), *spatial,
-lanes]``; what follows stays in it as long as its lowering can. Blocks of bytes (quantised values)
-have 16 channels, and those beyond C hold anything. A value is converted where it meets a node that
-needs the other layout, once for all such nodes. A conversion that moves nothing is a view.
+Convolutions use the blocked layout, ``[N, ceil(C / lanes), *spatial, lanes]``; later values stay in
+it as long as the lowerings support it. Blocks of bytes (quantised values) have 16 channels, and
+the lanes beyond C are undefined. A value is converted at most once, before the first node that
+needs the other layout. A conversion that moves no data is a view.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Attempt = Callable[[Sequence[Operand | None], bool], Lowering]
 _ANCHORS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
 _DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
 _BYTE_BLOCK = 16  # channels of a block of bytes, on every machine
-_COPIED = 1 << 16  # bytes of a work unit of a copy
-_CHUNK = 2048  # pixels of a work unit of a conversion
+_COPIED = 1 << 16  # bytes in a work unit of a copy
+_CHUNK = 2048  # pixels in a work unit of a conversion
 
 
 def block_lanes(dtype: str, float_block: int = 0) -> int:
@@ -41,7 +41,8 @@ def block_lanes(dtype: str, float_block: int = 0) -> int:
 
     Args:
         dtype: The dtype.
-        float_block: Those of float32, which are chosen for each graph; 0: a vector of this machine.
+        float_block: Channels of a block of float32, as chosen for a graph (`block_width`); with 0
+            a vector of this machine.
     """
     if dtype == "float32" and float_block:
         return float_block
@@ -63,7 +64,14 @@ class Arranger:
         blocked: bool,
         float_block: int,
     ) -> None:
-        """Give conversions to ``emit``; without ``blocked`` everything stays plain."""
+        """Begin without conversions.
+
+        Args:
+            emit: Receives the steps of conversions.
+            threads: Threads of a run.
+            blocked: Whether the blocked layout is used at all.
+            float_block: Channels of a block of float32 values.
+        """
         self.reorders = 0
         self.float_block = float_block
         self._emit = emit
@@ -80,10 +88,17 @@ class Arranger:
         types: Sequence[TensorType],
         attempt: Attempt,
     ) -> Lowering:
-        """Return the lowering of a node in the blocked layout if that goes, else in the plain one.
+        """Return the lowering of a node, in the blocked layout if its rule supports it.
+
+        Args:
+            node: The node.
+            rule: Its lowering rule.
+            inputs: Its operands, None where one is omitted.
+            types: Types of its outputs.
+            attempt: Lowers the node with operands in a layout; the flag says whether it is blocked.
 
         Raises:
-            Unsupported: it goes in neither.
+            Unsupported: The node cannot be lowered in either layout.
         """
         if self._wants_blocks(node, rule, inputs, types):
             try:
@@ -93,9 +108,9 @@ class Arranger:
             else:
                 self._commit()
                 return low
-        given = [None if o is None else self._converted(o, "plain") for o in inputs]
+        plain = [None if o is None else self._converted(o, "plain") for o in inputs]
         try:
-            low = attempt(given, False)
+            low = attempt(plain, False)
         except Unsupported:
             self._pending.clear()
             raise
@@ -103,14 +118,14 @@ class Arranger:
         return low
 
     def plain(self, operand: Operand) -> Operand:
-        """Return an operand in the plain layout, with the conversion that it takes."""
+        """Return an operand in the plain layout, converted if necessary."""
         converted = self._converted(operand, "plain")
         self._commit()
         return converted
 
     @contextmanager
     def aside(self) -> Generator[None]:
-        """Forget afterwards the conversions made meanwhile: their steps may not have run."""
+        """Drop the conversions made inside this context afterwards: a run may skip their steps."""
         before = dict(self._other)
         try:
             yield
@@ -118,7 +133,7 @@ class Arranger:
             self._other = before
 
     def make_blocked(self, operand: Operand) -> None:
-        """Give a new operand the blocked layout if its dtype has one."""
+        """Set the blocked layout for a new operand if its dtype has one."""
         if operand.dtype in _DTYPES:
             operand.layout = "blocked"
             operand.lanes = block_lanes(operand.dtype, self.float_block)
@@ -146,25 +161,25 @@ class Arranger:
     def _as(
         self, node: Node, inputs: Sequence[Operand | None], result: TensorType
     ) -> list[Operand | None]:
-        """Return the inputs, in blocks those that carry the result's pixels."""
+        """Return the inputs of a node, those with the pixels of the result in blocked layout."""
         rank = len(result.shape or ())
         filters = 1 if node.op_type in _ANCHORS else None  # computed, of the result's rank
-        given: list[Operand | None] = []
+        found: list[Operand | None] = []
         for position, operand in enumerate(inputs):
             moves = (
                 operand is not None
                 and not operand.constant
                 and operand.dtype in _DTYPES
                 and operand.rank == rank > 2
-                # The few channels of an image are read as they are.
+                # An image of few channels is read in plain layout.
                 and self._fills_blocks(operand)
             )
             layout: Layout = "plain" if position == filters else "blocked"
-            given.append(self._converted(operand, layout) if moves and operand else operand)
-        return given
+            found.append(self._converted(operand, layout) if moves and operand else operand)
+        return found
 
     def _fills_blocks(self, operand: Operand) -> bool:
-        """Return whether a value has enough channels for blocks of them."""
+        """Return whether a value has enough channels for the blocked layout."""
         return operand.shape[1] >= max(block_lanes(operand.dtype, self.float_block) // 2, 4)
 
     def _converted(self, operand: Operand, layout: Layout) -> Operand:
@@ -199,13 +214,19 @@ class Arranger:
 
 
 def _same_memory(a: Operand, b: Operand) -> bool:
-    """Return whether both layouts of a value are the same bytes: one pixel, whole blocks."""
+    """Return whether both layouts of a value are the same bytes: one pixel and whole blocks."""
     lanes = max(a.lanes, b.lanes)
     return math.prod(a.shape[2:]) == 1 and a.shape[1] % lanes == 0
 
 
 def copying(node: Node, source: Operand, target: Operand) -> EmittedStep:
-    """Return the step that copies an operand, in plain layout, to another one of its type."""
+    """Return the step that copies an operand in plain layout.
+
+    Args:
+        node: The node to which the step belongs.
+        source: The operand.
+        target: An operand of the same type.
+    """
     size = source.nbytes
     units = -(-size // _COPIED)
     kernel = Kernel("subgraph.ops.movement.reorder_kernels", "copy")

@@ -1,7 +1,8 @@
-"""Memory plan: which storage lives when, who may overwrite whom, and where in the arena each lies.
+"""The memory plan: lives of storages, outputs that overwrite inputs, and offsets in the arena.
 
-A storage lives from the first to the last step that mentions it. Storages that do not live at the
-same time may share memory; each gets the tightest gap among those that do, largest storages first.
+A storage lives from the first to the last step that reads or writes it. Storages whose lives do not
+overlap may share memory. Storages are placed by decreasing size, each in the smallest gap between
+those whose lives overlap its own.
 """
 
 from __future__ import annotations
@@ -15,27 +16,28 @@ from subgraph.engine.planner.lowering import Operand, Storage
 
 ALIGN = 64
 FOREVER = 1 << 60
-# With more storages, placing by time keeps the cost linear; gaps are then a little larger.
+# More storages are placed in the order of time: planning stays linear in their number, and
+# the gaps are a little larger.
 _MANY = 3000
 
 
 @attrs.define
 class Life:
-    """First and last step that mention a storage."""
+    """First and last step that read or write a storage."""
 
     first: int
     last: int
 
 
 class Lives:
-    """Lives of all arena storages, kept up to date while storages are joined."""
+    """Lives of all arena storages, updated while storages are joined."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without storages."""
         self._of: dict[Storage, Life] = {}
 
     def mention(self, storage: Storage, step: int) -> None:
-        """Say that ``step`` reads or writes the storage."""
+        """Extend the life of a storage to a step that reads or writes it."""
         root = storage.root()[0]
         life = self._of.get(root)
         if life is None:
@@ -45,7 +47,7 @@ class Lives:
             life.last = max(life.last, step)
 
     def keep(self, storage: Storage) -> None:
-        """Say that the storage is needed after the last step."""
+        """Extend the life of a storage beyond the last step."""
         root = storage.root()[0]
         life = self._of.setdefault(root, Life(0, 0))
         life.last = FOREVER
@@ -55,7 +57,13 @@ class Lives:
         return self._of.get(storage.root()[0])
 
     def join(self, part: Storage, into: Storage, offset: int) -> None:
-        """Make the root storage ``part`` a part of ``into``."""
+        """Place the root storage ``part`` inside another storage.
+
+        Args:
+            part: A root storage.
+            into: The storage that contains it from now on; its life covers both.
+            offset: Where ``part`` begins in ``into``, in bytes.
+        """
         root = into.root()[0]
         part.parent, part.parent_offset = into, offset
         life = self._of.pop(part, None)
@@ -65,19 +73,19 @@ class Lives:
             known.last = max(known.last, life.last)
 
     def items(self) -> Iterable[tuple[Storage, Life]]:
-        """Return root storages with their lives, in order of first mention."""
+        """Return root storages with their lives, in the order in which they were mentioned."""
         return self._of.items()
 
 
 def join_in_place(pairs: Iterable[tuple[Operand, Operand, int]], lives: Lives) -> int:
-    """Let outputs overwrite inputs where nobody needs these any more.
+    """Let outputs overwrite inputs that no later step reads.
 
     Args:
-        pairs: (output, input, step that computes the output), in order of steps.
-        lives: The lives, updated.
+        pairs: (output, input, step that computes the output), in the order of the steps.
+        lives: The lives; they are updated.
 
     Returns:
-        The number of outputs that overwrite.
+        The number of outputs that overwrite an input.
     """
     joined = 0
     for output, source, step in pairs:
@@ -103,7 +111,7 @@ def _may_overwrite(output: Operand, source: Operand, step: int, lives: Lives) ->
             return False
         lives.join(target, root, offset)
         return True
-    # An output of the run: the input's whole memory is taken from it instead.
+    # An output of the run: the input is placed in the output's memory instead.
     if target.kind != "output" or offset or root.nbytes != target.nbytes:
         return False
     lives.join(root, target, 0)
@@ -115,7 +123,7 @@ def assign_offsets(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[in
 
     Args:
         sizes: Bytes of each storage.
-        lives: When each lives.
+        lives: Life of each storage.
     """
     if len(sizes) > _MANY:
         return _by_time(sizes, lives)
@@ -137,7 +145,7 @@ def _rounded(nbytes: int) -> int:
 
 
 def _tightest(placed: Sequence[tuple[int, int, Life]], life: Life, size: int) -> int:
-    """Return the begin of the smallest gap that takes ``size``, else the end of what lives."""
+    """Return the offset of the smallest gap of at least ``size`` bytes, else the end of all."""
     best, best_room, at = -1, FOREVER, 0
     for begin, end, other in placed:
         if other.last < life.first or life.last < other.first:
@@ -150,7 +158,7 @@ def _tightest(placed: Sequence[tuple[int, int, Life]], life: Life, size: int) ->
 
 
 def _by_time(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
-    """Place in order of birth into the first gap that fits, freeing what has died before."""
+    """Place storages in the order of their first step, each in the first gap that fits."""
     offsets = [0] * len(sizes)
     alive: list[tuple[int, int, int]] = []  # begin, end, last step; sorted by begin
     total = 0

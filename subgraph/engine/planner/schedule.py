@@ -1,7 +1,7 @@
-"""The schedule of a plan: its nodes in topological order, nodes that share a weight side by side.
+"""The schedule of a plan: its nodes in topological order, with nodes that share a weight adjacent.
 
-A detector's head applies the same weights to maps of several sizes. Side by side, these products
-find the weight in the caches, and what is made of it for a run (`Lowering.kept`) serves all.
+A detector's head applies the same weights to maps of several sizes. Adjacent convolutions find the
+weight in the caches, and share its form if it is transformed in every run (`Lowering.kept`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from subgraph.graph.graph import Node
 from subgraph.graph.order import producers
 from subgraph.graph.parameters import Parameter
 
-_WORTH_IT = 1 << 20  # bytes of a weight; others stay in the caches on their own
+_LEAST_BYTES = 1 << 20  # smaller weights stay in the caches in any order
 
 
 def gathered(nodes: Sequence[Node]) -> Sequence[Node]:
-    """Return ``nodes``, in an order that runs, with convolutions that share a weight side by side.
+    """Return nodes in topological order, convolutions that share a large weight adjacent.
 
-    Those of which one needs another's result stay apart.
+    Convolutions of which one depends on another stay apart.
     """
     groups = _groups(nodes)
     while groups:
@@ -38,7 +38,7 @@ def _groups(nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
         if node.op_type not in ("Conv", "FusedConv") or node.inputs[1] is None:
             continue
         weight = node.inputs[1].parameter
-        if weight is not None and weight.nbytes >= _WORTH_IT:
+        if weight is not None and weight.nbytes >= _LEAST_BYTES:
             users.setdefault(weight, []).append(node)
     return [tuple(members) for members in users.values() if len(members) > 1]
 
@@ -46,10 +46,15 @@ def _groups(nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
 def _visit(
     nodes: Iterable[Node], of: Mapping[Node, tuple[Node, ...]], order: list[Node]
 ) -> tuple[Node, ...] | None:
-    """Put nodes into ``order``, each with its group and after all that the group needs.
+    """Append nodes to an order, each with its group and after all nodes that the group reads.
+
+    Args:
+        nodes: The nodes.
+        of: The group of each node that has one.
+        order: The order; it is appended to.
 
     Returns:
-        None, or a group that needs itself.
+        A group that depends on itself, or None if all nodes are in the order.
     """
     there = set(nodes)
     done: dict[tuple[Node, ...], bool] = {}  # False: on the stack

@@ -1,4 +1,4 @@
-"""Where the elements of an array lie."""
+"""Addresses of arrays."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
 def address_of(array: Array) -> int:
-    """Return the address of a contiguous array's elements, sooner than ``array.ctypes`` does."""
+    """Return the address of a contiguous array's elements, faster than ``array.ctypes`` does."""
     try:
         return ctypes.addressof(_first_byte(array))
-    except (TypeError, ValueError, BufferError):  # read-only, empty, or of a dtype without a letter
+    except (TypeError, ValueError, BufferError):  # read-only, empty, or a dtype without buffers
         return int(array.ctypes.data)

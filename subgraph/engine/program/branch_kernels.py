@@ -1,4 +1,4 @@
-"""The compiled function that decides which branch of an If a program goes through."""
+"""The compiled function that decides which branch of an If runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from subgraph.engine.program import abi
 
 
 def branch() -> Callable[..., None]:
-    """Return the kernel that skips its units, rows of the program, unless they are to run.
+    """Return the kernel of a step before the rows of a branch; its work units are these rows.
 
-    Words: ``layout.BRANCH_CONDITION`` and the following.
+    It has the walker skip the rows unless the condition has the value for which they run. Its
+    arguments are `abi.BRANCH_CONDITION` and the following words.
     """
 
     def kernel(args: int, _begin: int, end: int, _worker: int) -> None:

@@ -1,4 +1,4 @@
-"""A Python callable around one compiled function and the block of words that it works on."""
+"""A Python callable for one compiled function and its argument block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from subgraph.engine.program import abi
 from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain import toolchain
 
-# Calls the function of a block; Python's lock is let go if the block says so.
+# Calls the function at RUN_WALK; releases Python's lock meanwhile if RUN_RELEASE is set.
 TEXT: Final = f"""
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare ptr @PyLong_FromLongLong(i64)
@@ -55,11 +55,11 @@ class _MethodDef(ctypes.Structure):
     )
 
 
-_methods: list[_MethodDef] = []  # function objects point into it: never emptied
+_methods: list[_MethodDef] = []  # never emptied, as function objects point to its items
 
 
 def method() -> _MethodDef:
-    """Return the compiled method, made at its first use."""
+    """Return the compiled method; the first call compiles it."""
     with toolchain.lock:
         if not _methods:
             code = toolchain.native(TEXT)
@@ -68,9 +68,13 @@ def method() -> _MethodDef:
 
 
 def entry(run_block: int) -> Callable[[], int]:
-    """Return a callable that calls the function at RUN_WALK with a block; returns RUN_STATUS.
+    """Return a callable that calls the function at RUN_WALK with its block and returns RUN_STATUS.
 
-    A function object of Python's C interface around compiled code: a tenth of a ctypes call.
+    On CPython it is a function object of the C interface, whose call takes a tenth of the time of a
+    call through ctypes.
+
+    Args:
+        run_block: Address of a run block (`abi.RUN_ROWS` and the following).
     """
     if sys.implementation.name != "cpython":
         return lambda: _plain_call(run_block)

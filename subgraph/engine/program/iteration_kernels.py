@@ -1,6 +1,6 @@
-"""The compiled function that runs a program turn after turn; `region/turns.py` wires it.
+"""The compiled function that runs a program repeatedly (`subgraph.engine.region.iterations`).
 
-Between two turns it copies what the program made to where the next turn reads it.
+Between two iterations it copies outputs of the program to the inputs that the next one reads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def _copy(rows: int, count: int) -> None:
         st_i64(row + abi.COPY_TARGET, target + ld_i64(row + abi.COPY_BYTES + 2 * abi.WORD))
 
 
-def turns() -> Callable[..., None]:
-    """Make the function that runs a block of turns, see ``layout.TURNS_INNER``."""
+def iterate() -> Callable[..., None]:
+    """Return the kernel that runs iterations; its block begins with `abi.ITERATIONS_INNER`."""
 
     def kernel(block: int, _begin: int, _end: int, _worker: int) -> None:
         inner = ld_i64(block + abi.ITERATIONS_INNER)
@@ -41,7 +41,7 @@ def turns() -> Callable[..., None]:
                 ld_i64(block + abi.ITERATIONS_BEFORE + abi.WORD),
             )
             call_kernel(ld_i64(inner + abi.RUN_WALK), inner, 0, 0, 0)
-            # A program without steps has not looked whether it shall end.
+            # A program without steps does not read the word itself.
             if atomic_load(ld_i64(inner + abi.RUN_CANCEL)) != 0:
                 status = 1
                 break

@@ -1,10 +1,10 @@
-"""Threads that help programs: Python daemon threads inside one compiled loop.
+"""Pools of threads that help programs: Python daemon threads that run one compiled loop.
 
-A pool of ``size`` has ``size - 1`` helpers; the calling thread is the first. Helpers spin for some
-microseconds after the last step and then sleep, so that an idle pool costs nothing; they are woken
-on other cores than their caller's (`walker_kernels`). No program ever waits for a helper to come: a
-pool that cannot help (after fork, while another program has it) only makes the program run on fewer
-threads, never stop.
+A pool of ``size`` threads has ``size - 1`` helpers; the calling thread is the first. Helpers spin
+for some microseconds after the last step and then sleep, so an idle pool takes no processor time.
+They are woken on other cores than their caller's (`walker_kernels`). No program waits for a helper
+to arrive: a pool that cannot help (after a fork, or because another program uses it) makes the
+program run on fewer threads, and never stops it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def helper_kernels(in_kernel: bool) -> tuple[Kernel, ...]:
 
 @cache
 def _pauses_per_microsecond() -> float:
-    """Measure how many pause instructions this machine does in a microsecond."""
+    """Measure how many pause instructions this machine executes in a microsecond."""
     spin = Kernel(_MODULE, "spin").address
     best = float("inf")
     for _ in range(5):
@@ -77,7 +77,7 @@ def _spin_microseconds() -> float:
 
 
 class _State:
-    """What a pool's threads share: the words in memory and, off Linux, where they sleep."""
+    """The memory that a pool's threads share and, off Linux, the condition on which they sleep."""
 
     def __init__(self, size: int, in_kernel: bool) -> None:
         self.size = size
@@ -97,7 +97,7 @@ class _State:
         self.words[offset // abi.WORD] = value
 
 
-# A helper that is still in compiled code when its pool goes keeps its state alive here.
+# The states of pools whose helpers may still run compiled code after their pool was deleted.
 _states: set[_State] = set()
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _shared: dict[int, Pool] = {}
@@ -105,16 +105,16 @@ _shared_lock = free_in_child(threading.Lock())
 
 
 class Pool:
-    """A crew of threads for programs.
+    """A pool of threads for programs.
 
     Args:
         size: Number of threads, the caller of a program included.
-        in_kernel: Whether helpers sleep in the operating system's kernel; None: where they can.
+        in_kernel: Whether helpers sleep in the operating system's kernel; None: if it is possible.
 
     Attributes:
         size: Number of threads.
-        address: Address of the pool's state, for run blocks; stays the same, also after a fork.
-        started: Whether the helpers run. Programs start them when they need to.
+        address: Address of the pool's state, for run blocks; the same also after a fork.
+        started: Whether the helpers run. The first program that uses the pool starts them.
 
     Raises:
         ConfigError: The size is not between 1 and 1024.
@@ -135,7 +135,7 @@ class Pool:
         _pools.add(self)
 
     def start(self) -> None:
-        """Start the helpers unless they run; a closed pool stays without."""
+        """Start the helpers unless they run; a closed pool gets none."""
         with self._lock:
             if self.started or self._closed:
                 return
@@ -153,12 +153,12 @@ class Pool:
             ]
             self._threads = start_threads(self._threads)
             if not self._threads:
-                return  # programs run on their callers' threads; the next one asks again
+                return  # programs run on their callers' threads; the next one tries again
             self.started = True
             weakref.finalize(self, _stop, state, tuple(self._threads), wake).atexit = False
 
     def rouse(self) -> None:
-        """Before a program runs: start the helpers, and wake those that sleep in Python."""
+        """Start the helpers, and wake those that sleep in Python; called before a program runs."""
         if not self.started:
             self.start()
         if self._state.waiting:
@@ -166,7 +166,7 @@ class Pool:
                 self._state.wakened.notify_all()
 
     def close(self) -> None:
-        """End the helpers; programs of this pool then run on their caller's thread alone."""
+        """End the helpers; programs of this pool then run on their caller's thread only."""
         with self._lock:
             self._closed = True
             if self.started and self._threads:
@@ -174,7 +174,7 @@ class Pool:
                 self._threads = []
 
     def forget_threads(self) -> None:
-        """In a forked child: there are no helpers, and nothing is published."""
+        """Reset the pool in a forked child, which has no helpers and no published step."""
         self._lock = threading.Lock()
         self._state.wakened = threading.Condition()
         self._state.waiting = 0
@@ -187,7 +187,7 @@ class Pool:
 
 def _reset(state: _State) -> None:
     cores = host.core_count()
-    # Helpers without a core of their own would only take the caller's.
+    # Helpers without a core of their own would take the caller's.
     microseconds = _spin_microseconds() if state.size <= cores else 1.0
     state.put(abi.POOL_SIZE, state.size)
     state.put(abi.POOL_SPINS, int(microseconds * _pauses_per_microsecond()))
@@ -199,7 +199,7 @@ def _helper(state: _State, loop: int, worker: int) -> None:
     line = abi.POOL_TICKETS + worker * abi.LINE
     state.put(line + abi.POOL_THREAD, threading.get_native_id())
     while not state.get(abi.POOL_STOP):
-        # One less than is: a step that was published before it came is looked at, too.
+        # One less than the present number, so that a step that is already published is seen, too.
         enter(state.address, state.get(abi.POOL_SEQUENCE) - 1, 0, worker)
         if state.in_kernel:
             continue
@@ -212,7 +212,7 @@ def _helper(state: _State, loop: int, worker: int) -> None:
 
 
 def _stop(state: _State, threads: tuple[threading.Thread, ...], wake: int) -> None:
-    """End helpers; may run while garbage is collected, so that nothing may be compiled here."""
+    """End helpers. As it may run during garbage collection, nothing may be compiled here."""
     state.put(abi.POOL_STOP, 1)
     if state.in_kernel:
         call(wake, state.address, 0, 0, 0)

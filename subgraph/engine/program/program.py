@@ -1,7 +1,7 @@
 """A program: steps (kernel, arguments, units) that one call from Python runs from first to last.
 
-A step with a grain may be spread over a pool's threads, in pieces of at least that many units; a
-step without runs on the caller's thread.
+A step with a grain may be divided among a pool's threads, in pieces of at least that many units. A
+step without one runs on the caller's thread.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from subgraph.engine.program.pool import Pool, helper_kernels, sleeps_in_kernel
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import guard_pages
 
-# Nanoseconds. Publishing a step costs about 300; its data must also move between cores.
-_WORTH_SHARING = 4000.0
-_LEAST_PIECE = 1000.0
+# Least nanoseconds of a step that is shared among threads, and of a piece of it. Publishing a step
+# takes about 300, and its data must also move between cores.
+_LEAST_SHARED_NS = 4000.0
+_LEAST_PIECE_NS = 1000.0
 
 
 class Step(NamedTuple):
@@ -29,10 +30,10 @@ class Step(NamedTuple):
 
     Attributes:
         kernel: Machine address of a kernel.
-        args: Address of its argument words; they must live as long as the program.
+        args: Address of its arguments, which must live as long as the program.
         units: Number of work units.
-        grain: Least units that are worth a thread; 0 keeps the step on one thread. With
-            ``layout.BRANCH_GRAIN`` the units are rows, which the step may have the walker skip.
+        grain: Least work units of a thread; with 0 the step runs on one thread. With
+            `abi.BRANCH_GRAIN` the units are the next rows, which the step may have skipped.
     """
 
     kernel: int
@@ -46,20 +47,20 @@ def grain(units: int, nanoseconds: float, least: int = 1) -> int:
 
     Args:
         units: Work units of the step.
-        nanoseconds: What all of them take.
-        least: Units that belong together.
+        nanoseconds: Estimated time of all units.
+        least: Least units of a piece.
 
     Returns:
-        Units of the least piece, so that none takes less than a microsecond; 0, one thread, when
-        the whole takes less than sharing it would gain.
+        Units of the smallest piece, which takes at least a microsecond; 0, for one thread, if the
+        step is too short to be shared.
     """
-    if units < 2 or nanoseconds < _WORTH_SHARING:
+    if units < 2 or nanoseconds < _LEAST_SHARED_NS:
         return 0
-    return max(least, 1, round(units * _LEAST_PIECE / nanoseconds))
+    return max(least, 1, round(units * _LEAST_PIECE_NS / nanoseconds))
 
 
 def runtime_kernels(pool: Pool | None) -> tuple[Kernel, ...]:
-    """Return the kernels that every program needs: what walks it, and what its helpers run."""
+    """Return the kernels that every program needs: the walker, and those of the pool's helpers."""
     if pool is None or pool.size == 1:
         return (walker(sleeps_in_kernel()),)
     return (walker(pool.in_kernel), *helper_kernels(pool.in_kernel))
@@ -67,7 +68,11 @@ def runtime_kernels(pool: Pool | None) -> tuple[Kernel, ...]:
 
 @cache
 def walker(in_kernel: bool) -> Kernel:
-    """Return the kernel that walks a program; what waits sleeps on a futex or in Python."""
+    """Return the kernel that walks a program.
+
+    Args:
+        in_kernel: Whether idle helpers sleep on a futex and must be woken; otherwise in Python.
+    """
     return Kernel("subgraph.engine.program.walker_kernels", "walk", sleep=in_kernel)
 
 
@@ -76,14 +81,14 @@ class Program:
 
     Args:
         steps: The steps.
-        threads: How many threads a step may be spread over.
-        pool: Whose helpers; None with one thread.
-        tiny: Whether the whole takes some microseconds only, so that letting go of Python's lock
-            would cost more than it gives.
+        threads: Most threads of a step.
+        pool: The pool whose helpers run pieces of steps; None with one thread.
+        tiny: Whether a run takes some microseconds only. Python's lock is then held during the
+            run, because releasing it takes longer than others could use it.
 
     Attributes:
         rows: The program's rows, int64 (steps, 4), for inspection.
-        tiny: As it was given.
+        tiny: As passed.
     """
 
     def __init__(
@@ -124,7 +129,7 @@ class Program:
         return block
 
     def resize(self, sizes: NDArray[np.int64]) -> None:
-        """Give the steps other units and grains, int64 (steps, 2)."""
+        """Set the units and grains of all steps, int64 (steps, 2)."""
         self.rows[:, 2:] = sizes
 
     def run(self) -> bool:
@@ -133,18 +138,18 @@ class Program:
         return not self._call()
 
     def rouse(self) -> None:
-        """Wake the threads that it is spread over."""
+        """Wake the pool's helpers."""
         if self._pool is not None:
             self._pool.rouse()
 
     @property
     def block_address(self) -> int:
-        """Address of its run block, for a compiled function that runs it again and again."""
+        """Address of its run block, for a compiled function that runs it repeatedly."""
         return self._block.ctypes.data
 
     @property
     def function(self) -> Callable[[], object]:
-        """What `run` calls: with one thread the compiled program itself."""
+        """A callable that runs all steps; with one thread it is the compiled entry itself."""
         return self.run if self._pool is not None else self._call
 
     def run_timed(self) -> tuple[bool, NDArray[np.int64]]:
@@ -160,7 +165,7 @@ class Program:
         return not entry(block.ctypes.data)(), times
 
     def running(self) -> list[int]:
-        """Return which steps have begun and not ended, where reports of faults ask for it."""
+        """Return the steps that have begun and not ended; only recorded with guard pages."""
         return np.flatnonzero(self._times[:, 0] > self._times[:, 1]).tolist()
 
     @property
@@ -173,12 +178,12 @@ class Program:
         self._cancel[0] = 1
 
     def misfit(self) -> bool:
-        """Return whether sizes of its own ended the run, and forget it."""
+        """Return whether the run ended because of sizes that it does not serve, and clear that."""
         found = int(self._cancel[0]) == abi.MISFIT
         if found:
             self.clear()
         return found
 
     def clear(self) -> None:
-        """Forget ``cancel``: the next run goes to the end."""
+        """Undo ``cancel``."""
         self._cancel[0] = 0

@@ -1,8 +1,8 @@
-"""Reports: how a kernel says that a value, which it took as an index or a count, is out of range.
+"""Reports: how a kernel says that an index or a count that it read is out of range.
 
-A kernel never trusts such a value: it uses the nearest one that is in range, so that nothing
-outside the tensors is touched, and writes the value to the report slot of the run. The first report
-of a run stays; once the run is over it becomes the error that the reference would have raised.
+A kernel uses the nearest value in range instead, so that nothing outside the tensors is touched,
+and writes the value to the report slot of the run. The first report of a run is raised after the
+run, as the error that the reference would have raised.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOT_WORDS: Final = 4
 
 @attrs.frozen
 class Report:
-    """What a kernel may report: two of its argument words, a slot's address and a number.
+    """A report that a kernel may make; its arguments are the slot's address and a number.
 
     Attributes:
         where: The node, for the message.
@@ -46,20 +46,20 @@ class ReportSlot:
 
         Args:
             words: The slot, int64 of `SLOT_WORDS` elements, zero.
-            reports: What the numbers in it stand for, from 1 on.
+            reports: The reports, by their numbers from 1 on.
         """
         self._words = words.data
         self._reports = tuple(reports)
 
     def clear(self) -> None:
-        """Forget what was reported by a run that did not come to its end."""
+        """Clear a report of a run that was ended early."""
         self._words[0] = 0
 
     def check(self) -> None:
-        """Raise the error that was reported since the last check, if there is one.
+        """Raise an error if a value was reported since the last check.
 
         Raises:
-            ShapeError: a value was out of range.
+            ShapeError: A value was out of range.
         """
         number = self._words[0]
         if number:

@@ -1,7 +1,7 @@
-"""Memory of a run's results, taken again once the caller has let go of them.
+"""Memory of a run's results, reused once the caller holds no reference to them.
 
-The first touch of a page costs a fault of the processor, longer than filling the page takes:
-results of megabytes in new memory every time can be dearer than the step that computes them.
+The first access to a page is a page fault, which takes longer than filling the page. Results of
+megabytes in new memory in every run could take longer than the step that computes them.
 """
 
 from __future__ import annotations
@@ -15,45 +15,53 @@ from subgraph.graph.types import Array
 from subgraph.system import guard_pages
 from subgraph.system.large_pages import mapped_empty
 
-_LEAST = 1 << 14  # bytes; smaller ones malloc cuts from memory that was touched before
-_MOST = 1 << 25  # bytes; more is not kept while nobody needs it
-_KEPT = 2  # a caller holds one result while the next is made
-_COUNTED = getattr(sys, "_is_gil_enabled", lambda: True)()  # else counts of references lag behind
+_LEAST_BYTES = 1 << 14  # malloc takes smaller arrays from memory that is already mapped
+_MOST_BYTES = 1 << 25  # larger arrays would hold too much memory while they are idle
+_ARRAYS = 2  # a caller often holds one result while the next is computed
+# Without the global lock, reference counts are not exact.
+_COUNTED = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 class ResultMemory:
     """Arrays of one shape and dtype for one output of one request.
 
-    A result is a view of memory that is kept here. Whatever looks at it, the result, a view of it,
-    a buffer or another library's tensor, refers to that memory: while it has more references than
-    when it was idle, it is not given again.
+    A result is a view of memory that is cached here. Everything that reads the result (views,
+    buffers, tensors of other libraries) holds a reference to that memory. Memory is reused only
+    when it has no more references than when it was idle.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> None:
-        """Begin with none."""
+        """Begin with no array.
+
+        Args:
+            shape: Shape of the arrays.
+            dtype: Their dtype.
+            nbytes: Bytes of one array.
+        """
         self._shape = shape
         self._dtype = dtype
         self._nbytes = nbytes
-        self._keeps = _COUNTED and _LEAST <= nbytes <= _MOST
-        self._asked = False
-        self._kept: list[_Kept] = []
+        self._reuses = _COUNTED and _LEAST_BYTES <= nbytes <= _MOST_BYTES
+        self._taken = False
+        self._cached: list[_Cached] = []
 
     def take(self) -> Array:
-        """Return an uninitialised array that nobody else looks at."""
-        for kept in self._kept:
-            if kept.is_idle():
-                return kept.array[...]
-        # What is asked for once need not be kept: sizes may change from run to run.
-        if not self._keeps or not self._asked or len(self._kept) == _KEPT:
-            self._asked = True
+        """Return an uninitialised array to which nobody else holds a reference."""
+        for cached in self._cached:
+            if cached.is_idle():
+                return cached.array[...]
+        # The first array is not cached, because sizes may change from run to run.
+        if not self._reuses or not self._taken or len(self._cached) == _ARRAYS:
+            self._taken = True
             make = guard_pages.empty if guard_pages.MODE else np.empty
             return make(self._shape, self._dtype)
-        self._kept.append(_Kept(mapped_empty(self._nbytes).view(self._dtype).reshape(self._shape)))
-        return self._kept[-1].array[...]
+        memory = mapped_empty(self._nbytes)
+        self._cached.append(_Cached(memory.view(self._dtype).reshape(self._shape)))
+        return self._cached[-1].array[...]
 
 
-class _Kept:
-    """An array whose memory is used again, and how many refer to that memory when idle."""
+class _Cached:
+    """An array whose memory is reused, and the count of references to that memory when idle."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -66,5 +74,5 @@ class _Kept:
         self._idle = sys.getrefcount(self._memory)
 
     def is_idle(self) -> bool:
-        """Return whether nobody but this looks at the memory."""
+        """Return whether nobody else holds a reference to the memory."""
         return sys.getrefcount(self._memory) == self._idle

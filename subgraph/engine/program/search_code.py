@@ -1,4 +1,4 @@
-"""Machine code of the partition's search, as `subgraph.partition.search.backend` asks for it."""
+"""Machine code of the partition's search, in the interface of its `backend`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class CompiledSearch:
     """The compiled functions of the search; see `subgraph.partition.search.backend.SearchCode`.
 
     Attributes:
-        first: Index of the first word of a block that is free for the search's own use.
+        first: Index of the first word of a block that the search may use.
     """
 
     first = abi.RUN_WORDS
 
     def __init__(self) -> None:
-        """Name the code; nothing is loaded yet."""
+        """Name the kernel; its code is not loaded yet."""
         self._kernel = Kernel(
             "subgraph.partition.search.search_kernels",
             "search",
@@ -32,11 +32,11 @@ class CompiledSearch:
         )
 
     def is_loaded(self) -> bool:
-        """Return whether this process has the code."""
+        """Return whether this process has loaded the code."""
         return toolchain.is_loaded(self._kernel)
 
     def is_cached(self) -> bool:
-        """Return whether the code need not be compiled."""
+        """Return whether the code is available without compiling it."""
         return toolchain.is_cached(self._kernel)
 
     def bind(self, block: NDArray[np.int64]) -> Callable[[], int]:

@@ -1,9 +1,8 @@
-"""The compiled function that makes a program fit sizes that its own data decide.
+"""The compiled interpreter of size expressions, for programs whose own data decide sizes.
 
-It reads whole numbers that earlier steps have computed, works out from them what the plan worked
-out from the numbers that it was made with (`subgraph.engine.planner.size_code`), and writes the
-results to where the following steps read them. Where a decision of the plan would be another one,
-it ends the run.
+It reads integers that earlier steps have computed, evaluates the expressions of a data-dependent
+plan (`subgraph.engine.planner.size_code`) and writes the results to the arguments of later steps.
+It ends the run where a guard does not hold or a number exceeds 64 bits.
 """
 
 from __future__ import annotations
@@ -131,7 +130,11 @@ def _holds(code: int, one: int, other: int) -> Any:
 
 
 def resize() -> Callable[..., None]:
-    """Make the function; its arguments are a block, see ``layout.SIZE_READ``, and what is read."""
+    """Return the kernel.
+
+    Its arguments are the addresses of a block (`abi.SIZE_READ` and the following words) and of the
+    integers that it reads.
+    """
 
     def kernel(args: int, _begin: int, _end: int, _worker: int) -> None:
         block, source = ld_i64(args), ld_i64(args + abi.WORD)

@@ -1,19 +1,19 @@
-"""The two compiled functions that run programs: the walker and the loop its helpers sit in.
+"""The two compiled functions that run programs: the walker, and the loop of its helpers.
 
-A *walker* (the thread that calls a program) goes through the steps. A step worth it is published to
-the helpers of the pool: its units are cut into one contiguous region per thread. A region's ticket
-word holds (threads, slices, next slice), so one compare-and-swap both checks that the step is still
-open to this thread and takes the next slices: half of what is left, so that large pieces come first
-and small ones level out what one core does slower than another. Everybody drains his own region
-first, then helps with the others'. The walker waits for slices that were taken, never for a thread:
-a helper that sleeps or was descheduled delays nothing. Whoever holds slices keeps the step open,
-so what was published cannot change under him. A slice is a unit, or so many that their number fits
-in a ticket.
+The *walker* (the thread that calls a program) executes the steps in order. It publishes a step with
+enough units to the helpers of the pool: the units are divided into one contiguous region per
+thread. A region's ticket word holds (threads, slices, next slice), so one compare-and-swap both
+checks that the step is still open to this thread and takes the next slices. A thread takes half of
+the slices that are left, so that large pieces come first and small ones balance cores of different
+speed. Each thread empties its own region first and then helps with the others. The walker waits for
+slices that were taken, never for a thread, so a helper that sleeps or was descheduled delays
+nothing. A step stays open while a thread holds slices of it, so published words cannot change under
+that thread. A slice is one unit, or more where the number of units does not fit in a ticket.
 
-Helpers that sleep are woken on other cores than the walker's. A scheduler that is left to choose
-may queue them behind the walker: on a virtual machine Linux takes a core that its host has put to
-sleep for one that is busy, and the helper comes milliseconds late. So the walker takes its own core
-out of the sleeper's set before it wakes it, and the helper takes it back after its first step.
+Sleeping helpers are woken on other cores than the walker's. Otherwise the scheduler may queue them
+behind the walker: on a virtual machine Linux takes a core that the host has put to sleep for a busy
+one, and the helper starts milliseconds late. The walker therefore removes its own core from the
+sleeper's set before it wakes it, and the helper restores the set after its first step.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ yield_core = define(VOID, [], _emit_yield if sys.platform != "win32" else lambda
 
 @_helper
 def _drain(pool: int, region: int, worker: int) -> int:
-    """Take and run slices of one region until none is left; return how many."""
+    """Take and run slices of one region until none is left; return their number."""
     ticket = pool + abi.POOL_TICKETS + region * abi.LINE
     done = 0
     while True:
@@ -122,7 +122,7 @@ def _drain(pool: int, region: int, worker: int) -> int:
         take = max(least, (left + 1) // 2)
         if left - take < least:
             take = left
-        # Should another step have come meanwhile, any number up to what is left is right.
+        # If another step was published meanwhile, any number up to what is left is correct.
         if atomic_cas(ticket, word, word + take) != word:
             continue
         units = ld_i64(pool + abi.POOL_UNITS)
@@ -141,7 +141,7 @@ def _drain(pool: int, region: int, worker: int) -> int:
 
 @_helper
 def _help(pool: int, worker: int) -> None:
-    """Run what is left of the published step, own region first."""
+    """Run the remaining slices of the published step, those of the own region first."""
     size = ld_i64(pool + abi.POOL_SIZE)
     done = 0
     for k in range(size):
@@ -154,11 +154,11 @@ def _help(pool: int, worker: int) -> None:
 
 
 def worker(*, sleep: bool) -> Function:
-    """Make the loop of a pool's helper.
+    """Return the kernel with the loop of a pool's helper.
 
     Args:
-        sleep: True when a helper sleeps in the kernel (futex); False when the loop returns once it
-            has been idle for long, and Python waits.
+        sleep: Whether an idle helper sleeps on a futex; otherwise the loop returns, and the helper
+            sleeps in Python.
     """
 
     def wait(pool: int, seen: int, worker: int) -> int:
@@ -197,7 +197,7 @@ def worker(*, sleep: bool) -> Function:
                 placed |= doze(pool, seen, worker) == 2
                 idle = 0
             elif rounds < _PATIENCE:
-                # The program for which Python sent it may take a while to start.
+                # The program for which Python woke the helper may start a little later.
                 idle = 0
                 rounds += 1
             elif atomic_load(pool + abi.POOL_WALKERS) == 0:
@@ -209,7 +209,7 @@ def worker(*, sleep: bool) -> Function:
 
 
 def spin() -> Function:
-    """Make the function that pauses as often as its first argument says: how long is a pause?"""
+    """Return the kernel that executes as many pauses as its first argument says, to time them."""
 
     def kernel(count: int, _begin: int, _end: int, _worker: int) -> None:
         for _ in range(count):
@@ -219,7 +219,7 @@ def spin() -> Function:
 
 
 def wake() -> Function:
-    """Make the function that wakes all helpers that sleep on a pool's sequence word."""
+    """Return the kernel that wakes all helpers that sleep on a pool's sequence word."""
 
     def kernel(pool: int, _begin: int, _end: int, _worker: int) -> None:
         atomic_add(pool + abi.POOL_SEQUENCE, 1)
@@ -229,10 +229,10 @@ def wake() -> Function:
 
 
 def walk(*, sleep: bool) -> Function:
-    """Make the walker: runs the program of a run block, alone or with a pool's helpers.
+    """Return the walker, the kernel that runs the program of a run block.
 
     Args:
-        sleep: Whether helpers sleep in the kernel and must be woken.
+        sleep: Whether idle helpers sleep on a futex and must be woken.
     """
 
     def place(pool: int) -> None:
@@ -284,7 +284,7 @@ def walk(*, sleep: bool) -> Function:
                 spins += 1
                 pause()
             else:
-                # The thread with the last slices may be waiting for this very core.
+                # The thread with the last slices may be waiting for this core.
                 yield_core()
         atomic_store(pool + abi.POOL_BUSY, 0)
 
@@ -311,16 +311,16 @@ def walk(*, sleep: bool) -> Function:
                 st_i64(times, now_ns())
             units = ld_i64(row + abi.ROW_UNITS)
             grain = ld_i64(row + abi.ROW_GRAIN)
-            crew = 1
+            parts = 1
             if threads > 1 and grain > 0 and units > grain:
-                crew = min(threads, (units + grain - 1) // grain)
-                # With as many programs as threads each does best alone on its core.
+                parts = min(threads, (units + grain - 1) // grain)
+                # With as many programs as threads, each is fastest on a core of its own.
                 if atomic_load(pool + abi.POOL_WALKERS) >= threads or (
                     atomic_cas(pool + abi.POOL_BUSY, 0, 1) != 0
                 ):
-                    crew = 1
-            if crew > 1:
-                share_step(pool, row, units, crew, grain)
+                    parts = 1
+            if parts > 1:
+                share_step(pool, row, units, parts, grain)
                 _help(pool, 0)
                 await_rest(pool)
             else:

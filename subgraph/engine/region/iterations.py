@@ -34,8 +34,8 @@ _CANCELLED, _ENDED = 1, 2
 
 
 def loop_kernel() -> Kernel:
-    """Return the kernel that runs a program again and again."""
-    return Kernel("subgraph.engine.program.iteration_kernels", "turns")
+    """Return the kernel that runs a program repeatedly."""
+    return Kernel("subgraph.engine.program.iteration_kernels", "iterate")
 
 
 class Iterations:
@@ -60,7 +60,7 @@ class Iterations:
         self._number = unread if wiring.number is None else self._staged[wiring.number]
         self._before = _table([])
         self._after = self._copies()
-        self._block = np.zeros(abi.TURNS_WORDS, np.int64)
+        self._block = np.zeros(abi.ITERATIONS_WORDS, np.int64)
         self._set(abi.ITERATIONS_INNER, program.block_address)
         self._set(abi.ITERATIONS_NUMBER, self._number.ctypes.data)
         if wiring.condition is not None:

@@ -18,7 +18,7 @@ from subgraph.graph.graph import Node
 
 @pytest.fixture(autouse=True)
 def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "_WORTH_IT", 1)
+    monkeypatch.setattr(schedule, "_LEAST_BYTES", 1)
 
 
 def _weights(count: int) -> list[sg.Value]:
