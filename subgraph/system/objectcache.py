@@ -1,8 +1,9 @@
-"""Compiled kernels on disk, in the user's cache folder: read whole and checked, written atomically.
+"""Compiled kernels on disk, in the user's cache folder: checked when read, written atomically.
 
-What others than this user and root can write is not read: an entry's code runs. Damaged and foreign
-entries count as absent. Processes that write the same entry at once both succeed; a folder that
-cannot be written only costs compiling again. `pruning` bounds its size.
+Files that other users than this one and root can write are not read, because an entry's code is
+run. Damaged entries, and those of other users, count as absent. Processes that write the same entry
+at once both succeed. Without a writable folder kernels are compiled again. `pruning` limits the
+size of the folder.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _path(key: str) -> Path:
 
 
 def holds(key: str) -> bool:
-    """Return whether there is an entry of a key that may be read, whole or not."""
+    """Return whether there is an entry of a key that may be read; it may be damaged."""
     path = _path(key)
     try:
         check_folder(cache_folder())
@@ -65,9 +66,9 @@ def holds(key: str) -> bool:
 
 
 def read(key: str) -> ObjectCode | None:
-    """Return the entry of a key; None when there is none that is whole and of that key.
+    """Return the entry of a key; None if there is none, or if it is damaged.
 
-    Warns once of a folder, or an entry in it, that others can write.
+    Logs a warning, once, about a folder or an entry that other users can write.
     """
     path = _path(key)
     try:
@@ -99,7 +100,7 @@ def read(key: str) -> ObjectCode | None:
 
 
 def write(key: str, code: ObjectCode) -> bool:
-    """Keep an entry, whole or not at all; return whether that worked, and warn once if not."""
+    """Write an entry atomically; return whether that succeeded, and log a warning once if not."""
     about = {"key": key, "needs": code.needs, "start": code.start, "features": code.features}
     header = json.dumps(about).encode()
     rest = header + code.data
@@ -136,7 +137,7 @@ def _warn_of_others(error: UntrustedFileError) -> None:
 
 
 def _warn_once(text: str, why: object) -> None:
-    """Log a warning with the folder and a reason; the same text but once for a folder."""
+    """Log a warning with the folder and a reason, once for each folder and text."""
     folder = str(cache_folder())
     if (folder, text) not in _warned:
         _warned.add((folder, text))
@@ -144,7 +145,7 @@ def _warn_once(text: str, why: object) -> None:
 
 
 def writable(*, warn: bool = True) -> bool:
-    """Return whether entries can be written; where not, ``warn`` once."""
+    """Return whether entries can be written; if not, log a warning once if ``warn`` is set."""
     from tempfile import NamedTemporaryFile
 
     folder = cache_folder()

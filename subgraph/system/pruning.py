@@ -1,8 +1,8 @@
-"""Keeping the folder of compiled kernels within its size: what was used longest ago goes first.
+"""Limits the size of the folder of compiled kernels: the least recently used are removed first.
 
-An entry's file time tells its last use, to the day. A folder is looked through when this process
-first writes to it and then after every sixteenth of the limit. Several processes may do so at once:
-an entry that is gone is compiled again by whoever needs it, and what was read stays loaded.
+The modification time of an entry's file is its last use, to the day. A folder is checked when this
+process first writes to it, and then after every sixteenth of the limit. Several processes may do so
+at once: a removed entry is compiled again when it is needed, and loaded code is not affected.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from subgraph.system.forking import free_in_child
 _LOG = logging.getLogger("subgraph.engine")
 _DEFAULT_MB = 512
 _DAY = 86400.0
-_FRESH = 60.0  # seconds in which nobody takes a new entry away
-_ABANDONED = 3600.0  # seconds after which a half-written file is nobody's
-_KEPT = 0.75  # share of the limit that is left, so that not every write makes room
+_FRESH = 60.0  # seconds in which a new entry is not removed
+_ABANDONED = 3600.0  # seconds after which a half-written file is removed
+_REMAINING = 0.75  # part of the limit that remains, so that not every write has to remove entries
 _written: dict[Path, int] = {}
 _lock = free_in_child(threading.Lock())
 
 
 def limit() -> int:
-    """Return how many bytes a folder may hold: ``SUBGRAPH_CACHE_MB`` (512); 0: any number.
+    """Return how many bytes a folder may hold: ``SUBGRAPH_CACHE_MB`` (512); 0 for no limit.
 
     Raises:
-        ConfigError: the variable is no such number.
+        ConfigError: The variable is not a number.
     """
     text = os.environ.get("SUBGRAPH_CACHE_MB", "").strip() or str(_DEFAULT_MB)
     try:
@@ -41,16 +41,21 @@ def limit() -> int:
 
 
 def used(path: Path) -> None:
-    """Note that an entry was read."""
+    """Record that an entry was read."""
     try:
         if time.time() - path.stat().st_mtime > _DAY:
             os.utime(path)
     except OSError:
-        pass  # removed meanwhile, or in a folder that is only read
+        pass  # removed meanwhile, or in a folder that cannot be written
 
 
 def wrote(folder: Path, nbytes: int) -> None:
-    """Note that an entry was written; make room when it may be time."""
+    """Record that an entry was written, and remove old entries if the folder may be too large.
+
+    Args:
+        folder: The folder.
+        nbytes: Bytes of the entry.
+    """
     most = limit()
     with _lock:
         before = _written.get(folder)
@@ -60,15 +65,15 @@ def wrote(folder: Path, nbytes: int) -> None:
     if due and most:
         try:
             prune(folder, most)
-        except OSError as error:  # the entry is written all the same
+        except OSError as error:  # the entry is written nevertheless
             _LOG.info("no room was made in %s: %s", folder, error)
 
 
 def prune(folder: Path, most: int) -> int:
-    """Remove what was used longest ago until a folder holds clearly less than ``most`` bytes.
+    """Remove the least recently used entries of a folder with more than ``most`` bytes.
 
     Returns:
-        How many entries were removed; none if it holds no more than that.
+        Number of removed entries.
     """
     now = time.time()
     found = list(_files(folder))
@@ -81,7 +86,7 @@ def prune(folder: Path, most: int) -> int:
         return 0
     removed = 0
     for used_at, size, path in entries:
-        if total <= _KEPT * most or now - used_at < _FRESH:
+        if total <= _REMAINING * most or now - used_at < _FRESH:
             break
         total -= size
         removed += _remove(path)

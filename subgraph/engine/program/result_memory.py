@@ -55,8 +55,10 @@ class ResultMemory:
             self._taken = True
             make = guard_pages.empty if guard_pages.MODE else np.empty
             return make(self._shape, self._dtype)
-        memory = mapped_empty(self._nbytes)
-        self._cached.append(_Cached(memory.view(self._dtype).reshape(self._shape)))
+        # One expression: a name for the memory would count as a reference to it.
+        self._cached.append(
+            _Cached(mapped_empty(self._nbytes).view(self._dtype).reshape(self._shape))
+        )
         return self._cached[-1].array[...]
 
 

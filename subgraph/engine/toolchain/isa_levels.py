@@ -1,8 +1,8 @@
-"""Levels of instruction sets: what kernels are compiled for ahead of time, on any machine.
+"""Levels of instruction sets, for which kernels are compiled ahead of time.
 
-A level is what many processors have in common: LLVM's ``x86-64-v3`` and ``x86-64-v4``, the latter
-with the instructions for bytes (VNNI) and with all that came to be with those for bfloat16, and
-NEON. A machine runs the code of every level whose features it has.
+A level is a set of features that many processors have: LLVM's ``x86-64-v3`` and ``x86-64-v4``, the
+latter also with VNNI and with the features of the first processors with bfloat16, and NEON. A
+machine runs the code of every level whose features it has.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _BF16 = (
     *(*_VNNI, "avx512bf16", "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2"),
     *("avx512vpopcntdq", "gfni", "vaes", "vpclmulqdq"),
 )
-# LLVM schedules for the processor that it is told. Its x86-64-v4 stands for the first with AVX-512;
-# code that is scheduled for Zen 4 took as long as a machine's own, theirs 2 to 5 % longer
-# (ResNet-50 on Zen 5, in pairs).
+# The processor for which LLVM schedules instructions. Its x86-64-v4 means the first processors with
+# AVX-512. Code scheduled for Zen 4 took as long as code for the machine itself, and that for
+# x86-64-v4 took 2 to 5 % longer (ResNet-50 on Zen 5, in pairs).
 _V4_SCHEDULE = "znver4"
-# What that processor has beyond a level, which LLVM must be told not to use.
+# Features of that processor beyond those of a level, which are switched off.
 _ZNVER4 = (
     *("adx", "aes", "clflushopt", "clwb", "clzero", "fsgsbase", "invpcid", "mwaitx", "pclmul"),
     *("pku", "prfchw", "rdpid", "rdpru", "rdrnd", "rdseed", "sha", "shstk", "sse4a", "wbnoinvd"),
@@ -37,14 +37,14 @@ _ZNVER4 = (
 
 
 class IsaLevel(NamedTuple):
-    """What kernels are compiled for ahead of time.
+    """A level of an instruction set.
 
     Attributes:
         name: The level's name, which is also that of the file with its kernels.
         architecture: ``"x86_64"`` or ``"aarch64"``.
         isa: The instruction set.
         needs: LLVM's features that a machine must have.
-        planned_as: LLVM's names of the processors for which kernels are chosen in different ways.
+        planned_as: LLVM's names of processors, one for each way in which kernels are chosen.
     """
 
     name: str
@@ -54,7 +54,7 @@ class IsaLevel(NamedTuple):
     planned_as: tuple[str, ...] = ("generic",)
 
     def runs_on(self, isa: Isa, architecture: str) -> bool:
-        """Return whether code of this level can take the place of an instruction set's own."""
+        """Return whether code of this level can be used instead of code for an instruction set."""
         if isa.like or architecture != self.architecture or sys.byteorder != "little":
             return False
         own = (self.isa.name, self.isa.vector_bytes, self.isa.registers, self.isa.fma)
@@ -74,7 +74,7 @@ def _avx512(name: str, features: tuple[str, ...]) -> IsaLevel:
     return IsaLevel(name, "x86_64", isa, frozenset(features), ("generic", "znver4"))
 
 
-# The widest last: what comes later is preferred where both run.
+# The widest last: a later level is preferred if a machine has several.
 LEVELS = (
     IsaLevel(
         "x86-64-v3",

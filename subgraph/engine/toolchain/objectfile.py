@@ -1,9 +1,9 @@
-"""Object files: what they need from outside, and their code as an image that needs no linker.
+"""Object files: their undefined symbols, and their code as an image that needs no linker.
 
-An image holds the code and constants of one object file, which lie to each other as they will in
-memory, wherever that is. What it calls outside it reaches through a table at its end: the only
-part that is filled in when the image is loaded. So a warm process starts without LLVM. Only ELF is
-read; objects that hold anything else than kernels on x86-64 do are left to LLVM's linker.
+An image holds the code and constants of one object file at their final distances from each other.
+It can be loaded at any address. External functions are called through a table at its end, the only
+part that is filled in when the image is loaded, so a warm process starts without LLVM. Only ELF is
+read. Objects with sections or relocations that kernels on x86-64 do not have are linked by LLVM.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import NamedTuple
 
 _ELF_MAGIC = b"\x7fELF\x02\x01"  # 64 bit, little endian
 _X86_64 = 62
-# Kinds of sections: content, symbols, relocations with addends, tables for unwinding.
-_CONTENT, _SYMBOLS, _RELOCATIONS, _UNWIND = 1, 2, 4, 0x70000001
-_WRITABLE, _LOADED = 1, 2  # flags of sections
-_UNDEFINED, _NO_SECTION = 0, 0xFF00  # where symbols are that lie in no section, and from which on
-# Kinds of relocations: a distance; the same for code elsewhere; that of an address in the table.
-_DISTANCE, _CALL, _IN_TABLE = 2, 4, (9, 41, 42)
+# Types and flags of sections, special section numbers, and types of relocations, by their names in
+# the ELF and x86-64 specifications.
+_SHT_PROGBITS, _SHT_SYMTAB, _SHT_RELA, _SHT_X86_64_UNWIND = 1, 2, 4, 0x70000001
+_SHF_WRITE, _SHF_ALLOC = 1, 2
+_SHN_UNDEF, _SHN_LORESERVE = 0, 0xFF00
+_R_X86_64_PC32, _R_X86_64_PLT32 = 2, 4
+_R_X86_64_GOTPCREL = (9, 41, 42)  # and its forms GOTPCRELX and REX_GOTPCRELX
 _LEAST_ALIGN, _MOST_ALIGN, _WORD = 16, 64, 8
-_JUMP = b"\xff\x25"  # to the address that lies at a distance of four bytes
+_JUMP = b"\xff\x25"  # jmp *displacement(%rip), before its displacement of four bytes
 
 
 class Image(NamedTuple):
-    """Code for any address that is a multiple of 64.
+    """Code that can be loaded at any address that is a multiple of 64.
 
     Attributes:
-        data: The code; its last words, one for each name that it needs, are for their addresses.
-        start: Where the function begins.
+        data: The code. Its last words, one for each undefined symbol, take their addresses.
+        start: Offset of the function in bytes.
     """
 
     data: bytes
@@ -51,17 +52,17 @@ def undefined_symbols(data: bytes) -> tuple[str, ...]:
         symbols = _File(data).symbols
     except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise ValueError(f"damaged object file: {error}") from error
-    names = {symbol.name for symbol in symbols if symbol.section == _UNDEFINED and symbol.name}
-    return tuple(sorted(names - {"_GLOBAL_OFFSET_TABLE_"}))  # which the linker makes
+    names = {symbol.name for symbol in symbols if symbol.section == _SHN_UNDEF and symbol.name}
+    return tuple(sorted(names - {"_GLOBAL_OFFSET_TABLE_"}))  # the linker defines it
 
 
 def linked(data: bytes, symbol: str, needs: tuple[str, ...]) -> Image | None:
-    """Return the image of an object file; None where LLVM has to link it.
+    """Return the image of an object file; None if LLVM has to link it.
 
     Args:
         data: An object file of any format.
         symbol: The name of the function.
-        needs: The names that it does not define.
+        needs: Its undefined symbols.
     """
     try:
         file = _File(data)
@@ -71,7 +72,7 @@ def linked(data: bytes, symbol: str, needs: tuple[str, ...]) -> Image | None:
 
 
 class _Other(Exception):
-    """The object holds what no image does."""
+    """The object has a section or a relocation that an image cannot have."""
 
 
 class _Section(NamedTuple):
@@ -98,7 +99,7 @@ class _File:
 
     def __init__(self, data: bytes) -> None:
         if not data.startswith(_ELF_MAGIC):
-            raise ValueError("no ELF")
+            raise ValueError("not an ELF object")
         self._data = data
         (self.machine,) = struct.unpack_from("<H", data, 18)
         (offset,) = struct.unpack_from("<Q", data, 0x28)
@@ -115,7 +116,7 @@ class _File:
     def symbols(self) -> list[_Symbol]:
         found: list[_Symbol] = []
         for table in self.sections:
-            if table.kind == _SYMBOLS and table.item_size:
+            if table.kind == _SHT_SYMTAB and table.item_size:
                 names = self.content(self.sections[table.link])
                 for at in range(table.offset, table.offset + table.size, table.item_size):
                     name, _, _, section, value = struct.unpack_from("<IBBHQ", self._data, at)
@@ -126,35 +127,36 @@ class _File:
 
 
 def _image(file: _File, symbol: str, needs: tuple[str, ...]) -> Image:
-    image, places = bytearray(), dict[int, int]()
+    image, offsets = bytearray(), dict[int, int]()
     for number, section in enumerate(file.sections):
-        if section.flags & _LOADED and section.kind != _UNWIND:
-            if section.kind != _CONTENT or section.flags & _WRITABLE or section.align > _MOST_ALIGN:
+        if section.flags & _SHF_ALLOC and section.kind != _SHT_X86_64_UNWIND:
+            is_code_or_constants = section.kind == _SHT_PROGBITS and not section.flags & _SHF_WRITE
+            if not is_code_or_constants or section.align > _MOST_ALIGN:
                 raise _Other
             _pad(image, max(section.align, _LEAST_ALIGN))
-            places[number] = len(image)
+            offsets[number] = len(image)
             image += file.content(section)
     jumps, table = _add_needs(image, needs)
 
     def target(symbol: _Symbol, kind: int) -> int:
-        if symbol.section == _UNDEFINED and kind in (_CALL, *_IN_TABLE):
-            return (jumps if kind == _CALL else table)[symbol.name]
-        if symbol.section >= _NO_SECTION or kind not in (_DISTANCE, _CALL):
+        if symbol.section == _SHN_UNDEF and kind in (_R_X86_64_PLT32, *_R_X86_64_GOTPCREL):
+            return (jumps if kind == _R_X86_64_PLT32 else table)[symbol.name]
+        if symbol.section >= _SHN_LORESERVE or kind not in (_R_X86_64_PC32, _R_X86_64_PLT32):
             raise _Other
-        return places[symbol.section] + symbol.value
+        return offsets[symbol.section] + symbol.value
 
     for section in file.sections:
-        if section.kind == _RELOCATIONS and section.info in places:
-            begin = places[section.info]
+        if section.kind == _SHT_RELA and section.info in offsets:
+            begin = offsets[section.info]
             for at, info, addend in struct.iter_unpack("<QQq", file.content(section)):
                 to = target(file.symbols[info >> 32], info & 0xFFFFFFFF)
                 struct.pack_into("<i", image, begin + at, to + addend - begin - at)
-    (start,) = (places[s.section] + s.value for s in file.symbols if s.name == symbol)
+    (start,) = (offsets[s.section] + s.value for s in file.symbols if s.name == symbol)
     return Image(bytes(image), start)
 
 
 def _add_needs(image: bytearray, needs: tuple[str, ...]) -> tuple[dict[str, int], dict[str, int]]:
-    """Append a jump for each name, and the table of their addresses; return where these are."""
+    """Append a jump for each name, and the table of addresses; return the offsets by name."""
     _pad(image, _LEAST_ALIGN)
     jumps, table = len(image), len(image) + _WORD * len(needs)
     for k in range(len(needs)):
