@@ -1,17 +1,14 @@
 """Matrix products on the CPU device: MatMul, Gemm and their fused form, over one blocked kernel.
 
 B is packed into panels, once through the weight cache when it is a weight, before the product when
-it is computed at run time and used by more than a few rows of A; few rows read it as it lies.
+it is computed at run time, unless few rows of A read it as it lies.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from enum import StrEnum
-from functools import partial
 
-import attrs
 import numpy as np
 
 from subgraph.engine.codegen.tiling import LOW_ROWS
@@ -38,23 +35,13 @@ from subgraph.ops.shared.tile_planning import (
     tiles,
     weight_tiles,
 )
-from subgraph.ops.shared.tuning import fastest
 from subgraph.system.host import caches
 
 from .arguments import GemmArguments, PackRightArguments
 from .integer_gemm_cpu import WHOLE, emit_whole_product
 from .products import Matrix, Product, batch_steps, is_transposed, matrix
-from .strassen_cpu import alike_columns, emit_strassen, fits, saves
-from .unpacked_cpu import SHALLOW, emit_few_rows, emit_shallow, reads_once
 
 _BATCH_LEVELS = 3
-
-
-class _Method(StrEnum):
-    """A way to compute a product; the values are the names in the table of the option TUNE."""
-
-    BLOCKS = "blocks"  # blocks of rows times packed panels
-    STRASSEN = "strassen"
 
 
 @lowering("MatMul", dtypes=(*FLOATS, *WHOLE))
@@ -117,7 +104,6 @@ def emit_product(low: Lowering, product: Product) -> None:
     Raises:
         Unsupported: It is none that the kernel can do.
     """
-    product = _as_a_row(product)
     a, b, out = product.a, product.b, product.out
     # A tile or less of rows only streams B, which nothing needs to bring closer.
     few = out.size <= LOW_ROWS * b.columns
@@ -140,14 +126,6 @@ def emit_product(low: Lowering, product: Product) -> None:
         else:
             added = _spread(low, bias, out.shape, product.beta, of)
     _emit(low, product, of, init, added)
-
-
-def _as_a_row(product: Product) -> Product:
-    """Return a product of one column as that of a row, by which A is read once, as it lies."""
-    turned = attrs.evolve(product, a=product.b.turned, b=product.a.turned)
-    plain = product.b.columns == 1 < product.a.rows and product.bias is None
-    as_row = plain and reads_once(turned, turned.a, tiles(product.out.dtype))
-    return turned if as_row else product
 
 
 def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) -> Word:
@@ -217,21 +195,11 @@ def _batch(product: Product) -> tuple[Matrix, list[int], list[list[int]]]:
 
 def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word) -> None:
     a, sizes, steps = _batch(product)
-    b, act = product.b, product.act
-    m, n, depth = a.rows, b.columns, a.columns
-    batch = math.prod(sizes)
-    as_it_is = not (residual or act.post or act.flags or weight_tiles(of, low, b.operand).weights)
-    if 0 < depth <= SHALLOW and as_it_is:
-        emit_shallow(low, product, a, sizes, steps, of, init)
-        return
-    if reads_once(product, a, of):
-        emit_few_rows(low, product, a, sizes, steps, of, init, residual)
-        return
-    of = weight_tiles(of, low, b.operand)
-    b_word, row_of_b, b_steps = _right_side(low, product, of, m, steps[1])
-    blocks = partial(
-        _blocks_of_panels,
-        product=product,
+    of = weight_tiles(of, low, product.b.operand)
+    b_word, row_of_b, b_steps = _right_side(low, product, of, a.rows, steps[1])
+    _blocks_of_panels(
+        low,
+        product,
         left=a,
         right=(b_word, row_of_b),
         of=of,
@@ -239,24 +207,6 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
         steps=(steps[0], b_steps, steps[2]),
         ends=(init, residual),
     )
-    alone = batch == 1 and row_of_b == 0 and b.operand.constant and a.column_step == 1
-    if not alone or not fits(low, of, n, depth):
-        blocks(low)
-        return
-
-    def strassen(low: Lowering) -> None:
-        recipe = f"gemm alike columns {_panels_recipe(product, of)}"
-        alike = low.weight(recipe, alike_columns(of, _stacked(product, of)), b.operand)
-        ends = (a.operand, a.row_step), b_word, alike, product.out
-        emit_strassen(low, of, *ends, (m, n, depth), init, residual, product.act)
-
-    emitters = {_Method.STRASSEN: strassen, _Method.BLOCKS: blocks}
-    if low.options.get("TUNE"):
-        key = f"product {of.dtype} x{of.lanes} {m} {n} {depth} {'+' if residual else ''}"
-        method = fastest(low, key, emitters)
-    else:
-        method = _Method.STRASSEN if saves(of, m, n, depth) else _Method.BLOCKS
-    emitters[method](low)
 
 
 def _blocks_of_panels(

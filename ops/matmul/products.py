@@ -60,7 +60,7 @@ def is_transposed(b: Matrix) -> bool:
 
 
 class BatchSteps(TypedDict):
-    """The batch as kernels get it; see `UnpackedArguments`."""
+    """The batch as kernels get it; see `GemmArguments`."""
 
     size1: int
     size2: int

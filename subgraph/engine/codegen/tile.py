@@ -29,7 +29,6 @@ from subgraph.engine.codegen.irtools import I64, INT64, VOID, bf16_to_f32, defin
 from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
-    F_MINUS,
     LOW_ROWS,
     T_A,
     T_AHEAD,
@@ -46,11 +45,9 @@ from subgraph.engine.codegen.tiling import (
     T_IJS,
     T_INIT,
     T_IRS,
-    T_KEEP,
     T_KIN,
     T_KLAST,
     T_LO,
-    T_MIX,
     T_N0,
     T_N1,
     T_N2,
@@ -65,7 +62,6 @@ from subgraph.engine.codegen.tiling import (
     T_SB0,
     T_SB1,
     T_SB2,
-    T_SIGN,
     T_TAIL,
     row_counts,
     tile_rows,
@@ -132,11 +128,9 @@ class _Tile:
         masked: bool,
         ahead: bool = False,
         weights: str = "",
-        mixed: bool = False,
     ) -> None:
         self.e, self.t, self.mr, self.nv = e, t, mr, nv
         self.weights = weights
-        self.mix = (e.word(t, T_MIX), e.word(t, T_KEEP), e.word_splat(t, T_SIGN)) if mixed else None
         self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
         self.fetch = Fetch(e, t, nv * self.right_bytes) if ahead else None
         self.w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
@@ -169,12 +163,6 @@ class _Tile:
 
     def right(self, address: Any, j: int) -> Any:
         """Load vector j of a row of B, widening what is held in less."""
-        if self.mix is not None:
-            other, keep, sign = self.mix
-            e, b = self.e, self.e.b
-            value = e.fma(sign, e.load(b.add(address, other)), e.load(address))
-            e.store(value, b.add(address, keep))
-            return value
         if self.weights != "bfloat16":
             return self.e.load(address, self.lane_mask(j))
         # Packed weights fill whole vectors.
@@ -305,26 +293,6 @@ class _Tile:
                 value = e.get(self.acc[i][j])
                 e.store(value, self.at(c, crs, cjs, i, j), self.lane_mask(j))
 
-    def finish_twice(self) -> None:
-        """Add the sums to C, and to T_RES or take them from it, which has the strides of C."""
-        e, t, b = self.e, self.t, self.e.b
-        c, crs, cjs = self.w["c"], self.w["crs"], self.w["cjs"]
-
-        def change(base: Any, operation: Callable[[Any, Any], Any]) -> None:
-            for i in range(self.mr):
-                for j in range(self.nv):
-                    at, mask = self.at(base, crs, cjs, i, j), self.lane_mask(j)
-                    e.store(operation(e.load(at, mask), e.get(self.acc[i][j])), at, mask)
-
-        change(c, b.fadd)
-        other = e.word(t, T_RES)
-        with e.when(b.icmp_signed("!=", other, e.const(0))):
-            minus = e.flag(e.word(t, T_FLAGS), F_MINUS)
-            with e.when(minus):
-                change(other, b.fsub)
-            with e.when(b.not_(minus)):
-                change(other, b.fadd)
-
 
 def _contraction_body(
     e: Emit,
@@ -334,15 +302,12 @@ def _contraction_body(
     masked: bool,
     ahead: bool = False,
     weights: str = "",
-    twice: bool = False,
-    mixed: bool = False,
 ) -> None:
-    tile = _Tile(e, t, mr, nv, masked, ahead, weights, mixed)
+    tile = _Tile(e, t, mr, nv, masked, ahead, weights)
     b, w, acc = e.b, tile.w, tile.acc
     lanes_bytes = tile.right_bytes
     tile.announce()
-    if not twice:
-        tile.start()
+    tile.start()
 
     def k_step(a: Any, at_b: Any) -> None:
         vectors = [tile.right(b.add(at_b, b.mul(w["bjs"], e.const(j))), j) for j in range(nv)]
@@ -371,10 +336,7 @@ def _contraction_body(
         return tile.dense_steps(at_a, at_b, steps, dense_step)
 
     tile.loops(k_step, dense_steps if low else None)
-    if twice:
-        tile.finish_twice()
-    else:
-        tile.finish()
+    tile.finish()
 
 
 def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
@@ -434,8 +396,6 @@ def contraction(
     masked: bool,
     ahead: bool = False,
     weights: str = "",
-    twice: bool = False,
-    mixed: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel that runs one contraction tile.
 
@@ -450,11 +410,8 @@ def contraction(
         masked: The last vector of every row holds ``T_TAIL`` elements only.
         ahead: Bring what lies at ``T_AHEAD`` into the second cache meanwhile.
         weights: ``"bfloat16"``: B is held in it, and widened in registers (packed B only).
-        twice: The sums are added to C, and to ``T_RES`` or, with F_MINUS, taken from it.
-        mixed: B is the sum of what lies at ``T_B`` and, times ``T_SIGN``, ``T_MIX`` bytes further;
-            it is stored ``T_KEEP`` bytes further for the next tiles.
     """
-    body = partial(_contraction_body, ahead=ahead, weights=weights, twice=twice, mixed=mixed)
+    body = partial(_contraction_body, ahead=ahead, weights=weights)
     return dispatcher("tile", body, dtype, lanes, mr, nv, masked)
 
 

@@ -33,13 +33,10 @@ T_AHEAD = 31  # address of what comes after B: tiles with ``ahead`` bring it clo
 T_PACE = 32  # bytes of it for every two steps of the inner loop
 T_LEFT, T_RIGHT = 33, 34  # pixels of a row of windows that lie outside, at its ends
 T_ZERO = 35  # address of a vector of zeros
-T_MIX, T_KEEP = 36, 37  # bytes from B to what is added to it, and to where the sums are kept
-T_SIGN = 38  # float64 bits: the factor of what is added to B
-T_WORDS = 40
+T_WORDS = 36
 
 F_LO = 1  # the result is at least T_LO
 F_HI = 2  # the result is at most T_HI
-F_MINUS = 4  # the sums are subtracted from T_RES (tiles with ``twice``)
 
 LOW_ROWS = 8  # tiles of at most so many rows address dense operands in one register each
 
