@@ -68,7 +68,7 @@ def test_a_region_beside_cpu(device: str) -> None:
 @pytest.mark.parametrize("weights", ["inside", "inputs"])
 def test_new_weights_are_seen(device: str, weights: str) -> None:
     graph, parameter = dense()
-    model = sg.compile_model(graph, device, {"WEIGHTS": weights})
+    model = sg.compile_model(graph, device, {"WEIGHTS": weights, "RUNTIME_FALLBACK": False})
     for seed in range(4):
         parameter.assign(np.random.default_rng(seed).standard_normal((6, 4)).astype(np.float32))
         for count in (2, 5):
@@ -92,7 +92,8 @@ def test_weights_passed_at_every_run_need_no_new_model(
     monkeypatch.setattr(kind, "compile_library_model", counted)
     counts: dict[str, int] = {}
     for weights in ("inside", "inputs"):
-        model = sg.compile_model(graph, device, {"WEIGHTS": weights})
+        config = {"WEIGHTS": weights, "RUNTIME_FALLBACK": False}
+        model = sg.compile_model(graph, device, config)
         model(x=rows(2))
         compiled.clear()
         parameter.assign(np.ones((6, 4), np.float32))
@@ -117,6 +118,16 @@ def test_as_a_property(device: str, tmp_path: Path) -> None:
     for each in (cut, loaded):
         model = sg.compile_model(each, "CPU")
         np.testing.assert_allclose(model(x=x)[0], expected(graph, x=x)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+@pytest.mark.parametrize("kind", ["read-only", "reversed", "transposed"])
+def test_inputs_of_any_memory(device: str, kind: str) -> None:
+    graph, _ = dense()
+    x = {"read-only": rows(6), "reversed": rows(6)[::-1], "transposed": rows(6).T}[kind]
+    x.flags.writeable = kind != "read-only"
+    model = sg.compile_model(graph, device, {"RUNTIME_FALLBACK": False})
+    np.testing.assert_allclose(model(x=x)[0], expected(graph, x=x)[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("device", INSTALLED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,7 +106,7 @@ class _CompiledModel:
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
             for k in range(count):
-                request.set_input_tensor(k, tensor(arrays[k], shared_memory=True))
+                request.set_input_tensor(k, tensor(_writable(arrays[k]), shared_memory=True))
             for k, target in enumerate(into):
                 if target is not None:
                     request.set_output_tensor(k, tensor(target, shared_memory=True))
@@ -116,3 +117,14 @@ class _CompiledModel:
             ]
 
         return call
+
+
+def _writable(array: Array) -> Array:
+    """Return an array over the same memory that OpenVINO shares, which it does not if read-only.
+
+    OpenVINO only reads its inputs; the caller holds ``array`` during the run.
+    """
+    if array.flags.writeable:
+        return array
+    memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    return np.frombuffer(memory, array.dtype).reshape(array.shape)

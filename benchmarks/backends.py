@@ -1,0 +1,114 @@
+"""Costs of regions on other libraries: one call beside the library's own, and a new weight.
+
+For each installed backend: microseconds that a call of a compiled model costs beyond the library's
+own call on the same arrays, for a small and a large output; and milliseconds from the assignment of
+a new weight to the first right result, with weights inside the library's model and as its inputs,
+beside a full recompile. Minima of interleaved repetitions, one thread.
+
+Command: python benchmarks/backends.py [--rounds 2000] [--models FILE...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.devices.backends.base import BackendOp
+
+
+def dense(rows: int, width: int) -> sg.Graph:
+    rng = np.random.default_rng(0)
+    x = sg.input("x", type=sg.TensorType("float32", (rows, width)))
+    w = sg.parameter("w", rng.standard_normal((width, width)).astype(np.float32))
+    return sg.Graph([x], [ops.Relu(ops.MatMul(x, w))], "dense")
+
+
+def least(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
+    """Return the least seconds of each call, taken in turns."""
+    best = [float("inf")] * len(calls)
+    for _ in range(rounds):
+        for k, call in enumerate(calls):
+            begin = time.perf_counter()
+            call()
+            best[k] = min(best[k], time.perf_counter() - begin)
+    return best
+
+
+def hop(device: str, rows: int, width: int, rounds: int) -> str:
+    """Return the cost of a call of a region beside that of the library's own call."""
+    graph = dense(rows, width)
+    model = sg.compile_model(graph, device, {"INFERENCE_NUM_THREADS": 1})
+    op = model.graph.nodes[0].op
+    assert isinstance(op, BackendOp)
+    x = np.ones((rows, width), np.float32)
+    run, target = op.compiled().runner(), np.empty((rows, width), np.float32)
+    session = op.session()
+    items = [x if v.parameter is None else v.parameter for v in op.subgraph.inputs]
+    own, region, whole = least(
+        [lambda: run([x], [target]), lambda: session(items), lambda: model(x)], rounds
+    )
+    return (
+        f"{device:12} {rows} x {width}: library {own * 1e6:8.2f} us, region +"
+        f"{(region - own) * 1e6:6.2f} us, call of the model +{(whole - own) * 1e6:6.2f} us"
+    )
+
+
+def new_weight(device: str, path: str, rounds: int) -> str:
+    """Return the time from a new value of the largest weight to the first right result."""
+    times: list[float] = []
+    for weights in ("inside", "inputs", "recompile"):
+        graph = sg.load(path)
+        config = {"WEIGHTS": "inside" if weights == "recompile" else weights}
+        name = f"HETERO:{device},CPU"
+        model = sg.compile_model(graph, name, config)
+        inputs = {port.name: _filled(port) for port in model.inputs}
+        model(**inputs)
+        weight = max(graph.parameters.values(), key=lambda p: p.nbytes)
+        best = float("inf")
+        for _ in range(rounds):
+            value = weight.array * np.float32(1.01)
+            begin = time.perf_counter()
+            weight.assign(value)
+            if weights == "recompile":
+                model = sg.compile_model(graph, name, config)
+            model(**inputs)
+            best = min(best, time.perf_counter() - begin)
+        times.append(best)
+    inside, passed, again = (seconds * 1e3 for seconds in times)
+    return (
+        f"{device:12} {path}: new weight {inside:.1f} ms inside, {passed:.1f} ms as an input, "
+        f"{again:.1f} ms by compile_model"
+    )
+
+
+def _filled(port: sg.Port) -> np.ndarray[Any, Any]:
+    type_ = port.type
+    assert isinstance(type_, sg.TensorType)
+    assert type_.shape is not None
+    shape = [dim if isinstance(dim, int) else 1 for dim in type_.shape]
+    return np.ones(shape, type_.dtype)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--models", nargs="*", default=[])
+    options = parser.parse_args()
+    for state in sg.backends():
+        if state.problem:
+            print(f"{state.name}: {state.problem}")
+            continue
+        for rows, width in ((1, 32), (256, 1024)):
+            print(hop(state.name, rows, width, options.rounds if rows == 1 else 50))
+        for path in options.models:
+            print(new_weight(state.name, path, 5))
+
+
+if __name__ == "__main__":
+    main()
