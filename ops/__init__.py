@@ -1,7 +1,7 @@
 """Operators: ``ops.<Operator>`` for every operator of ONNX, and one folder for each family of them.
 
-A family's ``op.py`` holds requirements and shape rules, ``reference.py`` what onnx.reference lacks
-or gets wrong, ``cpu.py`` says how the CPU device runs the family, ``kernels.py`` holds its kernels,
+A family's ``op.py`` declares its operators, ``reference.py`` computes what onnx.reference lacks or
+gets wrong, ``cpu.py`` says how the CPU device runs the family, ``kernels.py`` holds its kernels,
 ``opencl.py`` and ``kernels.cl`` the same for OPENCL. Registries find the files by these names, and
 by names that end so (``transpose_cpu.py``); nothing else needs to be told.
 """

@@ -19,7 +19,7 @@ from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, Shape, TensorType
-from subgraph.operators.random import is_random
+from subgraph.operators.operator import is_random
 from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import LIMIT

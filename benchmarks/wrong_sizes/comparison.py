@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from subgraph.operators.random import RANDOM_OPERATORS
+from subgraph.operators.operator import RANDOM_OPERATORS
 from wrong_sizes.damage import Case, Damaged
 from wrong_sizes.reasons import reason
 from wrong_sizes.runs import Answer, differs, in_onnxruntime, model_of, ours, told

@@ -13,7 +13,6 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
     require_within,
-    requires,
 )
 
 
@@ -30,7 +29,6 @@ def require_split(name: str, x: Tensor, heads: int) -> int:
     return x.shape[2] // heads
 
 
-@requires("RotaryEmbedding")
 def rotary_operands(
     node: Node, x: Tensor, cosines: Tensor, sines: Tensor, positions: Tensor | None = None
 ) -> None:
@@ -70,7 +68,6 @@ def rotary_operands(
 _RULES = {"linear": "", "gated": "g", "delta": "d", "gated_delta": "gd"}
 
 
-@requires("LinearAttention")
 def linear_attention_operands(
     node: Node, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None = None,
     decay: Tensor | None = None, beta: Tensor | None = None,
@@ -99,7 +96,6 @@ def linear_attention_operands(
         require(columns in (owners, most), "{} {} is not of {} heads", name, gate, owners)
 
 
-@requires("FlexAttention", domain="ai.onnx.preview")
 def flex_attention_operands(node: Node, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ShapeError unless heads of queries share those of keys and values (preview, 1)."""
     for name, given in (("Q", q), ("K", k), ("V", v)):
@@ -117,7 +113,6 @@ def flex_attention_operands(node: Node, q: Tensor, k: Tensor, v: Tensor) -> None
     )
 
 
-@requires("TensorScatter")
 def tensor_scatter_operands(
     node: Node, cache: Tensor, update: Tensor, first: Tensor | None = None
 ) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import DTYPE_OF_ONNX, Array, Dim, TensorType, ValueType
-from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard, variant
 from subgraph.operators.requirements import (
     Tensor,
@@ -23,10 +23,10 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
     require_within,
-    requires,
     whole_number,
 )
 
+from . import decoding
 from .decoding import require_heads, require_split
 
 
@@ -57,7 +57,6 @@ def _required_heads(node: Node, name: str, x: Tensor, attribute: str) -> tuple[i
     return x.shape[0], heads, x.shape[1], require_split(name, x, heads)
 
 
-@requires("Attention")
 def attention_operands(
     node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
     past_key: Tensor | None = None, past_value: Tensor | None = None, counts: Tensor | None = None,
@@ -127,7 +126,6 @@ def _require_mask(mask: Tensor | None, scores: tuple[int, int, int, int]) -> Non
     )
 
 
-@shape_rule("Attention")
 def attention(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> Sequence[ValueType | None]:
@@ -153,7 +151,6 @@ def attention(
     ][: len(node.outputs)]
 
 
-@reference("Attention")
 def all_results(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Attention's results; the raw scores (mode 0) without the softcap."""
     inputs = list(inputs)
@@ -166,3 +163,11 @@ def all_results(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         without = variant(node, drop=("softcap",))
         results[3] = standard(without, inputs)[3]
     return results
+
+
+# The operators of this family, each in all its versions.
+declare("Attention", requires=attention_operands, infer=attention, compute=all_results)
+declare("LinearAttention", requires=decoding.linear_attention_operands)
+declare("RotaryEmbedding", requires=decoding.rotary_operands)
+declare("TensorScatter", requires=decoding.tensor_scatter_operands)
+declare("FlexAttention", domain="ai.onnx.preview", requires=decoding.flex_attention_operands)

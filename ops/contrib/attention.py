@@ -17,9 +17,7 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_shape,
-    requires,
 )
-from subgraph.operators.schema import MICROSOFT
 from subgraph.ops.attention.decoding import require_heads
 
 from .transformer import added
@@ -153,7 +151,6 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
     return [made, call.Concat(*parts, axis=0)]
 
 
-@requires("Attention", domain=MICROSOFT)
 def attention_operands(
     node: Node,
     x: Tensor,
@@ -167,7 +164,6 @@ def attention_operands(
     _require_self(node, x, weights, mask, past)
 
 
-@requires("QAttention", domain=MICROSOFT)
 def quantised_attention_operands(
     node: Node, x: Tensor, weights: Tensor, _bias: Tensor, _x_scale: Tensor, _w_scale: Tensor,
     mask: Tensor | None = None, _x_zero: Tensor | None = None, _w_zero: Tensor | None = None,
@@ -210,6 +206,7 @@ _SELF: dict[str, Any] = {
     "Attention",
     "input, weights, bias?, mask_index?, past?, attention_bias?, past_sequence_length? -> "
     "output, present?",
+    requires=attention_operands,
     num_heads="int!",
     qkv_hidden_sizes="ints",
     rotary_embedding_dim="int",
@@ -229,6 +226,7 @@ def attention(call: Call) -> Results:
     "QAttention",
     "input, weight, bias, input_scale, weight_scale, mask_index?, input_zero_point?, "
     "weight_zero_point?, past? -> output, present?",
+    requires=quantised_attention_operands,
     num_heads="int!",
     **_SELF,
 )
@@ -244,10 +242,36 @@ def quantised_attention(call: Call) -> Results:
     return _self_attention(call, total, [call.size(weights, 1) // 3] * 3)
 
 
+def multi_head_operands(
+    node: Node,
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    bias: Tensor | None = None,
+    padding: Tensor | None = None,
+    *_others: Tensor | None,
+) -> None:
+    """Raise ShapeError unless ranks tell how queries, keys and values come, and the bias is one."""
+    require_rank("query", query, 5 if key is None else 3)
+    packed, count = (query, 3) if key is None else (key, 2)
+    if key is None or (value is None and key.rank == 5):
+        require_rank("packed operands", packed, 5)
+        wanted = (*packed.shape[:2], node.attrs.get("num_heads", 0), count, packed.shape[4])
+        require_shape("packed operands", packed, wanted, "heads, then queries, keys and values")
+    else:
+        require(value is not None, "value is missing")
+        require_rank("key", key, 3, 4)
+    if bias is not None:
+        require_rank("bias", bias, 1)
+    if padding is not None and padding.rank > 1:
+        require(padding.shape[0] == query.shape[0], "a mask of {} batches", padding.shape[0])
+
+
 @function(
     "MultiHeadAttention",
     "query, key?, value?, bias?, key_padding_mask?, attention_bias?, past_key?, past_value?, "
     "past_sequence_length?, cache_indirection? -> output, present_key?, present_value?, qk?",
+    requires=multi_head_operands,
     mask_filter_value="float",
     num_heads="int!",
     scale="float",
@@ -282,32 +306,6 @@ def multi_head_attention(call: Call) -> Results:
     )
 
 
-@requires("MultiHeadAttention", domain=MICROSOFT)
-def multi_head_operands(
-    node: Node,
-    query: Tensor,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    bias: Tensor | None = None,
-    padding: Tensor | None = None,
-    *_others: Tensor | None,
-) -> None:
-    """Raise ShapeError unless ranks tell how queries, keys and values come, and the bias is one."""
-    require_rank("query", query, 5 if key is None else 3)
-    packed, count = (query, 3) if key is None else (key, 2)
-    if key is None or (value is None and key.rank == 5):
-        require_rank("packed operands", packed, 5)
-        wanted = (*packed.shape[:2], node.attrs.get("num_heads", 0), count, packed.shape[4])
-        require_shape("packed operands", packed, wanted, "heads, then queries, keys and values")
-    else:
-        require(value is not None, "value is missing")
-        require_rank("key", key, 3, 4)
-    if bias is not None:
-        require_rank("bias", bias, 1)
-    if padding is not None and padding.rank > 1:
-        require(padding.shape[0] == query.shape[0], "a mask of {} batches", padding.shape[0])
-
-
 def _unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[Any]:
     """Return queries, keys and values, with their parts of the bias."""
     operands: list[Any] = [query, key, value]
@@ -335,7 +333,6 @@ def _unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[A
 # Rotary embedding
 
 
-@requires("RotaryEmbedding", domain=MICROSOFT)
 def rotary_operands(
     node: Node, _x: Tensor, positions: Tensor, cosines: Tensor, _sines: Tensor
 ) -> None:
@@ -348,6 +345,7 @@ def rotary_operands(
 @function(
     "RotaryEmbedding",
     "input, position_ids, cos_cache, sin_cache -> output",
+    requires=rotary_operands,
     interleaved=0,
     is_packed_batching=0,
     num_heads=0,
@@ -396,11 +394,35 @@ def _turned(call: Call, x: Any, positions: Any, heads: int) -> Any:
 # Attention of decoders
 
 
+def group_query_operands(
+    node: Node, query: Tensor, key: Tensor | None, value: Tensor | None,
+    past_key: Tensor | None, past_value: Tensor | None, lengths: Tensor, total: Tensor,
+    cosines: Tensor | None = None, sines: Tensor | None = None, *_others: Tensor | None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless keys come with values, caches in pairs, a length for each batch."""
+    require_rank("query", query, 3)
+    pairs = {
+        "key and value": (key, value),
+        "past_key and past_value": (past_key, past_value),
+        "cos_cache and sin_cache": (cosines, sines),
+    }
+    for names, (first, second) in pairs.items():
+        require((first is None) == (second is None), "{} come together", names)
+    rotary = cosines is not None or not node.attrs.get("do_rotary", 0)
+    require(rotary, "do_rotary needs cos_cache and sin_cache")
+    require_dtype("seqlens_k", lengths, "int32")
+    require_rank("seqlens_k", lengths, 1, 2)
+    shape = (query.shape[0], 1)[: lengths.rank]
+    require_shape("seqlens_k", lengths, shape, "one for each batch")
+    require(total.size == 1, "total_sequence_length is no single number")
+
+
 @function(
     "GroupQueryAttention",
     "query, key?, value?, past_key?, past_value?, seqlens_k, total_sequence_length, cos_cache?, "
     "sin_cache?, position_ids?, attention_bias?, head_sink?, k_scale?, v_scale?, q_norm_weight?, "
     "k_norm_weight?, query_seqlens? -> output, present_key?, present_value?, output_qk?",
+    requires=group_query_operands,
     causal=1,
     do_rotary=0,
     k_quant_type="NONE",
@@ -461,30 +483,6 @@ def group_query_attention(call: Call) -> Results:
         softcap=call.attribute("softcap"),
     )
     return [made[0], *new]
-
-
-@requires("GroupQueryAttention", domain=MICROSOFT)
-def group_query_operands(
-    node: Node, query: Tensor, key: Tensor | None, value: Tensor | None,
-    past_key: Tensor | None, past_value: Tensor | None, lengths: Tensor, total: Tensor,
-    cosines: Tensor | None = None, sines: Tensor | None = None, *_others: Tensor | None,
-) -> None:  # fmt: skip
-    """Raise ShapeError unless keys come with values, caches in pairs, a length for each batch."""
-    require_rank("query", query, 3)
-    pairs = {
-        "key and value": (key, value),
-        "past_key and past_value": (past_key, past_value),
-        "cos_cache and sin_cache": (cosines, sines),
-    }
-    for names, (first, second) in pairs.items():
-        require((first is None) == (second is None), "{} come together", names)
-    rotary = cosines is not None or not node.attrs.get("do_rotary", 0)
-    require(rotary, "do_rotary needs cos_cache and sin_cache")
-    require_dtype("seqlens_k", lengths, "int32")
-    require_rank("seqlens_k", lengths, 1, 2)
-    shape = (query.shape[0], 1)[: lengths.rank]
-    require_shape("seqlens_k", lengths, shape, "one for each batch")
-    require(total.size == 1, "total_sequence_length is no single number")
 
 
 def _refuse_group(call: Call) -> None:

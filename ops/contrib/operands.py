@@ -8,24 +8,22 @@ device checks it with the sizes at hand.
 from __future__ import annotations
 
 from subgraph.graph.graph import Node
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
     require,
     require_broadcast,
     require_dtype,
     require_shape,
-    requires,
 )
 
 
-@requires("one_row", domain="body")
 def one_row(node: Node, x: Tensor, row: Tensor) -> None:
     """Raise ShapeError unless the second operand is a vector as long as a row of the first."""
     require(x.rank >= 1, "a bias is added to a scalar")
     require_shape("the bias", row, x.shape[-1:], "one for each element of a row")
 
 
-@requires("factors_of_rows", domain="body")
 def factors_of_rows(node: Node, x: Tensor, *factors: Tensor | None) -> None:
     """Raise ShapeError unless each factor is a vector as long as a row of the first operand."""
     require(x.rank >= 1, "a scalar has no rows")
@@ -33,13 +31,11 @@ def factors_of_rows(node: Node, x: Tensor, *factors: Tensor | None) -> None:
         require_shape("a factor", factor, x.shape[-1:], "one for each element of a row")
 
 
-@requires("same_shape", domain="body")
 def same_shape(node: Node, x: Tensor, other: Tensor) -> None:
     """Raise ShapeError unless both operands have one shape."""
     require_shape("the second operand", other, x.shape, "that of the first")
 
 
-@requires("same_rows", domain="body")
 def same_rows(node: Node, x: Tensor, other: Tensor) -> None:
     """Raise ShapeError unless the second operand ends in matrices of the first's sizes."""
     require_broadcast("the second operand", other, x.shape, "the first's shape")
@@ -52,13 +48,11 @@ def same_rows(node: Node, x: Tensor, other: Tensor) -> None:
     )
 
 
-@requires("into_first", domain="body")
 def into_first(node: Node, x: Tensor, other: Tensor) -> None:
     """Raise ShapeError unless the second operand broadcasts to the first, which keeps its shape."""
     require_broadcast("the second operand", other, x.shape, "the first's shape")
 
 
-@requires("one_scale", domain="body")
 def one_scale(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> None:
     """Raise ShapeError unless there is one scale and one zero point for the whole tensor."""
     for name, given in (("the scale", scale), ("the zero point", zero)):
@@ -73,7 +67,6 @@ def one_scale(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) 
         require_dtype("the zero point", zero, x.dtype)
 
 
-@requires("all_keys", domain="body")
 def all_keys(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) -> None:
     """Raise ShapeError unless the mask of an Attention knows all keys, of now and before."""
     if not rest or rest[0] is None:
@@ -88,7 +81,6 @@ def all_keys(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) 
     )
 
 
-@requires("all_batches", domain="body")
 def all_batches(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) -> None:
     """Raise ShapeError unless the mask of an Attention knows all keys of each batch."""
     all_keys(node, q, k, v, *rest)
@@ -99,3 +91,13 @@ def all_batches(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | Non
         None if mask is None else list(mask.shape),
         q.shape[0],
     )
+
+
+declare("all_batches", domain="body", requires=all_batches)
+declare("all_keys", domain="body", requires=all_keys)
+declare("into_first", domain="body", requires=into_first)
+declare("one_row", domain="body", requires=one_row)
+declare("one_scale", domain="body", requires=one_scale)
+declare("factors_of_rows", domain="body", requires=factors_of_rows)
+declare("same_rows", domain="body", requires=same_rows)
+declare("same_shape", domain="body", requires=same_shape)

@@ -7,25 +7,24 @@ from typing import Any
 
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
-from subgraph.operators.requirements import Tensor, require_rank, require_shape, requires
-from subgraph.operators.schema import MICROSOFT
+from subgraph.operators.requirements import Tensor, require_rank, require_shape
+from subgraph.ops.movement.operands import pad_operands, trilu_operands
 
 Results = Sequence[Value | None]
 
 
-@function("Trilu", "X, k? -> Y", upper=1)
+@function("Trilu", "X, k? -> Y", requires=trilu_operands, upper=1)
 def trilu(call: Call) -> Results:
     """Keep one triangle of each matrix."""
     return [call.Trilu(*call.inputs, upper=call.attribute("upper"))]
 
 
-@requires("Unique", domain=MICROSOFT)
 def unique_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the input is a vector."""
     require_rank("x", x, 1)
 
 
-@function("Unique", "x -> y, idx, counts")
+@function("Unique", "x -> y, idx, counts", requires=unique_operands)
 def unique(call: Call) -> Results:
     """Return each element once, where each place's is, and how often it is there."""
     found = call.Unique(call.inputs[0], sorted=0, outputs=4)
@@ -54,7 +53,7 @@ def range_of(call: Call) -> Results:
     return [call.Range(scalar(start), scalar(limit), scalar(delta))]
 
 
-@function("Pad", "data, pads, value? -> output", mode="constant")
+@function("Pad", "data, pads, value? -> output", requires=pad_operands, mode="constant")
 def pad(call: Call) -> Results:
     """Pad as the standard does; pads may be a matrix of one row, the value of one element."""
     data, pads, value = call.inputs
@@ -72,14 +71,13 @@ def expand_dims(call: Call) -> Results:
     return [call.Unsqueeze(x, flat)]
 
 
-@requires("CDist", domain=MICROSOFT)
 def distance_operands(node: Node, a: Tensor, b: Tensor) -> None:
     """Raise ShapeError unless the rows of both matrices are as long."""
     require_rank("A", a, 2)
     require_shape("B", b, (b.shape[0], a.shape[1]), "rows as long as those of A")
 
 
-@function("CDist", "A, B -> C", metric="sqeuclidean")
+@function("CDist", "A, B -> C", requires=distance_operands, metric="sqeuclidean")
 def cdist(call: Call) -> Results:
     """Return the distance of each row of A to each of B, of its elements' differences."""
     a, b = call.inputs

@@ -18,9 +18,8 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_shape,
-    requires,
 )
-from subgraph.operators.schema import INTERNAL_DOMAIN, MICROSOFT
+from subgraph.operators.schema import INTERNAL_DOMAIN
 
 Results = Sequence[Value | None]
 Given = Sequence[Value | None]
@@ -267,7 +266,6 @@ def dynamic_quantize_matmul(call: Call) -> Results:
     return [_scaled(call, sums, a_scale, b_scale, bias, "float32")]
 
 
-@requires("DynamicQuantizeLSTM", domain=MICROSOFT)
 def dynamic_quantize_lstm_operands(
     node: Node, _x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None, _lengths: Tensor | None,
     _h: Tensor | None, _c: Tensor | None, _p: Tensor | None, w_scale: Tensor, w_zero: Tensor,
@@ -294,6 +292,7 @@ def dynamic_quantize_lstm_operands(
     "DynamicQuantizeLSTM",
     "X, W, R, B?, sequence_lens?, initial_h?, initial_c?, P?, W_scale, W_zero_point, R_scale, "
     "R_zero_point -> Y?, Y_h?, Y_c?",
+    requires=dynamic_quantize_lstm_operands,
     activation_alpha="floats",
     activation_beta="floats",
     activations="strings",

@@ -11,8 +11,7 @@ from typing import Any
 
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
-from subgraph.operators.requirements import Tensor, require_rank, require_shape, requires
-from subgraph.operators.schema import MICROSOFT
+from subgraph.operators.requirements import Tensor, require_rank, require_shape
 
 Results = Sequence[Value | None]
 
@@ -214,7 +213,6 @@ def skip_group_norm(call: Call) -> Results:
 # Embeddings
 
 
-@requires("EmbedLayerNormalization", "QEmbedLayerNormalization", domain=MICROSOFT)
 def embedding_operands(
     node: Node, ids: Tensor, segments: Tensor | None, words: Tensor, places: Tensor,
     parts: Tensor | None, gamma: Tensor, beta: Tensor, mask: Tensor | None = None,
@@ -258,6 +256,7 @@ def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results
     "EmbedLayerNormalization",
     "input_ids, segment_ids?, word_embedding, position_embedding, segment_embedding?, gamma, beta, "
     "mask?, position_ids? -> output, mask_index?, embedding_sum?",
+    requires=embedding_operands,
     epsilon=1e-12,
     mask_index_type=0,
 )
@@ -273,6 +272,7 @@ def embed_layer_normalization(call: Call) -> Results:
     "segment_embedding_scale?, gamma_scale, beta_scale, word_embedding_zero_point, "
     "position_embedding_zero_point, segment_embedding_zero_point?, gamma_zero_point, "
     "beta_zero_point -> layernorm_out, mask_index_out",
+    requires=embedding_operands,
     epsilon=1e-12,
 )
 def quantised_embed_layer_normalization(call: Call) -> Results:

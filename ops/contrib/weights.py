@@ -19,9 +19,7 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_shape,
-    requires,
 )
-from subgraph.operators.schema import MICROSOFT
 
 Results = Sequence[Value | None]
 
@@ -70,7 +68,6 @@ def _refuse_bits(call: Call, bits: int) -> None:
         raise call.refuse(f"bits={bits}")
 
 
-@requires("MatMulNBits", domain=MICROSOFT)
 def matmul_n_bits_operands(
     node: Node, _a: Tensor, held: Tensor, scales: Tensor, zeros: Tensor | None = None,
     groups: Tensor | None = None, bias: Tensor | None = None,
@@ -114,6 +111,7 @@ def matmul_n_bits_operands(
 @function(
     "MatMulNBits",
     "A, B, scales, zero_points?, g_idx?, bias? -> Y",
+    requires=matmul_n_bits_operands,
     K="int!",
     N="int!",
     accuracy_level=0,
@@ -154,9 +152,30 @@ def matmul_n_bits(call: Call) -> Results:
     return [product if bias is None else call.Add(product, bias, requires="one_row")]
 
 
+def gather_block_quantized_operands(
+    node: Node, data: Tensor, _indices: Tensor, scales: Tensor, zeros: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless there is a scale, and a zero point, for each block of the table."""
+    width, bits = node.attrs.get("block_size", 128), node.attrs.get("bits", 4)
+    bits = bits if data.dtype == "uint8" else 8
+    if bits not in _BITS:
+        return  # there is no body
+    require(data.rank >= 1, "the table is a scalar")
+    _require_blocks(width)
+    along = node.attrs.get("quantize_axis", 1) % data.rank
+    together = 8 // bits  # numbers of a byte, along the last axis
+    sizes = [*data.shape[:-1], data.shape[-1] * together]
+    sizes[along] = -(-sizes[along] // width)
+    require_shape("scales", scales, sizes, "one for each block")
+    require_dtype("zero_points", zeros, data.dtype)
+    sizes[-1] = -(-sizes[-1] // together)
+    require_shape("zero_points", zeros, sizes, "one for each block, packed as the table is")
+
+
 @function(
     "GatherBlockQuantized",
     "data, indices, scales, zero_points? -> output",
+    requires=gather_block_quantized_operands,
     bits=4,
     block_size=128,
     gather_axis=0,
@@ -189,24 +208,3 @@ def gather_block_quantized(call: Call) -> Results:
         numbers = call.Sub(numbers, float(1 << (bits - 1)))
     factors = call.Gather(picked[1], block_of, axis=axis)
     return [call.Mul(numbers, factors, requires="same_shape")]
-
-
-@requires("GatherBlockQuantized", domain=MICROSOFT)
-def gather_block_quantized_operands(
-    node: Node, data: Tensor, _indices: Tensor, scales: Tensor, zeros: Tensor | None = None
-) -> None:
-    """Raise ShapeError unless there is a scale, and a zero point, for each block of the table."""
-    width, bits = node.attrs.get("block_size", 128), node.attrs.get("bits", 4)
-    bits = bits if data.dtype == "uint8" else 8
-    if bits not in _BITS:
-        return  # there is no body
-    require(data.rank >= 1, "the table is a scalar")
-    _require_blocks(width)
-    along = node.attrs.get("quantize_axis", 1) % data.rank
-    together = 8 // bits  # numbers of a byte, along the last axis
-    sizes = [*data.shape[:-1], data.shape[-1] * together]
-    sizes[along] = -(-sizes[along] // width)
-    require_shape("scales", scales, sizes, "one for each block")
-    require_dtype("zero_points", zeros, data.dtype)
-    sizes[-1] = -(-sizes[-1] // together)
-    require_shape("zero_points", zeros, sizes, "one for each block, packed as the table is")

@@ -5,8 +5,16 @@ Numbers of inputs and outputs of bodies are `subgraph.operators.bodies`'s.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import MAX_RANK, SequenceType, ValueType
+from subgraph.operators.operator import declare
+from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     Tensor,
     is_known,
@@ -17,21 +25,18 @@ from subgraph.operators.requirements import (
     require_same_dtype,
     require_shape,
     require_single,
-    requires,
     whole_number,
 )
 
 Operand = ValueType | Tensor | None
 
 
-@requires("If")
 def if_operands(node: Node, condition: Tensor) -> None:
     """Raise ShapeError unless the condition is one truth value, of any rank (ONNX, 1 to 25)."""
     require_dtype("cond", condition, "bool")
     require(condition.size == 1, "cond has shape {}; it must hold one element", condition.shape)
 
 
-@requires("Loop", sequences=True)
 def loop_operands(
     node: Node, limit: Tensor | None = None, condition: Tensor | None = None, *carried: Operand
 ) -> None:
@@ -40,7 +45,6 @@ def loop_operands(
     require_single("cond", condition, "bool")
 
 
-@requires("Scan", sequences=True)
 def scan_operands(node: Node, *operands: Operand) -> None:
     """Raise ShapeError unless what is scanned has one length along its axes (ONNX, 8 to 25)."""
     count = int(node.attrs["num_scan_inputs"])
@@ -82,14 +86,12 @@ def _batches(lengths: Operand, states: tuple[Operand, ...], scanned: tuple[Opera
                 require(0 <= length <= shape[1], "a length is {} of {}", length, shape[1])
 
 
-@requires("SequenceMap", "SequenceConstruct", "SequenceLength", sequences=True)
 def any_operands(node: Node, first: Operand, *others: Operand) -> None:
     """Take every value; tensors that become one sequence have one dtype."""
     if node.op_type == "SequenceConstruct":
         require_same_dtype(*(x for x in (first, *others) if isinstance(x, Tensor)))
 
 
-@requires("SequenceEmpty")
 def empty_operands(node: Node) -> None:
     """Take nothing."""
 
@@ -99,7 +101,6 @@ def _sequence(operand: Operand) -> None:
     require(kind, "input_sequence is {}, not a sequence", operand)
 
 
-@requires("SequenceAt", "SequenceErase", sequences=True)
 def at_operands(node: Node, items: Operand, position: Tensor | None = None) -> None:
     """Raise ShapeError unless the position is one number (ONNX, 11)."""
     _sequence(items)
@@ -107,7 +108,6 @@ def at_operands(node: Node, items: Operand, position: Tensor | None = None) -> N
     require_single("position", position, "int64", "int32")
 
 
-@requires("SequenceInsert", sequences=True)
 def insert_operands(
     node: Node, items: Operand, item: Operand, position: Tensor | None = None
 ) -> None:
@@ -116,7 +116,6 @@ def insert_operands(
     require_single("position", position, "int64", "int32")
 
 
-@requires("ConcatFromSequence", sequences=True)
 def joined_operands(node: Node, items: Operand) -> None:
     """Raise ShapeError unless it is a sequence, and the axis may be one of its tensors (ONNX, 11).
 
@@ -126,7 +125,6 @@ def joined_operands(node: Node, items: Operand) -> None:
     whole_number(node, "axis", least=-MAX_RANK - 1, most=MAX_RANK)
 
 
-@requires("SplitToSequence")
 def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
     """Raise ShapeError unless the parts fill the axis (ONNX, 11 to 24)."""
     require(x.rank >= 1, "a scalar has no axis to split")
@@ -141,11 +139,58 @@ def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
     require(sum(parts) == size, "split {} does not fill an axis of size {}", parts, size)
 
 
-@requires("Optional", sequences=True)
 def optional_operands(node: Node, value: Operand = None) -> None:
     """Take every value, or none."""
 
 
-@requires("OptionalHasElement", "OptionalGetElement", sequences=True)
 def held_operands(node: Node, value: Operand = None) -> None:
     """Take every value: an optional that is empty is none."""
+
+
+def optional(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input, or nothing (None) without one."""
+    return [inputs[0] if inputs else None]
+
+
+def sequence_insert(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the sequence with one more tensor, by default behind the last.
+
+    Raises:
+        ShapeError: the position lies outside [-n, n]; a list of Python takes every number.
+    """
+    count, position = len(inputs[0]), inputs[2] if len(inputs) > 2 else None
+    at = count if position is None else int(np.asarray(position).reshape(-1)[0])
+    if not -count <= at <= count:
+        raise ShapeError(f"position is {at}, outside [-{count}, {count}] of {count} tensors")
+    return standard(node, inputs)
+
+
+def optional_has_element(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return whether there is a value."""
+    return [np.array(bool(inputs) and inputs[0] is not None)]
+
+
+def optional_get_element(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the value.
+
+    Raises:
+        ShapeError: there is none.
+    """
+    if not inputs or inputs[0] is None:
+        raise ShapeError(f"node {node.name!r} (OptionalGetElement): the optional is empty")
+    return [inputs[0]]
+
+
+# The operators of this family, each in all its versions.
+declare("ConcatFromSequence", requires=joined_operands)
+declare("If", requires=if_operands)
+declare("Loop", requires=loop_operands)
+declare("Optional", requires=optional_operands, compute=optional)
+declare("OptionalGetElement", requires=held_operands, compute=optional_get_element)
+declare("OptionalHasElement", requires=held_operands, compute=optional_has_element)
+declare("Scan", requires=scan_operands)
+declare("SequenceAt", "SequenceErase", requires=at_operands)
+declare("SequenceConstruct", "SequenceLength", "SequenceMap", requires=any_operands)
+declare("SequenceEmpty", requires=empty_operands)
+declare("SequenceInsert", requires=insert_operands, compute=sequence_insert)
+declare("SplitToSequence", requires=split_operands)

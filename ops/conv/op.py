@@ -5,7 +5,8 @@ from __future__ import annotations
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
-from subgraph.operators.operator import infer_by_onnx, shape_rule
+from subgraph.operators.inference import infer_by_onnx
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     FLOATS,
     Tensor,
@@ -13,7 +14,6 @@ from subgraph.operators.requirements import (
     require,
     require_dtype,
     require_shape,
-    requires,
     whole_number,
 )
 from subgraph.ops.elementwise.expressions import text
@@ -27,9 +27,11 @@ from subgraph.ops.pool.windows import (
     window_counts,
     windows_of,
 )
+from subgraph.ops.unfold.op import deform_conv_operands
+
+from . import reference
 
 
-@requires("Conv")
 def conv_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
     """Raise ShapeError unless filters and bias fit the input's channels (ONNX Conv, 1 to 22)."""
     require_dtype("X", x, *FLOATS)
@@ -38,7 +40,6 @@ def conv_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) 
     require_filters(node, x, w, bias)
 
 
-@requires("ConvInteger")
 def conv_integer_operands(
     node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
 ) -> None:
@@ -49,7 +50,6 @@ def conv_integer_operands(
     require_filter_numbers("w_zero_point", w_zero, w.shape[0])
 
 
-@requires("QLinearConv")
 def qlinear_conv_operands(
     node: Node,
     x: Tensor,
@@ -88,7 +88,6 @@ def require_filter_numbers(name: str, operand: Tensor | None, count: int) -> Non
     require(fits, "{} has shape {}; it needs 1 or {} elements", name, list(operand.shape), count)
 
 
-@requires("ConvTranspose")
 def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
     """Raise ShapeError unless filters and bias fit the input's channels (ConvTranspose, 1 to 22).
 
@@ -125,20 +124,17 @@ def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | Non
         require(fits, "{} elements in dimension {} after pads {}", made, k, given.pads[k])
 
 
-@shape_rule("Conv", "DeformConv")
 def convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give one channel for each filter, and as many places as filters fit."""
     x = tensor(types[0])
     return [None if x is None else _filtered(node, x.dtype, types[0], types[1])]
 
 
-@shape_rule("ConvInteger")
 def convolution_of_bytes(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """As Conv, of bytes: with sums of 32 bits."""
     return [_filtered(node, "int32", types[0], types[1])]
 
 
-@shape_rule("QLinearConv")
 def qlinear_convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """As Conv; the dtype is that of the result's zero point."""
     zero = tensor(types[7])
@@ -156,7 +152,6 @@ def _filtered(
     return TensorType(dtype, (x.shape[0], w.shape[0], *window_counts(node, x.shape, w.shape[2:])))
 
 
-@shape_rule("ConvTranspose")
 def transposed(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give room for the filters of all places; other ways of saying the size are left to onnx."""
     x, w = tensor(types[0]), tensor(types[1])
@@ -178,3 +173,14 @@ def transposed(node: Node, types: Types, values: Values) -> list[ValueType | Non
     ]
     channels = taps[1] * groups if isinstance(taps[1], int) else None
     return [TensorType(x.dtype, (sizes[0], channels, *places))]
+
+
+# The operators of this family, each in all its versions.
+declare("Conv", requires=conv_operands, infer=convolution, compute=reference.conv)
+declare(
+    "ConvTranspose",
+    requires=conv_transpose_operands,
+    infer=transposed,
+    compute=reference.conv_transpose,
+)
+declare("DeformConv", requires=deform_conv_operands, infer=convolution)

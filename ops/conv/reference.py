@@ -14,13 +14,11 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
 from subgraph.operators.reference import standard, variant
 
 _SHAPING = ("auto_pad", "output_padding", "output_shape", "pads")
 
 
-@reference("Conv")
 def conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the convolution; of a dilated filter only its own points count."""
     x, weight = inputs[:2]
@@ -71,7 +69,6 @@ def _text(value: Any) -> str:
 _LISTS = ("dilations", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
 
 
-@reference("ConvTranspose")
 def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the groups' transposed convolutions side by side."""
     empty = [name for name in _LISTS if name in node.attrs and not node.attrs[name]]

@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import DTYPE_OF_ONNX, Array, Shape, TensorType, ValueType, numpy_dtype
-from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
     choice,
@@ -25,120 +22,40 @@ from subgraph.operators.requirements import (
     require_same_dtype,
     require_shape,
     require_single,
-    requires,
 )
 from subgraph.ops.shared.strides import broadcast_shapes
+
+from . import reference
 
 Types = Sequence[ValueType | None]
 Values = Sequence[Array | None]
 
-UNARY = [
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "BitwiseNot",
-    "Ceil",
-    "Celu",
-    "Cos",
-    "Cosh",
-    "Elu",
-    "Erf",
-    "Exp",
-    "Floor",
-    "Gelu",
-    "HardSigmoid",
-    "HardSwish",
-    "Identity",
-    "LeakyRelu",
-    "Log",
-    "Mish",
-    "Neg",
-    "Not",
-    "Reciprocal",
-    "Relu",
-    "Round",
-    "Selu",
-    "Shrink",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Sinh",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Swish",
-    "Tan",
-    "Tanh",
-    "ThresholdedRelu",
-]
-BINARY = [
-    "Add",
-    "And",
-    "BitShift",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-    "Div",
-    "Mod",
-    "Mul",
-    "Or",
-    "Pow",
-    "PRelu",
-    "Sub",
-    "Xor",
-]
 VARIADIC = ("Max", "Mean", "Min", "Sum")
-COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-# Operators whose results for equal positions depend on the values there only: what may be fused.
-ELEMENTWISE = frozenset(
-    (
-        *UNARY,
-        *BINARY,
-        *VARIADIC,
-        *COMPARISONS,
-        "Where",
-        "Clip",
-        "Cast",
-        "CastLike",
-        "IsNaN",
-        "IsInf",
-    )
-)
 
 
-@requires(*(name for name in UNARY if name not in ("Gelu", "Identity")), "IsInf", "IsNaN")
 def unary_operands(node: Node, x: Tensor) -> None:
     """Take every tensor: each element of the result follows from the element at its place."""
 
 
-@requires("Gelu")
 def gelu_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the approximation is one of the standard (ONNX, 20)."""
     choice(node, "approximate", "none", "none", "tanh")
 
 
-@requires("Identity", sequences=True)
 def identity_operands(node: Node, x: ValueType | Tensor) -> None:
     """Take every value."""
 
 
-@requires("Cast")
 def cast_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the rounding to float8e8m0 is one of the standard (ONNX, 1 to 28)."""
     choice(node, "round_mode", "up", "up", "down", "nearest")
 
 
-@requires("CastLike")
 def cast_like_operands(node: Node, x: Tensor, like: Tensor) -> None:
     """As `cast_operands`; of the second operand only its dtype matters."""
     cast_operands(node, x)
 
 
-@requires("Clip")
 def clip_operands(
     node: Node, x: Tensor, least: Tensor | None = None, most: Tensor | None = None
 ) -> None:
@@ -147,7 +64,6 @@ def clip_operands(
     require_single("max", most, x.dtype)
 
 
-@requires("Dropout")
 def dropout_operands(
     node: Node, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
 ) -> None:
@@ -156,7 +72,6 @@ def dropout_operands(
     require_single("training_mode", training, "bool")
 
 
-@requires(*(name for name in BINARY if name != "PRelu"), *COMPARISONS)
 def binary_operands(node: Node, a: Tensor, b: Tensor) -> None:
     """Raise ShapeError unless the operands broadcast and have one dtype (Pow: any)."""
     if node.op_type != "Pow":
@@ -177,7 +92,6 @@ def binary_operands(node: Node, a: Tensor, b: Tensor) -> None:
     require_broadcast("B", Tensor(b.dtype, shape), a.shape, "that of A")
 
 
-@requires("PRelu")
 def prelu_operands(node: Node, x: Tensor, slope: Tensor) -> None:
     """Raise ShapeError unless the slope broadcasts to the input; before 7 it may be of channels."""
     require_same_dtype(x, slope)
@@ -188,7 +102,6 @@ def prelu_operands(node: Node, x: Tensor, slope: Tensor) -> None:
         require_broadcast("slope", slope, x.shape, "that of the input")
 
 
-@requires(*VARIADIC)
 def variadic_operands(node: Node, first: Tensor, *others: Tensor) -> None:
     """Raise ShapeError unless the operands broadcast; before version 8 they have one shape."""
     require_same_dtype(first, *others)
@@ -199,7 +112,6 @@ def variadic_operands(node: Node, first: Tensor, *others: Tensor) -> None:
         require_broadcast_together(first, *others)
 
 
-@requires("Where")
 def where_operands(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> None:
     """Raise ShapeError unless the condition is bool and all broadcast (ONNX, 9 to 16)."""
     require_dtype("condition", condition, "bool")
@@ -207,13 +119,17 @@ def where_operands(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> None:
     require_broadcast_together(condition, x, y)
 
 
-@requires("BitCast")
 def bit_cast_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless elements of the new dtype have as many bits (ONNX, 26)."""
     to = DTYPE_OF_ONNX.get(node.attrs.get("to", 0), "")
     require(bool(to) and "string" not in (to, x.dtype), "to is {}", node.attrs.get("to"))
     sizes = [numpy_dtype(dtype).itemsize for dtype in (x.dtype, to)]
     require(sizes[0] == sizes[1], "{} and {} differ in size", x.dtype, to)
+
+
+def first_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the type of the first input, whatever it is."""
+    return [types[0]]
 
 
 def tensor(kind: ValueType | None) -> TensorType | None:
@@ -257,7 +173,6 @@ def is_legacy_broadcast(node: Node) -> bool:
     return 0 < node.version < 7 and node.domain == "" and node.op_type not in VARIADIC
 
 
-@shape_rule(*(name for name in UNARY if name != "Identity"), "Clip")
 def unary(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the type of the first input."""
     if node.op_type == "Clip" and len(types) > 1:
@@ -265,27 +180,23 @@ def unary(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [tensor(types[0])]
 
 
-@shape_rule(*BINARY, *VARIADIC)
 def broadcasting(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Broadcast the shapes, keep the dtype (Pow: of the base)."""
     dtype = same_dtype(types[:1] if node.op_type == "Pow" else types)
     return [None if dtype is None else TensorType(dtype, _broadcast(node, types))]
 
 
-@shape_rule(*COMPARISONS)
 def comparison(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Broadcast the shapes; the result is bool."""
     same_dtype(types)
     return [TensorType("bool", _broadcast(node, types))]
 
 
-@shape_rule("IsNaN", "IsInf")
 def test(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the shape of the input in bool."""
     return [TensorType("bool", shape_of(types[0]))]
 
 
-@shape_rule("Dropout")
 def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Keep the type; the mask is bool from opset 10 on, before it has the input's dtype."""
     x = tensor(types[0])
@@ -294,7 +205,6 @@ def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [x, TensorType(x.dtype if 0 < node.version < 10 else "bool", x.shape)]
 
 
-@shape_rule("Where")
 def where(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Broadcast all three shapes; the dtype is that of the second and third input."""
     dtype = same_dtype(types[1:])
@@ -302,7 +212,6 @@ def where(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [None if dtype is None else TensorType(dtype, shape)]
 
 
-@shape_rule("Cast")
 def cast(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Change the dtype to the attribute ``to``."""
     to = node.attrs["to"]
@@ -312,24 +221,46 @@ def cast(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(dtype, shape_of(types[0]))]
 
 
-@shape_rule("CastLike")
 def cast_like(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Change the dtype to that of the second input."""
     like = tensor(types[1])
     return [None if like is None else TensorType(like.dtype, shape_of(types[0]))]
 
 
-@reference("Mean")
-def mean(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Average with broadcasting; onnx.reference adds in place and so cannot broadcast."""
-    total = inputs[0]
-    for other in inputs[1:]:
-        total = total + other
-    return [np.asarray(total / len(inputs)).astype(inputs[0].dtype)]
-
-
-@reference("Softsign")
-def softsign(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Compute x / (1 + |x|); onnx.reference fails for rank 0."""
-    x = inputs[0]
-    return [np.asarray(x / (1 + np.abs(x))).astype(x.dtype)]
+# The operators of this family, each in all its versions.
+declare(
+    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu"),
+    *("Cos", "Cosh", "Elu", "Exp", "Floor", "HardSigmoid", "HardSwish", "LeakyRelu", "Log"),
+    *("Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign"),
+    *("Sin", "Sinh", "Softplus", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
+    requires=unary_operands,
+    infer=unary,
+)
+declare(
+    *("Add", "And", "Div", "Mul", "Or", "Pow", "Sub", "Xor"),
+    requires=binary_operands,
+    infer=broadcasting,
+    compute=reference.binary,
+)
+declare("BitCast", requires=bit_cast_operands)
+declare(
+    *("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mod"),
+    requires=binary_operands,
+    infer=broadcasting,
+)
+declare("Cast", requires=cast_operands, infer=cast, compute=reference.cast)
+declare("CastLike", requires=cast_like_operands, infer=cast_like, compute=reference.cast_like)
+declare("Clip", requires=clip_operands, infer=unary, compute=reference.clip)
+declare("Dropout", requires=dropout_operands, infer=dropout, compute=reference.dropout)
+declare(
+    "Equal", "Greater", "Less", requires=binary_operands, infer=comparison, compute=reference.binary
+)
+declare("Erf", requires=unary_operands, infer=unary, compute=reference.erf)
+declare("Gelu", requires=gelu_operands, infer=unary)
+declare("GreaterOrEqual", "LessOrEqual", requires=binary_operands, infer=comparison)
+declare("IsInf", "IsNaN", requires=unary_operands, infer=test)
+declare("Max", "Min", "Sum", requires=variadic_operands, infer=broadcasting)
+declare("Mean", requires=variadic_operands, infer=broadcasting, compute=reference.mean)
+declare("PRelu", requires=prelu_operands, infer=broadcasting, compute=reference.prelu)
+declare("Softsign", requires=unary_operands, infer=unary, compute=reference.softsign)
+declare("Where", requires=where_operands, infer=where)

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
-from subgraph.operators.reference import attributes, expand, standard
+from subgraph.graph.types import (
+    ONNX_DTYPE,
+    Array,
+    dtype_of,
+)
+from subgraph.operators.reference import standard, variant
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-@reference("Erf")
 def erf(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the error function of each element."""
     x: Array = inputs[0]
@@ -24,29 +27,129 @@ def erf(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [wide.astype(np.float64).astype(x.dtype)]
 
 
-@reference("AffineGrid")
-def affine_grid(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the places that an affine map samples, for GridSample; theta (N, d, d+1)."""
-    theta: Array = inputs[0]
-    sizes = [int(size) for size in inputs[1]][2:]
-    lines: list[Array] = []
-    for size in sizes:
-        if attributes(node)["align_corners"]:
-            # One place alone is the first, -1, as linspace gives it.
-            lines.append(np.linspace(-1, 1, size))
-        else:
-            lines.append((2 * np.arange(size) + 1) / size - 1)
-    places = np.meshgrid(*lines, indexing="ij")
-    points = np.stack([*reversed(places), np.ones(sizes)], axis=-1)
-    grid: Array = np.einsum("...k,ndk->n...d", points, theta.astype(np.float64))
-    return [grid.astype(theta.dtype)]
+def binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the operator's result; before opset 7 the second operand is laid out by ``axis``."""
+    if node.version >= 7 or node.version == 0:
+        return _binary(node, inputs)
+    first, second = inputs
+    if node.attrs.get("broadcast"):
+        second = _laid_out(first, second, node.attrs.get("axis"))
+    elif first.shape != second.shape:
+        raise ShapeError(
+            f"shapes {first.shape} and {second.shape} differ and attribute broadcast is 0"
+        )
+    return _binary(variant(node, version=7, drop=tuple(node.attrs)), [first, second])
 
 
-@reference("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
-def loss(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Compute a loss by its function body; onnx.reference counts labels that are ignored."""
-    count = len(inputs)
-    while count and inputs[count - 1] is None:
-        count -= 1
-    body = expand(node, inputs[:count])
-    return standard(node, inputs) if body is None else body(inputs[:count])
+def _binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    if node.op_type == "Pow" and all(each.dtype.kind == "i" for each in inputs):
+        return [_whole_power(*inputs)]
+    found = standard(node, inputs)
+    if node.op_type != "Pow":
+        return found
+    # Of one exponent 0.5 NumPy takes the square root, which differs from C's pow below zero.
+    base, exponent = inputs
+    ends = (exponent == 0.5) & ((base == 0) | (base == -math.inf))
+    return [np.where(ends, np.abs(base), found[0])]
+
+
+def _whole_power(base: Array, exponent: Array) -> Array:
+    """Return powers of whole numbers, those to negative ones cut off; NumPy refuses them."""
+    sign = np.where(exponent & 1, -1, 1)
+    below = np.where(base == 1, 1, np.where(base == -1, sign, 0))
+    powers: Array = np.power(base, np.maximum(exponent, 0))
+    return np.where(exponent < 0, below, powers).astype(base.dtype)
+
+
+def _laid_out(first: Array, second: Array, axis: int | None) -> Array:
+    """Return ``second`` with ones behind, so that its first dimension is at ``axis``."""
+    if axis is None:
+        return second
+    start = axis + first.ndim if axis < 0 else axis
+    behind = first.ndim - start - second.ndim
+    if behind < 0:
+        raise ShapeError(f"axis {axis}: {second.shape} does not fit into {first.shape}")
+    return second.reshape(second.shape + (1,) * behind)
+
+
+def prelu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the leaky ReLU; before opset 7 a slope of one dimension counts channels."""
+    x: Array = inputs[0]
+    slope: Array = inputs[1]
+    if 0 < node.version < 7 and slope.size > 1 and slope.ndim == 1 and x.ndim > 2:
+        slope = slope.reshape(-1, *[1] * (x.ndim - 2))
+    result: Array = np.where(x < x.dtype.type(0), x * slope, x)
+    return [result.astype(x.dtype)]
+
+
+def cast(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input in another dtype; opset 1 names it ("FLOAT") instead of numbering it."""
+    to = node.attrs.get("to")
+    if isinstance(to, str):
+        from onnx import TensorProto
+
+        return standard(variant(node, version=6, to=int(TensorProto.DataType.Value(to))), inputs)
+    return standard(node, inputs)
+
+
+def clip(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return clipped numbers; the first version is the one of opset 6 with a hint for memory."""
+    if node.version == 1:
+        node = variant(node, version=6, drop=("consumed_inputs",))
+    bounds = [None if bound is None else bound.reshape(()) for bound in inputs[1:]]
+    return standard(node, [inputs[0], *bounds])
+
+
+def cast_like(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the first input in the dtype of the second."""
+    to = ONNX_DTYPE[dtype_of(inputs[1])]
+    cast = Node(
+        "Cast",
+        node.inputs[:1],
+        outputs=1,
+        name=node.name,
+        version=node.version,
+        attrs=node.attrs | {"to": to},
+    )
+    return standard(cast, inputs[:1])
+
+
+def dropout(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input, and a mask of what was kept.
+
+    Random only in training: by ``training_mode`` since opset 12, before opset 7 unless ``is_test``.
+    The mask is boolean since opset 10 and has the input's dtype before.
+    """
+    x: Array = inputs[0]
+    if node.version >= 12:
+        return _dropout_since_12(node, inputs)
+    mask: Array = np.ones(x.shape, np.bool_)
+    if node.version < 7 and not node.attrs.get("is_test"):
+        ratio = float(node.attrs.get("ratio", 0.5))
+        shape: tuple[int, ...] = x.shape
+        mask = np.greater_equal(np.random.default_rng().random(shape), ratio)
+        x = (x * mask / max(1 - ratio, 1e-30)).astype(x.dtype)
+    return [x, mask if node.version >= 10 else mask.astype(x.dtype)]
+
+
+def _dropout_since_12(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    x: Array = inputs[0]
+    ratio = 0.5 if len(inputs) < 2 or inputs[1] is None else float(inputs[1])
+    training = len(inputs) > 2 and inputs[2] is not None and bool(inputs[2])
+    filled = [x, np.array(ratio), np.array(training)]
+    results = standard(node, filled)
+    return [np.asarray(results[0]).astype(x.dtype), *results[1:]]
+
+
+def mean(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Average with broadcasting; onnx.reference adds in place and so cannot broadcast."""
+    total = inputs[0]
+    for other in inputs[1:]:
+        total = total + other
+    return [np.asarray(total / len(inputs)).astype(inputs[0].dtype)]
+
+
+def softsign(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Compute x / (1 + |x|); onnx.reference fails for rank 0."""
+    x = inputs[0]
+    return [np.asarray(x / (1 + np.abs(x))).astype(x.dtype)]

@@ -43,8 +43,8 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Array, TensorType, ValueType
-from subgraph.operators.operator import reference, shape_rule
+from subgraph.graph.types import Array, TensorType
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
     require,
@@ -52,11 +52,10 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_shape,
-    requires,
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv.op import convolution, require_filter_numbers
-from subgraph.ops.pool.op import pool_operands
+from subgraph.ops.elementwise.op import first_type
 from subgraph.ops.pool.windows import require_filters
 
 ACTIVATIONS = (
@@ -78,7 +77,6 @@ ACTIVATIONS = (
 )
 
 
-@requires("FusedConv", domain=INTERNAL_DOMAIN)
 def fused_conv_operands(
     node: Node, x: Tensor, w: Tensor, b: Tensor | None = None, r: Tensor | None = None
 ) -> None:
@@ -96,7 +94,6 @@ def fused_conv_operands(
     require_shape("R", r, sizes, "the result's")
 
 
-@requires("FusedQLinearConv", domain=INTERNAL_DOMAIN)
 def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -> None:
     """Raise ShapeError unless filters, scales, zero points and bias fit, as `ops.qlinear_cpu`."""
     padded: list[Tensor | None] = list(others)
@@ -112,17 +109,12 @@ def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -
         require_filter_numbers(name, given, w.shape[0])
 
 
-requires("FusedQMaxPool", domain=INTERNAL_DOMAIN)(pool_operands)
-
-
-@requires("BatchNormScale", "ScaledShift", domain=INTERNAL_DOMAIN)
 def factors(node: Node, first: Tensor, *others: Tensor | None) -> None:
     """Raise ShapeError unless all operands have a number for each channel."""
     for given in others:
         require_shape("an operand", given, first.shape, "as many as the first has")
 
 
-@requires("FusedAttention", domain=INTERNAL_DOMAIN)
 def fused_attention_operands(
     node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> None:
@@ -150,7 +142,6 @@ def fused_attention_operands(
     require_broadcast("the mask", mask, scores, "the scores")
 
 
-@requires("FusedQLinearMatMul", domain=INTERNAL_DOMAIN)
 def fused_qlinear_matmul_operands(
     node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor,
     b_zero: Tensor | None, y_scale: Tensor | None = None, y_zero: Tensor | None = None,
@@ -171,25 +162,33 @@ def fused_qlinear_matmul_operands(
         require_filter_numbers(name, given, columns)
 
 
-@shape_rule("BatchNormScale", "ScaledShift", domain=INTERNAL_DOMAIN)
-def first_type(
-    node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
-) -> list[ValueType | None]:
-    """Give the type of the first input."""
-    return [types[0]]
-
-
-@reference("BatchNormScale", domain=INTERNAL_DOMAIN)
 def batch_norm_scale(node: Node, inputs: Sequence[Any]) -> list[Array]:
     """Compute the factor of a BatchNormalization, in float64 inside."""
     scale, var = (np.asarray(a, np.float64) for a in inputs)
     return [(scale / np.sqrt(var + node.attrs["epsilon"])).astype(inputs[0].dtype)]
 
 
-@reference("ScaledShift", domain=INTERNAL_DOMAIN)
 def scaled_shift(node: Node, inputs: Sequence[Any]) -> list[Array]:
     """Compute the bias of a convolution with a folded BatchNormalization, in float64 inside."""
     factor, bias, mean = (np.asarray(a, np.float64) for a in inputs[:3])
     before = inputs[3] if len(inputs) > 3 and inputs[3] is not None else 0.0
     shifted = (np.asarray(before, np.float64) - mean) * factor + bias
     return [shifted.astype(inputs[0].dtype)]
+
+
+# The operators of this family, each in all its versions.
+declare(
+    "BatchNormScale",
+    domain=INTERNAL_DOMAIN,
+    requires=factors,
+    infer=first_type,
+    compute=batch_norm_scale,
+)
+declare("FusedAttention", domain=INTERNAL_DOMAIN, requires=fused_attention_operands)
+declare("FusedConv", domain=INTERNAL_DOMAIN, requires=fused_conv_operands)
+declare("FusedQLinearConv", domain=INTERNAL_DOMAIN, requires=fused_qlinear_conv_operands)
+declare("FusedQLinearMatMul", domain=INTERNAL_DOMAIN, requires=fused_qlinear_matmul_operands)
+declare(
+    "ScaledShift", domain=INTERNAL_DOMAIN, requires=factors, infer=first_type, compute=scaled_shift
+)
+declare("FusedElementwise", domain=INTERNAL_DOMAIN)

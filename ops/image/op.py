@@ -9,7 +9,8 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
-from subgraph.operators.operator import infer_by_onnx, shape_rule
+from subgraph.operators.inference import infer_by_onnx
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     FLOATS,
     Tensor,
@@ -22,12 +23,13 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_shape,
-    requires,
     whole_number,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.movement.op import stated
 from subgraph.ops.pool.windows import MOST
+
+from . import reference
 
 # Samples along an axis of a bin of RoiAlign: their number takes time, whatever the image.
 _MOST_SAMPLES = 1 << 10
@@ -43,7 +45,6 @@ _TRANSFORMS = (
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
-@requires("RoiAlign")
 def roi_align_operands(node: Node, x: Tensor, rois: Tensor, images: Tensor) -> None:
     """Raise ShapeError unless regions have four coordinates and an image each (10 to 22)."""
     require_dtype("X", x, *FLOATS)
@@ -69,7 +70,6 @@ def _require_images(x: Tensor, given: list[int] | None) -> None:
         require(image >= 0 and image < x.shape[0], "a region of image {} of {}", image, x.shape[0])
 
 
-@requires("MaxRoiPool")
 def max_roi_pool_operands(node: Node, x: Tensor, rois: Tensor) -> None:
     """Raise ShapeError unless regions are an image's number and four coordinates each (1 to 22)."""
     require_dtype("X", x, *FLOATS)
@@ -81,7 +81,6 @@ def max_roi_pool_operands(node: Node, x: Tensor, rois: Tensor) -> None:
     numbers(node, "pooled_shape", 2, 1, 1, MOST)
 
 
-@requires("GridSample")
 def grid_sample_operands(node: Node, x: Tensor, grid: Tensor) -> None:
     """Raise ShapeError unless the grid has a place's coordinates for each image (16 to 22)."""
     require_dtype("grid", grid, *FLOATS)
@@ -95,7 +94,6 @@ def grid_sample_operands(node: Node, x: Tensor, grid: Tensor) -> None:
     choice(node, "padding_mode", "zeros", "zeros", "border", "reflection")
 
 
-@requires("AffineGrid")
 def affine_grid_operands(node: Node, theta: Tensor, size: Tensor) -> None:
     """Raise ShapeError unless there is a matrix for each image of the size (ONNX AffineGrid 20)."""
     require_dtype("theta", theta, *FLOATS)
@@ -112,7 +110,6 @@ def affine_grid_operands(node: Node, theta: Tensor, size: Tensor) -> None:
         require(number >= 0, "size is {}", given)
 
 
-@requires("ImageDecoder")
 def image_decoder_operands(node: Node, stream: Tensor) -> None:
     """Raise ShapeError unless the stream is a row of bytes (ONNX ImageDecoder 20)."""
     require_dtype("encoded_stream", stream, "uint8")
@@ -120,7 +117,6 @@ def image_decoder_operands(node: Node, stream: Tensor) -> None:
     choice(node, "pixel_format", "RGB", "RGB", "BGR", "Grayscale")
 
 
-@requires("Upsample")
 def upsample_operands(node: Node, x: Tensor, scales: Tensor | None = None) -> None:
     """Raise ShapeError unless there is a scale for each dimension (ONNX Upsample, 1 to 10)."""
     choice(node, "mode", "nearest", "nearest", "linear", "bilinear")
@@ -136,7 +132,6 @@ def upsample_operands(node: Node, x: Tensor, scales: Tensor | None = None) -> No
         _require_scale(scale, least=1)
 
 
-@requires("Resize")
 def resize_operands(
     node: Node,
     x: Tensor,
@@ -195,7 +190,6 @@ def _require_scale(scale: object, least: float) -> None:
     require(fits, "a scale is {}; it must be finite and {}", scale, wanted)
 
 
-@shape_rule("Resize", "Upsample")
 def resized(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Multiply each dimension by its scale, or give the sizes; onnx knows how axes are left out."""
     x = tensor(types[0])
@@ -224,3 +218,13 @@ def _scaled(dim: Dim, scale: float) -> Dim:
     if scale == int(scale):
         return dim * int(scale)
     return math.floor(float(np.float32(dim) * np.float32(scale)))
+
+
+# The operators of this family, each in all its versions.
+declare("AffineGrid", requires=affine_grid_operands, compute=reference.affine_grid)
+declare("GridSample", requires=grid_sample_operands, compute=reference.grid_sample)
+declare("ImageDecoder", requires=image_decoder_operands)
+declare("MaxRoiPool", requires=max_roi_pool_operands, compute=reference.max_roi_pool)
+declare("Resize", requires=resize_operands, infer=resized, compute=reference.resize)
+declare("RoiAlign", requires=roi_align_operands, compute=reference.roi_align)
+declare("Upsample", requires=upsample_operands, infer=resized, compute=reference.upsample)

@@ -8,19 +8,25 @@ takes sizes in double precision, where 0.7 times 10 is below 7.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from subgraph.errors import ShapeError
+from subgraph.errors import LimitError, ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
+from subgraph.graph.types import (
+    Array,
+)
 from subgraph.operators.reference import attributes, standard, variant
 
+# Samples along an axis of a bin, as for the kernels.
+_MOST_OF_A_BIN = 4096
+# Samples of a region; onnx.reference takes a microsecond for each.
+_MOST_SAMPLES = 1 << 24
 
-@reference("Resize")
+
 def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the input at another size; opset 10 samples at position / scale."""
     if node.version == 10:
@@ -68,7 +74,6 @@ def _exact(scales: Array, sizes: Sequence[int]) -> Array:
     return np.where(missed, np.nextafter(after / np.maximum(before, 1), np.inf), scales)
 
 
-@reference("GridSample")
 def grid_sample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return samples of an image at the grid's places; opset 16 has longer names of the modes."""
     names = {"bilinear": "linear", "bicubic": "cubic"}
@@ -80,17 +85,6 @@ def grid_sample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return standard(variant(node, version=22, mode=names.get(mode, mode)), inputs)
 
 
-@reference("Col2Im")
-def col2im(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return images of sums of windows; onnx.reference knows no batch without images."""
-    x: Array = inputs[0]
-    if x.shape[0]:
-        return standard(node, inputs)
-    one = np.zeros((1, *x.shape[1:]), x.dtype)
-    return [standard(node, [one, *inputs[1:]])[0][:0]]
-
-
-@reference("Upsample")
 def upsample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the input at a larger size: Resize of opset 10 under its former name."""
     if node.version >= 9:
@@ -123,58 +117,82 @@ def _nearest(x: Array, scales: Array) -> Array:
     return x
 
 
-@reference("Pad")
-def pad(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the input with values before and after each axis; negative pads take some away."""
-    x, pads, value, axes = _pad_arguments(node, inputs)
-    mode = str(attributes(node).get("mode") or "constant")
-    if len(pads) != 2 * len(axes):
-        raise ShapeError(f"{len(pads)} pads do not fit {len(axes)} axes")
-    before, after = [0] * x.ndim, [0] * x.ndim
-    for k, axis in enumerate(axes):
-        if not -x.ndim <= axis < x.ndim:
-            raise ShapeError(f"axis {axis} is out of range for {x.ndim} dimensions")
-        before[axis], after[axis] = int(pads[k]), int(pads[k + len(axes)])
-    if mode == "constant":
-        return [_constant(x, before, after, x.dtype.type(0) if value is None else value)]
-    crop = [
-        slice(max(-b, 0), size - max(-a, 0))
-        for b, a, size in zip(before, after, x.shape, strict=True)
-    ]
-    x = x[tuple(crop)]
-    widths = [(max(b, 0), max(a, 0)) for b, a in zip(before, after, strict=True)]
-    if mode not in ("reflect", "edge", "wrap"):
-        raise ShapeError(f"mode {mode!r} is not constant, reflect, edge or wrap")
-    pad: Any = np.pad
-    return [pad(x, widths, mode=mode)]
+def affine_grid(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the places that an affine map samples, for GridSample; theta (N, d, d+1)."""
+    theta: Array = inputs[0]
+    sizes = [int(size) for size in inputs[1]][2:]
+    lines: list[Array] = []
+    for size in sizes:
+        if attributes(node)["align_corners"]:
+            # One place alone is the first, -1, as linspace gives it.
+            lines.append(np.linspace(-1, 1, size))
+        else:
+            lines.append((2 * np.arange(size) + 1) / size - 1)
+    places = np.meshgrid(*lines, indexing="ij")
+    points = np.stack([*reversed(places), np.ones(sizes)], axis=-1)
+    grid: Array = np.einsum("...k,ndk->n...d", points, theta.astype(np.float64))
+    return [grid.astype(theta.dtype)]
 
 
-def _constant(x: Array, before: Sequence[int], after: Sequence[int], fill: Any) -> Array:
-    """Return ``fill`` around the elements; what negative pads cut off may be more than there is."""
-    ends = list(zip(before, after, x.shape, strict=True))
-    shape = [size + b + a for b, a, size in ends]
-    if any(size < 0 for size in shape):
-        raise ShapeError(f"pads {list(before)} and {list(after)} cut more than {list(x.shape)} off")
-    result: Array = np.full(shape, fill, x.dtype)
-    inside = tuple(slice(max(b, 0), max(b + size + min(a, 0), 0)) for b, a, size in ends)
-    taken = tuple(slice(max(-b, 0), max(size - max(-a, 0), 0)) for b, a, size in ends)
-    if all(size > 0 for size in x[taken].shape):
-        result[inside] = x[taken]
-    return result
+def max_roi_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the maxima over a grid of bins in each region (image, x1, y1, x2, y2), ends included.
+
+    As in Fast R-CNN (Girshick 2015): coordinates are scaled and rounded, bins overlap where the
+    size does not divide, an empty bin gives 0.
+    """
+    x, rois = inputs
+    height, width = (int(size) for size in node.attrs["pooled_shape"])
+    scale = float(attributes(node)["spatial_scale"])
+    result = np.zeros((rois.shape[0], x.shape[1], height, width), x.dtype)
+    for number, roi in enumerate(rois.astype(np.float64)):
+        image = int(roi[0])
+        if not 0 <= image < x.shape[0]:
+            raise ShapeError(f"region {number} is of image {image}; there are {x.shape[0]}")
+        left, top, right, bottom = np.floor(roi[1:] * scale + 0.5).astype(np.int64)
+        rows = _bins(top, bottom, height, x.shape[2])
+        columns = _bins(left, right, width, x.shape[3])
+        for i, (first, last) in enumerate(rows):
+            for j, (begin, end) in enumerate(columns):
+                if first < last and begin < end:
+                    result[number, :, i, j] = x[image, :, first:last, begin:end].max(axis=(1, 2))
+    return [result]
 
 
-def _pad_arguments(
-    node: Node, inputs: Sequence[Any]
-) -> tuple[Array, Sequence[int], Any, Sequence[int]]:
-    x: Array = inputs[0]
-    every = tuple(range(x.ndim))
-    if node.version and node.version < 11:
-        pads = node.attrs.get("pads") or node.attrs.get("paddings") or ()
-        return x, pads, node.attrs.get("value", 0.0), every
-    value = inputs[2] if len(inputs) > 2 else None
-    if value is not None:
-        value = np.asarray(value).reshape(-1)[0]
-    axes = every
-    if len(inputs) > 3 and inputs[3] is not None:
-        axes = tuple(int(axis) for axis in inputs[3])
-    return x, inputs[1].reshape(-1).tolist(), value, axes
+def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]:
+    step = max(last - first + 1, 1) / count
+    starts = [int(np.floor(k * step)) + first for k in range(count)]
+    ends = [int(np.ceil((k + 1) * step)) + first for k in range(count)]
+    return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in zip(starts, ends, strict=True)]
+
+
+def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """RoiAlign; opset 10 means output_half_pixel."""
+    if not node.attrs.get("sampling_ratio", 0):
+        _check_samples(node, inputs[1])
+    if node.version < 16:
+        mode = "output_half_pixel"
+        return standard(variant(node, version=16, coordinate_transformation_mode=mode), inputs)
+    return standard(node, inputs)
+
+
+def _check_samples(node: Node, rois: Array) -> None:
+    """Raise an error for regions in which as many samples are taken as they are large.
+
+    Raises:
+        ShapeError: a bin has more samples than are taken on any device.
+        LimitError: a region has more than are taken here.
+    """
+    scale = float(node.attrs.get("spatial_scale", 1.0))
+    sides = (rois[:, 2:].astype(np.float64) - rois[:, :2]) * scale
+    bins = [float(node.attrs.get(f"output_{side}", 1)) for side in ("width", "height")]
+    if not np.all(sides / bins <= _MOST_OF_A_BIN):
+        raise ShapeError(
+            f"a bin of rois has more than {_MOST_OF_A_BIN} samples along an axis, or is NaN; "
+            "state sampling_ratio"
+        )
+    count = np.maximum(np.ceil(sides / bins), 1).prod(axis=1) * math.prod(bins)
+    if not np.all(count <= _MOST_SAMPLES):
+        raise LimitError(
+            f"a region asks for {np.max(count):,.0f} samples; the most are {_MOST_SAMPLES:,}: say "
+            "sampling_ratio"
+        )

@@ -10,7 +10,8 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType, ValueType
-from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.operator import declare
+from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     Tensor,
     choice,
@@ -20,16 +21,15 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_shape,
     require_within,
-    requires,
 )
-from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.ops.elementwise.op import Types, Values, first_type, tensor
+from subgraph.ops.movement.operands import one_hot_operands
 from subgraph.ops.shared.strides import normal_axis
 
 _INDICES = ("int32", "int64")
 _REDUCTIONS = ("none", "add", "mul", "max", "min")
 
 
-@requires("Gather")
 def gather_operands(node: Node, x: Tensor, indices: Tensor) -> None:
     """Raise ShapeError unless indices are integers and the axis exists (ONNX Gather, 1 to 13)."""
     require_dtype("indices", indices, *_INDICES)
@@ -38,14 +38,12 @@ def gather_operands(node: Node, x: Tensor, indices: Tensor) -> None:
     require_index_range(indices, x.shape[axis], f"along axis {axis}")
 
 
-@requires("GatherElements")
 def gather_elements_operands(node: Node, x: Tensor, indices: Tensor) -> None:
     """Raise ShapeError unless the indices lie within the data off the axis (ONNX, 11 to 13)."""
     require_dtype("indices", indices, *_INDICES)
     _require_inside(node, x, indices)
 
 
-@requires("Scatter", "ScatterElements")
 def scatter_elements_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> None:
     """Raise ShapeError unless indices lie within the data, with an update each (ONNX, 9 to 18)."""
     require_dtype("indices", indices, *_INDICES)
@@ -81,7 +79,6 @@ def require_index_range(indices: Tensor, size: int, where: str) -> None:
     require_within("indices", indices, -size, size - 1)
 
 
-@requires("GatherND")
 def gather_nd_operands(node: Node, x: Tensor, indices: Tensor) -> None:
     """Raise ShapeError unless index tuples fit the data and its batches (ONNX, 11 to 13)."""
     require_dtype("indices", indices, "int64")
@@ -94,7 +91,6 @@ def gather_nd_operands(node: Node, x: Tensor, indices: Tensor) -> None:
     )
 
 
-@requires("ScatterND")
 def scatter_nd_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> None:
     """Raise ShapeError unless there is one slice of the data for each index tuple (11 to 18)."""
     require_dtype("indices", indices, "int64")
@@ -131,7 +127,6 @@ def _index_tuples(node: Node, x: Tensor, indices: Tensor) -> int:
     return int(batches)
 
 
-@shape_rule("Gather")
 def gather(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Put the shape of the indices in the place of the axis."""
     x, indices = tensor(types[0]), tensor(types[1])
@@ -141,7 +136,6 @@ def gather(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))]
 
 
-@shape_rule("GatherElements")
 def as_many_as_indices(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give as many elements as there are indices."""
     x, indices = tensor(types[0]), tensor(types[1])
@@ -154,16 +148,6 @@ def as_many_as_indices(node: Node, types: Types, values: Values) -> list[ValueTy
     return [TensorType(x.dtype, indices.shape)]
 
 
-@shape_rule("Scatter", "ScatterElements", "ScatterND", "Trilu", "ReverseSequence")
-def like_the_first(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the type of the first input."""
-    x = tensor(types[0])
-    if node.op_type == "Trilu" and x is not None and x.rank is not None and x.rank < 2:
-        raise ShapeError(f"a triangle of rank {x.rank}; it takes two dimensions or more")
-    return [x]
-
-
-@shape_rule("GatherND")
 def gather_nd(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Put the shape of the indices, their last dimension left out, before that of a slice."""
     x, indices = tensor(types[0]), tensor(types[1])
@@ -178,7 +162,6 @@ def gather_nd(node: Node, types: Types, values: Values) -> list[ValueType | None
     return [TensorType(x.dtype, (*indices.shape[:-1], *x.shape[first + depth :]))]
 
 
-@reference("GatherElements")
 def gather_elements(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Take elements where the indices' shape is smaller too; onnx.reference needs it equal."""
     x: Array = inputs[0]
@@ -195,7 +178,6 @@ def wraps(node: Node) -> bool:
     return not 0 < node.version < 11
 
 
-@shape_rule("OneHot")
 def one_hot_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Insert the depth as a new axis; the dtype is that of the values."""
     indices, depth, marks = tensor(types[0]), values[1], tensor(types[2])
@@ -209,7 +191,6 @@ def one_hot_type(node: Node, types: Types, values: Values) -> list[ValueType | N
     return [TensorType(marks.dtype, dims)]
 
 
-@reference("OneHot")
 def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Mark indices; onnx.reference takes no depth of rank 1 and no values of bool."""
     indices: Array = np.asarray(inputs[0]).astype(np.int64)
@@ -223,3 +204,33 @@ def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
     result: Array = np.full(marks.shape, values[0], values.dtype)
     result[marks] = values[1]
     return [result]
+
+
+def scatter(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the data with updates put in: ScatterElements under its name of opset 9."""
+    return standard(
+        Node(
+            "ScatterElements",
+            node.inputs,
+            outputs=1,
+            name=node.name,
+            version=11,
+            attrs=node.attrs,
+        ),
+        inputs,
+    )
+
+
+# The operators of this family, each in all its versions.
+declare("Gather", requires=gather_operands, infer=gather)
+declare(
+    "GatherElements",
+    requires=gather_elements_operands,
+    infer=as_many_as_indices,
+    compute=gather_elements,
+)
+declare("GatherND", requires=gather_nd_operands, infer=gather_nd)
+declare("OneHot", requires=one_hot_operands, infer=one_hot_type, compute=one_hot)
+declare("Scatter", requires=scatter_elements_operands, infer=first_type, compute=scatter)
+declare("ScatterElements", requires=scatter_elements_operands, infer=first_type)
+declare("ScatterND", requires=scatter_nd_operands, infer=first_type)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
-from subgraph.operators.operator import shape_rule
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
     is_known,
@@ -18,11 +18,12 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_shape,
-    requires,
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, same_dtype, tensor
 from subgraph.ops.shared.strides import broadcast_shapes
+
+from . import reference
 
 _BYTES = ("uint8", "int8")
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -31,14 +32,12 @@ _Size = TypeVar("_Size")
 _EQUATION = re.compile(rf"({_TERM}(?:,{_TERM})*)(?:->({_TERM}))?")
 
 
-@requires("MatMul")
 def matmul_operands(node: Node, a: Tensor, b: Tensor) -> None:
     """Raise ShapeError unless columns meet rows and stacks broadcast (ONNX MatMul, 1 to 13)."""
     require_dtype("B", b, a.dtype)
     _require_product(a, b)
 
 
-@requires("MatMulInteger")
 def matmul_integer_operands(
     node: Node, a: Tensor, b: Tensor, za: Tensor | None = None, zb: Tensor | None = None
 ) -> None:
@@ -52,7 +51,6 @@ def matmul_integer_operands(
     _require_per_column("b_zero_point", zb, b.shape)
 
 
-@requires("QLinearMatMul")
 def qlinear_matmul_operands(
     node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor,
     b_zero: Tensor, y_scale: Tensor, y_zero: Tensor,
@@ -123,7 +121,6 @@ def _require_along(
     )
 
 
-@requires("Gemm")
 def gemm_operands(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> None:
     """Raise ShapeError unless matrices meet and C broadcasts to their product (ONNX, 1 to 13)."""
     require_rank("A", a, 2)
@@ -142,7 +139,6 @@ def _transposed(node: Node, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-@requires("FusedMatMul", domain=INTERNAL_DOMAIN)
 def fused_operands(
     node: Node, a: Tensor, b: Tensor, c: Tensor | None = None, r: Tensor | None = None
 ) -> None:
@@ -165,7 +161,6 @@ def fused_operands(
     require_shape("R", r, shape, "the product's")
 
 
-@requires("Einsum")
 def einsum_operands(node: Node, *operands: Tensor | None) -> None:
     """Raise ShapeError unless letters that are the same stand for equal sizes (ONNX, 12).
 
@@ -207,7 +202,6 @@ def einsum_operands(node: Node, *operands: Tensor | None) -> None:
                 sizes[label] = size
 
 
-@shape_rule("Einsum")
 def einsum(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give each label of the result its size; where operands differ, one of them has 1."""
     dtype = same_dtype(types)
@@ -255,19 +249,16 @@ def _fits(a: Dim, b: Dim) -> None:
         raise ShapeError(f"{a} columns do not meet {b} rows")
 
 
-@shape_rule("MatMul")
 def matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Multiply the last two dimensions and broadcast the others, as NumPy does."""
     return [_product(same_dtype(types), types[0], types[1])]
 
 
-@shape_rule("MatMulInteger")
 def matmul_integer(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """As MatMul, of bytes: with sums of 32 bits."""
     return [_product("int32", types[0], types[1])]
 
 
-@shape_rule("QLinearMatMul")
 def qlinear_matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """As MatMul; the dtype is that of the result's zero point."""
     zero = tensor(types[7])
@@ -291,7 +282,6 @@ def _product(
     return TensorType(dtype, (*(lead or ()), *rows, *columns))
 
 
-@shape_rule("Gemm")
 def gemm(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Multiply two matrices, each perhaps turned."""
     dtype = same_dtype([kind for kind in types if kind is not None])
@@ -304,3 +294,10 @@ def gemm(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     right = b.shape[::-1] if node.attrs.get("transB", 0) else b.shape
     _fits(left[1], right[0])
     return [TensorType(a.dtype, (left[0], right[1]))]
+
+
+# The operators of this family, each in all its versions.
+declare("Einsum", requires=einsum_operands, infer=einsum)
+declare("Gemm", requires=gemm_operands, infer=gemm, compute=reference.gemm)
+declare("MatMul", requires=matmul_operands, infer=matmul)
+declare("FusedMatMul", domain=INTERNAL_DOMAIN, requires=fused_operands)

@@ -5,26 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from subgraph.graph.graph import Node
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
     choice,
     listed,
     require,
     require_axes,
-    require_broadcast_together,
     require_dtype,
     require_rank,
     require_same_dtype,
     require_shape,
     require_single,
-    requires,
-    whole_number,
 )
-from subgraph.ops.ml.scores import prepared
-from subgraph.ops.text.op import pool_of
+
+from . import reference
 
 
-@requires("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 def loss_operands(node: Node, scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> None:
     """Raise ShapeError unless there is a label for each score, of a class that there is (12 on)."""
     require(scores.rank >= 2, "the scores have shape {}; they need classes", list(scores.shape))
@@ -42,14 +39,12 @@ def loss_operands(node: Node, scores: Tensor, labels: Tensor, weight: Tensor | N
         require(least >= 0 and most < classes, "label {} of {} classes", wrong, classes)
 
 
-@requires("SwiGLU")
 def swiglu_operands(node: Node, a: Tensor, b: Tensor) -> None:
     """Raise ShapeError unless both halves have one shape: nothing broadcasts (ONNX, 28)."""
     require_same_dtype(a, b)
     require_shape("B", b, a.shape, "the shape of A")
 
 
-@requires("CausalConvWithState")
 def causal_convolution_operands(
     node: Node,
     x: Tensor,
@@ -70,19 +65,16 @@ def causal_convolution_operands(
     choice(node, "activation", "none", "none", "silu", "swish")
 
 
-@requires("RandomNormal", "RandomUniform")
 def shape_attribute(node: Node) -> None:
     """Raise ShapeError if a size of the attribute ``shape`` is negative (ONNX, 1 to 22)."""
     shape = node.attrs.get("shape") or ()
     require(all(dim >= 0 for dim in shape), "shape {} has a negative dimension", shape)
 
 
-@requires("RandomNormalLike", "RandomUniformLike", "Bernoulli")
 def like_operands(node: Node, x: Tensor) -> None:
     """Take every tensor: the result has its shape."""
 
 
-@requires("Multinomial")
 def multinomial_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless each row has classes (ONNX, 7 to 22)."""
     require_rank("input", x, 2)
@@ -91,7 +83,6 @@ def multinomial_operands(node: Node, x: Tensor) -> None:
     require(size >= 0, "sample_size is {}", size)
 
 
-@requires("BlackmanWindow", "HammingWindow", "HannWindow")
 def window_operands(node: Node, size: Tensor) -> None:
     """Raise ShapeError unless the size is a scalar, and at least 1 (ONNX, 17)."""
     require_rank("size", size, 0)
@@ -100,7 +91,6 @@ def window_operands(node: Node, size: Tensor) -> None:
         require(count >= 1, "size is {}; it must be at least 1", count)
 
 
-@requires("MelWeightMatrix")
 def mel_operands(
     node: Node, bins: Tensor, length: Tensor, rate: Tensor, lower: Tensor, upper: Tensor
 ) -> None:
@@ -116,7 +106,6 @@ def mel_operands(
             require(edge >= 0, "{} is {}; a frequency is not negative", name, edge)
 
 
-@requires("CenterCropPad")
 def crop_operands(node: Node, x: Tensor, shape: Tensor) -> None:
     """Raise ShapeError unless there is a size for each axis (ONNX, 18)."""
     axes = node.attrs.get("axes")
@@ -126,49 +115,15 @@ def crop_operands(node: Node, x: Tensor, shape: Tensor) -> None:
     require(all(dim >= 0 for dim in dims), "shape {} has a negative dimension", dims)
 
 
-@requires("Det")
 def det_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the input holds square matrices (ONNX, 11 to 22)."""
     require(x.rank >= 2, "the input has shape {}; it must hold matrices", list(x.shape))
     require(x.shape[-1] == x.shape[-2], "a matrix is {} by {}", x.shape[-2], x.shape[-1])
 
 
-@requires("StringConcat")
-def string_concat_operands(node: Node, x: Tensor, y: Tensor) -> None:
-    """Raise ShapeError unless two tensors of strings broadcast (ONNX, 20)."""
-    require_dtype("X", x, "string")
-    require_dtype("Y", y, "string")
-    require_broadcast_together(x, y)
-
-
-@requires("RegexFullMatch", "StringSplit")
-def string_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the input holds strings (ONNX, 20)."""
-    require_dtype("X", x, "string")
-
-
-@requires("StringNormalizer")
-def normalizer_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the input is one row of strings (ONNX, 10)."""
-    require_dtype("X", x, "string")
-    choice(node, "case_change_action", "NONE", "LOWER", "UPPER", "NONE")
-    require_rank("X", x, 1, 2)
-    require(x.rank == 1 or x.shape[0] == 1, "X has shape {}; it is one row", list(x.shape))
-
-
-@requires("TfIdfVectorizer")
-def tfidf_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the pool's numbers agree, and the input is words (ONNX, 9)."""
-    prepared(node, pool_of)
-    choice(node, "mode", "", "TF", "IDF", "TFIDF")
-    whole_number(node, "max_skip_count", least=0)
-    require_rank("X", x, 0, 1, 2)
-
-
 _TRAINING = "ai.onnx.preview.training"
 
 
-@requires("Adagrad", "Adam", "Momentum", domain=_TRAINING)
 def step_operands(node: Node, rate: Tensor, count: Tensor, *tensors: Tensor) -> None:
     """Raise ShapeError unless each tensor has a gradient and moments of its shape (ONNX, 1)."""
     require_single("R", rate)
@@ -180,3 +135,23 @@ def step_operands(node: Node, rate: Tensor, count: Tensor, *tensors: Tensor) -> 
     require(len(tensors) == many * groups, "{} tensors in groups of {}", len(tensors), groups)
     for k, each in enumerate(tensors):
         require_shape(f"input {k + 2}", each, tensors[k % many].shape, "that of its tensor")
+
+
+# The operators of this family, each in all its versions.
+declare("Bernoulli", requires=like_operands, compute=reference.bernoulli)
+declare("BlackmanWindow", "HammingWindow", "HannWindow", requires=window_operands)
+declare("CausalConvWithState", requires=causal_convolution_operands)
+declare("CenterCropPad", requires=crop_operands)
+declare("Det", requires=det_operands)
+declare("MelWeightMatrix", requires=mel_operands)
+declare("Multinomial", requires=multinomial_operands, compute=reference.multinomial)
+declare(
+    "NegativeLogLikelihoodLoss",
+    "SoftmaxCrossEntropyLoss",
+    requires=loss_operands,
+    compute=reference.loss,
+)
+declare("RandomNormal", "RandomUniform", requires=shape_attribute)
+declare("RandomNormalLike", "RandomUniformLike", requires=like_operands)
+declare("SwiGLU", requires=swiglu_operands)
+declare("Adagrad", "Adam", "Momentum", domain=_TRAINING, requires=step_operands)

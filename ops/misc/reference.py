@@ -13,9 +13,12 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
-from subgraph.operators.operator import reference
-from subgraph.operators.reference import attributes
+from subgraph.graph.types import (
+    DTYPE_OF_ONNX,
+    Array,
+    numpy_dtype,
+)
+from subgraph.operators.reference import attributes, expand, standard
 
 
 def _generator(seed: Any) -> np.random.Generator:
@@ -25,7 +28,6 @@ def _generator(seed: Any) -> np.random.Generator:
     return np.random.default_rng(int(np.float32(seed).view(np.uint32)))
 
 
-@reference("Multinomial")
 def multinomial(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return classes drawn from rows of unnormalised log-probabilities."""
     given = attributes(node)
@@ -44,7 +46,6 @@ def multinomial(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [result.astype(numpy_dtype(DTYPE_OF_ONNX[int(given["dtype"])]))]
 
 
-@reference("Bernoulli")
 def bernoulli(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return 1 with the probability that each element of the input gives, else 0."""
     given = attributes(node)
@@ -54,3 +55,12 @@ def bernoulli(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     number = given["dtype"]
     dtype = x.dtype if number is None else numpy_dtype(DTYPE_OF_ONNX[int(number)])
     return [drawn.astype(dtype)]
+
+
+def loss(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Compute a loss by its function body; onnx.reference counts labels that are ignored."""
+    count = len(inputs)
+    while count and inputs[count - 1] is None:
+        count -= 1
+    body = expand(node, inputs[:count])
+    return standard(node, inputs) if body is None else body(inputs[:count])

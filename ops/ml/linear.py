@@ -13,10 +13,9 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes
 
-from .scores import ML, label_array, rows, transformed, two_scores
+from .scores import label_array, rows, transformed, two_scores
 
 
 def _products(node: Node, x: Array, count: int) -> Array:
@@ -33,7 +32,6 @@ def _products(node: Node, x: Array, count: int) -> Array:
     return scores + np.array(given["intercepts"], np.float32)
 
 
-@reference("LinearRegressor", domain=ML)
 def linear_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the scores of each target in float32."""
     given = attributes(node)
@@ -41,7 +39,6 @@ def linear_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [transformed(scores, str(given["post_transform"]))]
 
 
-@reference("LinearClassifier", domain=ML)
 def linear_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the label of each sample and its scores in float32; one score may tell two classes."""
     given = attributes(node)

@@ -8,6 +8,7 @@ What holds a model is in ``ml_trees.py``, ``ml_svm.py`` and ``ml_linear.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,16 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
 from subgraph.graph.types import Array, MapType, TensorType, numpy_dtype
-from subgraph.operators.operator import reference
+from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes
 
-_ML = "ai.onnx.ml"
+from . import operands, types
+from .linear import linear_classifier, linear_regressor
+from .scores import ML
+from .svm import svm_classifier, svm_regressor
+from .trees import tree_ensemble, tree_ensemble_classifier, tree_ensemble_regressor
 
 
-@reference("ZipMap", domain=_ML)
 def zip_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return for each row a map from class to value."""
     keys = node.attrs.get("classlabels_strings") or node.attrs.get("classlabels_int64s") or ()
@@ -32,7 +36,6 @@ def zip_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [[dict(zip(keys, row, strict=True)) for row in rows]]
 
 
-@reference("CastMap", domain=_ML)
 def cast_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the values of a map in the order of its keys, as one row."""
     given = attributes(node)
@@ -57,7 +60,6 @@ def cast_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.array([[item(values[key]) for key in sorted(values)]], dtype)]
 
 
-@reference("OneHotEncoder", domain=_ML)
 def one_hot_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return a row of zeros for each element, with a one at its category; the last if alike."""
     given = attributes(node)
@@ -75,7 +77,6 @@ def one_hot_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [found.reshape(*x.shape, len(categories))]
 
 
-@reference("CategoryMapper", domain=_ML)
 def category_mapper(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return numbers for strings, or strings for numbers."""
     given = attributes(node)
@@ -94,7 +95,6 @@ def _mapped(x: Array, table: Mapping[Any, Any], default: Any, dtype: Any) -> Arr
     return result
 
 
-@reference("LabelEncoder", domain=_ML)
 def label_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the value of each key; in opset 1 a class's place in a list, or the reverse."""
     if node.version != 1:
@@ -154,7 +154,6 @@ def _first(given: Mapping[str, Any], *names: str) -> tuple[str, Any] | None:
     return None
 
 
-@reference("DictVectorizer", domain=_ML)
 def dict_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return one row with the map's value for each word of the vocabulary, 0 where it has none."""
     words = node.attrs.get("string_vocabulary") or node.attrs.get("int64_vocabulary") or ()
@@ -172,7 +171,6 @@ def dict_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.array(rows, object if dtype.kind in "OUT" else dtype)]
 
 
-@reference("Scaler", domain=_ML)
 def scaler(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return (x - offset) * scale in float32, the operator's only output type."""
     x = inputs[0].astype(np.float64 if inputs[0].dtype == np.float64 else np.float32)
@@ -181,7 +179,6 @@ def scaler(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [((x - offset) * scale).astype(np.float32)]
 
 
-@reference("Normalizer", domain=_ML)
 def normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return rows of norm one in float32; a vector is one row, a row of zeros stays."""
     x: Array = inputs[0].astype(np.float32)
@@ -198,7 +195,6 @@ def normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.divide(rows, norm, out=rows.copy(), where=norm != 0).reshape(x.shape)]
 
 
-@reference("FeatureVectorizer", domain=_ML)
 def feature_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the inputs side by side in float32; each is cut or filled up to its width."""
     parts = [x.reshape(1, -1) if x.ndim == 1 else x for x in inputs]
@@ -213,3 +209,70 @@ def feature_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         missing = max(width - part.shape[1], 0)
         filled.append(np.pad(part[:, :width].astype(np.float32), ((0, 0), (0, missing))))
     return [np.concatenate(filled, axis=1)]
+
+
+# The operators of this family, each in all its versions.
+_declare = partial(declare, domain=ML)
+_declare(
+    "ArrayFeatureExtractor",
+    requires=operands.array_feature_extractor_operands,
+    infer=types.extracted,
+)
+_declare("Binarizer", requires=operands.any_operands)
+_declare("CastMap", requires=operands.cast_map_operands, compute=cast_map)
+_declare("CategoryMapper", requires=operands.any_operands, compute=category_mapper)
+_declare("DictVectorizer", requires=operands.map_operands, compute=dict_vectorizer)
+_declare(
+    "FeatureVectorizer",
+    requires=operands.feature_vectorizer_operands,
+    infer=types.side_by_side,
+    compute=feature_vectorizer,
+)
+_declare("Imputer", requires=operands.imputer_operands, infer=types.imputed)
+_declare("LabelEncoder", requires=operands.any_operands, compute=label_encoder)
+_declare(
+    "LinearClassifier",
+    requires=operands.linear_classifier_operands,
+    infer=types.linear_classes,
+    compute=linear_classifier,
+)
+_declare(
+    "LinearRegressor",
+    requires=operands.linear_regressor_operands,
+    infer=types.linear_scores,
+    compute=linear_regressor,
+)
+_declare(
+    "Normalizer",
+    requires=operands.normalizer_operands,
+    infer=types.scaled,
+    compute=normalizer,
+)
+_declare("OneHotEncoder", requires=operands.one_hot_encoder_operands, compute=one_hot_encoder)
+_declare(
+    "SVMClassifier",
+    requires=operands.machine_operands,
+    infer=types.machine_classes,
+    compute=svm_classifier,
+)
+_declare(
+    "SVMRegressor",
+    requires=operands.machine_operands,
+    infer=types.machine_score,
+    compute=svm_regressor,
+)
+_declare("Scaler", requires=operands.scaler_operands, infer=types.scaled, compute=scaler)
+_declare("TreeEnsemble", requires=operands.ensemble_operands, compute=tree_ensemble)
+_declare(
+    "TreeEnsembleClassifier",
+    requires=operands.classifier_operands,
+    infer=types.tree_classes,
+    compute=tree_ensemble_classifier,
+)
+_declare(
+    "TreeEnsembleRegressor",
+    requires=operands.regressor_operands,
+    infer=types.tree_scores,
+    compute=tree_ensemble_regressor,
+)
+_declare("ZipMap", requires=operands.zip_map_operands, compute=zip_map)

@@ -19,26 +19,22 @@ from subgraph.operators.requirements import (
     require,
     require_dtype,
     require_rank,
-    requires,
     whole_number,
 )
 
-from .scores import ML, prepared
+from .scores import prepared
 from .svm import classifier_machine, regressor_machine
 from .trees import AGGREGATES, TRANSFORMS, Forest, ensemble_of, old_forest_of
 
 
-@requires("Binarizer", "LabelEncoder", "CategoryMapper", domain=ML)
 def any_operands(node: Node, x: Tensor) -> None:
     """Take every tensor: each element of the result follows from the element at its place."""
 
 
-@requires("DictVectorizer", domain=ML, sequences=True)
 def map_operands(node: Node, x: ValueType | Tensor) -> None:
     """Take every map; tensors are refused by what computes them."""
 
 
-@requires("CastMap", domain=ML, sequences=True)
 def cast_map_operands(node: Node, x: ValueType | Tensor) -> None:
     """Raise ShapeError unless the attributes name a type and a form, and a width if sparse."""
     choice(node, "cast_to", "TO_FLOAT", "TO_FLOAT", "TO_STRING", "TO_INT64")
@@ -57,28 +53,24 @@ def _one_or_each(name: str, numbers: Sequence[Any] | None, count: int) -> None:
     require(found <= 1 or count == found, "{} has {} numbers for {} features", name, found, count)
 
 
-@requires("Scaler", domain=ML)
 def scaler_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless offset and scale are one number, or one for each feature."""
     for name in ("offset", "scale"):
         _one_or_each(name, node.attrs.get(name), x.shape[-1] if x.rank else 1)
 
 
-@requires("Imputer", domain=ML)
 def imputer_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless what is put in is one number, or one for each feature."""
     for name in ("imputed_value_floats", "imputed_value_int64s"):
         _one_or_each(name, node.attrs.get(name), x.shape[-1] if x.rank else 1)
 
 
-@requires("Normalizer", domain=ML)
 def normalizer_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the input holds samples, and the norm is one of the standard."""
     choice(node, "norm", "MAX", "MAX", "L1", "L2")
     _features(x)
 
 
-@requires("ZipMap", domain=ML)
 def zip_map_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless there is a label for each column."""
     labels = node.attrs.get("classlabels_strings") or node.attrs.get("classlabels_int64s") or ()
@@ -86,7 +78,6 @@ def zip_map_operands(node: Node, x: Tensor) -> None:
     require(count == len(labels), "{} labels for {} columns", len(labels), count)
 
 
-@requires("FeatureVectorizer", domain=ML)
 def feature_vectorizer_operands(node: Node, *parts: Tensor) -> None:
     """Raise ShapeError unless all inputs have as many rows, and each has a width."""
     require(len(parts) >= 1, "no input is given")
@@ -100,7 +91,6 @@ def feature_vectorizer_operands(node: Node, *parts: Tensor) -> None:
         require(found == wanted, "input {} has {} rows, input 0 {}", k, found, wanted)
 
 
-@requires("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor_operands(node: Node, x: Tensor, places: Tensor) -> None:
     """Raise ShapeError unless there are columns, and places among them that are known are there."""
     require(x.rank >= 1, "X is a scalar")
@@ -113,14 +103,12 @@ def array_feature_extractor_operands(node: Node, x: Tensor, places: Tensor) -> N
             require(0 <= place < size, "Y names column {} of {}", place, size)
 
 
-@requires("OneHotEncoder", domain=ML)
 def one_hot_encoder_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless there are categories of one kind."""
     kinds = [name for name in ("cats_int64s", "cats_strings") if node.attrs.get(name)]
     require(len(kinds) == 1, "{} of cats_int64s and cats_strings are given, not one", len(kinds))
 
 
-@requires("LinearRegressor", domain=ML)
 def linear_regressor_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless there is a coefficient for each target and feature."""
     targets = attributes(node)["targets"]
@@ -128,7 +116,6 @@ def linear_regressor_operands(node: Node, x: Tensor) -> None:
     _linear(node, x, targets)
 
 
-@requires("LinearClassifier", domain=ML)
 def linear_classifier_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless there are coefficients of each feature for some classes."""
     given = attributes(node)
@@ -149,7 +136,6 @@ def _linear(node: Node, x: Tensor, scores: int) -> None:
     require(added == 0 or scores == added, "{} intercepts for {} scores", added, scores)
 
 
-@requires("SVMRegressor", "SVMClassifier", domain=ML)
 def machine_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless samples have as many features as support vectors."""
     regresses = node.op_type == "SVMRegressor"
@@ -164,7 +150,6 @@ def machine_operands(node: Node, x: Tensor) -> None:
         require(features == wanted, "{} features for vectors of {}", features, wanted)
 
 
-@requires("TreeEnsembleRegressor", domain=ML)
 def regressor_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the trees look at features, and vote for targets, that there are."""
     targets = attributes(node)["n_targets"]
@@ -173,7 +158,6 @@ def regressor_operands(node: Node, x: Tensor) -> None:
     _trees(prepared(node, old_forest_of), x, targets)
 
 
-@requires("TreeEnsembleClassifier", domain=ML)
 def classifier_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the trees look at features, and vote for classes, that there are."""
     given = attributes(node)
@@ -182,7 +166,6 @@ def classifier_operands(node: Node, x: Tensor) -> None:
     _trees(prepared(node, old_forest_of), x, len(labels))
 
 
-@requires("TreeEnsemble", domain=ML)
 def ensemble_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the trees look at features, and vote for targets, that there are."""
     require_rank("X", x, 2)

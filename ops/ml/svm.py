@@ -17,10 +17,9 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes
 
-from .scores import ML, label_array, logistic, prepared, rows, transformed, two_scores
+from .scores import label_array, logistic, prepared, rows, transformed, two_scores
 
 
 @attrs.frozen(eq=False)
@@ -96,7 +95,6 @@ def _machine(node: Node, count: int) -> Machine:
     )
 
 
-@reference("SVMRegressor", domain=ML)
 def svm_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return one score of each sample, float32 [samples, 1]; of one class, 1 or -1."""
     given = attributes(node)
@@ -113,7 +111,6 @@ def svm_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [transformed(scores, str(given["post_transform"]))]
 
 
-@reference("SVMClassifier", domain=ML)
 def svm_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the label of each sample, and probabilities or the scores of every pair of classes."""
     given = attributes(node)

@@ -16,11 +16,10 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import choices
 
-from .scores import ML, label_array, prepared, rows, transformed, two_scores
+from .scores import label_array, prepared, rows, transformed, two_scores
 
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF = range(8)
 _MODES = {
@@ -216,7 +215,6 @@ def _check_lengths(given: Mapping[str, Any], prefix: str, count: int, splits: Ar
         raise ShapeError(f"{count} modes, but {wrong}")
 
 
-@reference("TreeEnsemble", domain=ML)
 def tree_ensemble(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the scores of each sample in the samples' dtype."""
     given = attributes(node)
@@ -298,7 +296,6 @@ def _wide(forest: Forest, x: Array) -> Forest:
     return attrs.evolve(forest, weights=forest.weights.astype(np.float64))
 
 
-@reference("TreeEnsembleRegressor", domain=ML)
 def tree_ensemble_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the scores of each sample in float32, the operator's only output type."""
     given = attributes(node)
@@ -314,7 +311,6 @@ def tree_ensemble_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [transformed(scores, str(given["post_transform"]))]
 
 
-@reference("TreeEnsembleClassifier", domain=ML)
 def tree_ensemble_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the label and the scores of each sample; scores are float32."""
     given = attributes(node)

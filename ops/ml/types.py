@@ -8,10 +8,7 @@ from typing import Any
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
-from subgraph.operators.operator import shape_rule
 from subgraph.operators.reference import attributes
-
-from .scores import ML
 
 Types = Sequence[ValueType | None]
 Values = Sequence[Any]
@@ -32,19 +29,16 @@ def _features(types: Types) -> Dim:
     return shape[-1] if shape else None
 
 
-@shape_rule("Scaler", "Normalizer", domain=ML)
 def scaled(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give float32 of the input's shape."""
     return [TensorType("float32", _shape(types[0]))]
 
 
-@shape_rule("Imputer", domain=ML)
 def imputed(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the input's type."""
     return [types[0]]
 
 
-@shape_rule("FeatureVectorizer", domain=ML)
 def side_by_side(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give rows as wide as all inputs together."""
     widths = node.attrs.get("inputdimensions")
@@ -56,7 +50,6 @@ def side_by_side(node: Node, types: Types, values: Values) -> list[ValueType | N
     return [TensorType("float32", (_samples(types), total))]
 
 
-@shape_rule("ArrayFeatureExtractor", domain=ML)
 def extracted(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give an element of each row for each place; what has no rows is one."""
     x, places = types[0], _shape(types[1])
@@ -70,19 +63,16 @@ def extracted(node: Node, types: Types, values: Values) -> list[ValueType | None
     return [TensorType(x.dtype, (*(rows[:-1] or (1,)), count))]
 
 
-@shape_rule("LinearRegressor", domain=ML)
 def linear_scores(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give a score for each target."""
     return [TensorType("float32", (_samples(types), int(attributes(node)["targets"])))]
 
 
-@shape_rule("SVMRegressor", domain=ML)
 def machine_score(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give one score."""
     return [TensorType("float32", (_samples(types), 1))]
 
 
-@shape_rule("TreeEnsembleRegressor", domain=ML)
 def tree_scores(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give a score for each target; how many there are may have to be counted."""
     given = attributes(node)
@@ -103,13 +93,11 @@ def _classes(node: Node, numbers: str) -> int:
     return len(given["classlabels_strings"] or given[numbers] or ())
 
 
-@shape_rule("TreeEnsembleClassifier", domain=ML)
 def tree_classes(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the label and a score for each class."""
     return _labelled(node, types, _classes(node, "classlabels_int64s"))
 
 
-@shape_rule("LinearClassifier", domain=ML)
 def linear_classes(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the label and the scores, two where one score tells two classes apart."""
     features = _features(types)
@@ -120,7 +108,6 @@ def linear_classes(node: Node, types: Types, values: Values) -> list[ValueType |
     return _labelled(node, types, count)
 
 
-@shape_rule("SVMClassifier", domain=ML)
 def machine_classes(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the label, and probabilities of the classes or the scores of their pairs."""
     given, count = attributes(node), _classes(node, "classlabels_ints")

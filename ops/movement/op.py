@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -16,11 +15,21 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import MAX_RANK, Array, Dim, Shape, TensorType, ValueType
-from subgraph.operators.operator import reference, shape_rule
-from subgraph.operators.reference import standard
-from subgraph.operators.shape_values import slice_range, slice_size
-from subgraph.ops.elementwise.op import Types, Values, same_dtype, tensor
+from subgraph.operators.operator import declare
+from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.operators.shape_values import slice_size
+from subgraph.ops.elementwise.op import (
+    Types,
+    Values,
+    first_type,
+    identity_operands,
+    same_dtype,
+    tensor,
+)
+from subgraph.ops.shared.required import first_value, required_operands
 from subgraph.ops.shared.strides import broadcast_shapes, normal_axis, product
+
+from . import operands, reference
 
 _TABLE = 4096  # places of a table that serves many sizes
 
@@ -54,12 +63,6 @@ class Repeats:
         return np.arange(length) // self.times
 
 
-@shape_rule("Identity")
-def identity(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the type of the input, whatever it is."""
-    return [types[0]]
-
-
 def stated(node: Node, values: Values, index: int, name: str) -> list[int] | None:
     """Return numbers that are an attribute in old versions and an input in new ones.
 
@@ -83,7 +86,6 @@ def _unknown(x: TensorType | None, rank: int | None = None) -> list[ValueType | 
     return [TensorType(x.dtype, None if rank is None else [None] * rank)]
 
 
-@shape_rule("Transpose")
 def transpose(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Permute the dimensions."""
     x = tensor(types[0])
@@ -97,7 +99,6 @@ def transpose(node: Node, types: Types, values: Values) -> list[ValueType | None
     return [TensorType(x.dtype, [x.shape[axis] for axis in order])]
 
 
-@shape_rule("Concat")
 def concat(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Add up the axis; the other dimensions agree."""
     dtype = same_dtype(types)
@@ -133,7 +134,6 @@ def _agreed(dims: Sequence[Dim], position: int) -> Dim:
     return names.pop() if len(names) == 1 else None
 
 
-@shape_rule("Flatten")
 def flatten(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Make a matrix of the dimensions before and from the axis."""
     x = tensor(types[0])
@@ -146,7 +146,6 @@ def flatten(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, [product(x.shape[:axis]), product(x.shape[axis:])])]
 
 
-@shape_rule("Unsqueeze")
 def unsqueeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Insert dimensions of size 1."""
     x = tensor(types[0])
@@ -161,7 +160,6 @@ def unsqueeze(node: Node, types: Types, values: Values) -> list[ValueType | None
     return [TensorType(x.dtype, [1 if d in places else next(rest) for d in range(rank)])]
 
 
-@shape_rule("Squeeze")
 def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Take dimensions of size 1 away."""
     x = tensor(types[0])
@@ -182,7 +180,6 @@ def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, [dim for d, dim in enumerate(shape) if d not in places])]
 
 
-@shape_rule("Reshape")
 def reshape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the shape that is asked for: 0 copies a dimension, -1 takes what is left."""
     x = tensor(types[0])
@@ -256,7 +253,6 @@ def _length(types: Types, index: int) -> int | None:
     return size if isinstance(size, int) else None
 
 
-@shape_rule("Shape")
 def shape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give as many numbers as there are dimensions."""
     x = tensor(types[0])
@@ -266,13 +262,11 @@ def shape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType("int64", [len(picked)])]
 
 
-@shape_rule("Size")
 def size(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give one number."""
     return [TensorType("int64", [])]
 
 
-@shape_rule("Expand")
 def expand(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Broadcast to a shape."""
     x = tensor(types[0])
@@ -285,7 +279,6 @@ def expand(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, broadcast_shapes([x.shape, target]))]
 
 
-@shape_rule("Slice")
 def slice_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Count the elements that each slice takes."""
     x = tensor(types[0])
@@ -316,23 +309,6 @@ def _taken(size: Dim, start: int, end: int, step: int) -> Dim:
     return size if start == 0 and step == 1 and end >= 2**31 - 1 else None
 
 
-@reference("Slice")
-def sliced(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Slice; onnx.reference takes nothing where a start lies before an axis walked backwards."""
-    if len(inputs) < 5 or inputs[4] is None or np.all(inputs[4] > 0):
-        return standard(node, inputs)
-    x: Array = inputs[0]
-    starts, ends, steps = (np.asarray(inputs[k]).reshape(-1).tolist() for k in (1, 2, 4))
-    axes = range(len(starts)) if inputs[3] is None else inputs[3].reshape(-1).tolist()
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        axis = normal_axis(axis, x.ndim)
-        taken = slice_range(x.shape[axis], start, end, step)
-        cut = slice(taken.start, None if taken.stop < 0 else taken.stop, step)
-        x = x[(*(slice(None),) * axis, cut if taken else slice(0))]
-    return [x]
-
-
-@shape_rule("Split")
 def split(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Cut the axis into parts."""
     x = tensor(types[0])
@@ -379,7 +355,6 @@ _CONSTANTS = {
 }
 
 
-@shape_rule("Constant")
 def constant(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the type of the attribute's value."""
     value: Array | None = node.attrs.get("value")
@@ -392,7 +367,6 @@ def constant(node: Node, types: Types, values: Values) -> list[ValueType | None]
     return [None]
 
 
-@shape_rule("ConstantOfShape")
 def constant_of_shape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the shape that is asked for."""
     value = node.attrs.get("value")
@@ -404,7 +378,6 @@ def constant_of_shape(node: Node, types: Types, values: Values) -> list[ValueTyp
     return [TensorType(dtype, dims)]
 
 
-@shape_rule("Range")
 def range_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Count the numbers from start to before limit."""
     kinds = [kind for kind in map(tensor, types) if kind is not None]
@@ -423,7 +396,6 @@ def range_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(kinds[0].dtype, [max(count, 0)])]
 
 
-@shape_rule("Tile")
 def tile(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Repeat each dimension."""
     x = tensor(types[0])
@@ -440,7 +412,6 @@ def tile(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, [product((dim, times)) for dim, times in pairs])]
 
 
-@shape_rule("Pad")
 def pad(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Add what stands before and after each dimension."""
     x = tensor(types[0])
@@ -463,3 +434,38 @@ def pad(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         elif before or after:
             dims[place] = None
     return [TensorType(x.dtype, dims)]
+
+
+# The operators of this family, each in all its versions.
+declare("Concat", requires=operands.concat_operands, infer=concat, compute=reference.concat)
+declare("Constant", requires=operands.constant_operands, infer=constant, compute=reference.constant)
+declare("ConstantOfShape", requires=operands.constant_of_shape_operands, infer=constant_of_shape)
+declare("Expand", requires=operands.expand_operands, infer=expand)
+declare("EyeLike", requires=operands.eye_like_operands)
+declare("Flatten", requires=operands.flatten_operands, infer=flatten, compute=reference.flatten)
+declare("Identity", requires=identity_operands, infer=first_type)
+declare("Pad", requires=operands.pad_operands, infer=pad, compute=reference.pad)
+declare("Range", requires=operands.range_operands, infer=range_)
+declare("Reshape", requires=operands.reshape_operands, infer=reshape, compute=reference.reshape)
+declare("ReverseSequence", requires=operands.reverse_sequence_operands, infer=first_type)
+declare("Shape", requires=operands.shape_operands, infer=shape, compute=reference.shape)
+declare("Size", requires=operands.size_operands, infer=size)
+declare("Slice", requires=operands.slice_operands, infer=slice_, compute=reference.sliced)
+declare("Split", requires=operands.split_operands, infer=split, compute=reference.split)
+declare(
+    "Squeeze",
+    requires=operands.squeeze_operands,
+    infer=squeeze,
+    compute=reference.of_single_numbers,
+)
+declare("Tile", requires=operands.tile_operands, infer=tile, compute=reference.tile)
+declare("Transpose", requires=operands.transpose_operands, infer=transpose)
+declare("Trilu", requires=operands.trilu_operands, infer=first_type, compute=reference.trilu)
+declare("Unsqueeze", requires=operands.unsqueeze_operands, infer=unsqueeze)
+declare(
+    "Required",
+    domain=INTERNAL_DOMAIN,
+    requires=required_operands,
+    infer=first_type,
+    compute=first_value,
+)

@@ -18,26 +18,21 @@ from subgraph.operators.requirements import (
     require_same_dtype,
     require_shape,
     require_single,
-    requires,
 )
 
 
-@requires("Constant")
 def constant_operands(node: Node) -> None:
     """Take nothing: the attribute is the value."""
 
 
-@requires("Size")
 def size_operands(node: Node, x: Tensor) -> None:
     """Take every tensor."""
 
 
-@requires("Shape", sequences=True)
 def shape_operands(node: Node, x: ValueType | Tensor) -> None:
     """Take every value; ``start`` and ``end`` are brought to the dimensions that there are."""
 
 
-@requires("Reshape")
 def reshape_operands(node: Node, x: Tensor, shape: Tensor | None = None) -> None:
     """Raise ShapeError unless as many elements are asked for as there are (ONNX, 1 to 25)."""
     if shape is not None:
@@ -61,7 +56,6 @@ def reshape_operands(node: Node, x: Tensor, shape: Tensor | None = None) -> None
     require(fits, "{} elements do not fill shape {}", x.size, dims)
 
 
-@requires("Expand")
 def expand_operands(node: Node, x: Tensor, shape: Tensor) -> None:
     """Raise ShapeError unless the input and the shape broadcast together (ONNX, 8 to 13)."""
     require_rank("shape", shape, 1)
@@ -71,7 +65,6 @@ def expand_operands(node: Node, x: Tensor, shape: Tensor) -> None:
         require_broadcast_together(x, Tensor(x.dtype, tuple(dims)))
 
 
-@requires("Transpose")
 def transpose_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless ``perm`` is an order of the axes (ONNX, 1 to 25)."""
     order = node.attrs.get("perm")
@@ -81,7 +74,6 @@ def transpose_operands(node: Node, x: Tensor) -> None:
         )
 
 
-@requires("Concat")
 def concat_operands(node: Node, first: Tensor, *others: Tensor) -> None:
     """Raise ShapeError unless the inputs agree in all but the size of the axis (ONNX, 1 to 13)."""
     require(first.rank >= 1, "input 0 is a scalar, which has no axis")
@@ -94,7 +86,6 @@ def concat_operands(node: Node, first: Tensor, *others: Tensor) -> None:
         require_shape(f"input {k}", other, shape, "that of input 0 in all but the axis")
 
 
-@requires("Flatten")
 def flatten_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axis is one, or behind the last (ONNX, 1 to 25)."""
     axis = node.attrs.get("axis", 1)
@@ -102,7 +93,6 @@ def flatten_operands(node: Node, x: Tensor) -> None:
     require(least <= axis <= x.rank, "axis is {}, outside [{}, {}]", axis, least, x.rank)
 
 
-@requires("Squeeze")
 def squeeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
     """Raise ShapeError unless the axes exist and have one element (ONNX, 1 to 25)."""
     found = listed(node, "axes", axes) or []
@@ -111,7 +101,6 @@ def squeeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
         require(x.shape[axis] == 1, "axis {} has {} elements, not 1", axis, x.shape[axis])
 
 
-@requires("Unsqueeze")
 def unsqueeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
     """Raise ShapeError unless the axes are those of a result (ONNX, 1 to 25)."""
     found = listed(node, "axes", axes)
@@ -119,7 +108,6 @@ def unsqueeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> Non
         require_axes(x.rank + len(found), found)
 
 
-@requires("Slice")
 def slice_operands(
     node: Node,
     x: Tensor,
@@ -143,7 +131,6 @@ def slice_operands(
     require(all(step != 0 for step in found["steps"] or ()), "a step is 0")
 
 
-@requires("Split")
 def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
     """Raise ShapeError unless the parts, one for each output, fill the axis (ONNX, 1 to 18)."""
     require(x.rank >= 1, "a scalar has no axis to split")
@@ -162,7 +149,6 @@ def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
         require(not equal or size % count == 0, "an axis of {} does not split into {}", size, count)
 
 
-@requires("Tile")
 def tile_operands(node: Node, x: Tensor, repeats: Tensor, axis: Tensor | None = None) -> None:
     """Raise ShapeError unless there is a number for each dimension (ONNX, 1 to 13)."""
     if axis is not None or node.version == 1:
@@ -185,8 +171,6 @@ def _elements(operand: Tensor | None) -> list[int]:
 _PAD_MODES = ("constant", "edge", "reflect", "wrap")
 
 
-@requires("Pad")
-@requires("Pad", domain="com.microsoft")
 def pad_operands(
     node: Node,
     x: Tensor,
@@ -229,15 +213,12 @@ def pad_operands(
             )
 
 
-@requires("Trilu")
-@requires("Trilu", domain="com.microsoft")
 def trilu_operands(node: Node, x: Tensor, k: Tensor | None = None) -> None:
     """Raise ShapeError unless the input holds matrices and ``k`` is one number (ONNX, 14)."""
     require(x.rank >= 2, "the input has shape {}; it must hold matrices", list(x.shape))
     require_single("k", k, "int64", "int32")
 
 
-@requires("ReverseSequence")
 def reverse_sequence_operands(node: Node, x: Tensor, lengths: Tensor) -> None:
     """Raise ShapeError unless there is a length for each entry of the batch (ONNX, 10)."""
     require(x.rank >= 2, "the input has shape {}; it needs two axes", list(x.shape))
@@ -256,7 +237,6 @@ def reverse_sequence_operands(node: Node, x: Tensor, lengths: Tensor) -> None:
         )
 
 
-@requires("ConstantOfShape")
 def constant_of_shape_operands(node: Node, shape: Tensor) -> None:
     """Raise ShapeError unless the input is a shape, and the value one element (ONNX, 9 to 25)."""
     require_rank("input", shape, 1)
@@ -266,7 +246,6 @@ def constant_of_shape_operands(node: Node, shape: Tensor) -> None:
     require(value is None or value.size == 1, "value must hold one element")
 
 
-@requires("Range")
 def range_operands(node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> None:
     """Raise ShapeError unless the operands are three numbers of one dtype (ONNX, 11 to 27)."""
     require_same_dtype(start, limit, delta)
@@ -275,13 +254,11 @@ def range_operands(node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> N
     require(all(n != 0 for n in _elements(delta)), "delta is 0; such a Range has no end")
 
 
-@requires("EyeLike")
 def eye_like_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the input is a matrix (ONNX, 9 to 22)."""
     require_rank("input", x, 2)
 
 
-@requires("OneHot")
 def one_hot_operands(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> None:
     """Raise ShapeError unless depth is a number and there are two values (ONNX, 9 to 11)."""
     require_single("depth", depth)
@@ -290,7 +267,6 @@ def one_hot_operands(node: Node, indices: Tensor, depth: Tensor, values: Tensor)
     require_axis(node, indices.rank + 1, -1)
 
 
-@requires("TopK")
 def top_operands(node: Node, x: Tensor, k: Tensor | None = None) -> None:
     """Raise ShapeError unless the axis has as many elements as are asked for (ONNX, 1 to 24)."""
     require(x.rank >= 1, "a scalar has no axis")

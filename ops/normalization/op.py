@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType, ValueType
-from subgraph.operators.operator import shape_rule
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     FLOATS,
     Tensor,
@@ -14,21 +14,20 @@ from subgraph.operators.requirements import (
     require_broadcast,
     require_dtype,
     require_shape,
-    requires,
     whole_number,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.shared.strides import normal_axis
 
+from . import reference, softmax_reference
 
-@requires("Hardmax", "LogSoftmax", "Softmax")
+
 def softmax_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axis exists; before opset 13 its default is 1 (1 to 13)."""
     require_dtype("the input", x, *FLOATS)
     require_axis(node, x.rank, 1 if 0 < node.version < 13 else -1)
 
 
-@requires("LayerNormalization", "RMSNormalization")
 def layer_normalization_operands(
     node: Node, x: Tensor, scale: Tensor, bias: Tensor | None = None
 ) -> None:
@@ -41,7 +40,6 @@ def layer_normalization_operands(
         require_broadcast(name, operand, x.shape, "the shape of the input")
 
 
-@requires("InstanceNormalization")
 def instance_normalization_operands(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> None:
     """Raise ShapeError unless scale and bias have a number for each channel (1 to 22)."""
     _require_channels(x)
@@ -50,7 +48,6 @@ def instance_normalization_operands(node: Node, x: Tensor, scale: Tensor, bias: 
         require_shape(name, operand, x.shape[1:2], "one for each channel")
 
 
-@requires("GroupNormalization")
 def group_normalization_operands(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> None:
     """Raise ShapeError unless channels divide into groups, with factors for each (18 to 21).
 
@@ -72,7 +69,6 @@ def _require_channels(x: Tensor) -> None:
     require_dtype("the input", x, *FLOATS)
 
 
-@requires("BatchNormalization")
 def batch_normalization_operands(
     node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor
 ) -> None:
@@ -91,14 +87,12 @@ def batch_normalization_operands(
         require_shape(name, operand, shape, why)
 
 
-@requires("LRN")
 def local_response_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless there are channels, and a count of them to sum over (1 to 13)."""
     _require_channels(x)
     whole_number(node, "size", least=1)
 
 
-@requires("LpNormalization")
 def lp_normalization_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axis exists and the norm is the first or the second (1 to 22)."""
     require_dtype("the input", x, *FLOATS)
@@ -106,26 +100,12 @@ def lp_normalization_operands(node: Node, x: Tensor) -> None:
     whole_number(node, "p", 2, least=1, most=2)
 
 
-@requires("MeanVarianceNormalization")
 def mean_variance_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axes exist, each once (9 to 13)."""
     require_dtype("the input", x, *FLOATS)
     require_axes(x.rank, node.attrs.get("axes", (0, 2, 3)))
 
 
-@shape_rule(
-    "CumProd",
-    "CumSum",
-    "GroupNormalization",
-    "Hardmax",
-    "InstanceNormalization",
-    "LRN",
-    "LogSoftmax",
-    "LpNormalization",
-    "MeanVarianceNormalization",
-    "RMSNormalization",
-    "Softmax",
-)
 def same(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the type of the first input."""
     x = tensor(types[0])
@@ -135,7 +115,6 @@ def same(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [x]
 
 
-@shape_rule("LayerNormalization")
 def layer_normalization(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the type of the first input; statistics have size 1 from the axis on."""
     x = tensor(types[0])
@@ -147,8 +126,36 @@ def layer_normalization(node: Node, types: Types, values: Values) -> list[ValueT
     return [x, statistics, statistics]
 
 
-@shape_rule("BatchNormalization")
 def batch_normalization(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the type of the first input; the statistics have those of the fourth and fifth."""
     mean, variance = tensor(types[3]), tensor(types[4])
     return [tensor(types[0]), mean, variance, mean, variance]
+
+
+# The operators of this family, each in all its versions.
+declare(
+    "BatchNormalization",
+    requires=batch_normalization_operands,
+    infer=batch_normalization,
+    compute=reference.batch_normalization,
+)
+declare("GroupNormalization", requires=group_normalization_operands, infer=same)
+declare("Hardmax", requires=softmax_operands, infer=same, compute=softmax_reference.hardmax)
+declare("InstanceNormalization", requires=instance_normalization_operands, infer=same)
+declare("LRN", requires=local_response_operands, infer=same, compute=reference.local_response)
+declare("LayerNormalization", requires=layer_normalization_operands, infer=layer_normalization)
+declare("LogSoftmax", requires=softmax_operands, infer=same, compute=softmax_reference.log_softmax)
+declare(
+    "LpNormalization",
+    requires=lp_normalization_operands,
+    infer=same,
+    compute=reference.lp_normalization,
+)
+declare(
+    "MeanVarianceNormalization",
+    requires=mean_variance_operands,
+    infer=same,
+    compute=reference.mean_variance,
+)
+declare("RMSNormalization", requires=layer_normalization_operands, infer=same)
+declare("Softmax", requires=softmax_operands, infer=same, compute=softmax_reference.softmax)

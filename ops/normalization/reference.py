@@ -15,11 +15,9 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
-from subgraph.operators.reference import attributes, standard
+from subgraph.operators.reference import attributes
 
 
-@reference("BatchNormalization")
 def batch_normalization(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y, and when training the running mean and variance.
 
@@ -67,7 +65,6 @@ def _normalized(
     return result.astype(x.dtype)
 
 
-@reference("MeanVarianceNormalization")
 def mean_variance(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return ``(x - mean) / (deviation + 1e-9)`` over the axes, computed in float64."""
     x: Array = inputs[0]
@@ -78,29 +75,25 @@ def mean_variance(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [(centred / (deviation + 1e-9)).astype(x.dtype)]
 
 
-@reference("Dropout")
-def dropout(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the input, and a mask of what was kept.
-
-    Random only in training: by ``training_mode`` since opset 12, before opset 7 unless ``is_test``.
-    The mask is boolean since opset 10 and has the input's dtype before.
-    """
+def lp_normalization(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Divide by the norm; onnx.reference leaves out the magnitude for p = 1."""
     x: Array = inputs[0]
-    if node.version >= 12:
-        return _dropout_since_12(node, inputs)
-    mask: Array = np.ones(x.shape, np.bool_)
-    if node.version < 7 and not node.attrs.get("is_test"):
-        ratio = float(node.attrs.get("ratio", 0.5))
-        shape: tuple[int, ...] = x.shape
-        mask = np.greater_equal(np.random.default_rng().random(shape), ratio)
-        x = (x * mask / max(1 - ratio, 1e-30)).astype(x.dtype)
-    return [x, mask if node.version >= 10 else mask.astype(x.dtype)]
+    axis, order = int(node.attrs.get("axis", -1)), int(node.attrs.get("p", 2))
+    wide = x.astype(np.float64)
+    norm = np.linalg.norm(wide, ord=order, axis=axis, keepdims=True)
+    return [np.divide(wide, norm, out=np.zeros_like(wide), where=norm != 0).astype(x.dtype)]
 
 
-def _dropout_since_12(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+def local_response(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Normalize over neighbouring channels; onnx.reference stops at the batch size."""
     x: Array = inputs[0]
-    ratio = 0.5 if len(inputs) < 2 or inputs[1] is None else float(inputs[1])
-    training = len(inputs) > 2 and inputs[2] is not None and bool(inputs[2])
-    filled = [x, np.array(ratio), np.array(training)]
-    results = standard(node, filled)
-    return [np.asarray(results[0]).astype(x.dtype), *results[1:]]
+    given = attributes(node)
+    size, channels = int(given["size"]), x.shape[1]
+    before, after = (size - 1) // 2, size // 2
+    squares = x.astype(np.float64) ** 2
+    total = np.zeros_like(squares)
+    for c in range(channels):
+        near = squares[:, max(0, c - before) : min(channels, c + after + 1)]
+        total[:, c] = near.sum(axis=1)
+    scale = (given["bias"] + given["alpha"] / size * total) ** given["beta"]
+    return [(x / scale).astype(x.dtype)]

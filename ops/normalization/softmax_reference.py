@@ -14,7 +14,6 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes
 
 
@@ -56,19 +55,16 @@ def _hardmax(x: Array, axis: int) -> Array:
     return result
 
 
-@reference("Softmax")
 def softmax(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the softmax along an axis, before opset 13 over all axes from ``axis`` on."""
     return _along(node, inputs[0], _softmax)
 
 
-@reference("LogSoftmax")
 def log_softmax(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the logarithm of the softmax."""
     return _along(node, inputs[0], _log_softmax)
 
 
-@reference("Hardmax")
 def hardmax(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return 1 at the first maximum and 0 elsewhere."""
     return _along(node, inputs[0], _hardmax)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType, ValueType
-from subgraph.operators.operator import shape_rule
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     FLOATS,
     Tensor,
     numbers,
     require,
     require_dtype,
-    requires,
     whole_number,
 )
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
 
+from . import reference
 from .windows import BYTES, MOST, require_image, require_windows, window_counts
 
 
-@requires("AveragePool", "LpPool", "MaxPool")
 def pool_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless windows fit into the input (ONNX, 1 to 22)."""
     require_dtype("X", x, *FLOATS, *(BYTES if node.op_type.endswith("MaxPool") else ()))
@@ -34,7 +34,6 @@ def pool_operands(node: Node, x: Tensor) -> None:
     _require_power(node)
 
 
-@requires("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
 def global_pool_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless there are channels, of one element at least (ONNX, 1 to 22)."""
     require_dtype("X", x, *FLOATS)
@@ -54,7 +53,6 @@ def _require_power(node: Node) -> None:
     require(isinstance(power, int | float) and power > 0, "p is {!r}; it must be above 0", power)
 
 
-@shape_rule("AveragePool", "LpPool", "MaxPool")
 def pool(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give as many places as windows fit; MaxPool's second output has their indices."""
     x = tensor(types[0])
@@ -67,10 +65,28 @@ def pool(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, shape), TensorType("int64", shape)]
 
 
-@shape_rule("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
 def whole(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give one place for each channel."""
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype)]
     return [TensorType(x.dtype, (*x.shape[:2], *(1 for _ in x.shape[2:])))]
+
+
+# The operators of this family, each in all its versions.
+declare("AveragePool", requires=pool_operands, infer=pool, compute=reference.average_pool)
+declare(
+    "GlobalAveragePool",
+    requires=global_pool_operands,
+    infer=whole,
+    compute=reference.global_average_pool,
+)
+declare(
+    "GlobalLpPool", requires=global_pool_operands, infer=whole, compute=reference.global_lp_pool
+)
+declare(
+    "GlobalMaxPool", requires=global_pool_operands, infer=whole, compute=reference.global_max_pool
+)
+declare("LpPool", requires=pool_operands, infer=pool, compute=reference.lp_pool)
+declare("MaxPool", requires=pool_operands, infer=pool, compute=reference.max_pool)
+declare("FusedQMaxPool", domain=INTERNAL_DOMAIN, requires=pool_operands)

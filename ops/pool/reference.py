@@ -14,21 +14,17 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from subgraph.errors import LimitError, ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
-from subgraph.operators.reference import attributes, standard, variant
+from subgraph.operators.reference import attributes
 
 
-@reference("GlobalMaxPool")
 def global_max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the maximum over all spatial axes."""
     x: Array = inputs[0]
     return [x.max(axis=tuple(range(2, x.ndim)), keepdims=True)]
 
 
-@reference("GlobalLpPool")
 def global_lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the p-norm over all spatial axes; opset 1 states p as a float."""
     x: Array = inputs[0]
@@ -118,7 +114,6 @@ def _windows(node: Node, x: Array) -> Windows:
     return Windows(kernel, strides, dilations, before, after, tuple(counts), sizes)
 
 
-@reference("AveragePool")
 def average_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the mean over windows; elements of the padding count when the node says so."""
     x: Array = inputs[0]
@@ -128,14 +123,12 @@ def average_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [(total / covered).astype(x.dtype)]
 
 
-@reference("GlobalAveragePool")
 def global_average_pool(_: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the mean over all but batch and channels; of no images the mean of each of none."""
     x: Array = inputs[0]
     return [x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)]
 
 
-@reference("LpPool")
 def lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the p-norm over windows; opset 1 states p as a float."""
     x: Array = inputs[0]
@@ -146,7 +139,6 @@ def lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [(total ** (1 / power)).astype(x.dtype)]
 
 
-@reference("MaxPool")
 def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the maximum over windows, and where it was in the flattened input."""
     x: Array = inputs[0]
@@ -180,75 +172,3 @@ def _steps(sizes: Sequence[int], column_major: bool) -> list[int]:
     if column_major:
         return [math.prod(sizes[:k]) for k in range(len(sizes))]
     return [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
-
-
-@reference("MaxRoiPool")
-def max_roi_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the maxima over a grid of bins in each region (image, x1, y1, x2, y2), ends included.
-
-    As in Fast R-CNN (Girshick 2015): coordinates are scaled and rounded, bins overlap where the
-    size does not divide, an empty bin gives 0.
-    """
-    x, rois = inputs
-    height, width = (int(size) for size in node.attrs["pooled_shape"])
-    scale = float(attributes(node)["spatial_scale"])
-    result = np.zeros((rois.shape[0], x.shape[1], height, width), x.dtype)
-    for number, roi in enumerate(rois.astype(np.float64)):
-        image = int(roi[0])
-        if not 0 <= image < x.shape[0]:
-            raise ShapeError(f"region {number} is of image {image}; there are {x.shape[0]}")
-        left, top, right, bottom = np.floor(roi[1:] * scale + 0.5).astype(np.int64)
-        rows = _bins(top, bottom, height, x.shape[2])
-        columns = _bins(left, right, width, x.shape[3])
-        for i, (first, last) in enumerate(rows):
-            for j, (begin, end) in enumerate(columns):
-                if first < last and begin < end:
-                    result[number, :, i, j] = x[image, :, first:last, begin:end].max(axis=(1, 2))
-    return [result]
-
-
-def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]:
-    step = max(last - first + 1, 1) / count
-    starts = [int(np.floor(k * step)) + first for k in range(count)]
-    ends = [int(np.ceil((k + 1) * step)) + first for k in range(count)]
-    return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in zip(starts, ends, strict=True)]
-
-
-# Samples along an axis of a bin, as for the kernels.
-_MOST_OF_A_BIN = 4096
-# Samples of a region; onnx.reference takes a microsecond for each.
-_MOST_SAMPLES = 1 << 24
-
-
-def _check_samples(node: Node, rois: Array) -> None:
-    """Raise an error for regions in which as many samples are taken as they are large.
-
-    Raises:
-        ShapeError: a bin has more samples than are taken on any device.
-        LimitError: a region has more than are taken here.
-    """
-    scale = float(node.attrs.get("spatial_scale", 1.0))
-    sides = (rois[:, 2:].astype(np.float64) - rois[:, :2]) * scale
-    bins = [float(node.attrs.get(f"output_{side}", 1)) for side in ("width", "height")]
-    if not np.all(sides / bins <= _MOST_OF_A_BIN):
-        raise ShapeError(
-            f"a bin of rois has more than {_MOST_OF_A_BIN} samples along an axis, or is NaN; "
-            "state sampling_ratio"
-        )
-    count = np.maximum(np.ceil(sides / bins), 1).prod(axis=1) * math.prod(bins)
-    if not np.all(count <= _MOST_SAMPLES):
-        raise LimitError(
-            f"a region asks for {np.max(count):,.0f} samples; the most are {_MOST_SAMPLES:,}: say "
-            "sampling_ratio"
-        )
-
-
-@reference("RoiAlign")
-def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """RoiAlign; opset 10 means output_half_pixel."""
-    if not node.attrs.get("sampling_ratio", 0):
-        _check_samples(node, inputs[1])
-    if node.version < 16:
-        mode = "output_half_pixel"
-        return standard(variant(node, version=16, coordinate_transformation_mode=mode), inputs)
-    return standard(node, inputs)

@@ -13,11 +13,9 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
 from subgraph.operators.reference import standard
 
 
-@reference("MatMulInteger")
 def matmul_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return ``(A - a_zero_point) @ (B - b_zero_point)`` in 32-bit integers."""
     za, zb = [*inputs[2:], None, None][:2]
@@ -46,7 +44,6 @@ def _by_column(numbers: Array, right: Array) -> Array:
     return numbers.reshape(()) if numbers.size == 1 else numbers
 
 
-@reference("QLinearMatMul")
 def qlinear_matmul(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the exact product, scaled and rounded once, with the zero point added to that."""
     a, a_scale, za, b, b_scale, zb, y_scale, zy = inputs
@@ -60,7 +57,6 @@ def qlinear_matmul(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [result.clip(limits.min, limits.max).astype(zy.dtype).reshape(shape)]
 
 
-@reference("ConvInteger")
 def conv_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Take zero points of filters off before, where these have other than two axes."""
     x, weight = inputs[:2]
@@ -71,7 +67,6 @@ def conv_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return standard(node, [x, shifted, zero])
 
 
-@reference("QLinearConv")
 def qlinear_conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Scale exact sums by filters, where these have other than two axes."""
     x, x_scale, x_zero, weight, scale, own, y_scale, y_zero = inputs[:8]

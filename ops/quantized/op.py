@@ -18,7 +18,7 @@ from subgraph.graph.types import (
     dtype_of,
     numpy_dtype,
 )
-from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard, variant
 from subgraph.operators.requirements import (
     Tensor,
@@ -27,12 +27,24 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_shape,
-    requires,
+)
+from subgraph.ops.conv.op import (
+    conv_integer_operands,
+    convolution_of_bytes,
+    qlinear_conv_operands,
+    qlinear_convolution,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.ops.matmul.op import (
+    matmul_integer,
+    matmul_integer_operands,
+    qlinear_matmul,
+    qlinear_matmul_operands,
+)
+
+from . import integer_reference
 
 
-@requires("QuantizeLinear", "DequantizeLinear")
 def scaled_operands(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> None:
     """Raise ShapeError unless scales are for all, along an axis, or for blocks (ONNX, 10 to 25)."""
     stated = node.attrs.get("output_dtype", 0)
@@ -77,13 +89,11 @@ def _require_spread(node: Node, name: str, given: Tensor, x: Tensor, block: int)
     require_shape(name, given, wanted, f"one for each block of {block} along axis {axis}")
 
 
-@requires("DynamicQuantizeLinear")
 def one_float_tensor(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the operand is float32; every shape fits (ONNX, 11)."""
     require_dtype("x", x, "float32")
 
 
-@shape_rule("QuantizeLinear", "DequantizeLinear")
 def one_by_one(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Keep the shape; the zero point, the scale or an attribute says the dtype."""
     x, scale = tensor(types[0]), tensor(types[1])
@@ -102,7 +112,6 @@ def one_by_one(node: Node, types: Types, values: Values) -> list[ValueType | Non
     return [None if not dtype else TensorType(dtype, None if x is None else x.shape)]
 
 
-@shape_rule("DynamicQuantizeLinear")
 def with_its_scale(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Keep the shape, as uint8; the scale and the zero point are scalars."""
     x = tensor(types[0])
@@ -110,7 +119,6 @@ def with_its_scale(node: Node, types: Types, values: Values) -> list[ValueType |
     return [whole, TensorType("float32", ()), TensorType("uint8", ())]
 
 
-@reference("DequantizeLinear")
 def dequantize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Compute opsets 10 and 13 as 19, of which they are a part; onnx.reference begins there."""
     return standard(variant(node, version=max(node.version, 19) if node.version else 0), inputs)
@@ -119,7 +127,6 @@ def dequantize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 _BEYOND = 2.0**20  # more than every integer that is quantised to, within int32
 
 
-@reference("QuantizeLinear")
 def quantize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Quantise to integers, cutting what lies beyond their range to its ends.
 
@@ -147,3 +154,33 @@ def _spread(scale: Array, shape: Sequence[int], axis: int, block: int) -> Array:
     if scale.ndim == 1 and not (block and len(shape) == 1):
         return scale.reshape(-1, *(1,) * (len(shape) - 1 - axis % len(shape)))
     return np.repeat(scale, block, axis).take(range(shape[axis]), axis)
+
+
+# The operators of this family, each in all its versions.
+declare(
+    "ConvInteger",
+    requires=conv_integer_operands,
+    infer=convolution_of_bytes,
+    compute=integer_reference.conv_integer,
+)
+declare("DequantizeLinear", requires=scaled_operands, infer=one_by_one, compute=dequantize)
+declare("DynamicQuantizeLinear", requires=one_float_tensor, infer=with_its_scale)
+declare(
+    "MatMulInteger",
+    requires=matmul_integer_operands,
+    infer=matmul_integer,
+    compute=integer_reference.matmul_integer,
+)
+declare(
+    "QLinearConv",
+    requires=qlinear_conv_operands,
+    infer=qlinear_convolution,
+    compute=integer_reference.qlinear_conv,
+)
+declare(
+    "QLinearMatMul",
+    requires=qlinear_matmul_operands,
+    infer=qlinear_matmul,
+    compute=integer_reference.qlinear_matmul,
+)
+declare("QuantizeLinear", requires=scaled_operands, infer=one_by_one, compute=quantize)

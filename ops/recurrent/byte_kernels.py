@@ -1,7 +1,7 @@
 """The recurrence of an LSTM whose weights are bytes: states quantised, multiplied, scaled, a step.
 
 All sequences of a direction are quantised together, by the range of their states; sums are exact.
-See ``recurrent_bytes``.
+See `op`, QuantizedLSTM.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.simd import convert, ld_i32, st_i32, vec
 from subgraph.ops.movement.kernels import arg
 
-from .bytes import B_SCALES, B_SUMS, B_ZEROS, BESIDE
+from .op import B_SCALES, B_SUMS, B_ZEROS, BESIDE
 from .product_kernels import product
 
 Function = Callable[..., Any]

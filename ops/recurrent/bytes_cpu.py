@@ -15,8 +15,8 @@ from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import Tiles, round_up, tiles
 
-from .bytes import per_column
 from .cpu import Cells, activations, emit_steps, padded_gates, strides, team
+from .op import per_column
 
 
 @lowering("QuantizedLSTM", domain=INTERNAL_DOMAIN, dtypes=("float32",))

@@ -30,7 +30,7 @@ from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, tiles
 from subgraph.system import host
 
-from .bytes import B_SCALES, BESIDE
+from .op import B_SCALES, BESIDE
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _USUAL = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}

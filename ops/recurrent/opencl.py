@@ -15,9 +15,9 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.shared.opencl_code import number, register, require
 
-from .bytes import per_column
 from .bytes_cpu import read_byte_cells
 from .cpu import Cells, input_products, last_bias
+from .op import per_column
 
 cl_shared("LSTM", "GRU", "RNN")
 _TEAM = 128  # work-items of a GPU that share a sequence

@@ -9,7 +9,7 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
-from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes, standard
 from subgraph.operators.requirements import (
     Tensor,
@@ -18,39 +18,22 @@ from subgraph.operators.requirements import (
     require_axes,
     require_axis,
     require_single,
-    requires,
 )
-from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.ops.elementwise.op import Types, Values, first_type, tensor
 from subgraph.ops.shared.strides import normal_axis
 
-REDUCTIONS = (
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-)
 
-
-@requires(*REDUCTIONS)
 def reduction_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
     """Raise ShapeError unless each axis exists, and is named once (ONNX, 1 to 20)."""
     require_axes(x.rank, listed(node, "axes", axes) or [])
 
 
-@requires("ArgMax", "ArgMin")
 def extreme_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axis exists and has elements (ONNX, 1 to 13)."""
     axis = require_axis(node, x.rank)
     require(x.rank == 0 or x.shape[axis] >= 1, "axis {} has no elements", axis)
 
 
-@requires("CumSum", "CumProd")
 def cumulative_operands(node: Node, x: Tensor, axis: Tensor) -> None:
     """Raise ShapeError unless the axis is one number and exists (ONNX, 11 to 26)."""
     require_single("axis", axis, "int64", "int32")
@@ -65,7 +48,6 @@ def _axes(node: Node, values: Values) -> list[int] | None:
     return [int(axis) for axis in node.attrs.get("axes") or ()]
 
 
-@shape_rule(*REDUCTIONS)
 def reduction(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Drop the reduced axes, or keep them with size 1."""
     x = tensor(types[0])
@@ -86,7 +68,6 @@ def _without(shape: Sequence[Dim], axes: set[int], keep: bool) -> list[Dim]:
     return [1 if d in axes else n for d, n in enumerate(shape) if keep or d not in axes]
 
 
-@shape_rule("ArgMax", "ArgMin")
 def extreme(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Drop the axis, or keep it with size 1; the result is int64."""
     x = tensor(types[0])
@@ -97,7 +78,6 @@ def extreme(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType("int64", _without(x.shape, {axis}, keep))]
 
 
-@reference("ArgMax", "ArgMin", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
 def of_any_rank(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Reduce a scalar as a list of one, whose axis may be named; onnx.reference fails for some."""
     x: Array = inputs[0]
@@ -107,7 +87,6 @@ def of_any_rank(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return [np.asarray(found).reshape(())]
 
 
-@reference("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare")
 def keep_dtype(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Give the dtype of the input; onnx.reference gives NumPy's wider one for integers.
 
@@ -119,7 +98,6 @@ def keep_dtype(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return [np.asarray(y).astype(x.dtype) for y in of_any_rank(node, inputs)]
 
 
-@reference("CumSum", "CumProd")
 def cumulative(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Accumulate along an axis; onnx.reference takes no axis of shape [1], and loses rank 0."""
     x, axis = inputs
@@ -127,7 +105,6 @@ def cumulative(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return [found.reshape(x.shape)]
 
 
-@reference("ReduceLogSumExp")
 def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Compute log(sum(exp(x))) for every rank; onnx.reference fails for rank 0."""
     x: Array = inputs[0]
@@ -146,27 +123,19 @@ def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return [np.asarray(total).astype(x.dtype)]
 
 
-@reference("LpNormalization")
-def lp_normalization(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Divide by the norm; onnx.reference leaves out the magnitude for p = 1."""
-    x: Array = inputs[0]
-    axis, order = int(node.attrs.get("axis", -1)), int(node.attrs.get("p", 2))
-    wide = x.astype(np.float64)
-    norm = np.linalg.norm(wide, ord=order, axis=axis, keepdims=True)
-    return [np.divide(wide, norm, out=np.zeros_like(wide), where=norm != 0).astype(x.dtype)]
-
-
-@reference("LRN")
-def local_response(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Normalize over neighbouring channels; onnx.reference stops at the batch size."""
-    x: Array = inputs[0]
-    given = attributes(node)
-    size, channels = int(given["size"]), x.shape[1]
-    before, after = (size - 1) // 2, size // 2
-    squares = x.astype(np.float64) ** 2
-    total = np.zeros_like(squares)
-    for c in range(channels):
-        near = squares[:, max(0, c - before) : min(channels, c + after + 1)]
-        total[:, c] = near.sum(axis=1)
-    scale = (given["bias"] + given["alpha"] / size * total) ** given["beta"]
-    return [(x / scale).astype(x.dtype)]
+# The operators of this family, each in all its versions.
+declare("ArgMax", "ArgMin", requires=extreme_operands, infer=extreme, compute=of_any_rank)
+declare("CumProd", "CumSum", requires=cumulative_operands, infer=first_type, compute=cumulative)
+declare(
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"),
+    requires=reduction_operands,
+    infer=reduction,
+    compute=keep_dtype,
+)
+declare("ReduceLogSumExp", requires=reduction_operands, infer=reduction, compute=log_sum_exp)
+declare(
+    *("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"),
+    requires=reduction_operands,
+    infer=reduction,
+    compute=of_any_rank,
+)

@@ -8,13 +8,18 @@ from __future__ import annotations
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
-from subgraph.operators.operator import infer_by_onnx, shape_rule
+from subgraph.operators.inference import infer_by_onnx
+from subgraph.operators.operator import declare
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.ops.movement import reference as movement_reference
 from subgraph.ops.movement.op import stated
+from subgraph.ops.movement.operands import top_operands
 from subgraph.ops.shared.strides import normal_axis
 
+from . import padded, reference
 
-@shape_rule("TopK")
+
 def top(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the k largest along an axis, and where they stood."""
     x = tensor(types[0])
@@ -32,7 +37,6 @@ def top(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, shape), TensorType("int64", shape)]
 
 
-@shape_rule("NonZero")
 def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give an index for each dimension of each element that is not zero."""
     x = tensor(types[0])
@@ -42,7 +46,54 @@ def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]
     return [TensorType("int64", (rank, None))]
 
 
-@shape_rule("NonMaxSuppression")
 def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give batch, class and box of each that is kept."""
     return [TensorType("int64", (None, 3))]
+
+
+# The operators of this family, each in all its versions.
+declare("Compress", requires=padded.compress_operands)
+declare(
+    "NonMaxSuppression",
+    requires=padded.non_max_suppression_operands,
+    infer=non_max_suppression,
+    compute=reference.non_max_suppression,
+)
+declare("NonZero", requires=padded.non_zero_operands, infer=non_zero)
+declare("TopK", requires=top_operands, infer=top, compute=movement_reference.of_single_numbers)
+declare("Unique", requires=padded.unique_operands, compute=reference.unique)
+declare(
+    "BoundedCompress",
+    domain=INTERNAL_DOMAIN,
+    requires=padded.compress_operands,
+    infer=padded.compress,
+    compute=padded.bounded,
+)
+declare(
+    "BoundedNonMaxSuppression",
+    domain=INTERNAL_DOMAIN,
+    requires=padded.non_max_suppression_operands,
+    infer=padded.non_max_suppression,
+    compute=padded.bounded,
+)
+declare(
+    "BoundedNonZero",
+    domain=INTERNAL_DOMAIN,
+    requires=padded.non_zero_operands,
+    infer=padded.non_zero,
+    compute=padded.bounded,
+)
+declare(
+    "BoundedUnique",
+    domain=INTERNAL_DOMAIN,
+    requires=padded.unique_operands,
+    infer=padded.unique,
+    compute=padded.bounded,
+)
+declare(
+    "Trim",
+    domain=INTERNAL_DOMAIN,
+    requires=padded.trim_operands,
+    infer=padded.trim,
+    compute=padded.trimmed,
+)

@@ -17,7 +17,6 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
-from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.reference import evaluate
 from subgraph.operators.requirements import (
     Tensor,
@@ -27,9 +26,7 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
     require_single,
-    requires,
 )
-from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.strides import normal_axis
 
 PREFIX = "Bounded"
@@ -64,14 +61,10 @@ def _dtype(type_: ValueType | None) -> str:
     return type_.dtype if isinstance(type_, TensorType) else "float32"
 
 
-@requires("NonZero")
-@requires("BoundedNonZero", domain=INTERNAL_DOMAIN)
 def non_zero_operands(node: Node, x: Tensor) -> None:
     """Take every tensor."""
 
 
-@requires("Compress")
-@requires("BoundedCompress", domain=INTERNAL_DOMAIN)
 def compress_operands(node: Node, x: Tensor, condition: Tensor) -> None:
     """Raise ShapeError unless each condition is for a slice that there is (ONNX, 9 to 28)."""
     require_dtype("condition", condition, "bool")
@@ -82,8 +75,6 @@ def compress_operands(node: Node, x: Tensor, condition: Tensor) -> None:
     require(count <= size, "{} conditions for {} slices", count, size)
 
 
-@requires("Unique")
-@requires("BoundedUnique", domain=INTERNAL_DOMAIN)
 def unique_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axis exists (ONNX, 11 to 28)."""
     if node.attrs.get("axis") is not None:
@@ -91,8 +82,6 @@ def unique_operands(node: Node, x: Tensor) -> None:
         require_axis(node, x.rank)
 
 
-@requires("NonMaxSuppression")
-@requires("BoundedNonMaxSuppression", domain=INTERNAL_DOMAIN)
 def non_max_suppression_operands(
     node: Node,
     boxes: Tensor,
@@ -110,7 +99,6 @@ def non_max_suppression_operands(
     require_single("score_threshold", least, "float32")
 
 
-@requires("Trim", domain=INTERNAL_DOMAIN)
 def trim_operands(node: Node, x: Tensor, count: Tensor) -> None:
     """Raise ShapeError unless the buffer has as many slices as are counted."""
     require(x.rank >= 1, "a scalar has no axis")
@@ -121,7 +109,6 @@ def trim_operands(node: Node, x: Tensor, count: Tensor) -> None:
             require(0 <= many <= size, "{} slices of {}", many, size)
 
 
-@shape_rule("BoundedNonZero", domain=INTERNAL_DOMAIN)
 def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give a column for each element; the standard's columns of a scalar have no rows."""
     shape = _shape(types[0])
@@ -129,7 +116,6 @@ def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]
     return [TensorType("int64", places), _COUNT]
 
 
-@shape_rule("BoundedCompress", domain=INTERNAL_DOMAIN)
 def compress(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give as many slices as there are conditions."""
     shape, conditions = _shape(types[0]), _shape(types[1])
@@ -143,7 +129,6 @@ def compress(node: Node, types: Types, values: Values) -> list[ValueType | None]
     return [TensorType(_dtype(types[0]), dims), _COUNT]
 
 
-@shape_rule("BoundedUnique", domain=INTERNAL_DOMAIN)
 def unique(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the input's shape, and a number for each slice."""
     shape, axis = _shape(types[0]), node.attrs.get("axis")
@@ -156,7 +141,6 @@ def unique(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(_dtype(types[0]), dims), numbers, numbers, numbers, _COUNT]
 
 
-@shape_rule("BoundedNonMaxSuppression", domain=INTERNAL_DOMAIN)
 def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give room for every box of every class, or as many as are wanted of each."""
     shape = _shape(types[1])
@@ -169,7 +153,6 @@ def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueT
     return [TensorType("int64", (_product((shape[0], shape[1], most)), 3)), _COUNT]
 
 
-@shape_rule("Trim", domain=INTERNAL_DOMAIN)
 def trim(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the buffer's shape with the count along the axis."""
     shape = _shape(types[0])
@@ -182,7 +165,6 @@ def trim(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(_dtype(types[0]), dims)]
 
 
-@reference("Trim", domain=INTERNAL_DOMAIN)
 def trimmed(node: Node, inputs: Sequence[Any]) -> list[Array]:
     """Cut the buffer."""
     axis = normal_axis(int(node.attrs["axis"]), inputs[0].ndim)
@@ -190,7 +172,6 @@ def trimmed(node: Node, inputs: Sequence[Any]) -> list[Array]:
     return [inputs[0][(*whole, slice(int(inputs[1].reshape(-1)[0])))]]
 
 
-@reference(*(f"{PREFIX}{name}" for name in TRIMMED), domain=INTERNAL_DOMAIN)
 def bounded(node: Node, inputs: Sequence[Any]) -> list[Array | None]:
     """Compute the operator and fill its outputs up with zeros."""
     name = node.op_type.removeprefix(PREFIX)

@@ -9,40 +9,8 @@ import numpy as np
 
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
-from subgraph.operators.reference import standard
 
 
-@reference("Shape")
-def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the sizes from ``start`` to ``end``, counted from the back where they are negative.
-
-    What lies before the first dimension or behind the last is brought to it, as in Python's slices.
-    """
-    sizes = np.shape(inputs[0])[node.attrs.get("start", 0) : node.attrs.get("end")]
-    return [np.array(sizes, np.int64)]
-
-
-@reference("Squeeze", "STFT", "TopK")
-def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Take single numbers (axes, k, frame_step, frame_length) as scalars and as lists of one."""
-    given = list(inputs)
-    for k in range(1, len(given)):
-        if given[k] is not None and given[k].dtype.kind in "iu" and given[k].size == 1:
-            given[k] = given[k].reshape(() if node.op_type == "STFT" else (1,))
-    return standard(node, given)
-
-
-@reference("Trilu")
-def trilu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Keep the upper or lower triangle; NumPy takes no diagonal of 64 bits."""
-    x, k = inputs[0], 0 if len(inputs) < 2 or inputs[1] is None else int(inputs[1].reshape(()))
-    most = sum(x.shape[-2:])
-    keep = np.triu if node.attrs.get("upper", 1) else np.tril
-    return [keep(x, min(max(k, -most), most))]
-
-
-@reference("Unique")
 def unique(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return distinct slices, where each is first, which one each slice is, and how many there are.
 
@@ -58,7 +26,6 @@ def unique(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [y, *numbers][: len(node.outputs)]
 
 
-@reference("NonMaxSuppression")
 def non_max_suppression(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return (image, class, box) of the boxes picked, int64 [picked, 3]."""
     boxes, scores, *limits = inputs

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
-from subgraph.operators.operator import shape_rule
+from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
     listed,
@@ -19,11 +19,10 @@ from subgraph.operators.requirements import (
     require_rank,
     require_shape,
     require_single,
-    requires,
 )
+from subgraph.ops.movement import reference as movement_reference
 
 
-@requires("DFT")
 def dft_operands(
     node: Node, x: Tensor, length: Tensor | None = None, axis: Tensor | None = None
 ) -> None:
@@ -41,7 +40,6 @@ def dft_operands(
         require(place < x.rank - 1, "axis is {}, that of the numbers' parts", place)
 
 
-@requires("STFT")
 def stft_operands(
     node: Node, x: Tensor, step: Tensor, window: Tensor | None = None, length: Tensor | None = None
 ) -> None:
@@ -60,7 +58,6 @@ def stft_operands(
         require_shape("window", window, (size,), "a number for each place of a frame")
 
 
-@shape_rule("STFT")
 def stft(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> list[ValueType | None]:
@@ -87,3 +84,8 @@ def stft(
         if isinstance(shape[1], int) and hop is not None:
             frames = max(0, 1 + (shape[1] - size) // hop)
     return [TensorType(signal.dtype, (shape[0], frames, results, 2))]
+
+
+# The operators of this family, each in all its versions.
+declare("DFT", requires=dft_operands)
+declare("STFT", requires=stft_operands, infer=stft, compute=movement_reference.of_single_numbers)

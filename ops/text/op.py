@@ -20,10 +20,21 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
+from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes
+from subgraph.operators.requirements import (
+    Tensor,
+    choice,
+    require,
+    require_broadcast_together,
+    require_dtype,
+    require_rank,
+    whole_number,
+)
 from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.ml.scores import prepared
+
+from .patterns import regex_full_match
 
 
 @attrs.frozen(eq=False)
@@ -80,7 +91,6 @@ def pool_of(node: Node) -> Pool:
     return Pool(places, lengths, width, weights[:width])
 
 
-@reference("TfIdfVectorizer")
 def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return how often each n-gram of the pool occurs in a row of words, or its weight."""
     given, x = attributes(node), inputs[0]
@@ -136,7 +146,6 @@ def _lengths(texts: Array) -> Array:
     return np.array([len(item) for item in texts.reshape(-1)], np.int64).reshape(texts.shape)
 
 
-@reference("StringConcat")
 def string_concat(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the texts of two arrays, which broadcast, one behind the other."""
     a, b = map(_texts, inputs)
@@ -144,7 +153,6 @@ def string_concat(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.asarray(a + b, dtype=object)]
 
 
-@reference("StringSplit")
 def string_split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the parts of each text, "" behind those of texts with fewer, and their numbers."""
     given, x = attributes(node), _texts(inputs[0])
@@ -160,7 +168,6 @@ def string_split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [found.reshape((*x.shape, width)), counts.reshape(x.shape)]
 
 
-@reference("StringNormalizer")
 def string_normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return texts without accents and stopwords, in upper or lower case; empty ones are left out.
 
@@ -199,3 +206,39 @@ def _without_accents(word: str) -> str:
     if word.isascii():
         return word
     return "".join(c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c))
+
+
+def string_concat_operands(node: Node, x: Tensor, y: Tensor) -> None:
+    """Raise ShapeError unless two tensors of strings broadcast (ONNX, 20)."""
+    require_dtype("X", x, "string")
+    require_dtype("Y", y, "string")
+    require_broadcast_together(x, y)
+
+
+def string_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input holds strings (ONNX, 20)."""
+    require_dtype("X", x, "string")
+
+
+def normalizer_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input is one row of strings (ONNX, 10)."""
+    require_dtype("X", x, "string")
+    choice(node, "case_change_action", "NONE", "LOWER", "UPPER", "NONE")
+    require_rank("X", x, 1, 2)
+    require(x.rank == 1 or x.shape[0] == 1, "X has shape {}; it is one row", list(x.shape))
+
+
+def tfidf_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the pool's numbers agree, and the input is words (ONNX, 9)."""
+    prepared(node, pool_of)
+    choice(node, "mode", "", "TF", "IDF", "TFIDF")
+    whole_number(node, "max_skip_count", least=0)
+    require_rank("X", x, 0, 1, 2)
+
+
+# The operators of this family, each in all its versions.
+declare("RegexFullMatch", requires=string_operands, compute=regex_full_match)
+declare("StringConcat", requires=string_concat_operands, compute=string_concat)
+declare("StringNormalizer", requires=normalizer_operands, compute=string_normalizer)
+declare("StringSplit", requires=string_operands, compute=string_split)
+declare("TfIdfVectorizer", requires=tfidf_operands, compute=tfidf_vectorizer)

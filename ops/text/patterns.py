@@ -19,7 +19,6 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.operators.operator import reference
 
 _Test = Callable[[str], bool]
 _MOST_STATES = 20_000
@@ -40,7 +39,6 @@ _NAMED = {
 _CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 
-@reference("RegexFullMatch")
 def regex_full_match(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return whether each text matches as a whole."""
     automaton = _automaton(str(node.attrs.get("pattern", "")))

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Dim, TensorType, ValueType
-from subgraph.operators.operator import shape_rule
+from subgraph.graph.types import (
+    Array,
+    Dim,
+    TensorType,
+    ValueType,
+)
+from subgraph.operators.operator import declare
+from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     FLOATS,
     Tensor,
@@ -19,7 +28,6 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_shape,
-    requires,
     whole_number,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
@@ -27,7 +35,6 @@ from subgraph.ops.pool.windows import MOST, require_filters, require_image, wind
 from subgraph.ops.shared.strides import product
 
 
-@requires("DeformConv")
 def deform_conv_operands(
     node: Node,
     x: Tensor,
@@ -60,7 +67,6 @@ def deform_conv_operands(
     require_shape("mask", mask, (x.shape[0], taps, *places), f"one {why}")
 
 
-@requires("Col2Im")
 def col_to_im_operands(node: Node, x: Tensor, image: Tensor, block: Tensor) -> None:
     """Raise ShapeError unless columns are the blocks of such an image (ONNX Col2Im, 18)."""
     require_rank("input", x, 3)
@@ -92,7 +98,6 @@ def col_to_im_operands(node: Node, x: Tensor, image: Tensor, block: Tensor) -> N
     require(x.shape[2] == total, "{} columns; the image has {} blocks", x.shape[2], total)
 
 
-@requires("MaxUnpool")
 def max_unpool_operands(
     node: Node, x: Tensor, indices: Tensor, output_shape: Tensor | None = None
 ) -> None:
@@ -137,7 +142,6 @@ def _require_output_shape(output_shape: Tensor | None, least: Sequence[int]) -> 
     require(fits, "output_shape is {}; windows make {}", given, list(least))
 
 
-@requires("DepthToSpace", "SpaceToDepth")
 def blocks_of_pixels_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless channels, or rows and columns, divide into blocks (1 to 13)."""
     require_rank("input", x, 4)
@@ -149,7 +153,6 @@ def blocks_of_pixels_operands(node: Node, x: Tensor) -> None:
         require(dim % parts == 0, "dimension {} of {} is no multiple of {}", dim, x, parts)
 
 
-@shape_rule("DepthToSpace", "SpaceToDepth")
 def blocks_of_pixels(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Move a square of pixels into the channels, or back."""
     x = tensor(types[0])
@@ -168,3 +171,18 @@ def _divided(dim: Dim, parts: int) -> Dim:
     if not isinstance(dim, int):
         return dim if parts == 1 else None
     return dim // parts
+
+
+def col2im(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return images of sums of windows; onnx.reference knows no batch without images."""
+    x: Array = inputs[0]
+    if x.shape[0]:
+        return standard(node, inputs)
+    one = np.zeros((1, *x.shape[1:]), x.dtype)
+    return [standard(node, [one, *inputs[1:]])[0][:0]]
+
+
+# The operators of this family, each in all its versions.
+declare("Col2Im", requires=col_to_im_operands, compute=col2im)
+declare("DepthToSpace", "SpaceToDepth", requires=blocks_of_pixels_operands, infer=blocks_of_pixels)
+declare("MaxUnpool", requires=max_unpool_operands)

@@ -17,8 +17,8 @@ from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.bodies import check_node
-from subgraph.operators.operator import scanned_inputs
-from subgraph.operators.random import is_random
+from subgraph.operators.inference import scanned_inputs
+from subgraph.operators.operator import is_random
 from subgraph.operators.shape_values import LIMIT
 from subgraph.operators.type_inference import infer_graph
 from subgraph.transform.pass_manager import apply_pass, register_pass

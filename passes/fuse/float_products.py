@@ -14,7 +14,7 @@ import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE, Shape
-from subgraph.operators.operator import infer_types
+from subgraph.operators.inference import infer_types
 from subgraph.passes._patterns import Context, dtype_of, is_op, shape_of, static_size
 from subgraph.transform.pass_manager import register_pass
 

@@ -18,8 +18,8 @@ from subgraph.graph.naming import fresh_name
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, dtype_of, numpy_dtype
 from subgraph.operators.evaluation import evaluate
-from subgraph.operators.operator import infer_types
-from subgraph.operators.random import is_random
+from subgraph.operators.inference import infer_types
+from subgraph.operators.operator import is_random
 from subgraph.partition.constants import constant_array
 from subgraph.transform.pass_manager import register_pass
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.operators.random import is_random
+from subgraph.operators.operator import is_random
 from subgraph.transform.pass_manager import register_pass
 
 _DOMAINS = frozenset({"", "ai.onnx.ml"})

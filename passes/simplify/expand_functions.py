@@ -12,9 +12,9 @@ from itertools import zip_longest
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.functions import expanded, function_of
+from subgraph.operators.inference import is_checked_in_runs
 from subgraph.operators.operator import operator_key
 from subgraph.operators.reference import function_outputs
-from subgraph.operators.requirements import is_checked_in_runs
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.transform.pass_manager import register_pass
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
-from subgraph.operators.random import may_train
+from subgraph.operators.operator import may_train
 from subgraph.transform.pass_manager import register_pass
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType
-from subgraph.operators.operator import infer_types
+from subgraph.operators.inference import infer_types
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.transform.pass_manager import register_pass
 

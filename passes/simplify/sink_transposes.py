@@ -15,7 +15,7 @@ from typing import Any
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType
-from subgraph.operators.requirements import BEYOND
+from subgraph.operators.inference import BEYOND
 from subgraph.passes._patterns import Context, is_op, produced_by, reshaped, shape_of, weight_node
 from subgraph.transform.pass_manager import register_pass
 

@@ -70,7 +70,7 @@ class ClLaunch:
 
 
 # All together: lowerings launch what other files give for kernels and primitives of the CPU.
-_FILES = Files("subgraph.ops", lambda name: name.split("_")[-1] == "opencl")
+_FILES = Files("subgraph.ops", lambda name: name.endswith((".opencl", "_opencl")))
 CL_LOWERINGS: Registry[LoweringRule] = Registry(
     "OPENCL lowering", UnsupportedOpError, _FILES.load_all
 )

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from subgraph.errors import ModelError, ShapeError
 from subgraph.graph.graph import Node
-from subgraph.operators.operator import scanned_inputs
-from subgraph.operators.requirements import check_operands
+from subgraph.operators.inference import check_operands, scanned_inputs
 
 
 def check_bodies(node: Node) -> None:

@@ -15,7 +15,7 @@ from subgraph.errors import ModelError, ShapeError
 from subgraph.graph.graph import Capture, Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import ONNX_DTYPE, Array, TensorType, ValueType, canonical_dtype, dtype_of
-from subgraph.operators.operator import infer_types
+from subgraph.operators.inference import infer_types
 from subgraph.operators.schema import Schema, describe, get_schema
 from subgraph.system.registry import nearest
 

@@ -18,7 +18,7 @@ from subgraph.errors import LimitError
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory, count_results
 from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
-from subgraph.operators.requirements import check_values
+from subgraph.operators.inference import check_values
 
 Quick = Callable[[Node, Sequence[Any]], "Array | None"]
 _COUNTED = 1 << 12  # bytes from which on a result is counted against the memory budget

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, cast
 
-import attrs
 import numpy as np
 
 from subgraph.errors import ShapeError, UnsupportedOpError
@@ -28,14 +27,12 @@ from subgraph.graph.types import (
     dtype_of,
     numpy_dtype,
 )
-from subgraph.operators.operator import REFERENCES, SHAPE_RULES, infer_types, operator_key
+from subgraph.operators.inference import BEYOND, check_operands, infer_types
+from subgraph.operators.operator import OPERATORS, Operator, find_operator, operator_key
 from subgraph.operators.reference import evaluate
-from subgraph.operators.requirements import BEYOND, check_operands
 from subgraph.operators.schema import (
     ATTRIBUTE_KINDS,
     CONTRIBUTED,
-    CUSTOM_SCHEMAS,
-    FAMILIES,
     MICROSOFT,
     Attribute,
     AttributeKind,
@@ -43,7 +40,7 @@ from subgraph.operators.schema import (
     contributed,
 )
 from subgraph.operators.shape_values import from_array, propagate, to_array
-from subgraph.system.registry import Registry, defined_at
+from subgraph.system.registry import defined_at
 
 Body = Callable[["Call"], Sequence[Value | None]]
 # The operator set of the standard that bodies are written in.
@@ -53,19 +50,13 @@ _KINDS: dict[str, AttributeKind] = {kind: kind for kind in ATTRIBUTE_KINDS}
 _KIND_OF: dict[type, AttributeKind] = {int: "int", float: "float", str: "string"}
 
 
-@attrs.frozen
-class Function:
-    """An operator and what stands for it."""
-
-    schema: Schema
-    body: Body
-
-
-FUNCTIONS: Registry[Function] = Registry("function", UnsupportedOpError, FAMILIES)
-
-
 def function(
-    op_type: str, form: str, *, domain: str = MICROSOFT, **attributes: Any
+    op_type: str,
+    form: str,
+    *,
+    domain: str = MICROSOFT,
+    requires: Callable[..., None] | None = None,
+    **attributes: Any,
 ) -> Callable[[Body], Body]:
     """Decorate the function that writes the body of an operator: `Call` in, its outputs out.
 
@@ -74,6 +65,7 @@ def function(
         form: Its inputs and outputs, ``"A, B, bias? -> C, mask?"``: ``?`` marks what may be left
             out, ``*`` the last one where it may be given many times.
         domain: Its domain.
+        requires: What its operands must satisfy, see `Operator`.
         attributes: For each attribute its default or, without one, its kind (``"float"``); with
             ``!`` behind it (``"int!"``) it has to be given.
     """
@@ -93,10 +85,9 @@ def function(
 
     def register(body: Body) -> Body:
         owner = defined_at(body)
-        FUNCTIONS.register(key, Function(schema, body), owner)
         CONTRIBUTED.register(key, schema, owner)
-        SHAPE_RULES.register(key, _infer, owner)
-        REFERENCES.register(key, _compute, owner)
+        operator = Operator(schema, _compute, _infer, requires=requires, body=body)
+        OPERATORS.register(key, operator, owner)
         return body
 
     return register
@@ -131,16 +122,22 @@ class Call:
     def __init__(
         self,
         node: Node,
-        function: Function,
+        operator: Operator,
         inputs: Sequence[Value | None],
         known: Sequence[Array | None] = (),
     ) -> None:
         """Begin; ``known`` holds the elements of inputs that are known."""
         self.node = node
-        self.inputs = [*inputs, *[None] * (len(function.schema.inputs) - len(inputs))]
+        assert isinstance(operator.schema, Schema)
+        self.inputs = [*inputs, *[None] * (len(operator.schema.inputs) - len(inputs))]
         self.nodes: list[Node] = []
-        self._schema = function.schema
+        self._schema, self._body = operator.schema, operator.body
         self._known = {v: k for v, k in zip(inputs, known, strict=False) if v is not None}
+
+    def results(self) -> list[Value | None]:
+        """Write the body, and return what stands for the node's outputs."""
+        assert self._body is not None
+        return list(self._body(self))
 
     def attribute(self, name: str) -> Any:
         """Return an attribute, or its default."""
@@ -293,13 +290,12 @@ def _held(value: Any) -> Any:
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
-def function_of(node: Node) -> Function | None:
-    """Return what stands for a node; None if it is no such operator, or a user has defined it."""
+def function_of(node: Node) -> Operator | None:
+    """Return the operator of a node if it has a body; None for others, and those of a user."""
     if not contributed(node.op_type, node.domain):
         return None
-    if (node.domain, node.op_type) in CUSTOM_SCHEMAS:
-        return None
-    return FUNCTIONS.find(operator_key(node.op_type, node.domain))
+    found = find_operator(operator_key(node.op_type, node.domain))
+    return None if found is None or found.body is None else found
 
 
 def expanded(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] | None:
@@ -319,7 +315,7 @@ def expanded(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] |
         return None
     check_operands(node, [None if value is None else value.type for value in node.inputs])
     call = Call(node, found, inputs)
-    return _all_used(call, list(found.body(call)))
+    return _all_used(call, call.results())
 
 
 def _all_used(call: Call, results: list[Value | None]) -> list[Value | None]:
@@ -336,18 +332,23 @@ def _all_used(call: Call, results: list[Value | None]) -> list[Value | None]:
     return results
 
 
+def _declared(node: Node) -> Operator:
+    """Return the operator whose body this file's functions evaluate."""
+    return OPERATORS.get(operator_key(node.op_type, node.domain))
+
+
 def _infer(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> Sequence[ValueType | None]:
     """Return the types that the body gives."""
-    found = FUNCTIONS.get(operator_key(node.op_type, node.domain))
+    found = _declared(node)
     inputs = [
         None if given is None else Value(f"input {k}", type_)
         for k, (given, type_) in enumerate(zip(node.inputs, types, strict=True))
     ]
     known = [None if v is None else from_array(v) for v in values]
     try:
-        results = found.body(Call(node, found, inputs, known))
+        results = Call(node, found, inputs, known).results()
     except UnsupportedOpError:
         return []  # said when it is to be run
     except ShapeError:
@@ -359,7 +360,7 @@ def _infer(
 
 def _compute(node: Node, given: Sequence[Any]) -> Sequence[Any]:
     """Return what the body gives."""
-    found = FUNCTIONS.get(operator_key(node.op_type, node.domain))
+    found = _declared(node)
     inputs = [
         None if array is None else Value(f"input {k}", TensorType(dtype_of(array), array.shape))
         for k, array in enumerate(given)
@@ -367,7 +368,7 @@ def _compute(node: Node, given: Sequence[Any]) -> Sequence[Any]:
     # What may be a shape has to be known for the types inside.
     elements = [None if array is None else from_array(array) for array in given]
     call = Call(node, found, inputs, elements)
-    results = _all_used(call, list(found.body(call)))
+    results = _all_used(call, call.results())
     known: dict[Value | None, Any] = {None: None, **dict(zip(inputs, given, strict=True))}
     known[None] = None
     for step in call.nodes:

@@ -1,6 +1,6 @@
 """The meaning of every operator: one node applied to values in NumPy; what REFERENCE runs.
 
-A node goes to the first of these that knows it: a correction or custom operator in `REFERENCES`,
+A node goes to the first of these that knows it: its operator's ``compute`` (`OPERATORS`),
 ``onnx.reference`` (`standard`), the function body in ONNX's schema (`expand`). Constant folding
 and the default executor call `evaluate`; what runs nested graphs (If, Loop, Scan, SequenceMap)
 is the executor.
@@ -21,8 +21,8 @@ from subgraph.errors import LimitError, ShapeError, SubgraphError, UnsupportedOp
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.limits import check_memory, count_results, size_in_bytes
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of
-from subgraph.operators.operator import REFERENCES, infer_types, operator_key
-from subgraph.operators.requirements import BEYOND, check_values
+from subgraph.operators.inference import BEYOND, check_values, infer_types
+from subgraph.operators.operator import find_operator, operator_key
 from subgraph.operators.schema import find_schema, newest_opset
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
@@ -46,7 +46,8 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
         LimitError: the outputs do not fit into the memory budget.
     """
     given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
-    compute = REFERENCES.find(operator_key(node.op_type, node.domain))
+    operator = find_operator(operator_key(node.op_type, node.domain))
+    compute = None if operator is None else operator.compute
     try:
         check_values(node, given)
         _refuse_huge(node, given)

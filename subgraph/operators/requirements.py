@@ -1,56 +1,34 @@
 """Requirements: what an operator's operands and attributes must satisfy, declared once an operator.
 
-A family's file in ``ops/`` declares them beside its shape rules, as one function an operator:
+A family's ``op.py`` names them in its declarations, as one function an operator:
 
-    @requires("Gather")
     def gather_operands(node: Node, x: Tensor, indices: Tensor) -> None:
         axis = require_axis(node, x.rank)
         ...
 
-`check_operands` is the gate in front of everything that computes: type inference (at load and when
-a plan is made for concrete sizes, nodes inside fused nodes included) and the reference both go
-through it, so that no kernel sees the address of an operand whose sizes nobody has compared.
+    declare("Gather", requires=gather_operands, ...)
+
+The function is called with the node and its operands in order, each a `Tensor`, or None where an
+optional one is omitted. It raises `ShapeError` (by `require`) for what does not fit. It is called
+when every operand's rank is known, so a size may be unknown, but no shape. An operand that it does
+not look at has a name that begins with an underscore. One that is annotated as a `ValueType` (or
+`Operand`) may be a sequence, an optional or a map, and comes as its type; else these are errors.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import numpy as np
 
-from subgraph.errors import ShapeError, UnsupportedOpError
-from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import (
-    Array,
-    MapType,
-    SequenceType,
-    TensorType,
-    ValueType,
-    dtype_of,
-)
-from subgraph.operators.schema import FAMILIES
-from subgraph.system.registry import Registry, defined_at
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
-# Attributes of ONNX's operators for which the standard says what 0 and 1 mean, and nothing else:
-# runtimes differ in what they take other numbers for.
-SWITCHES = frozenset(
-    {
-        *("align_corners", "allowzero", "antialias", "broadcast", "ceil_mode", "center_point_box"),
-        *("count_include_pad", "detect_negative", "detect_positive", "exclude_outside"),
-        *("exclusive", "fmod", "input_forget", "interleaved", "inverse", "is_case_sensitive"),
-        *("is_causal", "is_test", "keepdims", "largest", "layout", "linear_before_reset"),
-        *("new_axis", "noop_with_empty_axes", "onesided", "output_sequence", "periodic"),
-        *("reverse", "saturate", "select_last_index", "sorted", "spatial", "storage_order"),
-        *("training_mode", "transA", "transB", "upper"),
-    }
-)
-_OWN = "subgraph."
-_F = TypeVar("_F", bound=Callable[..., None])
 
 
 class _AnySize:
@@ -117,8 +95,6 @@ class Tensor:
 
 
 _ONLY_TENSORS = frozenset({Tensor})
-# Note of a node that stands in a function's body: what it requires beyond its operator.
-BEYOND = "subgraph.requires"
 # (node, one operand for each input of the schema; None where one is omitted) -> None
 Requirement = Callable[..., None]
 
@@ -169,35 +145,7 @@ class Rule:
         self.function(node, *operands)
 
 
-REQUIREMENTS: Registry[Rule] = Registry("requirement", UnsupportedOpError, FAMILIES)
-
-
-def requires(*op_types: str, domain: str = "", sequences: bool = False) -> Callable[[_F], _F]:
-    """Decorate the function that says what the operands of these operators must satisfy.
-
-    The function is called with the node and its operands in order, each a `Tensor`, or None where
-    an optional one is omitted. It raises `ShapeError` (by `require`) for what does not fit. It is
-    called when every operand's rank is known, so a size may be unknown, but no shape. An operand
-    that it does not look at has a name that begins with an underscore.
-
-    Args:
-        *op_types: Names of operators, of all their versions.
-        domain: Their domain.
-        sequences: Whether operands that are no tensors (sequences, optionals, maps) are handed
-            to the function as their `ValueType`; otherwise they are an error.
-    """
-
-    def register(function: _F) -> _F:
-        rule = made_rule(function, sequences=sequences)
-        for op_type in op_types:
-            key = f"{domain}::{op_type}" if domain else op_type
-            REQUIREMENTS.register(key, rule, defined_at(function))
-        return function
-
-    return register
-
-
-def made_rule(function: Requirement, *, sequences: bool = False) -> Rule:
+def made_rule(function: Requirement) -> Rule:
     """Return a requirement's function with the number of operands that its signature takes."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -206,117 +154,9 @@ def made_rule(function: Requirement, *, sequences: bool = False) -> Rule:
     many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     most = None if many else len(parameters)
     unused = frozenset(k for k, p in enumerate(positional) if p.name.startswith("_"))
+    kinds = [str(p.annotation) for p in parameters if p.annotation is not p.empty]
+    sequences = any("ValueType" in kind or "Operand" in kind for kind in kinds)
     return Rule(function, tuple(needed), len(least), most, sequences, unused)
-
-
-def check_operands(
-    node: Node,
-    types: Sequence[ValueType | None],
-    values: Sequence[Array | None] = (),
-) -> None:
-    """Check the operands of a node against what its operator requires.
-
-    Args:
-        node: The node; one whose operator has no requirement passes.
-        types: Types of its inputs, None for one that is omitted or not known.
-        values: Elements of its inputs, as far as they are known.
-
-    Raises:
-        ShapeError: they do not fit; the message says which operand, and both sizes.
-    """
-    _check_switches(node)
-    rules = _rules_of(node)
-    if not rules:
-        return
-    operands: list[Any] = []
-    for k, (type_, known) in enumerate(zip_longest(types, values[: len(types)])):
-        if isinstance(type_, TensorType):
-            shape: Any = type_.shape
-            if shape is None:
-                return
-            if not type_.is_static:
-                shape = tuple(dim if isinstance(dim, int) else ANY_SIZE for dim in shape)
-            operands.append(Tensor(type_.dtype, shape, known))
-        elif type_ is None and k < len(node.inputs) and node.inputs[k] is not None:
-            return  # not known yet
-        else:
-            operands.append(type_)
-    for rule in rules:
-        rule.check(node, operands)
-
-
-def check_values(node: Node, values: Sequence[Any]) -> None:
-    """Check the values that a node is about to be computed from, as `check_operands`.
-
-    Args:
-        node: The node.
-        values: Arrays, lists for sequences, dicts for maps, None where an input is omitted.
-
-    Raises:
-        ShapeError: they do not fit.
-    """
-    _check_switches(node)
-    rules = _rules_of(node)
-    if not rules:
-        return
-    operands: list[Any] = []
-    for value in values:
-        if isinstance(value, np.ndarray):
-            array: Array = value  # pyright: ignore[reportUnknownVariableType]
-            operands.append(Tensor(dtype_of(array), array.shape, array))
-        elif isinstance(value, list):
-            operands.append(SequenceType(None))
-        elif value is None:
-            operands.append(None)
-        elif isinstance(value, dict):
-            operands.append(MapType("int64"))
-        else:
-            return  # sparse tensors: no kernel takes them
-    for rule in rules:
-        rule.check(node, operands)
-
-
-def _check_switches(node: Node) -> None:
-    # Forms of the standard's operators that passes write ("subgraph.cpu") keep its attributes.
-    if SWITCHES.isdisjoint(node.attrs) or not (not node.domain or node.domain.startswith(_OWN)):
-        return
-    for name in node.attrs:
-        if name in SWITCHES and node.attrs[name] not in (0, 1):
-            raise ShapeError(f"attribute {name} is {node.attrs[name]}; it must be 0 or 1")
-
-
-def is_checked_in_runs(node: Node) -> bool:
-    """Return whether the node's requirement is to be checked again with the sizes of a run.
-
-    It is not where its operator has none, or where it looks at nothing but weights.
-    """
-    return any(
-        value is not None
-        and value.parameter is None
-        and (k not in rule.unused or not _ranked(value))
-        for rule in _rules_of(node)
-        for k, value in enumerate(node.inputs)
-    )
-
-
-def _ranked(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.shape is not None
-
-
-def has_requirement(node: Node) -> bool:
-    """Return whether the node's operator declares what its operands must satisfy."""
-    return bool(_rules_of(node))
-
-
-def _rules_of(node: Node) -> list[Rule]:
-    """Return the rule of a node's operator, and what the body it stands in requires of it."""
-    key = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    rule = REQUIREMENTS.find(key, named_only=True)
-    found = [] if rule is None else [rule]
-    if node.metadata and BEYOND in node.metadata:
-        beyond = REQUIREMENTS.find(f"body::{node.metadata[BEYOND]}", named_only=True)
-        found += [] if beyond is None else [beyond]
-    return found
 
 
 def require(condition: bool, message: str, *values: object) -> None:

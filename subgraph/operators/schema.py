@@ -1,8 +1,8 @@
 """Schemas: what an operator's inputs, outputs and attributes are, in every version.
 
 The standard's operators come from ``onnx.defs``, by way of the user's cache folder while that is
-not imported; a custom operator (`subgraph.op.Operator`) brings its own, and so do those that
-runtimes have added (`subgraph.operators.functions`). Looked up once per operator and version.
+not imported; a custom operator (`subgraph.operators.operator.Operator`) brings its own, and so do
+those that runtimes have added (`subgraph.operators.functions`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from subgraph.operators.schema_types import canonical_domain as canonical_domain
 from subgraph.operators.schema_types import from_onnx, newest_of_package
 from subgraph.system.registry import Files, Registry, nearest
 
-# Custom operators by (domain, name); filled by subgraph.op.register_operator.
+# Custom operators by (domain, name); filled by subgraph.operators.operator.register_operator.
 CUSTOM_SCHEMAS: dict[tuple[str, str], Schema] = {}
 
-# The files of ``ops/``; those of one device (`cpu`, `opencl_code`, `row_kernels`) load with it.
-_DEVICES = frozenset(("cpu", "opencl", "kernels"))
-FAMILIES = Files("subgraph.ops", lambda name: _DEVICES.isdisjoint(name.split("_")))
+
+def _declares(module: str) -> bool:
+    return module.endswith(".op") or ".contrib." in module
+
+
+# The files of ``ops/`` that declare operators.
+FAMILIES = Files("subgraph.ops", _declares)
 # Operators of other runtimes by their key; filled by subgraph.operators.functions.function.
 CONTRIBUTED: Registry[Schema] = Registry("operator", UnsupportedOpError, FAMILIES)
 MICROSOFT = "com.microsoft"

@@ -24,8 +24,8 @@ from subgraph.graph.types import (
     ValueType,
 )
 from subgraph.operators.bodies import check_node
+from subgraph.operators.inference import infer_types, scanned_inputs
 from subgraph.operators.op_checks import output_types
-from subgraph.operators.operator import infer_types, scanned_inputs
 from subgraph.operators.shape_values import dims_of, from_array, propagate, to_array
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
 

@@ -17,7 +17,7 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
 from subgraph.operators.evaluation import evaluate
-from subgraph.operators.random import is_random
+from subgraph.operators.operator import is_random
 
 _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
 # The operand that is a shape: an initializer there is a constant, since types follow from it.

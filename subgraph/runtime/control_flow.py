@@ -16,8 +16,7 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import check_memory, memory_limit
 from subgraph.graph.types import Array, SequenceType, TensorType, dtype_of, numpy_dtype
 from subgraph.operators.bodies import check_bodies
-from subgraph.operators.operator import scanned_inputs
-from subgraph.operators.requirements import check_values
+from subgraph.operators.inference import check_values, scanned_inputs
 from subgraph.operators.subgraph_op import RunIterations, Wiring
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]

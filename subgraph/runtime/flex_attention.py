@@ -13,7 +13,7 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
-from subgraph.operators.requirements import check_values
+from subgraph.operators.inference import check_values
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 

@@ -165,7 +165,7 @@ class _Chain:
         version: int,
         attributes: Mapping[str, Any] | None = None,
     ) -> Value:
-        from subgraph.operators.operator import infer_types
+        from subgraph.operators.inference import infer_types
 
         name = f"{self._name}.{op_type.lower()}"
         node = Node(op_type, inputs, name=name, version=version, attrs=attributes)

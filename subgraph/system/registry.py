@@ -29,7 +29,7 @@ class Files:
     """The files of a package and its folders that register names, each loaded once, when needed."""
 
     def __init__(self, package: str, keep: Callable[[str], bool]) -> None:
-        """Name the folder; ``keep`` says of each file's name whether it is one of them."""
+        """Name the folder; ``keep`` says of a module's full name whether it is one of them."""
         self._package = package
         self._keep = keep
         self._waiting: dict[str, bytes] | None = None
@@ -69,7 +69,7 @@ def _sources(package: str, keep: Callable[[str], bool]) -> Iterator[tuple[str, b
         name = f"{package}.{info.name}"
         if info.ispkg:
             yield from _sources(name, keep)
-        elif keep(info.name):
+        elif keep(name):
             yield name, _source(info)
 
 

@@ -33,7 +33,7 @@ PassLike = str | Pass | type[Any] | Sequence["PassLike"]
 _P = TypeVar("_P", bound=Callable[..., Any])
 
 PASSES: Registry[Pass] = Registry(
-    "pass", PassError, Files("subgraph.passes", lambda name: not name.startswith("_"))
+    "pass", PassError, Files("subgraph.passes", lambda name: "._" not in name)
 )
 _names: dict[Any, str] = {}
 

@@ -18,7 +18,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner.lowering import LOWERINGS
 from subgraph.operators import schema, schema_cache
-from subgraph.operators.operator import REFERENCES, SHAPE_RULES
+from subgraph.operators.operator import OPERATORS
 from subgraph.operators.protobuf import tensor_from_proto
 from subgraph.system.folders import cache_folder
 from subgraph.system.registry import Files, Registry
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry
 
 
 def _is_shown(name: str) -> bool:
-    return not name.startswith("_")
+    return "._" not in name
 
 
 def loaded() -> list[str]:
@@ -92,7 +92,7 @@ def test_a_name_of_two_owners_is_found_when_it_is_used(folder: Registry[str]) ->
         folder.get("One")
 
 
-@pytest.mark.parametrize("registry", [SHAPE_RULES, REFERENCES, LOWERINGS, PASSES])
+@pytest.mark.parametrize("registry", [OPERATORS, LOWERINGS, PASSES])
 def test_no_name_has_two_owners(registry: Registry[Any]) -> None:
     """A process that loads few files would not notice."""
     assert len(registry.names()) > 10

@@ -13,8 +13,9 @@ from subgraph import ops
 from subgraph.errors import ShapeError, SubgraphError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import TensorType, ValueType
+from subgraph.operators.inference import infer_types
 from subgraph.operators.onnx_inference import infer_node
-from subgraph.operators.operator import SHAPE_RULES, infer_types
+from subgraph.operators.operator import find_operator
 
 PARTS = 4
 
@@ -44,7 +45,8 @@ def says_enough(theirs: ValueType | None, ours: ValueType | None) -> bool:
 
 def compare(node: Node) -> bool:
     """Compare one node; return whether we have a rule for it and onnx an answer."""
-    if node.domain or node.bodies or SHAPE_RULES.find(node.op_type) is None:
+    operator = find_operator(node.op_type)
+    if node.domain or node.bodies or operator is None or operator.infer is None:
         return False
     types = [None if v is None else v.type for v in node.inputs]
     values = [None if v is None or v.parameter is None else v.parameter.array for v in node.inputs]

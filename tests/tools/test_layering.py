@@ -60,7 +60,6 @@ ORDER = [
     "ops.signal",
     "ops.ml",
     "ops.text",
-    "ops.sequence",
     "ops.misc",
     "ops.control_flow",
     "ops.fused",

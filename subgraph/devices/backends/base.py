@@ -25,7 +25,7 @@ from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
-from subgraph.operators.random import is_random
+from subgraph.operators.operator import is_random
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, Session, SubgraphOp, fill_outputs
 from subgraph.partition.replace import Cutter
 from subgraph.partition.selector import Reject

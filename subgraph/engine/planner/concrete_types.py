@@ -13,7 +13,7 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, ValueType, numpy_dtype
-from subgraph.operators.operator import infer_types
+from subgraph.operators.inference import infer_types
 from subgraph.operators.shape_values import from_array, propagate, to_array
 
 # Integer weights up to this size may be shapes, axes, paddings: plans depend on their content.

@@ -252,7 +252,7 @@ class LoweringRule:
 LOWERINGS: Registry[LoweringRule] = Registry(
     "CPU lowering",
     UnsupportedOpError,
-    Files("subgraph.ops", lambda name: name.split("_")[-1] == "cpu"),
+    Files("subgraph.ops", lambda name: name.endswith((".cpu", "_cpu"))),
 )
 
 

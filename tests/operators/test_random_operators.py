@@ -9,7 +9,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.operators.random import is_random
+from subgraph.operators.operator import is_random
 from subgraph.passes import apply_pass
 from tests.tools.test_single_definitions import literals, sources
 
@@ -69,4 +69,4 @@ def test_random_operators_are_listed_once() -> None:
             names = {"RandomNormal", "Bernoulli", "Multinomial"}
             if isinstance(node, (ast.Set, ast.List, ast.Tuple)) and names <= set(literals(node)):
                 sets.append(path)
-    assert set(sets) == {"subgraph/operators/random.py"}
+    assert set(sets) == {"subgraph/operators/operator.py"}

@@ -1,0 +1,16 @@
+"""Gemm for the reference: the forms before opset 7."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from subgraph.graph.graph import Node
+from subgraph.operators.reference import standard, variant
+
+
+def gemm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return alpha A B + beta C; C always broadcasts, as it does since opset 7."""
+    if 0 < node.version < 7:
+        return standard(variant(node, version=7, drop=("broadcast",)), inputs)
+    return standard(node, inputs)

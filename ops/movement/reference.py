@@ -1,0 +1,205 @@
+"""Movement of data for the reference: where onnx.reference lacks a form of the standard or errs.
+
+Operators of opset 1 had as attributes what are inputs today.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import (
+    Array,
+    numpy_dtype,
+)
+from subgraph.operators.reference import attributes, standard, variant
+from subgraph.operators.shape_values import slice_range
+from subgraph.ops.shared.strides import normal_axis
+
+
+def reshape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input in another shape; opset 1 has the shape as an attribute."""
+    if node.version == 1:
+        shape = np.array(node.attrs.get("shape", ()), np.int64)
+        return standard(variant(node, version=5, drop=tuple(node.attrs)), [inputs[0], shape])
+    return standard(node, inputs)
+
+
+def split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the parts along an axis; opset 1 may have their lengths as its second input.
+
+    onnx.reference does not look whether the lengths fit.
+    """
+    axis = int(node.attrs.get("axis", 0))
+    x = inputs[0]
+    lengths = inputs[1] if len(inputs) > 1 else None
+    if lengths is None and "split" in node.attrs:
+        lengths = np.array(node.attrs["split"])
+    if not -x.ndim <= axis < x.ndim:
+        raise ShapeError(f"axis {axis} is out of range for {x.ndim} dimensions")
+    if lengths is None:
+        count = int(node.attrs.get("num_outputs", len(node.outputs)))
+        chunk = -(-x.shape[axis] // count)
+        lengths = np.minimum(chunk, np.maximum(x.shape[axis] - chunk * np.arange(count), 0))
+    if (lengths < 0).any() or int(lengths.sum()) != x.shape[axis]:
+        raise ShapeError(f"lengths {lengths.tolist()} do not add up to {x.shape[axis]}")
+    return np.split(x, np.cumsum(lengths)[:-1], axis=axis)
+
+
+def tile(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input repeated; opset 1 repeats it along one axis."""
+    x, repeats = inputs[:2]
+    if node.version == 1:
+        axis = int(inputs[2].reshape(()))
+        counts = np.ones(x.ndim, np.int64)
+        counts[axis] = int(repeats.reshape(()))
+        repeats = counts
+    if len(repeats) != x.ndim or (repeats < 0).any():
+        raise ShapeError(f"repeats {repeats.tolist()} do not fit {x.ndim} dimensions")
+    return [np.tile(x, repeats)]
+
+
+def concat(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the inputs joined; opset 1 has a default axis, 1."""
+    axis = int(node.attrs.get("axis", 1))
+    return [np.concatenate(list(inputs), axis=axis)]
+
+
+def constant(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the constant; a sparse one is made dense, as Constant's output type says."""
+    from subgraph.operators.protobuf import SparseTensor
+
+    sparse = node.attrs.get("sparse_value")
+    if isinstance(sparse, SparseTensor):
+        return [_dense(sparse.values, sparse.indices, sparse.shape)]
+    for name, dtype in (("value_int", "int64"), ("value_ints", "int64")):
+        if name in node.attrs:
+            return [np.array(node.attrs[name], numpy_dtype(dtype))]
+    for name, dtype in (("value_float", "float32"), ("value_floats", "float32")):
+        if name in node.attrs:
+            return [np.array(node.attrs[name], numpy_dtype(dtype))]
+    for name in ("value_string", "value_strings"):
+        if name in node.attrs:
+            return [np.array(node.attrs[name], object)]
+    return [np.asarray(node.attrs["value"])]
+
+
+def _dense(values: Array, indices: Array, shape: tuple[int, ...]) -> Array:
+    dense = np.zeros(shape, values.dtype)
+    if indices.ndim == 1:
+        dense.reshape(-1)[indices] = values
+    else:
+        dense[tuple(indices.T)] = values
+    return dense
+
+
+def flatten(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return a matrix: the axes before ``axis``, and the rest; of empty tensors, too."""
+    x: Array = inputs[0]
+    axis = int(node.attrs.get("axis", 1))
+    if not -x.ndim <= axis <= x.ndim:
+        raise ShapeError(f"axis {axis} is out of range for {x.ndim} dimensions")
+    axis += x.ndim if axis < 0 else 0
+    return [x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))]
+
+
+def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the sizes from ``start`` to ``end``, counted from the back where they are negative.
+
+    What lies before the first dimension or behind the last is brought to it, as in Python's slices.
+    """
+    sizes = np.shape(inputs[0])[node.attrs.get("start", 0) : node.attrs.get("end")]
+    return [np.array(sizes, np.int64)]
+
+
+def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Take single numbers (axes, k, frame_step, frame_length) as scalars and as lists of one."""
+    given = list(inputs)
+    for k in range(1, len(given)):
+        if given[k] is not None and given[k].dtype.kind in "iu" and given[k].size == 1:
+            given[k] = given[k].reshape(() if node.op_type == "STFT" else (1,))
+    return standard(node, given)
+
+
+def trilu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Keep the upper or lower triangle; NumPy takes no diagonal of 64 bits."""
+    x, k = inputs[0], 0 if len(inputs) < 2 or inputs[1] is None else int(inputs[1].reshape(()))
+    most = sum(x.shape[-2:])
+    keep = np.triu if node.attrs.get("upper", 1) else np.tril
+    return [keep(x, min(max(k, -most), most))]
+
+
+def pad(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input with values before and after each axis; negative pads take some away."""
+    x, pads, value, axes = _pad_arguments(node, inputs)
+    mode = str(attributes(node).get("mode") or "constant")
+    if len(pads) != 2 * len(axes):
+        raise ShapeError(f"{len(pads)} pads do not fit {len(axes)} axes")
+    before, after = [0] * x.ndim, [0] * x.ndim
+    for k, axis in enumerate(axes):
+        if not -x.ndim <= axis < x.ndim:
+            raise ShapeError(f"axis {axis} is out of range for {x.ndim} dimensions")
+        before[axis], after[axis] = int(pads[k]), int(pads[k + len(axes)])
+    if mode == "constant":
+        return [_pad_constant(x, before, after, x.dtype.type(0) if value is None else value)]
+    crop = [
+        slice(max(-b, 0), size - max(-a, 0))
+        for b, a, size in zip(before, after, x.shape, strict=True)
+    ]
+    x = x[tuple(crop)]
+    widths = [(max(b, 0), max(a, 0)) for b, a in zip(before, after, strict=True)]
+    if mode not in ("reflect", "edge", "wrap"):
+        raise ShapeError(f"mode {mode!r} is not constant, reflect, edge or wrap")
+    pad: Any = np.pad
+    return [pad(x, widths, mode=mode)]
+
+
+def _pad_constant(x: Array, before: Sequence[int], after: Sequence[int], fill: Any) -> Array:
+    """Return ``fill`` around the elements; what negative pads cut off may be more than there is."""
+    ends = list(zip(before, after, x.shape, strict=True))
+    shape = [size + b + a for b, a, size in ends]
+    if any(size < 0 for size in shape):
+        raise ShapeError(f"pads {list(before)} and {list(after)} cut more than {list(x.shape)} off")
+    result: Array = np.full(shape, fill, x.dtype)
+    inside = tuple(slice(max(b, 0), max(b + size + min(a, 0), 0)) for b, a, size in ends)
+    taken = tuple(slice(max(-b, 0), max(size - max(-a, 0), 0)) for b, a, size in ends)
+    if all(size > 0 for size in x[taken].shape):
+        result[inside] = x[taken]
+    return result
+
+
+def _pad_arguments(
+    node: Node, inputs: Sequence[Any]
+) -> tuple[Array, Sequence[int], Any, Sequence[int]]:
+    x: Array = inputs[0]
+    every = tuple(range(x.ndim))
+    if node.version and node.version < 11:
+        pads = node.attrs.get("pads") or node.attrs.get("paddings") or ()
+        return x, pads, node.attrs.get("value", 0.0), every
+    value = inputs[2] if len(inputs) > 2 else None
+    if value is not None:
+        value = np.asarray(value).reshape(-1)[0]
+    axes = every
+    if len(inputs) > 3 and inputs[3] is not None:
+        axes = tuple(int(axis) for axis in inputs[3])
+    return x, inputs[1].reshape(-1).tolist(), value, axes
+
+
+def sliced(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Slice; onnx.reference takes nothing where a start lies before an axis walked backwards."""
+    if len(inputs) < 5 or inputs[4] is None or np.all(inputs[4] > 0):
+        return standard(node, inputs)
+    x: Array = inputs[0]
+    starts, ends, steps = (np.asarray(inputs[k]).reshape(-1).tolist() for k in (1, 2, 4))
+    axes = range(len(starts)) if inputs[3] is None else inputs[3].reshape(-1).tolist()
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        axis = normal_axis(axis, x.ndim)
+        taken = slice_range(x.shape[axis], start, end, step)
+        cut = slice(taken.start, None if taken.stop < 0 else taken.stop, step)
+        x = x[(*(slice(None),) * axis, cut if taken else slice(0))]
+    return [x]

@@ -1,0 +1,220 @@
+"""What one node takes and gives: its operands against its operator's requirement, output types.
+
+`check_operands` and `check_values` are the gate in front of everything that computes: type
+inference (at load and when a plan is made for concrete sizes, nodes inside fused nodes included)
+and the reference go through it, so that no kernel sees the address of an operand whose sizes nobody
+has compared. Types of outputs are those of the operator's ``infer``, or else the onnx package's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ModelError, ShapeError, SubgraphError
+from subgraph.graph.graph import Node, Value
+from subgraph.graph.types import Array, MapType, SequenceType, TensorType, ValueType, dtype_of
+from subgraph.operators.op_checks import output_types, region_types
+from subgraph.operators.operator import find_operator, operator_key
+from subgraph.operators.requirements import ANY_SIZE, Rule, Tensor
+
+# Attributes of ONNX's operators for which the standard says what 0 and 1 mean, and nothing else:
+# runtimes differ in what they take other numbers for.
+SWITCHES = frozenset(
+    {
+        *("align_corners", "allowzero", "antialias", "broadcast", "ceil_mode", "center_point_box"),
+        *("count_include_pad", "detect_negative", "detect_positive", "exclude_outside"),
+        *("exclusive", "fmod", "input_forget", "interleaved", "inverse", "is_case_sensitive"),
+        *("is_causal", "is_test", "keepdims", "largest", "layout", "linear_before_reset"),
+        *("new_axis", "noop_with_empty_axes", "onesided", "output_sequence", "periodic"),
+        *("reverse", "saturate", "select_last_index", "sorted", "spatial", "storage_order"),
+        *("training_mode", "transA", "transB", "upper"),
+    }
+)
+_OWN = "subgraph."
+# Note of a node that stands in a function's body: what it requires beyond its operator, declared
+# under that name in the domain "body".
+BEYOND = "subgraph.requires"
+
+
+def check_operands(
+    node: Node,
+    types: Sequence[ValueType | None],
+    values: Sequence[Array | None] = (),
+) -> None:
+    """Check the operands of a node against what its operator requires.
+
+    Args:
+        node: The node; one whose operator has no requirement passes.
+        types: Types of its inputs, None for one that is omitted or not known.
+        values: Elements of its inputs, as far as they are known.
+
+    Raises:
+        ShapeError: they do not fit; the message says which operand, and both sizes.
+    """
+    _check_switches(node)
+    rules = _rules_of(node)
+    if not rules:
+        return
+    operands: list[Any] = []
+    for k, (type_, known) in enumerate(zip_longest(types, values[: len(types)])):
+        if isinstance(type_, TensorType):
+            shape: Any = type_.shape
+            if shape is None:
+                return
+            if not type_.is_static:
+                shape = tuple(dim if isinstance(dim, int) else ANY_SIZE for dim in shape)
+            operands.append(Tensor(type_.dtype, shape, known))
+        elif type_ is None and k < len(node.inputs) and node.inputs[k] is not None:
+            return  # not known yet
+        else:
+            operands.append(type_)
+    for rule in rules:
+        rule.check(node, operands)
+
+
+def check_values(node: Node, values: Sequence[Any]) -> None:
+    """Check the values that a node is about to be computed from, as `check_operands`.
+
+    Args:
+        node: The node.
+        values: Arrays, lists for sequences, dicts for maps, None where an input is omitted.
+
+    Raises:
+        ShapeError: they do not fit.
+    """
+    _check_switches(node)
+    rules = _rules_of(node)
+    if not rules:
+        return
+    operands: list[Any] = []
+    for value in values:
+        if isinstance(value, np.ndarray):
+            array: Array = value  # pyright: ignore[reportUnknownVariableType]
+            operands.append(Tensor(dtype_of(array), array.shape, array))
+        elif isinstance(value, list):
+            operands.append(SequenceType(None))
+        elif value is None:
+            operands.append(None)
+        elif isinstance(value, dict):
+            operands.append(MapType("int64"))
+        else:
+            return  # sparse tensors: no kernel takes them
+    for rule in rules:
+        rule.check(node, operands)
+
+
+def _check_switches(node: Node) -> None:
+    # Forms of the standard's operators that passes write ("subgraph.cpu") keep its attributes.
+    if SWITCHES.isdisjoint(node.attrs) or not (not node.domain or node.domain.startswith(_OWN)):
+        return
+    for name in node.attrs:
+        if name in SWITCHES and node.attrs[name] not in (0, 1):
+            raise ShapeError(f"attribute {name} is {node.attrs[name]}; it must be 0 or 1")
+
+
+def is_checked_in_runs(node: Node) -> bool:
+    """Return whether the node's requirement is to be checked again with the sizes of a run.
+
+    It is not where its operator has none, or where it looks at nothing but weights.
+    """
+    return any(
+        value is not None
+        and value.parameter is None
+        and (k not in rule.unused or not _ranked(value))
+        for rule in _rules_of(node)
+        for k, value in enumerate(node.inputs)
+    )
+
+
+def _ranked(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.shape is not None
+
+
+def has_requirement(node: Node) -> bool:
+    """Return whether the node's operator declares what its operands must satisfy."""
+    return bool(_rules_of(node))
+
+
+def _rules_of(node: Node) -> list[Rule]:
+    """Return the rule of a node's operator, and what the body it stands in requires of it."""
+    operator = find_operator(operator_key(node.op_type, node.domain))
+    found = [] if operator is None or operator.rule is None else [operator.rule]
+    if node.metadata and BEYOND in node.metadata:
+        beyond = find_operator(operator_key(str(node.metadata[BEYOND]), "body"))
+        found += [] if beyond is None or beyond.rule is None else [beyond.rule]
+    return found
+
+
+def infer_types(
+    node: Node,
+    input_types: Sequence[ValueType | None],
+    input_values: Sequence[Array | None] = (),
+) -> list[ValueType | None]:
+    """Return the types of the node's outputs for these types (and known values) of its inputs.
+
+    Raises:
+        ShapeError: the input types do not fit the operator.
+    """
+    unknown: list[ValueType | None] = [None] * len(node.outputs)
+    if node.subgraph is not None:
+        if node.op is not None:
+            return output_types(node.op, input_types)
+        return region_types(node.subgraph, input_types)
+    values = list(input_values) or [None] * len(input_types)
+    operator = find_operator(operator_key(node.op_type, node.domain))
+    rule = None if operator is None else operator.infer
+    try:
+        check_operands(node, input_types, values)
+        if rule is None:
+            return infer_by_onnx(node, input_types, values)
+        found = list(rule(node, input_types, values))
+    except SubgraphError as error:
+        if not isinstance(error, ShapeError) or str(error).startswith("node "):
+            raise
+        raise _misfit(node, input_types, error) from error
+    except Exception as error:
+        raise _misfit(node, input_types, error) from error
+    return (found + unknown)[: len(node.outputs)]
+
+
+def _misfit(node: Node, types: Sequence[ValueType | None], error: Exception) -> ShapeError:
+    shown = ", ".join("-" if t is None else str(t) for t in types)
+    where = f"node {node.name!r} ({node.op_type})" if node.name else node.op_type
+    origin = (node.metadata or {}).get("origin")
+    if origin:
+        where += f", made of node {origin!r}"
+    return ShapeError(f"{where}: inputs ({shown}) do not fit: {error}")
+
+
+def infer_by_onnx(
+    node: Node, input_types: Sequence[ValueType | None], input_values: Sequence[Array | None]
+) -> list[ValueType | None]:
+    """Return the output types that onnx infers, for operators without a rule of ours."""
+    from subgraph.operators.onnx_inference import infer_node
+    from subgraph.operators.shape_values import settled
+
+    values = [
+        settled(value, type_.dtype)
+        if value is not None and isinstance(type_, TensorType)
+        else value
+        for value, type_ in zip(input_values, input_types, strict=True)
+    ]
+    return infer_node(node, input_types, values)
+
+
+def scanned_inputs(node: Node, given: int) -> int:
+    """Return how many of a Scan's ``given`` states and inputs are scanned.
+
+    Raises:
+        ModelError: its attribute says more than it has, or none.
+    """
+    count = int(node.attrs["num_scan_inputs"])
+    if not 0 < count <= given:
+        raise ModelError(
+            f"node {node.name!r} (Scan): num_scan_inputs is {count}; it has {given} inputs"
+        )
+    return count
