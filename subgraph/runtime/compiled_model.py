@@ -1,7 +1,7 @@
 """Compiled models: a graph with subgraph nodes that is ready to run, and its requests.
 
-``model(inputs)`` borrows an idle runner, so calls from many threads run side by side. A run sees
-one `Snapshot` of all parameters, taken anew only when some parameter of the process has changed.
+``model(inputs)`` takes an idle runner, so calls from several threads run at the same time. A run
+reads one `Snapshot` of all parameters. A new one is taken when a parameter of the process changed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from subgraph.weights.cache import StoredWeights
 
 _log = logging.getLogger("subgraph")
 
-# A runner, how it runs as a whole, and how it does the same again.
+# A runner, a callable for its whole run, and one that repeats its last run (`Runner.repeat`).
 _Idle = tuple[Runner, Callable[[Sequence[Any]], Any], Repeat | None]
 _export_model: Hook[[CompiledModel, str | PathLike[str] | IO[bytes]], None] = Hook("export a model")
 
@@ -59,18 +59,18 @@ class FindsDevices(Protocol):
 
 
 class CompiledModel:
-    """A model ready to run; immutable but for its parameters, safe to use from many threads.
+    """A model ready to run; immutable except for its parameters, safe to use from many threads.
 
     Attributes:
         graph: The graph that runs: subgraph nodes, and plain nodes for the reference device.
         device: The device string that it was compiled for.
         options: The device's options that it was compiled with.
-        parameters: All parameters by name; assign to one and later calls use the new array.
-        inputs: Ports of the inputs; those with a default may be left out.
+        parameters: All parameters by name. After an assignment to one, calls use the new array.
+        inputs: Ports of the inputs; those with a default may be omitted.
         outputs: Ports of the outputs.
-        stored: Weights that came from an exported file, kept for the ops that take them up.
+        stored: Weights from an exported file, for the ops that use them.
         metrics: Read-only properties beside the standard ones.
-        pipeline: Where asynchronous runs take turns.
+        pipeline: Steps of each device, as passed.
         configs: Configuration by device.
     """
 
@@ -94,14 +94,17 @@ class CompiledModel:
             graph: The graph; subgraph nodes run by their ops, all others by the reference.
             device: Name of the device that compiled it.
             options: The options it was compiled with.
-            requests: How many requests at a time make best use of the device.
+            requests: Number of concurrent requests with which the device is used best.
             metrics: More read-only properties.
             pipeline: (device, first step, end) of asynchronous runs, covering all nodes in order;
                 each device runs the steps of one request at a time. Empty: requests do not wait.
-            source: The graph before the partition, kept for export and to compile again.
+            source: The graph before the partition, for export and to compile again.
             stored: Weights from an exported file.
             configs: Configuration by device, where several are involved.
             core: The Core of the devices.
+
+        Raises:
+            ConfigError: A metric has a value of another type than its name requires.
         """
         self.graph = graph
         self.device = device
@@ -124,8 +127,8 @@ class CompiledModel:
         )
         self._snapshot = Snapshot(self._plan.parameters)
         self._threads: tuple[TaskExecutor, TaskExecutor] | None = None
-        turns = {name: free_in_child(threading.Lock()) for name, _, _ in pipeline}
-        self._pipeline = [(turns[name], begin, end) for name, begin, end in pipeline]
+        locks = {name: free_in_child(threading.Lock()) for name, _, _ in pipeline}
+        self._pipeline = [(locks[name], begin, end) for name, begin, end in pipeline]
         self._used = tuple(self._plan.ops())
         for op in self._used:
             type(op).use(op)
@@ -133,9 +136,9 @@ class CompiledModel:
         self._request_ids = itertools.count(1)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Free what was made of weights for this model now, not when cycles are looked for.
+        """Free the packed weights of this model at once, without waiting for the cycle collector.
 
-        At the end of the process, modules are emptied one by one, and memory is freed anyway.
+        At the end of the process nothing is done, because modules are already being emptied.
         """
         if "_used" in self.__dict__ and not _ending():  # without it, the constructor has failed
             for op in self.hand_over():
@@ -148,7 +151,7 @@ class CompiledModel:
                     )
 
     def hand_over(self) -> list[SubgraphOp]:
-        """Stop counting as a user of the ops; return those that no other model runs."""
+        """Stop being a user of the ops; return those that no other model runs."""
         used, self._used = self._used, ()
         return [op for op in used if type(op).leave(op)]
 
@@ -178,11 +181,12 @@ class CompiledModel:
             The outputs by name and by position.
 
         Raises:
-            MissingInputError, ShapeError: the inputs do not fit.
-            DeviceError: the run failed.
+            MissingInputError: An input is missing, or a name is not that of an input.
+            ShapeError: The dtype or shape of an input is wrong.
+            DeviceError: The run failed.
         """
         signature = self._signature
-        given = signature.bind(args, named)
+        bound = signature.bind(args, named)
         try:
             idle = self._idle.pop()
         except IndexError:
@@ -190,12 +194,12 @@ class CompiledModel:
         _, run, repeat = idle
         try:
             try:
-                results = None if repeat is None else repeat(given)
-            except Exception:  # the whole run says what failed, or lets another device take over
+                results = None if repeat is None else repeat(bound)
+            except Exception:  # the whole run raises the error, or runs on a fallback device
                 results = None
             if results is None:
-                given, snapshot = self._with_snapshot(given)
-                results = call_pinned(snapshot, run, given)
+                bound, snapshot = self._with_snapshot(bound)
+                results = call_pinned(snapshot, run, bound)
         finally:
             self._idle.append(idle)
         return Results(signature.output_positions, results)
@@ -219,43 +223,55 @@ class CompiledModel:
         return run
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], Snapshot]:
-        """Check inputs; return them in order with the snapshot that the run has to use."""
+        """Check the arguments of a call.
+
+        Args:
+            args: As for a call.
+            named: As for a call.
+
+        Returns:
+            One item for each input of a run, and the snapshot that the run has to use.
+
+        Raises:
+            MissingInputError: An input is missing, or a name is not that of an input.
+            ShapeError: The dtype or shape of an input is wrong.
+        """
         return self._with_snapshot(self._signature.bind(args, named))
 
-    def _with_snapshot(self, given: list[Any]) -> tuple[list[Any], Snapshot]:
+    def _with_snapshot(self, bound: list[Any]) -> tuple[list[Any], Snapshot]:
         snapshot = self._snapshot
         if snapshot.epoch != epoch():
             snapshot = self._snapshot = Snapshot(self._plan.parameters)
         if self._signature.has_defaults:
-            given, snapshot = self._with_defaults(given, snapshot)
+            bound, snapshot = self._with_defaults(bound, snapshot)
             if self._run_positions is not None:
-                given = [given[k] for k in self._run_positions]
-        return given, snapshot
+                bound = [bound[k] for k in self._run_positions]
+        return bound, snapshot
 
     def offer_defaults(self, inputs: Sequence[Value]) -> None:
-        """Let callers override weights: ``inputs`` are the model's, those with a default too.
+        """Let calls replace weights: ``inputs`` are the model's, including those with a default.
 
-        The graph was compiled with these as weights, so that what is made of them is kept. A run
-        that is given another array sees the parameter as if it were that array.
+        The graph was compiled with the defaults as weights, so that their packed forms are cached.
+        In a run with another array for such an input, the parameter has that array as its value.
         """
         self._signature = Signature(inputs, self.graph.outputs, self.name)
         self._run_positions = [k for k, v in enumerate(inputs) if v.parameter is None]
 
-    def _with_defaults(self, given: list[Any], snapshot: Snapshot) -> tuple[list[Any], Snapshot]:
-        """Let an optional input that was given stand for its parameter, in this run alone.
+    def _with_defaults(self, bound: list[Any], snapshot: Snapshot) -> tuple[list[Any], Snapshot]:
+        """Replace the parameters of optional inputs that a call passed, for this run only.
 
-        Whatever was compiled on the parameter, folded weights included, then follows the input.
+        Everything computed from such a parameter, folded weights included, then uses the input.
         """
         states: dict[Parameter, State] = {}
-        for position, (port, item) in enumerate(zip(self.inputs, given, strict=True)):
+        for position, (port, item) in enumerate(zip(self.inputs, bound, strict=True)):
             default = port.default
             if item is None or default is None:
                 continue
             if item.shape == default.type.shape:
-                # A stamp of its own; negative, so that caches do not take it for newer.
+                # A version of its own; negative, so that caches do not treat it as newer.
                 stamp = -Parameter.adopt(port.name, item).version
                 states[default] = State(stamp, item)
-                given[position] = None
+                bound[position] = None
             elif self._run_positions is not None:
                 raise ShapeError(
                     f"input {port.name!r} has the default {default.type}, which the model was "
@@ -266,15 +282,15 @@ class CompiledModel:
             own.states = {**snapshot.states, **states}
             own.epoch = min(state.version for state in states.values())
             snapshot = own
-        return given, snapshot
+        return bound, snapshot
 
-    def input_of_run(self, given: Sequence[Any], position: int) -> Any:
-        """Return the input at ``position`` among what `bind` gave; None if it was left out."""
+    def input_of_run(self, bound: Sequence[Any], position: int) -> Any:
+        """Return the item of an input among those that `bind` returned; None if it was omitted."""
         if self._run_positions is None:
-            return given[position]
+            return bound[position]
         if position not in self._run_positions:
             return None
-        return given[self._run_positions.index(position)]
+        return bound[self._run_positions.index(position)]
 
     def next_request_id(self) -> int:
         """Return the number of a new request."""
@@ -287,7 +303,17 @@ class CompiledModel:
     def preset(
         self, outputs: Sequence[Array | None] | None, key: str | int, array: Any
     ) -> Sequence[Array | None] | None:
-        """Return ``outputs`` with ``array`` to be written as output ``key``."""
+        """Return the arrays that receive the outputs, with one of them replaced.
+
+        Args:
+            outputs: One array, or None, for each output; None for no arrays at all.
+            key: Name or position of an output.
+            array: The array that receives it; None for a new array in each run.
+
+        Raises:
+            MissingInputError: The model has no such output.
+            ShapeError: The array is not writable, or its dtype or shape can never fit.
+        """
         names = [port.name for port in self.outputs]
         if key not in names and not (isinstance(key, int) and 0 <= key < len(names)):
             raise MissingInputError(f"the model has no output {key!r}; {nearest(str(key), names)}")
@@ -308,7 +334,7 @@ class CompiledModel:
         return within(runner, self.options)
 
     def create_profiler(self) -> Runner:
-        """Return a runner that measures every node; for a runner of a device's own, whole runs."""
+        """Return a runner that measures every node; if a device has its own runner, whole runs."""
         if self._has_own_runner:
             return TimedRunner(self.create_runner(Cancel()), self.name, self.device)
         return GraphRunner(self._plan, Cancel(), profiling=True)
@@ -332,7 +358,7 @@ class CompiledModel:
 
     @property
     def optimal_requests(self) -> int:
-        """How many requests at a time make best use of the device."""
+        """Number of concurrent requests with which the device is used best."""
         return self.options.PERFORMANCE_HINT_NUM_REQUESTS or self._requests
 
     @property
@@ -342,12 +368,12 @@ class CompiledModel:
         if found is not None:
             return list(found)
         if self._has_own_runner and self.device:
-            return [self.device]  # its nodes stay as they were
+            return [self.device]  # the device left the graph unchanged
         return list(dict.fromkeys(name for node in self.graph.nodes for name in _runs_on(node)))
 
     @property
     def fallbacks(self) -> dict[str, dict[str, Any]]:
-        """What other devices had to take over, by region: how often, why, and who runs it now."""
+        """Failures of regions, by region: their number, the last cause, and its devices now."""
         found: dict[str, dict[str, Any]] = {}
         for step in self._plan.all_steps():
             fallback = step.fallback
@@ -364,7 +390,7 @@ class CompiledModel:
         """Return a property of the compiled model or an option that it was compiled with.
 
         Raises:
-            ConfigError: there is none of that name.
+            ConfigError: There is none of that name.
         """
         own: dict[str, Any] = {
             **self.metrics,
@@ -404,8 +430,8 @@ class CompiledModel:
         """Write the model, ready to import, to a path (atomically) or a binary stream.
 
         Raises:
-            BlobError: a subgraph op of the model cannot be exported.
-            OSError: the target cannot be written.
+            BlobError: A subgraph op of the model cannot be exported.
+            OSError: The target cannot be written.
         """
         _export_model(self, target)
 
@@ -417,12 +443,12 @@ class CompiledModel:
 
 @cache
 def _exclusive_executor(device: str) -> TaskExecutor:
-    """Return what runs the requests of all models of a device one at a time."""
+    """Return the task executor that runs the requests of all models of a device one at a time."""
     return TaskExecutor(f"exclusive-{device}")
 
 
 def _runs_on(node: Node) -> list[str]:
-    """Return the devices that run a node now; what runs on none of them is REFERENCE's."""
+    """Return the devices that run a node now; REFERENCE for a node without a device."""
     op, fallback = node.op, fallback_of(node)
     own = True
     while fallback is not None and fallback.replacement is not None:
@@ -446,12 +472,12 @@ def _check_preset(name: str, type_: Any, array: Any) -> None:
     if not isinstance(type_, TensorType):
         return
     target: Array = array
-    given = TensorType(dtype_of(target), target.shape)
+    target_type = TensorType(dtype_of(target), target.shape)
     fits = type_.shape is None or (
         len(type_.shape) == target.ndim
         and all(
             not isinstance(d, int) or d == s for d, s in zip(type_.shape, target.shape, strict=True)
         )
     )
-    if given.dtype != type_.dtype or not fits:
-        raise ShapeError(f"output {name!r} is {type_}, cannot be written into {given}")
+    if target_type.dtype != type_.dtype or not fits:
+        raise ShapeError(f"output {name!r} is {type_}, cannot be written into {target_type}")

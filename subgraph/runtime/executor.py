@@ -1,9 +1,9 @@
 """The default executor: walks a graph node by node in Python.
 
 `Executor` runs a `Plan` for one request: subgraph nodes by the sessions of their ops, bodies of
-control flow by executors of their own, every other node by the reference implementation. The hot
-parts of a model are inside subgraph nodes, so a step here costs about a microsecond. Where the plan
-has a schedule, steps that do not depend on each other run side by side.
+control flow by executors of their own, every other node by the reference implementation. Most of
+a model's work is inside subgraph nodes; a step of the executor itself takes about a microsecond. If
+the plan has a schedule, steps that do not depend on each other run at the same time.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ _Do = Callable[[list[Any]], None]
 
 
 class Cancel:
-    """A flag that several executors of one request look at between steps.
+    """A flag that several executors of one request read between steps.
 
     Attributes:
-        wanted: Whether the run shall end.
-        sessions: What may be told to end in the middle of a step.
+        wanted: Whether the run is to end.
+        sessions: Sessions that can end a run in the middle of a step.
     """
 
     __slots__ = ("sessions", "wanted")
 
     def __init__(self) -> None:
-        """Not cancelled."""
+        """Begin without a request to cancel."""
         self.wanted = False
         self.sessions: list[Session] = []
 
     def watch(self, session: Session) -> None:
-        """Let a session know of a request, one that was made already, too."""
+        """Forward requests to a session, including one that was made before."""
         self.sessions.append(session)
         if self.wanted:
             session.cancel()
 
     def request(self) -> None:
-        """End the run at the next step, of a session that can at its next inner step."""
+        """End the run before its next step, or before the next inner step of a session."""
         self.wanted = True
         for session in self.sessions:
             session.cancel()
 
     def reset(self) -> None:
-        """Begin a new run; never while one goes on, which would miss a request."""
+        """Begin a new run; must not be called during a run, which would then miss a request."""
         if self.wanted:
             self.wanted = False
             for session in self.sessions:
@@ -95,15 +95,15 @@ class Executor:
             plan: The prepared graph.
             profiling: Whether runs measure every node.
             cancel: Flag that ends a run between two steps.
-            into: For a body: where a profile of the graph around takes its nodes, too.
-            home: For the parts of a region: its device, to which a profile counts the nodes that
-                only hand values on.
+            into: For a body: the list of profile entries of the graph around it.
+            home: For the parts of a region: its device. Profiles attribute to it the nodes that
+                only pass values on.
         """
         self._home = home
         self.plan = plan
         self.profiling = profiling
         self._into = into
-        # What each step took; steps may run at the same time.
+        # Entries of each step; steps may run at the same time.
         self._profiles: list[list[ProfileEntry]] = [[] for _ in plan.steps]
         self._cancel = cancel or Cancel()
         self._runs: list[Run] = []
@@ -115,11 +115,12 @@ class Executor:
         self.scheduler = None if plan.schedule is None else Scheduler(plan.schedule)
         self._template: tuple[Snapshot, list[Any]] | None = None
         self._direct = None if into is None or profiling else self._make_direct()
-        # Where one region may have run before another one fails; after a run: if they keep states.
+        # Whether one region may have run before another one fails; after a run, whether the ops
+        # have states at all.
         self.stateful = into is None and (len(self.sessions()) > 1 or bool(self._bodies))
 
     def _make_direct(self) -> Run | None:
-        """Return what runs a body that is one region, without a list of values around it."""
+        """Return a callable that runs a body of one region without the list of values, or None."""
         session = self._runs[0] if self._runs else None
         if self.plan.only is None or not isinstance(session, Session):
             return None
@@ -138,9 +139,13 @@ class Executor:
         return run
 
     def _prepare(self, position: int, first: dict[tuple[object, type[Session]], Session]) -> None:
-        """Say how a step runs on all its inputs, and how on a run's values.
+        """Prepare the callables of a step: on all its inputs, and on the values of a run.
 
-        Sessions of a kind whose steps run one after the other need no more memory than one of them.
+        Sessions of one type whose steps never overlap share their memory.
+
+        Args:
+            position: The step's position in the plan.
+            first: First session by memory group and type; it is added to.
         """
         step, schedule = self.plan.steps[position], self.plan.schedule
         if step.op is None:
@@ -197,7 +202,7 @@ class Executor:
         return self.rolled_back(self._run, inputs) if self.stateful else self._run(inputs)
 
     def rolled_back(self, run: Run, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Call ``run`` on inputs; where it raises, states are again those from before it."""
+        """Call ``run`` on inputs; if it raises, the states are restored."""
         before = {name: array.copy() for name, array in self.states().items()}
         try:
             results = run(inputs)
@@ -228,10 +233,10 @@ class Executor:
         return self.finish(values)
 
     def turns(self, wiring: Wiring) -> RunIterations | None:
-        """Return how the body of a loop runs turn after turn; None if it is not one region.
+        """Return a callable that runs iterations of a loop's body; None if it is not one region.
 
         Args:
-            wiring: As for a session, of the body's inputs and outputs.
+            wiring: As for a session, in positions of the body's inputs and outputs.
         """
         session = self._runs[0] if self._runs else None
         if self.plan.only is None or not isinstance(session, Session):
@@ -259,8 +264,8 @@ class Executor:
         limit: int | None,
         first: int,
     ) -> Turned | None:
-        """Make turns; None where they have to be made one by one, which says what is wrong, too."""
-        if self.profiling or self._runs[0] is not session:  # another device has taken over
+        """Run iterations; None if they have to run one by one, which also raises any error."""
+        if self.profiling or self._runs[0] is not session:  # another device runs the region
             return None
         taken = [inputs[k] for k in given]
         if any(type(item) is not np.ndarray for item in taken):
@@ -273,7 +278,11 @@ class Executor:
             return None
 
     def start(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the values with which a run starts; a snapshot is pinned."""
+        """Return the values with which a run starts.
+
+        Args:
+            inputs: As for `run`. A snapshot is pinned.
+        """
         snapshot = pinned_snapshot()
         assert snapshot is not None, "run() pins one"
         if self.profiling:
@@ -297,7 +306,13 @@ class Executor:
         return values
 
     def run_steps(self, values: list[Any], begin: int = 0, end: int | None = None) -> None:
-        """Run the steps from ``begin`` to before ``end`` on the values of `start`."""
+        """Run steps of a plan without a schedule.
+
+        Args:
+            values: The values, as `start` returned them; they are updated.
+            begin: The first step.
+            end: The step before which to stop; None: run all.
+        """
         enter_run(values)
         try:
             if self.profiling:
@@ -308,10 +323,10 @@ class Executor:
             leave_run()
 
     def finish(self, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs of a run that has made all its steps."""
+        """Return the outputs from the values of a run after all its steps."""
         template = self._template
         if template is not None and template[0].epoch != epoch():
-            self._template = None  # do not keep arrays alive that were replaced meanwhile
+            self._template = None  # so that arrays that were replaced meanwhile are freed
         results = [values[slot] for slot in self.plan.outputs]
         if self._into is not None:
             if self.profiling:
@@ -389,14 +404,14 @@ class Executor:
                 values[slot] = None
 
     def _take_over(self, error: Exception, position: int) -> Session:
-        """Let another device make the step that failed, and later ones; raise if none can."""
+        """Let the fallback device run a step that failed, now and later; raise if there is none."""
         step, run = self.plan.steps[position], self._runs[position]
         session = None
         if step.fallback is not None and isinstance(run, Session):
             session = step.fallback.recover(error, run)
         if session is None:
             explain_failure(error, step.node)
-        self._direct = None  # what failed once on these shapes is not tried twice at every turn
+        self._direct = None  # later iterations do not try the failed session first
         if self.profiling:
             session.measure()
         self._cancel.watch(session)
@@ -424,7 +439,7 @@ class Executor:
         )
         device = "REFERENCE" if op is None else op.device
         kernel = "reference" if op is None else type(op).__name__
-        # Bodies that run on a device are walked here, or, when nobody measures, by that device.
+        # Bodies on a device run here while profiling, and otherwise on that device.
         inner = {each.device for body in step.bodies for each in body.ops()}
         if op is None and (inner or (self._home and _is_quick(node))):
             device, kernel = ",".join(sorted(inner)) or self._home, "executor"
@@ -463,7 +478,7 @@ class Executor:
         set_states_of(self.sessions(), states)
 
     def profile(self) -> list[ProfileEntry]:
-        """Return what the nodes took in the last run, in their order; empty unless profiling."""
+        """Return the times of the nodes in the last run, in their order; empty unless profiling."""
         return [entry for entries in self._profiles for entry in entries]
 
 
@@ -521,7 +536,7 @@ class ExecutorSession(Session):
 
 
 def _placed(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEntry]:
-    """Return entries; those that do not say when they began follow each other from ``start``."""
+    """Return entries with start times; those without one follow each other from ``start``."""
     found: list[ProfileEntry] = []
     for entry in entries:
         if not entry.start:
@@ -553,17 +568,23 @@ def _is_quick(node: Node) -> bool:
 
 
 def _stepper(step: Step, inputs: Sequence[int], run: Run) -> _Do:
-    """Return what runs a step on the values of a run."""
+    """Return a callable that runs a step on the values of a run.
+
+    Args:
+        step: The step.
+        inputs: Slots of the inputs that ``run`` takes.
+        run: Computes the step's outputs.
+    """
     make = _stepper_maker(len(inputs), len(step.outputs), len(step.free))
     return make(run, *inputs, *step.outputs, *step.free)
 
 
 @cache
 def _stepper_maker(inputs: int, outputs: int, free: int) -> Callable[..., _Do]:
-    """Return what makes steps with so many inputs, outputs and values that die.
+    """Return the maker of steps with these numbers of inputs, outputs and freed values.
 
-    It is written out for these numbers: between two small regions of a model, loops over the slots
-    would take most of the time.
+    Its code is generated for these numbers: between two small regions of a model, loops over the
+    slots would take most of the time.
     """
     sources, targets, dead = (
         [f"{letter}{k}" for k in range(count)]

@@ -1,8 +1,8 @@
 """Inference requests: run a compiled model synchronously, asynchronously, in a pool, in asyncio.
 
-A request owns a `Runner`. Each run checks its inputs, takes the model's current `Snapshot` of the
-parameters and keeps it to the end. Asynchronous runs go stage by stage over task executors; when
-the last stage is done the callback runs, then waiters go on.
+A request owns a `Runner`. Each run checks its inputs and uses the model's current `Snapshot` of the
+parameters to its end. The stages of asynchronous runs are run by task executors. After the last
+stage the callback runs, and then those that wait for the run continue.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from subgraph.system.registry import nearest
 
 _log = logging.getLogger("subgraph")
 Callback = Callable[..., Any]
-# Callbacks of all models; each has a thread at once, so that none waits for another to end.
+# Callbacks of all models; each gets a thread at once, so that none waits for another to end.
 _callbacks = TaskExecutor("callbacks", threads=None)
 
 
 class _Run:
-    """One asynchronous run: its snapshot, its outcome, who waits for it."""
+    """One asynchronous run: its snapshot, its results or error, and its listeners."""
 
     __slots__ = ("done", "error", "listeners", "process", "results", "snapshot")
 
@@ -57,11 +57,11 @@ class _Run:
 
 
 class InferRequest:
-    """One inference at a time, with memory of its own; made by ``create_infer_request``.
+    """Runs one inference at a time with memory of its own; made by ``create_infer_request``.
 
     Attributes:
         model: The model that it runs.
-        id: Its number among the requests of the model, from 1; errors and profiles name it.
+        id: Its number among the requests of the model, from 1, as in errors and profiles.
     """
 
     def __init__(self, model: RequestedModel) -> None:
@@ -72,9 +72,9 @@ class InferRequest:
         self._runner = model.create_runner(self._cancel)
         self._stages = model.create_stages(self._runner)
         self._lock = free_in_child(threading.Lock())
-        self._busy_in = (
-            0  # the process that runs it; what a forked child inherits does not run there
-        )
+        # Identifier of the process in which a run is going on, 0 for none: a forked child inherits
+        # the request, but not the run.
+        self._busy_in = 0
         self._run: _Run | None = None
         self._last: tuple[list[Any], Snapshot] | None = None
         self._results: Results | None = None
@@ -87,21 +87,22 @@ class InferRequest:
         """Run the model and return its results.
 
         Args:
-            inputs: A dict by name, a list by position, or one array; None: as `set_input` said.
+            inputs: A dict by name, a list by position, or one array; None: those of `set_input`.
             named: Inputs by name.
 
         Raises:
-            RequestError: the request is busy.
-            MissingInputError, ShapeError: the inputs do not fit.
-            DeviceError: the run failed.
-            RequestCancelledError: another thread called `cancel`.
+            RequestError: The request is busy.
+            MissingInputError: An input is missing, or a name is not that of an input.
+            ShapeError: The dtype or shape of an input is wrong.
+            DeviceError: The run failed.
+            RequestCancelledError: Another thread called `cancel`.
         """
-        given, snapshot = self._bound(inputs, named)
+        bound, snapshot = self._bound(inputs, named)
         self._begin()
-        self._last = given, snapshot
+        self._last = bound, snapshot
         self._run = self._results = None
         try:
-            values = call_pinned(snapshot, self._run_stages, given)
+            values = call_pinned(snapshot, self._run_stages, bound)
             self._refuse_if_cancelled()
             self._results = results = self.model.wrap(values)
         except BaseException as error:
@@ -116,11 +117,11 @@ class InferRequest:
         return f"request {self.id} of model {self.model.name!r}"
 
     def _name_in(self, error: BaseException) -> None:
-        """Let an error of a run say whose it is."""
+        """Add a note with the request to an error of its run."""
         error.add_note(f"in {self._label}")
 
     def _refuse_if_cancelled(self) -> None:
-        """Raise where the run was to end early: what it gave may not be whole."""
+        """Raise if the run was cancelled, because its results may be incomplete."""
         if self._cancel.wanted:
             raise RequestCancelledError(f"{self._label} was cancelled before it finished")
 
@@ -147,19 +148,24 @@ class InferRequest:
             )
 
     def start_async(self, inputs: Any = None, /, **named: Any) -> None:
-        """Start a run and return at once; inputs as for `infer`. Do not change them meanwhile.
+        """Start a run and return at once.
+
+        Args:
+            inputs: As for `infer`. The arrays must not be changed during the run.
+            named: Inputs by name.
 
         Raises:
-            RequestError: the request is busy.
-            MissingInputError, ShapeError: the inputs do not fit.
+            RequestError: The request is busy.
+            MissingInputError: An input is missing, or a name is not that of an input.
+            ShapeError: The dtype or shape of an input is wrong.
         """
-        given, snapshot = self._bound(inputs, named)
+        bound, snapshot = self._bound(inputs, named)
         self._begin()
-        self._last = given, snapshot
+        self._last = bound, snapshot
         run = self._run = _Run(snapshot)
         self._results = None
         try:
-            self._submit(run, 0, given)
+            self._submit(run, 0, bound)
         except BaseException:
             self._run, self._busy_in = None, 0
             raise
@@ -222,15 +228,16 @@ class InferRequest:
         """Wait for the run that `start_async` began, and for its callback.
 
         Args:
-            timeout: Seconds to wait at most; None: until it is done, 0: only look.
+            timeout: Most seconds to wait; None: without limit; 0: do not wait.
 
         Returns:
-            The results, or None when the time ran out first.
+            The results, or None if the run has not ended in this time.
 
         Raises:
-            RequestError: no run was started, or it was in the parent of this process.
-            RequestCancelledError: the run was cancelled.
-            Exception: what the run or the callback raised.
+            ConfigError: ``timeout`` is not a number.
+            RequestError: No run was started, or it was started before this process was forked.
+            RequestCancelledError: The run was cancelled.
+            Exception: The error of the run or of the callback.
         """
         if timeout is not None:
             require_type(timeout, (int, float), ConfigError, "seconds to wait, or None")
@@ -256,7 +263,7 @@ class InferRequest:
         return run
 
     def __await__(self) -> Generator[Any, None, Results]:
-        """Wait in asyncio for the run that `start_async` began; gives its results."""
+        """Wait in asyncio for the run that `start_async` began; return its results."""
         import asyncio
 
         run = self._started()
@@ -283,7 +290,7 @@ class InferRequest:
         return run.results
 
     def cancel(self) -> None:
-        """Ask a running request to stop between two steps; `wait`, or `infer`, then raises."""
+        """Request that a run ends before its next step; `wait`, or `infer`, then raises."""
         with self._lock:
             if self.is_busy:
                 self._cancel.request()
@@ -291,12 +298,12 @@ class InferRequest:
     def set_callback(self, callback: Callback | None) -> None:
         """Call ``callback`` when an asynchronous run has ended, in a thread of its own.
 
-        It gets as many of (this request, the error or None) as it takes. What it raises is logged
-        and raised again by `wait`. Callbacks of different requests may run at the same time; none
-        waits for another, and `wait` of this request alone waits for its callback.
+        Its arguments are (this request, the error or None), or the first of them, or none, as its
+        signature allows. An error that it raises is logged, and raised again by `wait`. Callbacks
+        of different requests may run at the same time. `wait` also waits for the callback.
 
         Raises:
-            RequestError: the request is busy.
+            RequestError: The request is busy.
             ConfigError: ``callback`` cannot be called.
         """
         if callback is not None and not callable(callback):  # pyright: ignore[reportUnnecessaryComparison]
@@ -311,7 +318,7 @@ class InferRequest:
         """The results of the last run.
 
         Raises:
-            RequestError: there are none: not started, still busy, or failed.
+            RequestError: There are none: no run was started, it has not ended, or it failed.
         """
         results = self._results
         if results is None:
@@ -326,16 +333,28 @@ class InferRequest:
         return self.results[key]
 
     def set_input(self, key: str | int, value: Any) -> None:
-        """Keep ``value`` for input ``key`` (name or position) for runs without inputs."""
+        """Set the value of an input for runs that are started without inputs.
+
+        Args:
+            key: Name or position of the input.
+            value: The value.
+
+        Raises:
+            MissingInputError: The model has no such input.
+            RequestError: The request is busy.
+        """
         self._check_idle()
         self._inputs[self.model.inputs[self._input_position(key)].name] = value
 
     def get_input(self, key: str | int = 0) -> Any:
-        """Return what input ``key`` (name or position) is: as `set_input` said, else as last run.
+        """Return the value of an input: that of `set_input`, or else that of the last run.
+
+        Args:
+            key: Name or position of the input.
 
         Raises:
-            MissingInputError: the model has no such input.
-            RequestError: it was not set, and nothing has run.
+            MissingInputError: The model has no such input.
+            RequestError: It was not set, and no run was started.
         """
         position = self._input_position(key)
         port = self.model.inputs[position]
@@ -343,11 +362,11 @@ class InferRequest:
             return self._inputs[port.name]
         if self._last is None:
             raise RequestError(f"{self._label} has no input {port.name!r} yet: call set_input()")
-        given, snapshot = self._last
-        value = self.model.input_of_run(given, position)
+        bound, snapshot = self._last
+        value = self.model.input_of_run(bound, position)
         if value is not None or port.default is None:
             return value
-        with pinned(snapshot):  # an input given for a default stands in its place there
+        with pinned(snapshot):  # which holds an array that was passed instead of the default
             return port.default.array
 
     def _input_position(self, key: str | int) -> int:
@@ -359,22 +378,22 @@ class InferRequest:
         return names.index(str(key))
 
     def query_state(self) -> list[RequestState]:
-        """Return the states that subgraph ops keep from one run of this request to the next.
+        """Return the states that subgraph ops carry from one run of this request to the next.
 
-        An op that makes its states in its first run has none before.
+        An op that creates its states in its first run has none before.
 
         Raises:
-            RequestError: the request is busy.
+            RequestError: The request is busy.
         """
         self._check_idle()
         runner = self._runner
         return [RequestState(name, runner, self._check_idle) for name in runner.states()]
 
     def reset_state(self) -> None:
-        """Let the next run begin with all states as they are at first.
+        """Let the next run begin with the initial states.
 
         Raises:
-            RequestError: the request is busy.
+            RequestError: The request is busy.
         """
         self._check_idle()
         self._runner.set_states({})
@@ -384,28 +403,33 @@ class InferRequest:
             self._refuse_if_busy()
 
     def set_output(self, key: str | int, array: Any) -> None:
-        """Let the following runs write output ``key`` into ``array``; None: into a new one.
+        """Set the array into which runs write an output.
+
+        Args:
+            key: Name or position of the output.
+            array: The array; None: each run creates a new one.
 
         Raises:
-            MissingInputError: the model has no such output.
-            ShapeError: the array's dtype or shape can never fit.
+            MissingInputError: The model has no such output.
+            ShapeError: The array is not writable, or its dtype or shape can never fit.
+            RequestError: The request is busy.
         """
         self._check_idle()
         self._runner.outputs = self.model.preset(self._runner.outputs, key, array)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a run is on its way."""
+        """Whether a run is going on."""
         return self._busy_in != 0 and self._busy_in == os.getpid()
 
     def profile(self) -> list[ProfileEntry]:
-        """Return what each node took in the last run; each entry has this request's id.
+        """Return the time of each node in the last run; each entry has this request's id.
 
-        With ``ENABLE_PROFILING`` every run is measured. Without it, the last inputs run once more
-        to be measured.
+        With ``ENABLE_PROFILING`` every run is measured. Without it, the model runs again on the
+        last inputs to be measured.
 
         Raises:
-            RequestError: the request is busy, or has not run.
+            RequestError: The request is busy, or has not run.
         """
         self._check_idle()
         entries = self._runner.profile() or self._measured_again()
@@ -414,11 +438,11 @@ class InferRequest:
     def _measured_again(self) -> list[ProfileEntry]:
         if self._last is None:
             raise RequestError(f"{self._label} has not run: there is nothing to profile")
-        given, snapshot = self._last
+        bound, snapshot = self._last
         runner = self.model.create_profiler()
         with pinned(snapshot):
-            runner.run(given)  # makes plans and weights
-            runner.run(given)
+            runner.run(bound)  # the first run also makes plans and packs weights
+            runner.run(bound)
         return runner.profile()
 
 
@@ -434,13 +458,17 @@ def _positional(callback: Callback) -> int:
 
 
 class InferQueue:
-    """A pool of requests: start as many runs as you like, each takes the next free request."""
+    """A pool of requests; each run uses the next free request."""
 
     def __init__(self, model: RequestedModel, jobs: int = 0) -> None:
-        """Make ``jobs`` requests; 0: as many as the model calls optimal.
+        """Create the requests.
+
+        Args:
+            model: The model.
+            jobs: Number of requests; 0: the model's ``OPTIMAL_NUMBER_OF_INFER_REQUESTS``.
 
         Raises:
-            ConfigError: ``jobs`` is no such number.
+            ConfigError: ``jobs`` is negative or not an integer, or ``model`` is not a model.
         """
         if not isinstance(jobs, int) or jobs < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"a queue takes the number of its requests, 0 or more; got {jobs!r}")
@@ -455,7 +483,7 @@ class InferQueue:
             request.set_callback(self._ended(number))
 
     def _set_free(self) -> None:
-        """Begin with every request free and nothing on its way."""
+        """Begin with every request free and no run."""
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(len(self.requests)):
             self._free.put(number)
@@ -466,7 +494,7 @@ class InferQueue:
         self._process = os.getpid()
 
     def _begin_in_child(self) -> None:
-        """In a forked child, forget what its parent has on its way."""
+        """In a forked child, drop the runs of its parent."""
         if self._process != os.getpid():
             with self._lock:
                 if self._process != os.getpid():
@@ -498,7 +526,16 @@ class InferQueue:
         self._callback = callback
 
     def start_async(self, inputs: Any = None, userdata: Any = None) -> None:
-        """Start a run on a free request; waits for one while all are busy."""
+        """Start a run on a free request; wait for one while all are busy.
+
+        Args:
+            inputs: As for `InferRequest.infer`.
+            userdata: Second argument of the callback for this run.
+
+        Raises:
+            MissingInputError: An input is missing, or a name is not that of an input.
+            ShapeError: The dtype or shape of an input is wrong.
+        """
         self._begin_in_child()
         with lent():
             number = self._free.get()
@@ -519,11 +556,11 @@ class InferQueue:
         return not self._free.empty()
 
     def wait_all(self) -> None:
-        """Wait until no run is on its way.
+        """Wait until all runs have ended.
 
         Raises:
-            Exception: the error of the only run or callback that failed.
-            DeviceError: several failed; the first is its cause, all are its notes.
+            Exception: The error of the only run or callback that failed.
+            DeviceError: Several failed; the first error is its cause, and all are its notes.
         """
         self._begin_in_child()
         with lent(), self._changed:

@@ -1,9 +1,9 @@
-"""Runners: what one request owns to run a compiled model, and the stages of asynchronous runs.
+"""Runners: the sessions and memory with which one request runs a compiled model.
 
-A model whose graph is one subgraph node skips the executor: its runner calls the node's session.
-Every other model is walked by an `Executor`. A run falls into stages, each with the task executor
-whose threads run it, so that stages of different requests overlap; over several devices, a request
-takes its turn on one after the other.
+If a model's graph is one subgraph node, its runner calls the node's session directly. Every other
+model is run by an `Executor`. An asynchronous run has one or more stages, each with the task
+executor whose threads run it, so that stages of different requests overlap. Over several devices, a
+run locks one device after the other.
 """
 
 from __future__ import annotations
@@ -38,12 +38,17 @@ from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.settings import DeviceOptions
 from subgraph.runtime.task_executor import TaskExecutor
 
-Turn = tuple[threading.Lock, int, int]  # who holds the lock runs these steps, from and to
+DeviceSteps = tuple[threading.Lock, int, int]  # a device's lock; first step under it, and end
 
 
 @attrs.frozen
 class Stage:
-    """A part of a run: the function takes what the stage before gave, the first the inputs."""
+    """A part of a run.
+
+    Attributes:
+        executor: The task executor that runs it.
+        function: Its argument is the result of the stage before; of the first stage, the inputs.
+    """
 
     executor: TaskExecutor
     function: Callable[[Any], Any]
@@ -53,16 +58,18 @@ class Runner:
     """One request's memory and sessions for a model.
 
     Attributes:
-        outputs: Arrays to write the results of the next runs into, None where a run makes one.
+        outputs: Arrays that receive the results of the next runs; None for an output that gets a
+            new array.
         cancel: Flag that ends a run early.
-        repeat: Does over what the last run did, with no snapshot pinned; it gives None at once if
-            shapes or parameters are others. None where there is no such short way.
+        repeat: A callable that repeats the last run for new inputs, with no snapshot pinned. It
+            returns None if shapes or parameters differ from those of the last run. None if the
+            model has no such callable.
     """
 
     repeat: Repeat | None = None
 
     def __init__(self, cancel: Cancel) -> None:
-        """Make a runner that looks at ``cancel``."""
+        """Create a runner whose runs end early once ``cancel`` is set."""
         self.cancel = cancel
         self.outputs: Sequence[Array | None] | None = None
 
@@ -71,7 +78,7 @@ class Runner:
         raise NotImplementedError
 
     def profile(self) -> list[ProfileEntry]:
-        """Return what the nodes took in the last run."""
+        """Return the times of the nodes in the last run."""
         return []
 
     def sessions(self) -> dict[str, Session]:
@@ -79,29 +86,32 @@ class Runner:
         return {}
 
     def states(self) -> dict[str, Array]:
-        """Return what subgraph ops keep of the request between runs, as "node/name"."""
+        """Return the states of subgraph ops between runs of the request, by "node/name"."""
         return states_of(self.sessions())
 
     def set_states(self, states: Mapping[str, Array]) -> None:
-        """Let the next run go on from what `states` of another runner of the model gave.
+        """Set the states with which the next run begins.
+
+        Args:
+            states: As `states` returns them; also from another runner of the model.
 
         Raises:
-            DeviceError: a node is not there, or keeps no such states.
+            DeviceError: A node does not exist, or does not have such states.
         """
         set_states_of(self.sessions(), states)
 
     def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
-        """Return the stages of an asynchronous run; one on ``default`` unless a child says more.
+        """Return the stages of an asynchronous run; one stage unless a child overrides this.
 
         Args:
-            default: Whose threads start a run.
-            following: Whose threads wait for what runs elsewhere.
+            default: Its threads start a run.
+            following: Its threads wait for work on a device.
         """
         return [Stage(default, self.run)]
 
 
 def within(runner: Runner, options: DeviceOptions) -> Runner:
-    """Return a runner whose runs heed the budgets of a model's options, where these say any."""
+    """Return a runner whose runs have the memory budget of a model's options, if they set one."""
     memory = parse_bytes(options.MEMORY_LIMIT, "MEMORY_LIMIT")
     if not memory:
         return runner
@@ -111,12 +121,12 @@ def within(runner: Runner, options: DeviceOptions) -> Runner:
         with limited(memory):
             return run(inputs)
 
-    vars(runner)["run"] = run_within  # of this runner alone
+    vars(runner)["run"] = run_within  # for this runner only
     return runner
 
 
 class GraphRunner(Runner):
-    """Walks the model's graph."""
+    """Runs the model's graph by an executor."""
 
     def __init__(
         self,
@@ -124,9 +134,16 @@ class GraphRunner(Runner):
         cancel: Cancel,
         *,
         profiling: bool = False,
-        pipeline: Sequence[Turn] = (),
+        pipeline: Sequence[DeviceSteps] = (),
     ) -> None:
-        """Prepare to run ``plan``; ``pipeline`` says where an asynchronous run waits its turn."""
+        """Prepare to run a plan.
+
+        Args:
+            plan: The plan.
+            cancel: Flag that ends a run early.
+            profiling: Whether runs measure every node.
+            pipeline: The devices' locks and steps, in order, for asynchronous runs.
+        """
         super().__init__(cancel)
         self._executor = Executor(plan, profiling=profiling, cancel=cancel)
         self._pipeline = pipeline
@@ -144,36 +161,36 @@ class GraphRunner(Runner):
         return self._executor.profile()
 
     def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
-        # One that heeds a budget of its own has its ``run`` replaced.
-        in_turns = self._pipeline and "run" not in vars(self)
-        return [Stage(default, self._run_in_turns if in_turns else self.run)]
+        # With a budget of its own, ``run`` is replaced (`within`) and the pipeline is not used.
+        pipelined = self._pipeline and "run" not in vars(self)
+        return [Stage(default, self._run_pipelined if pipelined else self.run)]
 
-    def _run_in_turns(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run with one request at a time on each device, so that those of others overlap.
+    def _run_pipelined(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run with one request at a time on each device, so that different requests overlap.
 
-        Taking a turn costs far less than handing the request to a thread of the device would.
+        Locking a device takes far less time than handing the request to a thread of the device.
         """
-        executor, run = self._executor, self._walk_in_turns
+        executor, run = self._executor, self._walk_pipeline
         return executor.rolled_back(run, inputs) if executor.stateful else run(inputs)
 
-    def _walk_in_turns(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def _walk_pipeline(self, inputs: Sequence[Any]) -> Sequence[Any]:
         executor = self._executor
         values = executor.start(inputs)
         if executor.scheduler is not None:
             locks = executor.scheduler.schedule.locks(self._pipeline)
             executor.scheduler.run(executor.run_chain, values, locks)
         else:
-            for turn, begin, end in self._pipeline:
-                with turn:
+            for lock, begin, end in self._pipeline:
+                with lock:
                     executor.run_steps(values, begin, end)
         return self._filled(executor.finish(values))
 
 
 class DirectRunner(Runner):
-    """Calls the session of the one subgraph node that is the whole model."""
+    """Calls the session of the only node of a model, a subgraph node."""
 
     def __init__(self, graph: Graph, node: Node, cancel: Cancel) -> None:
-        """Open a session of the node of a graph that `is_direct`."""
+        """Open a session of the node that `is_direct` returned for a graph."""
         super().__init__(cancel)
         assert node.op is not None, "is_direct checked it"
         self._node = node
@@ -191,14 +208,14 @@ class DirectRunner(Runner):
         picks = [made[value] for value in graph.outputs]
         same = picks == list(range(len(node.outputs)))
         self._picks = None if same else picks
-        # The same order, weights left out: what the caller gave can be handed on as it is.
+        # If the node's inputs without weights are the model's, the caller's inputs are passed on.
         in_order = [v for v in node.inputs if v is not None and v.parameter is None]
-        as_given = in_order == list(graph.inputs) and same
-        self._run_given = self._session.given_only() if as_given else None
-        self.repeat = self._session.repeat() if as_given else None
+        unchanged = in_order == list(graph.inputs) and same
+        self._run_given = self._session.given_only() if unchanged else None
+        self.repeat = self._session.repeat() if unchanged else None
 
     def _arranged(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return one item for each input of the node, weights among them."""
+        """Return one item for each input of the node, weights included."""
         arranged: list[Any] = self._template.copy()
         for target, source in self._sources:
             if inputs[source] is not None:
@@ -211,13 +228,13 @@ class DirectRunner(Runner):
                 return self._run_given(inputs, self.outputs)
             except Exception as error:
                 return self._recovered_given(error, inputs)
-        given = self._arranged(inputs)
+        arranged = self._arranged(inputs)
         try:
             if self._picks is None:
-                return self._session(given, self.outputs)
-            results = self._session(given)
+                return self._session(arranged, self.outputs)
+            results = self._session(arranged)
         except Exception as error:
-            results = self._recovered(error, given)
+            results = self._recovered(error, arranged)
             if self._picks is None:
                 return results if self.outputs is None else fill_outputs(results, self.outputs)
         results = [results[k] for k in self._picks]
@@ -230,7 +247,7 @@ class DirectRunner(Runner):
         begin, end = halves
 
         def first(inputs: Sequence[Any]) -> Any:
-            if self._run_given is None:  # another device has taken over
+            if self._run_given is None:  # another device runs the node since it failed
                 return None, self.run(inputs)
             try:
                 return inputs, begin(inputs, self.outputs)
@@ -253,8 +270,8 @@ class DirectRunner(Runner):
         results = self._recovered(error, self._arranged(inputs))
         return results if self.outputs is None else fill_outputs(results, self.outputs)
 
-    def _recovered(self, error: Exception, given: Sequence[Any]) -> Sequence[Any]:
-        """Let another device make the run; raise if there is none."""
+    def _recovered(self, error: Exception, arranged: Sequence[Any]) -> Sequence[Any]:
+        """Run on the fallback device; raise the error if there is none."""
         fallback = self._fallback
         session = None if fallback is None else fallback.recover(error, self._session)
         if session is None:
@@ -263,7 +280,7 @@ class DirectRunner(Runner):
         self._session = session
         self._run_given = self.repeat = None
         try:
-            return session(given)
+            return session(arranged)
         except Exception as following:
             explain_failure(following, self._node)
 
@@ -275,10 +292,16 @@ class DirectRunner(Runner):
 
 
 class TimedRunner(Runner):
-    """Measures whole runs of a device's own runner, if that does not measure what is inside."""
+    """Measures whole runs of a device's own runner, if that does not measure its nodes."""
 
     def __init__(self, inner: Runner, model: str, device: str) -> None:
-        """Measure ``inner``, which runs ``model`` on ``device``."""
+        """Measure a runner.
+
+        Args:
+            inner: The runner.
+            model: Name of its model, for the profile.
+            device: Name of its device, for the profile.
+        """
         super().__init__(inner.cancel)
         self._inner = inner
         self._names = model, device
@@ -311,7 +334,7 @@ class TimedRunner(Runner):
 
 
 def is_direct(graph: Graph) -> Node | None:
-    """Return the node of a graph that is one subgraph node and nothing else, or None."""
+    """Return the node of a graph that consists of one subgraph node; None for other graphs."""
     if len(graph.nodes) != 1:
         return None
     node = graph.nodes[0]

@@ -21,7 +21,7 @@ from subgraph.system.registry import nearest
 
 _log = logging.getLogger("subgraph")
 
-# Earlier OpenVINO names of options and metrics, and what these are called here.
+# Earlier OpenVINO names of options and metrics, with their present names.
 OLD_NAMES = {
     "PERF_COUNT": "ENABLE_PROFILING",
     "CPU_THREADS_NUM": "INFERENCE_NUM_THREADS",
@@ -53,15 +53,16 @@ def option(
     """Declare an option: a field of a `DeviceOptions` class, typed by its annotation.
 
     Args:
-        default: Its default; of the type int, float, bool or str that the annotation says.
-        doc: What it does, in a line.
+        default: Its default, of the type of the annotation: int, float, bool or str.
+        doc: Its effect, in one line.
         values: The allowed values; None: all within the range.
         minimum: Least allowed number.
         maximum: Greatest allowed number.
         read_only: Whether users may only read it.
-        check: Called with a value and whose it is; raises ConfigError for one that is not allowed.
-        saved: Whether an exported model keeps it; False for what names a file or folder, and for
-            what only whoever imports the model can say.
+        check: Called with a value and a text that names the option; raises ConfigError for a value
+            that is not allowed.
+        saved: Whether exported models contain it; False for names of files and folders, and for
+            options that only the importing process can decide.
     """
     facts: dict[str, Any] = {"doc": doc, "values": values, "minimum": minimum, "maximum": maximum}
     facts.update(check=check, saved=saved)
@@ -136,7 +137,15 @@ def _fields(cls: type[DeviceOptions]) -> dict[str, attrs.Attribute[Any]]:
 
 
 def current_name(name: str, known: Container[str]) -> str:
-    """Return the name in ``known`` that an old spelling stands for; any other name as it is."""
+    """Return the present name of an option or metric that has an old name.
+
+    Args:
+        name: Any name.
+        known: The present names.
+
+    Returns:
+        The present name, or ``name`` itself if it is not an old name of a known one.
+    """
     if name in known:
         return name
     today = OLD_NAMES.get(name, name)
@@ -144,7 +153,7 @@ def current_name(name: str, known: Container[str]) -> str:
 
 
 def options_among(cls: type[DeviceOptions], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a configuration are options of a class, under today's names."""
+    """Return the entries of a configuration that are options of a class, by present names."""
     fields = _fields(cls)
     named = ((current_name(name, fields), value) for name, value in config.items())
     return {name: value for name, value in named if name in fields}
@@ -156,7 +165,7 @@ def option_names(cls: type[DeviceOptions]) -> list[str]:
 
 
 def unsaved_options() -> set[str]:
-    """Return the names of the options, of any device, that no exported model keeps or sets."""
+    """Return the names of the options, of all devices, that exported models do not contain."""
     found: set[str] = set()
     work: list[type[DeviceOptions]] = [DeviceOptions]
     while work:
@@ -206,10 +215,17 @@ def _allowed(field: attrs.Attribute[Any]) -> str:
 
 
 def check_option(cls: type[DeviceOptions], device: str, name: str, value: Any) -> Any:
-    """Return ``value`` as option ``name`` holds it; text is read as the option's type.
+    """Return the value of an option, converted from text if necessary.
+
+    Args:
+        cls: The device's options class.
+        device: The device's name, for errors.
+        name: Present or old name of the option.
+        value: The value, of the option's type or as text.
 
     Raises:
-        ConfigError: unknown name (the nearest are listed), read-only, wrong type, out of range.
+        ConfigError: The name is unknown (the nearest are listed), the option is read-only, or the
+            value has the wrong type or is out of range.
     """
     field = _fields(cls).get(current_name(name, _fields(cls)))
     if field is None:
@@ -230,7 +246,7 @@ def check_option(cls: type[DeviceOptions], device: str, name: str, value: Any) -
 
 
 def _converted(kind: type, value: Any) -> Any:
-    """Return the value as ``kind``, None if it is not one."""
+    """Return a value converted to a type; None if it cannot be."""
     if kind is bool:
         text = str(value).lower() if isinstance(value, (str, int)) else ""
         return True if text in _TRUE else False if text in _FALSE else None
@@ -263,12 +279,12 @@ def resolve_options(
 
     Args:
         cls: The device's options class.
-        device: Its name, for messages.
-        levels: Explicit values, the strongest first: compile call, device.
-        base: The name in environment variables; empty: the device's name.
+        device: The device's name, for errors.
+        levels: Explicit values in order of precedence: of the compile call, of the device.
+        base: The device's name in environment variables; empty: ``device``.
 
     Raises:
-        ConfigError: a key or value is not allowed.
+        ConfigError: A key or value is not allowed.
     """
     chosen = environment_options(cls, base or device)
     for level in reversed(list(levels)):
@@ -294,7 +310,7 @@ def environment_options(cls: type[DeviceOptions], device: str) -> dict[str, Any]
 
 @cache
 def _warn_of_unknown(variable: str, device: str, hint: str) -> None:
-    """Say once that an environment variable looks like an option and is none."""
+    """Log, once, that an environment variable looks like an option but is not one."""
     _log.warning(
         "environment variable %s is ignored: %s has no such option; %s", variable, device, hint
     )
