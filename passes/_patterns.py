@@ -265,9 +265,16 @@ class PatternProperty(SubgraphProperty):
     def __init__(
         self, name: str, matchers: Iterable[Matcher], guards: dict[Parameter, int] | None = None
     ) -> None:
-        """Take matchers, tried in order; ``guards`` takes the parameters that were read."""
+        """Take matchers, tried in order.
+
+        Args:
+            name: The property's name.
+            matchers: The matchers.
+            guards: Takes the parameters that were read, for a device that fuses anew when one of
+                them changes. None: every fused node keeps its region, for a device to fuse.
+        """
         self.name = name
-        self.guards = {} if guards is None else guards
+        self.guards = guards
         self._matchers = tuple(matchers)
         self._context: Context | None = None
         self._matches: dict[frozenset[str], Match] = {}
@@ -302,6 +309,8 @@ class PatternProperty(SubgraphProperty):
         match = self._matches.get(frozenset(node.name for node in subgraph.nodes))
         if match is None:
             return None
+        if self.guards is None:
+            return fused_node(subgraph, attrs.evolve(match, opaque=True, domain=INTERNAL_DOMAIN))
         for parameter in match.reads:
             self.guards[parameter] = parameter.version
         return fused_node(subgraph, match)

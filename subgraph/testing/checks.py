@@ -18,6 +18,7 @@ from subgraph.graph.graph import Graph
 from subgraph.onnx_format.file import load
 from subgraph.partition.property import SubgraphProperty, optimize_for, property_from
 from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.infer_request import InferRequest
 from subgraph.testing.counterexample import as_test
 from subgraph.testing.coverage import Coverage
 from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of
@@ -37,6 +38,7 @@ def check_property(
     ops: Collection[str] | None = None,
     strategy: st.SearchStrategy[Graph] | None = None,
     models: Iterable[Any] = (),
+    device: str = "REFERENCE",
     rtol: float = 1e-4,
     atol: float = 1e-5,
     **options: Any,
@@ -57,6 +59,8 @@ def check_property(
             others that `graphs` knows.
         strategy: Graphs of your own instead.
         models: Models of your own to try first: graphs, or what `subgraph.load` reads.
+        device: The device that runs the partitioned graphs. A property that makes nodes of an
+            operator which only some device knows is tried on that device.
         rtol: Relative tolerance of results.
         atol: Absolute tolerance of results.
         **options: Options of the pass PartitionGraph.
@@ -68,7 +72,7 @@ def check_property(
         PartitionError: an invariant is broken, or the property raised; shows the graph. Or nothing
             was tried: no region was made, or no op of the property's own was called.
     """
-    trial = _Trial(prop, rtol, atol, options)
+    trial = _Trial(prop, device, rtol, atol, options)
     for model in models:
         graph = model if isinstance(model, Graph) else load(model)
         run_reference(graph, feeds(graph))
@@ -172,9 +176,12 @@ class _Trial:
         coverage: What was tried.
     """
 
-    def __init__(self, prop: Any, rtol: float, atol: float, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, prop: Any, device: str, rtol: float, atol: float, options: Mapping[str, Any]
+    ) -> None:
         self.prop = prop
         self.coverage = Coverage()
+        self._device = device
         self._rtol = rtol
         self._atol = atol
         self._options = options
@@ -188,8 +195,13 @@ class _Trial:
         """
         cut = optimize_for(graph, self.prop, **self._options)
         check_partition(graph, cut)
-        with self.coverage.counted(self.coverage.add(graph, cut)), np.errstate(all="ignore"):
-            _check_runs(graph, cut, self._rtol, self._atol)
+        ops, operators = self.coverage.add(graph, cut)
+        config = {"RUNTIME_FALLBACK": False, "ENABLE_PROFILING": bool(operators)}
+        with self.coverage.counted(ops), np.errstate(all="ignore"):
+            model = compile_model(cut, self._device, config)
+            request = model.create_infer_request()
+            _check_runs(graph, request, self._rtol, self._atol)
+            self.coverage.count_run(request.profile() if operators else (), operators)
         again = optimize_for(cut, self.prop, **self._options)
         if str(again) != str(cut):
             raise PartitionError("invariant 8: partitioning again changes the graph")
@@ -216,7 +228,8 @@ class _Trial:
 
         small = shrink_graph(graph, fails)
         given = "".join(f", {key}={value!r}" for key, value in self._options.items())
-        test = as_test(small, self.prop, f", rtol={self._rtol}, atol={self._atol}{given}")
+        where = "" if self._device == "REFERENCE" else f", device={self._device!r}"
+        test = as_test(small, self.prop, f"{where}, rtol={self._rtol}, atol={self._atol}{given}")
         raise PartitionError(
             f"property {self._name} fails: {said[-1]}\non the graph\n{small}\nas a test\n{test}"
         ) from said[-1]
@@ -229,7 +242,7 @@ class _Trial:
         """
         tried = self.coverage
         where = f"property {self._name} was tried on {tried.graphs} graphs, but"
-        advice = "give graphs that it takes (models=[...], strategy=...)"
+        advice = "give graphs that it takes (ops=..., models=[...], strategy=...)"
         if not tried.regions:
             taken = ", ".join(tried.taken) or "none of the operators that it was asked about"
             raise PartitionError(
@@ -238,7 +251,9 @@ class _Trial:
             )
         if not tried.calls:
             raise PartitionError(
-                f"{where} the ops of its {tried.regions} regions were never called; {advice}"
+                f"{where} the ops of its {tried.regions} regions were never called on "
+                f"{self._device}; nodes without an op need a device that knows their operator "
+                f"(device=...); or {advice}"
             )
         owner = property_from(self.prop)
         makes = type(owner).create_subgraph_node is not SubgraphProperty.create_subgraph_node
@@ -246,20 +261,18 @@ class _Trial:
             raise PartitionError(
                 f"{where} an op of its own was never called: all {tried.regions} regions ran by "
                 f"the default op; create_subgraph_node has to return subgraph_node(subgraph, "
-                f"op=...), or {advice}"
+                f"op=...); or {advice}"
             )
 
 
-def _check_runs(graph: Graph, cut: Graph, rtol: float, atol: float) -> None:
-    """Compare several runs of one compiled model with the reference: an op may keep state."""
+def _check_runs(graph: Graph, request: InferRequest, rtol: float, atol: float) -> None:
+    """Compare several runs of one request with the reference: an op may keep state."""
     names = [value.name for value in graph.outputs]
-    before, after = (
-        compile_model(g, "REFERENCE", {"RUNTIME_FALLBACK": False}) for g in (graph, cut)
-    )
+    reference = compile_model(graph, "REFERENCE", {"RUNTIME_FALLBACK": False})
 
-    def run(model: CompiledModel, seed: int = 0) -> list[Any]:
+    def run(model: CompiledModel | InferRequest, seed: int = 0) -> list[Any]:
         inputs = feeds(graph, seed)
-        results = model(inputs)
+        results = model.infer(inputs) if isinstance(model, InferRequest) else model(inputs)
         for name, untouched in feeds(graph, seed).items():
             if not np.array_equal(inputs[name], untouched, equal_nan=untouched.dtype.kind == "f"):
                 raise PartitionError(f"a run changed the array of input {name!r}; change a copy")
@@ -271,14 +284,14 @@ def _check_runs(graph: Graph, cut: Graph, rtol: float, atol: float) -> None:
         except PartitionError as error:
             raise PartitionError(f"{when}: {error}" if when else str(error)) from error
 
-    first = run(after)
-    compare(run(before), first, "")
+    first = run(request)
+    compare(run(reference), first, "")
     copies = copy.deepcopy(first)
-    compare(run(before, 1), run(after, 1), "in a second run, with other inputs")
+    compare(run(reference, 1), run(request, 1), "in a second run, with other inputs")
     compare(copies, first, "a later run changed results that were handed out before")
-    compare(copies, run(after), "run again with the same inputs")
+    compare(copies, run(request), "run again with the same inputs")
     with other_weights(graph):
-        compare(run(before), run(after), "after weights were changed (Parameter.assign)")
+        compare(run(reference), run(request), "after weights were changed (Parameter.assign)")
 
 
 @contextmanager

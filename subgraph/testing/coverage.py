@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +12,13 @@ import attrs
 
 from subgraph.graph.graph import Graph
 from subgraph.operators import subgraph_op
-from subgraph.operators.subgraph_op import DefaultSubgraphOp, RunGiven, Session, SubgraphOp
+from subgraph.operators.subgraph_op import (
+    DefaultSubgraphOp,
+    ProfileEntry,
+    RunGiven,
+    Session,
+    SubgraphOp,
+)
 
 
 @attrs.define
@@ -23,9 +29,9 @@ class Coverage:
         graphs: Graphs that were partitioned.
         regions: Regions that were made in them.
         nodes: Nodes of these regions, by operator.
-        own: Regions whose node has an op of the property's own.
+        own: Regions whose node has an op of the property's own, or is of another operator.
         calls: Calls of the ops that run the regions.
-        own_calls: Calls of ops of the property's own.
+        own_calls: Calls of ops of the property's own, and runs of its operators by a device.
         taken: Operators of ONNX that the selector takes, where it was asked.
     """
 
@@ -37,20 +43,38 @@ class Coverage:
     own_calls: int = 0
     taken: tuple[str, ...] = ()
 
-    def add(self, before: Graph, after: Graph) -> list[SubgraphOp]:
-        """Count the regions of a partition; return their ops."""
+    def add(self, before: Graph, after: Graph) -> tuple[list[SubgraphOp], set[str]]:
+        """Count the regions of a partition.
+
+        Returns:
+            Their ops; and the names of regions without one, whose operator a device has to know.
+        """
         self.graphs += 1
         old = {node.name for graph in before.levels() for node in graph.nodes if node.subgraph}
-        found: list[SubgraphOp] = []
+        ops: list[SubgraphOp] = []
+        operators: set[str] = set()
         for graph in after.levels():
             for node in graph.nodes:
-                if node.subgraph is None or node.op is None or node.name in old:
+                if node.subgraph is None or node.name in old:
                     continue
                 self.regions += 1
                 self.own += type(node.op) is not DefaultSubgraphOp
                 self.nodes.update(inner.op_type for inner in node.subgraph.nodes)
-                found.append(node.op)
-        return found
+                if node.op is None:
+                    operators.add(node.name)
+                else:
+                    ops.append(node.op)
+        return ops, operators
+
+    def count_run(self, profile: Iterable[ProfileEntry], operators: set[str]) -> None:
+        """Count the regions among ``operators`` that a device has run, by itself or in others."""
+        plain = ("REFERENCE", SubgraphOp.device)  # the default executor, which runs what is inside
+        ran: set[str] = set()
+        for entry in profile:
+            if entry.device not in plain:
+                ran.update((entry.node, *entry.region.split(",")))
+        self.calls += len(ran & operators)
+        self.own_calls += len(ran & operators)
 
     @contextmanager
     def counted(self, ops: list[SubgraphOp]) -> Generator[None]:

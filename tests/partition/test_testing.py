@@ -420,7 +420,7 @@ class Grows(sg.SubgraphSelector):
 
 
 def test_check_property_finds_out_where_a_region_grows() -> None:
-    tried = check_property(Grows, max_examples=60)
+    tried = check_property(Grows, max_examples=160)
     assert set(tried.taken) == {"Conv", "Relu", "Clip"}
     assert set(tried.nodes) == {"Conv", "Relu", "Clip"}
 
@@ -583,3 +583,73 @@ def test_the_counterexample_is_a_python_test(size: int) -> None:
     exec(source, space)
     with pytest.raises(sg.PartitionError, match="invariant 7: output"):
         space["test_counterexample"]()
+
+
+def gelu() -> sg.Graph:
+    x = sg.input("x", (3, 16))
+    half = ops.Mul(x, np.float32(0.5))
+    scaled = ops.Add(ops.Erf(ops.Div(x, np.float32(2**0.5))), np.float32(1))
+    return sg.Graph([x], [ops.Neg(ops.Mul(half, scaled))])
+
+
+def qdq() -> sg.Graph:
+    """Return a product of dequantized operands, whose result is quantized."""
+    x = sg.input("x", (3, 16))
+    scale, zero = np.float32(0.02), np.uint8(120)
+    w = sg.parameter("w", np.arange(128, dtype=np.int8).reshape(16, 8) % 7)
+    left = ops.DequantizeLinear(ops.QuantizeLinear(x, scale, zero), scale, zero)
+    product = ops.MatMul(left, ops.DequantizeLinear(w, scale, np.int8(0)))
+    end = ops.QuantizeLinear(product, np.float32(0.1), zero)
+    return sg.Graph([x], [ops.DequantizeLinear(end, np.float32(0.1), zero)])
+
+
+FUSIONS: dict[str, dict[str, Any]] = {
+    "cpu_elementwise": {"ops": ["Relu", "Mul", "Tanh"], "max_examples": 40},
+    "cpu_epilogue": {"ops": ["MatMul", "Relu", "Add"], "max_examples": 100},
+    "cpu_transformer": {"models": [gelu()], "max_examples": 0},
+    "cpu_quantized": {"models": [qdq()], "max_examples": 0, "atol": 0.11},
+}
+
+
+@pytest.mark.parametrize("name", FUSIONS)
+def test_the_devices_own_fusions_are_tried_on_it(name: str) -> None:
+    """Their nodes have no op: on REFERENCE, where they would run one by one, nothing is tried."""
+    report = check_property(name, device="CPU", **FUSIONS[name])
+    assert report.own == report.regions
+    assert report.own_calls >= report.own > 0
+    with pytest.raises(sg.PartitionError, match=r"regions were never called on REFERENCE"):
+        check_property(name, **FUSIONS[name])
+
+
+def test_every_property_of_ours_is_tried() -> None:
+    assert {name for name in sg.list_properties() if name.startswith("cpu_")} == set(FUSIONS)
+
+
+@sg.register_property("test_wrong_fusion")
+class WrongFusion(sg.SubgraphProperty):
+    """Swaps the operands of a product in a node that the CPU has a kernel for."""
+
+    min_size = 2
+
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Sub", "Relu"})
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node | None:
+        first, last = subgraph.nodes[0], subgraph.nodes[-1]
+        if (first.op_type, last.op_type) != ("Sub", "Relu") or len(subgraph.inputs) != 2:
+            return None
+        made = sg.Graph(subgraph.inputs, [ops.Neg(subgraph.outputs[0])], nodes=subgraph.nodes)
+        ends = [sg.Value(v.name, v.type, parameter=v.parameter) for v in subgraph.inputs]
+        return sg.Node(
+            "FusedElementwise",
+            ends,
+            outputs=[sg.Value("", subgraph.outputs[0].type)],
+            domain="subgraph.cpu",
+            version=1,
+            subgraph=made,
+        )
+
+
+def test_a_wrong_fusion_is_found_on_its_device() -> None:
+    with pytest.raises(sg.PartitionError, match=r"device='CPU'"):
+        check_property("test_wrong_fusion", device="CPU", ops=["Sub", "Relu"], max_examples=60)
