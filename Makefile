@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
-.PHONY: help demo test test-slow lint format docs kernels bench agreement conformance fuzz fuzz-shapes fuzz-tests fuzz-native check-guard check-isas check-kernels clean
+.PHONY: help demo test test-slow lint format docs kernels wheel bench agreement conformance fuzz fuzz-shapes fuzz-tests fuzz-native check-guard check-isas check-kernels clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -68,6 +68,10 @@ docs: $(VENV)/.has-docs  ## Build the documentation into docs/_build/html.
 # them. Say KERNEL_MODELS="*.onnx" for the kernels of more models.
 kernels: $(VENV)/.has-test  ## Compile the usual kernels ahead, for the wheel.
 	$(BIN)/python -m subgraph.tools.prebuild $(KERNEL_MODELS)
+
+# What is released: the kernels are compiled first, from the sources that the wheel has.
+wheel: kernels  ## Build the wheel, with compiled kernels, into dist.
+	$(BIN)/python -m build --wheel
 
 bench: $(VENV)/.has-bench  ## Time against ONNX Runtime and OpenVINO, side by side.
 	$(BIN)/python benchmarks/models.py $(BENCH_ARGS)

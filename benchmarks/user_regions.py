@@ -1,10 +1,10 @@
 """Compare models that selectors have partitioned with whole ones, both compiled for the CPU.
 
-usage: python benchmarks/user_regions.py MODEL.onnx ... [--rounds 60]
+usage: python benchmarks/user_regions.py MODEL.onnx ... [--rounds 60] [--device HETERO:CPU,REFERENCE]
 
 Each model is partitioned by several selectors without an op of their own. In every round each form
 runs once, in random order on one thread; the ratio is the median over rounds of a form's processor
-time divided by the whole model's. ``same`` says whether the results are equal bit for bit.
+time divided by the whole model's on the CPU. ``same`` says whether the results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RandomSelector(sg.SubgraphSelector):
         return self.select(output_node)
 
 
-def forms(graph: sg.Graph) -> dict[str, tuple[int, sg.CompiledModel]]:
+def forms(graph: sg.Graph, device: str) -> dict[str, tuple[int, sg.CompiledModel]]:
     """Return the number of regions and the compiled model of each form, the whole one first."""
     selectors: dict[str, Any] = {
         ",".join(sorted(names)): sg.ContainOpSelector(names) for names in OP_TYPES
@@ -57,7 +57,7 @@ def forms(graph: sg.Graph) -> dict[str, tuple[int, sg.CompiledModel]]:
         cut = sg.optimize_for(graph, selector)
         regions = sum(node.subgraph is not None for node in cut.nodes)
         if regions:
-            found[name] = regions, sg.compile_model(cut, "CPU", CONFIG)
+            found[name] = regions, sg.compile_model(cut, device, CONFIG)
     return found
 
 
@@ -81,11 +81,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--device", default="CPU", help="for the models that were partitioned")
     args = parser.parse_args()
     table = Table("model", "selector", "regions", "ms", "ratio", "same")
     for path in args.models:
         feeds = models.inputs_of(path)
-        compiled = forms(sg.load(path))
+        compiled = forms(sg.load(path), args.device)
         results = {name: list(model(feeds).values()) for name, (_, model) in compiled.items()}
         seconds = seconds_of(compiled, feeds, args.rounds)
         whole = np.array(seconds["whole"])

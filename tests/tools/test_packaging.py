@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from subgraph.system.prebuilt_files import write_data
+from subgraph.tools.build_command import carried
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +35,8 @@ print("fine")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return the wheel of a checkout without kernels, and what its build wrote."""
     out = tmp_path_factory.mktemp("wheel")
     tree = tmp_path_factory.mktemp("tree")  # setuptools leaves files behind where it builds
     for name in ("subgraph", "ops", "passes"):
@@ -45,13 +47,37 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, tree)
     shutil.rmtree(tree / PREBUILT, ignore_errors=True)
     write_data(tree / PREBUILT / "schemas.pack", "of another release", b"")
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, tree],
         check=True,
         capture_output=True,
+        text=True,
     )
     (path,) = out.glob("*.whl")
-    return path
+    return path, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(built: tuple[Path, str]) -> Path:
+    return built[0]
+
+
+def test_a_build_without_kernels_says_so(built: tuple[Path, str], tmp_path: Path) -> None:
+    assert "the wheel carries no compiled kernels" in built[1]
+    assert "`make wheel` compiles them" in built[1]
+    for name in ("neon", "x86-64-v3", "schemas"):
+        (tmp_path / f"{name}.pack").write_bytes(bytes(200_000))
+    said = "the wheel carries compiled kernels for neon, x86-64-v3 (0.4 MB)"
+    assert carried(tmp_path) == (said, True)
+
+
+def test_the_release_compiles_the_kernels_first() -> None:
+    """``make wheel`` is what CONTRIBUTING says of a release."""
+    steps = subprocess.run(
+        ["make", "--dry-run", "wheel"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    assert steps.index("subgraph.tools.prebuild") < steps.index("-m build --wheel")
+    assert "`make wheel`" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_wheel_has_code_types_and_kernels_and_no_tests(wheel: Path) -> None:
