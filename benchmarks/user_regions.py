@@ -1,10 +1,11 @@
 """Compare models that selectors have partitioned with whole ones, both compiled for the CPU.
 
-usage: python benchmarks/user_regions.py MODEL.onnx ... [--rounds 60] [--device HETERO:CPU,REFERENCE]
+usage: python benchmarks/user_regions.py MODEL.onnx ... [--rounds 60] [--device HETERO:CPU]
 
 Each model is partitioned by several selectors without an op of their own. In every round each form
 runs once, in random order on one thread; the ratio is the median over rounds of a form's processor
-time divided by the whole model's on the CPU. ``same`` says whether the results are equal bit for bit.
+time divided by that of the whole model on the CPU; ``same`` says whether results are equal bit for
+bit.
 """
 
 from __future__ import annotations
