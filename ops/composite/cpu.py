@@ -27,6 +27,7 @@ from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, TensorType
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, text
+from subgraph.ops.indexing.arguments import OneHotArguments
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes
 from subgraph.ops.reduce.cpu import emit_minmax, emit_reduction
@@ -96,7 +97,8 @@ def hardmax(node: Node, low: Lowering) -> None:
     emit_minmax(low, x, places, size, inner, largest=True, last=False)
     ends = low.weight("hardmax", np.array, np.array([0, 1], x.dtype))
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=x.itemsize)
-    low.emit(kernel, [places, ends, y, size, inner, 0], outer, bytes=y.nbytes)
+    arguments = OneHotArguments(indices=places, values=ends, y=y, depth=size, inner=inner, wraps=0)
+    low.emit(kernel, arguments, outer, bytes=y.nbytes)
 
 
 @lowering("MeanVarianceNormalization", dtypes=_FLOATS)

@@ -1,11 +1,10 @@
-"""Operators that take and put elements by index, on the CPU: Gather*, Scatter*, OneHot, TopK."""
+"""Operators that take and put elements by index, on the CPU: Gather*, Scatter*, OneHot."""
 
 from __future__ import annotations
 
 import math
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
-from subgraph.engine.program.reports import Report
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger, smaller
@@ -13,15 +12,23 @@ from subgraph.ops.elementwise.cpu import cast_to
 from subgraph.ops.elementwise.expressions import FLOATS, INTEGERS, text
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes, emit_view
-from subgraph.ops.reduce.cpu import emit_minmax
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
+from .arguments import (
+    ElementsArguments,
+    GatherArguments,
+    IntoCacheArguments,
+    OneHotArguments,
+    TuplesArguments,
+)
 from .op import wraps
 
+# Bytes of a unit at least: half of a first-level cache of 32 KiB, as a slice is read and written.
 _TILE_BYTES = 16384
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
-_SMALL = 4096  # elements that are worth a thread
+# Elements of a unit range at least: fewer take less time than a thread to start on them.
+_SMALL = 4096
 
 
 def _check_indices(low: Lowering, indices: Operand) -> None:
@@ -62,23 +69,38 @@ def gather(node: Node, low: Lowering) -> None:
     outer = math.prod(x.shape[:axis])
     block = larger(1, smaller(indices.size, _TILE_BYTES // (inner * item)))
     kernel = Kernel("subgraph.ops.indexing.kernels", "gather", item=item, index=indices.dtype)
-    words: list[Word] = [x, indices, y, size, indices.size, inner, block, low.report("indices")]
+    arguments = GatherArguments(
+        data=x,
+        indices=indices,
+        y=y,
+        size=size,
+        count=indices.size,
+        inner=inner,
+        block=block,
+        report=low.report("indices"),
+    )
     units = outer * -(-indices.size // block)
     grain = larger(1, _TILE_BYTES // (block * inner * item))
-    low.emit(kernel, words, units, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
+    low.emit(kernel, arguments, units, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
 
 
-def _element_words(
-    data: Operand, indices: Operand, axis: int, item: int, report: Report
-) -> list[Word]:
-    """Return words 3 and on of the kernel ``elements``."""
-    steps = [step * item for step in contiguous(data.shape)]
-    rank = data.rank
-    last = 0 if axis == rank - 1 else steps[-1]
-    words: list[Word] = [data.shape[axis], steps[axis], indices.shape[-1], last, rank - 1]
-    for d in range(rank - 1):
-        words += [indices.shape[d], 0 if d == axis else steps[d]]
-    return [*words, report]
+def _elements(
+    low: Lowering, data: Operand, indices: Operand, y: Operand, axis: int
+) -> ElementsArguments:
+    steps = [step * data.itemsize for step in contiguous(data.shape)]
+    outer = range(data.rank - 1)
+    return ElementsArguments(
+        data=data,
+        indices=indices,
+        y=y,
+        size=data.shape[axis],
+        along=steps[axis],
+        row_size=indices.shape[-1],
+        row_step=0 if axis == data.rank - 1 else steps[-1],
+        report=low.report("indices"),
+        outer=len(outer),
+        dims=[n for d in outer for n in (indices.shape[d], 0 if d == axis else steps[d])],
+    )
 
 
 @lowering("GatherElements")
@@ -86,20 +108,16 @@ def gather_elements(node: Node, low: Lowering) -> None:
     """Take single elements along an axis."""
     x, indices, y = low.given(0), low.given(1), low.output()
     _check_indices(low, indices)
-    _emit_gather(low, x, indices, y, normal_axis(int(node.attrs.get("axis", 0)), x.rank))
+    emit_gather_elements(low, x, indices, y, normal_axis(int(node.attrs.get("axis", 0)), x.rank))
 
 
-def _emit_gather(low: Lowering, x: Operand, indices: Operand, y: Operand, axis: int) -> None:
+def emit_gather_elements(
+    low: Lowering, x: Operand, indices: Operand, y: Operand, axis: int
+) -> None:
     """Emit the step that takes single elements along an axis."""
     dtype = _moved(x)
     if y.size == 0:
         return
-    words: list[Word] = [
-        x,
-        indices,
-        y,
-        *_element_words(x, indices, axis, x.itemsize, low.report("indices")),
-    ]
     kernel = Kernel(
         "subgraph.ops.indexing.kernels",
         "elements",
@@ -110,7 +128,8 @@ def _emit_gather(low: Lowering, x: Operand, indices: Operand, y: Operand, axis: 
     )
     rows = indices.size // indices.shape[-1]
     grain = max(1, _SMALL // indices.shape[-1])
-    low.emit(kernel, words, rows, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
+    arguments = _elements(low, x, indices, y, axis)
+    low.emit(kernel, arguments, rows, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
 
 
 def _reduction(node: Node, dtype: str) -> tuple[str, str]:
@@ -139,12 +158,6 @@ def scatter_elements(node: Node, low: Lowering) -> None:
     _copy_data(low, x, y)
     if indices.size == 0 or y.size == 0:
         return
-    words: list[Word] = [
-        y,
-        indices,
-        updates,
-        *_element_words(x, indices, axis, x.itemsize, low.report("indices")),
-    ]
     kernel = Kernel(
         "subgraph.ops.indexing.kernels",
         "elements",
@@ -153,23 +166,30 @@ def scatter_elements(node: Node, low: Lowering) -> None:
         scatter=True,
         reduction=reduction,
     )
-    low.emit(kernel, words, 1, bytes=3 * updates.nbytes)
+    arguments = _elements(low, y, indices, updates, axis)
+    low.emit(kernel, arguments, 1, bytes=3 * updates.nbytes)
 
 
-def _nd_words(
-    data: Operand, indices: Operand, batch_dims: int, item: int, report: Report
-) -> tuple[list[Word], int]:
-    """Return words 3 and on of the kernel ``nd``, and the number of index tuples."""
+def _tuples(
+    low: Lowering, data: Operand, indices: Operand, y: Operand, batch_dims: int
+) -> TuplesArguments:
     depth = indices.shape[-1]
-    steps = [step * item for step in contiguous(data.shape)]
     tuples = indices.size // depth if depth else math.prod(indices.shape[:-1])
+    steps = [step * data.itemsize for step in contiguous(data.shape)]
     batches = math.prod(data.shape[:batch_dims])
-    inner = math.prod(data.shape[batch_dims + depth :])
-    batch = math.prod(data.shape[batch_dims:]) * item
-    words: list[Word] = [tuples, inner, max(1, tuples // max(batches, 1)), batch, depth]
-    for d in range(batch_dims, batch_dims + depth):
-        words += [data.shape[d], steps[d]]
-    return [*words, report], tuples
+    indexed = range(batch_dims, batch_dims + depth)
+    return TuplesArguments(
+        data=data,
+        indices=indices,
+        y=y,
+        tuples=tuples,
+        inner=math.prod(data.shape[batch_dims + depth :]),
+        batch_tuples=max(1, tuples // max(batches, 1)),
+        batch_step=math.prod(data.shape[batch_dims:]) * data.itemsize,
+        report=low.report("indices"),
+        depth=depth,
+        dims=[n for d in indexed for n in (data.shape[d], steps[d])],
+    )
 
 
 @lowering("GatherND")
@@ -181,15 +201,13 @@ def gather_nd(node: Node, low: Lowering) -> None:
         return
     if indices.dtype != "int64":
         raise Unsupported(f"GatherND with indices of {indices.dtype}")
-    rest, tuples = _nd_words(
-        x, indices, int(node.attrs.get("batch_dims", 0)), x.itemsize, low.report("indices")
-    )
+    arguments = _tuples(low, x, indices, y, int(node.attrs.get("batch_dims", 0)))
     kernel = Kernel(
         "subgraph.ops.indexing.kernels", "nd", dtype=dtype, scatter=False, reduction="none"
     )
-    words: list[Word] = [x, indices, y, *rest]
+    tuples = arguments.tuples
     grain = max(1, _SMALL // max(y.size // tuples, 1))
-    low.emit(kernel, words, tuples, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
+    low.emit(kernel, arguments, tuples, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
 
 
 @lowering("ScatterND")
@@ -203,11 +221,11 @@ def scatter_nd(node: Node, low: Lowering) -> None:
     _copy_data(low, x, y)
     if updates.size == 0 or y.size == 0:
         return
-    rest, _ = _nd_words(x, indices, 0, x.itemsize, low.report("indices"))
+    arguments = _tuples(low, y, indices, updates, 0)
     kernel = Kernel(
         "subgraph.ops.indexing.kernels", "nd", dtype=dtype, scatter=True, reduction=reduction
     )
-    low.emit(kernel, [y, indices, updates, *rest], 1, bytes=2 * updates.nbytes)
+    low.emit(kernel, arguments, 1, bytes=2 * updates.nbytes)
 
 
 @lowering("TensorScatter")
@@ -224,12 +242,20 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
         emit_range_check(low, first, "write_indices", 0, cache.shape[axis] - update.shape[axis])
     row = math.prod(cache.shape[axis + 1 :]) * element_bytes(cache)
     groups = math.prod(cache.shape[1:axis])
-    words: list[Word] = [y, update, first or 0, groups, cache.shape[axis], update.shape[axis], row]
+    arguments = IntoCacheArguments(
+        cache=y,
+        update=update,
+        firsts=first or 0,
+        groups=groups,
+        positions=cache.shape[axis],
+        count=update.shape[axis],
+        row_bytes=row,
+    )
     circular = text(node.attrs.get("mode", "linear")) == "circular"
     kernel = Kernel(
         "subgraph.ops.indexing.kernels", "into_cache", circular=circular, indexed=first is not None
     )
-    low.emit(kernel, words, cache.shape[0] * groups, bytes=2 * update.nbytes)
+    low.emit(kernel, arguments, cache.shape[0] * groups, bytes=2 * update.nbytes)
 
 
 @lowering("OneHot")
@@ -248,39 +274,7 @@ def one_hot(node: Node, low: Lowering) -> None:
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=item)
     units = indices.size // inner
     grain = max(1, _SMALL // (depth * inner))
-    words: list[Word] = [given, values, y, depth, inner, int(wraps(node))]
-    low.emit(kernel, words, units, grain=grain, bytes=y.nbytes)
-
-
-@lowering("TopK", dtypes=("float32", "float64", *INTEGERS))
-def top_k(node: Node, low: Lowering) -> None:
-    """Take the largest or smallest elements along an axis, in order."""
-    x, values, places = low.given(0), low.output(), low.output(1)
-    axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
-    if values.size == 0:
-        return
-    k = values.shape[axis]
-    inner = math.prod(x.shape[axis + 1 :])
-    largest = bool(node.attrs.get("largest", 1))
-    if k == 1 and (largest or x.dtype in INTEGERS):  # to TopK as to ArgMax, NaN is the largest
-        emit_minmax(low, x, places, x.shape[axis], inner, largest=largest, last=False)
-        _emit_gather(low, x, places, values, axis)
-        return
-    wide = x.itemsize > 4 or x.shape[axis] >= 1 << 32
-    scratch = low.scratch((32 if wide else 16) * k, per_worker=True)
-    words: list[Word] = [x, values, places, x.shape[axis], inner, k, scratch, scratch.nbytes]
-    if wide:
-        kernel = Kernel(
-            "subgraph.ops.selection.top_kernels", "wide_keys", dtype=x.dtype, largest=largest
-        )
-    else:
-        lanes = low.lanes(x.dtype)
-        kernel = Kernel(
-            "subgraph.ops.selection.top_kernels",
-            "keys",
-            dtype=x.dtype,
-            lanes=lanes,
-            largest=largest,
-        )
-    units = x.size // x.shape[axis]
-    low.emit(kernel, words, units, grain=max(1, _SMALL // x.shape[axis]), bytes=x.nbytes)
+    arguments = OneHotArguments(
+        indices=given, values=values, y=y, depth=depth, inner=inner, wraps=int(wraps(node))
+    )
+    low.emit(kernel, arguments, units, grain=grain, bytes=y.nbytes)

@@ -27,6 +27,7 @@ from subgraph.operators.reference import attributes
 from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term, text
+from subgraph.ops.indexing.arguments import OneHotArguments
 from subgraph.ops.reduce.cpu import emit_minmax, emit_reduction
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 
@@ -250,7 +251,8 @@ def one_hot_encoder(node: Node, low: Lowering) -> None:
     _emit_search(low, x, places, keys, np.arange(count + 1))
     ends = low.weight("ml one hot", as_it_is, np.array([0, 1], np.float32))
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=y.itemsize)
-    low.emit(kernel, [places, ends, y, count, 1, 0], x.size, grain=1024, bytes=y.nbytes)
+    arguments = OneHotArguments(indices=places, values=ends, y=y, depth=count, inner=1, wraps=0)
+    low.emit(kernel, arguments, x.size, grain=1024, bytes=y.nbytes)
 
 
 # ---------------------------------------------------------------- linear models

@@ -10,6 +10,7 @@ from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term
+from subgraph.ops.reduce.arguments import MinMaxArguments
 from subgraph.ops.reduce.cpu import emit_reduction
 from subgraph.ops.shared.strides import normal_axis
 from subgraph.ops.shared.tile_planning import round_up
@@ -110,8 +111,9 @@ def _extremes(low: Lowering, x: Operand) -> tuple[Operand, Operand]:
     size = round_up(-(-x.size // parts), low.lanes("float32"))
     parts = -(-x.size // size)
     found = [temporary(low, "float32", (parts,)) for _ in range(2)]
-    kernel = Kernel("subgraph.ops.selection.minmax_kernels", "extremes", lanes=low.lanes("float32"))
-    low.emit(kernel, [x, *found, x.size, size], parts, bytes=x.nbytes)
+    kernel = Kernel("subgraph.ops.reduce.minmax_kernels", "minmax", lanes=low.lanes("float32"))
+    arguments = MinMaxArguments(x=x, largest=found[0], smallest=found[1], size=x.size, run=size)
+    low.emit(kernel, arguments, parts, bytes=x.nbytes)
     if parts == 1:
         return found[0], found[1]
     most, least = temporary(low, "float32", ()), temporary(low, "float32", ())

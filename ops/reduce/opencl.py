@@ -19,7 +19,7 @@ from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.shared.opencl_code import line, register, require
 from subgraph.ops.shared.strides import collapse, contiguous
 
-from .arguments import CumulativeArguments, ExtremeArguments
+from .arguments import CumulativeArguments, ExtremeArguments, MinMaxArguments
 from .cpu import emit_empty_reduction
 
 Words = list["Word | np.generic[Any]"]
@@ -121,16 +121,13 @@ def extreme(low: ClLowering, kernel: Kernel, a: ExtremeArguments) -> None:
     low.launch(source, "extreme", [rows, *a.words()], *line(low, rows))
 
 
-@cl_kernel("subgraph.ops.selection.minmax_kernels", "extremes")
-def extremes(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+@cl_kernel("subgraph.ops.reduce.minmax_kernels", "minmax")
+def minmax(low: ClLowering, kernel: Kernel, a: MinMaxArguments) -> None:
     """Launch the reductions to the largest and to the smallest element."""
-    x, largest, smallest = words[:3]
-    assert isinstance(x, Operand)
-    axes = range(x.rank)
-    for op, found in (("max", largest), ("min", smallest)):
-        assert isinstance(found, Operand)
+    axes = range(a.x.rank)
+    for op, found in (("max", a.largest), ("min", a.smallest)):
         assert found.size == 1, "a device's program is emitted for one thread"
-        emit_reduction(low, op, x, found, axes)
+        emit_reduction(low, op, a.x, found, axes)
 
 
 @cl_kernel("subgraph.ops.reduce.kernels", "cumulative")

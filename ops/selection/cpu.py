@@ -1,6 +1,6 @@
-"""Operators that find how much they give, on the CPU device: bounded forms, and the cut after them.
+"""TopK on the CPU device, and operators whose output size depends on input values.
 
-See ``ops/selection/padded.py`` for what they mean.
+These run as their padded forms, and Trim after them: see ``ops/selection/padded.py``.
 """
 
 from __future__ import annotations
@@ -9,22 +9,78 @@ import math
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.elementwise.expressions import INTEGERS
+from subgraph.ops.indexing.cpu import emit_gather_elements
 from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
 from subgraph.ops.movement.cpu import element_bytes
+from subgraph.ops.reduce.cpu import emit_minmax
 from subgraph.ops.shared.strides import contiguous, normal_axis
+
+from .arguments import (
+    CompressArguments,
+    GatherPickedArguments,
+    NonZeroArguments,
+    SuppressArguments,
+    TopKArguments,
+    UniqueArguments,
+)
 
 _ORDERED = ("float32", "float64", *INTEGERS, "bool")
 _HALF = ("float16", "bfloat16")
+# Elements of a unit range at least: fewer take less time than a thread to start on them.
+_SMALL = 4096
 
 
 def _nothing(low: Lowering, count: Operand) -> None:
     emit_fill(low, count, 1, np.zeros(1, np.int64))
+
+
+@lowering("TopK", dtypes=("float32", "float64", *INTEGERS))
+def top_k(node: Node, low: Lowering) -> None:
+    """Take the largest or smallest elements along an axis, in order."""
+    x, values, indices = low.given(0), low.output(), low.output(1)
+    axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
+    if values.size == 0:
+        return
+    k = values.shape[axis]
+    inner = math.prod(x.shape[axis + 1 :])
+    largest = bool(node.attrs.get("largest", 1))
+    if k == 1 and (largest or x.dtype in INTEGERS):  # to TopK as to ArgMax, NaN is the largest
+        emit_minmax(low, x, indices, x.shape[axis], inner, largest=largest, last=False)
+        emit_gather_elements(low, x, indices, values, axis)
+        return
+    wide = x.itemsize > 4 or x.shape[axis] >= 1 << 32
+    scratch = low.scratch((32 if wide else 16) * k, per_worker=True)
+    arguments = TopKArguments(
+        x=x,
+        values=values,
+        indices=indices,
+        size=x.shape[axis],
+        inner=inner,
+        k=k,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+    )
+    if wide:
+        kernel = Kernel(
+            "subgraph.ops.selection.top_kernels", "wide_keys", dtype=x.dtype, largest=largest
+        )
+    else:
+        lanes = low.lanes(x.dtype)
+        kernel = Kernel(
+            "subgraph.ops.selection.top_kernels",
+            "keys",
+            dtype=x.dtype,
+            lanes=lanes,
+            largest=largest,
+        )
+    units = x.size // x.shape[axis]
+    low.emit(kernel, arguments, units, grain=max(1, _SMALL // x.shape[axis]), bytes=x.nbytes)
 
 
 @lowering("Trim", domain=INTERNAL_DOMAIN)
@@ -43,7 +99,7 @@ def trim(node: Node, low: Lowering) -> None:
 @lowering("BoundedNonZero", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *_HALF))
 def non_zero(node: Node, low: Lowering) -> None:
     """Lower NonZero: one pass over the elements."""
-    x, places, count = low.given(0), low.output(0), low.output(1)
+    x, indices, count = low.given(0), low.output(0), low.output(1)
     if x.size == 0:
         _nothing(low, count)
         return
@@ -51,8 +107,10 @@ def non_zero(node: Node, low: Lowering) -> None:
     kernel = Kernel(
         "subgraph.ops.selection.kernels", "non_zero", dtype=dtype, half=x.dtype in _HALF
     )
-    words: list[Word] = [x, places, count, x.size, x.rank, *x.shape]
-    low.emit(kernel, words, 1, bytes=x.nbytes)
+    arguments = NonZeroArguments(
+        x=x, indices=indices, count=count, size=x.size, rank=x.rank, dims=x.shape
+    )
+    low.emit(kernel, arguments, 1, bytes=x.nbytes)
 
 
 @lowering("BoundedCompress", domain=INTERNAL_DOMAIN)
@@ -67,15 +125,25 @@ def compress(node: Node, low: Lowering) -> None:
         _nothing(low, count)
         return
     step = math.prod(dims[place + 1 :]) * item
-    words: list[Word] = [x, conditions, y, count, math.prod(dims[:place]), dims[place], step]
-    words += [conditions.size, y.shape[place], low.scratch(8 * conditions.size)]
+    arguments = CompressArguments(
+        x=x,
+        conditions=conditions,
+        y=y,
+        count=count,
+        outer=math.prod(dims[:place]),
+        size=dims[place],
+        slice_bytes=step,
+        sought=conditions.size,
+        room=y.shape[place],
+        scratch=low.scratch(8 * conditions.size),
+    )
     kernel = Kernel("subgraph.ops.selection.kernels", "compress", item=min(item, 8))
-    low.emit(kernel, words, 1, bytes=2 * y.nbytes)
+    low.emit(kernel, arguments, 1, bytes=2 * y.nbytes)
 
 
 @lowering("BoundedUnique", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *_HALF))
 def unique(node: Node, low: Lowering) -> None:
-    """Lower Unique: rows sorted, equal ones counted; another axis is turned to the front."""
+    """Lower Unique: rows sorted, equal ones counted; another axis is transposed to the front."""
     x, y, first, inverse, counts, count = low.given(0), *low.outputs
     axis = node.attrs.get("axis")
     dims = (x.size,) if axis is None else x.shape
@@ -96,13 +164,22 @@ def unique(node: Node, low: Lowering) -> None:
     if place:
         given, result = temporary(low, x.dtype, shape), temporary(low, x.dtype, shape)
         emit_copy(low, x, given, shape, turned, contiguous(shape), item=x.itemsize)
-    scratch, table = low.scratch(16 * rows), low.scratch(32 * rows + 512)
-    words: list[Word] = [given, result, first, inverse, counts, count]
-    words += [rows, x.size // rows, scratch, table]
+    arguments = UniqueArguments(
+        x=given,
+        y=result,
+        first=first,
+        inverse=inverse,
+        counts=counts,
+        count=count,
+        rows=rows,
+        length=x.size // rows,
+        order=low.scratch(16 * rows),
+        table=low.scratch(32 * rows + 512),
+    )
     dtype = "uint8" if x.dtype == "bool" else x.dtype
     in_order = bool(node.attrs.get("sorted", 1))
     kernel = Kernel("subgraph.ops.selection.kernels", "unique", dtype=dtype, in_order=in_order)
-    low.emit(kernel, words, 1, bytes=2 * x.nbytes)
+    low.emit(kernel, arguments, 1, bytes=2 * x.nbytes)
     if place:
         emit_copy(low, result, wide, shape, contiguous(shape), turned, item=x.itemsize)
     if wide is not y:
@@ -126,14 +203,27 @@ def non_max_suppression(node: Node, low: Lowering) -> None:
     many = temporary(low, "int64", (units,))
     lanes = low.lanes("float32")
     scratch = low.scratch(8 * number + 20 * (number + lanes), per_worker=True)
-    limits = [low.optional(k) for k in (2, 3, 4)]
-    most = limits[0]
+    most, overlap, least = (low.optional(k) for k in (2, 3, 4))
     if most is not None and most.dtype != "int64":
         raise Unsupported(f"a number of boxes of {most.dtype}")
-    words: list[Word] = [boxes, scores, *(o or 0 for o in limits), picked, many]
-    words += [number, classes, room, scratch, scratch.nbytes]
+    arguments = SuppressArguments(
+        boxes=boxes,
+        scores=scores,
+        most=most or 0,
+        overlap=overlap or 0,
+        least=least or 0,
+        picked=picked,
+        counts=many,
+        number=number,
+        classes=classes,
+        room=room,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+    )
     centred = bool(node.attrs.get("center_point_box", 0))
     kernel = Kernel("subgraph.ops.selection.kernels", "suppress", centred=centred, lanes=lanes)
-    low.emit(kernel, words, units, grain=1, bytes=boxes.nbytes + scores.nbytes)
-    words = [picked, many, found, count, units, classes, room]
-    low.emit(Kernel("subgraph.ops.selection.kernels", "gather_picked"), words, 1)
+    low.emit(kernel, arguments, units, grain=1, bytes=boxes.nbytes + scores.nbytes)
+    together = GatherPickedArguments(
+        picked=picked, counts=many, y=found, count=count, units=units, classes=classes, room=room
+    )
+    low.emit(Kernel("subgraph.ops.selection.kernels", "gather_picked"), together, 1)

@@ -1,4 +1,4 @@
-"""Kernels that find how much they give: NonZero, Compress, Unique, NonMaxSuppression.
+"""Kernels whose result depends on values in size: NonZero, Compress, Unique, NonMaxSuppression.
 
 They fill buffers that are large enough and write how much of them counts; see
 ``ops/selection/padded.py``.
@@ -12,27 +12,36 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, memcpy, memset, st, vec
 from subgraph.graph.types import numpy_dtype
-from subgraph.ops.movement.kernels import WORDS, arg, row_copy
+from subgraph.ops.movement.kernels import WORDS, row_copy
+
+from .arguments import (
+    CompressArguments,
+    GatherPickedArguments,
+    NonZeroArguments,
+    SuppressArguments,
+    UniqueArguments,
+)
 
 Function = Callable[..., Any]
 
 
 def non_zero(*, dtype: str, half: bool) -> Function:
-    """Return the kernel of NonZero.
+    """Return the kernel of `NonZeroArguments`.
 
     Args:
         dtype: Dtype of the elements; uint16 for those of half precision.
         half: Whether the elements are floats of 16 bits, whose sign does not count.
-
-    Words: ``0 x, 1 places [rank, size], 2 count, 3 size, 4 rank, 5... dimensions``. One unit.
     """
-    load, store = ld(dtype), st("int64")
+    arguments = view_of(NonZeroArguments)
+    load, get, store = ld(dtype), ld("int64"), st("int64")
     item = numpy_dtype(dtype).itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        x, places, size, rank = arg(args, 0), arg(args, 1), arg(args, 3), arg(args, 4)
+        a = arguments(args)
+        x, places, size, rank = a.x, a.indices, a.size, a.rank
         count = 0
         for i in range(size):
             value = load(x + i * item)
@@ -41,22 +50,22 @@ def non_zero(*, dtype: str, half: bool) -> Function:
             if value != 0:
                 rest = i
                 for d in range(rank - 1, -1, -1):
-                    extent = arg(args, 5 + d)
+                    extent = get(a.dims + 8 * d)
                     store(places + 8 * (d * size + count), rest % extent)
                     rest //= extent
                 count += 1
-        store(arg(args, 2), count)
+        store(a.count, count)
 
     return kernel
 
 
 def compress(*, item: int) -> Function:
-    """Return the kernel of Compress; ``item``: bytes of an element, at most 8.
+    """Return the kernel of `CompressArguments`.
 
-    Words: ``0 x, 1 conditions, 2 y, 3 count, 4 sizes outside the axis, 5 size of the axis, 6 bytes
-    of a slice, 7 conditions, 8 slices that y has room for, 9 scratch of an int64 a condition``. One
-    unit.
+    Args:
+        item: Bytes of an element, at most 8.
     """
+    arguments = view_of(CompressArguments)
     load, get, store = ld("uint8"), ld("int64"), st("int64")
     take, put, copy = ld(WORDS[item]), st(WORDS[item]), row_copy(item)
 
@@ -79,9 +88,10 @@ def compress(*, item: int) -> Function:
         return count
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        conditions, size, step, room = arg(args, 1), arg(args, 5), arg(args, 6), arg(args, 8)
-        x, y, places = arg(args, 0), arg(args, 2), arg(args, 9)
-        sought, count, outside = min(size, arg(args, 7)), 0, arg(args, 4)
+        a = arguments(args)
+        conditions, size, step, room = a.conditions, a.size, a.slice_bytes, a.room
+        x, y, places = a.x, a.y, a.scratch
+        sought, count, outside = min(size, a.sought), 0, a.outer
         if step != item or outside == 0:
             count = find(conditions, sought, places)
         for outer in range(outside):
@@ -91,23 +101,21 @@ def compress(*, item: int) -> Function:
             else:
                 for i in range(count):
                     copy(target + i * step, source + get(places + 8 * i) * step, step)
-        store(arg(args, 3), count)
+        store(a.count, count)
 
     return kernel
 
 
 def unique(*, dtype: str, in_order: bool) -> Function:
-    """Return the kernel of Unique: rows are found in a table by their hash, then sorted.
+    """Return the kernel of `UniqueArguments`: rows are found in a table by their hash, then sorted.
 
     The table grows with the number of distinct rows: few of them stay in the nearest cache.
 
     Args:
         dtype: Dtype of the elements; NaN equals NaN and comes last.
-        in_order: Whether the rows are given in order, not in that of their first appearance.
-
-    Words: ``0 x, 1 y, 2 first places, 3 inverse, 4 counts, 5 count, 6 rows, 7 elements of a row,
-    8 scratch of 2 int64 a row, 9 scratch of 4 a row and 64 more``. One unit.
+        in_order: Whether the result is sorted, not in the order of their first appearance.
     """
+    arguments = view_of(UniqueArguments)
     load, get, put = ld(dtype), ld("int64"), st("int64")
     item = numpy_dtype(dtype).itemsize
     load_bits = ld(WORDS[item])
@@ -157,10 +165,10 @@ def unique(*, dtype: str, in_order: bool) -> Function:
             put(table + 8 * at, k)
 
     @register_jitable
-    def group(args: int) -> int:
+    def group(a: UniqueArguments) -> int:
         """Number the rows' groups as they appear; return how many there are."""
-        x, y, first, inverse = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
-        counts, rows, length, table = arg(args, 4), arg(args, 6), arg(args, 7), arg(args, 9)
+        x, y, first, inverse = a.x, a.y, a.first, a.inverse
+        counts, rows, length, table = a.counts, a.rows, a.length, a.table
         step, groups, bits = length * item, 0, 6
         refill(y, length, 0, table, bits)
         for i in range(rows):
@@ -199,10 +207,10 @@ def unique(*, dtype: str, in_order: bool) -> Function:
                 j += 1
 
     @register_jitable
-    def sort(args: int, groups: int) -> None:
+    def sort(a: UniqueArguments, groups: int) -> None:
         """Renumber the groups in the order of their rows."""
-        x, y, first, inverse = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
-        counts, rows, length, order = arg(args, 4), arg(args, 6), arg(args, 7), arg(args, 8)
+        x, y, first, inverse = a.x, a.y, a.first, a.inverse
+        counts, rows, length, order = a.counts, a.rows, a.length, a.order
         spare, step = order + 8 * rows, length * item
         for k in range(groups):
             put(order + 8 * k, k)
@@ -227,29 +235,25 @@ def unique(*, dtype: str, in_order: bool) -> Function:
             put(counts + 8 * number, get(counts + 8 * number) + 1)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        groups = group(args)
+        a = arguments(args)
+        groups = group(a)
         if in_order:
-            sort(args, groups)
-        put(arg(args, 5), groups)
+            sort(a, groups)
+        put(a.count, groups)
 
     return kernel
 
 
 def suppress(*, centred: bool, lanes: int) -> Function:
-    """Return the kernel that picks the boxes of one class, the best first.
+    """Return the kernel of `SuppressArguments`: it picks boxes of one class, the best first.
 
     A candidate is compared with so many picked boxes at once as a vector has lanes.
 
     Args:
         centred: Whether a box is (x, y, width, height) of its centre, not two corners.
         lanes: Lanes of a vector.
-
-    Words: ``0 boxes [batch, boxes, 4], 1 scores [batch, classes, boxes], 2 most (int64, or 0: none
-    are wanted), 3 least overlap that suppresses (float32 or 0), 4 least score (float32 or 0),
-    5 picked [batch * classes, room], 6 how many, 7 boxes, 8 classes, 9 room, 10 scratch, 11 bytes
-    of it for each worker (8 a box; 20 a box and vector for what is picked)``.
-    Units: batch * classes.
     """
+    arguments = view_of(SuppressArguments)
     v = vec("float32", lanes)
     fetch, splat, zero, select = v.load, v.splat, v.zero, v.select
     least, most_of, first_lanes, any_of = v.min, v.max, v.mask_n, v.any
@@ -323,18 +327,19 @@ def suppress(*, centred: bool, lanes: int) -> Function:
         put(heap + 8 * at, moving)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        boxes, classes, room = arg(args, 7), arg(args, 8), arg(args, 9)
-        most = min(get(arg(args, 2)), room) if arg(args, 2) != 0 else 0
-        limit = splat(load(arg(args, 3))) if arg(args, 3) != 0 else zero()
-        heap = arg(args, 10) + worker * arg(args, 11)
+        a = arguments(args)
+        boxes, classes, room = a.number, a.classes, a.room
+        most = min(get(a.most), room) if a.most != 0 else 0
+        limit = splat(load(a.overlap)) if a.overlap != 0 else zero()
+        heap = a.scratch + worker * a.scratch_bytes
         kept, row = heap + 8 * boxes, 4 * (boxes + lanes)
         for unit in range(begin, end):
-            at = arg(args, 0) + unit // classes * boxes * 16
-            scores = arg(args, 1) + unit * boxes * 4
-            picked = arg(args, 5) + unit * room * 8
+            at = a.boxes + unit // classes * boxes * 16
+            scores = a.scores + unit * boxes * 4
+            picked = a.picked + unit * room * 8
             count = 0
             for i in range(boxes):
-                if arg(args, 4) == 0 or load(scores + 4 * i) > load(arg(args, 4)):
+                if a.least == 0 or load(scores + 4 * i) > load(a.least):
                     put(heap + 8 * count, i)
                     count += 1
             for i in range(count // 2 - 1, -1, -1):
@@ -349,28 +354,26 @@ def suppress(*, centred: bool, lanes: int) -> Function:
                     put(picked + 8 * taken, best)
                     keep(at + 16 * best, kept + 4 * taken, row)
                     taken += 1
-            put(arg(args, 6) + 8 * unit, taken)
+            put(a.counts + 8 * unit, taken)
 
     return kernel
 
 
 def gather_picked() -> Function:
-    """Return the kernel that puts the picks of all classes one after the other.
-
-    Words: ``0 picked, 1 how many, 2 y [room, 3], 3 count, 4 batch * classes, 5 classes,
-    6 room of a class``. One unit.
-    """
+    """Return the kernel of `GatherPickedArguments`: the picks of all classes in a row."""
+    arguments = view_of(GatherPickedArguments)
     get, put = ld("int64"), st("int64")
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        y, count = arg(args, 2), 0
-        for unit in range(arg(args, 4)):
-            picked = arg(args, 0) + unit * arg(args, 6) * 8
-            for k in range(get(arg(args, 1) + 8 * unit)):
-                put(y + 24 * count, unit // arg(args, 5))
-                put(y + 24 * count + 8, unit % arg(args, 5))
+        a = arguments(args)
+        y, count = a.y, 0
+        for unit in range(a.units):
+            picked = a.picked + unit * a.room * 8
+            for k in range(get(a.counts + 8 * unit)):
+                put(y + 24 * count, unit // a.classes)
+                put(y + 24 * count + 8, unit % a.classes)
                 put(y + 24 * count + 16, get(picked + 8 * k))
                 count += 1
-        put(arg(args, 3), count)
+        put(a.count, count)
 
     return kernel

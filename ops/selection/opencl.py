@@ -23,6 +23,14 @@ from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.opencl import as_words
 from subgraph.ops.shared.opencl_code import line, require, storage, word
 
+from .arguments import (
+    CompressArguments,
+    GatherPickedArguments,
+    NonZeroArguments,
+    SuppressArguments,
+    TopKArguments,
+    UniqueArguments,
+)
 from .padded import PREFIX, TRIMMED
 
 _TEAM = 128  # work-items of a GPU's group
@@ -52,13 +60,6 @@ def _group(low: ClLowering) -> int:
 def _teams(low: ClLowering, count: int) -> tuple[tuple[int], tuple[int]]:
     """Return the ranges over ``count`` teams."""
     return (count * _group(low),), (_group(low),)
-
-
-def _parts(words: Sequence[Word], count: int) -> tuple[list[Operand], list[int]]:
-    """Return the operands that come first, and the numbers after them."""
-    operands = [word for word in words[:count] if isinstance(word, Operand)]
-    assert len(operands) == count
-    return operands, [word for word in words[count:] if isinstance(word, int)]
 
 
 # ---------------------------------------------------------------------------- order
@@ -135,15 +136,16 @@ def _chunk(low: ClLowering, count: int) -> int:
 
 
 @cl_kernel("subgraph.ops.selection.top_kernels", "keys", "wide_keys")
-def top(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def top(low: ClLowering, kernel: Kernel, a: TopKArguments) -> None:
     """Launch TopK."""
     variant: dict[str, Any] = dict(kernel.variant)
-    (x, values, places), (size, inner, k, *_) = _parts(words, 3)
     descending = bool(variant["largest"])
-    found = _ordered(low, x, x.size // size, size, inner=inner, most=k, descending=descending)
+    lines = a.x.size // a.size
+    found = _ordered(low, a.x, lines, a.size, inner=a.inner, most=a.k, descending=descending)
     source = _program(low, variant["dtype"], ORDER=1, DESCENDING=int(descending), COUNTED=0)
-    arguments: list[Word] = [values.size, x, found, values, places, size, inner, k]
-    low.launch(source, "top", arguments, *line(low, values.size))
+    count = a.values.size
+    arguments = [count, a.x, found, a.values, a.indices, a.size, a.inner, a.k]
+    low.launch(source, "top", arguments, *line(low, count))
 
 
 # ---------------------------------------------------------------------------- numbers
@@ -173,93 +175,87 @@ def _numbered(
     low.launch(source, "number", words, *_teams(low, teams))
 
 
-def _places(
-    low: ClLowering, x: Operand, places: Operand, total: Operand, dims: Sequence[int], half: bool
+def _indices(
+    low: ClLowering, x: Operand, indices: Operand, total: Operand, dims: Sequence[int], half: bool
 ) -> None:
-    """Launch what finds elements that are not zero: ``places`` [rank, size]."""
+    """Launch what finds elements that are not zero: ``indices`` [rank, size]."""
     table = low.weight("table32", np.array, np.array(dims, np.int32))
     dtype = "uint16" if half else "uint8" if x.dtype == "bool" else x.dtype
-    arguments: list[Word] = [x, places, table]
+    arguments: list[Word] = [x, indices, table]
     flags = {"SCAN": 0, "HALF": int(half), "RANK": len(dims)}
     _numbered(low, math.prod(dims), total, arguments, dtype, **flags)
 
 
 @cl_kernel("subgraph.ops.selection.kernels", "non_zero")
-def non_zero(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def non_zero(low: ClLowering, kernel: Kernel, a: NonZeroArguments) -> None:
     """Launch NonZero."""
-    (x, places, total), (_, _, *dims) = _parts(words, 3)
-    _places(low, x, places, total, dims, bool(dict(kernel.variant)["half"]))
+    _indices(low, a.x, a.indices, a.count, a.dims, bool(dict(kernel.variant)["half"]))
 
 
 @cl_kernel("subgraph.ops.selection.kernels", "compress")
-def compress(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch Compress: the places of true conditions, then copies."""
-    (x, conditions, y, total), (outer, size, step, _, room) = _parts(words, 4)
-    places = temporary(low, "int64", (room,))
-    _places(low, conditions, places, total, [room], False)
-    item = min(x.itemsize, 8)
-    count = outer * room * (step // item)
-    arguments: list[Word] = [count, as_words(x, item), places, total, as_words(y, item)]
+def compress(low: ClLowering, kernel: Kernel, a: CompressArguments) -> None:
+    """Launch Compress: the indices of true conditions, then copies."""
+    indices = temporary(low, "int64", (a.room,))
+    _indices(low, a.conditions, indices, a.count, [a.room], False)
+    item = min(a.x.itemsize, 8)
+    inner = a.slice_bytes // item
+    count = a.outer * a.room * inner
+    arguments = [count, as_words(a.x, item), indices, a.count, as_words(a.y, item)]
     source = ClSource(
         "selection/kernels", defines=(("COMPRESS", 1), ("GROUP", 1), ("T", word(item)))
     )
-    low.launch(source, "compress", [*arguments, size, room, step // item], *line(low, count))
+    low.launch(source, "compress", [*arguments, a.size, a.room, inner], *line(low, count))
 
 
 @cl_kernel("subgraph.ops.selection.kernels", "unique")
-def unique(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch Unique: the order of the rows, groups of equal ones, what is told of each."""
+def unique(low: ClLowering, kernel: Kernel, a: UniqueArguments) -> None:
+    """Launch Unique: the order of the rows, groups of equal ones, numbers and counts of each."""
     variant: dict[str, Any] = dict(kernel.variant)
     dtype = variant["dtype"]
-    (x, y, first, inverse, counts, total), (rows, length, *_) = _parts(words, 6)
-    order = _ordered(low, x, 1, rows, length=length)
+    rows, total = a.rows, a.count
+    order = _ordered(low, a.x, 1, rows, length=a.length)
     groups, begins, firsts = (temporary(low, "int32", (rows,)) for _ in range(3))
-    arguments: list[Word] = [x, order, groups, begins, firsts, length]
+    arguments: list[Word] = [a.x, order, groups, begins, firsts, a.length]
     _numbered(low, rows, total, arguments, dtype, SCAN=1)
     numbers = groups
     if not variant["in_order"]:
         numbers = temporary(low, "int32", (rows,))
         _numbered(low, rows, total, [firsts, numbers], SCAN=2)
-    count = rows * max(length, 1)
-    arguments = [count, x, order, groups, begins, numbers, total, y, first, inverse, counts]
+    count = rows * max(a.length, 1)
+    arguments = [count, a.x, order, groups, begins, numbers, total, a.y, a.first, a.inverse]
     source = _program(low, dtype, DISTINCT=1, SORTED=int(variant["in_order"]))
-    low.launch(source, "distinct", [*arguments, rows, length], *line(low, count))
+    low.launch(source, "distinct", [*arguments, a.counts, rows, a.length], *line(low, count))
 
 
 # ---------------------------------------------------------------------------- boxes
 
 
 @cl_kernel("subgraph.ops.selection.kernels", "suppress")
-def suppress(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def suppress(low: ClLowering, kernel: Kernel, a: SuppressArguments) -> None:
     """Launch what picks boxes of each class: those good enough, in order, then one by one."""
-    boxes, scores, most, limit, least, picked, many = words[:7]
-    number, classes, room = (n for n in words[7:10] if isinstance(n, int))
-    assert isinstance(scores, Operand)
-    assert isinstance(picked, Operand)
-    assert isinstance(many, Operand)
-    lines = many.size
-    if not isinstance(most, Operand):
-        emit_fill(low, many, lines, np.zeros(1, np.int64))
+    lines, number = a.counts.size, a.number
+    if not isinstance(a.most, Operand):
+        emit_fill(low, a.counts, lines, np.zeros(1, np.int64))
         return
     flags = {
         "CENTRED": int(bool(dict(kernel.variant)["centred"])),
-        "LIMITED": int(isinstance(limit, Operand)),
-        "SCORED": int(isinstance(least, Operand)),
+        "LIMITED": int(isinstance(a.overlap, Operand)),
+        "SCORED": int(isinstance(a.least, Operand)),
     }
     source = _program(low, BOXES=1, **flags)
     order = temporary(low, "int32", (lines, number))
     counts = temporary(low, "int32", (lines,))
-    arguments: list[Word] = [lines, scores, least or scores, order, counts, number]
+    arguments: list[Word] = [lines, a.scores, a.least or a.scores, order, counts, number]
     low.launch(source, "candidates", arguments, *_teams(low, lines))
-    order = _ordered(low, scores, lines, number, descending=True, chosen=(order, counts))
-    arguments = [lines, boxes, order, counts, most, limit or boxes, picked, many]
-    low.launch(source, "suppress", [*arguments, number, classes, room], *_teams(low, lines))
+    order = _ordered(low, a.scores, lines, number, descending=True, chosen=(order, counts))
+    arguments = [lines, a.boxes, order, counts, a.most, a.overlap or a.boxes, a.picked, a.counts]
+    arguments += [number, a.classes, a.room]
+    low.launch(source, "suppress", arguments, *_teams(low, lines))
 
 
 @cl_kernel("subgraph.ops.selection.kernels", "gather_picked")
-def gather_picked(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def gather_picked(low: ClLowering, kernel: Kernel, a: GatherPickedArguments) -> None:
     """Launch what puts the picks of all classes one after the other."""
-    (picked, many, y, total), (lines, classes, room) = _parts(words, 4)
     source = _program(low, BOXES=1, CENTRED=0, LIMITED=0, SCORED=0)
-    arguments: list[Word] = [lines, picked, many, y, total, classes, room]
-    low.launch(source, "gather_picked", arguments, *_teams(low, lines))
+    arguments = [a.units, a.picked, a.counts, a.y, a.count, a.classes, a.room]
+    low.launch(source, "gather_picked", arguments, *_teams(low, a.units))

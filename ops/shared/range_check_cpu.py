@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
+
+from .arguments import InRangeArguments
 
 
 def emit_range_check(
@@ -34,7 +36,14 @@ def emit_range_check(
         return
     if values.dtype not in ("int32", "int64", "float32", "float64"):
         raise Unsupported(f"{name} of {values.dtype}")
-    kernel = Kernel("subgraph.ops.indexing.kernels", "in_range", dtype=values.dtype)
-    also = least if ignored is None else ignored
-    words: list[Word] = [values, values.size // step, step, least, most, also, low.report(name)]
-    low.emit(kernel, words, 1, bytes=values.nbytes // step)
+    kernel = Kernel("subgraph.ops.shared.range_check_kernels", "in_range", dtype=values.dtype)
+    arguments = InRangeArguments(
+        values=values,
+        count=values.size // step,
+        step=step,
+        least=least,
+        most=most,
+        also=least if ignored is None else ignored,
+        report=low.report(name),
+    )
+    low.emit(kernel, arguments, 1, bytes=values.nbytes // step)

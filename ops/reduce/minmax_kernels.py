@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import st_f32, vec
-from subgraph.engine.codegen.tile import arg
+
+from .arguments import MinMaxArguments
 
 
-def extremes(*, lanes: int) -> Callable[..., None]:
-    """Return the kernel that finds both extremes of float32; a unit is a run of elements.
+def minmax(*, lanes: int) -> Callable[..., None]:
+    """Return the kernel of `MinMaxArguments`.
 
-    Words: ``0 x  1 largest of each unit  2 smallest  3 elements  4 elements of a unit (the last may
-    have fewer)``. Both are NaN where an element is.
+    Args:
+        lanes: Elements of a vector.
     """
+    arguments = view_of(MinMaxArguments)
     v = vec("float32", lanes)
     load, load_m, select, mask_n, splat = v.load, v.load_m, v.select, v.mask_n, v.splat
     larger, smaller, unordered, isnan = v.max, v.min, v.unordered, v.isnan
@@ -46,12 +49,13 @@ def extremes(*, lanes: int) -> Callable[..., None]:
         return larger(a, b), smaller(c, d), nan
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size = arg(args, 4)
+        a = arguments(args)
+        size = a.run
         for unit in range(begin, end):
             first = unit * size
-            count = min(size, arg(args, 3) - first)
-            most, least, nan = of_run(arg(args, 0) + 4 * first, count)
-            st_f32(arg(args, 1) + 4 * unit, row_largest(select(isnan(nan), nan, most)))
-            st_f32(arg(args, 2) + 4 * unit, row_smallest(select(isnan(nan), nan, least)))
+            count = min(size, a.size - first)
+            most, least, nan = of_run(a.x + 4 * first, count)
+            st_f32(a.largest + 4 * unit, row_largest(select(isnan(nan), nan, most)))
+            st_f32(a.smallest + 4 * unit, row_smallest(select(isnan(nan), nan, least)))
 
     return kernel
