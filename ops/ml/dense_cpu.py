@@ -17,7 +17,6 @@ from subgraph.engine.planner.lowering import (
     Storage,
     Unsupported,
     Weight,
-    Word,
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
@@ -31,6 +30,7 @@ from subgraph.ops.indexing.arguments import OneHotArguments
 from subgraph.ops.reduce.cpu import emit_minmax, emit_reduction
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 
+from .arguments import SearchArguments
 from .scores import ML, prepared
 
 _TRANSFORMS = {"NONE": "", "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
@@ -196,8 +196,8 @@ def _emit_search(low: Lowering, x: Operand, y: Operand, keys: Array, values: Arr
     kernel = Kernel("subgraph.ops.ml.encoder_kernels", "search", dtype=x.dtype, item=y.itemsize)
     table = low.weight("ml keys", as_it_is, sought)
     found = low.weight("ml values", as_it_is, order)
-    words: list[Word] = [x, y, table, found, len(sought)]
-    low.emit(kernel, words, x.size, grain=1024, bytes=x.nbytes + y.nbytes)
+    arguments = SearchArguments(x=x, y=y, keys=table, values=found, count=len(sought))
+    low.emit(kernel, arguments, x.size, grain=1024, bytes=x.nbytes + y.nbytes)
 
 
 def _label_table(node: Node) -> tuple[Array, Array]:

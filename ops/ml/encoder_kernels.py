@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st
-from subgraph.ops.movement.kernels import WORDS, arg
+from subgraph.ops.movement.kernels import WORDS
+
+from .arguments import SearchArguments
 
 Function = Callable[..., Any]
 
 
 def search(*, dtype: str, item: int) -> Function:
-    """Return the kernel that puts the value of each element's key.
+    """Return the kernel of `SearchArguments`: it writes the value of each element's key.
 
-    Words: ``0 x, 1 y, 2 keys (sorted, without NaN), 3 values: of the keys, of what is none, of
-    NaN, 4 number of keys``. Units: elements. ``item`` is the size of a value.
+    Args:
+        dtype: Of the elements.
+        item: Bytes of a value.
     """
+    arguments = view_of(SearchArguments)
     load = ld(dtype)
     take, put = ld(WORDS[item]), st(WORDS[item])
     size = 8 if dtype.endswith("64") else 4
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        x, y, keys, values, count = (
-            arg(args, 0),
-            arg(args, 1),
-            arg(args, 2),
-            arg(args, 3),
-            arg(args, 4),
-        )
+        a = arguments(args)
+        x, y, keys, values, count = a.x, a.y, a.keys, a.values, a.count
         for unit in range(begin, end):
             value = load(x + unit * size)
             # Halving without branches: the last key that is not above the value stays in sight.

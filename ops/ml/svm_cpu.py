@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from subgraph.engine.planner.constants import as_it_is
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -23,6 +23,12 @@ from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term, text
 
+from .arguments import (
+    DistancesArguments,
+    JoinedArguments,
+    PairScoresArguments,
+    VotesArguments,
+)
 from .dense_cpu import (
     emit_labels,
     emit_linear,
@@ -34,7 +40,7 @@ from .dense_cpu import (
 from .scores import ML, prepared
 from .svm import Machine, classifier_machine, regressor_machine
 
-_SAMPLES = 4  # samples whose distances are computed at once, see ml_svm_kernels.py
+_SAMPLES = 4  # samples whose distances are computed at once, see svm_kernels.py
 
 
 @attrs.frozen(eq=False)
@@ -104,10 +110,12 @@ def _emit_kernel(low: Lowering, machine: Machine, x: Operand, found: Operand) ->
         padded[:, :count] = vectors.T
         kernel = Kernel("subgraph.ops.ml.svm_kernels", "distances", lanes=lanes)
         table = low.weight(f"ml vectors {lanes}", as_it_is, padded)
-        words: list[Word] = [x, products, table, samples, features, count]
+        arguments = DistancesArguments(
+            x=x, y=products, table=table, samples=samples, features=features, vectors=count
+        )
         flops = 3 * samples * features * count
         units = -(-samples // _SAMPLES)
-        low.emit(kernel, words, units, grain=4, flops=flops, bytes=products.nbytes)
+        low.emit(kernel, arguments, units, grain=4, flops=flops, bytes=products.nbytes)
     else:
         delegate(low, "Gemm", [x, weight_operand(low, "vectors", vectors)], products, transB=1)
     e = Expression()
@@ -180,17 +188,19 @@ def svm_classifier(node: Node, low: Lowering) -> None:
     scores = temporary(low, "float32", (samples, pairs))
     if not _emit_linear_scores(low, made, x, scores):
         _emit_pairs(low, made, x, scores)
-    places = temporary(low, "int64", (samples,))
+    winners = temporary(low, "int64", (samples,))
     scratch = low.scratch(8 * classes, per_worker=True)
-    words: list[Word] = [scores, places, classes, pairs, scratch, scratch.nbytes]
-    low.emit(
-        Kernel("subgraph.ops.ml.svm_kernels", "votes"),
-        words,
-        samples,
-        grain=1024,
-        bytes=scores.nbytes,
+    arguments = VotesArguments(
+        scores=scores,
+        winners=winners,
+        classes=classes,
+        pairs=pairs,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
     )
-    emit_labels(low, places, labels)
+    kernel = Kernel("subgraph.ops.ml.svm_kernels", "votes")
+    low.emit(kernel, arguments, samples, grain=1024, bytes=scores.nbytes)
+    emit_labels(low, winners, labels)
     if a.size:
         joined = scores_of(low, name, y)
         _emit_joined(low, scores, joined, (a, b), classes)
@@ -207,19 +217,19 @@ def _emit_pairs(low: Lowering, made: _Scores, x: Operand, scores: Operand) -> No
     """Emit the scores of pairs: sums over the vectors of two classes only, not zeros times all."""
     found = temporary(low, "float64", (x.shape[0], len(made.machine.vectors)))
     _emit_kernel(low, made.machine, x, found)
-    words: list[Word] = [found, scores]
-    words += [
-        low.weight(f"machine {name}", as_it_is, np.ascontiguousarray(array))
-        for name, array in (
-            ("rows", made.rows),
-            ("constants", made.rho.astype(np.float64)),
-            ("ends", made.ends),
-        )
-    ]
-    words += [len(made.ends) - 1, len(made.machine.vectors)]
+    rows, rho = np.ascontiguousarray(made.rows), made.rho.astype(np.float64)
+    arguments = PairScoresArguments(
+        products=found,
+        scores=scores,
+        coefficients=low.weight("machine rows", as_it_is, rows),
+        constants=low.weight("machine constants", as_it_is, rho),
+        ends=low.weight("machine ends", as_it_is, made.ends),
+        classes=len(made.ends) - 1,
+        vectors=len(made.machine.vectors),
+    )
     kernel = Kernel("subgraph.ops.ml.svm_kernels", "pair_scores", lanes=low.lanes("float64"))
     flops = 2 * x.shape[0] * made.rows.size
-    low.emit(kernel, words, x.shape[0], grain=64, flops=flops, bytes=found.nbytes)
+    low.emit(kernel, arguments, x.shape[0], grain=64, flops=flops, bytes=found.nbytes)
 
 
 def _emit_both(low: Lowering, score: Operand, y: Operand) -> None:
@@ -243,11 +253,8 @@ def _emit_joined(
     each = temporary(low, "float64", scores.shape)
     emit_expression(low, e, [source(scores), a, b], [(bounded, each)])
     scratch = low.scratch(8 * classes * (classes + 2), per_worker=True)
-    words: list[Word] = [each, y, classes, scratch, scratch.nbytes]
-    low.emit(
-        Kernel("subgraph.ops.ml.svm_kernels", "joined"),
-        words,
-        scores.shape[0],
-        grain=64,
-        bytes=y.nbytes,
+    arguments = JoinedArguments(
+        pairs=each, y=y, classes=classes, scratch=scratch, scratch_bytes=scratch.nbytes
     )
+    kernel = Kernel("subgraph.ops.ml.svm_kernels", "joined")
+    low.emit(kernel, arguments, scores.shape[0], grain=64, bytes=y.nbytes)

@@ -8,26 +8,29 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st, vec
-from subgraph.ops.movement.kernels import arg
+
+from .arguments import DistancesArguments, JoinedArguments, PairScoresArguments, VotesArguments
 
 Function = Callable[..., Any]
 
 
 def distances(*, lanes: int) -> Function:
-    """Return the kernel of squared distances between samples and vectors.
+    """Return the kernel of `DistancesArguments`.
 
-    Words: ``0 x, 1 y [samples, vectors], 2 vectors [features, vectors padded to pairs of SIMD
-    vectors], 3 samples, 4 features, 5 vectors``. Units: four samples each; the last ones of a
-    smaller number are computed as often as it takes.
+    Args:
+        lanes: Elements of a vector.
     """
+    arguments = view_of(DistancesArguments)
     v = vec("float32", lanes)
     load, bcast, fma, zero, store_n = v.load, v.bcast, v.fma, v.zero, v.store_n
     width = 2 * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        x, y, table = arg(args, 0), arg(args, 1), arg(args, 2)
-        samples, features, count = arg(args, 3), arg(args, 4), arg(args, 5)
+        w = arguments(args)
+        x, y, table = w.x, w.y, w.table
+        samples, features, count = w.samples, w.features, w.vectors
         padded = (count + width - 1) // width * width
         for unit in range(begin, end):
             first, last = 4 * unit, samples - 1
@@ -71,19 +74,19 @@ def distances(*, lanes: int) -> Function:
 
 
 def pair_scores(*, lanes: int) -> Function:
-    """Return the kernel that adds up the scores of pairs of classes in float64.
+    """Return the kernel of `PairScoresArguments`: scores of pairs of classes, added in float64.
 
-    Words: ``0 kernel function [samples, vectors] (float64), 1 scores [samples, pairs] (float32),
-    2 coefficients [pairs, vectors] (float64), 3 constants of the pairs (float64), 4 where the
-    vectors of each class begin, and their number, 5 classes, 6 vectors``. Units: samples.
+    Args:
+        lanes: Elements of a vector.
     """
+    arguments = view_of(PairScoresArguments)
     v = vec("float64", lanes)
     load, load_n, fma, zero, total_of = v.load, v.load_n, v.fma, v.zero, v.sum
     number, real, put = ld("int64"), ld("float64"), st("float32")
 
     @register_jitable
     def dot(p: int, w: int, begin: int, end: int) -> float:
-        """Return the sum of the products of two rows between two places."""
+        """Return the sum of the products of two rows between two indices."""
         a, b = zero(), zero()
         i = begin
         while i + 2 * lanes <= end:
@@ -98,8 +101,9 @@ def pair_scores(*, lanes: int) -> Function:
         return total
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        found, scores, rows = arg(args, 0), arg(args, 1), arg(args, 2)
-        rho, ends, classes, vectors = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
+        a = arguments(args)
+        found, scores, rows = a.products, a.scores, a.coefficients
+        rho, ends, classes, vectors = a.constants, a.ends, a.classes, a.vectors
         for unit in range(begin, end):
             p, pair = found + 8 * unit * vectors, 0
             to = scores + 4 * unit * (classes * (classes - 1) // 2)
@@ -116,17 +120,15 @@ def pair_scores(*, lanes: int) -> Function:
 
 
 def votes() -> Function:
-    """Return the kernel that finds the class with the most votes, of equals the first.
-
-    Words: ``0 scores of pairs (float32), 1 places (int64), 2 classes, 3 pairs, 4 scratch, 5 bytes
-    of it for each worker (8 for each class)``. Units: samples.
-    """
+    """Return the kernel of `VotesArguments`: the class with the most votes, of equals the first."""
+    arguments = view_of(VotesArguments)
     load, put, count_at, put_count = ld("float32"), st("int64"), ld("int64"), st("int64")
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        scores, places = arg(args, 0), arg(args, 1)
-        classes, pairs = arg(args, 2), arg(args, 3)
-        counts = arg(args, 4) + worker * arg(args, 5)
+        a = arguments(args)
+        scores, winners = a.scores, a.winners
+        classes, pairs = a.classes, a.pairs
+        counts = a.scratch + worker * a.scratch_bytes
         for unit in range(begin, end):
             for k in range(classes):
                 put_count(counts + 8 * k, 0)
@@ -142,26 +144,24 @@ def votes() -> Function:
             for k in range(1, classes):
                 if count_at(counts + 8 * k) > count_at(counts + 8 * best):
                     best = k
-            put(places + 8 * unit, best)
+            put(winners + 8 * unit, best)
 
     return kernel
 
 
 def joined() -> Function:
-    """Return the kernel of the probabilities of classes, as ``ml_svm.py`` joins those of pairs.
-
-    Words: ``0 probabilities of pairs (float64), 1 y (float32), 2 classes, 3 scratch, 4 bytes of it
-    for each worker (8 for each of classes * (classes + 2))``. Units: samples.
-    """
+    """Return the kernel of `JoinedArguments`: see `svm._joined` for what is computed."""
+    arguments = view_of(JoinedArguments)
     load, store, put = ld("float64"), st("float64"), st("float32")
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        classes = arg(args, 2)
-        q = arg(args, 3) + worker * arg(args, 4)
+        a = arguments(args)
+        classes = a.classes
+        q = a.scratch + worker * a.scratch_bytes
         p, qp = q + 8 * classes * classes, q + 8 * classes * (classes + 1)
         row = 8 * classes
         for unit in range(begin, end):
-            at = arg(args, 0) + 8 * unit * (classes * (classes - 1) // 2)
+            at = a.pairs + 8 * unit * (classes * (classes - 1) // 2)
             for i in range(classes):
                 store(q + i * row + 8 * i, 0.0)
                 store(p + 8 * i, 1.0 / classes)
@@ -200,6 +200,6 @@ def joined() -> Function:
                         )
                         store(p + 8 * j, load(p + 8 * j) / scale)
             for i in range(classes):
-                put(arg(args, 1) + 4 * (unit * classes + i), np.float32(load(p + 8 * i)))
+                put(a.y + 4 * (unit * classes + i), np.float32(load(p + 8 * i)))
 
     return kernel

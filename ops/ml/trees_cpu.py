@@ -7,11 +7,13 @@ reference.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import attrs
 import numpy as np
 
 from subgraph.engine.planner.constants import as_it_is
-from subgraph.engine.planner.lowering import Lowering, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -20,6 +22,7 @@ from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.elementwise.expressions import text
 
+from .arguments import EnsembleArguments
 from .scores import ML, prepared
 from .trees import (
     AGGREGATES,
@@ -41,7 +44,7 @@ _DELEGATES = {"LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
 
 @attrs.frozen(eq=False)
 class _Packed:
-    """A forest as the kernel reads it: see ``ml_trees_kernels.py``."""
+    """A forest as the kernel reads it: see ``trees_kernels.py``."""
 
     nodes: Array
     roots: Array
@@ -52,6 +55,15 @@ class _Packed:
     alone: bool
     positive: bool
     lost: bool
+
+
+class _Pair(NamedTuple):
+    """How one score decides between two classes: see the attributes of `EnsembleArguments`."""
+
+    voted: int
+    second_above: float
+    first_constant: float
+    first_factor: float
 
 
 def _pack(forest: Forest) -> _Packed:
@@ -68,13 +80,13 @@ def _pack(forest: Forest) -> _Packed:
         raise Unsupported("trees that compare with the lowest number")
     if max(RECORD * len(inner), len(forest.targets)) >= 1 << 31:
         raise Unsupported(f"trees of {len(inner)} nodes")
-    turned = np.isin(modes, (GTE, GT))
+    swapped = np.isin(modes, (GTE, GT))
     on_false, on_true = RECORD * forest.children[:, inner]
     nodes = np.zeros((len(inner), 6), np.int32)
     nodes[inner, 0] = forest.features[inner]
     nodes[inner, 1] = thresholds.astype(np.float32).view(np.int32)
-    nodes[inner, 2] = np.where(turned, on_false, on_true)
-    nodes[inner, 3] = np.where(turned, on_true, on_false)
+    nodes[inner, 2] = np.where(swapped, on_false, on_true)
+    nodes[inner, 3] = np.where(swapped, on_true, on_false)
     nodes[inner, 4] = np.where(forest.missing[inner], on_true, on_false)
     leaves = np.flatnonzero(~inner)
     nodes[leaves, 1] = forest.first[leaves]
@@ -139,13 +151,13 @@ def _emit_pair(low: Lowering, packed: _Packed, transform: str, base: Array, labe
     (voted,) = np.unique(packed.targets)
     second = 0.5 if packed.positive else 0.0
     if voted:
-        _emit(low, packed, "SUM", transform, base, labels, (int(voted), second, 0.0, 0.0))
+        _emit(low, packed, "SUM", transform, base, labels, _Pair(int(voted), second, 0.0, 0.0))
         return
     # A sigmoid takes the opposite score; no other transform is applied to a lone first score.
     ones = 1.0 if packed.positive and transform != "LOGISTIC" else 0.0
     if transform.startswith("SOFTMAX"):
         transform = "NONE"
-    _emit(low, packed, "SUM", transform, base, labels, (int(voted), second, ones, -1.0))
+    _emit(low, packed, "SUM", transform, base, labels, _Pair(int(voted), second, ones, -1.0))
 
 
 def _emit(
@@ -155,9 +167,9 @@ def _emit(
     transform: str,
     base: Array,
     labels: Array | None = None,
-    pair: tuple[int, float, float, float] | None = None,
+    pair: _Pair | None = None,
 ) -> None:
-    """Emit the kernel and what becomes of its scores; ``pair`` holds its words 14 and 17 to 19."""
+    """Emit the kernel and what becomes of its scores."""
     x, y = low.given(0), low.output(0 if labels is None else 1)
     samples, features = (1, *x.shape)[-2:]
     count = y.shape[-1]
@@ -172,22 +184,36 @@ def _emit(
     step = "" if transform == "SOFTMAX" and count == 1 else _DELEGATES.get(transform, "")
     scores = temporary(low, "float32", y.shape) if step else y
     filled = np.broadcast_to(base if base.size else np.zeros(1, np.float32), (count,))
-    words: list[Word] = [x, scores, 0 if labels is None else low.output(0)]
-    words += [
-        low.weight(f"trees {name}", as_it_is, np.ascontiguousarray(array))
-        for name, array in (
-            *(("nodes", packed.nodes), ("roots", packed.roots), ("targets", packed.targets)),
-            *(("weights", packed.weights), ("base", filled)),
-            ("labels", np.zeros(1, np.int64) if labels is None else labels),
-        )
-    ]
+
+    def weight(name: str, array: Array) -> Weight:
+        return low.weight(f"trees {name}", as_it_is, np.ascontiguousarray(array))
+
     scratch = low.scratch(BLOCK * count, per_worker=True)
-    divisor = float(max(len(packed.roots), 1)) if aggregate == "AVERAGE" else 1.0
-    words += [samples, features, count, len(packed.roots), divisor]
-    words += [int(base.size > 0) if pair is None else pair[0], scratch, scratch.nbytes]
-    words += () if pair is None else pair[1:]
+    arguments = EnsembleArguments(
+        x=x,
+        scores=scores,
+        labels=0 if labels is None else low.output(0),
+        nodes=weight("nodes", packed.nodes),
+        roots=weight("roots", packed.roots),
+        targets=weight("targets", packed.targets),
+        weights=weight("weights", packed.weights),
+        base=weight("base", filled),
+        class_labels=weight("labels", np.zeros(1, np.int64) if labels is None else labels),
+        samples=samples,
+        features=features,
+        count=count,
+        trees=len(packed.roots),
+        divisor=float(max(len(packed.roots), 1)) if aggregate == "AVERAGE" else 1.0,
+        base_votes=int(base.size > 0),
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+        voted=0 if pair is None else pair.voted,
+        second_above=0.0 if pair is None else pair.second_above,
+        first_constant=0.0 if pair is None else pair.first_constant,
+        first_factor=0.0 if pair is None else pair.first_factor,
+    )
     found = "scores" if labels is None else "labels" if pair is None else "pair"
     kernel = Kernel("subgraph.ops.ml.trees_kernels", "ensemble", found=found, lost=packed.lost)
-    low.emit(kernel, words, -(-samples // BLOCK), grain=1, bytes=x.nbytes + y.nbytes)
+    low.emit(kernel, arguments, -(-samples // BLOCK), grain=1, bytes=x.nbytes + y.nbytes)
     if step:
         delegate(low, step, [scores], y)

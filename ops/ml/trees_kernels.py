@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st
-from subgraph.ops.movement.kernels import arg
 
+from .arguments import EnsembleArguments
 from .trees_layout import BLOCK
 
 Function = Callable[..., Any]
@@ -29,23 +30,16 @@ _WALKS = 8  # side by side
 
 
 def ensemble(*, found: str, lost: bool) -> Function:
-    """Return the kernel that adds up what the leaves say, tree by tree.
+    """Return the kernel of `EnsembleArguments`: it adds up the votes of the leaves, tree by tree.
 
     Args:
-        found: What it tells of a sample: ``"scores"``; ``"labels"``: the class with the highest
-            score too; ``"pair"``: which of two classes one score tells of, and the scores of both.
+        found: The results: ``"scores"``; ``"labels"``: the class with the highest score too;
+            ``"pair"``: one of two classes, which one score decides, and the scores of both.
         lost: Whether NaN has ways of its own; else it goes where greater numbers do.
-
-    Words: ``0 samples, 1 scores, 2 labels, 3 nodes, 4 roots, 5 targets of votes (int32), 6 weights
-    of votes, 7 base values, 8 class labels (int64), 9 number of samples, 10 features, 11 targets,
-    12 trees, 13 divisor (float), 14 whether base values count as votes, 15 scratch, 16 bytes of it
-    for each worker``. Units: blocks of samples. The scratch has a byte for each score of a block:
-    whether a leaf spoke of it. For a pair word 14 is the class of which all leaves speak, and the
-    floats ``17 c, 18 a, 19 b`` follow: its score s makes the scores ``a + b s`` and s, and the
-    second class where s is above c.
     """
+    arguments = view_of(EnsembleArguments)
     number, put_label, label_of = ld("int32"), st("int64"), ld("int64")
-    load, store, real = ld("float32"), st("float32"), ld("float64")
+    load, store = ld("float32"), st("float32")
     flag, put_flag = ld("uint8"), st("uint8")
     labels, pair = found == "labels", found == "pair"
 
@@ -79,12 +73,12 @@ def ensemble(*, found: str, lost: bool) -> Function:
         return low + high
 
     @register_jitable
-    def vote(args: int, leaf: int, scores: int, spoken: int) -> None:
+    def vote(a: EnsembleArguments, leaf: int, scores: int, spoken: int) -> None:
         """Add a leaf's votes to the scores of a sample."""
         at, votes = 4 * number(leaf + 4), number(leaf + 20)
         for i in range(at, at + 4 * votes, 4):
-            target = number(arg(args, 5) + i)
-            store(scores + 4 * target, load(scores + 4 * target) + load(arg(args, 6) + i))
+            target = number(a.targets + i)
+            store(scores + 4 * target, load(scores + 4 * target) + load(a.weights + i))
             if labels:
                 put_flag(spoken + target, np.uint8(1))
 
@@ -104,10 +98,10 @@ def ensemble(*, found: str, lost: bool) -> Function:
         )
 
     @register_jitable
-    def add_votes(args: int, rows: int, size: int, block: int, spoken: int) -> None:
+    def add_votes(a: EnsembleArguments, rows: int, size: int, block: int, spoken: int) -> None:
         """Let samples walk through all trees: those of whole groups together, the rest alone."""
-        nodes, roots = arg(args, 3), arg(args, 4)
-        trees, row, count = arg(args, 12), 4 * arg(args, 10), arg(args, 11)
+        nodes, roots = a.nodes, a.roots
+        trees, row, count = a.trees, 4 * a.features, a.count
         together = size // _WALKS * _WALKS
         for tree in range(trees if together else 0):
             root = nodes + number(roots + 4 * tree)
@@ -116,7 +110,7 @@ def ensemble(*, found: str, lost: bool) -> Function:
                 x, y, z = rows + k * row, block + 4 * k * count, spoken + k * count
                 low, high = apart(x, row), apart(x + 4 * row, row)
                 for leaf in leaves(nodes, (starts, starts), (low, high)):
-                    vote(args, leaf, y, z)
+                    vote(a, leaf, y, z)
                     y, z = y + 4 * count, z + count
         for k in range(together, size):
             x, y, z = rows + k * row, block + 4 * k * count, spoken + k * count
@@ -126,20 +120,20 @@ def ensemble(*, found: str, lost: bool) -> Function:
                 high = roots_of(nodes, roots + 4 * tree + 16, left - 4)
                 for leaf in leaves(nodes, (low, high), (apart(x, 0), apart(x, 0))):
                     if left > 0:
-                        vote(args, leaf, y, z)
+                        vote(a, leaf, y, z)
                     left -= 1
 
     @register_jitable
-    def best_of(args: int, scores: int, spoken: int) -> int:
+    def best_of(a: EnsembleArguments, scores: int, spoken: int) -> int:
         """Finish the scores of a sample; return its class."""
-        count, divisor = arg(args, 11), np.float32(real(args + 104))
+        count, divisor = a.count, np.float32(a.divisor)
         best, highest, any_spoken = 0, np.float32(-np.inf), False
         if labels:
             for target in range(count):
                 any_spoken = any_spoken or flag(spoken + target) != 0
         for target in range(count):
             at = scores + 4 * target
-            score = load(at) / divisor + load(arg(args, 7) + 4 * target)
+            score = load(at) / divisor + load(a.base + 4 * target)
             store(at, score)
             if labels:
                 stands = not any_spoken or flag(spoken + target) != 0
@@ -148,32 +142,31 @@ def ensemble(*, found: str, lost: bool) -> Function:
         return best
 
     @register_jitable
-    def one_of_two(args: int, scores: int) -> int:
+    def one_of_two(a: EnsembleArguments, scores: int) -> int:
         """Write the scores of both classes; return the class."""
-        score = load(scores + 4 * arg(args, 14)) + load(arg(args, 7))
-        other = np.float32(real(args + 144)) + np.float32(real(args + 152)) * score
+        score = load(scores + 4 * a.voted) + load(a.base)
+        other = np.float32(a.first_constant) + np.float32(a.first_factor) * score
         store(scores, other)
         store(scores + 4, score)
-        return int(score > np.float32(real(args + 136)))
+        return int(score > np.float32(a.second_above))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        samples, features, count = arg(args, 9), arg(args, 10), arg(args, 11)
-        spoken = arg(args, 15) + worker * arg(args, 16)
+        a = arguments(args)
+        samples, features, count = a.samples, a.features, a.count
+        spoken = a.scratch + worker * a.scratch_bytes
         for unit in range(begin, end):
             first = unit * BLOCK
             size = min(BLOCK, samples - first)
-            block = arg(args, 1) + 4 * first * count
+            block = a.scores + 4 * first * count
             for k in range(size * count):
                 store(block + 4 * k, np.float32(0))
                 if labels:
-                    put_flag(spoken + k, np.uint8(arg(args, 14)))
-            add_votes(args, arg(args, 0) + 4 * first * features, size, block, spoken)
+                    put_flag(spoken + k, np.uint8(a.base_votes))
+            add_votes(a, a.x + 4 * first * features, size, block, spoken)
             for k in range(size):
                 scores = block + 4 * k * count
-                best = (
-                    one_of_two(args, scores) if pair else best_of(args, scores, spoken + k * count)
-                )
+                best = one_of_two(a, scores) if pair else best_of(a, scores, spoken + k * count)
                 if labels or pair:
-                    put_label(arg(args, 2) + 8 * (first + k), label_of(arg(args, 8) + 8 * best))
+                    put_label(a.labels + 8 * (first + k), label_of(a.class_labels + 8 * best))
 
     return kernel
