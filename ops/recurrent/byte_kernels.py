@@ -12,16 +12,16 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.simd import convert, ld_i32, st_i32, vec
-from subgraph.ops.movement.kernels import arg
 
-from .op import B_SCALES, B_SUMS, B_ZEROS, BESIDE
+from .arguments import CellsArguments
+from .op import BESIDE
 from .product_kernels import product
 
 Function = Callable[..., Any]
 
 
 def byte_recurrence(lanes: int, rows: int, nv: int, gates: int) -> Function:
-    """Return ``f(args, weights, before, count, width, padded, h, sums, held)``.
+    """Return ``f(arguments, weights, before, count, width, padded, h, sums, held)``.
 
     It quantises the states ``h[count, padded]`` into ``held[count, padded + BESIDE]``, multiplies
     them by the weights into int32 ``sums[count, gates, padded]`` and brings these to float32 in
@@ -65,7 +65,7 @@ def byte_recurrence(lanes: int, rows: int, nv: int, gates: int) -> Function:
 
     @register_jitable
     def recur(
-        args: int, weights: int, before: int, count: int, width: int, padded: int, h: int,
+        a: CellsArguments, weights: int, before: int, count: int, width: int, padded: int, h: int,
         sums: int, held: int,
     ) -> None:  # fmt: skip
         step, origin = range_of(h, count * padded * 4)
@@ -74,10 +74,10 @@ def byte_recurrence(lanes: int, rows: int, nv: int, gates: int) -> Function:
             quantize(h + i * padded * 4, padded, held + i * apart, step, origin)
         quads, vectors = (width + 3) // 4, gates * padded // lanes
         for i in range(0, count, rows):
-            few, a, c = min(rows, count - i), held + i * apart, sums + i * row
-            times(few, a, apart, weights, vectors, quads, 0, 0, c, row)
-        scales, totals = arg(args, B_SCALES) + before, arg(args, B_SUMS) + before
-        zeros, zero = arg(args, B_ZEROS), as_whole(origin)
+            few, x, c = min(rows, count - i), held + i * apart, sums + i * row
+            times(few, x, apart, weights, vectors, quads, 0, 0, c, row)
+        scales, totals = a.scales + before, a.sums + before
+        zeros, zero = a.zeros, as_whole(origin)
         for i in range(count):
             own = splat_whole(ld_i32(held + i * apart + padded))
             to = sums + i * row

@@ -15,7 +15,7 @@ from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import Tiles, round_up, tiles
 
-from .cpu import Cells, activations, emit_steps, padded_gates, strides, team
+from .cpu import Cells, Recurrence, activations, emit_steps, padded_gates, strides, team
 from .op import per_column
 
 
@@ -29,9 +29,13 @@ def quantized_lstm(node: Node, low: Lowering) -> None:
     _, of = team(tiles("float32"), 1, batch, 1)
     row = c.gates * size * of.item
     between, _, _ = strides(c, directions * row)
-    panels = [*_weights(low, of, r), 0, 0, 0]
-    numbers = _numbers(low, round_up(size, of.lanes), size, r, scale, zero)
-    emit_steps(low, c, of, batch, [x, *between, row], panels, numbers)
+    recurrence = Recurrence(
+        inputs=x,
+        strides=(*between, row),
+        weights=_weights(low, of, r),
+        columns=_columns(low, round_up(size, of.lanes), size, r, scale, zero),
+    )
+    emit_steps(low, c, of, batch, recurrence)
 
 
 def read_byte_cells(node: Node, low: Lowering) -> Cells:
@@ -71,16 +75,14 @@ def read_byte_cells(node: Node, low: Lowering) -> Cells:
     )
 
 
-def _weights(low: Lowering, of: Tiles, r: Operand) -> list[Word]:
-    """Return the words of R in panels of bytes, and of the bytes of a direction."""
+def _weights(low: Lowering, of: Tiles, r: Operand) -> tuple[Word, int]:
+    """Return R in panels of bytes, and the bytes of a direction."""
     _, hidden, _ = r.shape
     padded = round_up(hidden, of.lanes)
     quads = -(-hidden // 4)
     make = partial(_byte_panels, of=of, padded=padded)
-    return [
-        low.weight(f"recurrence of bytes {padded} {of.width}/{of.lanes}", make, r),
-        quads * 4 * 4 * padded,
-    ]
+    packed = low.weight(f"recurrence of bytes {padded} {of.width}/{of.lanes}", make, r)
+    return packed, quads * 4 * 4 * padded
 
 
 def signed(weights: Array) -> Array:
@@ -104,10 +106,10 @@ def _byte_panels(weights: Array, *, of: Tiles, padded: int) -> Array:
     return np.concatenate(found)
 
 
-def _numbers(
+def _columns(
     low: Lowering, padded: int, hidden: int, r: Operand, scale: Operand, zero: Operand
-) -> list[Word]:
-    """Return the words of scales, sums and zero points of R's columns, of padded gates."""
+) -> tuple[Word, Word, Word]:
+    """Return scales, sums and zero points of R's columns, of padded gates."""
 
     def weight(name: str, make: Callable[[Array], Array], source: Operand) -> Weight:
         def spread(given: Array) -> Array:
@@ -125,4 +127,4 @@ def _numbers(
     def zeros(given: Array) -> Array:
         return per_column(signed(given), hidden).astype(np.int32)
 
-    return [weight("scales", scales, scale), weight("sums", sums, r), weight("zeros", zeros, zero)]
+    return weight("scales", scales, scale), weight("sums", sums, r), weight("zeros", zeros, zero)

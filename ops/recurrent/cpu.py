@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import attrs
@@ -30,7 +30,8 @@ from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, tiles
 from subgraph.system import host
 
-from .op import B_SCALES, BESIDE
+from .arguments import CellsArguments
+from .op import BESIDE
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _USUAL = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
@@ -281,62 +282,73 @@ def emit_cells(low: Lowering, c: Cells) -> None:
     padded = round_up(hidden, of.lanes)
     products = input_products(low, c, padded)
     first_gates = 2 if c.kind == "GRU" else c.gates
-    panels: list[Word] = []
-    for first, last in ((0, first_gates), (first_gates, c.gates)):
+
+    def panels(first: int, last: int) -> tuple[Word, int]:
+        """Return the recurrence weights of some gates, and the bytes of a direction."""
         if first == last:
-            panels += [0, 0]
-            continue
+            return 0, 0
         make = partial(_panels, of=of, first=first, last=last, padded=padded)
         recipe = f"recurrence {first} {last} {c.gates} {padded} {of.width}/{of.lanes}"
         size = packed_size((last - first) * padded, hidden, of)
-        panels += [low.weight(recipe, make, c.r), size * of.item]
-    panels.append(last_bias(low, c, padded) if c.linear else 0)
-    between, _, _ = strides(c, directions * c.gates * padded * of.item)
-    inputs: list[Word] = [products, *between, c.gates * padded * of.item]
-    emit_steps(low, c, of, rows, inputs, panels)
+        return low.weight(recipe, make, c.r), size * of.item
+
+    row = c.gates * padded * of.item
+    emit_steps(
+        low,
+        c,
+        of,
+        rows,
+        Recurrence(
+            inputs=products,
+            strides=(*strides(c, directions * row)[0], row),
+            weights=panels(0, first_gates),
+            last_weights=panels(first_gates, c.gates),
+            last_bias=last_bias(low, c, padded) if c.linear else 0,
+        ),
+    )
 
 
-def emit_steps(
-    low: Lowering,
-    c: Cells,
-    of: Tiles,
-    rows: int,
-    inputs: Sequence[Word],
-    panels: Sequence[Word],
-    byte_words: Sequence[Word] = (),
-) -> None:
-    """Emit `recurrent_kernels.cells`.
+@attrs.frozen(eq=False)
+class Recurrence:
+    """What the steps of a cell read beside its states.
+
+    Attributes:
+        inputs: The inputs times their weights.
+        strides: Their strides in bytes between steps, sequences and directions.
+        weights: Recurrence weights in panels, and the bytes of a direction.
+        last_weights: The same of GRU's last gate.
+        last_bias: Recurrence bias of GRU's last gate, if it is linear.
+        columns: Of weights of bytes the scales, sums and zero points of their columns.
+    """
+
+    inputs: Word
+    strides: tuple[int, ...]
+    weights: tuple[Word, int]
+    last_weights: tuple[Word, int] = (0, 0)
+    last_bias: Word = 0
+    columns: tuple[Word, Word, Word] | None = None
+
+
+def emit_steps(low: Lowering, c: Cells, of: Tiles, rows: int, r: Recurrence) -> None:
+    """Emit `kernels.cells`, for all directions together or, with different activations, for each.
 
     Args:
-        low: Where to.
+        low: Where the steps go.
         c: The cell.
         of: The tile of its recurrence.
         rows: Sequences of a unit.
-        inputs: What was made of the inputs, and its strides.
-        panels: The words of the recurrence's weights and of GRU's bias.
-        byte_words: Further words where these weights are bytes.
+        r: What the steps read.
     """
     steps, batch, _, hidden, directions = c.sizes
-    padded = round_up(hidden, of.lanes)
-    holes: Word = 0
-    if c.peepholes is not None:
-        holes = low.weight(f"peepholes {padded}", partial(_holes, padded=padded), c.peepholes)
-    beside = rows * (padded + BESIDE) if byte_words else 0
-    room = (c.gates + 3) * rows * padded * of.item + beside
-    scratch = low.scratch(room, per_worker=True)
-    outputs = dict(enumerate(low.outputs))
-    places: list[Word] = [*panels, holes]
-    _, between_states, between_y = strides(c, hidden * of.item)
-    places += [c.hidden or 0, c.cell or 0, *between_states, outputs.get(0, 0), *between_y]
-    places += [outputs.get(1, 0), (outputs.get(2, 0) if c.kind == "LSTM" else 0), c.lengths or 0]
+    in_bytes = r.columns is not None
     together = len(set(c.activations)) == 1
+    count = directions if together else 1
+    units = count * -(-batch // rows)
+    flops = 2 * count * steps * batch * c.gates * hidden * hidden
+    moved = c.r.nbytes // directions * count * steps
+    arguments = _arguments(low, c, of, rows, r)
     for first in range(1 if together else directions):
-        count = directions if together else 1
         own = c.activations[first]
-        words: list[Word] = [*inputs, *places, steps, batch, hidden, padded]
-        words += [first, int(c.backwards), rows, scratch, scratch.nbytes, c.clip, *own.numbers]
-        if byte_words:
-            words += [0] * (B_SCALES - len(words))
         kernel = Kernel(
             "subgraph.ops.recurrent.kernels",
             "cells",
@@ -350,13 +362,74 @@ def emit_steps(
             coupled=c.coupled,
             peepholes=c.peepholes is not None,
             clip=c.clip != 0.0,
-            **({"weights": "int8"} if byte_words else {}),
+            **({"weights": "int8"} if in_bytes else {}),
         )
-        units = count * -(-batch // rows)
-        flops = 2 * count * steps * batch * c.gates * hidden * hidden
-        moved = c.r.nbytes // directions * count * steps
-        words += byte_words
-        low.emit(kernel, words, units, grain=grain(units, flops), flops=flops, bytes=moved)
+        made = arguments(first)
+        low.emit(kernel, made, units, grain=grain(units, flops), flops=flops, bytes=moved)
+
+
+def _arguments(
+    low: Lowering, c: Cells, of: Tiles, rows: int, r: Recurrence
+) -> Callable[[int], CellsArguments]:
+    """Return what makes the arguments of `kernels.cells` from a first direction."""
+    steps, batch, _, hidden, _ = c.sizes
+    padded = round_up(hidden, of.lanes)
+    peepholes: Word = 0
+    if c.peepholes is not None:
+        peepholes = low.weight(f"peepholes {padded}", partial(_holes, padded=padded), c.peepholes)
+    beside = rows * (padded + BESIDE) if r.columns else 0
+    room = (c.gates + 3) * rows * padded * of.item + beside
+    scratch = low.scratch(room, per_worker=True)
+    outputs = dict(enumerate(low.outputs))
+    _, states, y = strides(c, hidden * of.item)
+    scales, sums, zeros = r.columns or (0, 0, 0)
+
+    def arguments(first: int) -> CellsArguments:
+        numbers = [*c.activations[first].numbers, *[0.0] * 6]
+        return CellsArguments(
+            inputs=r.inputs,
+            inputs_step=r.strides[0],
+            inputs_sequence=r.strides[1],
+            inputs_direction=r.strides[2],
+            weights=r.weights[0],
+            weights_direction=r.weights[1],
+            last_weights=r.last_weights[0],
+            last_direction=r.last_weights[1],
+            last_bias=r.last_bias,
+            peepholes=peepholes,
+            hidden=c.hidden or 0,
+            cell=c.cell or 0,
+            state_sequence=states[0],
+            state_direction=states[1],
+            y=outputs.get(0, 0),
+            y_step=y[0],
+            y_sequence=y[1],
+            y_direction=y[2],
+            last_hidden=outputs.get(1, 0),
+            last_cell=outputs.get(2, 0) if c.kind == "LSTM" else 0,
+            lengths=c.lengths or 0,
+            steps=steps,
+            batch=batch,
+            size=hidden,
+            padded=padded,
+            direction=first,
+            backwards=int(c.backwards),
+            rows=rows,
+            scratch=scratch,
+            scratch_bytes=scratch.nbytes,
+            clip=c.clip,
+            f_alpha=numbers[0],
+            f_beta=numbers[1],
+            g_alpha=numbers[2],
+            g_beta=numbers[3],
+            h_alpha=numbers[4],
+            h_beta=numbers[5],
+            scales=scales,
+            sums=sums,
+            zeros=zeros,
+        )
+
+    return arguments
 
 
 def _holes(weights: Array, *, padded: int) -> Array:

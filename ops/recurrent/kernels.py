@@ -12,28 +12,14 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen import vmath
-from subgraph.engine.codegen.simd import ld_f64, ld_i32, memcpy, memset, vec
-from subgraph.ops.movement.kernels import arg
+from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.simd import ld_i32, memcpy, memset, vec
 
+from .arguments import CellsArguments
 from .byte_kernels import byte_recurrence
 from .product_kernels import product
 
 Function = Callable[..., Any]
-C_INPUTS = 0  # inputs times weights plus biases, then bytes between steps, sequences, directions
-C_WEIGHTS = 4  # recurrence weights in panels, then bytes between directions
-C_LAST = 6  # weights of GRU's last gate, then bytes between directions
-C_BIAS = 8  # its recurrence bias [directions, padded] (linear_before_reset)
-C_PEEPHOLES = 9  # [directions, 3, padded]
-C_HIDDEN, C_CELL = 10, 11  # initial states, 0 for zeros
-C_STATE = 12  # bytes between sequences and between directions of states
-C_Y = 14  # output (0: none), then bytes between steps, sequences, directions
-C_LAST_HIDDEN, C_LAST_CELL = 18, 19  # last states, 0 for none
-C_LENGTHS = 20  # int32 length of each sequence, 0: all whole
-C_STEPS, C_BATCH, C_SIZE, C_PADDED = 21, 22, 23, 24
-C_DIRECTION, C_BACKWARDS = 25, 26  # first direction; whether that goes backwards
-C_ROWS, C_SCRATCH, C_SCRATCH_BYTES = 27, 28, 29  # sequences of a unit; memory of a worker
-C_CLIP = 30  # bound of what activations get (float64)
-C_NUMBERS = 31  # alpha and beta of each activation (float64)
 
 
 def cells(
@@ -50,12 +36,7 @@ def cells(
     clip: bool,
     weights: str = "",
 ) -> Function:
-    """Return the kernel that runs a cell along sequences; its words are the ``C_*``.
-
-    Units: directions * ceil(batch / rows of a unit). A worker's memory holds ``gates + 3`` rows of
-    padded elements for each sequence of a unit; with weights of bytes, whose words come behind the
-    ``C_*``, as many bytes and ``BESIDE``, too. All sequences are one unit's then, and the inputs'
-    gates are not padded.
+    """Return the kernel of `CellsArguments`: it runs a cell along sequences.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -70,6 +51,7 @@ def cells(
         clip: What activations get is bounded.
         weights: ``"int8"`` where those of the recurrence are bytes (LSTM), else empty.
     """
+    arguments = view_of(CellsArguments)
     v = vec(dtype, lanes)
     load, load_n, store, fma, splat = v.load, v.load_n, v.store, v.fma, v.splat
     item = v.itemsize
@@ -81,7 +63,7 @@ def cells(
     f, g, h_of = (*made, *made, *made)[:3]
 
     @register_jitable
-    def long_memory(args: int, at: int, h: int, c: int, holes: int, row: int) -> None:
+    def long_memory(a: CellsArguments, at: int, h: int, c: int, holes: int, row: int) -> None:
         """Gates in the order input, output, forget, cell."""
         for j in range(0, row, size):
             cell = load(c + j)
@@ -89,86 +71,83 @@ def cells(
             if peepholes:
                 i = fma(load(holes + j), cell, i)
                 forget = fma(load(holes + 2 * row + j), cell, forget)
-            i = f(args, i)
-            kept = splat(1.0) - i if coupled else f(args, forget)
-            cell = fma(kept, cell, i * g(args, load(at + 3 * row + j)))
+            i = f(a, i)
+            kept = splat(1.0) - i if coupled else f(a, forget)
+            cell = fma(kept, cell, i * g(a, load(at + 3 * row + j)))
             if peepholes:
                 o = fma(load(holes + row + j), cell, o)
             store(c + j, cell)
-            store(h + j, f(args, o) * h_of(args, cell))
+            store(h + j, f(a, o) * h_of(a, cell))
 
     @register_jitable
-    def simple(args: int, at: int, h: int, row: int) -> None:
+    def simple(a: CellsArguments, at: int, h: int, row: int) -> None:
         for j in range(0, row, size):
-            store(h + j, f(args, load(at + j)))
+            store(h + j, f(a, load(at + j)))
 
     @register_jitable
-    def reset_state(args: int, at: int, h: int, to: int, row: int) -> None:
+    def reset_state(a: CellsArguments, at: int, h: int, to: int, row: int) -> None:
         """Store the reset gate times the state."""
         for j in range(0, row, size):
-            store(to + j, f(args, load(at + row + j)) * load(h + j))
+            store(to + j, f(a, load(at + row + j)) * load(h + j))
 
     @register_jitable
-    def gated(args: int, at: int, h: int, inner: int, inputs: int, row: int) -> None:
+    def gated(a: CellsArguments, at: int, h: int, inner: int, inputs: int, row: int) -> None:
         """Gates in the order update, reset, hidden; ``inner`` is the recurrence of the last."""
         for j in range(0, row, size):
-            z, n = f(args, load(at + j)), load(inner + j)
+            z, n = f(a, load(at + j)), load(inner + j)
             if linear:
-                n = fma(f(args, load(at + row + j)), n, load(inputs + j))
-            n = g(args, n)
+                n = fma(f(a, load(at + row + j)), n, load(inputs + j))
+            n = g(a, n)
             store(h + j, fma(z, load(h + j), (splat(1.0) - z) * n))
 
     @register_jitable
-    def start(to: int, source: int, step: int, count: int, row: int, width: int) -> None:
-        memset(to, 0, count * row)
-        if source != 0:
-            for i in range(count):
-                memcpy(to + i * row, source + i * step, width)
-
-    @register_jitable
-    def length_of(args: int, sequence: int) -> int:
-        steps = arg(args, C_STEPS)
-        if arg(args, C_LENGTHS) == 0:
+    def length_of(a: CellsArguments, sequence: int) -> int:
+        steps = a.steps
+        if a.lengths == 0:
             return steps
-        length: int = ld_i32(arg(args, C_LENGTHS) + 4 * sequence)
+        length: int = ld_i32(a.lengths + 4 * sequence)
         return min(max(length, 0), steps)
 
     @register_jitable
-    def gather(args: int, first: int, count: int, step: int, back: int, x: int, to: int) -> None:
+    def gather(
+        a: CellsArguments, first: int, count: int, step: int, back: int, x: int, to: int
+    ) -> None:
         """Copy the inputs of a step: sequences of different lengths go backwards from their end."""
-        row = arg(args, C_PADDED) * item * gates
+        row = a.padded * item * gates
         for i in range(count):
-            length = length_of(args, first + i)
+            length = length_of(a, first + i)
             t = length - 1 - step if back != 0 and step < length else step
-            source = x + t * arg(args, C_INPUTS + 1) + (first + i) * arg(args, C_INPUTS + 2)
+            source = x + t * a.inputs_step + (first + i) * a.inputs_sequence
             memcpy(to + i * row, source, row)
 
     @register_jitable
-    def advance(args: int, direction: int, count: int, memory: int, x: int, step: int) -> None:
+    def advance(
+        a: CellsArguments, direction: int, count: int, memory: int, x: int, step: int
+    ) -> None:
         """Compute the sums of all gates that do not need others; ``x``: inputs, ``step`` bytes."""
-        padded, depth = arg(args, C_PADDED), arg(args, C_SIZE)
+        padded, depth = a.padded, a.size
         row = padded * item
         at = memory + 3 * count * row
-        weights = arg(args, C_WEIGHTS) + direction * arg(args, C_WEIGHTS + 1)
+        weights = a.weights + direction * a.weights_direction
         vectors = padded // lanes * (2 if kind == "GRU" else gates)
         times(count, memory, row, weights, vectors, depth, x, step, at, gates * row)
         if kind == "GRU":
-            last = arg(args, C_LAST) + direction * arg(args, C_LAST + 1)
+            last = a.last_weights + direction * a.last_direction
             inner, vectors = memory + 2 * count * row, padded // lanes
             if linear:
-                bias = arg(args, C_BIAS) + direction * row
+                bias = a.last_bias + direction * row
                 times(count, memory, row, last, vectors, depth, bias, 0, inner, row)
             else:
                 reset = memory + count * row
                 for i in range(count):
-                    reset_state(args, at + i * gates * row, memory + i * row, reset + i * row, row)
+                    reset_state(a, at + i * gates * row, memory + i * row, reset + i * row, row)
                 x += 2 * row
                 times(count, reset, row, last, vectors, depth, x, step, inner, row)
 
     @register_jitable
-    def add_inputs(args: int, x: int, sums: int) -> None:
+    def add_inputs(a: CellsArguments, x: int, sums: int) -> None:
         """Add the inputs of all gates, which are not padded, to the sums of a sequence."""
-        width, row = arg(args, C_SIZE), arg(args, C_PADDED) * item
+        width, row = a.size, a.padded * item
         for gate in range(gates):
             source, to = x + gate * width * item, sums + gate * row
             whole = width // lanes * size
@@ -179,97 +158,131 @@ def cells(
                 store(to + whole, load(to + whole) + rest)
 
     @register_jitable
-    def advance_bytes(args: int, direction: int, count: int, memory: int) -> None:
+    def advance_bytes(a: CellsArguments, direction: int, count: int, memory: int) -> None:
         """Compute what the recurrence adds to all gates."""
-        padded, width = arg(args, C_PADDED), arg(args, C_SIZE)
-        panels = arg(args, C_WEIGHTS) + direction * arg(args, C_WEIGHTS + 1)
+        padded, width = a.padded, a.size
+        panels = a.weights + direction * a.weights_direction
         sums = memory + 3 * count * padded * item
         held = sums + gates * count * padded * item
         before = direction * gates * padded * 4
-        recur(args, panels, before, count, width, padded, memory, sums, held)
+        recur(a, panels, before, count, width, padded, memory, sums, held)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        steps, batch = arg(args, C_STEPS), arg(args, C_BATCH)
-        row, width = arg(args, C_PADDED) * item, arg(args, C_SIZE) * item
-        memory = arg(args, C_SCRATCH) + worker * arg(args, C_SCRATCH_BYTES)
-        block = arg(args, C_ROWS)
+        a = arguments(args)
+        steps, batch = a.steps, a.batch
+        row, width = a.padded * item, a.size * item
+        memory = a.scratch + worker * a.scratch_bytes
+        block = a.rows
         blocks = (batch + block - 1) // block
         for unit in range(begin, end):
-            direction, first = unit // blocks + arg(args, C_DIRECTION), unit % blocks * block
+            direction, first = unit // blocks + a.direction, unit % blocks * block
             count = min(block, batch - first)
-            back = 1 if direction == 1 or arg(args, C_BACKWARDS) != 0 else 0
+            back = 1 if direction == 1 or a.backwards != 0 else 0
             c = memory + count * row
             inner = c + count * row
             at = inner + count * row
-            state = first * arg(args, C_STATE) + direction * arg(args, C_STATE + 1)
-            for word, to in ((C_HIDDEN, memory), (C_CELL, c)):
-                given = arg(args, word)
-                start(to, given + state if given != 0 else 0, arg(args, C_STATE), count, row, width)
-            base = arg(args, C_INPUTS) + direction * arg(args, C_INPUTS + 3)
-            holes = arg(args, C_PEEPHOLES) + direction * 3 * row
+            state = first * a.state_sequence + direction * a.state_direction
+            start(a, memory, a.hidden, state, count, row, width)
+            start(a, c, a.cell, state, count, row, width)
+            base = a.inputs + direction * a.inputs_direction
+            holes = a.peepholes + direction * 3 * row
             for step in range(steps):
                 t = steps - 1 - step if back != 0 else step
-                x, between = base + t * arg(args, C_INPUTS + 1), arg(args, C_INPUTS + 2)
+                x, between = base + t * a.inputs_step, a.inputs_sequence
                 x += first * between
                 if weights == "int8":
-                    advance_bytes(args, direction, count, memory)
+                    advance_bytes(a, direction, count, memory)
                 else:
-                    if arg(args, C_LENGTHS) != 0:
-                        gather(args, first, count, step, back, base, at)
+                    if a.lengths != 0:
+                        gather(a, first, count, step, back, base, at)
                         x, between = at, gates * row
-                    advance(args, direction, count, memory, x, between)
+                    advance(a, direction, count, memory, x, between)
                 for i in range(count):
-                    length = length_of(args, first + i)
+                    length = length_of(a, first + i)
                     sums, h = at + i * gates * row, memory + i * row
                     if step < length:
                         t = length - 1 - step if back != 0 else step
                         if weights == "int8":
-                            add_inputs(args, base + t * arg(args, C_INPUTS + 1) + i * between, sums)
+                            add_inputs(a, base + t * a.inputs_step + i * between, sums)
                         if kind == "LSTM":
-                            long_memory(args, sums, h, c + i * row, holes, row)
+                            long_memory(a, sums, h, c + i * row, holes, row)
                         elif kind == "GRU":
                             own = x + i * between + 2 * row
-                            gated(args, sums, h, inner + i * row, own, row)
+                            gated(a, sums, h, inner + i * row, own, row)
                         else:
-                            simple(args, sums, h, row)
+                            simple(a, sums, h, row)
                     else:
                         t = step
-                    if arg(args, C_Y) != 0:
-                        y = arg(args, C_Y) + t * arg(args, C_Y + 1) + direction * arg(args, C_Y + 3)
-                        y += (first + i) * arg(args, C_Y + 2)
+                    if a.y != 0:
+                        y = a.y + t * a.y_step + direction * a.y_direction
+                        y += (first + i) * a.y_sequence
                         if step < length:
                             memcpy(y, h, width)
                         else:
                             memset(y, 0, width)
-            for word, source in ((C_LAST_HIDDEN, memory), (C_LAST_CELL, c)):
-                if arg(args, word) != 0:
-                    for i in range(count):
-                        to = arg(args, word) + state + i * arg(args, C_STATE)
-                        memcpy(to, source + i * row, width)
+            finish(a, a.last_hidden, memory, state, count, row, width)
+            finish(a, a.last_cell, c, state, count, row, width)
 
     return kernel
 
 
 @register_jitable
 def _no_bytes(
-    args: int, weights: int, before: int, count: int, width: int, padded: int, h: int, sums: int,
-    held: int,
+    a: CellsArguments, weights: int, before: int, count: int, width: int, padded: int, h: int,
+    sums: int, held: int,
 ) -> None:  # fmt: skip
     """Stand for the recurrence of bytes where there is none."""
 
 
+@register_jitable
+def start(
+    a: CellsArguments, to: int, given: int, state: int, count: int, row: int, width: int
+) -> None:
+    """Set states from those of some sequences at ``given + state``, or to zeros if it is 0."""
+    memset(to, 0, count * row)
+    if given != 0:
+        for i in range(count):
+            memcpy(to + i * row, given + state + i * a.state_sequence, width)
+
+
+@register_jitable
+def finish(
+    a: CellsArguments, to: int, source: int, state: int, count: int, row: int, width: int
+) -> None:
+    """Write the last states of some sequences to ``to + state``, unless it is 0."""
+    if to != 0:
+        for i in range(count):
+            memcpy(to + state + i * a.state_sequence, source + i * row, width)
+
+
+@register_jitable
+def _f_numbers(a: CellsArguments) -> tuple[float, float]:
+    return a.f_alpha, a.f_beta
+
+
+@register_jitable
+def _g_numbers(a: CellsArguments) -> tuple[float, float]:
+    return a.g_alpha, a.g_beta
+
+
+@register_jitable
+def _h_numbers(a: CellsArguments) -> tuple[float, float]:
+    return a.h_alpha, a.h_beta
+
+
 def _activation(name: str, v: Any, position: int, clip: bool) -> Function:
-    """Return ``f(words, vector)`` of an activation with its alpha and beta."""
+    """Return ``f(arguments, vector)`` of an activation with its alpha and beta."""
     plain = _plain(name, v)
     splat, least, most = v.splat, v.minimum, v.maximum
-    where = 8 * (C_NUMBERS + 2 * position)
+    numbers = (_f_numbers, _g_numbers, _h_numbers)[position]
 
     @register_jitable
-    def apply(args: int, x: Any) -> Any:
+    def apply(a: CellsArguments, x: Any) -> Any:
         if clip:
-            bound = splat(ld_f64(args + 8 * C_CLIP))
+            bound = splat(a.clip)
             x = least(most(x, -bound), bound)
-        return plain(x, splat(ld_f64(args + where)), splat(ld_f64(args + where + 8)))
+        alpha, beta = numbers(a)
+        return plain(x, splat(alpha), splat(beta))
 
     return apply
 

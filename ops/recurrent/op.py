@@ -381,9 +381,6 @@ def long_memory(
     return cell
 
 
-# Words of the kernel behind those of `recurrent_kernels`: scales, sums and zero points (0: all are
-# 0) of R's columns, each ``[directions, gates, padded]``.
-B_SCALES, B_SUMS, B_ZEROS = 37, 38, 39
 BESIDE = 64  # bytes behind a row of quantised states, for its sum
 
 
