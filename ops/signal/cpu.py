@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -15,8 +16,11 @@ from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.movement.cpu import known
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
+from .arguments import LinesArguments
+
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
-_WORK = 4096  # samples that are worth a thread
+# Samples of a unit range at least: fewer take less time than a thread to start on them.
+_WORK = 4096
 
 
 def factors(size: int) -> list[int]:
@@ -42,29 +46,63 @@ def _table(_: Array, *, size: int) -> Array:
     return table
 
 
+class _Strides(NamedTuple):
+    """Strides in elements, and the lines of an outer index: see `LinesArguments`."""
+
+    x_step: int
+    y_step: int
+    lines: int
+    x_outer: int
+    y_outer: int
+    x_line: int
+    y_line: int
+
+
 def _emit_lines(
     low: Lowering,
     x: Operand,
     y: Operand,
     window: Operand | None,
     numbers: tuple[int, int, int],
-    steps: tuple[int, ...],
+    steps: _Strides,
     units: int,
     *,
     hermitian: bool = False,
     inverse: bool = False,
 ) -> None:
-    """Emit the step; ``numbers``: samples, length, results; ``steps``: words 9 to 15."""
+    """Emit the step; ``numbers``: samples, length and results of a line."""
     size = numbers[1]
     parts = factors(size)
     table = low.weight(f"circle {size}", partial(_table, size=size), np.zeros(1))
     scratch = low.scratch(32 * size, per_worker=True)
-    words: list[Word] = [x, y, window or 0, table, *numbers, x.shape[-1], y.shape[-1], *steps]
-    words += [int(hermitian), -1 if inverse else 1, scratch, scratch.nbytes, len(parts), *parts]
+    arguments = LinesArguments(
+        x=x,
+        y=y,
+        window=window or 0,
+        table=table,
+        samples=numbers[0],
+        size=size,
+        results=numbers[2],
+        x_numbers=x.shape[-1],
+        y_numbers=y.shape[-1],
+        x_step=steps.x_step,
+        y_step=steps.y_step,
+        lines=steps.lines,
+        x_outer=steps.x_outer,
+        y_outer=steps.y_outer,
+        x_line=steps.x_line,
+        y_line=steps.y_line,
+        hermitian=int(hermitian),
+        direction=-1 if inverse else 1,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+        factor_count=len(parts),
+        factors=parts,
+    )
     flops = 4 * units * size * sum(parts)
     kernel = Kernel("subgraph.ops.signal.kernels", "lines", dtype=x.dtype)
     grain = max(1, _WORK // size)
-    low.emit(kernel, words, units, grain=grain, flops=flops, bytes=x.nbytes + y.nbytes)
+    low.emit(kernel, arguments, units, grain=grain, flops=flops, bytes=x.nbytes + y.nbytes)
 
 
 def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
@@ -101,8 +139,15 @@ def dft(node: Node, low: Lowering) -> None:
     samples = min(x.shape[axis], size // 2 + 1 if hermitian else size)
     inner = math.prod(x.shape[axis + 1 : -1])
     mine, theirs = contiguous(x.shape), contiguous(y.shape)
-    strides = (mine[axis], theirs[axis], inner, x.shape[axis] * mine[axis])
-    steps = (*strides, y.shape[axis] * theirs[axis], x.shape[-1], y.shape[-1])
+    steps = _Strides(
+        x_step=mine[axis],
+        y_step=theirs[axis],
+        lines=inner,
+        x_outer=x.shape[axis] * mine[axis],
+        y_outer=y.shape[axis] * theirs[axis],
+        x_line=x.shape[-1],
+        y_line=y.shape[-1],
+    )
     numbers = (samples, size, y.shape[axis])
     units = math.prod(x.shape[:axis]) * inner
     _emit_lines(
@@ -133,7 +178,15 @@ def stft(node: Node, low: Lowering) -> None:
     window = None if window is None else cast_to(low, window, given.dtype)
     frames, results = y.shape[1], y.shape[2]
     parts = x.shape[2]
-    steps = (parts, 2, frames, x.shape[1] * parts, frames * results * 2, hop * parts, results * 2)
+    steps = _Strides(
+        x_step=parts,
+        y_step=2,
+        lines=frames,
+        x_outer=x.shape[1] * parts,
+        y_outer=frames * results * 2,
+        x_line=hop * parts,
+        y_line=results * 2,
+    )
     _emit_lines(low, given, result, window, (size, size, results), steps, x.shape[0] * frames)
     if result is not y:
         emit_cast(low, result, y)

@@ -12,20 +12,22 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.codegen.simd import ld, st
+from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.simd import ld, ld_i64, st
 from subgraph.graph.types import numpy_dtype
-from subgraph.ops.movement.kernels import arg
+
+from .arguments import LinesArguments
 
 _get, _put = ld("float64"), st("float64")
 
 
 @register_jitable
-def fours(a: int, b: int, table: int, size: int, step: int, turn: float) -> None:
-    """One pass of factor four from buffer ``a`` to ``b``; ``turn``: 1 forward, -1 inverse."""
+def fours(a: int, b: int, table: int, size: int, step: int, sign: float) -> None:
+    """One pass of factor four from buffer ``a`` to ``b``; ``sign``: 1 forward, -1 inverse."""
     parts = size // (4 * step)
     quarter = 16 * step * parts
     for p in range(parts):
-        c1, s1 = _get(table + 16 * (p * step)), turn * _get(table + 16 * (p * step) + 8)
+        c1, s1 = _get(table + 16 * (p * step)), sign * _get(table + 16 * (p * step) + 8)
         c2, s2 = c1 * c1 - s1 * s1, 2 * c1 * s1
         c3, s3 = c2 * c1 - s2 * s1, c2 * s1 + s2 * c1
         for q in range(step):
@@ -36,7 +38,7 @@ def fours(a: int, b: int, table: int, size: int, step: int, turn: float) -> None
             r3, i3 = _get(at + 3 * quarter), _get(at + 3 * quarter + 8)
             er, ei, dr, di = r0 + r2, i0 + i2, r0 - r2, i0 - i2
             fr, fi = r1 + r3, i1 + i3
-            gr, gi = turn * (i1 - i3), -turn * (r1 - r3)
+            gr, gi = sign * (i1 - i3), -sign * (r1 - r3)
             to = b + 16 * (q + 4 * step * p)
             _put(to, er + fr)
             _put(to + 8, ei + fi)
@@ -52,7 +54,7 @@ def fours(a: int, b: int, table: int, size: int, step: int, turn: float) -> None
 
 
 @register_jitable
-def factor(a: int, b: int, table: int, size: int, step: int, radix: int, turn: float) -> None:
+def factor(a: int, b: int, table: int, size: int, step: int, radix: int, sign: float) -> None:
     """One pass of any factor from buffer ``a`` to ``b``."""
     parts = size // (radix * step)
     for p in range(parts):
@@ -62,7 +64,7 @@ def factor(a: int, b: int, table: int, size: int, step: int, radix: int, turn: f
                 real, imaginary = 0.0, 0.0
                 for j in range(radix):
                     place = (j * k * (size // radix) + p * k * step) % size
-                    c, s = _get(table + 16 * place), turn * _get(table + 16 * place + 8)
+                    c, s = _get(table + 16 * place), sign * _get(table + 16 * place + 8)
                     at = a + 16 * (q + step * (p + parts * j))
                     x, y = _get(at), _get(at + 8)
                     real += x * c - y * s
@@ -73,26 +75,19 @@ def factor(a: int, b: int, table: int, size: int, step: int, radix: int, turn: f
 
 
 def lines(*, dtype: str) -> Callable[..., Any]:
-    """Return the kernel that transforms lines; elements of ``dtype`` (float32 or float64).
+    """Return the kernel of `LinesArguments`: it transforms lines.
 
-    Words (steps in elements of ``dtype``)::
-
-        0 x  1 y  2 window or 0  3 table of exp(-2 pi i k / N)  4 samples to read  5 N
-        6 results to write  7 numbers of a sample (1 real, 2 complex)  8 numbers of a result
-        9 step between samples  10 between results  11 lines of one outer index
-        12 step of x between outer indices  13 of y  14 of x between lines  15 of y
-        16 whether the input is the first half of a Hermitian line  17 1 forward, -1 inverse
-        18 scratch  19 bytes of it for each worker (32 N)  20 number of factors, then each
-
-    Units: outer indices * lines.
+    Args:
+        dtype: Of the elements, ``"float32"`` or ``"float64"``.
     """
+    arguments = view_of(LinesArguments)
     load, store = ld(dtype), st(dtype)
     item = numpy_dtype(dtype).itemsize
 
     @register_jitable
-    def read(args: int, x: int, buffer: int) -> None:
-        size, given, numbers = arg(args, 5), arg(args, 4), arg(args, 7)
-        step, window = arg(args, 9) * item, arg(args, 2)
+    def read(o: LinesArguments, x: int, buffer: int) -> None:
+        size, given, numbers = o.size, o.samples, o.x_numbers
+        step, window = o.x_step * item, o.window
         for i in range(size):
             real, imaginary = 0.0, 0.0
             if i < given:
@@ -105,33 +100,34 @@ def lines(*, dtype: str) -> Callable[..., Any]:
                     imaginary *= factor
             _put(buffer + 16 * i, real)
             _put(buffer + 16 * i + 8, imaginary)
-        if arg(args, 16) != 0:
+        if o.hermitian != 0:
             for i in range(size // 2 + 1, size):
                 _put(buffer + 16 * i, _get(buffer + 16 * (size - i)))
                 _put(buffer + 16 * i + 8, -_get(buffer + 16 * (size - i) + 8))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size, many, numbers, table = arg(args, 5), arg(args, 11), arg(args, 8), arg(args, 3)
-        turn = float(arg(args, 17))
-        scale = 1.0 if turn > 0 else 1.0 / size
+        o = arguments(args)
+        size, many, numbers, table = o.size, o.lines, o.y_numbers, o.table
+        sign = float(o.direction)
+        scale = 1.0 if sign > 0 else 1.0 / size
         for unit in range(begin, end):
             outer, line = unit // many, unit % many
-            a = arg(args, 18) + worker * arg(args, 19)
+            a = o.scratch + worker * o.scratch_bytes
             b = a + 16 * size
-            x = arg(args, 0) + (outer * arg(args, 12) + line * arg(args, 14)) * item
-            y = arg(args, 1) + (outer * arg(args, 13) + line * arg(args, 15)) * item
-            read(args, x, a)
+            x = o.x + (outer * o.x_outer + line * o.x_line) * item
+            y = o.y + (outer * o.y_outer + line * o.y_line) * item
+            read(o, x, a)
             step = 1
-            for k in range(arg(args, 20)):
-                radix = arg(args, 21 + k)
+            for k in range(o.factor_count):
+                radix = ld_i64(o.factors + 8 * k)
                 if radix == 4:
-                    fours(a, b, table, size, step, turn)
+                    fours(a, b, table, size, step, sign)
                 else:
-                    factor(a, b, table, size, step, radix, turn)
+                    factor(a, b, table, size, step, radix, sign)
                 step *= radix
                 a, b = b, a
-            for i in range(arg(args, 6)):
-                at = y + i * arg(args, 10) * item
+            for i in range(o.results):
+                at = y + i * o.y_step * item
                 store(at, _get(a + 16 * i) * scale)
                 if numbers == 2:
                     store(at + item, _get(a + 16 * i + 8) * scale)
