@@ -101,6 +101,13 @@ def cells(
             store(h + j, fma(z, load(h + j), (splat(1.0) - z) * n))
 
     @register_jitable
+    def start(to: int, source: int, step: int, count: int, row: int, width: int) -> None:
+        memset(to, 0, count * row)
+        if source != 0:
+            for i in range(count):
+                memcpy(to + i * row, source + i * step, width)
+
+    @register_jitable
     def length_of(a: CellsArguments, sequence: int) -> int:
         steps = a.steps
         if a.lengths == 0:
@@ -182,8 +189,8 @@ def cells(
             inner = c + count * row
             at = inner + count * row
             state = first * a.state_sequence + direction * a.state_direction
-            start(a, memory, a.hidden, state, count, row, width)
-            start(a, c, a.cell, state, count, row, width)
+            for given, to in ((a.hidden, memory), (a.cell, c)):
+                start(to, given + state if given != 0 else 0, a.state_sequence, count, row, width)
             base = a.inputs + direction * a.inputs_direction
             holes = a.peepholes + direction * 3 * row
             for step in range(steps):
@@ -220,8 +227,11 @@ def cells(
                             memcpy(y, h, width)
                         else:
                             memset(y, 0, width)
-            finish(a, a.last_hidden, memory, state, count, row, width)
-            finish(a, a.last_cell, c, state, count, row, width)
+            for last, source in ((a.last_hidden, memory), (a.last_cell, c)):
+                if last != 0:
+                    for i in range(count):
+                        to = last + state + i * a.state_sequence
+                        memcpy(to, source + i * row, width)
 
     return kernel
 
@@ -232,27 +242,6 @@ def _no_bytes(
     sums: int, held: int,
 ) -> None:  # fmt: skip
     """Stand for the recurrence of bytes where there is none."""
-
-
-@register_jitable
-def start(
-    a: CellsArguments, to: int, given: int, state: int, count: int, row: int, width: int
-) -> None:
-    """Set states from those of some sequences at ``given + state``, or to zeros if it is 0."""
-    memset(to, 0, count * row)
-    if given != 0:
-        for i in range(count):
-            memcpy(to + i * row, given + state + i * a.state_sequence, width)
-
-
-@register_jitable
-def finish(
-    a: CellsArguments, to: int, source: int, state: int, count: int, row: int, width: int
-) -> None:
-    """Write the last states of some sequences to ``to + state``, unless it is 0."""
-    if to != 0:
-        for i in range(count):
-            memcpy(to + state + i * a.state_sequence, source + i * row, width)
 
 
 @register_jitable
