@@ -132,24 +132,24 @@ class Reachability:
     _reading = 0.0
 
     def __enter__(self) -> Self:
-        """Time the machines that are made from now on."""
+        """Time the backends that are made from now on."""
         nothing = self._timed(lambda: 0)
         for _ in range(10_000):
             nothing()
         self._reading = self.seconds / 10_000
         self.seconds = 0.0
-        self._make_machine = search.make_backend
-        search.make_backend = self._timed_machine
+        self._make_backend = search.make_backend
+        search.make_backend = self._timed_backend
         return self
 
-    def _timed_machine(self, *args: Any, **options: Any) -> SearchBackend:
-        machine = self._make_machine(*args, **options)
-        machine.run = self._timed(machine.run)
-        return machine
+    def _timed_backend(self, *args: Any, **options: Any) -> SearchBackend:
+        backend = self._make_backend(*args, **options)
+        backend.run = self._timed(backend.run)
+        return backend
 
     def __exit__(self, *_: object) -> None:
         """Time no others."""
-        search.make_backend = self._make_machine
+        search.make_backend = self._make_backend
 
     def _timed(self, original: Callable[[], int]) -> Callable[[], int]:
         def timed() -> int:

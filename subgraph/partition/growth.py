@@ -6,7 +6,7 @@ that growth does not go on from a node that is lost: one that a path links with 
 over a node that cannot join any more. Below such a path a node waits, and goes on if the node in
 its way joins after all; above it a node is barred. So the region keeps what is near its start, the
 work stays near the region instead of running through the rest of the graph, and the candidates are
-convex when growth ends. How that is found out is in `surroundings`; here the selector is asked.
+convex when growth ends. How that is found out is in `search.frontier`; here the selector is asked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from subgraph.partition.asking import INPUT, OUTPUT, SelectorDriver
-from subgraph.partition.search.growing import PRODUCERS
+from subgraph.partition.search.region_growth import PRODUCERS
 from subgraph.partition.search.search import Grown, Search
 from subgraph.partition.selector import SubgraphSelector
 
@@ -38,25 +38,25 @@ class Growth:
         """Grow from ``start``."""
         driver, search, via = self.driver, self.search, self.via
         nodes, forced, refuse = driver.work.nodes, driver.work.forced, driver.refusals.append
-        told, asked, answers, go_on = search.told, search.asked, search.answers, search.go_on
+        words, asked, answers, go_on = search.words, search.asked, search.answers, search.go_on
         question: Callable[[Any, Any], Any]
         via[start] = start
         count = search.begin_growth(start)
         while count:
-            node = told[1]
+            node = words[1]
             this = nodes[node]
-            if told[2] == PRODUCERS:
+            if words[2] == PRODUCERS:
                 method, question = INPUT, selector.select_input
             else:
                 method, question = OUTPUT, selector.select_output
-            for place in range(count):
-                other = asked[place]
+            for k in range(count):
+                other = asked[k]
                 try:
                     answer = True if forced[other] else question(this, nodes[other])
                 except Exception as error:
                     driver.fail(selector, method, node, other, error)
                 taken = answer is True or driver.is_yes(answer, selector, method, node, other)
-                answers[place] = taken
+                answers[k] = taken
                 if taken:
                     via[other] = node
                 else:

@@ -28,7 +28,7 @@ class CompiledSearch:
             "subgraph.partition.search.search_kernels",
             "search",
             result=abi.RUN_STATUS,
-            tables_at=abi.RUN_WORDS * abi.WORD,
+            state_at=abi.RUN_WORDS * abi.WORD,
         )
 
     def is_loaded(self) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.partition.search.tables import FIELDS, Tables
+from subgraph.partition.search.structures import Message, SearchState, field_kinds, leaves
 
 LOADED = 60
 LOAD = 2_000
@@ -55,88 +56,101 @@ def use_code(make: Callable[[], SearchCode]) -> None:
 
 
 class SearchBackend:
-    """Tables as lists, and what does an operation on them.
+    """The structures with lists for tables, and what does an operation on them.
+
+    A table is named by its path, as in ``graph.in_links``.
 
     Attributes:
-        tables: The tables. Counters are the search's own, what is told goes through ``told``.
-        run: Does the operation that ``told`` says and returns its result.
+        message: What Python says to the search, and the search to Python.
+        run: Does the operation that the message says and returns its result.
     """
 
-    tables: Tables
+    message: Message
     run: Callable[[], int]
 
     def __init__(self, count: int, links: int) -> None:
         """Make tables for ``count`` nodes and ``links`` links."""
         from subgraph.partition.search.operations import serve
 
-        self.tables = tables = Tables()
-        for name, kind in FIELDS.items():
-            setattr(tables, name, 0 if kind == "int" else [0] * _size(kind, count, links))
-        self.run = lambda: serve(tables)
+        self._state = state = _make(SearchState, count, links)
+        self.message = state.message
+        self.run = lambda: serve(state)
 
-    def place(self, name: str, size: int) -> None:
+    def _owner(self, path: str) -> tuple[Any, str]:
+        structure, _, name = path.rpartition(".")
+        return attrgetter(structure)(self._state), name
+
+    def place(self, path: str, size: int) -> None:
         """Give a table that many entries, all 0."""
-        setattr(self.tables, name, [0] * size)
+        setattr(*self._owner(path), [0] * size)
 
-    def took_over(self, name: str, other: str) -> None:
-        """Note that the search has put the table ``other`` in the place of ``name``."""
+    def took_over(self, path: str, other: str) -> None:
+        """Note that the search has put the table ``other`` in the place of ``path``."""
 
-    def put(self, name: str, values: Sequence[int] | Ints) -> None:
+    def put(self, path: str, values: Sequence[int] | Ints) -> None:
         """Fill a table from its beginning."""
-        given = values.tolist() if isinstance(values, np.ndarray) else values
-        getattr(self.tables, name)[: len(given)] = given
+        entries = values.tolist() if isinstance(values, np.ndarray) else values
+        getattr(*self._owner(path))[: len(entries)] = entries
 
-    def read(self, name: str, begin: int, end: int) -> list[int]:
+    def read(self, path: str, begin: int, end: int) -> list[int]:
         """Return entries of a table."""
-        table: list[int] = getattr(self.tables, name)
+        table: list[int] = getattr(*self._owner(path))
         return table[begin:end]
 
 
 class CompiledSearchBackend(SearchBackend):
-    """Tables as arrays, and machine code; seen are ``told``, ``asked`` and ``answers`` alone."""
+    """The structures as words of one block, tables as arrays, and machine code."""
 
     def __init__(self, code: SearchCode, count: int, links: int) -> None:
         """Load the code and make tables for ``count`` nodes and ``links`` links."""
-        self._first = code.first
-        sizes = [0 if kind == "int" else _size(kind, count, links) for kind in FIELDS.values()]
+        sizes = [0 if kind == "int" else _size(kind, count, links) for _, kind in LEAVES]
         ends = np.cumsum(sizes)
         # Pages that nobody touches take no memory, so tables of the other strategy are free.
         memory = np.zeros(int(ends[-1]), np.int32)
         starts = memory.ctypes.data + (ends - sizes) * memory.itemsize
-        self._block = np.zeros(self._first + len(FIELDS), np.int64)
-        self._block[self._first :] = np.where(sizes, starts, 0)
-        self._arrays: dict[str, Ints] = {}
-        self._memory, self._ends = memory, dict(zip(FIELDS, ends.tolist(), strict=True))
-        self._sizes = dict(zip(FIELDS, sizes, strict=True))
-        self.tables = Tables()
-        for name in ("told", "asked", "answers"):
-            setattr(self.tables, name, self._table(name).data)
+        self._block = np.zeros(code.first + len(LEAVES), np.int64)
+        self._block[code.first :] = np.where(sizes, starts, 0)
+        self._words = {path: code.first + k for k, (path, _) in enumerate(LEAVES)}
+        spans = zip(LEAVES, sizes, ends.tolist(), strict=True)
+        self._arrays: dict[str, Ints] = {
+            path: memory[end - size : end] for (path, _), size, end in spans
+        }
+        self.message = Message()
+        for name in field_kinds(Message):
+            setattr(self.message, name, self._arrays[f"message.{name}"].data)
         self.run = code.bind(self._block)
 
-    def _table(self, name: str) -> Ints:
-        array = self._arrays.get(name)
-        if array is None:
-            end = self._ends[name]
-            array = self._arrays[name] = self._memory[end - self._sizes[name] : end]
-        return array
-
-    def place(self, name: str, size: int) -> None:
+    def place(self, path: str, size: int) -> None:
         """Give a table that many entries, all 0."""
-        array = self._arrays[name] = np.zeros(size, np.int32)
-        self._block[self._first + list(FIELDS).index(name)] = array.ctypes.data
+        array = self._arrays[path] = np.zeros(size, np.int32)
+        self._block[self._words[path]] = array.ctypes.data
 
-    def took_over(self, name: str, other: str) -> None:
-        """Note that the search has put the table ``other`` in the place of ``name``."""
-        self._arrays[name] = self._arrays[other]
+    def took_over(self, path: str, other: str) -> None:
+        """Note that the search has put the table ``other`` in the place of ``path``."""
+        self._arrays[path] = self._arrays[other]
 
-    def put(self, name: str, values: Sequence[int] | Ints) -> None:
+    def put(self, path: str, values: Sequence[int] | Ints) -> None:
         """Fill a table from its beginning."""
-        self._table(name)[: len(values)] = values
+        self._arrays[path][: len(values)] = values
 
-    def read(self, name: str, begin: int, end: int) -> list[int]:
+    def read(self, path: str, begin: int, end: int) -> list[int]:
         """Return entries of a table."""
-        entries: list[int] = self._table(name)[begin:end].tolist()
+        entries: list[int] = self._arrays[path][begin:end].tolist()
         return entries
+
+
+LEAVES = list(leaves(SearchState))
+
+
+def _make(structure: type, count: int, links: int) -> Any:
+    """Return a structure with lists of zeros for its tables."""
+    made = structure()
+    for name, kind in field_kinds(structure).items():
+        if isinstance(kind, type):
+            setattr(made, name, _make(kind, count, links))
+        else:
+            setattr(made, name, 0 if kind == "int" else [0] * _size(kind, count, links))
+    return made
 
 
 def _size(kind: str, count: int, links: int) -> int:
@@ -144,22 +158,22 @@ def _size(kind: str, count: int, links: int) -> int:
 
 
 def make_backend(count: int, links: int, *, compiled: bool | None = None) -> SearchBackend:
-    """Return a machine for a search in a graph of ``count`` nodes and ``links`` links.
+    """Return a backend for a search in a graph of ``count`` nodes and ``links`` links.
 
     Args:
         count: How many nodes.
         links: How many links.
-        compiled: Whether to use machine code; None: if it is worth its price.
+        compiled: Whether to use machine code; None: by the number of nodes, see `LOAD`.
 
     Raises:
         ValueError: machine code is asked for, and nobody has said how to make it (`use_code`).
     """
     if compiled is None:
-        compiled = _is_worth_it(count)
+        compiled = _is_compiled(count)
     return CompiledSearchBackend(_code(), count, links) if compiled else SearchBackend(count, links)
 
 
-def _is_worth_it(count: int) -> bool:
+def _is_compiled(count: int) -> bool:
     if not _makers or count < LOADED or (count < LOAD and not _code.cache_info().currsize):
         return False
     code = _code()

@@ -2,82 +2,78 @@
 
 Two blocks share at most one node, and every way from one to the other goes through such nodes. A
 link between two nodes is in the one block that holds both.
-
-Tables: block b has the node ``top[b]`` and ``block_list[block_at[b]:block_end[b]]``. Every node has
-one block in which it is not the top, ``home`` (plus one); those in which it is the top are
-``first_block`` (plus one) and what follows it in ``next_block`` (plus one).
 """
 
 from __future__ import annotations
 
-from subgraph.partition.search.tables import Tables
+from subgraph.partition.search.structures import Blocks, ContractedGraph, PerNode
 
 
-def find_blocks(s: Tables, count: int) -> None:
+def find_blocks(graph: ContractedGraph, blocks: Blocks, count: int) -> None:
     """Find the blocks of the undirected contracted graph of ``count`` nodes."""
     used = 0
     time = 1
-    s.blocks = 0
+    blocks.count = 0
     for root in range(count):
-        if s.found[root] or s.rep[root] != root:
+        if blocks.discovered[root] or graph.representative[root] != root:
             continue
-        time = _visit(s, root, -1, time)
-        s.stack[0] = root
+        time = _visit(blocks, root, -1, time)
+        blocks.stack[0] = root
         depth = 1
         passed = 0
         while depth:
-            node = s.stack[depth - 1]
-            link = next_neighbour(s, node)
+            node = blocks.stack[depth - 1]
+            link = next_neighbour(graph, blocks.cursor, node)
             if link >= 0:
-                there = s.rep[link]
-                if not s.found[there]:
-                    time = _visit(s, there, node, time)
-                    s.passed[passed] = there
+                there = graph.representative[link]
+                if not blocks.discovered[there]:
+                    time = _visit(blocks, there, node, time)
+                    blocks.passed[passed] = there
                     passed += 1
-                    s.stack[depth] = there
+                    blocks.stack[depth] = there
                     depth += 1
-                elif s.found[there] < s.low[node] and there != s.parent[node]:
-                    s.low[node] = s.found[there]
+                elif blocks.discovered[there] < blocks.low[node] and there != blocks.parent[node]:
+                    blocks.low[node] = blocks.discovered[there]
                 continue
             depth -= 1
-            above = s.parent[node]
+            above = blocks.parent[node]
             if above < 0:
                 continue
-            if s.low[node] < s.found[above]:
-                s.low[above] = min(s.low[above], s.low[node])
+            if blocks.low[node] < blocks.discovered[above]:
+                blocks.low[above] = min(blocks.low[above], blocks.low[node])
                 continue
-            block = s.blocks
-            s.blocks += 1
-            s.top[block] = above
-            s.next_block[block] = s.first_block[above]
-            s.first_block[above] = block + 1
-            s.block_at[block] = used
+            block = blocks.count
+            blocks.count += 1
+            blocks.top[block] = above
+            blocks.next_block[block] = blocks.first_block[above]
+            blocks.first_block[above] = block + 1
+            blocks.begin[block] = used
             while True:
                 passed -= 1
-                member = s.passed[passed]
-                s.block_list[used] = member
+                member = blocks.passed[passed]
+                blocks.nodes[used] = member
                 used += 1
-                s.home[member] = block + 1
+                blocks.home[member] = block + 1
                 if member == node:
                     break
-            s.block_end[block] = used
+            blocks.end[block] = used
 
 
-def _visit(s: Tables, node: int, parent: int, time: int) -> int:
-    s.found[node] = s.low[node] = time
-    s.parent[node] = parent
-    s.cursor[node] = 0
+def _visit(blocks: Blocks, node: int, parent: int, time: int) -> int:
+    blocks.discovered[node] = blocks.low[node] = time
+    blocks.parent[node] = parent
+    blocks.cursor[node] = 0
     return time + 1
 
 
-def next_neighbour(s: Tables, node: int) -> int:
+def next_neighbour(graph: ContractedGraph, cursor: PerNode, node: int) -> int:
     """Return the next consumer of a node, or after these the next producer; -1 after the last."""
-    at = s.cursor[node]
-    s.cursor[node] = at + 1
-    outs = s.out_end[node] - s.out_at[node]
+    at = cursor[node]
+    cursor[node] = at + 1
+    outs = graph.out_end[node] - graph.out_at[node]
     if at < outs:
-        return s.out_links[s.out_at[node] + at]
-    at += s.in_at[node] - outs
-    if at < s.in_end[node]:
-        return s.in_links[at]
+        return graph.out_links[graph.out_at[node] + at]
+    at += graph.in_at[node] - outs
+    if at < graph.in_end[node]:
+        return graph.in_links[at]
     return -1

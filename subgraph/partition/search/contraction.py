@@ -4,230 +4,234 @@ All questions of reachability are answered here, so that regions chosen one afte
 form a cycle together. The order is maintained as Pearce and Kelly do it ("A dynamic topological
 sort algorithm for directed acyclic graphs", 2006): a merge searches only between the positions of
 the region's first and last node, and moves only what it finds there.
-
-Tables: ``rep`` is for each node the one that stands for its region, itself outside of regions;
-``order`` its position; ``in_links[in_at:in_end]`` its producers and ``out_links`` its consumers, of
-a ``rep`` those of the region. Look neighbours up in ``rep``. The set in question is
-``members[:size]``; ``searched`` counts the links that searches have followed.
 """
 
 from __future__ import annotations
 
 from subgraph.partition.search.sorting import sort_by
-from subgraph.partition.search.tables import Tables
+from subgraph.partition.search.structures import ContractedGraph, Region
 
 
-def prepare(s: Tables, count: int) -> None:
+def prepare(graph: ContractedGraph, count: int) -> None:
     """Start without regions; the links are in their tables."""
     for node in range(count):
-        s.rep[node] = node
-        s.order[node] = node
-    s.in_used = s.in_end[count - 1] if count else 0
-    s.out_used = s.out_end[count - 1] if count else 0
+        graph.representative[node] = node
+        graph.order[node] = node
+    graph.in_used = graph.in_end[count - 1] if count else 0
+    graph.out_used = graph.out_end[count - 1] if count else 0
 
 
-def find_cones(s: Tables) -> bool:
+def find_cones(graph: ContractedGraph, region: Region) -> bool:
     """Find what lies after and before the members, between their first and last position.
 
     Returns:
-        Whether these sets, ``late`` and ``early``, have a node in common: the members, which are
+        Whether these sets, descendants and ancestors, have a node in common: the members, which are
         free, are then not convex.
     """
-    s.epoch += 1
-    s.lates = 0
-    s.earlies = 0
-    first = last = s.order[s.members[0]]
-    for k in range(s.size):
-        member = s.members[k]
-        s.inside[member] = s.epoch
-        position = s.order[member]
+    region.epoch += 1
+    region.descendant_count = 0
+    region.ancestor_count = 0
+    first = last = graph.order[region.members[0]]
+    for k in range(region.size):
+        member = region.members[k]
+        region.inside[member] = region.epoch
+        position = graph.order[member]
         first = min(first, position)
         last = max(last, position)
-    if last - first < s.size:  # nothing lies between
+    if last - first < region.size:  # nothing lies between
         return False
-    rep = s.rep
-    for k in range(s.size):
-        member = s.members[k]
-        for at in range(s.out_at[member], s.out_end[member]):
-            _reach_late(s, rep[s.out_links[at]], last)
-        s.searched += s.out_end[member] - s.out_at[member]
+    rep = graph.representative
+    for k in range(region.size):
+        member = region.members[k]
+        for at in range(graph.out_at[member], graph.out_end[member]):
+            _reach_descendant(graph, region, rep[graph.out_links[at]], last)
+        graph.links_followed += graph.out_end[member] - graph.out_at[member]
     k = 0
-    while k < s.lates:
-        node = s.late[k]
+    while k < region.descendant_count:
+        node = region.descendants[k]
         k += 1
-        for at in range(s.out_at[node], s.out_end[node]):
-            _reach_late(s, rep[s.out_links[at]], last)
-        s.searched += s.out_end[node] - s.out_at[node]
+        for at in range(graph.out_at[node], graph.out_end[node]):
+            _reach_descendant(graph, region, rep[graph.out_links[at]], last)
+        graph.links_followed += graph.out_end[node] - graph.out_at[node]
     common = False
-    for k in range(s.size):
-        member = s.members[k]
-        for at in range(s.in_at[member], s.in_end[member]):
-            common = _reach_early(s, rep[s.in_links[at]], first) or common
-        s.searched += s.in_end[member] - s.in_at[member]
+    for k in range(region.size):
+        member = region.members[k]
+        for at in range(graph.in_at[member], graph.in_end[member]):
+            common = _reach_ancestor(graph, region, rep[graph.in_links[at]], first) or common
+        graph.links_followed += graph.in_end[member] - graph.in_at[member]
     k = 0
-    while k < s.earlies:
-        node = s.early[k]
+    while k < region.ancestor_count:
+        node = region.ancestors[k]
         k += 1
-        for at in range(s.in_at[node], s.in_end[node]):
-            common = _reach_early(s, rep[s.in_links[at]], first) or common
-        s.searched += s.in_end[node] - s.in_at[node]
+        for at in range(graph.in_at[node], graph.in_end[node]):
+            common = _reach_ancestor(graph, region, rep[graph.in_links[at]], first) or common
+        graph.links_followed += graph.in_end[node] - graph.in_at[node]
     return common
 
 
-def _reach_late(s: Tables, node: int, last: int) -> None:
-    if s.order[node] < last and s.late_at[node] != s.epoch and s.inside[node] != s.epoch:
-        s.late_at[node] = s.epoch
-        s.late[s.lates] = node
-        s.lates += 1
+def _reach_descendant(graph: ContractedGraph, region: Region, node: int, last: int) -> None:
+    if (
+        graph.order[node] < last
+        and region.descendant_epoch[node] != region.epoch
+        and region.inside[node] != region.epoch
+    ):
+        region.descendant_epoch[node] = region.epoch
+        region.descendants[region.descendant_count] = node
+        region.descendant_count += 1
 
 
-def _reach_early(s: Tables, node: int, first: int) -> bool:
-    if s.order[node] > first and s.early_at[node] != s.epoch and s.inside[node] != s.epoch:
-        s.early_at[node] = s.epoch
-        s.early[s.earlies] = node
-        s.earlies += 1
-        return s.late_at[node] == s.epoch
+def _reach_ancestor(graph: ContractedGraph, region: Region, node: int, first: int) -> bool:
+    if (
+        graph.order[node] > first
+        and region.ancestor_epoch[node] != region.epoch
+        and region.inside[node] != region.epoch
+    ):
+        region.ancestor_epoch[node] = region.epoch
+        region.ancestors[region.ancestor_count] = node
+        region.ancestor_count += 1
+        return region.descendant_epoch[node] == region.epoch
     return False
 
 
-def choose(s: Tables) -> None:
+def choose(graph: ContractedGraph, region: Region) -> None:
     """Make a region of the members, sorted, which are free and convex; after `find_cones`.
 
-    The first member is the region's representative. ``moved[:moves]`` are the other nodes whose
-    position has changed.
+    The first member is the region's representative. ``moved[:move_count]`` are the other nodes
+    whose position has changed.
     """
-    s.moves = 0
-    for k in range(s.size):
-        s.free[s.members[k]] = 0
-    if s.size == 1:
+    region.move_count = 0
+    for k in range(region.size):
+        graph.free[region.members[k]] = 0
+    if region.size == 1:
         return
-    if s.earlies or s.lates:
-        _reorder(s)
-    _contract(s)
+    if region.ancestor_count or region.descendant_count:
+        _reorder(graph, region)
+    _contract(graph, region)
 
 
-def _reorder(s: Tables) -> None:
+def _reorder(graph: ContractedGraph, region: Region) -> None:
     """Move what is before the members to the first of all their positions, the rest behind."""
-    order, sweep, slots = s.order, s.sweep, s.slots
-    sort_by(order, s.early, 0, s.earlies)
-    sort_by(order, s.late, 0, s.lates)
+    order, sweep, slots = graph.order, region.sweep, region.slots
+    sort_by(order, region.ancestors, 0, region.ancestor_count)
+    sort_by(order, region.descendants, 0, region.descendant_count)
     count = 0
-    for k in range(s.earlies):
-        sweep[count] = s.early[k]
+    for k in range(region.ancestor_count):
+        sweep[count] = region.ancestors[k]
         count += 1
-    for k in range(s.size):
-        sweep[count] = s.members[k]
+    for k in range(region.size):
+        sweep[count] = region.members[k]
         count += 1
-    for k in range(s.lates):
-        sweep[count] = s.late[k]
+    for k in range(region.descendant_count):
+        sweep[count] = region.descendants[k]
         count += 1
     sort_by(order, sweep, 0, count)
     for k in range(count):
         slots[k] = order[sweep[k]]
-    for k in range(s.earlies):
-        _move(s, s.early[k], slots[k])
-    for k in range(s.lates):
-        _move(s, s.late[k], slots[count - s.lates + k])
-    order[s.members[0]] = slots[s.earlies]
+    for k in range(region.ancestor_count):
+        _move(graph, region, region.ancestors[k], slots[k])
+    for k in range(region.descendant_count):
+        _move(graph, region, region.descendants[k], slots[count - region.descendant_count + k])
+    order[region.members[0]] = slots[region.ancestor_count]
 
 
-def _move(s: Tables, node: int, slot: int) -> None:
-    if s.order[node] != slot:
-        s.order[node] = slot
-        s.moved[s.moves] = node
-        s.moves += 1
+def _move(graph: ContractedGraph, region: Region, node: int, slot: int) -> None:
+    if graph.order[node] != slot:
+        graph.order[node] = slot
+        region.moved[region.move_count] = node
+        region.move_count += 1
 
 
-def _contract(s: Tables) -> None:
-    first = s.members[0]
-    in_begin, out_begin = s.in_used, s.out_used
-    s.epoch += 1
-    for k in range(s.size):
-        s.rep[s.members[k]] = first
-    for k in range(s.size):
-        member = s.members[k]
-        for at in range(s.in_at[member], s.in_end[member]):
-            other = s.in_links[at]
-            if s.rep[other] != first and s.note[other] != s.epoch:
-                s.note[other] = s.epoch
-                s.in_links[s.in_used] = other
-                s.in_used += 1
-    s.epoch += 1
-    for k in range(s.size):
-        member = s.members[k]
-        for at in range(s.out_at[member], s.out_end[member]):
-            other = s.out_links[at]
-            if s.rep[other] != first and s.note[other] != s.epoch:
-                s.note[other] = s.epoch
-                s.out_links[s.out_used] = other
-                s.out_used += 1
-    s.in_at[first], s.in_end[first] = in_begin, s.in_used
-    s.out_at[first], s.out_end[first] = out_begin, s.out_used
+def _contract(graph: ContractedGraph, region: Region) -> None:
+    first = region.members[0]
+    in_begin, out_begin = graph.in_used, graph.out_used
+    region.epoch += 1
+    for k in range(region.size):
+        graph.representative[region.members[k]] = first
+    for k in range(region.size):
+        member = region.members[k]
+        for at in range(graph.in_at[member], graph.in_end[member]):
+            other = graph.in_links[at]
+            if graph.representative[other] != first and region.note[other] != region.epoch:
+                region.note[other] = region.epoch
+                graph.in_links[graph.in_used] = other
+                graph.in_used += 1
+    region.epoch += 1
+    for k in range(region.size):
+        member = region.members[k]
+        for at in range(graph.out_at[member], graph.out_end[member]):
+            other = graph.out_links[at]
+            if graph.representative[other] != first and region.note[other] != region.epoch:
+                region.note[other] = region.epoch
+                graph.out_links[graph.out_used] = other
+                graph.out_used += 1
+    graph.in_at[first], graph.in_end[first] = in_begin, graph.in_used
+    graph.out_at[first], graph.out_end[first] = out_begin, graph.out_used
 
 
-def shrink(s: Tables, keep: int, common: bool) -> None:
+def shrink(graph: ContractedGraph, region: Region, keep: int, common: bool) -> None:
     """Make the members a convex, connected part of them that holds ``keep``; after `find_cones`.
 
     First the members from which a path leaves and comes back to ``keep`` go; then, in order, those
     that a path reaches which has left what is kept. What is no longer connected to ``keep`` goes
-    last. What went is in ``moved[:moves]``. Linear.
+    last. What went is in ``moved[:move_count]``. Linear.
 
     Args:
-        s: The tables.
+        graph: The contracted graph.
+        region: The members.
         keep: A member.
         common: What `find_cones` returned.
     """
     if common:
-        _drop_detours(s, keep)
+        _drop_detours(graph, region, keep)
     else:
-        mark_inside(s)
-    keep_component(s, keep)
+        mark_inside(region)
+    keep_component(graph, region, keep)
 
 
-def mark_inside(s: Tables) -> None:
+def mark_inside(region: Region) -> None:
     """Mark the members as those inside."""
-    s.epoch += 1
-    for k in range(s.size):
-        s.inside[s.members[k]] = s.epoch
+    region.epoch += 1
+    for k in range(region.size):
+        region.inside[region.members[k]] = region.epoch
 
 
-def _drop_detours(s: Tables, keep: int) -> None:
+def _drop_detours(graph: ContractedGraph, region: Region, keep: int) -> None:
     """Leave only those members inside that no path over a node outside connects."""
-    rep, sweep, note = s.rep, s.sweep, s.note
-    marked = s.epoch
+    rep, sweep, note = graph.representative, region.sweep, region.note
+    marked = region.epoch
     count = 0
-    for k in range(s.size):
-        sweep[count] = s.members[k]
+    for k in range(region.size):
+        sweep[count] = region.members[k]
         count += 1
-    for k in range(s.earlies):
-        if s.late_at[s.early[k]] == marked:
-            sweep[count] = s.early[k]
+    for k in range(region.ancestor_count):
+        if region.descendant_epoch[region.ancestors[k]] == marked:
+            sweep[count] = region.ancestors[k]
             count += 1
-    sort_by(s.order, sweep, 0, count)
-    leads = s.epoch + 1  # to keep, inside all the way
-    strays = s.epoch + 2  # to keep, over a node outside
-    s.epoch += 2
+    sort_by(graph.order, sweep, 0, count)
+    leads = region.epoch + 1  # to keep, inside all the way
+    strays = region.epoch + 2  # to keep, over a node outside
+    region.epoch += 2
     for k in range(count - 1, -1, -1):
         node = sweep[k]
-        for at in range(s.out_at[node], s.out_end[node]):
-            there = rep[s.out_links[at]]
+        for at in range(graph.out_at[node], graph.out_end[node]):
+            there = rep[graph.out_links[at]]
             if note[there] == strays:
                 note[node] = strays
                 break
             if there == keep or note[there] == leads:
-                if s.inside[node] != marked:
+                if region.inside[node] != marked:
                     note[node] = strays
                     break
                 note[node] = leads
-    kept = s.epoch + 1
-    reached = s.epoch + 2  # from what is kept, over a node outside
-    s.epoch += 2
+    kept = region.epoch + 1
+    reached = region.epoch + 2  # from what is kept, over a node outside
+    region.epoch += 2
     for k in range(count):
         node = sweep[k]
-        taken = s.inside[node] == marked and note[node] != strays
+        taken = region.inside[node] == marked and note[node] != strays
         lost = False
-        for at in range(s.in_at[node], s.in_end[node]):
-            there = rep[s.in_links[at]]
+        for at in range(graph.in_at[node], graph.in_end[node]):
+            there = rep[graph.in_links[at]]
             if note[there] == reached or (not taken and note[there] == kept):
                 lost = True
                 break
@@ -235,48 +239,48 @@ def _drop_detours(s: Tables, keep: int) -> None:
             note[node] = reached
         elif taken:
             note[node] = kept
-            s.inside[node] = kept
-    s.epoch = kept + 2
-    for k in range(s.size):
-        member = s.members[k]
-        if s.inside[member] == kept:
-            s.inside[member] = s.epoch
+            region.inside[node] = kept
+    region.epoch = kept + 2
+    for k in range(region.size):
+        member = region.members[k]
+        if region.inside[member] == kept:
+            region.inside[member] = region.epoch
 
 
-def keep_component(s: Tables, start: int) -> None:
+def keep_component(graph: ContractedGraph, region: Region, start: int) -> None:
     """Make the members those, among the inside ones, that links between these join to ``start``.
 
-    Those left out are in ``moved[:moves]``.
+    Those left out are in ``moved[:move_count]``.
     """
-    inside, epoch = s.inside, s.epoch
-    s.epoch += 1
-    s.sweep[0] = start
-    inside[start] = s.epoch
+    inside, epoch = region.inside, region.epoch
+    region.epoch += 1
+    region.sweep[0] = start
+    inside[start] = region.epoch
     count = 1
     k = 0
     while k < count:
-        node = s.sweep[k]
+        node = region.sweep[k]
         k += 1
-        for at in range(s.in_at[node], s.in_end[node]):
-            there = s.in_links[at]
+        for at in range(graph.in_at[node], graph.in_end[node]):
+            there = graph.in_links[at]
             if inside[there] == epoch:
-                inside[there] = s.epoch
-                s.sweep[count] = there
+                inside[there] = region.epoch
+                region.sweep[count] = there
                 count += 1
-        for at in range(s.out_at[node], s.out_end[node]):
-            there = s.out_links[at]
+        for at in range(graph.out_at[node], graph.out_end[node]):
+            there = graph.out_links[at]
             if inside[there] == epoch:
-                inside[there] = s.epoch
-                s.sweep[count] = there
+                inside[there] = region.epoch
+                region.sweep[count] = there
                 count += 1
-    s.moves = 0
+    region.move_count = 0
     size = 0
-    for k in range(s.size):
-        member = s.members[k]
-        if inside[member] == s.epoch:
-            s.members[size] = member
+    for k in range(region.size):
+        member = region.members[k]
+        if inside[member] == region.epoch:
+            region.members[size] = member
             size += 1
         else:
-            s.moved[s.moves] = member
-            s.moves += 1
-    s.size = size
+            region.moved[region.move_count] = member
+            region.move_count += 1
+    region.size = size

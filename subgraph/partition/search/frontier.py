@@ -1,7 +1,7 @@
-"""The nodes around a growing region over which paths lead back into it; see `growth`.
+"""The nodes around a growing region over which paths lead back into it; see `region_growth`.
 
 A node *here* is outside the region and leads into a candidate. It is *open* while it may still join
-from above: it is free, and one of its producers is a candidate whose turn is yet to come, or open.
+from above: it is free, and one of its producers is a queued candidate, or open.
 When it is not, and a candidate leads to it (it is *touched*), the later of the two candidates,
 above and below, has to give way. If that is the one below, the node is *lost*, and what is below a
 lost node waits. If it is the one above, that is barred. Every change is passed on, so the cost is
@@ -9,389 +9,408 @@ linear in what lies around the region between its first position and its candida
 
 Of two candidates, the later is the one whose first relative in the region was found later.
 
-Tables: ``state`` is of each candidate QUEUED, GROWN or WAITING, else 0; ``candidates`` are all that
-ever were, in the order of discovery, which is their rank. ``rank_above`` is of each the rank of the
-first one above it in the region, ``rank_below`` of the first below. ``around`` has the flags of a
-node, ``support`` the number of producers from which it may join, ``leads_to`` the rank of the first
-candidate that it leads to.
-
-What follows from a change is done step by step, without recursion: on a stack of frames, each tells
-of nodes that were found, or settles nodes whose support has changed, the last first.
+What follows from a change is done step by step, without recursion: on a stack of frames, each
+passes on nodes that were found, or judges nodes again whose support has changed, the last first.
 """
 
 from __future__ import annotations
 
 from subgraph.partition.search.sorting import heap_push, heap_remove, sort_by
-from subgraph.partition.search.tables import Tables
+from subgraph.partition.search.structures import ContractedGraph, Frontier, RegionGrowth
 
 QUEUED, GROWN, WAITING = 1, 2, 3
 HERE, TOUCHED, OPEN, LOST = 1, 2, 4, 8
 
 
-def surround(s: Tables, start: int) -> None:
+def surround(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, start: int) -> None:
     """Surround the region that starts at ``start``."""
-    s.start = start
-    s.candidates[0] = start
-    s.ranks = 1
-    s.state[start] = QUEUED
-    s.rank_above[start] = s.rank_below[start] = 0
-    s.first = s.order[start]
-    s.stale = 0
+    growth.start = start
+    growth.candidates[0] = start
+    growth.candidate_count = 1
+    growth.state[start] = QUEUED
+    growth.rank_above[start] = growth.rank_below[start] = 0
+    frontier.first = graph.order[start]
+    growth.stale = 0
 
 
-def leave(s: Tables) -> None:
+def leave(growth: RegionGrowth, frontier: Frontier) -> None:
     """Forget the region and what is around it."""
-    renew(s)
-    for k in range(s.ranks):
-        node = s.candidates[k]
-        s.state[node] = s.barred[node] = s.complete[node] = s.waited[node] = 0
+    renew(growth, frontier)
+    for k in range(growth.candidate_count):
+        node = growth.candidates[k]
+        growth.state[node] = growth.barred[node] = growth.complete[node] = growth.waited[node] = 0
 
 
-def renew(s: Tables) -> None:
+def renew(growth: RegionGrowth, frontier: Frontier) -> None:
     """Forget what was judged, after a lost node has joined."""
-    s.stale = 0
-    for k in range(s.circled):
-        s.around[s.circle[k]] = 0
-    s.circled = 0
-    for k in range(s.farthest):
-        s.far_place[s.far[k]] = 0
-    s.farthest = 0
+    growth.stale = 0
+    for k in range(frontier.node_count):
+        frontier.flags[frontier.nodes[k]] = 0
+    frontier.node_count = 0
+    for k in range(frontier.far.count):
+        frontier.far.place[frontier.far.items[k]] = 0
+    frontier.far.count = 0
 
 
-def _stays(s: Tables, node: int) -> bool:
+def _stays(growth: RegionGrowth, node: int) -> bool:
     """Return whether ``node`` is a candidate that does not wait."""
-    return s.state[node] == QUEUED or s.state[node] == GROWN
+    return growth.state[node] == QUEUED or growth.state[node] == GROWN
 
 
-def is_lost(s: Tables, node: int) -> bool:
+def is_lost(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int) -> bool:
     """Return whether candidate ``node``, whose producers have been asked about, must wait."""
     roots = 0
-    for at in range(s.in_at[node], s.in_end[node]):
-        source = s.in_links[at]
-        if s.state[source] == WAITING:
+    for at in range(graph.in_at[node], graph.in_end[node]):
+        source = graph.in_links[at]
+        if growth.state[source] == WAITING:
             return True
-        if not s.state[source]:
-            s.stack[roots] = s.slots[roots] = s.rep[source]
+        if not growth.state[source]:
+            frontier.stack[roots] = frontier.roots[roots] = graph.representative[source]
             roots += 1
-    _explore(s, roots, s.rank_below[node])
-    _follow(s)
+    _explore(graph, growth, frontier, roots, growth.rank_below[node])
+    _follow(graph, growth, frontier)
     lost = 0
     for k in range(roots):
-        lost |= s.around[s.slots[k]] & LOST
+        lost |= frontier.flags[frontier.roots[k]] & LOST
     return lost != 0
 
 
-def _explore(s: Tables, roots: int, rank: int) -> None:
+def _explore(
+    graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, roots: int, rank: int
+) -> None:
     """Find what leads to the roots on the stack, which lead to the candidate of ``rank``.
 
-    It is judged; the others are told of it by a frame.
+    The nodes found are judged; a frame passes them on to the others.
     """
-    begin = s.tells_end
+    begin = frontier.announced_end
     size = 0
     for k in range(roots):
-        size = _meet(s, s.stack[k], rank, size)
+        size = _meet(graph, growth, frontier, frontier.stack[k], rank, size)
     while size:
         size -= 1
-        node = s.work[size]
-        s.tells[s.tells_end] = node
-        s.tells_end += 1
-        s.searched += s.in_end[node] - s.in_at[node]
-        for at in range(s.in_at[node], s.in_end[node]):
-            size = _meet(s, s.rep[s.in_links[at]], rank, size)
-    if s.tells_end == begin:
+        node = frontier.work[size]
+        frontier.announced[frontier.announced_end] = node
+        frontier.announced_end += 1
+        graph.links_followed += graph.in_end[node] - graph.in_at[node]
+        for at in range(graph.in_at[node], graph.in_end[node]):
+            size = _meet(
+                graph, growth, frontier, graph.representative[graph.in_links[at]], rank, size
+            )
+    if frontier.announced_end == begin:
         return
-    sort_by(s.order, s.tells, begin, s.tells_end)
-    s.tellings += 1
-    for k in range(begin, s.tells_end):
-        _judge(s, s.tells[k])
-        s.telling[s.tells[k]] = s.tellings
-    frame = s.frames
-    s.frames += 1
-    s.frame_head[frame] = -1
-    s.frame_begin[frame] = s.frame_at[frame] = begin
-    s.frame_end[frame] = s.tells_end
-    s.frame_node[frame] = s.tellings
+    sort_by(graph.order, frontier.announced, begin, frontier.announced_end)
+    frontier.announcements += 1
+    for k in range(begin, frontier.announced_end):
+        _judge(graph, growth, frontier, frontier.announced[k])
+        frontier.announcement[frontier.announced[k]] = frontier.announcements
+    frame = frontier.frame_count
+    frontier.frame_count += 1
+    frontier.frame_head[frame] = -1
+    frontier.frame_begin[frame] = frontier.frame_at[frame] = begin
+    frontier.frame_end[frame] = frontier.announced_end
+    frontier.frame_node[frame] = frontier.announcements
 
 
-def _meet(s: Tables, there: int, rank: int, size: int) -> int:
-    if s.around[there] or s.state[there]:
+def _meet(
+    graph: ContractedGraph,
+    growth: RegionGrowth,
+    frontier: Frontier,
+    there: int,
+    rank: int,
+    size: int,
+) -> int:
+    if frontier.flags[there] or growth.state[there]:
         return size
-    if s.order[there] > s.first:
-        s.around[there] = HERE
-        s.circle[s.circled] = there
-        s.circled += 1
-        s.support[there] = 0
-        s.leads_to[there] = rank
-        s.work[size] = there
+    if graph.order[there] > frontier.first:
+        frontier.flags[there] = HERE
+        frontier.nodes[frontier.node_count] = there
+        frontier.node_count += 1
+        frontier.support[there] = 0
+        frontier.leads_to[there] = rank
+        frontier.work[size] = there
         return size + 1
-    if not s.far_place[there] or rank < s.leads_to[there]:
-        s.leads_to[there] = rank
-    s.far_key[there] = -s.order[there]
-    s.farthest = heap_push(s.far, s.far_place, s.far_key, s.farthest, there)
+    if not frontier.far.place[there] or rank < frontier.leads_to[there]:
+        frontier.leads_to[there] = rank
+    frontier.far.keys[there] = -graph.order[there]
+    heap_push(frontier.far, there)
     return size
 
 
-def _joinable(s: Tables, node: int) -> bool:
-    return s.free[node] != 0 and not s.barred[node]
+def _joinable(graph: ContractedGraph, growth: RegionGrowth, node: int) -> bool:
+    return graph.free[node] != 0 and not growth.barred[node]
 
 
-def _judge(s: Tables, node: int) -> None:
+def _judge(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int) -> None:
     count = 0
     lost = touched = False
-    for at in range(s.in_at[node], s.in_end[node]):
-        there = s.rep[s.in_links[at]]
-        mark = s.state[there]
+    for at in range(graph.in_at[node], graph.in_end[node]):
+        there = graph.representative[graph.in_links[at]]
+        mark = growth.state[there]
         if mark:
             touched = True
             count += mark == QUEUED
             lost = lost or mark == WAITING
-        elif s.around[there] & OPEN:
+        elif frontier.flags[there] & OPEN:
             count += 1
-        elif s.around[there] & LOST:
+        elif frontier.flags[there] & LOST:
             lost = True
     flags = HERE
     if touched:
         flags |= TOUCHED
-    s.support[node] = count
-    joins = count > 0 and _joinable(s, node)
-    if lost or (touched and not joins and _above(s, node) < s.leads_to[node]):
+    frontier.support[node] = count
+    joins = count > 0 and _joinable(graph, growth, node)
+    if lost or (touched and not joins and _above(graph, growth, node) < frontier.leads_to[node]):
         flags |= LOST
     elif joins:
         flags |= OPEN
-    s.around[node] = flags
+    frontier.flags[node] = flags
 
 
-def _above(s: Tables, node: int) -> int:
+def _above(graph: ContractedGraph, growth: RegionGrowth, node: int) -> int:
     """Return the rank of the first candidate that leads to a node outside."""
-    first = s.ranks
-    for at in range(s.in_at[node], s.in_end[node]):
-        source = s.in_links[at]
-        if _stays(s, source):
-            first = min(first, s.rank_above[source])
+    first = growth.candidate_count
+    for at in range(graph.in_at[node], graph.in_end[node]):
+        source = graph.in_links[at]
+        if _stays(growth, source):
+            first = min(first, growth.rank_above[source])
     return first
 
 
-def added(s: Tables, node: int) -> None:
+def add_candidate(
+    graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int
+) -> None:
     """Take note of a new candidate."""
-    s.state[node] = QUEUED
-    rank = s.ranks
-    for at in range(s.in_at[node], s.in_end[node]):
-        if _stays(s, s.in_links[at]):
-            rank = min(rank, s.rank_above[s.in_links[at]])
-    s.rank_above[node] = rank
-    _pass_above(s, node, rank)
-    rank = s.ranks
-    for at in range(s.out_at[node], s.out_end[node]):
-        if _stays(s, s.out_links[at]):
-            rank = min(rank, s.rank_below[s.out_links[at]])
-    s.rank_below[node] = rank
-    _pass_below(s, node, rank)
-    s.candidates[s.ranks] = node
-    s.ranks += 1
-    was_open = s.around[node] & OPEN
-    if s.around[node] & LOST:
-        s.stale = 1
-    s.around[node] = 0
-    position = s.order[node]
-    if position < s.first:
-        s.first = position
-        while s.farthest and s.order[s.far[0]] > position:
-            there = s.far[0]
-            s.farthest = heap_remove(s.far, s.far_place, s.far_key, s.farthest, there)
-            s.stack[0] = there
-            _explore(s, 1, s.leads_to[there])
-            _follow(s)
-    frame = _settle(s)
-    for at in range(s.out_at[node], s.out_end[node]):
-        there = s.rep[s.out_links[at]]
-        if s.around[there]:
-            s.around[there] |= TOUCHED
+    growth.state[node] = QUEUED
+    rank = growth.candidate_count
+    for at in range(graph.in_at[node], graph.in_end[node]):
+        if _stays(growth, graph.in_links[at]):
+            rank = min(rank, growth.rank_above[graph.in_links[at]])
+    growth.rank_above[node] = rank
+    _pass_above(graph, growth, frontier, node, rank)
+    rank = growth.candidate_count
+    for at in range(graph.out_at[node], graph.out_end[node]):
+        if _stays(growth, graph.out_links[at]):
+            rank = min(rank, growth.rank_below[graph.out_links[at]])
+    growth.rank_below[node] = rank
+    _pass_below(graph, growth, frontier, node, rank)
+    growth.candidates[growth.candidate_count] = node
+    growth.candidate_count += 1
+    was_open = frontier.flags[node] & OPEN
+    if frontier.flags[node] & LOST:
+        growth.stale = 1
+    frontier.flags[node] = 0
+    position = graph.order[node]
+    if position < frontier.first:
+        frontier.first = position
+        while frontier.far.count and graph.order[frontier.far.items[0]] > position:
+            there = frontier.far.items[0]
+            heap_remove(frontier.far, there)
+            frontier.stack[0] = there
+            _explore(graph, growth, frontier, 1, frontier.leads_to[there])
+            _follow(graph, growth, frontier)
+    frame = _begin_frame(frontier)
+    for at in range(graph.out_at[node], graph.out_end[node]):
+        there = graph.representative[graph.out_links[at]]
+        if frontier.flags[there]:
+            frontier.flags[there] |= TOUCHED
             if not was_open:
-                s.support[there] += 1
-            _put(s, frame, there)
-    _follow(s)
+                frontier.support[there] += 1
+            _put(frontier, frame, there)
+    _follow(graph, growth, frontier)
 
 
-def _pass_above(s: Tables, node: int, rank: int) -> None:
-    s.work[0] = node
+def _pass_above(
+    graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int, rank: int
+) -> None:
+    frontier.work[0] = node
     size = 1
     while size:
         size -= 1
-        here = s.work[size]
-        for at in range(s.out_at[here], s.out_end[here]):
-            other = s.out_links[at]
-            if _stays(s, other) and s.rank_above[other] > rank:
-                s.rank_above[other] = rank
-                s.work[size] = other
+        here = frontier.work[size]
+        for at in range(graph.out_at[here], graph.out_end[here]):
+            other = graph.out_links[at]
+            if _stays(growth, other) and growth.rank_above[other] > rank:
+                growth.rank_above[other] = rank
+                frontier.work[size] = other
                 size += 1
 
 
-def _pass_below(s: Tables, node: int, rank: int) -> None:
-    s.work[0] = node
+def _pass_below(
+    graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int, rank: int
+) -> None:
+    frontier.work[0] = node
     size = 1
     while size:
         size -= 1
-        here = s.work[size]
-        for at in range(s.in_at[here], s.in_end[here]):
-            other = s.in_links[at]
-            if _stays(s, other) and s.rank_below[other] > rank:
-                s.rank_below[other] = rank
-                s.work[size] = other
+        here = frontier.work[size]
+        for at in range(graph.in_at[here], graph.in_end[here]):
+            other = graph.in_links[at]
+            if _stays(growth, other) and growth.rank_below[other] > rank:
+                growth.rank_below[other] = rank
+                frontier.work[size] = other
                 size += 1
 
 
-def grown(s: Tables, node: int) -> None:
+def finish_candidate(
+    graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int
+) -> None:
     """Take note that all neighbours of a candidate have been asked about."""
-    s.state[node] = GROWN
-    _support_below(s, node, -1, _settle(s))
-    _follow(s)
+    growth.state[node] = GROWN
+    _support_below(graph, frontier, node, -1, _begin_frame(frontier))
+    _follow(graph, growth, frontier)
 
 
-def _support_below(s: Tables, node: int, change: int, frame: int) -> None:
-    """Change the support of what is below ``node``, and let it be settled."""
-    for at in range(s.out_at[node], s.out_end[node]):
-        there = s.rep[s.out_links[at]]
-        if s.around[there]:
-            s.support[there] += change
-            _put(s, frame, there)
+def _support_below(
+    graph: ContractedGraph, frontier: Frontier, node: int, change: int, frame: int
+) -> None:
+    """Change the support of what is below ``node``, and let it be judged again."""
+    for at in range(graph.out_at[node], graph.out_end[node]):
+        there = graph.representative[graph.out_links[at]]
+        if frontier.flags[there]:
+            frontier.support[there] += change
+            _put(frontier, frame, there)
 
 
-def _settle(s: Tables) -> int:
-    """Begin a frame that settles nodes; return its number."""
-    frame = s.frames
-    s.frames += 1
-    s.frame_head[frame] = 0
-    s.frame_node[frame] = s.frame_barred[frame] = -1
+def _begin_frame(frontier: Frontier) -> int:
+    """Begin a frame that judges nodes again; return its number."""
+    frame = frontier.frame_count
+    frontier.frame_count += 1
+    frontier.frame_head[frame] = 0
+    frontier.frame_node[frame] = frontier.frame_barred[frame] = -1
     return frame
 
 
-def _put(s: Tables, frame: int, node: int) -> None:
-    """Let ``node`` be the next that a frame settles; it is in one frame once."""
-    if s.work_frame[node]:
-        _take_out(s, node)
-    following = s.frame_head[frame]
-    s.work_next[node] = following
+def _put(frontier: Frontier, frame: int, node: int) -> None:
+    """Let ``node`` be the next that a frame judges; it is in one frame once."""
+    if frontier.work_frame[node]:
+        _take_out(frontier, node)
+    following = frontier.frame_head[frame]
+    frontier.work_next[node] = following
     if following:
-        s.work_last[following - 1] = node + 1
-    s.work_last[node] = 0
-    s.frame_head[frame] = node + 1
-    s.work_frame[node] = frame + 1
+        frontier.work_last[following - 1] = node + 1
+    frontier.work_last[node] = 0
+    frontier.frame_head[frame] = node + 1
+    frontier.work_frame[node] = frame + 1
 
 
-def _take_out(s: Tables, node: int) -> None:
-    last, following = s.work_last[node], s.work_next[node]
+def _take_out(frontier: Frontier, node: int) -> None:
+    last, following = frontier.work_last[node], frontier.work_next[node]
     if last:
-        s.work_next[last - 1] = following
+        frontier.work_next[last - 1] = following
     else:
-        s.frame_head[s.work_frame[node] - 1] = following
+        frontier.frame_head[frontier.work_frame[node] - 1] = following
     if following:
-        s.work_last[following - 1] = last
-    s.work_frame[node] = 0
+        frontier.work_last[following - 1] = last
+    frontier.work_frame[node] = 0
 
 
-def _follow(s: Tables) -> None:
+def _follow(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier) -> None:
     """Do what all frames say, the last first."""
-    while s.frames:
-        frame = s.frames - 1
-        if s.frame_head[frame] < 0:
-            _tell_next(s, frame)
-        elif s.frame_node[frame] >= 0:
-            _bar_next(s, frame)
-        elif s.frame_head[frame]:
-            node = s.frame_head[frame] - 1
-            _take_out(s, node)
-            _settle_one(s, frame, node)
+    while frontier.frame_count:
+        frame = frontier.frame_count - 1
+        if frontier.frame_head[frame] < 0:
+            _announce_next(graph, growth, frontier, frame)
+        elif frontier.frame_node[frame] >= 0:
+            _bar_next(graph, growth, frontier, frame)
+        elif frontier.frame_head[frame]:
+            node = frontier.frame_head[frame] - 1
+            _take_out(frontier, node)
+            _rejudge(graph, growth, frontier, frame, node)
         else:
-            s.frames -= 1
+            frontier.frame_count -= 1
 
 
-def _tell_next(s: Tables, frame: int) -> None:
+def _announce_next(
+    graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, frame: int
+) -> None:
     """Pass on what was found about a new node to those that were here before."""
-    at = s.frame_at[frame]
-    if at == s.frame_end[frame]:
-        s.tells_end = s.frame_begin[frame]
-        s.frames -= 1
+    at = frontier.frame_at[frame]
+    if at == frontier.frame_end[frame]:
+        frontier.announced_end = frontier.frame_begin[frame]
+        frontier.frame_count -= 1
         return
-    s.frame_at[frame] = at + 1
-    node = s.tells[at]
-    flags = s.around[node]
-    telling = s.frame_node[frame]
+    frontier.frame_at[frame] = at + 1
+    node = frontier.announced[at]
+    flags = frontier.flags[node]
+    telling = frontier.frame_node[frame]
     if flags & LOST:
-        for at in range(s.out_at[node], s.out_end[node]):
-            there = s.rep[s.out_links[at]]
-            if s.around[there] and s.telling[there] != telling:
-                lose(s, there)
+        for at in range(graph.out_at[node], graph.out_end[node]):
+            there = graph.representative[graph.out_links[at]]
+            if frontier.flags[there] and frontier.announcement[there] != telling:
+                lose(graph, growth, frontier, there)
     elif flags & OPEN:
-        inner = _settle(s)
-        for at in range(s.out_at[node], s.out_end[node]):
-            there = s.rep[s.out_links[at]]
-            if s.around[there] and s.telling[there] != telling:
-                s.support[there] += 1
-                _put(s, inner, there)
+        inner = _begin_frame(frontier)
+        for at in range(graph.out_at[node], graph.out_end[node]):
+            there = graph.representative[graph.out_links[at]]
+            if frontier.flags[there] and frontier.announcement[there] != telling:
+                frontier.support[there] += 1
+                _put(frontier, inner, there)
     elif flags & TOUCHED:
-        _put(s, _settle(s), node)
+        _put(frontier, _begin_frame(frontier), node)
 
 
-def _settle_one(s: Tables, frame: int, node: int) -> None:
-    flags = s.around[node]
+def _rejudge(
+    graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, frame: int, node: int
+) -> None:
+    flags = frontier.flags[node]
     if flags & LOST or not flags:
         return
-    now = _joinable(s, node) and s.support[node] > 0
+    now = _joinable(graph, growth, node) and frontier.support[node] > 0
     if now and not flags & OPEN:
-        s.around[node] |= OPEN
-        _support_below(s, node, 1, frame)
+        frontier.flags[node] |= OPEN
+        _support_below(graph, frontier, node, 1, frame)
     elif not now and flags & OPEN:
-        s.around[node] -= OPEN
-        _support_below(s, node, -1, frame)
+        frontier.flags[node] -= OPEN
+        _support_below(graph, frontier, node, -1, frame)
     if not now and flags & TOUCHED:
-        if _above(s, node) < s.leads_to[node]:
-            lose(s, node)
+        if _above(graph, growth, node) < frontier.leads_to[node]:
+            lose(graph, growth, frontier, node)
         else:
-            s.around[node] -= TOUCHED
-            s.frame_node[frame] = node
-            s.frame_at[frame] = s.in_at[node]
+            frontier.flags[node] -= TOUCHED
+            frontier.frame_node[frame] = node
+            frontier.frame_at[frame] = graph.in_at[node]
 
 
-def _bar_next(s: Tables, frame: int) -> None:
+def _bar_next(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, frame: int) -> None:
     """Give up the next candidate that leads, over the frame's node, to an earlier one."""
-    last = s.frame_barred[frame]
+    last = frontier.frame_barred[frame]
     if last >= 0:
-        s.frame_barred[frame] = -1
-        if s.around[last]:
-            _put(s, frame, last)
-    node = s.frame_node[frame]
-    for at in range(s.frame_at[frame], s.in_end[node]):
-        source = s.in_links[at]
-        if _stays(s, source):
-            queued = s.state[source] == QUEUED
-            s.state[source] = 0
-            s.barred[source] = 1
-            _support_below(s, source, -1 if queued else 0, frame)
-            s.frame_at[frame] = at + 1
-            s.frame_barred[frame] = source
-            s.stack[0] = source
-            _explore(s, 1, s.leads_to[node])
+        frontier.frame_barred[frame] = -1
+        if frontier.flags[last]:
+            _put(frontier, frame, last)
+    node = frontier.frame_node[frame]
+    for at in range(frontier.frame_at[frame], graph.in_end[node]):
+        source = graph.in_links[at]
+        if _stays(growth, source):
+            queued = growth.state[source] == QUEUED
+            growth.state[source] = 0
+            growth.barred[source] = 1
+            _support_below(graph, frontier, source, -1 if queued else 0, frame)
+            frontier.frame_at[frame] = at + 1
+            frontier.frame_barred[frame] = source
+            frontier.stack[0] = source
+            _explore(graph, growth, frontier, 1, frontier.leads_to[node])
             return
-    s.frame_node[frame] = -1
+    frontier.frame_node[frame] = -1
 
 
-def lose(s: Tables, node: int) -> None:
+def lose(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int) -> None:
     """Let ``node``, a candidate or one outside, be lost, and with it what lies below."""
-    s.losing[0] = node
+    frontier.losing[0] = node
     size = 1
     while size:
         size -= 1
-        node = s.losing[size]
-        if s.state[node]:
-            if s.state[node] == WAITING or node == s.start:
+        node = frontier.losing[size]
+        if growth.state[node]:
+            if growth.state[node] == WAITING or node == growth.start:
                 continue
-            s.state[node] = WAITING
+            growth.state[node] = WAITING
         else:
-            if s.around[node] & LOST:
+            if frontier.flags[node] & LOST:
                 continue
-            s.around[node] = (s.around[node] | LOST) & ~OPEN
-        for at in range(s.out_at[node], s.out_end[node]):
-            there = s.rep[s.out_links[at]]
-            if s.state[there] or s.around[there]:
-                s.losing[size] = there
+            frontier.flags[node] = (frontier.flags[node] | LOST) & ~OPEN
+        for at in range(graph.out_at[node], graph.out_end[node]):
+            there = graph.representative[graph.out_links[at]]
+            if growth.state[there] or frontier.flags[there]:
+                frontier.losing[size] = there
                 size += 1

@@ -1,10 +1,11 @@
 """Strategy ``hetero``: grow from every root, keep the largest region, repeat (OpenVINO's rule).
 
-The reference grows anew from all roots after every region that it keeps. Here nothing is grown
+The reference grows anew from all roots after every region that it makes. Here nothing is grown
 twice without need:
 
-- A growth depends only on what it has looked at. It is kept until a node among that joins a region,
-  or a move in the topological order brings one before its members that its search had left out.
+- A growth depends only on what it has looked at. It is valid until a node among that joins a
+  region, or a move in the topological order brings one before its members that its search had left
+  out.
 - Roots count in order, and a node that an earlier root's region holds is no root. How many earlier
   roots hold a node is counted, so that a change is passed on to the roots behind it alone.
 - Growth in one biconnected block of the graph does not depend on any other: all ways between them
@@ -14,289 +15,325 @@ twice without need:
   them changes nothing, so their regions are alike. While the first is a root, the second need not
   be grown: its region is of the same size, and covers no later root that the first does not.
 
-Tables: the growth of a root is ``kept[kept_at:kept_end]``: members, then what was seen, then the
-limits, each the number of nodes at which a search ended, that of the nodes which must stay behind
-these in the order, and both. ``watchers`` (plus one) is for each node the first place among what
-was seen that holds it, ``kept_next`` (plus one) the next, ``kept_root`` whose growth that is.
+The limits of a growth are the nodes at which its searches ended, and those that must stay behind
+these in the order.
 """
 
 from __future__ import annotations
 
+from subgraph.partition.search.block_growth import NEVER, grow_in_block, see
 from subgraph.partition.search.blocks import find_blocks
 from subgraph.partition.search.sorting import heap_push, heap_remove
-from subgraph.partition.search.tables import Tables
-from subgraph.partition.search.trial import NEVER, grow_in_block, see
+from subgraph.partition.search.structures import (
+    BlockGrowth,
+    Blocks,
+    ContractedGraph,
+    DeviceSearch,
+    GrowthCache,
+    Region,
+)
 
 NOTHING, FULL = -1, -2
 
 
-def start_roots(s: Tables, count: int) -> None:
+def start_roots(graph: ContractedGraph, blocks: Blocks, device: DeviceSearch, count: int) -> None:
     """Prepare to search among the ``free`` ones of ``count`` nodes."""
     for node in range(count):
-        s.vertex[node] = s.rep[node]
-    find_blocks(s, count)
-    for block in range(s.blocks):
-        refused = int(not s.free[s.top[block]])
-        for k in range(s.block_at[block], s.block_end[block]):
-            refused += not s.free[s.block_list[k]]
-        s.refused[block] = refused
-    _find_twins(s, count)
+        blocks.vertex[node] = graph.representative[node]
+    find_blocks(graph, blocks, count)
+    for block in range(blocks.count):
+        refused = int(not graph.free[blocks.top[block]])
+        for k in range(blocks.begin[block], blocks.end[block]):
+            refused += not graph.free[blocks.nodes[k]]
+        blocks.refused[block] = refused
+    _find_twins(graph, device, count)
     for node in range(count):
-        if s.free[node] and not _is_shadowed(s, node):
-            s.dirties = heap_push(s.dirty, s.dirty_place, s.dirty_key, s.dirties, node)
+        if graph.free[node] and not _is_shadowed(graph, device, node):
+            heap_push(device.changed, node)
 
 
-def _find_twins(s: Tables, count: int) -> None:
+def _find_twins(graph: ContractedGraph, device: DeviceSearch, count: int) -> None:
     """Find for each node its twin just before it, and the reverse, both plus one.
 
     Twins have one producer and one consumer, the same, and stand side by side in the lists of both.
     """
     for node in range(count):
-        for at in range(s.in_at[node], s.in_end[node]):
-            s.spot[s.in_links[at]] = at
+        for at in range(graph.in_at[node], graph.in_end[node]):
+            device.link_index[graph.in_links[at]] = at
     for node in range(count):
-        if s.rep[node] == node and s.out_end[node] - s.out_at[node] > 2:
-            for at in range(s.out_at[node] + 1, s.out_end[node]):
-                one, two = s.out_links[at - 1], s.out_links[at]
+        if graph.representative[node] == node and graph.out_end[node] - graph.out_at[node] > 2:
+            for at in range(graph.out_at[node] + 1, graph.out_end[node]):
+                one, two = graph.out_links[at - 1], graph.out_links[at]
                 if (
-                    _has_one_each(s, one)
-                    and _has_one_each(s, two)
-                    and s.out_links[s.out_at[one]] == s.out_links[s.out_at[two]]
-                    and s.spot[two] == s.spot[one] + 1
+                    _has_one_each(graph, one)
+                    and _has_one_each(graph, two)
+                    and graph.out_links[graph.out_at[one]] == graph.out_links[graph.out_at[two]]
+                    and device.link_index[two] == device.link_index[one] + 1
                 ):
-                    s.twin[two] = one + 1
-                    s.next_twin[one] = two + 1
+                    device.previous_twin[two] = one + 1
+                    device.next_twin[one] = two + 1
 
 
-def _has_one_each(s: Tables, node: int) -> bool:
-    return s.in_end[node] - s.in_at[node] == 1 and s.out_end[node] - s.out_at[node] == 1
+def _has_one_each(graph: ContractedGraph, node: int) -> bool:
+    return (
+        graph.in_end[node] - graph.in_at[node] == 1
+        and graph.out_end[node] - graph.out_at[node] == 1
+    )
 
 
-def _is_shadowed(s: Tables, root: int) -> bool:
-    twin = s.twin[root] - 1
-    return twin >= 0 and s.free[twin] != 0 and s.holders[twin] == 0
+def _is_shadowed(graph: ContractedGraph, device: DeviceSearch, root: int) -> bool:
+    twin = device.previous_twin[root] - 1
+    return twin >= 0 and graph.free[twin] != 0 and device.holders[twin] == 0
 
 
-def find_largest(s: Tables) -> int:
+def find_largest(
+    graph: ContractedGraph,
+    region: Region,
+    blocks: Blocks,
+    growth: BlockGrowth,
+    device: DeviceSearch,
+    cache: GrowthCache,
+) -> int:
     """Return the root of the largest region (of equals, the smallest root); its nodes as members.
 
     Returns:
         NOTHING if there is none, FULL if more room is needed for growths: the search then goes on
         after `move_kept`.
     """
-    while s.dirties:
-        root = s.dirty[0]
-        s.dirties = heap_remove(s.dirty, s.dirty_place, s.dirty_key, s.dirties, root)
-        known = s.kept_members[root] > 0
-        if not s.free[root] or s.holders[root] or _is_shadowed(s, root):
+    while device.changed.count:
+        root = device.changed.items[0]
+        heap_remove(device.changed, root)
+        known = cache.member_count[root] > 0
+        if not graph.free[root] or device.holders[root] or _is_shadowed(graph, device, root):
             if known:
-                _drop(s, root)
+                _drop(graph, device, cache, root)
         elif not known:
-            _grow(s, root)
-            if s.kept_used + s.regions + s.seens + s.limits_end > s.kept_room:
-                _push_dirty(s, root)
+            _grow(graph, blocks, growth, device, root)
+            if cache.used + device.size + growth.seen_count + device.limits_end > cache.capacity:
+                _push_dirty(device, root)
                 return FULL
-            _install(s, root)
-    if not s.largests:
+            _install(graph, growth, device, cache, root)
+    if not device.largest.count:
         return NOTHING
-    root = s.largest[0]
-    s.size = s.kept_members[root]
-    for k in range(s.size):
-        s.members[k] = s.kept[s.kept_at[root] + k]
+    root = device.largest.items[0]
+    region.size = cache.member_count[root]
+    for k in range(region.size):
+        region.members[k] = cache.nodes[cache.begin[root] + k]
     return root
 
 
-def _push_dirty(s: Tables, node: int) -> None:
-    s.dirties = heap_push(s.dirty, s.dirty_place, s.dirty_key, s.dirties, node)
+def _push_dirty(device: DeviceSearch, node: int) -> None:
+    heap_push(device.changed, node)
 
 
-def _look_again(s: Tables, node: int) -> None:
+def _look_again(
+    graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, node: int
+) -> None:
     """Note that ``node`` or its twin may have become a root, or may be none any more."""
-    _look_at(s, node)
-    if s.next_twin[node]:
-        _look_at(s, s.next_twin[node] - 1)
+    _look_at(graph, device, cache, node)
+    if device.next_twin[node]:
+        _look_at(graph, device, cache, device.next_twin[node] - 1)
 
 
-def _look_at(s: Tables, node: int) -> None:
-    if s.kept_members[node] or (s.free[node] and not s.holders[node]):
-        _push_dirty(s, node)
+def _look_at(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, node: int) -> None:
+    if cache.member_count[node] or (graph.free[node] and not device.holders[node]):
+        _push_dirty(device, node)
 
 
-def _grow(s: Tables, root: int) -> None:
-    """Grow from ``root``: its ``region``, what was ``seen`` and the ``limits``."""
-    s.seen_epoch += 1
-    s.seens = s.limits_end = 0
-    s.region[0] = root
-    s.regions = 1
-    s.entries[0] = root
-    s.behinds[0] = 0
+def _grow(
+    graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, device: DeviceSearch, root: int
+) -> None:
+    """Grow from ``root``: the members, what was ``seen`` and the ``limits``."""
+    growth.seen_epoch += 1
+    growth.seen_count = device.limits_end = 0
+    device.members[0] = root
+    device.size = 1
+    device.entries[0] = root
+    device.entry_blocks[0] = 0
     count = 1
     while count:
         count -= 1
-        entry, behind = s.entries[count], s.behinds[count]
-        block = s.home[entry] or s.first_block[entry]
+        entry, behind = device.entries[count], device.entry_blocks[count]
+        block = blocks.home[entry] or blocks.first_block[entry]
         while block:
             if block != behind:
-                begin = s.regions
-                _grow_block(s, entry, block - 1)
-                for k in range(begin, s.regions):
-                    node = s.region[k]
-                    if s.first_block[node]:  # it is in other blocks too
-                        s.entries[count] = node
-                        s.behinds[count] = block
+                begin = device.size
+                _grow_block(graph, blocks, growth, device, entry, block - 1)
+                for k in range(begin, device.size):
+                    node = device.members[k]
+                    if blocks.first_block[node]:  # it is in other blocks too
+                        device.entries[count] = node
+                        device.entry_blocks[count] = block
                         count += 1
-            block = s.first_block[entry] if block == s.home[entry] else s.next_block[block - 1]
-    for k in range(s.regions):
-        see(s, s.region[k])
+            block = (
+                blocks.first_block[entry]
+                if block == blocks.home[entry]
+                else blocks.next_block[block - 1]
+            )
+    for k in range(device.size):
+        see(growth, device.members[k])
 
 
-def _grow_block(s: Tables, entry: int, block: int) -> None:
+def _grow_block(
+    graph: ContractedGraph,
+    blocks: Blocks,
+    growth: BlockGrowth,
+    device: DeviceSearch,
+    entry: int,
+    block: int,
+) -> None:
     """Let what joins in a block from ``entry`` join the region."""
-    if s.refused[block]:
-        count = grow_in_block(s, entry, block)
+    if blocks.refused[block]:
+        count = grow_in_block(graph, blocks, growth, entry, block)
         for k in range(count):
-            _join(s, entry, s.grown[k])
-        if s.edges:
-            _limit(s)
+            _join(device, entry, growth.members[k])
+        if growth.edge_count:
+            _limit(growth, device)
     else:
-        _join(s, entry, s.top[block])
-        for k in range(s.block_at[block], s.block_end[block]):
-            _join(s, entry, s.block_list[k])
+        _join(device, entry, blocks.top[block])
+        for k in range(blocks.begin[block], blocks.end[block]):
+            _join(device, entry, blocks.nodes[k])
 
 
-def _join(s: Tables, entry: int, node: int) -> None:
+def _join(device: DeviceSearch, entry: int, node: int) -> None:
     if node != entry:
-        s.region[s.regions] = node
-        s.regions += 1
+        device.members[device.size] = node
+        device.size += 1
 
 
-def _limit(s: Tables) -> None:
-    """Add the limits of the last trial."""
-    at = s.limits_end
-    s.limits[at] = s.edges
-    s.limits[at + 1] = s.joins
+def _limit(growth: BlockGrowth, device: DeviceSearch) -> None:
+    """Add the limits of the last growth in a block."""
+    at = device.limits_end
+    device.limits[at] = growth.edge_count
+    device.limits[at + 1] = growth.joined_count
     at += 2
-    for k in range(s.edges):
-        s.limits[at] = s.edge[k]
+    for k in range(growth.edge_count):
+        device.limits[at] = growth.edges[k]
         at += 1
-    for k in range(s.joins):
-        s.limits[at] = s.joined[k]
+    for k in range(growth.joined_count):
+        device.limits[at] = growth.joined[k]
         at += 1
-    s.limits_end = at
+    device.limits_end = at
 
 
-def _install(s: Tables, root: int) -> None:
+def _install(
+    graph: ContractedGraph, growth: BlockGrowth, device: DeviceSearch, cache: GrowthCache, root: int
+) -> None:
     """Keep the growth of ``root``."""
-    begin = at = s.kept_used
-    s.kept_at[root] = begin
-    s.kept_members[root] = s.regions
-    s.kept_seen[root] = s.seens
-    for k in range(s.regions):
-        s.kept[at] = s.region[k]
+    begin = at = cache.used
+    cache.begin[root] = begin
+    cache.member_count[root] = device.size
+    cache.seen_count[root] = growth.seen_count
+    for k in range(device.size):
+        cache.nodes[at] = device.members[k]
         at += 1
-    for k in range(s.seens):
-        _watch(s, root, s.seen[k], at)
+    for k in range(growth.seen_count):
+        _watch(cache, root, growth.seen[k], at)
         at += 1
-    for k in range(s.limits_end):
-        s.kept[at] = s.limits[k]
+    for k in range(device.limits_end):
+        cache.nodes[at] = device.limits[k]
         at += 1
-    s.kept_end[root] = s.kept_used = at
-    s.largest_key[root] = -s.regions
-    s.largests = heap_push(s.largest, s.largest_place, s.largest_key, s.largests, root)
-    for k in range(begin, begin + s.regions):
-        node = s.kept[k]
+    cache.end[root] = cache.used = at
+    device.largest.keys[root] = -device.size
+    heap_push(device.largest, root)
+    for k in range(begin, begin + device.size):
+        node = cache.nodes[k]
         if node > root:
-            s.holders[node] += 1
-            if s.holders[node] == 1:
-                _look_again(s, node)
+            device.holders[node] += 1
+            if device.holders[node] == 1:
+                _look_again(graph, device, cache, node)
 
 
-def _watch(s: Tables, root: int, node: int, at: int) -> None:
-    s.kept[at] = node
-    s.kept_root[at] = root
-    s.kept_next[at] = s.watchers[node]
-    s.watchers[node] = at + 1
+def _watch(cache: GrowthCache, root: int, node: int, at: int) -> None:
+    cache.nodes[at] = node
+    cache.root[at] = root
+    cache.next[at] = cache.watchers[node]
+    cache.watchers[node] = at + 1
 
 
-def _drop(s: Tables, root: int) -> None:
+def _drop(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, root: int) -> None:
     """Forget the growth of ``root``."""
-    begin = s.kept_at[root]
-    end = begin + s.kept_members[root]
-    s.kept_members[root] = s.kept_seen[root] = 0
-    s.kept_end[root] = 0
-    s.largests = heap_remove(s.largest, s.largest_place, s.largest_key, s.largests, root)
+    begin = cache.begin[root]
+    end = begin + cache.member_count[root]
+    cache.member_count[root] = cache.seen_count[root] = 0
+    cache.end[root] = 0
+    heap_remove(device.largest, root)
     for k in range(begin, end):
-        node = s.kept[k]
+        node = cache.nodes[k]
         if node > root:
-            s.holders[node] -= 1
-            if not s.holders[node] and s.free[node]:
-                _look_again(s, node)
+            device.holders[node] -= 1
+            if not device.holders[node] and graph.free[node]:
+                _look_again(graph, device, cache, node)
 
 
-def _redo(s: Tables, root: int) -> None:
-    _drop(s, root)
-    _push_dirty(s, root)
+def _redo(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, root: int) -> None:
+    _drop(graph, device, cache, root)
+    _push_dirty(device, root)
 
 
-def take(s: Tables) -> None:
+def take(
+    graph: ContractedGraph, region: Region, blocks: Blocks, device: DeviceSearch, cache: GrowthCache
+) -> None:
     """Take note that the members are free no more; after `contraction.choose`."""
-    for k in range(s.size):
-        node = s.members[k]
-        vertex = s.vertex[node]
-        if s.home[vertex]:
-            s.refused[s.home[vertex] - 1] += 1
-        block = s.first_block[vertex]
+    for k in range(region.size):
+        node = region.members[k]
+        vertex = blocks.vertex[node]
+        if blocks.home[vertex]:
+            blocks.refused[blocks.home[vertex] - 1] += 1
+        block = blocks.first_block[vertex]
         while block:
-            s.refused[block - 1] += 1
-            block = s.next_block[block - 1]
-    for k in range(s.size):
-        _look_again(s, s.members[k])
-    for k in range(s.size):
-        node = s.members[k]
-        at = s.watchers[node]
-        s.watchers[node] = 0
+            blocks.refused[block - 1] += 1
+            block = blocks.next_block[block - 1]
+    for k in range(region.size):
+        _look_again(graph, device, cache, region.members[k])
+    for k in range(region.size):
+        node = region.members[k]
+        at = cache.watchers[node]
+        cache.watchers[node] = 0
         while at:
-            root = s.kept_root[at - 1]
-            if _is_current(s, root, at - 1):
-                _redo(s, root)
-            at = s.kept_next[at - 1]
+            root = cache.root[at - 1]
+            if _is_current(cache, root, at - 1):
+                _redo(graph, device, cache, root)
+            at = cache.next[at - 1]
 
 
-def follow_moves(s: Tables) -> None:
+def follow_moves(
+    graph: ContractedGraph, region: Region, device: DeviceSearch, cache: GrowthCache
+) -> None:
     """Grow again where the nodes that moved, after `contraction.choose`, make a difference."""
-    s.epoch += 1
+    region.epoch += 1
     count = 0
-    for k in range(s.moves):
-        node = s.moved[k]
-        at = s.watchers[node]
+    for k in range(region.move_count):
+        node = region.moved[k]
+        at = cache.watchers[node]
         last = 0
         while at:
-            root = s.kept_root[at - 1]
-            following = s.kept_next[at - 1]
-            if _is_current(s, root, at - 1):
-                if s.touched_at[root] != s.epoch:
-                    s.touched_at[root] = s.epoch
-                    s.touched[count] = root
+            root = cache.root[at - 1]
+            following = cache.next[at - 1]
+            if _is_current(cache, root, at - 1):
+                if device.moved_epoch[root] != region.epoch:
+                    device.moved_epoch[root] = region.epoch
+                    device.moved_roots[count] = root
                     count += 1
                 last = at
             elif last:
-                s.kept_next[last - 1] = following
+                cache.next[last - 1] = following
             else:
-                s.watchers[node] = following
+                cache.watchers[node] = following
             at = following
     for k in range(count):
-        if not _is_within_limits(s, s.touched[k]):
-            _redo(s, s.touched[k])
+        if not _is_within_limits(graph, cache, device.moved_roots[k]):
+            _redo(graph, device, cache, device.moved_roots[k])
 
 
-def _is_current(s: Tables, root: int, at: int) -> bool:
-    return s.kept_at[root] <= at < s.kept_end[root]
+def _is_current(cache: GrowthCache, root: int, at: int) -> bool:
+    return cache.begin[root] <= at < cache.end[root]
 
 
-def _is_within_limits(s: Tables, root: int) -> bool:
-    order, kept = s.order, s.kept
-    at = s.kept_at[root] + s.kept_members[root] + s.kept_seen[root]
-    while at < s.kept_end[root]:
+def _is_within_limits(graph: ContractedGraph, cache: GrowthCache, root: int) -> bool:
+    order, kept = graph.order, cache.nodes
+    at = cache.begin[root] + cache.member_count[root] + cache.seen_count[root]
+    while at < cache.end[root]:
         middle = at + 2 + kept[at]
         end = middle + kept[at + 1]
         first = NEVER
@@ -309,35 +346,35 @@ def _is_within_limits(s: Tables, root: int) -> bool:
     return True
 
 
-def count_kept(s: Tables, count: int) -> int:
+def count_cached(growth: BlockGrowth, device: DeviceSearch, cache: GrowthCache, count: int) -> int:
     """Return the room that the growths of ``count`` nodes and the one at hand take."""
-    room = s.regions + s.seens + s.limits_end
+    room = device.size + growth.seen_count + device.limits_end
     for root in range(count):
-        if s.kept_members[root]:
-            room += s.kept_end[root] - s.kept_at[root]
+        if cache.member_count[root]:
+            room += cache.end[root] - cache.begin[root]
     return room
 
 
-def move_kept(s: Tables, count: int, room: int) -> None:
+def move_growths(cache: GrowthCache, count: int, room: int) -> None:
     """Move the growths of ``count`` nodes into the new tables, which have that room."""
-    s.kept_room = room
+    cache.capacity = room
     for node in range(count):
-        s.watchers[node] = 0
+        cache.watchers[node] = 0
     used = 0
     for root in range(count):
-        if not s.kept_members[root]:
+        if not cache.member_count[root]:
             continue
         begin = used
-        seen = s.kept_at[root] + s.kept_members[root]
-        for k in range(s.kept_at[root], s.kept_end[root]):
-            node = s.kept[k]
-            s.new_kept[used] = node
-            if seen <= k < seen + s.kept_seen[root]:
-                s.new_root[used] = root
-                s.new_next[used] = s.watchers[node]
-                s.watchers[node] = used + 1
+        seen = cache.begin[root] + cache.member_count[root]
+        for k in range(cache.begin[root], cache.end[root]):
+            node = cache.nodes[k]
+            cache.new_nodes[used] = node
+            if seen <= k < seen + cache.seen_count[root]:
+                cache.new_root[used] = root
+                cache.new_next[used] = cache.watchers[node]
+                cache.watchers[node] = used + 1
             used += 1
-        s.kept_at[root] = begin
-        s.kept_end[root] = used
-    s.kept_used = used
-    s.kept, s.kept_root, s.kept_next = s.new_kept, s.new_root, s.new_next
+        cache.begin[root] = begin
+        cache.end[root] = used
+    cache.used = used
+    cache.nodes, cache.root, cache.next = cache.new_nodes, cache.new_root, cache.new_next

@@ -3,94 +3,122 @@
 from __future__ import annotations
 
 from subgraph.partition.search.contraction import choose, find_cones, prepare, shrink
-from subgraph.partition.search.growing import begin_growth, go_on
 from subgraph.partition.search.hetero import (
-    count_kept,
+    count_cached,
     find_largest,
     follow_moves,
-    move_kept,
+    move_growths,
     start_roots,
     take,
 )
+from subgraph.partition.search.region_growth import begin_growth, go_on
 from subgraph.partition.search.sorting import sort_by
-from subgraph.partition.search.tables import Tables
+from subgraph.partition.search.structures import SearchState
 
-# The operations; ``told[1]`` and ``told[2]`` are their arguments and results.
-PREPARE = 0  # told[1]: number of nodes
-CHOOSE = 1  # members, sorted; told[1]: how many
-SHRINK = 2  # members; told[1]: how many, told[2]: the one to keep; returns whether it was needed
-COMPONENT = 3  # alike
+# The operations; ``words[1]`` and ``words[2]`` are their arguments and results.
+# The graph has words[1] nodes, its links are in their tables.
+PREPARE = 0
+# Make a region of words[1] members, which are sorted.
+CHOOSE = 1
+# Make words[1] members convex and connected, around words[2].
+SHRINK = 2
+# Make words[1] members connected, around words[2].
+COMPONENT = 3
 START_ROOTS = 4
-FIND_LARGEST = 5  # returns the root; members are sorted, told[1]: how many
-TAKE_LARGEST = 6  # alike, and makes a region of it
-TAKE = 7  # told[1]: how many members are free no more
-COUNT_KEPT = 8  # returns the room that growths take
-MOVE_KEPT = 9  # told[1]: room in the new tables
-GROW = 10  # told[1]: start; returns how many neighbours of told[1] are asked about, by told[2]; or
-ANSWER = 11  # alike; or 0 at the end: told[1] members, sorted, told[2] that were given up
-TAKE_GROWN = 12  # makes a region of them
+# Return the root of the largest region; its words[1] members are sorted.
+FIND_LARGEST = 5
+# The same, and make a region of it.
+TAKE_LARGEST = 6
+# words[1] members are free no more.
+TAKE = 7
+# Return the room that all growths take.
+COUNT_CACHED = 8
+# Move them into the new tables, which have room for words[1].
+MOVE_GROWTHS = 9
+# Begin to grow from words[1]. Return how many neighbours of words[1] are asked about, producers or
+# consumers as words[2] says; 0 at the end: words[1] members, sorted, and words[2] given up.
+GROW = 10
+# Go on with the answers; the result is as GROW's.
+ANSWER = 11
+# Make a region of what has grown.
+TAKE_GROWN = 12
 
 
-def serve(s: Tables) -> int:
+def serve(state: SearchState) -> int:
     """Do one operation and return its result."""
-    operation = s.told[0]
+    operation = state.message.words[0]
     if operation == PREPARE:
-        s.count = s.told[1]
-        prepare(s, s.count)
+        state.graph.count = state.message.words[1]
+        prepare(state.graph, state.graph.count)
     elif operation == CHOOSE:
-        s.size = s.told[1]
-        _choose(s)
+        state.region.size = state.message.words[1]
+        _choose(state)
     elif operation in (SHRINK, COMPONENT):
-        s.size = s.told[1]
-        _shrink(s, s.told[2], operation == SHRINK)
+        state.region.size = state.message.words[1]
+        _shrink(state, state.message.words[2], operation == SHRINK)
     elif operation == START_ROOTS:
-        start_roots(s, s.count)
-        s.has_roots = 1
+        start_roots(state.graph, state.blocks, state.device, state.graph.count)
+        state.device.started = 1
     elif operation in (FIND_LARGEST, TAKE_LARGEST):
-        return _find_largest(s, operation == TAKE_LARGEST)
+        return _find_largest(state, operation == TAKE_LARGEST)
     elif operation == TAKE:
-        s.size = s.told[1]
-        for k in range(s.size):
-            s.free[s.members[k]] = 0
-        take(s)
-    elif operation == COUNT_KEPT:
-        return count_kept(s, s.count)
+        state.region.size = state.message.words[1]
+        for k in range(state.region.size):
+            state.graph.free[state.region.members[k]] = 0
+        take(state.graph, state.region, state.blocks, state.device, state.cache)
+    elif operation == COUNT_CACHED:
+        return count_cached(state.block_growth, state.device, state.cache, state.graph.count)
     elif operation in (GROW, ANSWER):
-        return _grow(s, operation == GROW)
+        return _grow(state, operation == GROW)
     elif operation == TAKE_GROWN:
-        choose(s)
-    elif operation == MOVE_KEPT:
-        move_kept(s, s.count, s.told[1])
+        choose(state.graph, state.region)
+    elif operation == MOVE_GROWTHS:
+        move_growths(state.cache, state.graph.count, state.message.words[1])
     return 0
 
 
-def _grow(s: Tables, begins: bool) -> int:
-    count = begin_growth(s, s.told[1]) if begins else go_on(s)
-    s.told[1] = s.growing if count else s.size
-    s.told[2] = s.phase if count else s.given_up
+def _grow(state: SearchState, begins: bool) -> int:
+    count = (
+        begin_growth(
+            state.graph,
+            state.region,
+            state.growth,
+            state.frontier,
+            state.message,
+            state.message.words[1],
+        )
+        if begins
+        else go_on(state.graph, state.region, state.growth, state.frontier, state.message)
+    )
+    state.message.words[1] = state.growth.candidate if count else state.region.size
+    state.message.words[2] = state.growth.phase if count else state.growth.given_up_count
     return count
 
 
-def _choose(s: Tables) -> None:
-    find_cones(s)
-    choose(s)
-    if s.has_roots:
-        follow_moves(s)
+def _choose(state: SearchState) -> None:
+    find_cones(state.graph, state.region)
+    choose(state.graph, state.region)
+    if state.device.started:
+        follow_moves(state.graph, state.region, state.device, state.cache)
 
 
-def _shrink(s: Tables, keep: int, convex: bool) -> None:
-    common = find_cones(s)
-    shrink(s, keep, common and convex)
-    s.told[1] = s.size
-    s.told[2] = s.moves
+def _shrink(state: SearchState, keep: int, convex: bool) -> None:
+    common = find_cones(state.graph, state.region)
+    shrink(state.graph, state.region, keep, common and convex)
+    state.message.words[1] = state.region.size
+    state.message.words[2] = state.region.move_count
 
 
-def _find_largest(s: Tables, taken: bool) -> int:
-    root = find_largest(s)
+def _find_largest(state: SearchState, taken: bool) -> int:
+    root = find_largest(
+        state.graph, state.region, state.blocks, state.block_growth, state.device, state.cache
+    )
     if root >= 0:
-        sort_by(s.rep, s.members, 0, s.size)  # free nodes stand for themselves
-        s.told[1] = s.size
+        sort_by(
+            state.graph.representative, state.region.members, 0, state.region.size
+        )  # free nodes stand for themselves
+        state.message.words[1] = state.region.size
         if taken:
-            _choose(s)
-            take(s)
+            _choose(state)
+            take(state.graph, state.region, state.blocks, state.device, state.cache)
     return root

@@ -51,10 +51,10 @@ class Search:
     """Nodes 0..n-1 in topological order, and the regions among them.
 
     Attributes:
-        told: What operation is next, its arguments, its results; see `operations`.
+        words: What operation is next, its arguments, its results; see `operations`.
         asked: See `begin_growth`.
         answers: See `begin_growth`.
-        go_on: Does the operation that is told.
+        go_on: Does the operation that the words say.
     """
 
     def __init__(self, links: Links, *, compiled: bool | None = None) -> None:
@@ -62,32 +62,32 @@ class Search:
 
         Args:
             links: The graph's links.
-            compiled: Whether to use machine code; None: if it is worth its price.
+            compiled: Whether to use machine code; None: by the number of nodes.
         """
         count = len(links.in_ends)
-        machine = make_backend(count, len(links.ins), compiled=compiled)
+        backend = make_backend(count, len(links.ins), compiled=compiled)
         self.count = count
-        self._machine = machine
-        self.told = machine.tables.told
-        self.asked, self.answers = machine.tables.asked, machine.tables.answers
-        self.go_on = machine.run
+        self._backend = backend
+        self.words = backend.message.words
+        self.asked, self.answers = backend.message.asked, backend.message.answers
+        self.go_on = backend.run
         for name, ends, items in (
             ("in", links.in_ends, links.ins),
             ("out", links.out_ends, links.outs),
         ):
-            machine.put(f"{name}_end", ends)
-            machine.put(f"{name}_at", np.concatenate([np.zeros(1, np.int32), ends])[:count])
-            machine.put(f"{name}_links", items)
+            backend.put(f"graph.{name}_end", ends)
+            backend.put(f"graph.{name}_at", np.concatenate([np.zeros(1, np.int32), ends])[:count])
+            backend.put(f"graph.{name}_links", items)
         self._do(operations.PREPARE, count)
 
     def _do(self, operation: int, one: int = 0, two: int = 0) -> int:
-        told = self.told
-        told[0], told[1], told[2] = operation, one, two
+        words = self.words
+        words[0], words[1], words[2] = operation, one, two
         return self.go_on()
 
     def choose(self, members: Sequence[int]) -> None:
         """Make a region of ``members``, sorted free nodes that are convex."""
-        self._machine.put("members", members)
+        self._backend.put("region.members", members)
         self._do(operations.CHOOSE, len(members))
 
     def shrink(self, members: Sequence[int], keep: int) -> tuple[list[int], list[int]]:
@@ -111,33 +111,35 @@ class Search:
     def _part(
         self, operation: int, members: Sequence[int], keep: int
     ) -> tuple[list[int], list[int]]:
-        machine = self._machine
-        machine.put("members", members)
+        backend = self._backend
+        backend.put("region.members", members)
         self._do(operation, len(members), keep)
-        kept, dropped = self.told[1], self.told[2]
-        return machine.read("members", 0, kept), machine.read("moved", 0, dropped)
+        kept, dropped = self.words[1], self.words[2]
+        return backend.read("region.members", 0, kept), backend.read("region.moved", 0, dropped)
 
     def set_free(self, free: Iterable[int]) -> None:
         """Let the nodes that ``free`` marks with 1 be those that may join regions."""
-        self._machine.put("free", np.fromiter(free, np.int32, self.count))
+        self._backend.put("graph.free", np.fromiter(free, np.int32, self.count))
 
     def begin_growth(self, start: int) -> int:
-        """Begin to grow a region from the free node ``start``; see `growing`.
+        """Begin to grow a region from the free node ``start``; see `region_growth`.
 
         Returns:
-            How many neighbours are ``asked`` about: those of ``told[1]``, its producers or
-            consumers as ``told[2]`` says. To each belongs one of ``answers``, 1 if the region may
+            How many neighbours are ``asked`` about: those of ``words[1]``, its producers or
+            consumers as ``words[2]`` says. To each belongs one of ``answers``, 1 if the region may
             grow to it, else 0; then `go_on` gives the next number, 0 at the end.
         """
         count = self._do(operations.GROW, start)
-        self.told[0] = operations.ANSWER
+        self.words[0] = operations.ANSWER
         return count
 
     def grown(self) -> Grown:
         """Return what has grown."""
-        size, given_up = self.told[1], self.told[2]
-        members = self._machine.read("members", 0, size)
-        return Grown(members, self._machine.read("given", 0, given_up) if given_up else [])
+        size, given_up = self.words[1], self.words[2]
+        members = self._backend.read("region.members", 0, size)
+        return Grown(
+            members, self._backend.read("growth.given_up", 0, given_up) if given_up else []
+        )
 
     def take_grown(self) -> None:
         """Make a region of what has grown."""
@@ -162,18 +164,22 @@ class Search:
             self._make_room()
         if root < 0:
             return None
-        return root, self._machine.read("members", 0, self.told[1])
+        return root, self._backend.read("region.members", 0, self.words[1])
 
     def _make_room(self) -> None:
-        room = 2 * self._do(operations.COUNT_KEPT) + _ROOM * self.count + 16
-        pairs = [("kept", "new_kept"), ("kept_root", "new_root"), ("kept_next", "new_next")]
+        room = 2 * self._do(operations.COUNT_CACHED) + _ROOM * self.count + 16
+        pairs = [
+            ("cache.nodes", "cache.new_nodes"),
+            ("cache.root", "cache.new_root"),
+            ("cache.next", "cache.new_next"),
+        ]
         for _, new in pairs:
-            self._machine.place(new, room)
-        self._do(operations.MOVE_KEPT, room)
+            self._backend.place(new, room)
+        self._do(operations.MOVE_GROWTHS, room)
         for name, new in pairs:
-            self._machine.took_over(name, new)
+            self._backend.took_over(name, new)
 
     def take(self, members: Sequence[int]) -> None:
         """Let ``members`` of the largest region be free no more, after what is left was chosen."""
-        self._machine.put("members", members)
+        self._backend.put("region.members", members)
         self._do(operations.TAKE, len(members))

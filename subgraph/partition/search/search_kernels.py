@@ -1,8 +1,8 @@
 """The functions of the search as machine code; imported only where numba compiles them.
 
-Numba gets a type for `Tables`, which is the address of a block: of each field in order the address
-of the table or the counter itself. The functions are taken as they stand; where one calls another
-it finds that one compiled.
+Numba gets a type for each structure, which is the address of a part of a block of words: of each
+field in order the address of the table, the counter itself, or the words of the structure that it
+is. The functions are taken as they stand; where one calls another it finds that one compiled.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable
+from functools import cache
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core.imputils import lower_builtin, lower_getattr_generic, lower_setattr_generic
@@ -26,44 +28,59 @@ from numba.core.typing.templates import (
 from numba.extending import intrinsic, models, register_model
 
 from subgraph.partition.search import (
+    block_growth,
     blocks,
     contraction,
     frontier,
-    growing,
     hetero,
     operations,
+    region_growth,
     sorting,
-    tables,
-    trial,
 )
+from subgraph.partition.search.structures import SearchState, field_kinds, leaves
 
 # Without wrappers for Python a helper compiles in two thirds of the time.
 _helper = njit(
     nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
 )
-_MODULES = (sorting, contraction, blocks, trial, hetero, frontier, growing, operations)
+_MODULES = (
+    *(sorting, contraction, blocks, block_growth, hetero),
+    *(frontier, region_growth, operations),
+)
 _WORD, _ENTRY = ir.IntType(64), ir.IntType(32)
-_OFFSETS = {name: 8 * k for k, name in enumerate(tables.FIELDS)}
 
 
-class TablesType(types.Type):
-    """Numba's type of `Tables`."""
+class StructureType(types.Type):
+    """Numba's type of a structure of the search: the address of its words."""
 
-    def __init__(self) -> None:
-        super().__init__("Tables")
+    def __init__(self, structure: type) -> None:
+        """Lay out the fields of ``structure``."""
+        super().__init__(structure.__name__)
+        self.kinds = field_kinds(structure)
+        sizes = {name: _words(kind) for name, kind in self.kinds.items()}
+        ends = np.cumsum(list(sizes.values())).tolist()
+        self.offsets = {
+            name: 8 * (end - size) for (name, size), end in zip(sizes.items(), ends, strict=True)
+        }
+
+
+def _words(kind: str | type) -> int:
+    return 1 if isinstance(kind, str) else sum(1 for _ in leaves(kind))
 
 
 class TableType(types.Type):
     """Numba's type of one table: the address of its entries, which are int32."""
 
     def __init__(self) -> None:
+        """Name the type."""
         super().__init__("Table")
 
 
-_TABLES, _TABLE = TablesType(), TableType()
+_TABLE = TableType()
+_structure = cache(StructureType)
 
 
-@register_model(TablesType)
+@register_model(StructureType)
 @register_model(TableType)
 class _Address(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Any) -> None:
@@ -72,29 +89,35 @@ class _Address(models.PrimitiveModel):
 
 @infer_getattr
 class _Fields(AttributeTemplate):
-    key = TablesType
+    key = StructureType
 
     def generic_resolve(self, typ: Any, attr: str) -> Any:
-        kind = tables.FIELDS.get(attr)
-        return None if kind is None else types.int64 if kind == "int" else _TABLE
+        kind = typ.kinds.get(attr)
+        if kind is None or isinstance(kind, type):
+            return None if kind is None else _structure(kind)
+        return types.int64 if kind == "int" else _TABLE
 
 
-def _place(builder: Any, block: Any, attr: str) -> Any:
-    address = builder.add(block, _WORD(_OFFSETS[attr]))
-    return builder.inttoptr(address, ir.PointerType(_WORD))
+def _address(builder: Any, typ: Any, block: Any, attr: str) -> Any:
+    return builder.add(block, _WORD(typ.offsets[attr]))
 
 
-@lower_getattr_generic(TablesType)
-def _get_field(_context: Any, builder: Any, _typ: Any, block: Any, attr: str) -> Any:
-    return builder.load(_place(builder, block, attr))
+@lower_getattr_generic(StructureType)
+def _get_field(_context: Any, builder: Any, typ: Any, block: Any, attr: str) -> Any:
+    address = _address(builder, typ, block, attr)
+    if isinstance(typ.kinds[attr], type):
+        return address
+    return builder.load(builder.inttoptr(address, ir.PointerType(_WORD)))
 
 
-@lower_setattr_generic(TablesType)
+@lower_setattr_generic(StructureType)
 def _set_field(context: Any, builder: Any, sig: Any, args: Any, attr: str) -> None:
     block, value = args
-    if tables.FIELDS[attr] == "int":
+    typ = sig.args[0]
+    if typ.kinds[attr] == "int":
         value = context.cast(builder, value, sig.args[1], types.int64)
-    builder.store(value, _place(builder, block, attr))
+    address = _address(builder, typ, block, attr)
+    builder.store(value, builder.inttoptr(address, ir.PointerType(_WORD)))
 
 
 @infer_global(operator.getitem)
@@ -128,11 +151,11 @@ def _set_entry(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
 
 
 @intrinsic
-def _tables_at(_context: Any, address: Any) -> Any:
+def _state_at(_context: Any, address: Any) -> Any:
     def emit(_context: Any, _builder: Any, _sig: Any, args: Any) -> Any:
         return args[0]
 
-    return _TABLES(types.int64), emit
+    return _structure(SearchState)(types.int64), emit
 
 
 @intrinsic
@@ -161,16 +184,16 @@ def _compiled(function: Any) -> Any:
     return made[function]
 
 
-def search(*, result: int, tables_at: int) -> Callable[[int, int, int, int], None]:
+def search(*, result: int, state_at: int) -> Callable[[int, int, int, int], None]:
     """Return the kernel that does one operation.
 
     Args:
         result: Offset of the word in the block that gets the result.
-        tables_at: Offset of the fields.
+        state_at: Offset of the words of the search's state.
     """
     serve = _compiled(operations.serve)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        _store_result(args + result, serve(_tables_at(args + tables_at)))
+        _store_result(args + result, serve(_state_at(args + state_at)))
 
     return kernel

@@ -1,6 +1,8 @@
-"""Sorting part of a table, and heaps that know the place of each item; for `tables`."""
+"""Sorting part of a table, and heaps that know the place of each item; for `structures`."""
 
 from __future__ import annotations
+
+from subgraph.partition.search.structures import Heap
 
 
 def sort_by(keys: list[int], items: list[int], begin: int, end: int) -> None:
@@ -41,58 +43,56 @@ def _sift(keys: list[int], items: list[int], begin: int, at: int, count: int) ->
     items[begin + at] = item
 
 
-def heap_push(heap: list[int], place: list[int], keys: list[int], length: int, item: int) -> int:
-    """Put ``item`` in unless it is; return the new length. The least (key, item) is ``heap[0]``.
+def heap_push(heap: Heap, item: int) -> None:
+    """Put ``item`` in unless it is; the least (key, item) is ``heap.items[0]``.
 
     Args:
-        heap: The heap.
-        place: For each item its place in the heap plus one.
-        keys: For each item its key, which stays while the item is in the heap.
-        length: How many items the heap has.
+        heap: The heap. ``place`` is for each item its place among ``items`` plus one, ``keys`` its
+            key, which stays while the item is in the heap.
         item: The item.
     """
-    if place[item]:
-        return length
-    _rise(heap, place, keys, length, item)
-    return length + 1
+    if not heap.place[item]:
+        _rise(heap, heap.count, item)
+        heap.count += 1
 
 
-def heap_remove(heap: list[int], place: list[int], keys: list[int], length: int, item: int) -> int:
-    """Take ``item`` out if it is in; return the new length."""
-    at = place[item] - 1
+def heap_remove(heap: Heap, item: int) -> None:
+    """Take ``item`` out if it is in."""
+    at = heap.place[item] - 1
     if at < 0:
-        return length
-    place[item] = 0
-    length -= 1
-    moved = heap[length]
+        return
+    heap.place[item] = 0
+    heap.count -= 1
+    length = heap.count
+    moved = heap.items[length]
     if at == length:
-        return length
+        return
     while True:
         child = 2 * at + 1
         if child >= length:
             break
-        if child + 1 < length and _before(keys, heap[child + 1], heap[child]):
+        if child + 1 < length and _before(heap, heap.items[child + 1], heap.items[child]):
             child += 1
-        if not _before(keys, heap[child], moved):
+        if not _before(heap, heap.items[child], moved):
             break
-        heap[at] = heap[child]
-        place[heap[at]] = at + 1
+        heap.items[at] = heap.items[child]
+        heap.place[heap.items[at]] = at + 1
         at = child
-    _rise(heap, place, keys, at, moved)
-    return length
+    _rise(heap, at, moved)
 
 
-def _rise(heap: list[int], place: list[int], keys: list[int], at: int, item: int) -> None:
+def _rise(heap: Heap, at: int, item: int) -> None:
     while at > 0:
         above = (at - 1) // 2
-        if not _before(keys, item, heap[above]):
+        if not _before(heap, item, heap.items[above]):
             break
-        heap[at] = heap[above]
-        place[heap[at]] = at + 1
+        heap.items[at] = heap.items[above]
+        heap.place[heap.items[at]] = at + 1
         at = above
-    heap[at] = item
-    place[item] = at + 1
+    heap.items[at] = item
+    heap.place[item] = at + 1
 
 
-def _before(keys: list[int], one: int, two: int) -> bool:
+def _before(heap: Heap, one: int, two: int) -> bool:
+    keys = heap.keys
     return keys[one] < keys[two] or (keys[one] == keys[two] and one < two)

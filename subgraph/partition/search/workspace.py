@@ -46,12 +46,12 @@ class Workspace:
 def _links(nodes: Sequence[Node]) -> Links:
     """Find who takes values from whom; loops over nodes run in C, not in Python."""
     count = len(nodes)
-    given = list(map(attrgetter("outputs"), nodes))
-    taken = [(*n.inputs, *n.captures) if n.captures else n.inputs for n in nodes]
-    makers = np.repeat(np.arange(count), np.fromiter(map(len, given), np.int64, count))
-    maker = dict(zip(chain.from_iterable(given), makers.tolist(), strict=True))
-    users = np.repeat(np.arange(count), np.fromiter(map(len, taken), np.int64, count))
-    sources = np.fromiter(map(maker.get, chain.from_iterable(taken), repeat(-1)), np.int64)
+    outputs = list(map(attrgetter("outputs"), nodes))
+    inputs = [(*n.inputs, *n.captures) if n.captures else n.inputs for n in nodes]
+    makers = np.repeat(np.arange(count), np.fromiter(map(len, outputs), np.int64, count))
+    maker = dict(zip(chain.from_iterable(outputs), makers.tolist(), strict=True))
+    users = np.repeat(np.arange(count), np.fromiter(map(len, inputs), np.int64, count))
+    sources = np.fromiter(map(maker.get, chain.from_iterable(inputs), repeat(-1)), np.int64)
     real = sources >= 0
     pairs = users[real] * count + sources[real]
     _, first = np.unique(pairs, return_index=True)
