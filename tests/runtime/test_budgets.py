@@ -11,7 +11,7 @@ import locale
 import time
 import tracemalloc
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -367,6 +367,30 @@ def test_time_of_plans_for_new_shapes_is_limited(
     with monkeypatch.context() as own:
         own.setattr(limits, "time", _clock(100.0))
         assert model(given)[0].shape == (5, 4), "what is planned needs no time"
+
+
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+@pytest.mark.parametrize("rows", [5, "N"])
+def test_time_over_in_an_export_leaves_nothing_half_made(
+    rows: int | str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export plans ahead and goes on where that fails: nothing of it may stay half made."""
+    x = sg.input("x", (rows, 4))
+    weight = sg.parameter("w", np.eye(4, dtype=np.float32))
+    graph = sg.Graph([x], [ops.Softmax(ops.MatMul(x, weight))])
+    given = np.ones((5, 4), np.float32)
+    for late in (1, 2, 3, 5, 8):
+        model = sg.compile_model(graph, device, {"COMPILE_TIMEOUT": 60})
+        file = io.BytesIO()
+        with monkeypatch.context() as own:
+            own.setattr(limits, "time", _clock(100.0 / late))
+            with suppress(sg.LimitError):
+                model.export_model(file)
+        for _ in range(2):
+            np.testing.assert_allclose(model(given)[0], np.full((5, 4), 0.25), rtol=1e-6)
+        if file.tell():
+            again = sg.import_model(io.BytesIO(file.getvalue()), device)
+            np.testing.assert_allclose(again(given)[0], np.full((5, 4), 0.25), rtol=1e-6)
 
 
 def test_time_of_kernels_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
