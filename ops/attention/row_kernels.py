@@ -14,9 +14,9 @@ from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import item_bytes
 from subgraph.engine.codegen.simd import ld, st, vec
 from subgraph.engine.codegen.vmath import function
-from subgraph.ops.matmul.row_kernels import row_products
 
 from .arguments import FewQueriesArguments
+from .row_products import row_products
 
 
 def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:

@@ -1,0 +1,143 @@
+"""Sums of products of few rows by a matrix that is read once, as it lies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.emit import item_bytes
+from subgraph.engine.codegen.simd import ld, st, vec
+
+
+def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
+    """Return what adds ``alpha * A @ B`` to C: B by its rows, and B by its columns.
+
+    Both take addresses and bytes between rows: M, K, A, its row step (by rows of B also the step
+    between its elements), B, its row or column step, C, its row step, columns, alpha.
+    """
+    v = vec(dtype, lanes)
+    load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
+    zero, splat, fma, total = v.zero, v.splat, v.fma, v.sum
+    load1, store1 = ld(dtype), st(dtype)
+    item = item_bytes(dtype)
+
+    @register_jitable
+    def add_eight(c: int, a: int, aks: int, b: int, ldb: int, count: int, alpha: float) -> None:
+        """Add eight elements of a row of A times their rows of B."""
+        a0, a1 = splat(load1(a) * alpha), splat(load1(a + aks) * alpha)
+        a2, a3 = splat(load1(a + 2 * aks) * alpha), splat(load1(a + 3 * aks) * alpha)
+        a4, a5 = splat(load1(a + 4 * aks) * alpha), splat(load1(a + 5 * aks) * alpha)
+        a6, a7 = splat(load1(a + 6 * aks) * alpha), splat(load1(a + 7 * aks) * alpha)
+        b3, b6 = b + 3 * ldb, b + 6 * ldb
+        whole = count // lanes * lanes * item
+        for at in range(0, whole, lanes * item):
+            value = fma(a0, load(b + at), load(c + at))
+            value = fma(a1, load(b + ldb + at), value)
+            value = fma(a2, load(b + 2 * ldb + at), value)
+            value = fma(a3, load(b3 + at), value)
+            value = fma(a4, load(b3 + ldb + at), value)
+            value = fma(a5, load(b3 + 2 * ldb + at), value)
+            value = fma(a6, load(b6 + at), value)
+            store(c + at, fma(a7, load(b6 + ldb + at), value))
+        n = count % lanes
+        if n > 0:
+            value = load_n(c + whole, n)
+            for k in range(8):
+                value = fma(
+                    splat(load1(a + k * aks) * alpha), load_n(b + k * ldb + whole, n), value
+                )
+            store_n(c + whole, n, value)
+
+    @register_jitable
+    def add_one(c: int, a: int, b: int, count: int, alpha: float) -> None:
+        """Add an element of a row of A times its row of B."""
+        factor = splat(load1(a) * alpha)
+        for j in range(0, count, lanes):
+            n, at = min(lanes, count - j), j * item
+            store_n(c + at, n, fma(factor, load_n(b + at, n), load_n(c + at, n)))
+
+    @register_jitable
+    def along_rows(
+        m: int,
+        depth: int,
+        a: int,
+        ars: int,
+        aks: int,
+        b: int,
+        ldb: int,
+        c: int,
+        crs: int,
+        count: int,
+        alpha: float,
+    ) -> None:
+        """Add all rows of B to ``count`` columns."""
+        whole = depth // 8 * 8
+        for k in range(0, whole, 8):
+            for i in range(m):
+                add_eight(c + i * crs, a + i * ars + k * aks, aks, b + k * ldb, ldb, count, alpha)
+        for k in range(whole, depth):
+            for i in range(m):
+                add_one(c + i * crs, a + i * ars + k * aks, b + k * ldb, count, alpha)
+
+    @register_jitable
+    def dot_four(c: int, a: int, b: int, ldb: int, depth: int, alpha: float) -> None:
+        """Add the products of a row of A with four columns of B."""
+        s0, s1, s2, s3 = zero(), zero(), zero(), zero()
+        t0, t1, t2, t3 = zero(), zero(), zero(), zero()
+        b1, b2, b3 = b + ldb, b + 2 * ldb, b + 3 * ldb
+        step = lanes * item
+        whole = depth // (2 * lanes) * 2 * step
+        for at in range(0, whole, 2 * step):
+            x, z, on = load(a + at), load(a + at + step), at + step
+            s0, t0 = fma(x, load(b + at), s0), fma(z, load(b + on), t0)
+            s1, t1 = fma(x, load(b1 + at), s1), fma(z, load(b1 + on), t1)
+            s2, t2 = fma(x, load(b2 + at), s2), fma(z, load(b2 + on), t2)
+            s3, t3 = fma(x, load(b3 + at), s3), fma(z, load(b3 + on), t3)
+        for k in range(whole // item, depth, lanes):
+            n, at = min(lanes, depth - k), k * item
+            x = load_n(a + at, n)
+            s0, s1 = fma(x, load_n(b + at, n), s0), fma(x, load_n(b1 + at, n), s1)
+            s2, s3 = fma(x, load_n(b2 + at, n), s2), fma(x, load_n(b3 + at, n), s3)
+        store1(c, load1(c) + total(s0 + t0) * alpha)
+        store1(c + item, load1(c + item) + total(s1 + t1) * alpha)
+        store1(c + 2 * item, load1(c + 2 * item) + total(s2 + t2) * alpha)
+        store1(c + 3 * item, load1(c + 3 * item) + total(s3 + t3) * alpha)
+
+    @register_jitable
+    def dot_one(c: int, a: int, b: int, depth: int, alpha: float) -> None:
+        """Add the product of a row of A with a column of B."""
+        s, t = zero(), zero()
+        step = lanes * item
+        whole = depth // (2 * lanes) * 2 * step
+        for at in range(0, whole, 2 * step):
+            s = fma(load(a + at), load(b + at), s)
+            t = fma(load(a + at + step), load(b + at + step), t)
+        for k in range(whole // item, depth, lanes):
+            n, at = min(lanes, depth - k), k * item
+            s = fma(load_n(a + at, n), load_n(b + at, n), s)
+        store1(c, load1(c) + total(s + t) * alpha)
+
+    @register_jitable
+    def along_columns(
+        m: int,
+        depth: int,
+        a: int,
+        ars: int,
+        b: int,
+        ldb: int,
+        c: int,
+        crs: int,
+        count: int,
+        alpha: float,
+    ) -> None:
+        """Add the products with ``count`` columns, each contiguous as rows of A are."""
+        whole = count // 4 * 4
+        for j in range(0, whole, 4):
+            for i in range(m):
+                dot_four(c + i * crs + j * item, a + i * ars, b + j * ldb, ldb, depth, alpha)
+        for j in range(whole, count):
+            for i in range(m):
+                dot_one(c + i * crs + j * item, a + i * ars, b + j * ldb, depth, alpha)
+
+    return along_rows, along_columns
