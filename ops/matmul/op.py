@@ -70,23 +70,17 @@ def qlinear_matmul_operands(
 
 def _require_product(a: Tensor, b: Tensor) -> None:
     """Require that A's columns meet B's rows, and that their stacks broadcast as in NumPy."""
-    require(a.rank >= 1 and b.rank >= 1, "a matrix product of a scalar")
-    depth = b.shape[-2] if b.rank > 1 else b.shape[0]
-    require(
-        a.shape[-1] == depth,
-        "A {} has {} columns, B {} has {} rows",
-        list(a.shape),
-        a.shape[-1],
-        list(b.shape),
-        depth,
-    )
-    for left, right in zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False):
-        require(
-            left == 1 or right == 1 or left == right,
-            "the stacks of A {} and B {} do not broadcast",
-            list(a.shape),
-            list(b.shape),
+    rows, columns = b.shape, a.shape
+    if not rows or not columns:
+        raise ShapeError("a matrix product of a scalar")
+    depth = rows[-2:][0]
+    if not columns[-1] == depth:
+        raise ShapeError(
+            f"A {list(columns)} has {columns[-1]} columns, B {list(rows)} has {depth} rows"
         )
+    for left, right in zip(columns[-3::-1], rows[-3::-1], strict=False):
+        if not (left == right or left == 1 or right == 1):
+            raise ShapeError(f"the stacks of A {list(columns)} and B {list(rows)} do not broadcast")
 
 
 def _require_per_row(name: str, given: Tensor | None, shape: Sequence[int]) -> None:

@@ -9,7 +9,6 @@ has compared. Types of outputs are those of the operator's ``infer``, or else th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from subgraph.errors import ModelError, ShapeError, SubgraphError
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, MapType, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.op_checks import output_types, region_types
-from subgraph.operators.operator import find_operator, operator_key
+from subgraph.operators.operator import Operator, find_operator, operator_key
 from subgraph.operators.requirements import ANY_SIZE, Rule, Tensor
 
 # Attributes of ONNX's operators for which the standard says what 0 and 1 mean, and nothing else:
@@ -55,19 +54,28 @@ def check_operands(
     Raises:
         ShapeError: they do not fit; the message says which operand, and both sizes.
     """
+    _check_types(node, _rules_of(node), types, values)
+
+
+def _check_types(
+    node: Node,
+    rules: Sequence[Rule],
+    types: Sequence[ValueType | None],
+    values: Sequence[Array | None],
+) -> None:
     _check_switches(node)
-    rules = _rules_of(node)
     if not rules:
         return
     operands: list[Any] = []
-    for k, (type_, known) in enumerate(zip_longest(types, values[: len(types)])):
+    count = len(values)
+    for k, type_ in enumerate(types):
         if isinstance(type_, TensorType):
             shape: Any = type_.shape
             if shape is None:
                 return
             if not type_.is_static:
                 shape = tuple(dim if isinstance(dim, int) else ANY_SIZE for dim in shape)
-            operands.append(Tensor(type_.dtype, shape, known))
+            operands.append(Tensor(type_.dtype, shape, values[k] if k < count else None))
         elif type_ is None and k < len(node.inputs) and node.inputs[k] is not None:
             return  # not known yet
         else:
@@ -139,14 +147,18 @@ def has_requirement(node: Node) -> bool:
     return bool(_rules_of(node))
 
 
-def _rules_of(node: Node) -> list[Rule]:
+def _rules_of(node: Node) -> tuple[Rule, ...]:
     """Return the rule of a node's operator, and what the body it stands in requires of it."""
-    operator = find_operator(operator_key(node.op_type, node.domain))
-    found = [] if operator is None or operator.rule is None else [operator.rule]
-    if node.metadata and BEYOND in node.metadata:
-        beyond = find_operator(operator_key(str(node.metadata[BEYOND]), "body"))
-        found += [] if beyond is None or beyond.rule is None else [beyond.rule]
-    return found
+    return _rules(node, find_operator(operator_key(node.op_type, node.domain)))
+
+
+def _rules(node: Node, operator: Operator | None) -> tuple[Rule, ...]:
+    rule = None if operator is None else operator.rule
+    metadata = node.metadata
+    if not metadata or BEYOND not in metadata:
+        return () if rule is None else (rule,)
+    beyond = find_operator(operator_key(str(metadata[BEYOND]), "body"))
+    return tuple(each for each in (rule, beyond and beyond.rule) if each is not None)
 
 
 def infer_types(
@@ -168,7 +180,7 @@ def infer_types(
     operator = find_operator(operator_key(node.op_type, node.domain))
     rule = None if operator is None else operator.infer
     try:
-        check_operands(node, input_types, values)
+        _check_types(node, _rules(node, operator), input_types, values)
         if rule is None:
             return infer_by_onnx(node, input_types, values)
         found = list(rule(node, input_types, values))

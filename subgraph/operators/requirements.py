@@ -218,7 +218,10 @@ def require_broadcast(name: str, operand: Tensor | None, shape: Sequence[int], w
 def require_broadcast_together(*operands: Tensor) -> None:
     """Require that operands broadcast to one shape, as NumPy's do."""
     first = operands[0].shape
-    if all(len(o.shape) == len(first) and o.shape == first for o in operands):
+    for operand in operands:
+        if operand.shape != first:
+            break
+    else:
         return  # nearly all are
     for position in range(1, max(len(o.shape) for o in operands) + 1):
         size: Any = 1
@@ -236,9 +239,11 @@ def require_broadcast_together(*operands: Tensor) -> None:
 
 def require_same_dtype(*operands: Tensor) -> None:
     """Require that operands have one dtype."""
-    if len({operand.dtype for operand in operands}) > 1:
-        found = " and ".join(sorted({operand.dtype for operand in operands}))
-        raise ShapeError(f"the operands must have one dtype, got {found}")
+    first = operands[0].dtype
+    for operand in operands:
+        if operand.dtype != first:
+            found = " and ".join(sorted({each.dtype for each in operands}))
+            raise ShapeError(f"the operands must have one dtype, got {found}")
 
 
 def require_single(name: str, operand: Tensor | None, *dtypes: str) -> None:
