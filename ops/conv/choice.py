@@ -7,16 +7,14 @@ and those in which weights arrive from memory. The algorithm of least cost is ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from functools import partial
 
 import attrs
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
+from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.ops.movement.geometry import Geometry, bands, merged
 from subgraph.ops.shared.tile_planning import Tiles, round_up, weight_tiles
-from subgraph.ops.shared.tuning import fastest
 from subgraph.system.host import caches
 
 from .depthwise import has_windows
@@ -27,11 +25,10 @@ from .winograd import on_the_fly_outputs, winograd_sizes, winograd_values
 
 
 class Method(StrEnum):
-    """A way to compute a convolution; the values are the names in the table of the option TUNE."""
+    """A way to compute a convolution."""
 
     GENERIC = "generic"  # a matrix product over gathered patches; serves every convolution
     DEPTHWISE = "depthwise"
-    REPEATED = "repeated"  # depthwise, over channels repeated for each of their outputs
     BANDS = "bands"  # groups as one convolution whose panels read only their blocks of channels
     IMAGE = "first"  # direct, over a plain image of few channels
     POLYPHASE = "phases"  # Winograd's, over the phases of a strided convolution of an image
@@ -62,9 +59,7 @@ class Algorithm:
         return DIRECT if self.method is Method.ON_THE_FLY_WINOGRAD else self
 
 
-GENERIC, DEPTHWISE, REPEATED, BANDS, IMAGE, POLYPHASE, DIRECT = map(Algorithm, list(Method)[:7])
-
-Trial = Callable[[Job, Algorithm, Lowering], None]
+GENERIC, DEPTHWISE, BANDS, IMAGE, POLYPHASE, DIRECT = map(Algorithm, list(Method)[:6])
 
 # Bytes of weights that arrive from memory while a core multiplies one vector of at most 32 bytes,
 # with tiles of many rows and with few-row tiles.
@@ -76,19 +71,17 @@ MADE = 5  # cycles for each vector of weights that is transformed in a run
 _SORTED = 2  # cycles for each element that is written to its phase
 _SMALLER = 1.08  # most times the least cost, for weights of a fraction of the size
 _BETTER = 0.95  # most times the cost of a simpler algorithm, to be chosen before it
-_REPEATING = 12  # cycles for each block of channels that is repeated, in taps
 _LEAST_PIXELS = 16  # least output pixels for which weights are packed in every run
 # Bytes by which Winograd's weights may exceed direct's: always for volumes, otherwise where an
 # algorithm without the excess costs at most _SMALLER times as much.
 _MORE_WEIGHTS = 4_000_000
 
 
-def choose(job: Job, trial: Trial) -> Algorithm:
+def choose(job: Job) -> Algorithm:
     """Return the algorithm that a convolution runs on.
 
     Args:
         job: The convolution.
-        trial: Emits the steps of an algorithm into another lowering, to be timed.
 
     Raises:
         Unsupported: Weights in blocks of channels are computed at run time.
@@ -101,7 +94,7 @@ def choose(job: Job, trial: Trial) -> Algorithm:
     if 1 < g.inputs == g.outputs < of.lanes and of.lanes % g.inputs == 0 and has_windows(of, g):
         return DEPTHWISE
     if job.x.layout == "plain" and g.groups == 1 and g.inputs <= max(of.lanes // 4, _COLOURS):
-        return _image(job, trial)
+        return _image(job)
     if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
         return GENERIC
     together = merged(g, of.lanes)
@@ -110,16 +103,13 @@ def choose(job: Job, trial: Trial) -> Algorithm:
         blocks = round_up(together * g.outputs, of.lanes) // of.lanes
         dense = -(-g.groups // together) * round_up(together * g.inputs, of.lanes) * blocks
         banded = sum(count * of.lanes * of.nv for _, count in bands(g, of))
-        channels = round_up(job.channels_out, of.lanes) // of.lanes
-        if g.inputs == 1 and min(dense, banded) * g.taps > channels * (g.taps + _REPEATING):
-            return REPEATED
         if min(dense, banded) > _WASTE * g.groups * g.inputs * g.outputs / of.lanes:
             return GENERIC
         return DIRECT if dense <= banded else BANDS
     small = round_up(g.inputs, of.lanes) * round_up(g.outputs, of.lanes)
     if small > 3 * g.inputs * g.outputs and job.x.layout == job.y.layout == "plain":
         return GENERIC
-    return _square(job, trial)
+    return _square(job)
 
 
 def _computed(job: Job) -> Algorithm:
@@ -139,14 +129,11 @@ def _computed(job: Job) -> Algorithm:
     return DIRECT
 
 
-def _image(job: Job, trial: Trial) -> Algorithm:
+def _image(job: Job) -> Algorithm:
     """Choose between reading an image as it is and Winograd's algorithm over its phases."""
     g, of, found = job.g, job.of, phases_of(job.g)
     if found is None or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
         return IMAGE
-    if job.low.options.get("TUNE"):
-        trials = {each: partial(trial, job, each) for each in (IMAGE, POLYPHASE)}
-        return fastest(job.low, f"conv {of.dtype} x{of.lanes} {g} plain to {job.y.layout}", trials)
     blocks_out = -(-g.outputs // of.lanes)
     m = OUTPUTS[found.g.kernel[1]]
     cost = winograd_values(found.g, m) * found.g.inputs * blocks_out
@@ -156,7 +143,7 @@ def _image(job: Job, trial: Trial) -> Algorithm:
     return POLYPHASE if cost < _BETTER * read_as_it_is else IMAGE
 
 
-def _square(job: Job, trial: Trial) -> Algorithm:
+def _square(job: Job) -> Algorithm:
     """Choose between direct convolution and the sizes of Winograd's."""
     g, of = job.g, job.of
     strided = g.strides[1:] == (2, 2) and of.low
@@ -176,10 +163,6 @@ def _square(job: Job, trial: Trial) -> Algorithm:
     else:
         sizes = dict.fromkeys((OUTPUTS[taps], 2) if taps == 3 else (OUTPUTS[taps],))
         candidates = [Algorithm(Method.WINOGRAD, m) for m in sizes]
-    if job.low.options.get("TUNE"):
-        trials = {each: partial(trial, job, each) for each in (DIRECT, *candidates)}
-        layouts = f"{job.x.layout} to {job.y.layout}"
-        return fastest(job.low, f"conv {of.dtype} x{of.lanes} {g} {layouts}", trials)
     blocks_in = round_up(g.inputs, of.lanes) // of.lanes
     blocks_out = round_up(g.outputs, of.lanes) // of.lanes
     blocks_in *= g.kernel[0]

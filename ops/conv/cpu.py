@@ -14,9 +14,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.arguments import PackArguments, WinogradOfPanelsArguments
-from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.geometry import (
     Geometry,
     band_table,
@@ -71,7 +69,7 @@ def lower_conv(job: Job) -> None:
         Unsupported: No kernel can do it.
     """
     if job.y.size:
-        emit(job, choose(job, _trial))
+        emit(job, choose(job))
 
 
 def emit(job: Job, algorithm: Algorithm) -> None:
@@ -81,8 +79,6 @@ def emit(job: Job, algorithm: Algorithm) -> None:
             _generic(job)
         case Method.DEPTHWISE:
             _depthwise(job)
-        case Method.REPEATED:
-            _repeated(job)
         case Method.BANDS:
             _banded(job)
         case Method.POLYPHASE:
@@ -93,10 +89,6 @@ def emit(job: Job, algorithm: Algorithm) -> None:
             _winograd_on_the_fly(job, algorithm.tile)
         case Method.DIRECT | Method.IMAGE:
             _direct(job, plain=algorithm.method is Method.IMAGE)
-
-
-def _trial(job: Job, algorithm: Algorithm, low: Lowering) -> None:
-    emit(attrs.evolve(job, low=low), algorithm)
 
 
 def _packed(job: Job) -> Word:
@@ -197,18 +189,6 @@ def _depthwise(job: Job) -> None:
     out = DirectOutput(y, residual, (1, 1, 1), 0)
     emit_depthwise(low, of, g, x, weight, _bias(job), out, job.act)
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
-
-
-def _repeated(job: Job) -> None:
-    """Emit several outputs of each channel: a depthwise convolution of channels repeated so."""
-    low, of, g, x = job.low, job.of, job.g, job.x
-    pixels, times = math.prod(x.shape[2:]), g.outputs
-    images, channels, *places = x.shape
-    wide = temporary(low, x.dtype, (images, channels * times, *places))
-    sizes, steps = (images * channels, times, pixels), (times * pixels, pixels, 1)
-    emit_copy(low, plain(low, of, x), wide, sizes, (pixels, 0, 1), steps, item=of.item)
-    g = attrs.evolve(g, groups=channels * times, outputs=1)
-    _depthwise(attrs.evolve(job, g=g, x=wide))
 
 
 def _winograd(job: Job, m: int, stride: int) -> None:

@@ -22,7 +22,7 @@ from .elementwise import ElementwiseProperty
 _ABOUT = {
     "BoundShapes": ("Compress", "NonMaxSuppression", "NonZero", "Unique"),
     "ConstantsToParameters": ("Constant",),
-    "SinkTransposes": ("Transpose",),
+    "ReshapeFirst": ("Transpose",),
 }
 
 
@@ -59,7 +59,7 @@ class CpuFusion:
             graph = apply_pass(graph, "SplitDequantize")
             graph = apply_pass(graph, "PartitionGraph", properties=[quantized])
             graph = apply_pass(graph, "CommonSubexpressionElimination")
-        graph = _applied(graph, "SinkTransposes")
+        graph = _applied(graph, "ReshapeFirst")
         graph = apply_pass(graph, "FoldScale")
         graph = _applied(graph, "BoundShapes")
         graph = apply_pass(graph, "PartitionGraph", properties=self._properties(graph))

@@ -53,7 +53,6 @@ class CpuOptions(DeviceOptions):
         "float32; empty: as the model says",
         values=("", "bfloat16"),
     )
-    TUNE: bool = option(False, "choose kernels by measuring, and keep the choice on disk")
     PLAN_CACHE_SIZE: int = option(64, "sets of input shapes kept ready to run", minimum=1)
 
 
@@ -178,7 +177,7 @@ def plan_options(options: CpuOptions) -> PlanOptions:
     properties = {
         field.name: getattr(options, field.name)
         for field in attrs.fields(CpuOptions)
-        if field.name in ("WINOGRAD", "TUNE", "WEIGHTS_PRECISION")
+        if field.name in ("WINOGRAD", "WEIGHTS_PRECISION")
     }
     return PlanOptions(
         threads=threads_per_stream(options), blocked=options.BLOCKED_LAYOUT, properties=properties

@@ -25,7 +25,6 @@ from subgraph.engine.program.addresses import address_of
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.program.program import Program, Step, runtime_kernels
 from subgraph.engine.program.reports import SLOT_WORDS, ReportSlot
-from subgraph.engine.program.result_memory import ResultMemory
 from subgraph.engine.toolchain import loader, toolchain
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.parameters import Snapshot
@@ -415,7 +414,6 @@ class BoundEnd:
         self._words = words
         self._dtype = numpy_dtype(end.dtype)
         self._address = -1
-        self._results = ResultMemory(end.shape, self._dtype, end.nbytes)
         self.current: Any = None
         if end.nbytes <= STAGED:
             self.settle()
@@ -457,10 +455,14 @@ class BoundEnd:
         )
         if guard_pages.MODE:
             fits = False
-        array = given if fits and given is not None else self._results.take()
+        array = given if fits and given is not None else self._new_result()
         self._point_to(address_of(array))
         self.current = array
         return array
+
+    def _new_result(self) -> Array:
+        make = guard_pages.empty if guard_pages.MODE else np.empty
+        return make(self._shape, self._dtype)
 
     def forget(self) -> None:
         """Let go of the caller's arrays."""

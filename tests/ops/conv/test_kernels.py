@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ from subgraph.ops.conv import cpu as conv_cpu
 from subgraph.ops.conv import direct as conv_direct
 from subgraph.ops.conv.choice import DIRECT, IMAGE
 from subgraph.ops.movement.geometry import Geometry
-from subgraph.ops.shared import tuning
 from subgraph.ops.shared.tile_planning import Tiles, even_part
 from subgraph.system import host
 from tests.support.conv import close, reference, transposed
@@ -263,7 +260,7 @@ def test_rows_of_outputs(
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job, _: IMAGE if layout == "plain" else DIRECT)
+        patch.setattr(conv_cpu, "choose", lambda job: IMAGE if layout == "plain" else DIRECT)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted, 2e-5)  # thousands of products, without fused ones on old machines
@@ -294,37 +291,10 @@ def test_weights_that_come_from_far(kernel: int, stride: int, size: int) -> None
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job, _: DIRECT)
+        patch.setattr(conv_cpu, "choose", lambda job: DIRECT)
         got = run(1, [])
         assert np.array_equal(got, run(2, [0.5]))
     close(got, wanted)
-
-
-def test_tuned_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((1, 32, 12, 12)).astype(np.float32)
-    w = rng.standard_normal((32, 32, 3, 3)).astype(np.float32)
-    wanted = reference(x, w, [1, 1], [1, 1], [1] * 4, 1)
-    monkeypatch.setattr(tuning, "cache_folder", lambda: tmp_path / "kernels")
-
-    def run() -> Array:
-        attrs = {"pads": (1,) * 4}
-        return run_node("Conv", [x, w], [x.shape], attrs, constant=[1], options={"TUNE": True})[0]
-
-    close(run(), wanted, 1e-5)
-    if host.lanes("float32") == 1:
-        return
-    file = tmp_path / "tuning.json"
-    ((key, choice),) = json.loads(file.read_text()).items()
-    assert choice in ("direct", "winograd2", "winograd4")
-    results: dict[str, Array] = {}
-    for forced in ("direct", "winograd2", "winograd4"):
-        file.write_text(json.dumps({key: forced}))
-        results[forced] = run()
-        close(results[forced], wanted, 1e-5)
-    assert not np.array_equal(results["direct"], results["winograd4"])
-    file.write_text("not JSON")
-    close(run(), wanted, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -606,7 +576,7 @@ def test_a_last_block_of_few_channels(
     attrs = {"pads": pads, "strides": (stride,) * 2, "dilations": (dilation,) * 2}
     blocked = [0] if layout == "blocked" else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job, _: DIRECT)
+        patch.setattr(conv_cpu, "choose", lambda job: DIRECT)
         results = [
             run_node(
                 *("Conv", [x, w], [wanted.shape], attrs),

@@ -71,7 +71,7 @@ def convolve(
 
     with pytest.MonkeyPatch.context() as patch:
         if algorithm is not None:
-            patch.setattr(conv_cpu, "choose", lambda job, _: _possible(job, algorithm))
+            patch.setattr(conv_cpu, "choose", lambda job: _possible(job, algorithm))
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     return got, wanted

@@ -103,7 +103,7 @@ def test_winograd(
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job, _: _square_or_direct(job, algorithm, taps))
+        patch.setattr(conv_cpu, "choose", lambda job: _square_or_direct(job, algorithm, taps))
         patch.setattr(conv_winograd, "_ON_THE_FLY_BYTES", held)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
@@ -159,7 +159,7 @@ def test_phases(
     how = {"pads": pads, "strides": (step,) * 2, "activation": "Relu" if relu else ""}
     seen: list[bool] = []
 
-    def choose(job: Job, _: object) -> Algorithm:
+    def choose(job: Job) -> Algorithm:
         seen.append(phases_of(job.g) is not None)
         return POLYPHASE if seen[-1] else DIRECT
 
@@ -235,7 +235,7 @@ def test_winograd_of_few_tiles(form: Algorithm, cuts: list[float]) -> None:
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job, _: form)
+        patch.setattr(conv_cpu, "choose", lambda job: form)
         alone = run(1)
         for threads in (2, 3, 8):
             assert np.array_equal(alone, run(threads))
@@ -264,7 +264,7 @@ def test_winograd_error_is_as_stated(form: Algorithm, taps: int, bound: float) -
     wanted = reference(x, w, [stride] * 2, [1, 1], [1] * 4, 1)
     how = {"pads": (1,) * 4, "strides": (stride,) * 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job, _: form)
+        patch.setattr(conv_cpu, "choose", lambda job: form)
         (got,) = run_node("Conv", [x, w], [wanted.shape], how, constant=[1])
     assert np.abs(got - wanted).max() < bound * np.abs(wanted).max()
 

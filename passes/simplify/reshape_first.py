@@ -1,0 +1,62 @@
+"""The pass "ReshapeFirst": matrices are reshaped before they are transposed.
+
+PyTorch's multi-head attention transposes its keys and reshapes the batches of the result. The
+transposition then stands beside the product that takes it so, where attention is recognized.
+"""
+
+from __future__ import annotations
+
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import TensorType
+from subgraph.passes._patterns import Context, is_op, produced_by, reshaped, shape_of
+from subgraph.transform.pass_manager import register_pass
+
+
+@register_pass("ReshapeFirst")
+def reshape_first(graph: Graph) -> Graph:
+    """Return a copy in which a Reshape that keeps matrices stands before their transposition."""
+    graph = graph.clone()
+    replaced: dict[Value, Value] = {}
+    context = Context(graph)
+    for node in graph.nodes:
+        transpose = produced_by(node.inputs[0], "Transpose") if is_op(node, "Reshape") else None
+        if transpose is None or context.user(transpose.outputs[0]) is None:
+            continue
+        made = _exchanged(transpose, node)
+        if made is not None:
+            replaced[node.outputs[0]] = made
+    graph.rewire(replaced)
+    return graph
+
+
+def _exchanged(transpose: Node, reshape: Node) -> Value | None:
+    """Return the transposition of the reshaped matrices, None if the Reshape changes them."""
+    matrices, result = transpose.inputs[0], reshape.outputs[0]
+    before, after = shape_of(transpose.outputs[0]) or (), shape_of(result) or ()
+    sizes = [dim for dim in after if isinstance(dim, int)]
+    rank = len(sizes)
+    if matrices is None or rank != len(after) or rank < 2 or before[-2:] != after[-2:]:
+        return None
+    if _order(transpose) != _transposed(len(before)):
+        return None
+    perm = _transposed(rank)
+    source = reshaped(matrices, tuple(sizes[axis] for axis in perm))
+    made = Node("Transpose", [source], version=13, attrs={"perm": perm}, name=reshape.name)
+    made.metadata = {"origin": (reshape.metadata or {}).get("origin") or reshape.name}
+    if source.producer is not None and source is not matrices:
+        source.producer.metadata = made.metadata
+    reshape.name += ".transposed"
+    made.outputs[0].type = result.type
+    return made.outputs[0]
+
+
+def _transposed(rank: int) -> tuple[int, ...]:
+    """Return the order of axes that transposes matrices."""
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _order(node: Node) -> tuple[int, ...] | None:
+    """Return the order of a Transpose's axes, None if it is not known."""
+    source = node.inputs[0]
+    rank = source.type.rank if source is not None and isinstance(source.type, TensorType) else None
+    return None if rank is None else tuple(node.attrs.get("perm") or range(rank)[::-1])
