@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
-.PHONY: help demo test test-slow lint format docs kernels wheel bench agreement conformance fuzz fuzz-shapes fuzz-tests fuzz-native check-guard check-isas check-kernels clean
+.PHONY: help demo test test-slow lint format docs kernels wheel bench backends agreement conformance fuzz fuzz-shapes fuzz-tests fuzz-native check-guard check-isas check-kernels clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -75,6 +75,10 @@ wheel: kernels  ## Build the wheel, with compiled kernels, into dist.
 
 bench: $(VENV)/.has-bench  ## Time against ONNX Runtime and OpenVINO, side by side.
 	$(BIN)/python benchmarks/models.py $(BENCH_ARGS)
+
+BACKENDS = $(VENV)/.has-onnxruntime $(VENV)/.has-openvino $(VENV)/.has-tvm
+backends: $(VENV)/.has-test $(BACKENDS)  ## Install the libraries of other accelerators and try each.
+	$(BIN)/python benchmarks/backends.py --kit $(BACKENDS_ARGS)
 
 agreement: $(VENV)/.has-test $(VENV)/.has-opencl  ## Compare whole models on every device with CPU.
 	$(BIN)/python benchmarks/agreement.py $(AGREEMENT_ARGS)

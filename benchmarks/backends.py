@@ -5,7 +5,9 @@ own call on the same arrays, for a small and a large output; and milliseconds fr
 a new weight to the first right result, with weights inside the library's model and as its inputs,
 beside a full recompile. Minima of interleaved repetitions, one thread.
 
-Command: python benchmarks/backends.py [--rounds 2000] [--models FILE...]
+With --kit the checks of `sg.testing.check_device` come first, as a table.
+
+Command: python benchmarks/backends.py [--kit] [--rounds 2000] [--models FILE...]
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import numpy as np
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.backends.base import BackendOp
+
+CHECKS = tuple(sg.testing.DEVICE_CHECKS)
 
 
 def dense(rows: int, width: int) -> sg.Graph:
@@ -87,6 +91,15 @@ def new_weight(device: str, path: str, rounds: int) -> str:
     )
 
 
+def kit() -> None:
+    """Print a table of devices and checks: passed, or does not apply."""
+    for state in sg.backends():
+        if not state.problem:
+            report = sg.testing.check_device(state.name)
+            checks = ((name, "+" if name in report.passed else "-") for name in CHECKS)
+            print(f"{state.name:12}", " ".join(f"{name}{mark}" for name, mark in checks))
+
+
 def _filled(port: sg.Port) -> np.ndarray[Any, Any]:
     type_ = port.type
     assert isinstance(type_, sg.TensorType)
@@ -99,7 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--models", nargs="*", default=[])
+    parser.add_argument("--kit", action="store_true", help="try each device with all checks")
     options = parser.parse_args()
+    if options.kit:
+        kit()
     for state in sg.backends():
         if state.problem:
             print(f"{state.name}: {state.problem}")

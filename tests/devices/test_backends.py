@@ -19,7 +19,7 @@ from subgraph import ops
 from subgraph.devices.backends import base
 from subgraph.graph.types import Array
 
-MODULES = {"ONNXRUNTIME": "onnxruntime", "OPENVINO": "openvino"}
+MODULES = {"ONNXRUNTIME": "onnxruntime", "OPENVINO": "openvino", "TVM": "tvm"}
 INSTALLED = [
     pytest.param(
         name,
@@ -191,7 +191,7 @@ def test_a_missing_or_old_package_says_what_to_install(requirement: str, message
 def test_backends_are_listed_and_start_only_when_named() -> None:
     code = (
         "import sys, subgraph as sg; core = sg.Core(); names = core.available_devices; "
-        "print(sorted({'onnxruntime', 'openvino'} & set(sys.modules)), names)"
+        "print(sorted({'onnxruntime', 'openvino', 'tvm'} & set(sys.modules)), names)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.startswith("[]")

@@ -22,7 +22,7 @@ import numpy as np
 
 from subgraph.devices.device import Config, Device
 from subgraph.errors import DeviceError, SubgraphError
-from subgraph.graph.graph import Graph, Node
+from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.operator import is_random
@@ -202,12 +202,23 @@ class BackendOp(SubgraphOp):
         super().__init__(subgraph)
         self.backend = device
         self.options = options
-        inside = options.WEIGHTS == "inside"
-        taken = [k for k, v in enumerate(subgraph.inputs) if not inside or v.parameter is None]
-        self.inputs = taken
-        self._parameters = all_parameters(subgraph) if inside else _inner_parameters(subgraph)
+        self.inputs = [
+            k
+            for k, value in enumerate(subgraph.inputs)
+            if value.parameter is None or self._is_passed(value.parameter)
+        ]
+        passed = {subgraph.inputs[k].parameter for k in self.inputs}
+        self._parameters = [p for p in all_parameters(subgraph) if p not in passed]
         self._recipe = f"{device.name} model {next(_numbers)}"
         self._entry: WeightEntry | None = None
+
+    def _is_passed(self, parameter: Parameter) -> bool:
+        """Return whether a weight is an input of the library's model.
+
+        Small integers, such as axes and sizes, stay inside: many libraries need them to compile.
+        """
+        small = parameter.nbytes <= _LARGE_WEIGHT and parameter.array.dtype.kind in "iub"
+        return self.options.WEIGHTS == "inputs" and not small
 
     def compiled(self) -> LibraryModel:
         """Return the library's model for the versions of the weights that this thread sees.
@@ -230,7 +241,7 @@ class BackendOp(SubgraphOp):
         self._entry = None
 
     def _compile(self) -> LibraryModel:
-        model = library_model_of(self.subgraph, self.options.WEIGHTS == "inputs")
+        model = library_model_of(self.subgraph, self.inputs)
         try:
             return self.backend.compile_library_model(model, self.options)
         except (SubgraphError, MemoryError):
@@ -329,16 +340,22 @@ def reason_of_library(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__
 
 
-def library_model_of(subgraph: Graph, weights_as_inputs: bool) -> bytes:
+def library_model_of(subgraph: Graph, inputs: Sequence[int]) -> bytes:
     """Return a region as a serialized ONNX model, with the weights that this thread sees.
 
     Args:
         subgraph: The region.
-        weights_as_inputs: Whether weights are inputs of the model instead of initializers.
+        inputs: Positions of the region's inputs that are inputs of the model; the others, which
+            are weights, become initializers.
     """
-    from subgraph.partition.regions import region_model
-
-    model = region_model(subgraph, weights="inputs" if weights_as_inputs else "inside")
+    copy, values = subgraph.clone_with_map()
+    ports: list[Value] = []
+    for k in inputs:
+        value = values[subgraph.inputs[k]]
+        if value.parameter is not None:
+            value.type, value.parameter = value.parameter.type, None
+        ports.append(value)
+    model = Graph(ports, copy.outputs, subgraph.name, nodes=copy.nodes, opsets=copy.opsets)
     return _serialized(model, lambda parameter: parameter.array)
 
 
@@ -378,12 +395,6 @@ def _small_or_zeros(parameter: Parameter) -> Array:
     if parameter.nbytes <= _LARGE_WEIGHT:
         return parameter.array
     return np.zeros(parameter.array.shape, numpy_dtype(parameter.type.dtype))
-
-
-def _inner_parameters(subgraph: Graph) -> list[Parameter]:
-    """Return the parameters that only bodies of control flow use."""
-    given = {value.parameter for value in subgraph.inputs}
-    return [p for p in all_parameters(subgraph) if p not in given]
 
 
 def _contiguous(item: Any) -> Array:

@@ -127,4 +127,4 @@ def _writable(array: Array) -> Array:
     if array.flags.writeable:
         return array
     memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-    return np.frombuffer(memory, array.dtype).reshape(array.shape)
+    return np.ndarray(array.shape, array.dtype, memoryview(memory))

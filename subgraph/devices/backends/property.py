@@ -100,6 +100,13 @@ class OpenvinoProperty(BackendProperty):
     device = "OPENVINO"
 
 
+@register_property("tvm")
+class TvmProperty(BackendProperty):
+    """Regions that TVM compiles."""
+
+    device = "TVM"
+
+
 @attrs.frozen
 class BackendState:
     """A backend as `backends` lists it.

@@ -1,0 +1,113 @@
+"""TVM: regions compiled by Apache TVM for the processor, weights as arguments of the function."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.devices.backends.base import Backend, BackendOptions, LibraryModel
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
+from subgraph.runtime.settings import option
+
+# Operators whose conversion was tried on random graphs. The frontend ends the process for some
+# models of others, so that these are never offered to it.
+_OPERATORS = frozenset(
+    {
+        *("Abs", "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div"),
+        *("Erf", "Exp", "Flatten", "Gemm", "GlobalAveragePool", "Identity", "LayerNormalization"),
+        *("MatMul", "MaxPool", "Mul", "Neg", "ReduceMean", "Relu", "Reshape", "Sigmoid", "Softmax"),
+        *("Sqrt", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze"),
+    }
+)
+
+
+@attrs.frozen
+class TvmOptions(BackendOptions):
+    """Options of TVM."""
+
+    WEIGHTS: str = option(
+        "inputs",
+        "'inputs' passes weights at every run; 'inside' compiles them into the function, which is "
+        "compiled again for new values",
+        values=("inputs", "inside"),
+    )
+    TARGET: str = option("llvm", "target of TVM, such as 'llvm -mcpu=x86-64-v3'")
+
+
+class TvmDevice(Backend):
+    """Runs what TVM's frontend for ONNX converts and its compiler builds."""
+
+    options_class = TvmOptions
+    module = "tvm"
+    requirement = "apache-tvm >= 0.27"
+    title = "TVM"
+    empty_tensors = False
+    dtypes = frozenset(("float32", "float64", "int32", "int64", "bool"))
+
+    def start(self) -> None:
+        """Import TVM, its relax language and its frontend for ONNX."""
+        super().start()
+        self._relax: Any = importlib.import_module("tvm.relax")
+        self._frontend: Any = importlib.import_module("tvm.relax.frontend.onnx")
+
+    def refusal(self, node: Node) -> str:
+        """Refuse operators that the frontend for ONNX is not known to convert."""
+        known = node.op_type in _OPERATORS and not node.domain
+        return "" if known else f"{node.op_type} is not left to TVM's frontend for ONNX"
+
+    def try_library_model(self, model: bytes, options: Any) -> None:
+        """Convert a model without building it, since a build takes a hundred times as long."""
+        self._converted(model)
+
+    def _converted(self, model: bytes) -> Any:
+        import onnx
+
+        proto = onnx.load_from_string(model)
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # errors come as exceptions
+            warnings.simplefilter("ignore")
+            return self._frontend.from_onnx(proto, keep_params_in_input=False)
+
+    def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
+        """Return the built function."""
+        library: Any = self.library
+        built = self._relax.build(self._converted(model), library.target.Target(options.TARGET))
+        return _BuiltModel(built, library, self._relax, options.INFERENCE_NUM_THREADS)
+
+
+class _BuiltModel:
+    """A built function; each runner has a virtual machine of its own."""
+
+    def __init__(self, built: Any, library: Any, relax: Any, threads: int) -> None:
+        self._built = built
+        self._library = library
+        self._relax = relax
+        self._threads = threads
+
+    def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
+        library = self._library
+        main = self._relax.VirtualMachine(self._built, library.cpu())["main"]
+        tensor, device = library.runtime.tensor, library.cpu()
+        if self._threads:
+            library.get_global_func("runtime.config_threadpool")(1, self._threads)
+
+        def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
+            found = main(*[tensor(array, device) for array in arrays])
+            results = [found] if len(into) == 1 and hasattr(found, "numpy") else list(found)
+            made: list[Array] = []
+            for result, target in zip(results, into, strict=True):
+                if target is None:
+                    made.append(result.numpy())
+                else:
+                    np.copyto(target, np.from_dlpack(result))
+                    made.append(target)
+            return made
+
+        return call
