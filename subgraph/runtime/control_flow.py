@@ -1,7 +1,7 @@
 """If, Loop, Scan and SequenceMap for the default executor: they run their bodies' executors.
 
-Each runner takes the node's inputs followed by its captures and gives the node's outputs. A body
-takes its own inputs, then its captures.
+The inputs of each runner are the node's inputs followed by its captures, and its results are the
+node's outputs. The inputs of a body are its own inputs followed by its captures.
 """
 
 from __future__ import annotations
@@ -36,22 +36,26 @@ def is_branching(node: Node) -> bool:
 
 
 class BodyExecutor(Protocol):
-    """What runs a body."""
+    """Runs a body of a node."""
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run it on its inputs and captures."""
+        """Run the body once on its inputs and captures."""
         ...
 
     def turns(self, wiring: Wiring) -> RunIterations | None:
-        """Return how to run it turn after turn at once, None where there is no way."""
+        """Return a callable that runs many iterations of the body; None if it has none."""
         ...
 
 
 def control_flow(node: Node, bodies: Sequence[BodyExecutor]) -> Run:
-    """Return what runs ``node`` over the executors of its bodies, in attribute order.
+    """Return a callable that runs a node with bodies.
+
+    Args:
+        node: The node.
+        bodies: The executors of its bodies, in the order of its attributes.
 
     Raises:
-        UnsupportedOpError: the operator has bodies but is none of the standard's four.
+        UnsupportedOpError: The operator is not one of the standard that have bodies.
     """
     check_bodies(node)
     match (node.domain, node.op_type):
@@ -96,7 +100,14 @@ def _check(node: Node, inputs: Sequence[Any]) -> None:
 
 
 def _stacked(parts: Sequence[Any] | Array, body: Graph, position: int, axis: int = 0) -> Array:
-    """Stack what the rounds gave along a new axis; of no rounds, an empty array of the type."""
+    """Return the results of all iterations along a new axis; empty if there was none.
+
+    Args:
+        parts: The results of the iterations, or an array of all of them.
+        body: The body.
+        position: Position of the output among those of the body.
+        axis: The new axis.
+    """
     if isinstance(parts, np.ndarray):
         return np.ascontiguousarray(np.moveaxis(parts, 0, axis) if axis else parts)
     if parts:
@@ -132,10 +143,10 @@ class _Loop:
         self._node = node
         self._body = body
         self._graph = node.bodies[0]
-        self._given = len(node.inputs)
-        self._carried = self._given - 2
+        self._inputs = len(node.inputs)
+        self._carried = self._inputs - 2
         first = 1 + self._carried
-        self._turns = body.turns(
+        self._run_iterations = body.turns(
             Wiring(
                 number=0,
                 condition=None if self._graph.outputs[0] is self._graph.inputs[1] else 0,
@@ -146,30 +157,30 @@ class _Loop:
         )
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        _check(self._node, inputs[: self._given])
+        _check(self._node, inputs[: self._inputs])
         limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(-1)[0])
         going = inputs[1] is None or _flag(inputs[1], self._node, "condition")
-        carried = list(inputs[2 : self._given])
-        captures = inputs[self._given :]
+        carried = list(inputs[2 : self._inputs])
+        captures = inputs[self._inputs :]
         number = held = 0
         true = np.array(True)
-        turns = self._turns
+        run_iterations = self._run_iterations
         scans: list[list[Any]] = [[] for _ in self._graph.outputs[1 + self._carried :]]
         first = 1 + self._carried
         while going and (limit is None or number < limit):
-            given = [np.array(number, np.int64), true, *carried, *captures]
-            turned = None if turns is None else turns(given, limit, number)
-            if turned is not None and turned.done > number:
-                if number == 0 and (turned.done == limit or not turned.going):
-                    return turned.states + turned.scans
-                carried, going = turned.states, turned.going
-                for rows in zip(*turned.scans, strict=True):
-                    held = self._gather(rows, scans, held, turned.done)
-                number = turned.done
+            items = [np.array(number, np.int64), true, *carried, *captures]
+            many = None if run_iterations is None else run_iterations(items, limit, number)
+            if many is not None and many.done > number:
+                if number == 0 and (many.done == limit or not many.going):
+                    return many.states + many.scans
+                carried, going = many.states, many.going
+                for rows in zip(*many.scans, strict=True):
+                    held = self._append(rows, scans, held, many.done)
+                number = many.done
                 continue
-            if turned is None:
-                turns = None
-            results = self._body.run(given)
+            if many is None:
+                run_iterations = None
+            results = self._body.run(items)
             number += 1
             going = _flag(results[0], self._node, "condition")
             for before, after in zip(carried, results[1:first], strict=True):
@@ -177,33 +188,39 @@ class _Loop:
                     _changed(self._node, before, after)
             carried = list(results[1:first])
             if scans:
-                held = self._gather(results[first:], scans, held, number)
+                held = self._append(results[first:], scans, held, number)
         return carried + [_stacked(p, self._graph, first + k) for k, p in enumerate(scans)]
 
-    def _gather(
-        self, items: Sequence[Any], scans: Sequence[list[Any]], held: int, rounds: int
+    def _append(
+        self, items: Sequence[Any], scans: Sequence[list[Any]], held: int, iterations: int
     ) -> int:
-        """Keep what a round gives to each scan; return the bytes that are held now."""
+        """Append the scan outputs of an iteration; return the bytes of all scan outputs."""
         for parts, item in zip(scans, items, strict=True):
             parts.append(item)
             held += int(item.nbytes)
-        _check_held(self._node, held, rounds)
+        _check_held(self._node, held, iterations)
         return held
 
 
-def _check_held(node: Node, held: int, rounds: int) -> None:
-    """Raise a LimitError if the results of a body cannot be held twice: in parts, and stacked."""
+def _check_held(node: Node, held: int, iterations: int) -> None:
+    """Raise a LimitError if there is no memory for the results of a body and their stack.
+
+    Args:
+        node: The node.
+        held: Bytes of the results so far.
+        iterations: Number of iterations so far.
+    """
     if 2 * held > memory_limit():
         where = f"node {node.name!r} ({node.op_type})"
-        check_memory(2 * held, f"{where}: to stack the {rounds} results of its body so far")
+        check_memory(2 * held, f"{where}: to stack the {iterations} results of its body so far")
 
 
 def _changed(node: Node, before: Any, after: Any) -> None:
-    """Raise ShapeError if a turn gives another dtype than it began with."""
+    """Raise ShapeError if a state is an array of another dtype after an iteration."""
     if type(before) is type(after) is np.ndarray:
         raise ShapeError(
-            f"node {node.name!r} ({node.op_type}): a turn begins with {dtype_of(before)} and ends "
-            f"with {dtype_of(after)}; it must be one"
+            f"node {node.name!r} ({node.op_type}): an iteration begins with {dtype_of(before)} and "
+            f"ends with {dtype_of(after)}; both must be the same"
         )
 
 
@@ -220,35 +237,35 @@ class _Scan:
         self._node = node
         self._body = body
         self._graph = node.bodies[0]
-        self._given = len(node.inputs)
-        self._scanned = scanned_inputs(node, self._given)
-        self._states = self._given - self._scanned
+        self._inputs = len(node.inputs)
+        self._scanned = scanned_inputs(node, self._inputs)
+        self._states = self._inputs - self._scanned
         produced = len(self._graph.outputs) - self._states
         attrs = node.attrs
         self._in_axes = tuple(attrs.get("scan_input_axes") or (0,) * self._scanned)
         self._in_back = tuple(attrs.get("scan_input_directions") or (0,) * self._scanned)
         self._out_axes = tuple(attrs.get("scan_output_axes") or (0,) * produced)
         self._out_back = tuple(attrs.get("scan_output_directions") or (0,) * produced)
-        self._turns = body.turns(
+        self._run_iterations = body.turns(
             Wiring(
                 number=None,
                 condition=None,
                 states=tuple((k, k) for k in range(self._states)),
-                items=tuple(range(self._states, self._given)),
+                items=tuple(range(self._states, self._inputs)),
                 scans=tuple(range(self._states, len(self._graph.outputs))),
             )
         )
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        _check(self._node, inputs[: self._given])
+        _check(self._node, inputs[: self._inputs])
         states = list(inputs[: self._states])
         scanned = [
             _rows(array, axis, back)
             for array, axis, back in zip(
-                inputs[self._states : self._given], self._in_axes, self._in_back, strict=True
+                inputs[self._states : self._inputs], self._in_axes, self._in_back, strict=True
             )
         ]
-        states, parts = self.scan(states, scanned, inputs[self._given :])
+        states, parts = self.scan(states, scanned, inputs[self._inputs :])
         outputs = [
             _stacked(p[::-1] if back else p, self._graph, self._states + k, axis)
             for k, (p, axis, back) in enumerate(
@@ -260,12 +277,18 @@ class _Scan:
     def scan(
         self, states: list[Any], scanned: Sequence[Array], captures: Sequence[Any]
     ) -> tuple[list[Any], Sequence[Sequence[Any] | Array]]:
-        """Return the last states, and for each scan output what every round gave."""
+        """Return the last states, and for each scan output the results of all iterations.
+
+        Args:
+            states: The initial states.
+            scanned: The inputs whose items the iterations read, along their first axis.
+            captures: The values that the body captures.
+        """
         length = min(map(len, scanned))
-        if self._turns is not None and length > 0 and len({*map(len, scanned)}) == 1:
-            turned = self._turns([*states, *scanned, *captures], length, 0)
-            if turned is not None and turned.done == length:
-                return turned.states, turned.scans
+        if self._run_iterations is not None and length > 0 and len({*map(len, scanned)}) == 1:
+            many = self._run_iterations([*states, *scanned, *captures], length, 0)
+            if many is not None and many.done == length:
+                return many.states, many.scans
         parts: list[list[Any]] = [[] for _ in self._graph.outputs[self._states :]]
         held = 0
         for number, items in enumerate(zip(*scanned, strict=True), 1):
@@ -284,18 +307,18 @@ class _ScanBatch:
     def __init__(self, node: Node, body: BodyExecutor) -> None:
         self._node = node
         self._graph = node.bodies[0]
-        self._given = len(node.inputs)
-        self._scanned = scanned_inputs(node, self._given - 1)
-        self._states = self._given - 1 - self._scanned
+        self._inputs = len(node.inputs)
+        self._scanned = scanned_inputs(node, self._inputs - 1)
+        self._states = self._inputs - 1 - self._scanned
         self._back = tuple(node.attrs.get("directions") or (0,) * self._scanned)
         inner = Node("Scan", node.inputs[1:], version=9, attrs=node.attrs)
         self._scan = _Scan(inner, body)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        _check(self._node, inputs[: self._given])
-        captures = inputs[self._given :]
+        _check(self._node, inputs[: self._inputs])
+        captures = inputs[self._inputs :]
         states = inputs[1 : 1 + self._states]
-        scanned = inputs[1 + self._states : self._given]
+        scanned = inputs[1 + self._states : self._inputs]
         longest = scanned[0].shape[1]
         rows = scanned[0].shape[0]
         lengths = [longest] * rows if inputs[0] is None else [int(n) for n in inputs[0]]
@@ -324,13 +347,13 @@ class _SequenceMap:
         self._node = node
         self._body = body
         self._graph = node.bodies[0]
-        self._given = len(node.inputs)
+        self._inputs = len(node.inputs)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         outputs: list[list[Any]] = [[] for _ in self._graph.outputs]
         held = 0
         items = list(inputs)
-        sequences = [k for k in range(self._given) if isinstance(items[k], (list, tuple))]
+        sequences = [k for k in range(self._inputs) if isinstance(items[k], (list, tuple))]
         for number in range(len(inputs[0])):
             for k in sequences:
                 items[k] = inputs[k][number]

@@ -1,6 +1,6 @@
 """FlexAttention (ai.onnx.preview): attention with bodies that change scores and probabilities.
 
-Stands beside the control-flow operators: the executor of the node's bodies is given to it.
+Like the control-flow operators, it runs the executors of the node's bodies.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def flex_attention(node: Node, bodies: Sequence[Run]) -> Run:
-    """Return what computes the node from its inputs and captures.
+    """Return a callable that runs the node on its inputs and captures.
 
     Args:
         node: The FlexAttention node.
-        bodies: What runs each body, in attribute order, on its inputs and captures.
+        bodies: Callables that run each body on its inputs and captures, in attribute order.
     """
     spans: dict[str, tuple[Run, slice]] = {}
     start = len(node.inputs)
@@ -52,7 +52,8 @@ def flex_attention(node: Node, bodies: Sequence[Run]) -> Run:
             raise ShapeError(f"node {node.name!r} (FlexAttention): {error}") from error
         groups = query.shape[1] // key.shape[1]
         precision = _precision(node, query)
-        # The scale goes half on each side, in the input's precision, as in onnx.reference.
+        # Queries and keys are multiplied with the scale's root in the input's precision, as in
+        # onnx.reference.
         scale = node.attrs.get("scale") or 1.0 / np.sqrt(max(query.shape[3], 1))
         root = query.dtype.type(np.sqrt(np.float32(scale)))
         keys = np.repeat(key, groups, axis=1) * root

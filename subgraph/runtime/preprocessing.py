@@ -1,6 +1,6 @@
-"""Preprocessing as part of the model: what the caller's data need before the model's own nodes.
+"""Preprocessing of inputs as part of the model.
 
-``core.compile_model(..., preprocess={"image": Preprocess(...)})`` puts plain operators in front of
+``core.compile_model(..., preprocess={"image": Preprocess(...)})`` inserts ordinary operators after
 an input, so that every device can run, fuse and partition them (OpenVINO's AddPreprocessing and
 ConvertPrecision).
 """
@@ -31,10 +31,10 @@ def _floats(values: Any) -> tuple[float, ...]:
 
 @attrs.frozen
 class Preprocess:
-    """What to do with an input before the model: in this order, each step left out if not given.
+    """The conversions of an input before the model; without a setting its step is omitted.
 
-    The data come in ``dtype`` and ``layout``, are converted to the model's dtype, resized, have
-    ``mean`` subtracted, are divided by ``scale`` and brought into the model's layout.
+    The caller's data have the dtype ``dtype`` and the layout ``layout``. They are converted to the
+    model's dtype and layout, resized, ``mean`` is subtracted, and they are divided by ``scale``.
 
     Attributes:
         dtype: Dtype of the caller's data, for example "uint8"; empty: the model's.
@@ -58,11 +58,11 @@ def preprocessed(graph: Graph, steps: Mapping[str, Any]) -> Graph:
     """Return a graph with preprocessing before some of its inputs, which keep their names.
 
     Args:
-        graph: The model; it stays as it is.
+        graph: The model; it is not changed.
         steps: `Preprocess`, or its fields as a dict, by input name.
 
     Raises:
-        ConfigError: no such input, or a field is unknown or not possible for it.
+        ConfigError: There is no such input, or a field is unknown or not possible for it.
     """
     require_type(steps, Mapping, ConfigError, "preprocessing by input name, in a dict")
     copy = graph.clone()
@@ -177,8 +177,8 @@ class _Chain:
         return result
 
     def _parameter(self, kind: str, array: Array) -> Value:
-        held = Parameter(f"{self._name}.{kind}", array)
-        return Value(held.name, held.type, parameter=held)
+        parameter = Parameter(f"{self._name}.{kind}", array)
+        return Value(parameter.name, parameter.type, parameter=parameter)
 
     def _per_channel(self, kind: str, values: Sequence[float]) -> Value:
         array = np.array(values, numpy_dtype(self._type.dtype))

@@ -1,14 +1,14 @@
-"""If in a plan: the steps of both branches, of which a run makes those of one.
+"""If in a plan: the steps of both branches, of which a run executes those of one.
 
-Before the steps of each branch stands one that looks at the condition, and by which the walker goes
-past them (`subgraph.engine.program.branch_kernels`). Both branches write their results to the same
-places. What one of them makes of a value from outside, in another layout, or of a weight, is not
-there if the other one runs, so nobody else may use it.
+A step before those of each branch reads the condition and has the walker skip them if it is not
+their branch (`subgraph.engine.program.branch_kernels`). Both branches write their results to the
+same memory. A value or weight from outside that one branch converts to another layout has no
+converted form if the other branch runs, so no step after the branch may read that form.
 
-A program takes branches whose results have the same types. If they do not, or if the sizes at hand
-fit one branch only, as in a model that has one network for each sampling rate, the plan is made for
-what the condition comes to, if that is compared with an input; else the If is run by the default
-executor, and each branch is a region by itself.
+The branches of an If in a program have results of the same types. If the types differ, or if the
+present sizes fit one branch only, as in a model with one network for each sampling rate, and the
+condition compares an input, then there is a plan for each outcome of the condition. Every other If
+is run by the default executor, and each branch is a region of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import numpy_dtype
 
 BRANCH = Kernel("subgraph.engine.program.branch_kernels", "branch")
-# By these a condition follows from an input that selects: few contents of it will ever come.
+# Operators between an input that selects a branch, and has few contents, and the condition.
 _SELECTING = frozenset({"And", "Cast", "Equal", "Identity", "Not", "Or", "Reshape", "Squeeze"})
 
 
@@ -41,7 +41,7 @@ class UnplannedBranchError(UnknownShapeError):
     """An If cannot be a part of a program.
 
     Attributes:
-        reason: Why.
+        reason: The reason.
     """
 
     of_all_contents: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class UnplannedBranchError(UnknownShapeError):
 
 
 def branches_of(node: Node) -> Iterator[tuple[bool, tuple[Graph, Sequence[Value]]]]:
-    """Yield for each branch of an If when it runs, and its graph with what that captures."""
+    """Yield for each branch of an If the condition's value, its graph and the captured values."""
     captures = iter(node.captures)
     for key, body in node.attrs.items():
         if isinstance(body, Graph):
@@ -65,7 +65,7 @@ def plan_if(planner: PlanInProgress, node: Node) -> None:
     """Plan an If; the nodes before it are planned.
 
     Raises:
-        UnplannedBranchError: its branches cannot be rows of this program.
+        UnplannedBranchError: Its branches cannot be part of this program.
     """
     decides = node.inputs[0]
     assert decides is not None, "it is required"
@@ -88,7 +88,7 @@ def plan_if(planner: PlanInProgress, node: Node) -> None:
 
 
 def _plan_taken(planner: PlanInProgress, node: Node, taken: bool) -> None:
-    """Plan the branch of a condition that is known, as if it stood in place of the If."""
+    """Plan the branch that a known condition selects, instead of the If."""
     body, captured = next(found for when, found in branches_of(node) if when == taken)
     try:
         _plan_nodes(planner, body, captured)
@@ -112,7 +112,7 @@ def _stand_for(planner: PlanInProgress, new: Value, known: Value) -> None:
 
 
 class _Branch:
-    """One branch in the making."""
+    """Plans one branch."""
 
     def __init__(self, planner: PlanInProgress, node: Node, condition: Operand, when: bool) -> None:
         self._planner = planner
@@ -122,7 +122,13 @@ class _Branch:
         self._when = when
 
     def plan(self, body: Graph, captured: Sequence[Value], slots: list[Operand]) -> None:
-        """Emit its steps; its results go to ``slots``, which the first branch makes."""
+        """Emit the steps of the branch.
+
+        Args:
+            body: The branch.
+            captured: The values that it captures.
+            slots: Operands of the results; the first branch adds them.
+        """
         begin = len(self._items)
         words = (self._condition, int(self._when), 0)
         step = EmittedStep(self._node, BRANCH, words, 1, BRANCH_GRAIN, 0, 0)
@@ -133,12 +139,12 @@ class _Branch:
             _plan_nodes(self._planner, body, captured)
             self._planner.branch_depth -= 1
             self._planner.kept = kept
-            made = map(self._planner.operand, body.outputs)
-            results = [self._planner.arranger.plain(operand) for operand in made]
+            operands = map(self._planner.operand, body.outputs)
+            results = [self._planner.arranger.plain(operand) for operand in operands]
             if not slots:
                 pairs = zip(self._node.outputs, results, strict=True)
                 slots += [_slot(value.name, result) for value, result in pairs]
-            self._hand_over(results, slots, begin)
+            self._write_results(results, slots, begin)
         host = next((item for item in self._items[begin:] if isinstance(item, ReferenceStep)), None)
         if host is not None:
             reason = f"{host.node.op_type} in a branch is left to the reference: {host.reason}"
@@ -149,8 +155,10 @@ class _Branch:
         else:
             del self._items[begin]
 
-    def _hand_over(self, results: Sequence[Operand], slots: Sequence[Operand], begin: int) -> None:
-        """Let each result be where both branches leave it: made there, or copied."""
+    def _write_results(
+        self, results: Sequence[Operand], slots: Sequence[Operand], begin: int
+    ) -> None:
+        """Place each result in the memory that both branches write, or copy it there."""
         before: set[Storage] | None = None
         for result, slot in zip(results, slots, strict=True):
             if (result.dtype, result.shape) != (slot.dtype, slot.shape):
@@ -169,14 +177,14 @@ class _Branch:
 
 
 def _slot(name: str, result: Operand) -> Operand:
-    """Return the place of a result of both branches."""
+    """Return the operand that a result of both branches is written to."""
     slot = Operand(name, result.dtype, result.shape)
     slot.storage = Storage("arena", slot.nbytes)
     return slot
 
 
 def _is_whole(result: Operand) -> bool:
-    """Return whether a result is all of some memory of the arena."""
+    """Return whether a result fills a storage of the arena."""
     storage = result.storage
     return (
         storage is not None
@@ -192,7 +200,7 @@ def _roots(items: Sequence[EmittedStep | ReferenceStep]) -> set[Storage]:
 
 
 def _selecting(planner: PlanInProgress, condition: Value) -> list[int]:
-    """Return the inputs that a condition compares with constants; none if it is anything else."""
+    """Return the inputs that a condition compares with constants; empty for other conditions."""
     work, found = [condition], {condition}
     while work:
         node = work.pop().producer
@@ -203,7 +211,7 @@ def _selecting(planner: PlanInProgress, condition: Value) -> list[int]:
         fresh = [value for value in node.sources if value not in found]
         found.update(fresh)
         work += fresh
-    given = [planner.operands[value] for value in planner.graph.inputs if value in found]
-    if any(o.size != 1 or numpy_dtype(o.dtype).kind not in "iub" for o in given):
+    read = [planner.operands[value] for value in planner.graph.inputs if value in found]
+    if any(o.size != 1 or numpy_dtype(o.dtype).kind not in "iub" for o in read):
         return []
     return [k for k, value in enumerate(planner.graph.inputs) if value in found]

@@ -1,6 +1,6 @@
-"""Concrete types and known elements of a plan's values, through fused nodes too.
+"""Concrete types and known elements of a plan's values, also through fused nodes.
 
-What a fused node gives follows from its inner graph, node by node.
+The outputs of a fused node are inferred from its inner graph, node by node.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from subgraph.graph.types import Array, TensorType, ValueType, numpy_dtype
 from subgraph.operators.inference import infer_types
 from subgraph.operators.shape_values import from_array, propagate, to_array
 
-# Integer weights up to this size may be shapes, axes, paddings: plans depend on their content.
+# Most elements of integer weights that may be shapes, axes or paddings, on which plans depend.
 SHAPE_LIKE = 256
-# Vectors of bytes up to this size may be zero points: how weights are held depends on them.
+# Most elements of vectors of bytes that may be zero points, on which packed weights depend.
 _ZERO_POINTS = 1 << 16
 
 
 def concrete(type_: TensorType) -> tuple[int, ...]:
-    """Return the shape of a type all of whose dimensions are numbers."""
+    """Return the shape of a static type.
+
+    Raises:
+        ShapeError: A dimension is not a number.
+    """
     if not type_.is_static:
         raise ShapeError(f"{type_} is not a concrete type")
     return cast("tuple[int, ...]", type_.shape)
@@ -32,7 +36,13 @@ def concrete(type_: TensorType) -> tuple[int, ...]:
 def infer_concrete(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> list[ValueType | None]:
-    """Return output types; those of a fused node follow from its inner graph."""
+    """Return the types of a node's outputs; those of a fused node come from its inner graph.
+
+    Args:
+        node: The node.
+        types: Types of its inputs.
+        values: Content of its inputs, None where unknown.
+    """
     if node.subgraph is None:
         return infer_types(node, types, values)
     known = [None if array is None else from_array(array) for array in values]
@@ -42,7 +52,13 @@ def infer_concrete(
 def known_concrete(
     node: Node, known: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
-    """Return what the first output is, as far as it is known; as `propagate`."""
+    """Return the known elements of the first output; as `propagate`, also for fused nodes.
+
+    Args:
+        node: The node.
+        known: Known elements of its inputs.
+        types: Types of its inputs.
+    """
     if node.subgraph is None:
         return propagate(node, known, types)
     if any(elements is None for elements in known):
@@ -53,7 +69,7 @@ def known_concrete(
 def _followed(
     inner: Graph, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> tuple[list[ValueType | None], Array | None]:
-    """Return the types of a fused node's outputs, and the elements of the first that are known."""
+    """Return the types of a fused node's outputs, and the known elements of the first one."""
     known_types: dict[Value, ValueType | None] = dict(zip(inner.inputs, types, strict=False))
     known_values: dict[Value, Array | None] = dict(zip(inner.inputs, values, strict=False))
 
@@ -73,17 +89,17 @@ def _followed(
         return known_values.get(value)
 
     for inside in inner.nodes:
-        given = [type_of(v) for v in inside.inputs]
+        inner_types = [type_of(v) for v in inside.inputs]
         partial = [elements(v) for v in inside.inputs]
-        arrays = [to_array(p, t) for p, t in zip(partial, given, strict=True)]
-        found = infer_concrete(inside, given, arrays)
+        arrays = [to_array(p, t) for p, t in zip(partial, inner_types, strict=True)]
+        found = infer_concrete(inside, inner_types, arrays)
         known_types.update(zip(inside.outputs, found, strict=True))
-        known_values[inside.outputs[0]] = propagate(inside, partial, given)
+        known_values[inside.outputs[0]] = propagate(inside, partial, inner_types)
     return [type_of(value) for value in inner.outputs], known_values.get(inner.outputs[0])
 
 
 def is_shape_like(parameter: Parameter) -> bool:
-    """Return whether a weight may be a shape, axes, paddings: plans depend on its content."""
+    """Return whether a weight may be a shape, axes or paddings, so that plans depend on it."""
     type_ = parameter.type
     shape = concrete(type_)
     if type_.dtype in ("int8", "uint8") and len(shape) <= 1:

@@ -40,7 +40,7 @@ from subgraph.weights.cache import WeightCache
 ValueOf = Callable[[Value], Array]
 Place = tuple[int, int]  # which input, which axis
 Pairs = Sequence[tuple[int, int]]
-# Inputs whose content decides a shape, by operator.
+# Positions of the inputs whose content decides a shape, by operator.
 _DECIDING: dict[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
     "Expand": (1,),
@@ -52,27 +52,27 @@ _DECIDING: dict[str, tuple[int, ...]] = {
     "Trim": (1,),
 }
 _READ = Kernel("subgraph.engine.program.size_kernels", "resize")
-_MOST_NUMBERS = 8  # that a step reads
-_MOST_READS = 32  # of a plan
-_USUAL = 7
-_LEAST_ROOM = 1 << 16  # bytes
+_MOST_NUMBERS = 8  # numbers that one step reads
+_MOST_READS = 32  # reading steps of a plan
+_USUAL = 7  # least size for which a plan is made
+_LEAST_CAPACITY = 1 << 16  # bytes
 
 
 @attrs.frozen(eq=False)
 class DataDependentPlan:
-    """A plan with the code that fits it to sizes.
+    """A plan with the code that computes its sizes during a run.
 
     Attributes:
-        plan: The plan; traced numbers are among its sizes.
-        laid: Its program for the sizes that it was made with.
-        code: The code.
-        patches: What a level changes: a place, the register that goes there, and the word that
-            holds an address to be added, if any. Places are positions: of words, or of sizes.
-        reads: First word, level and item size of each reading step.
-        dims: How many numbers each level reads.
-        growing: The axes of inputs whose sizes differ from turn to turn; level 0 reads them.
-        rooms: Elements that there is room for, of each input that grows.
-        grown: Of each output that grows: the registers of its bytes, and of each growing axis.
+        plan: The plan; symbolic integers are among its sizes.
+        laid: Its program for the sizes for which it was made.
+        code: Computes all other sizes.
+        patches: Positions in the program that depend on sizes.
+        reads: First word and item size of each reading step, in the order of levels.
+        dims: Count of numbers that each level reads.
+        growing: Axes of inputs whose sizes differ between iterations; level 0 reads them.
+        rooms: Capacity in bytes of each input with a growing axis, by position.
+        grown: For each output with a growing axis, by position: the register of its bytes, and the
+            registers of its sizes by axis.
     """
 
     plan: Plan
@@ -90,23 +90,24 @@ class DataDependentPlan:
 
 @attrs.frozen
 class _PatchRow:
-    """A number to be put somewhere.
+    """A position in the program that a register is written to.
 
     Attributes:
-        kind: Of what a place is: a word of the program, a size of a step, or an array.
-        place: Which one: (position, 0), (step, column), or (array, element).
-        register: What goes there.
-        base: Position of the word that holds an address to be added; None for none.
+        kind: "word" for an argument word, "size" for the units or grain of a step, "array" for an
+            element of a constant.
+        index: (word, 0), (step, column) or (weight, element).
+        register: The register.
+        base: Index of the word with an address that is added; None for none.
     """
 
     kind: str
-    place: tuple[int, int]
+    index: tuple[int, int]
     register: int
     base: int | None = None
 
 
 class _DataDependentPlanner(Planner):
-    """A planner that lets the program read what it cannot know."""
+    """A planner that emits steps which read unknown numbers during a run."""
 
     def __init__(
         self,
@@ -128,12 +129,12 @@ class _DataDependentPlanner(Planner):
             self.items.append(EmittedStep(graph.nodes[0], _READ, (0, 0), 1, 0, 0, 0))
 
     def add(self, node: Node) -> None:
-        """Plan one node; where numbers are missing, they are read before it."""
+        """Plan one node; unknown numbers that it needs are read by a step before it."""
         try:
             super().add(node)
         except UnknownShapeError:
             missing = [v for v in self._deciding(node) if self.operand(v).known is None]
-            # What a skipped branch does not read would still be the numbers of an earlier run.
+            # If a run skips the branch, the registers would hold numbers of an earlier run.
             if not missing or self.branch_depth:
                 raise
             for value in missing:
@@ -164,7 +165,7 @@ class _DataDependentPlanner(Planner):
         self.partial.pop(value, None)
 
     def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
-        """Give each storage room, and let the plan hold only as long as that is enough."""
+        """Place storages by their capacity; guards limit the plan to sizes up to it."""
         rooms = [room_for(size) for size in sizes]
         if guard_pages.MODE:
             return guard_pages.place(sizes, rooms)
@@ -172,22 +173,22 @@ class _DataDependentPlanner(Planner):
 
 
 def usual(size: int) -> int:
-    """Return for which size a plan is made: small ones take decisions that hold for no other."""
+    """Return the size for which a plan is made: guards of small sizes hold for few others."""
     return max(size, _USUAL)
 
 
 def room_for(size: int) -> int:
-    """Return how much room there is for something; if that is not known, it has to be enough."""
+    """Return the capacity for a size in bytes; a symbolic size is guarded not to exceed it."""
     if not is_symbolic(size):
         return size
     room = _room(size)
     if not size <= room:
-        raise AssertionError("it is, for the sizes of now")
+        raise AssertionError("the capacity is at least the present size")
     return room
 
 
 def _room(size: int) -> int:
-    return max(2 * plain(size), _LEAST_ROOM)
+    return max(2 * plain(size), _LEAST_CAPACITY)
 
 
 def make_data_dependent_plan(
@@ -204,15 +205,16 @@ def make_data_dependent_plan(
         graph: The graph; its nodes may be fused ones.
         types: Concrete type of each input.
         options: The rest that plans depend on.
-        cache: The op's door to the weight cache.
-        value_of: Returns what a value was in a run: sizes to begin with.
-        pairs: The outputs that are inputs of the next turn, and these; they may grow.
+        cache: The op's view of the weight cache.
+        value_of: Returns the content of a value in an earlier run, for the first sizes.
+        pairs: Positions of outputs and of the inputs to which the next iteration passes them.
 
     Returns:
-        None if a part of it is no program, or comes before the numbers that it needs.
+        The plan; None if a node has to be run by the reference, or if a step needs a number before
+        it is read.
 
     Raises:
-        SubgraphError: it cannot be planned in this way.
+        SubgraphError: The graph cannot be planned in this way.
     """
     growing: list[Place] = []
     while True:
@@ -228,7 +230,7 @@ def make_data_dependent_plan(
     if laid.breaks:
         return None
     grown = {made: read for made, read in pairs if any(read == at for at, _ in growing)}
-    if {*grown.values()} != {at for at, _ in growing}:  # one output is two states
+    if {*grown.values()} != {at for at, _ in growing}:  # one output is passed to two inputs
         return None
     if any(is_symbolic(o.size) and k not in grown for k, o in enumerate(plan.outputs)):
         return None
@@ -238,16 +240,16 @@ def make_data_dependent_plan(
 def _growing(plan: Plan, pairs: Pairs) -> Iterator[Place]:
     """Yield the axes of inputs whose sizes are not those of the outputs that follow them."""
     for made, read in pairs:
-        output, given = plan.outputs[made], plan.inputs[read]
-        if given is None or output.rank != given.rank or output.dtype != given.dtype:
+        output, source = plan.outputs[made], plan.inputs[read]
+        if source is None or output.rank != source.rank or output.dtype != source.dtype:
             raise Unsupported("a state that becomes another type")
-        for axis, (after, before) in enumerate(zip(output.shape, given.shape, strict=True)):
+        for axis, (after, before) in enumerate(zip(output.shape, source.shape, strict=True)):
             if is_symbolic(after) or plain(after) != plain(before):
                 yield read, axis
 
 
 class _Layout:
-    """Tells the numbers of a laid-out plan from the places that they change."""
+    """Separates the symbolic numbers of an argument layout from its fixed numbers."""
 
     def __init__(
         self,
@@ -263,14 +265,14 @@ class _Layout:
         self._growing = tuple(growing)
         self._grown = grown
         self._rooms = {
-            read: max(2 * plain(plan.outputs[made].nbytes), _LEAST_ROOM)
+            read: max(2 * plain(plan.outputs[made].nbytes), _LEAST_CAPACITY)
             for made, read in grown.items()
         }
         self._found: list[tuple[str, tuple[int, int], Any, int | None]] = []
-        self._bases = len(laid.words)  # beyond the words stand the addresses of memory
+        self._bases = len(laid.words)  # after the words follow the base addresses of memory
 
     def sized(self) -> DataDependentPlan | None:
-        """Return the plan; None if numbers are needed before they are known."""
+        """Return the plan; None if a step needs a number before it is read."""
         laid = self._laid
         words = self._plain("word", laid.words)
         arena = self._patch(laid.arena, 0)
@@ -312,18 +314,18 @@ class _Layout:
         code = SizeCode(self._planner.trace, numbers, levels)
         reads = [k for k, step in enumerate(program.steps) if step[0] is _READ]
         patches: list[_PatchRow] = []
-        for kind, place, number, base in self._found:
+        for kind, index, number, base in self._found:
             register = code.register(number)
-            if self._first_reader(program, kind, place) <= reads[code.level(register)]:
+            if self._first_reader(program, kind, index) <= reads[code.level(register)]:
                 return None
-            patches.append(_PatchRow(kind, place, register, base))
-        places = tuple((program.steps[k][1], self._item_size(k)) for k in reads)
+            patches.append(_PatchRow(kind, index, register, base))
+        read_at = tuple((program.steps[k][1], self._item_size(k)) for k in reads)
         return DataDependentPlan(
             self._plan,
             program,
             code,
             tuple(patches),
-            places,
+            read_at,
             tuple(dims),
             self._growing,
             self._rooms,
@@ -334,13 +336,13 @@ class _Layout:
         )
 
     def _of_output(self, k: int, read: int) -> tuple[Any, dict[int, Any]]:
-        """Return the bytes of an output that grows, and its sizes along axes that do."""
+        """Return the bytes of an output with growing axes, and its sizes along these axes."""
         operand = self._plan.outputs[k]
         axes = [axis for position, axis in self._growing if position == read]
         return operand.nbytes, {axis: operand.shape[axis] for axis in axes}
 
     def _roomy(self, end: End, read: int | None, patch: Patch) -> End:
-        """Return an input or output with as much room as it may take."""
+        """Return an input or output with its capacity instead of its size."""
         room = None if read is None else self._rooms.get(read)
         if room is None:
             return attrs.evolve(end, patch=patch)
@@ -355,14 +357,14 @@ class _Layout:
         operand = item.words[1]
         return operand.itemsize if isinstance(operand, Operand) else abi.WORD
 
-    def _first_reader(self, program: ArgumentLayout, kind: str, place: tuple[int, int]) -> int:
-        """Return the first step that reads what stands in a place."""
+    def _first_reader(self, program: ArgumentLayout, kind: str, index: tuple[int, int]) -> int:
+        """Return the first step that reads the number at an index (see `_PatchRow`)."""
         if kind == "size":
-            return place[0]
+            return index[0]
         if kind == "word":
             begins = [begin for _, begin, _, _ in program.steps]
-            return bisect_right(begins, place[0]) - 1
-        positions: list[int] = program.weights[place[0]][1].positions.tolist()
+            return bisect_right(begins, index[0]) - 1
+        positions: list[int] = program.weights[index[0]][1].positions.tolist()
         return min(self._first_reader(program, "word", (at, 0)) for at in positions)
 
     def _plain(self, kind: str, items: Array) -> NDArray[np.int64]:
@@ -372,7 +374,7 @@ class _Layout:
         return np.array([plain(item) for item in items], np.int64)
 
     def _patch(self, patch: Patch, base: int) -> Patch:
-        """Return a patch with a word more, which holds the address alone."""
+        """Return a patch with one more word, for the base address of its memory."""
         at = self._bases + base
         for position, offset in zip(patch.positions.tolist(), patch.offsets, strict=True):
             if is_symbolic(offset):
@@ -380,20 +382,21 @@ class _Layout:
         offsets = [plain(offset) for offset in patch.offsets]
         return Patch(np.array([*patch.positions, at], np.intp), np.array([*offsets, 0], np.int64))
 
-    def _weight(self, k: int, held: Any, patch: Patch) -> tuple[Any, Patch]:
-        if isinstance(held, Numbers):
-            if held.dtype != "int64" or is_symbolic(held.array.size):
-                raise Unsupported(f"a constant of {held.dtype} that follows from data")
-            flat = held.array.reshape(-1)
+    def _weight(self, k: int, weight: Any, patch: Patch) -> tuple[Any, Patch]:
+        if isinstance(weight, Numbers):
+            if weight.dtype != "int64" or is_symbolic(weight.array.size):
+                raise Unsupported(f"a constant of {weight.dtype} that follows from data")
+            flat = weight.array.reshape(-1)
             for at, number in enumerate(flat):
                 if is_symbolic(number):
                     self._found.append(("array", (k, at), number, None))
-            held = np.array([plain(number) for number in flat], np.int64).reshape(held.array.shape)
-        return held, _fixed(patch)
+            fixed = np.array([plain(number) for number in flat], np.int64)
+            weight = fixed.reshape(weight.array.shape)
+        return weight, _fixed(patch)
 
 
 def _area(offset: int, size: int) -> tuple[int, int]:
-    """Return an area of the arena with the room that it may grow to."""
+    """Return an area of the arena with its capacity instead of its size."""
     room = _room(size) if is_symbolic(size) else size
     grown = room - plain(size) if guard_pages.MODE == "end" else 0
     return plain(offset) - grown, room
@@ -407,14 +410,14 @@ def _fixed(patch: Patch) -> Patch:
 
 
 class DataDependentProgram(ExecutablePlan):
-    """A sized plan bound to memory; see `ExecutablePlan`."""
+    """A data-dependent plan bound to memory; see `ExecutablePlan`."""
 
     def __init__(self, sized: DataDependentPlan, arena: Arena, pool: Pool | None) -> None:
-        """Write the addresses into code and patches."""
-        changing = [row.place[0] for row in sized.patches if row.kind == "array"]
+        """Bind the plan, its code and its patches to addresses."""
+        changing = [row.index[0] for row in sized.patches if row.kind == "array"]
         self._changing = {id(sized.laid.weights[k][0]) for k in changing}
         super().__init__(sized.plan, sized.laid, arena, pool)
-        assert self.only is not None, "it has no breaks"
+        assert self.only is not None, "the plan has no reference steps"
         self._registers: Array = sized.code.registers.copy()
         self._blocks = [
             self._block(sized, level, item, self.only)
@@ -428,7 +431,7 @@ class DataDependentProgram(ExecutablePlan):
             self._words[sized.reads[0][0] + 1] = self.sizes.ctypes.data
 
     def register(self, index: int) -> int:
-        """Return the address of a number that a run computes."""
+        """Return the address of a register."""
         return int(self._registers[index:].ctypes.data)
 
     def _hold(self, array: Array, patch: Patch) -> Array:
@@ -441,13 +444,20 @@ class DataDependentProgram(ExecutablePlan):
     def _block(
         self, sized: DataDependentPlan, level: int, item: int, program: Program
     ) -> tuple[Array, Array, Array]:
-        """Return what a reading step is told, and the rows of code and patches in it."""
+        """Return the block of a reading step, and the rows of code and patches that it points to.
+
+        Args:
+            sized: The plan.
+            level: The step's level.
+            item: Bytes of each number that the step reads.
+            program: The program of the plan.
+        """
         base = self._registers.ctypes.data
         code = sized.code.rows(level, base)
         patches: Array = np.array(
             [
                 (
-                    self._place(row.kind, row.place, program),
+                    self._address(row.kind, row.index, program),
                     base + abi.WORD * row.register,
                     0 if row.base is None else self._words[row.base :].ctypes.data,
                 )
@@ -471,11 +481,11 @@ class DataDependentProgram(ExecutablePlan):
             block[offset // abi.WORD] = value
         return block, code, patches
 
-    def _place(self, kind: str, place: tuple[int, int], program: Program) -> int:
-        """Return the address of a place."""
+    def _address(self, kind: str, index: tuple[int, int], program: Program) -> int:
+        """Return the address of the number at an index (see `_PatchRow`)."""
         if kind == "word":
-            return int(self._words[place[0] :].ctypes.data)
+            return int(self._words[index[0] :].ctypes.data)
         if kind == "size":
-            return int(program.rows[place[0], place[1] :].ctypes.data)
-        held: Array = self._held[place[0] - len(self._entry_patches)]
-        return int(held.reshape(-1)[place[1] :].ctypes.data)
+            return int(program.rows[index[0], index[1] :].ctypes.data)
+        constant: Array = self._held[index[0] - len(self._entry_patches)]
+        return int(constant.reshape(-1)[index[1] :].ctypes.data)

@@ -1,8 +1,8 @@
-"""The dry run of a plan: which nodes of a graph the lowerings take, before any input is seen.
+"""The dry run of a plan: which nodes of a graph the lowerings support, before any input is known.
 
-Symbolic dimensions get sample sizes, each name its own. Where a shape follows only from values that
-a run computes, the operator's name and dtype decide; such a node may still fall back to the
-reference inside a plan.
+Symbolic dimensions get sample sizes, a different one for each name. If a shape depends on values
+that a run computes, the answer follows from the operator's name and dtype; the node may still be
+run by the reference in a plan.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Lowering: how an operator becomes steps of a program, one function for each operator.
+"""Lowering: the conversion of a node to steps of a program, by one function for each operator.
 
-The files ``ops/<family>/cpu.py`` register a function for each operator they can run. When a plan is
-made for concrete input shapes, the function is called with a `Lowering`: it looks at the operands,
-chooses a kernel and emits steps. Nothing is computed and no memory is placed yet; the memory plan
-does that afterwards, from what the steps read and write.
+The files ``ops/<family>/cpu.py`` register a function for each operator that they can run. When a
+plan is made for concrete input shapes, the function is called with a `Lowering`: it reads the types
+of the operands, chooses a kernel and emits steps. It computes nothing and places no memory. The
+memory plan is made afterwards from the operands of all steps.
 
     @lowering("Neg", dtypes={"float32"})
     def neg(node: Node, low: Lowering) -> None:
@@ -12,7 +12,7 @@ does that afterwards, from what the steps read and write.
         kernel = Kernel("subgraph.ops.elementwise.kernels", "unary", op="Neg", dtype=x.dtype)
         low.emit(kernel, [x, y], units=x.size, grain=16384, bytes=2 * x.nbytes)
 
-Raising `Unsupported` refuses the node with a reason; it then runs on the reference device.
+A function that raises `Unsupported` refuses the node with a reason; the reference then runs it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _F = TypeVar("_F", bound=Callable[..., None])
 
 
 class Unsupported(UnsupportedOpError):
-    """A lowering refuses a node; the message says why, for the query's reasons."""
+    """A lowering refuses a node; the message is the reason that queries report."""
 
 
 class ValueNeeded(SubgraphError):
-    """A lowering must know what an input holds; the node is planned anew for each content.
+    """A lowering needs the content of an input; there is a plan for each content.
 
     Attributes:
         index: Position of the input.
@@ -62,17 +62,18 @@ class Storage:
     """Memory of one or several operands (views share it).
 
     Attributes:
-        kind: Where it lies: in the request's arena, an input or output array of the run, a constant
-            of the plan, or a weight.
+        kind: The memory that contains it: the request's arena, an input or output array of the run,
+            a constant of the plan, or a weight.
         nbytes: Its size.
         index: Position among the graph's inputs or outputs, for these kinds.
         array: The constant.
-        weight: The weight, where it is made by a recipe.
-        parameter: The weight, where it is one as it stands.
-        workers: Number of threads that have an area of it each.
+        weight: The weight, if it is computed by a recipe.
+        parameter: The weight, if it is a parameter's own array.
+        workers: Number of threads with an area of it each.
         apart: Bytes from one worker's area to the next one's.
-        parent: The memory of which this is a part (a part of a concatenation, an output that
-            overwrites an input), or None; it begins ``parent_offset`` bytes in.
+        parent: The memory of which this is a part (of a concatenation, or an input that is
+            overwritten by an output), or None.
+        parent_offset: Where in ``parent`` it begins, in bytes.
     """
 
     kind: Literal["arena", "input", "output", "constant", "weight"]
@@ -87,7 +88,7 @@ class Storage:
     parent_offset: int = 0
 
     def root(self) -> tuple[Storage, int]:
-        """Return the memory of which this is a part, or itself, and where in it this begins."""
+        """Return the memory that contains this one and has no parent, and the offset in it."""
         storage, offset = self, 0
         while storage.parent is not None:
             offset += storage.parent_offset
@@ -95,7 +96,7 @@ class Storage:
         return storage, offset
 
     def flatten(self) -> None:
-        """Be a part of the root itself, so that chains of parts are not walked again and again."""
+        """Set the root as the parent, so that chains of parents are followed only once."""
         if self.parent is not None and self.parent.parent is not None:
             self.parent, self.parent_offset = self.root()
 
@@ -110,11 +111,11 @@ class Operand:
         shape: Its logical shape; in layout "blocked" memory is [N, ceil(C / lanes), *spatial,
             lanes], zero in the channels beyond C.
         layout: "plain" or "blocked".
-        known: Its content, if the plan knows it (shape arithmetic, small integer weights).
-        parameter: The weight that it is, or None.
-        derived: How it is computed from weights alone, or None: a transposed weight, a folded
-            BatchNormalization. `Lowering.weight` takes it like a parameter.
-        storage: Its memory; an alias takes that of its source.
+        known: Its content, if the plan depends on it (shape arithmetic, small integer weights).
+        parameter: Its parameter, if it is one.
+        derived: How it is computed from weights only, or None: a transposed weight, a folded
+            BatchNormalization. `Lowering.weight` accepts it like a parameter.
+        storage: Its memory; an alias shares that of its source.
         offset: Where in ``storage`` it begins, in bytes.
         lanes: Channels of a block, in layout "blocked".
         form: For which algorithm an earlier node of the plan packs this weight, and the estimated
@@ -136,10 +137,10 @@ class Operand:
 
     @classmethod
     def of(cls, name: str, type_: TensorType) -> Operand:
-        """Return an operand of a type all of whose dimensions are numbers.
+        """Return an operand of a static type.
 
         Raises:
-            ShapeError: a dimension is none.
+            ShapeError: A dimension is not a number.
         """
         operand = cls(name, type_.dtype, concrete(type_))
         operand._type = type_
@@ -155,12 +156,12 @@ class Operand:
 
     @property
     def constant(self) -> bool:
-        """Whether it is a weight or known: the same in every run until a parameter changes."""
+        """Whether its content is the same in every run until a parameter changes."""
         return self.parameter is not None or self.derived is not None or self.known is not None
 
     @property
     def origin(self) -> Parameter | Weight | Array | None:
-        """What a weight made of it is made of: its parameter, how it is derived, its content."""
+        """The source of weights computed from it: a parameter, a weight, or its content."""
         if self.parameter is not None:
             return self.parameter
         return self.known if self.derived is None else self.derived
@@ -187,7 +188,7 @@ class Operand:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes, padding included."""
+        """Bytes of its memory, including padding."""
         if self.layout == "plain":
             return self.size * self.itemsize
         padded = self.shape[0] * self.blocks * self.lanes * math.prod(self.shape[2:])
@@ -196,12 +197,12 @@ class Operand:
 
 @attrs.frozen(eq=False)
 class Scratch:
-    """Memory of the steps of one node, or of some; ``per_worker``: an area for each thread.
+    """Memory of the steps of one or several nodes.
 
     Attributes:
         storage: The memory.
-        per_worker: Whether each thread has an area of it.
-        nbytes: Bytes from one thread's area to the next one's; else the size.
+        per_worker: Whether each thread has an area of its own.
+        nbytes: Bytes from one thread's area to the next one's; without areas the size.
     """
 
     storage: Storage
@@ -211,12 +212,12 @@ class Scratch:
 
 @attrs.frozen(eq=False)
 class Weight:
-    """What a recipe makes of parameters (or of known arrays), kept by the weight cache.
+    """An array computed from parameters or constant arrays, cached by the weight cache.
 
     Attributes:
-        recipe: The recipe's name, part of the cache's key.
-        make: Returns the array of the parameters' arrays.
-        sources: Parameters, constant arrays, or other weights, whose array is made on the way.
+        recipe: Name of the computation, part of the cache's key.
+        make: Computes the array from the arrays of the sources.
+        sources: Parameters, constant arrays, or other weights, which are computed first.
     """
 
     recipe: str
@@ -242,7 +243,13 @@ class EmittedStep:
 
 @attrs.frozen(eq=False)
 class LoweringRule:
-    """What is registered for an operator."""
+    """The lowering that is registered for an operator.
+
+    Attributes:
+        function: Lowers a node.
+        dtypes: Dtypes of the first input that it supports; None: the function decides.
+        layouts: Layouts of operands that it supports.
+    """
 
     function: Callable[[Node, Lowering], None]
     dtypes: frozenset[str] | None
@@ -267,8 +274,8 @@ def lowering(
     Args:
         *op_types: Names of operators.
         domain: Their domain.
-        dtypes: The first input's dtypes that it takes; None: the function decides.
-        layouts: Layouts in which the operands may come.
+        dtypes: Dtypes of the first input that it supports; None: the function decides.
+        layouts: Layouts of operands that it supports.
     """
 
     def register(function: _F) -> _F:
@@ -282,22 +289,22 @@ def lowering(
 
 
 class Lowering:
-    """What a lowering function sees of one node, and where it puts the steps.
+    """The interface of a lowering function: the operands of one node, and the steps it emits.
 
     Attributes:
         node: The node.
         inputs: Operands of its inputs, None where one is omitted.
         outputs: Operands of its outputs.
-        threads: How many threads the program may use.
-        kept: Scratch memory that holds what later nodes may need, too, by what it holds: what
-            nodes before this one keep, and what this one adds.
+        threads: Most threads of a step.
+        kept: Scratch memory that nodes share, by a key of its content: that of earlier nodes, and
+            what this node adds.
         steps: The steps emitted so far.
-        primitives: Functions of this device in place of the CPU's primitives, by name.
+        primitives: Functions of this device that replace the CPU's primitives, by name.
         registry: The lowerings of this device.
-        kernels: What the device's kernels are called in messages.
-        copies_outputs: Whether a plan copies outputs that would lie in the memory of others.
-        branches: Whether a run may skip steps, so that an If is a part of the plan.
-        guarded: Whether storages stand between guard pages.
+        kernels: Name of the device's kernels in messages.
+        copies_outputs: Whether a plan copies outputs that share memory with other values.
+        branches: Whether a run may skip steps, so that a plan may contain an If.
+        guarded: Whether storages are placed between guard pages.
     """
 
     copies_outputs: ClassVar[bool] = True
@@ -312,7 +319,7 @@ class Lowering:
         """Return the lowering of a node's operator.
 
         Raises:
-            Unsupported: there is none.
+            Unsupported: There is none.
         """
         key = operator_key(node.op_type, node.domain)
         rule = cls.registry.find(key)
@@ -331,16 +338,16 @@ class Lowering:
         float_block: int = 0,
         kept: Mapping[Hashable, Scratch] | None = None,
     ) -> None:
-        """Prepare to lower ``node``.
+        """Prepare to lower a node.
 
         Args:
             node: The node.
             inputs: Operands of its inputs.
             outputs: Operands of its outputs.
-            threads: Threads that a step may use.
+            threads: Most threads of a step.
             options: The device's properties.
             float_block: Channels of a block of float32 values; 0: a vector of this machine.
-            kept: What nodes before this one keep for others.
+            kept: Scratch memory of earlier nodes, see the class.
         """
         self.node = node
         self.inputs = tuple(inputs)
@@ -354,14 +361,18 @@ class Lowering:
         self._placed: list[Storage] = []
 
     def given(self, index: int) -> Operand:
-        """Return the operand of an input that must be there."""
+        """Return the operand of a required input.
+
+        Raises:
+            Unsupported: The input is omitted.
+        """
         operand = self.inputs[index] if index < len(self.inputs) else None
         if operand is None:
             raise Unsupported(f"{self.node.op_type} without its input {index}")
         return operand
 
     def optional(self, index: int) -> Operand | None:
-        """Return the operand of an input, None where it is omitted."""
+        """Return the operand of an input; None if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def output(self, index: int = 0) -> Operand:
@@ -369,13 +380,13 @@ class Lowering:
         return self.outputs[index]
 
     def lanes(self, dtype: str) -> int:
-        """Return how many elements of ``dtype`` one vector of this machine holds."""
+        """Return the number of elements of a dtype in one vector of this machine."""
         from subgraph.system.host import lanes
 
         return lanes(dtype)
 
     def permutes(self, dtype: str) -> bool:
-        """Return whether one instruction puts the elements of a vector in any order."""
+        """Return whether one instruction can permute the elements of a vector arbitrarily."""
         from subgraph.system.host import permutes
 
         return permutes(dtype, self.lanes(dtype))
@@ -397,15 +408,14 @@ class Lowering:
         """Add a step.
 
         Args:
-            kernel: Which kernel.
-            words: Its argument block, by name (`KernelArguments`) or in order: whole numbers,
-                floats (passed as the bits of a float64), operands, scratch, weights and kernels
-                (passed as addresses), and reports (two words: the address of a slot, and the
-                report's number).
-            units: Number of work units, >= 0.
-            grain: Least units worth a thread; 0 keeps the step on one thread.
+            kernel: The kernel.
+            words: Its arguments, by name (`KernelArguments`) or in order: integers, floats (passed
+                as the bits of a float64), operands, scratch, weights and kernels (passed as
+                addresses), and reports (two words: address of the slot, number of the report).
+            units: Number of work units, at least 0; with 0 no step is added.
+            grain: Least work units of a thread; with 0 the step runs on one thread.
             flops: Floating-point operations of the whole step, for the profile.
-            bytes: Bytes that it moves, for the profile.
+            bytes: Bytes that the step reads and writes, for the profile.
         """
         if units > 0:
             if isinstance(words, KernelArguments):
@@ -415,7 +425,7 @@ class Lowering:
             )
 
     def report(self, operand: str) -> Report:
-        """Return the argument by which a kernel reports a value of ``operand`` out of range."""
+        """Return the argument with which a kernel reports a value of an input out of range."""
         return Report(f"node {self.node.name!r} ({self.node.op_type})", operand)
 
     def scratch(self, nbytes: int, *, per_worker: bool = False) -> Scratch:
@@ -437,41 +447,55 @@ class Lowering:
     def weight(
         self, recipe: str, make: Callable[..., Array], *sources: Operand | Parameter | Array
     ) -> Weight:
-        """Return what ``make`` gives for the arrays of ``sources``, made once for each version.
+        """Return a weight that is computed once for each version of its parameters.
 
-        Sources are constant operands (`Operand.constant`), parameters or arrays. The recipe's name
-        must tell everything that ``make`` depends on but the sources' content.
+        Args:
+            recipe: Name of the computation; it must differ for all that ``make`` depends on except
+                the content of the sources.
+            make: Computes the weight from the arrays of the sources.
+            *sources: Constant operands (`Operand.constant`), parameters or arrays.
 
         Raises:
-            Unsupported: a source is neither a weight nor known.
+            Unsupported: A source is computed at run time.
         """
         found: list[Parameter | Array | Weight] = []
         for source in sources:
-            held = source.origin if isinstance(source, Operand) else source
-            if held is None:
+            origin = source.origin if isinstance(source, Operand) else source
+            if origin is None:
                 name = source.name if isinstance(source, Operand) else ""
                 raise Unsupported(f"input {name!r} is computed at run time, no weight")
-            if isinstance(held, np.ndarray) and isinstance(source, Operand):
-                held = settled(held, source.dtype)
-            if isinstance(held, np.ndarray) and held.dtype.hasobject:
+            if isinstance(origin, np.ndarray) and isinstance(source, Operand):
+                origin = settled(origin, source.dtype)
+            if isinstance(origin, np.ndarray) and origin.dtype.hasobject:
                 raise Unsupported(f"recipe {recipe!r} of an array of objects")
-            found.append(held)
+            found.append(origin)
         return Weight(recipe, make, tuple(found))
 
     def alias(self, output: Operand, source: Operand, offset_bytes: int = 0) -> None:
-        """Let ``output`` be a view of ``source``; no step is needed."""
+        """Make an output a view of an operand; no step is needed.
+
+        Args:
+            output: The output.
+            source: The operand.
+            offset_bytes: Where in ``source`` the output begins.
+        """
         output.storage = source.storage
         output.offset = source.offset + offset_bytes
         output.known = None
         output.parameter = None
 
     def place(self, source: Operand, output: Operand, offset_bytes: int) -> bool:
-        """Let ``source`` be computed in its place inside ``output``, so that no copy is needed.
+        """Let the producer of an input write it directly into the memory of an output.
 
-        For operators that put their inputs side by side, such as Concat.
+        For operators that concatenate their inputs.
+
+        Args:
+            source: The input.
+            output: The output.
+            offset_bytes: Where in ``output`` the input begins.
 
         Returns:
-            False when that is not possible: the caller has to emit a step that copies.
+            False if that is not possible: the caller then has to emit a step that copies.
         """
         part, whole = source.storage, output.storage
         if part is None or whole is None or part.kind != "arena" or whole.kind != "arena":
@@ -485,21 +509,21 @@ class Lowering:
         return True
 
     def undo(self) -> None:
-        """Take back what `place` did; the node is lowered in another way."""
+        """Undo all calls of `place`, because the node is lowered in another way."""
         for part in self._placed:
             part.parent, part.parent_offset = None, 0
 
     def known(self, output: Operand, array: Array) -> None:
-        """Say that ``output`` is the constant ``array`` in this plan."""
+        """Make an output the constant ``array`` of this plan."""
         array = np.ascontiguousarray(array).reshape(output.shape)
         output.known = array
         output.storage = Storage("constant", output.nbytes, array=array)
         output.offset = 0
 
     def in_place(self, output: Operand, source: Operand) -> None:
-        """Allow ``output`` to overwrite ``source`` if nobody needs that afterwards.
+        """Allow an output to overwrite an input that no later step reads.
 
-        Only right when every element is read before or at the moment its place is written, by the
-        same unit.
+        This is correct only if every element is read before its memory is written, by the same
+        work unit.
         """
         self.in_place_pairs.append((output, source))

@@ -1,10 +1,10 @@
 """Plans: a graph for concrete input shapes, as steps over placed memory; made once, run often.
 
-`make_plan` walks the graph once. Types become concrete; what follows from shapes, small weights and
-the inputs' known values is computed now; nodes on weights alone become weights; every other node is
-lowered to steps, or, when its lowering refuses, becomes a `ReferenceStep` that the reference
-computes. Then the memory plan places what is left in one arena. A plan holds no memory of a
-request: `subgraph.engine.planner.executable_plan` binds it.
+`make_plan` walks the graph once. Types become concrete, and values that depend only on shapes,
+small weights and known inputs are computed. Nodes whose inputs are weights become weights. Every
+other node is lowered to steps; if its lowering refuses, it becomes a `ReferenceStep`. The memory
+plan then places all other values in one arena. A plan contains no memory of a request:
+`subgraph.engine.planner.executable_plan` binds it.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ from subgraph.operators.shape_values import from_array, has_symbolic, is_arithme
 from subgraph.runtime.control_flow import is_branching
 from subgraph.system import guard_pages
 
-# Bytes of a value up to which it is computed while planning; larger ones are when the plan runs.
+# Most bytes of a value that is computed while planning; larger ones are computed by every run.
 _AHEAD = 1 << 28
 # Operators whose results can be far larger than their inputs.
 _GROWING = frozenset(
     {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
-_KEY = 32  # elements of an input whose content plans may depend on
-# Operators whose first input has no say in the shape of the result but by its own.
+_KEY = 32  # most elements of an input on whose content plans may depend
+# Operators the content of whose first input has no influence on the shape of the result.
 _OF_DATA = frozenset(
     {"Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK"}
     | {"Unsqueeze", "Upsample"}
 )
-# Operators whose result has a shape that floats among their inputs decide.
+# Operators of which floats among the inputs decide the shape of the result.
 _SCALED = frozenset({"Resize", "Upsample", "Range"})
 
 _MISFITS = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -94,12 +94,12 @@ def make_plan(
         graph: The graph; its nodes may be fused ones.
         types: Concrete type of each graph input; None for one that is a weight.
         values: Content of inputs by position, for those on which shapes depend.
-        options: The rest that a plan depends on.
+        options: Everything else that a plan depends on.
 
     Raises:
-        UnknownShapeError: a shape depends on values of inputs that were not given.
-        ShapeError: the inputs do not fit the graph.
-        LimitError: what the plan holds at a time is over the memory budget.
+        UnknownShapeError: A shape depends on the content of inputs that are not in ``values``.
+        ShapeError: The inputs do not fit the graph.
+        LimitError: The plan needs more memory than the budget.
     """
     return Planner(graph, types, values, options).plan()
 
@@ -117,16 +117,16 @@ class Planner:
         self.graph = graph
         self.options = options
         self.operands: dict[Value, Operand] = {}
-        self.partial: dict[Value, Array | None] = {}  # elements as far as they are known
+        self.partial: dict[Value, Array | None] = {}  # known elements
         self.items: list[Item] = []
         self.pairs: list[tuple[Operand, Operand, int]] = []
         self.guards: dict[Parameter, int] = {}
         self.lowerings: list[Lowering] = []
         self.kept: dict[Hashable, Scratch] = {}
         self.memory_limit = memory_limit()
-        self.computed: list[Any] = []  # what was computed ahead
-        self.derived_bytes = 0  # of that, and of weights that are to be computed from weights
-        self.branch_depth = 0  # branches of Ifs that may be skipped around what is planned now
+        self.computed: list[Any] = []  # values computed while planning
+        self.derived_bytes = 0  # of these, and of weights that are computed from weights
+        self.branch_depth = 0  # number of branches, which runs may skip, around the present node
         self.arranger = Arranger(
             self.items.append, options.threads, options.blocked, float_block(graph)
         )
@@ -150,7 +150,7 @@ class Planner:
     # ------------------------------------------------------------------ values
 
     def operand(self, value: Value) -> Operand:
-        """Return the operand of a value; a weight's is made at its first use."""
+        """Return the operand of a value; that of a weight is created at its first use."""
         found = self.operands.get(value)
         if found is not None:
             return found
@@ -169,7 +169,7 @@ class Planner:
         return operand
 
     def _read(self, operand: Operand | None) -> bool:
-        """Know the content of a small weight that decides a shape; False if it is none."""
+        """Make the plan depend on the content of a small weight; False if it is not one."""
         if operand is None or operand.known is not None or operand.size > SHAPE_LIKE:
             return False
         if operand.parameter is not None:
@@ -194,7 +194,7 @@ class Planner:
         return found
 
     def _partials(self, node: Node, inputs: Sequence[Operand | None]) -> list[Array | None]:
-        """Return what is known of a node's inputs; of weights that traced sizes meet, all."""
+        """Return the known elements of a node's inputs; with symbolic sizes, of weights, too."""
         found = [self._partial(value) for value in node.inputs]
         most = max((e.size for e in found if e is not None and has_symbolic(e)), default=0)
         for k, (value, operand) in enumerate(zip(node.inputs, inputs, strict=True)):
@@ -206,7 +206,7 @@ class Planner:
         return found
 
     def assume(self, value: Value, dtype: str, shape: tuple[int, ...]) -> None:
-        """Give a value, whose producer is not planned, a type."""
+        """Set the type of a value whose producer is not planned."""
         operand = self.operands[value] = Operand(value.name, dtype, shape)
         operand.storage = Storage("arena", operand.nbytes)
 
@@ -244,13 +244,13 @@ class Planner:
             check_memory(count, f"graph {self.graph.name!r}, for what lives at a time in it,")
 
     def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
-        """Return where in the arena storages lie, and its size."""
+        """Return the offsets of storages in the arena, and its size, in bytes."""
         if self.options.lowering.guarded:
             return guard_pages.place(sizes)
         return assign_offsets(sizes, lives)
 
     def add(self, node: Node) -> None:
-        """Plan one node; those before it are planned."""
+        """Plan one node; all nodes before it are planned."""
         check_time(f"planning node {node.name!r} ({node.op_type})")
         if is_branching(node) and self.options.lowering.branches:
             plan_if(self, node)
@@ -259,14 +259,14 @@ class Planner:
         if node.op_type in _SCALED:
             for operand in inputs[1:]:
                 self._read(operand)
-        given = [operand for operand in inputs if operand is not None]
-        constant_inputs = not node.captures and all(operand.constant for operand in given)
+        present = [operand for operand in inputs if operand is not None]
+        constant_inputs = not node.captures and all(operand.constant for operand in present)
         if constant_inputs and self._constant_node(node, inputs):
             return
         try:
             outputs = self._outputs(node, inputs)
         except UnknownShapeError:
-            read = [self._read(operand) for operand in given]
+            read = [self._read(operand) for operand in present]
             if not any(read):
                 raise
             for value in node.sources:
@@ -277,7 +277,7 @@ class Planner:
             self._lower(node, inputs, outputs)
 
     def _constant_node(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
-        """Compute a node on constants now, or make its outputs weights; False: it has to run."""
+        """Compute a node on constants, or make its outputs weights; False if it has to run."""
         if node.bodies or is_random(node):
             return False
         if any(o is not None and o.known is not None and has_symbolic(o.known) for o in inputs):
@@ -296,7 +296,7 @@ class Planner:
                 if result is not None:
                     self.operands[value] = constant(value.name, result)
             return True
-        # What the node gives is compared with this when it is made (`derive`).
+        # The results are checked against these types when they are computed (`derive`).
         types = [value.type for value in node.outputs]
         if not all(isinstance(t, TensorType) and t.is_static for t in types):
             types = self._infer(node, inputs)
@@ -315,9 +315,9 @@ class Planner:
         return True
 
     def _is_large(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
-        """Return whether what a node makes of known inputs is too large to be kept in a plan."""
-        given = sum(operand.nbytes for operand in inputs if operand is not None)
-        if given <= _AHEAD >> 8 and node.op_type not in _GROWING:
+        """Return whether the outputs of a node on known inputs are too large for a plan."""
+        read = sum(operand.nbytes for operand in inputs if operand is not None)
+        if read <= _AHEAD >> 8 and node.op_type not in _GROWING:
             return False
         types = self._infer(node, inputs)
         tensors = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]
@@ -348,7 +348,7 @@ class Planner:
     def _outputs(
         self, node: Node, inputs: Sequence[Operand | None]
     ) -> list[tuple[Value, TensorType]] | None:
-        """Return the outputs with concrete types; None when their values became known."""
+        """Return the outputs with concrete types; None if all their elements are known."""
         partials = self._partials(node, inputs)
         types = self._infer(node, inputs)
         partial = known_concrete(node, partials, _types_of(inputs))
@@ -372,7 +372,7 @@ class Planner:
             check_memory(count, f"node {node.name!r} ({node.op_type})")
 
     def _value_inputs(self, *values: Value | None) -> list[int]:
-        """Return graph inputs whose content these follow from by arithmetic: integers above."""
+        """Return the graph inputs, preferably of integers, from which values are computed."""
         position = {value: k for k, value in enumerate(self.graph.inputs)}
         found: list[int] = []
         seen: set[Value] = set()
@@ -387,7 +387,7 @@ class Planner:
                 continue
             if value in position and operand.known is None and operand.size <= _KEY:
                 found.append(position[value])
-            # What follows from more than arithmetic is data: a plan for each would be of no use.
+            # Results of other operators are data, and plans for each content of no use.
             if value.producer is not None and is_arithmetic(value.producer):
                 work.extend(value.producer.sources)
         names = self.graph.inputs
@@ -426,7 +426,7 @@ class Planner:
                 self.pairs.append((output, source, first + step))
 
     def _one_by_one(self, node: Node, inputs: Sequence[Operand | None]) -> None:
-        """Plan the nodes of a fused node that no kernel takes with these shapes."""
+        """Plan the inner nodes of a fused node for which there is no kernel with these shapes."""
         inner = node.subgraph
         assert inner is not None
         for value, operand in zip(inner.inputs, inputs, strict=True):
@@ -444,14 +444,14 @@ class Planner:
         inputs: Sequence[Operand | None],
         outputs: Sequence[tuple[Value, TensorType]],
     ) -> Lowering:
-        """Lower in the first layout that the lowering takes."""
+        """Lower a node in the first layout that its lowering supports."""
 
-        def attempt(given: Sequence[Operand | None], blocked: bool) -> Lowering:
-            made = [self._fresh(value, type_, blocked) for value, type_ in outputs]
+        def attempt(arranged: Sequence[Operand | None], blocked: bool) -> Lowering:
+            fresh = [self._fresh(value, type_, blocked) for value, type_ in outputs]
             low = self.options.lowering(
                 node,
-                given,
-                made,
+                arranged,
+                fresh,
                 threads=self.options.threads,
                 options=dict(self.options.properties),
                 float_block=self.arranger.float_block,
@@ -463,7 +463,7 @@ class Planner:
                 low.undo()
                 raise
             except _MISFITS as error:
-                # Attributes or shapes that no valid node has: the reference says what is wrong.
+                # Attributes or shapes that no valid node has: the reference raises the error.
                 low.undo()
                 reason = f"its lowering failed: {type(error).__name__}: {error}"
                 raise Unsupported(reason) from error
@@ -494,10 +494,10 @@ class Planner:
     # ------------------------------------------------------------------ memory
 
     def _place_outputs(self) -> tuple[Operand, ...]:
-        """Return the operands of the graph's outputs: each one plain, in storage of its own.
+        """Return the operands of the graph's outputs, each in plain layout and storage of its own.
 
-        What an input, a constant or a part of something larger is, or another output, is copied,
-        unless the device finds it where it is.
+        An output that is an input, a constant, another output or a part of other memory is copied
+        if the device needs that (`Lowering.copies_outputs`).
         """
         outputs: list[Operand] = []
         for position, value in enumerate(self.graph.outputs):
@@ -524,7 +524,7 @@ class Planner:
     def _lives(self, outputs: Sequence[Operand]) -> Lives:
         lives = Lives()
         mentions = [mentioned(item) for item in self.items]
-        for storages in reversed(mentions):  # those that hold others come after them
+        for storages in reversed(mentions):  # a storage that contains others comes after them
             for storage in storages:
                 storage.flatten()
         for step, storages in enumerate(mentions):
@@ -549,13 +549,12 @@ def _check_dtype(node: Node, rule: LoweringRule, inputs: Sequence[Operand | None
 
 
 def _check_fused(node: Node, inputs: Sequence[Operand | None]) -> None:
-    """Check what a fused node's kernel needs of its operands, beyond what its own nodes need.
+    """Check the operands of a fused node against the requirements of its kernel.
 
-    Fusions go by the types that were declared or inferred for the graph; what a file declares of
-    a value need not hold.
+    Fusions rely on declared and inferred types, and the types that a file declares may be wrong.
 
     Raises:
-        Unsupported: an operand does not fit; the node's own nodes take it.
+        Unsupported: An operand does not fit, so that the node's inner nodes have to be planned.
     """
     try:
         check_operands(node, _types_of(inputs), [None if o is None else o.known for o in inputs])

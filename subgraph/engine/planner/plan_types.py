@@ -1,4 +1,4 @@
-"""What a plan consists of, and what it depends on."""
+"""The types of plans: steps, options, and the interface of a plan in progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from subgraph.graph.types import Array
 
 @attrs.frozen(eq=False)
 class ReferenceStep:
-    """A node that no lowering takes with these shapes: the reference computes it between steps."""
+    """A node that has no lowering for these shapes, and that the reference runs between steps."""
 
     node: Node
     inputs: tuple[Operand | None, ...]
@@ -31,13 +31,13 @@ Item = EmittedStep | ReferenceStep
 
 @attrs.frozen
 class PlanOptions:
-    """What a plan depends on beside the graph and the shapes.
+    """Everything that a plan depends on beside the graph and the shapes.
 
     Attributes:
-        threads: Threads that a step may use.
-        blocked: Whether convolutions may work in the blocked layout.
+        threads: Most threads of a step.
+        blocked: Whether convolutions may use the blocked layout.
         properties: The device's options, for lowerings.
-        lowering: What the lowering of a node talks to: whose device's.
+        lowering: The device's class of `Lowering`.
     """
 
     threads: int = 1
@@ -54,12 +54,12 @@ class Plan:
         items: Steps in order.
         inputs: Operand of each graph input, None for weights.
         outputs: Operand of each graph output.
-        offsets: Where in the arena each root storage lies.
+        offsets: Offset of each root storage in the arena, in bytes.
         arena_bytes: Size of the arena.
-        versions: Parameters whose content the plan depends on, as they were read.
+        versions: Parameters on whose content the plan depends, with the versions that were read.
         reorders: Number of layout conversions.
         in_place: Number of outputs that overwrite an input.
-        lowerings: What became of each node that runs, for inspection.
+        lowerings: The lowering of each node that runs, for inspection.
     """
 
     graph: Graph
@@ -82,12 +82,12 @@ class Plan:
 
 
 class UnknownShapeError(ShapeError):
-    """A plan depends on values that are not known: its shapes, or how a node is computed.
+    """A shape, or the algorithm of a node, depends on unknown values.
 
     Attributes:
         node: The node that cannot be planned.
-        inputs: Positions of graph inputs whose values would help.
-        of_all_contents: Whether there is to be a plan for each of these values, however many.
+        inputs: Positions of graph inputs with whose values it can be planned.
+        of_all_contents: Whether plans may be made for all values of these inputs.
     """
 
     of_all_contents: ClassVar[bool] = True
@@ -102,16 +102,16 @@ class UnknownShapeError(ShapeError):
 
 
 class PlanInProgress(Protocol):
-    """A plan that is being made, for those who plan a part of it.
+    """The interface of a plan in progress, for functions that plan a part of it.
 
     Attributes:
         graph: The graph.
-        operands: What is planned so far, by value.
-        partial: Elements of values, as far as they are known.
+        operands: The operands so far, by value.
+        partial: Known elements of values.
         items: The steps so far.
-        kept: Scratch memory that steps of the plan share.
-        branch_depth: Branches of Ifs that may be skipped around what is planned now.
-        arranger: What converts layouts.
+        kept: Scratch memory that steps of the plan share (`Lowering.kept`).
+        branch_depth: Number of branches, which runs may skip, around the present node.
+        arranger: Converts layouts.
     """
 
     graph: Graph
@@ -127,7 +127,7 @@ class PlanInProgress(Protocol):
         ...
 
     def add(self, node: Node) -> None:
-        """Plan one node; those before it are planned."""
+        """Plan one node; all nodes before it are planned."""
         ...
 
 
@@ -136,7 +136,7 @@ def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
 
     Args:
         name: The value's name.
-        array: Its content, which may be traced numbers.
+        array: Its content, which may have symbolic integers.
         dtype: Its dtype; None: that of the array.
     """
     array = np.ascontiguousarray(array).reshape(array.shape)

@@ -1,9 +1,9 @@
-"""Programs in exported models: argument words laid out for the shapes that a model has run with.
+"""Programs in exported models: argument layouts for the shapes with which a model has run.
 
-`describe` turns `ArgumentLayout` into plain JSON and one array of whole numbers; `read` makes it
-again, for the same kernels and options. The code of the kernels goes along, for machines that have
-none. The words are followed and the code is run as they are, so only files that this user has
-signed are read.
+`describe` converts an `ArgumentLayout` to plain JSON and one array of integers, and `read` converts
+them back, for the same kernels and options. The machine code of the kernels is stored, too, for
+machines whose cache does not have it. Words are addresses and code is run without further checks,
+so only files that this user has signed are read. They contain no expressions of sizes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _ALIGN = 64
 
 @attrs.frozen(eq=False)
 class StoredProgram:
-    """A program from a file, and what it holds for.
+    """A program from a file, with its conditions.
 
     Attributes:
         laid: The program.
-        versions: The parameters' versions of which its weights were made.
-        sources: Parameters of which weights were made: the program does not read them.
-        unchecked: Weights in the file, to be checked before it runs.
+        versions: The versions of the parameters from which its weights were computed.
+        sources: Parameters from which weights were computed; the program does not read them.
+        unchecked: Weights in the file, which are to be checked before a run.
     """
 
     laid: ArgumentLayout
@@ -49,20 +49,20 @@ class StoredProgram:
     unchecked: tuple[Unchecked, ...]
 
     def check(self) -> None:
-        """Check the weights; the program may only run afterwards.
+        """Check the weights; the program must not run before.
 
         Raises:
-            BlobError: the file is damaged.
+            BlobError: The file is damaged.
         """
         Unchecked.check_all(self.unchecked)
 
     def fits(self, inputs: Sequence[Any]) -> bool:
-        """Return whether it is for inputs of these types."""
-        given = ((end, inputs[end.position]) for end in self.laid.inputs)
-        return all(item.shape == end.shape and dtype_of(item) == end.dtype for end, item in given)
+        """Return whether the program is for inputs of these types."""
+        pairs = ((end, inputs[end.position]) for end in self.laid.inputs)
+        return all(item.shape == end.shape and dtype_of(item) == end.dtype for end, item in pairs)
 
     def holds(self, snapshot: Snapshot) -> bool:
-        """Return whether its weights are those of the snapshot."""
+        """Return whether its weights were computed from the parameters of a snapshot."""
         for parameter, version in self.versions.items():
             state = snapshot.states.get(parameter)
             if (parameter.version if state is None else state.version) != version:
@@ -71,18 +71,26 @@ class StoredProgram:
 
 
 def describe(laid: ArgumentLayout, file: ExportFile) -> dict[str, Any] | None:
-    """Return a program as plain JSON; None if a part of it is no program, or cannot be kept."""
+    """Return a program as plain JSON.
+
+    Args:
+        laid: The program.
+        file: The file; arrays and weights are added to it.
+
+    Returns:
+        The description; None if the program has reference steps, or weights that cannot be stored.
+    """
     if laid.breaks:
         return None
     weights: list[Any] = []
     numbers = _Numbers()
     for weight, patch in laid.weights:
-        assert not isinstance(weight, Numbers), "only templates have them"
-        told = file.weight(weight) if isinstance(weight, WeightEntry) else file.array(weight)
-        if told is None:
+        assert not isinstance(weight, Numbers), "only symbolic plans have them"
+        stored = file.weight(weight) if isinstance(weight, WeightEntry) else file.array(weight)
+        if stored is None:
             return None
         align = weight.align if isinstance(weight, WeightEntry) else _ALIGN
-        weights.append([told, align, numbers.patch(patch)])
+        weights.append([stored, align, numbers.patch(patch)])
     kernels = dict.fromkeys([*(row[0] for row in laid.steps), *(k for k, _ in laid.kernels)])
     number = {kernel: k for k, kernel in enumerate(kernels)}
     isa = host.isa()
@@ -107,69 +115,73 @@ def describe(laid: ArgumentLayout, file: ExportFile) -> dict[str, Any] | None:
 
 
 def read(
-    told: Mapping[str, Any], file: ImportFile, parameters: Sequence[Parameter]
+    description: Mapping[str, Any], file: ImportFile, parameters: Sequence[Parameter]
 ) -> StoredProgram | None:
-    """Return a program of a file written here; None if the kernels are others now.
+    """Return a program of a file that this user has signed.
 
     Args:
-        told: What `describe` gave.
+        description: As `describe` returned it.
         file: The file.
-        parameters: Those of the region.
+        parameters: The parameters of the region.
+
+    Returns:
+        The program; None if the source of a kernel has changed since.
     """
     isa = host.isa()
     kernels: list[Kernel] = []
-    for module, factory, variant, key in told["kernels"]:
+    for module, factory, variant, key in description["kernels"]:
         kernel = Kernel(module, factory, **{name: _tuples(v) for name, v in variant.items()})
         if cache_key(kernel, isa) != key:
             return None
         kernels.append(kernel)
-    toolchain.carry(_read_code(told["code"], file))
-    numbers = file.array(told["numbers"])
+    toolchain.carry(_read_code(description["code"], file))
+    numbers = file.array(description["numbers"])
 
-    def part(place: Sequence[int]) -> Array:
-        return numbers[place[0] : place[0] + place[1]]
+    def part(span: Sequence[int]) -> Array:
+        return numbers[span[0] : span[0] + span[1]]
 
-    def patch(place: Sequence[int]) -> Patch:
-        both = part(place)
+    def patch(span: Sequence[int]) -> Patch:
+        both = part(span)
         half = len(both) // 2
         return Patch(both[:half], both[half:])
 
     def end(entry: Sequence[Any]) -> End:
-        position, dtype, shape, nbytes, place = entry
-        return End(position, dtype, tuple(shape), nbytes, patch(place))
+        position, dtype, shape, nbytes, span = entry
+        return End(position, dtype, tuple(shape), nbytes, patch(span))
 
     sources: dict[Parameter, None] = {}
     weights: list[tuple[WeightEntry | Array, Patch]] = []
     unchecked: list[Unchecked] = []
-    for where, align, place in told["weights"]:
-        made_of = file.sources(where)
-        sources.update(dict.fromkeys(made_of))
-        held = file.unchecked(where)
-        unchecked.append(held)
-        weights.append((sealed(held.array, align), patch(place)))
-    called: list[tuple[Kernel, Patch]] = [(kernels[k], patch(at)) for k, at in told["called"]]
-    rows: list[list[int]] = part(told["steps"]).reshape(-1, 4).tolist()
+    for stored, align, span in description["weights"]:
+        sources.update(dict.fromkeys(file.sources(stored)))
+        weight = file.unchecked(stored)
+        unchecked.append(weight)
+        weights.append((sealed(weight.array, align), patch(span)))
+    called: list[tuple[Kernel, Patch]] = [
+        (kernels[k], patch(at)) for k, at in description["called"]
+    ]
+    rows: list[list[int]] = part(description["steps"]).reshape(-1, 4).tolist()
     laid = ArgumentLayout(
-        part(told["words"]),
-        patch(told["arena"]),
-        told["arena_bytes"],
-        tuple(map(end, told["inputs"])),
-        tuple(map(end, told["outputs"])),
+        part(description["words"]),
+        patch(description["arena"]),
+        description["arena_bytes"],
+        tuple(map(end, description["inputs"])),
+        tuple(map(end, description["outputs"])),
         tuple(weights),
         tuple(called),
         tuple((kernels[k], begin, units, grain) for k, begin, units, grain in rows),
         (),
-        lambda: tuple([ProfileEntry(*entry) for entry in told["entries"]]),
-        told["tiny"],
-        tuple(Report(*entry) for entry in told["reports"]),
-        part(told["slot"]),
+        lambda: tuple([ProfileEntry(*entry) for entry in description["entries"]]),
+        description["tiny"],
+        tuple(Report(*entry) for entry in description["reports"]),
+        part(description["slot"]),
     )
     versions = {parameter: parameter.version for parameter in parameters}
     return StoredProgram(laid, versions, tuple(sources), tuple(unchecked))
 
 
 def _describe_code(kernels: Iterable[Kernel], file: ExportFile) -> list[Any]:
-    """Return the code of kernels, and of what runs every program, as far as it was kept."""
+    """Return the code of kernels, and of those that every program needs, if it is cached."""
     in_kernel, isa = sleeps_in_kernel(), host.isa()
     needed = dict.fromkeys([*kernels, walker(in_kernel), *helper_kernels(in_kernel)])
     codes = {cache_key(kernel, isa): toolchain.object_code(kernel) for kernel in needed}
@@ -181,34 +193,34 @@ def _describe_code(kernels: Iterable[Kernel], file: ExportFile) -> list[Any]:
     ]
 
 
-def _read_code(told: Sequence[Any], file: ImportFile) -> dict[str, ObjectCode]:
-    """Return the code that a file carries by its key."""
+def _read_code(description: Sequence[Any], file: ImportFile) -> dict[str, ObjectCode]:
+    """Return the code in a file, by its key in the cache."""
     return {
-        key: ObjectCode(tuple(needs), file.array(place).tobytes(), start)
-        for key, needs, start, place in told
+        key: ObjectCode(tuple(needs), file.array(stored).tobytes(), start)
+        for key, needs, start, stored in description
     }
 
 
 class _Numbers:
-    """Collects whole numbers into one array."""
+    """Collects integers in one array."""
 
     def __init__(self) -> None:
         self._parts: list[Array] = []
         self._size = 0
 
     def add(self, *arrays: Array) -> list[int]:
-        """Append; return where it begins and how many there are."""
+        """Append arrays; return the index of the first number, and their count."""
         size = sum(len(array) for array in arrays)
         self._parts += arrays
         self._size += size
         return [self._size - size, size]
 
     def patch(self, patch: Patch) -> list[int]:
-        """Append positions, then offsets."""
+        """Append positions, then offsets; return as `add`."""
         return self.add(patch.positions, patch.offsets)
 
     def array(self) -> Array:
-        """Return all of them."""
+        """Return all numbers."""
         return np.concatenate([np.zeros(0, np.int64), *self._parts]).astype(np.int64, copy=False)
 
 
