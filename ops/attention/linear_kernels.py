@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, memcpy, st
 
 from .arguments import LinearAttentionArguments
 
 Function = Callable[..., Any]
-_REAL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
-_ITEM = {"float32": 4, "float64": 8}
 
 
 def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Function:
@@ -29,7 +28,7 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
     """
     arguments = view_of(LinearAttentionArguments)
     load, store = ld(dtype), st(dtype)
-    item, real = _ITEM[dtype], _REAL[dtype]
+    item, real = item_bytes(dtype), np.dtype(dtype).type
 
     @register_jitable
     def update(a: LinearAttentionArguments, token: int, own: int, state: int, spare: int) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st
 
 from .arguments import BiasArguments
-
-_ITEM = {"bool": 1, "float32": 4, "float64": 8}
 
 
 def bias(*, dtype: str, mask: str) -> Callable[..., Any]:
@@ -22,7 +21,7 @@ def bias(*, dtype: str, mask: str) -> Callable[..., Any]:
     """
     arguments = view_of(BiasArguments)
     load, store, count_of = ld(mask or "uint8"), st(dtype), ld("int64")
-    item, step = _ITEM[dtype], _ITEM[mask or "bool"]
+    item, step = item_bytes(dtype), item_bytes(mask or "bool")
     unseen = float("-inf")
     given, boolean = mask != "", mask == "bool"
 

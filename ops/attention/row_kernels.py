@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.emit import item_bytes
 from subgraph.engine.codegen.simd import ld, st, vec
 from subgraph.engine.codegen.vmath import function
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.codegen.emit import item_bytes
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.simd import ld, st, vec
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st, vec
 from subgraph.engine.codegen.tile import arg, put, stack_words
@@ -14,7 +15,6 @@ from subgraph.ops.movement.window_arguments import WindowArguments
 
 from .arguments import GatherArguments
 
-_ITEM = {"float32": 4, "float64": 8}
 _where = stack_words(8)
 
 
@@ -28,7 +28,7 @@ def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> An
     v = vec(dtype, lanes)
     load, store, splat = v.load, v.store, v.splat
     load1, store1 = ld(dtype), st(dtype)
-    item = _ITEM[dtype]
+    item = item_bytes(dtype)
     pixel = item if plain else lanes * item
 
     @register_jitable
@@ -82,7 +82,7 @@ def pixel_gatherer(dtype: str, lanes: int, plain: bool) -> Any:
     """
     v = vec(dtype, lanes)
     load, store, zero = v.load, v.store, v.zero
-    item = _ITEM[dtype]
+    item = item_bytes(dtype)
     pixel = item if plain else lanes * item
 
     @register_jitable
@@ -130,7 +130,7 @@ def gather(*, dtype: str, lanes: int) -> Callable[..., None]:
     """
     arguments = view_of(GatherArguments)
     copy = pixel_gatherer(dtype, lanes, False)
-    pixel = lanes * _ITEM[dtype]
+    pixel = lanes * item_bytes(dtype)
 
     def kernel(args: int, begin: int, end: int, _worker: int) -> None:
         a = arguments(args)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import bits_f64, call_kernel, ld, st, vec
 from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
@@ -56,7 +57,6 @@ from subgraph.engine.codegen.tiling import (
 from .arguments import DirectArguments, GenericArguments
 from .copy_kernels import pixel_gatherer, strip_copier
 
-_ITEM = {"float32": 4, "float64": 8}
 _NEAR = 8  # tiles of a row whose sums wait in the first cache for their activation
 _words = stack_words(T_WORDS)
 _where = stack_words(8)
@@ -76,7 +76,7 @@ def direct(
         weights: ``"bfloat16"`` where the weights are held in it.
     """
     arguments = view_of(DirectArguments)
-    item = _ITEM[dtype]
+    item = item_bytes(dtype)
     item_b = 2 if weights == "bfloat16" else item
     pixel = item if plain else lanes * item
     step = 1 if plain else lanes
@@ -438,7 +438,7 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     v = vec(dtype, lanes)
     load, store = v.load, v.store
     load1, store1 = ld(dtype), st(dtype)
-    item = _ITEM[dtype]
+    item = item_bytes(dtype)
     width = nv * lanes
 
     @register_jitable

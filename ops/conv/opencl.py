@@ -10,6 +10,7 @@ import math
 
 import attrs
 
+from subgraph.dtypes import HALVES
 from subgraph.engine.planner.lowering import Operand, Unsupported, Word
 from subgraph.graph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
@@ -30,15 +31,7 @@ from subgraph.ops.matmul.opencl import (
 from subgraph.ops.matmul.products import Matrix
 from subgraph.ops.movement.geometry import Geometry, conv_geometry, ints, triple
 from subgraph.ops.pool.cpu import pool_geometry, pool_kind, trailing_pads
-from subgraph.ops.shared.opencl_code import (
-    FLOATS,
-    HALVES,
-    activation,
-    line,
-    number,
-    register,
-    require,
-)
+from subgraph.ops.shared.opencl_code import FLOATS, activation, line, number, register, require
 
 from .transpose_cpu import transpose_pads
 

@@ -31,8 +31,8 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.emit import item_bytes
 from subgraph.engine.codegen.simd import bits_f64, call_kernel, prefetch, vec
 from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
 from subgraph.engine.codegen.tiling import (

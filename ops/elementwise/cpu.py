@@ -14,6 +14,7 @@ from functools import partial
 import attrs
 import numpy as np
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.planner.lowering import (
     Lowering,
     Operand,
@@ -169,7 +170,7 @@ def emit_expression(
     )
     operands = [operands[k] for k in order]
     strides = [*(strides[k] for k in order), *strides[len(order) :]]
-    items = [_itemsize(sources[k].dtype) for k in order] + [o.itemsize for o in outputs]
+    items = [item_bytes(sources[k].dtype) for k in order] + [o.itemsize for o in outputs]
     words, units, tile = _words(expression, dims, strides, [*operands, *outputs], items)
     moved = sum(s.operand.nbytes for s in sources if isinstance(s.operand, Operand))
     low.emit(
@@ -214,7 +215,7 @@ def _emit_table(
     x, held = whole[0], whole[0].operand
     if not isinstance(held, Operand):
         return False
-    if _itemsize(x.dtype) != 1 or target.size < _TABLE_LEAST:
+    if item_bytes(x.dtype) != 1 or target.size < _TABLE_LEAST:
         return False
     if x.layout != target.layout or held.lanes != target.lanes:
         return False
@@ -281,10 +282,6 @@ def _root(operand: Operand) -> tuple[Storage | None, int]:
 def _work(expression: Expression) -> list[str]:
     """Return the dtypes in which the instructions work."""
     return [d for text in expression.instructions for d in text.split(" ", 1)[0].split(".")[1:]]
-
-
-def _itemsize(dtype: str) -> int:
-    return {"bool": 1, "float16": 2, "bfloat16": 2}.get(dtype) or np.dtype(dtype).itemsize
 
 
 def _words(

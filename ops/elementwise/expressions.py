@@ -12,15 +12,14 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from subgraph.dtypes import FLOATS, HALVES
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
 
-_HALVES = ("float16", "bfloat16")
-FLOATS = ("float32", "float64", *_HALVES)
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = frozenset((*FLOATS, *INTEGERS, "bool"))
-_WITHIN_SINGLE = (*_HALVES, "float32", "bool", "int8", "int16", "uint8", "uint16")
+_WITHIN_SINGLE = (*HALVES, "float32", "bool", "int8", "int16", "uint8", "uint16")
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
@@ -81,7 +80,7 @@ class Expression:
         if register(x.dtype) != register(dtype):
             self.instructions.append(f"cast.{register(x.dtype)}.{register(dtype)} {name}")
             name = f"t{len(self.instructions) - 1}"
-        if dtype in _HALVES:
+        if dtype in HALVES:
             self.instructions.append(f"round_{dtype}.float32 {name}")
             name = f"t{len(self.instructions) - 1}"
         return Term(name, dtype)
@@ -103,7 +102,7 @@ _TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
 
 def register(dtype: str) -> str:
     """Return the dtype in which a dtype is computed."""
-    return "float32" if dtype in _HALVES else dtype
+    return "float32" if dtype in HALVES else dtype
 
 
 Expand = Callable[[Expression, Node, list[Term]], Term]

@@ -123,7 +123,7 @@ class _Program:
         if len(names) > _UNROLLED_LENGTH:
             return 1
         costly = _LONG.intersection(names)
-        return 1 if costly and host.isa().registers > 16 else _UNROLL
+        return 1 if costly and host.has_32_registers() else _UNROLL
 
     def evaluate(
         self, builder: Any, loaded: Sequence[Value], numbers: dict[str, Value], lanes: int

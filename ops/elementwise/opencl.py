@@ -13,21 +13,13 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.dtypes import HALVES
 from subgraph.engine.planner.lowering import Operand, Weight, Word
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.shared.opencl_code import (
-    BFLOAT16,
-    HALVES,
-    line,
-    load,
-    register,
-    require,
-    storage,
-    store,
-)
+from subgraph.ops.shared.opencl_code import BFLOAT16, line, load, register, require, storage, store
 from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, contiguous
 
 from .cpu import Source, allow_in_place

@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from subgraph.dtypes import HALVES
 from subgraph.engine.codegen import vmath
 from subgraph.engine.codegen.irtools import (
     ELEMENTS,
@@ -37,12 +38,11 @@ from subgraph.engine.codegen.irtools import (
 from subgraph.system import host
 
 Value = Any
-_HALVES = ("float16", "bfloat16")
 
 
 def register_dtype(dtype: str) -> str:
     """Return the dtype in which elements stored as ``dtype`` are computed."""
-    return "float32" if dtype in _HALVES else dtype
+    return "float32" if dtype in HALVES else dtype
 
 
 def element(dtype: str) -> Any:
@@ -52,7 +52,7 @@ def element(dtype: str) -> Any:
 
 def storage(dtype: str) -> tuple[Any, int]:
     """Return the LLVM type and size in bytes of one element in memory."""
-    if dtype in _HALVES:
+    if dtype in HALVES:
         return I16, 2
     if dtype == "bool":
         return I8, 1

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
+from subgraph.dtypes import FLOATS
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
 from subgraph.operators.inference import infer_by_onnx
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
-    FLOATS,
     Tensor,
     choice,
     is_known,

@@ -10,13 +10,14 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.dtypes import FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import plain
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.ops.elementwise.cpu import cast_to, emit_expression, source, temporary
-from subgraph.ops.elementwise.expressions import FLOATS, Expression, text
+from subgraph.ops.elementwise.expressions import Expression, text
 from subgraph.ops.movement.cpu import element_bytes, emit_take, emit_take_places, known
 from subgraph.ops.movement.op import Repeats
 from subgraph.ops.shared.strides import normal_axis

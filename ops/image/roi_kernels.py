@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, ld_i64, st, vec
 from subgraph.ops.shared.range_check_kernels import report_value
@@ -24,8 +25,6 @@ from .arguments import (
 from .sampling_kernels import below
 
 Function = Callable[..., Any]
-_REAL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
-_ITEM = {"float32": 4, "float64": 8}
 MOST_SAMPLES = 4096  # along an axis of a bin whose number follows from the region
 _ENTRY = 16  # bytes of a line of pixels and its weight: int64 and the element
 
@@ -37,7 +36,7 @@ def _bins(dtype: str) -> tuple[Any, Any]:
     its image, top, left, height and width of a bin, samples of a bin down and across.
     """
     load, image_of = ld(dtype), ld("int64")
-    item, real = _ITEM[dtype], _REAL[dtype]
+    item, real = item_bytes(dtype), np.dtype(dtype).type
 
     @register_jitable
     def samples(size: Any, bins: int, wanted: int) -> int:
@@ -83,7 +82,7 @@ def few_samples(*, dtype: str) -> Function:
         dtype: ``"float32"`` or ``"float64"``.
     """
     arguments = view_of(FewSamplesArguments)
-    load, item, real = ld(dtype), _ITEM[dtype], _REAL[dtype]
+    load, item, real = ld(dtype), item_bytes(dtype), np.dtype(dtype).type
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -117,7 +116,7 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
         *(v.fma, v.splat, v.zero),
     )
     load, store, line_of, put_line = ld(dtype), st(dtype), ld("int64"), st("int64")
-    item, real = _ITEM[dtype], _REAL[dtype]
+    item, real = item_bytes(dtype), np.dtype(dtype).type
     read, around = _bins(dtype)
 
     @register_jitable
@@ -256,7 +255,7 @@ def roi_largest(*, dtype: str) -> Function:
     """
     arguments = view_of(RoiAlignArguments)
     load, store = ld(dtype), st(dtype)
-    item, real = _ITEM[dtype], _REAL[dtype]
+    item, real = item_bytes(dtype), np.dtype(dtype).type
     read, around = _bins(dtype)
 
     @register_jitable
@@ -316,7 +315,7 @@ def max_roi_pool(*, dtype: str) -> Function:
     """
     arguments = view_of(MaxRoiPoolArguments)
     load, store = ld(dtype), st(dtype)
-    item, real = _ITEM[dtype], _REAL[dtype]
+    item, real = item_bytes(dtype), np.dtype(dtype).type
 
     @register_jitable
     def rounded(x: Any) -> int:

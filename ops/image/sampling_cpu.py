@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from subgraph.dtypes import FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -22,7 +23,6 @@ from .arguments import (
     RoiAverageArguments,
 )
 
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WORK = 2048  # pixels made that are worth a thread
 _MOST_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region
 _CHANNELS = 32  # that share the weights of a region, and make a unit
@@ -39,7 +39,7 @@ def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
     return cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
 
 
-@lowering("RoiAlign", dtypes=_FLOATS)
+@lowering("RoiAlign", dtypes=FLOATS)
 def roi_align(node: Node, low: Lowering) -> None:
     """Lower RoiAlign: one unit is a region's block of channels, for maxima one of them."""
     x, numbers, y = low.given(0), low.given(2), low.output()
@@ -103,7 +103,7 @@ def roi_align(node: Node, low: Lowering) -> None:
         emit_cast(low, result, y)
 
 
-@lowering("MaxRoiPool", dtypes=_FLOATS)
+@lowering("MaxRoiPool", dtypes=FLOATS)
 def max_roi_pool(node: Node, low: Lowering) -> None:
     """Lower MaxRoiPool: one unit is a channel of a region."""
     x, y = low.given(0), low.output()
@@ -133,7 +133,7 @@ def max_roi_pool(node: Node, low: Lowering) -> None:
         emit_cast(low, result, y)
 
 
-@lowering("GridSample", dtypes=_FLOATS)
+@lowering("GridSample", dtypes=FLOATS)
 def grid_sample(node: Node, low: Lowering) -> None:
     """Lower GridSample: one unit is a block of places, whose neighbours serve all channels."""
     x, y = low.given(0), low.output()

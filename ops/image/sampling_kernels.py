@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import DEPTH, HEIGHT, WIDTH, along, view_of
 from subgraph.engine.codegen.simd import convert, ld, st, vec
 from subgraph.engine.codegen.transpose import zipper
@@ -19,8 +20,6 @@ from .arguments import GridSampleArguments
 
 Function = Callable[..., Any]
 _word = ld("float64")
-_REAL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
-_ITEM = {"float32": 4, "float64": 8}
 _FAR = 1e9  # places beyond are not told apart
 
 
@@ -58,7 +57,7 @@ def grid_sample(
     get, put, put_number = ld(grid), st(dtype), st("int32")
     place_of, put_place, put_weight = ld("int64"), st("int64"), st("float64")
     number_of, share_of, repeat = ld("int32"), ld(dtype), v.splat
-    item, step, real = _ITEM[dtype], _ITEM[grid], _REAL[grid]
+    item, step, real = item_bytes(dtype), item_bytes(grid), np.dtype(grid).type
     wide = lanes * item
     each = wide if blocked else item
     taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]

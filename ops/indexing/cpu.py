@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+from subgraph.dtypes import FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.ops.elementwise.cpu import cast_to
-from subgraph.ops.elementwise.expressions import FLOATS, INTEGERS, text
+from subgraph.ops.elementwise.expressions import INTEGERS, text
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes, emit_view
 from subgraph.ops.shared.range_check_cpu import emit_range_check

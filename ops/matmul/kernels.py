@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import bits_f64, call_kernel, ld, st, vec
 from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
@@ -47,7 +48,6 @@ from subgraph.engine.codegen.transpose import transposer
 
 from .arguments import GemmArguments, PackRightArguments
 
-_ITEM = {"float32": 4, "float64": 8}
 _words = stack_words(T_WORDS)
 _where = stack_words(8)
 # Words of the part of a block that one pass works on: its first step along K and how many, its
@@ -84,7 +84,7 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
     load_n = v.load_n
     load1, store1 = ld(dtype), st(dtype)
     transpose_block = transposer(dtype, lanes)
-    item = _ITEM[dtype]
+    item = item_bytes(dtype)
     width = nv * lanes
 
     @register_jitable
@@ -161,7 +161,7 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
     v = vec(dtype, lanes)
     load, store = v.load, v.store
     load1, store1 = ld(dtype), st(dtype)
-    item = _ITEM[dtype]
+    item = item_bytes(dtype)
     item_b = 2 if weights == "bfloat16" else item
     width = nv * lanes
 

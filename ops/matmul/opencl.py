@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.dtypes import HALVES
 from subgraph.engine.planner.lowering import Operand, Unsupported, Word
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -16,7 +17,7 @@ from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.opencl.runtime import ClSource
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import emit_cast, temporary
-from subgraph.ops.shared.opencl_code import FLOATS, HALVES, activation, number, register, require
+from subgraph.ops.shared.opencl_code import FLOATS, activation, number, register, require
 from subgraph.ops.shared.strides import broadcast_strides, collapse
 
 from .products import Matrix, matrix

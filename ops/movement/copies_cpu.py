@@ -16,7 +16,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.strides import Ints, collapse
-from subgraph.system.host import isa
+from subgraph.system.host import has_masked_stores
 
 from .arguments import CopyArguments, FillArguments, TransposeArguments, ZipArguments
 
@@ -239,7 +239,7 @@ def _emit_transpose(
     outer = [w for d in rest for w in (dims[d], origin[d] * item, goal[d] * item)]
     columns, rows = dims[turned], dims[-1]
     lanes = min(16, low.lanes(_WORDS[item]))
-    if not isa().has("avx512vl"):
+    if not has_masked_stores():
         # Parts of blocks cost as much as many whole ones.
         while lanes > min(columns, rows):
             lanes //= 2

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from subgraph.dtypes import FLOATS
 from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
@@ -32,7 +33,6 @@ from .arguments import (
     RowNormArguments,
 )
 
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WORK = 8192  # minimum elements per thread (estimate: more work than starting a thread)
 
 
@@ -40,7 +40,7 @@ def _work(operand: Operand) -> str:
     return operand.dtype if operand.dtype in ("float32", "float64") else "float32"
 
 
-@lowering("LayerNormalization", "RMSNormalization", dtypes=_FLOATS)
+@lowering("LayerNormalization", "RMSNormalization", dtypes=FLOATS)
 def rows(node: Node, low: Lowering) -> None:
     """Lower LayerNormalization and RMSNormalization."""
     x, y = low.given(0), low.output()
@@ -104,7 +104,7 @@ def _one_row(low: Lowering, operand: Operand, shape: Sequence[int], dtype: str) 
     return whole
 
 
-@lowering("InstanceNormalization", "GroupNormalization", dtypes=_FLOATS)
+@lowering("InstanceNormalization", "GroupNormalization", dtypes=FLOATS)
 def groups(node: Node, low: Lowering) -> None:
     """Lower InstanceNormalization and GroupNormalization."""
     x, y = low.given(0), low.output()
@@ -163,7 +163,7 @@ def _shift(
     return (bias.astype(np.float64) - mean.astype(np.float64) * factor).astype(dtype)
 
 
-@lowering("BatchNormalization", dtypes=_FLOATS, layouts=("plain", "blocked"))
+@lowering("BatchNormalization", dtypes=FLOATS, layouts=("plain", "blocked"))
 def batch_normalization(node: Node, low: Lowering) -> None:
     """Lower BatchNormalization with stored statistics: one multiplication and addition."""
     if len(low.outputs) > 1 or node.attrs.get("training_mode", 0):
@@ -212,7 +212,7 @@ def _pad(array: Array, size: int) -> Array:
     return np.concatenate([array.reshape(-1), np.zeros(size - array.size, array.dtype)])
 
 
-@lowering("LRN", dtypes=_FLOATS, layouts=("plain", "blocked"))
+@lowering("LRN", dtypes=FLOATS, layouts=("plain", "blocked"))
 def local(node: Node, low: Lowering) -> None:
     """Lower LRN."""
     x, y = low.given(0), low.output()

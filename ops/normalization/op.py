@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from subgraph.dtypes import FLOATS
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType, ValueType
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
-    FLOATS,
     Tensor,
     require,
     require_axes,

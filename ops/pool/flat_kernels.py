@@ -7,8 +7,8 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.emit import item_bytes
 from subgraph.engine.codegen.simd import ld, shuffle, st, vec
 
 from .arguments import PoolFlatArguments

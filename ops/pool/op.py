@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+from subgraph.dtypes import FLOATS
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType, ValueType
 from subgraph.operators.operator import declare
-from subgraph.operators.requirements import (
-    FLOATS,
-    Tensor,
-    numbers,
-    require,
-    require_dtype,
-    whole_number,
-)
+from subgraph.operators.requirements import Tensor, numbers, require, require_dtype, whole_number
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
 

@@ -71,7 +71,7 @@ def _emit(
     lanes = _lanes()
     width = lanes * _VECTORS
     # Where a step takes several instructions the sums and what they need fill 16 registers.
-    rows = 8 if host.has_vnni() or host.isa().registers > 16 else 4
+    rows = 8 if host.has_vnni() or host.has_32_registers() else 4
     scratch = low.scratch(rows * width * 4, per_worker=True)
     arguments = IntegerProductArguments(
         a=sides.a,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from subgraph.dtypes import HALVES
 from subgraph.engine.planner.constants import as_it_is
 from subgraph.engine.planner.lowering import Operand, Storage, Unsupported, Weight
 from subgraph.graph.graph import Node
@@ -20,7 +21,7 @@ from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.matmul.opencl import Product, emit_product, stacked
 from subgraph.ops.matmul.products import matrix
 from subgraph.ops.movement.geometry import conv_geometry
-from subgraph.ops.shared.opencl_code import FLOATS, HALVES
+from subgraph.ops.shared.opencl_code import FLOATS
 
 from .cpu import saturated
 

@@ -190,18 +190,14 @@ def choose_tile(q: Quantised, *, source: StripSource) -> Tile:
     forced = q.low.options.get("INTEGER_FLAVOUR")
     quads = host.has_vnni() if forced is None else forced == "quads"
     # An image has few channels with large bytes: most of its steps would have to be corrected.
-    guarded = has_guarded() and source != "image" and forced in (None, "guarded")
+    guarded = (
+        host.multiplies_bytes_into_words() and source != "image" and forced in (None, "guarded")
+    )
     fits = has_usual_zero(q.w, q.w_zero)
     # What other zero points are beyond the usual one is taken from sums of rows, not of windows.
     if (quads or guarded) and (fits or source == "rows"):
         return integer_tile("quads" if quads else "guarded", "int8")
     return integer_tile("pairs", "int8" if fits else "int16")
-
-
-def has_guarded() -> bool:
-    """Return whether this machine adds products of bytes in 16 bits, in vectors of 32 bytes."""
-    isa = host.isa()
-    return isa.name == "avx2" and not isa.like and not host.has_vnni()
 
 
 def zero_sources(zero: Operand | None) -> list[Operand]:

@@ -48,7 +48,7 @@ class Tile:
 def integer_tile(flavour: Flavour, weights: str) -> Tile:
     """Return the tile of this machine; the same choice as ``tile_int.int_tile``, without numba."""
     lanes = max(4, host.lanes("int32"))
-    if host.isa().registers >= 32:
+    if host.has_32_registers():
         mr, nv = (12, 2) if lanes == BLOCK else (6, BLOCK // lanes)
     else:
         mr, nv = (6, 2) if lanes == 8 else (2, BLOCK // lanes)

@@ -255,7 +255,7 @@ def team(of: Tiles, threads: int, batch: int, directions: int) -> tuple[int, Til
     while rows > 1 and directions * -(-batch // rows) < threads:
         rows = -(-rows // 2)
     rows = -(-batch // -(-batch // rows))
-    wide = host.isa().registers >= 32
+    wide = host.has_32_registers()
     # Enough sums to hide the latency of a multiply-add, as many as registers hold.
     mr, nv = next(
         (most, nv)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from subgraph.dtypes import FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger
 from subgraph.graph.types import numpy_dtype
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, emit_expression, source, temporary
-from subgraph.ops.elementwise.expressions import FLOATS, INTEGERS, Expression
+from subgraph.ops.elementwise.expressions import INTEGERS, Expression
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.cpu import known, known_ints

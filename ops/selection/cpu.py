@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from subgraph.dtypes import HALVES
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -31,7 +32,6 @@ from .arguments import (
 )
 
 _ORDERED = ("float32", "float64", *INTEGERS, "bool")
-_HALF = ("float16", "bfloat16")
 # Elements of a unit range at least: fewer take less time than a thread to start on them.
 _SMALL = 4096
 
@@ -96,16 +96,16 @@ def trim(node: Node, low: Lowering) -> None:
     emit_copy(low, x, y, y.shape, *steps, item=element_bytes(x))
 
 
-@lowering("BoundedNonZero", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *_HALF))
+@lowering("BoundedNonZero", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
 def non_zero(node: Node, low: Lowering) -> None:
     """Lower NonZero: one pass over the elements."""
     x, indices, count = low.given(0), low.output(0), low.output(1)
     if x.size == 0:
         _nothing(low, count)
         return
-    dtype = {"bool": "uint8", **dict.fromkeys(_HALF, "uint16")}.get(x.dtype, x.dtype)
+    dtype = {"bool": "uint8", **dict.fromkeys(HALVES, "uint16")}.get(x.dtype, x.dtype)
     kernel = Kernel(
-        "subgraph.ops.selection.kernels", "non_zero", dtype=dtype, half=x.dtype in _HALF
+        "subgraph.ops.selection.kernels", "non_zero", dtype=dtype, half=x.dtype in HALVES
     )
     arguments = NonZeroArguments(
         x=x, indices=indices, count=count, size=x.size, rank=x.rank, dims=x.shape
@@ -141,7 +141,7 @@ def compress(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, 1, bytes=2 * y.nbytes)
 
 
-@lowering("BoundedUnique", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *_HALF))
+@lowering("BoundedUnique", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
 def unique(node: Node, low: Lowering) -> None:
     """Lower Unique: rows sorted, equal ones counted; another axis is transposed to the front."""
     x, y, first, inverse, counts, count = low.given(0), *low.outputs
@@ -154,7 +154,7 @@ def unique(node: Node, low: Lowering) -> None:
         return
     order = (place, *(d for d in range(len(dims)) if d != place))
     shape = [dims[d] for d in order]
-    if x.dtype in _HALF:
+    if x.dtype in HALVES:
         x, wide = cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
     else:
         wide = y

@@ -10,29 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.dtypes import DTYPES, HALVES
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.graph.graph import Node
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering
 
-_C = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "half",
-    "bfloat16": "ushort",
-    "int8": "char",
-    "int16": "short",
-    "int32": "int",
-    "int64": "long",
-    "uint8": "uchar",
-    "uint16": "ushort",
-    "uint32": "uint",
-    "uint64": "ulong",
-    "bool": "uchar",
-}
 _WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 FLOATS = ("float32", "float64")
-HALVES = ("float16", "bfloat16")
 
 
 def storage(dtype: str) -> str:
@@ -41,8 +26,8 @@ def storage(dtype: str) -> str:
     Raises:
         Unsupported: there is none.
     """
-    found = _C.get(dtype)
-    if found is None:
+    found = DTYPES[dtype].opencl
+    if not found:
         raise Unsupported(f"elements of dtype {dtype} have no OpenCL type")
     return found
 

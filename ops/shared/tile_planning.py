@@ -166,7 +166,7 @@ def direct_tiles(dtype: str, lanes: int = 0) -> Tiles:
         Unsupported: There are none.
     """
     of = tiles(dtype, lanes)
-    return attrs.evolve(of, mr=min(of.mr, LOW_ROWS)) if host.isa().name == "avx512" else of
+    return attrs.evolve(of, mr=min(of.mr, LOW_ROWS)) if host.has_512_bit_vectors() else of
 
 
 def weight_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from subgraph.dtypes import FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -18,7 +19,6 @@ from subgraph.ops.shared.strides import contiguous, normal_axis
 
 from .arguments import LinesArguments
 
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
 # Samples of a unit range at least: fewer take less time than a thread to start on them.
 _WORK = 4096
 
@@ -112,7 +112,7 @@ def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
     return cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
 
 
-@lowering("DFT", dtypes=_FLOATS)
+@lowering("DFT", dtypes=FLOATS)
 def dft(node: Node, low: Lowering) -> None:
     """Lower DFT along any axis, forward and inverse, onesided or not."""
     x, y = low.given(0), low.output()
@@ -157,7 +157,7 @@ def dft(node: Node, low: Lowering) -> None:
         emit_cast(low, result, y)
 
 
-@lowering("STFT", dtypes=_FLOATS)
+@lowering("STFT", dtypes=FLOATS)
 def stft(node: Node, low: Lowering) -> None:
     """Lower STFT: a windowed line for each frame."""
     x, y, window = low.given(0), low.output(), low.optional(2)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import DEPTH, HEIGHT, WIDTH, along, view_of
 from subgraph.engine.codegen.simd import ld, shuffle, st, vec
 from subgraph.engine.codegen.tile import stack_words
@@ -16,8 +17,6 @@ from subgraph.ops.image.sampling_kernels import below
 from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
 Function = Callable[..., Any]
-_REAL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
-_ITEM = {"float32": 4, "float64": 8}
 
 
 def deform_columns(*, dtype: str, masked: bool) -> Function:
@@ -31,7 +30,7 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
     """
     arguments = view_of(DeformColumnsArguments)
     load, store = ld(dtype), st(dtype)
-    item, real = _ITEM[dtype], _REAL[dtype]
+    item, real = item_bytes(dtype), np.dtype(dtype).type
 
     @register_jitable
     def pixel(image: int, y: int, x: int, height: int, width: int) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.dtypes import FLOATS
 from subgraph.graph.graph import Node
 from subgraph.graph.types import (
     Array,
@@ -18,7 +19,6 @@ from subgraph.graph.types import (
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
-    FLOATS,
     Tensor,
     choice,
     is_known,

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from subgraph.dtypes import FLOATS
 from subgraph.errors import PassError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import (
@@ -22,7 +23,6 @@ from subgraph.graph.types import (
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
 from subgraph.transform.pass_manager import register_pass
 
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Attributes that name a dtype by its ONNX number.
 _DTYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type")
 
@@ -52,8 +52,8 @@ class ConvertPrecision:
             PassError: one of the dtypes is no float.
         """
         for dtype in (self.source, self.target):
-            if dtype not in _FLOATS:
-                raise PassError(f"ConvertPrecision is for {', '.join(_FLOATS)}; got {dtype!r}")
+            if dtype not in FLOATS:
+                raise PassError(f"ConvertPrecision is for {', '.join(FLOATS)}; got {dtype!r}")
         copy = graph.clone()
         wanted = [v.type for v in copy.outputs]
         for level in copy.levels():

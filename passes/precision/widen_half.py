@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import attrs
 
+from subgraph.dtypes import HALVES
 from subgraph.engine.planner.lowering import LOWERINGS, LoweringRule
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE, TensorType
@@ -16,7 +17,6 @@ from subgraph.operators.operator import operator_key
 from subgraph.system.registry import Registry
 from subgraph.transform.pass_manager import apply_pass, register_pass
 
-_HALVES = frozenset({"float16", "bfloat16"})
 _CAST_VERSION = 13
 
 
@@ -67,7 +67,7 @@ class WidenHalf:
 
 def _half(value: Value | None) -> str:
     type_ = None if value is None else value.type
-    return type_.dtype if isinstance(type_, TensorType) and type_.dtype in _HALVES else ""
+    return type_.dtype if isinstance(type_, TensorType) and type_.dtype in HALVES else ""
 
 
 def _widened(

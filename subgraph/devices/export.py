@@ -24,12 +24,12 @@ from subgraph._version import __version__
 from subgraph.devices.blob import LARGE, BlobReader, BlobWriter, integer, read_header
 from subgraph.devices.calls import capability_of
 from subgraph.devices.exported_arrays import (
-    NOT_RAW,
     ArrayExporter,
     ArrayImporter,
     added,
     unchecked_at,
 )
+from subgraph.dtypes import NOT_RAW
 from subgraph.errors import (
     BlobError,
     ConfigError,

@@ -8,14 +8,13 @@ from typing import Any, cast
 import numpy as np
 
 from subgraph.devices.blob import BlobReader, BlobWriter, integer
+from subgraph.dtypes import NOT_RAW
 from subgraph.errors import BlobError
 from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import Array, dtype_of, numpy_dtype
 from subgraph.weights.cache import WeightEntry
 
 _SHARED_BELOW = 1 << 20  # arrays up to this many bytes are stored once if regions have equal ones
-# Dtypes whose memory layout in an array differs from that of the file.
-NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 
 
 def added(writer: BlobWriter, array: Array) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Types of values: dtype names, tensor, sequence, optional, map; immutable, compared by content.
 
-A dtype is a string, ONNX's name in lower case as NumPy spells it ("float32", "bfloat16",
-"float8_e4m3fn", "int4", "string", ...). `numpy_dtype` gives the array type that holds it.
+A dtype is a string (`subgraph.dtypes`). `numpy_dtype` gives the array type that holds it.
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 from operator import index
-from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import attrs
 import numpy as np
 
+from subgraph.dtypes import DTYPE_OF_ONNX as DTYPE_OF_ONNX
+from subgraph.dtypes import ONNX_DTYPE as ONNX_DTYPE
 from subgraph.errors import ShapeError
 from subgraph.graph.symbolic import SymInt, is_symbolic
 
@@ -22,40 +22,6 @@ Array = np.ndarray[Any, Any]
 Dim = int | str | None
 Shape = tuple[Dim, ...]
 
-# ONNX's TensorProto.DataType number of each dtype; the order is that of the standard.
-ONNX_DTYPE = MappingProxyType(
-    {
-        "float32": 1,
-        "uint8": 2,
-        "int8": 3,
-        "uint16": 4,
-        "int16": 5,
-        "int32": 6,
-        "int64": 7,
-        "string": 8,
-        "bool": 9,
-        "float16": 10,
-        "float64": 11,
-        "uint32": 12,
-        "uint64": 13,
-        "complex64": 14,
-        "complex128": 15,
-        "bfloat16": 16,
-        "float8_e4m3fn": 17,
-        "float8_e4m3fnuz": 18,
-        "float8_e5m2": 19,
-        "float8_e5m2fnuz": 20,
-        "uint4": 21,
-        "int4": 22,
-        "float4_e2m1fn": 23,
-        "float8_e8m0fnu": 24,
-        "uint2": 25,
-        "int2": 26,
-        "float6_e2m3fn": 27,
-        "float6_e3m2fn": 28,
-    }
-)
-DTYPE_OF_ONNX = MappingProxyType({number: name for name, number in ONNX_DTYPE.items()})
 _PLAIN = frozenset({int})
 # Types of the dimensions that are numbers, once a shape is made.
 _NUMBERS = frozenset({int, SymInt})

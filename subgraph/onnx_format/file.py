@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
+from subgraph.dtypes import NOT_RAW
 from subgraph.errors import (
     InternalError,
     LimitError,
@@ -43,10 +44,6 @@ _LIMIT = (1 << 31) - (1 << 20)
 _ALIGN, _ALIGN_LARGE, _LARGE_FROM = 64, 4096, 1 << 20
 # Field numbers in onnx.proto: ModelProto.graph, GraphProto.initializer.
 _GRAPH, _INITIALIZER = 7, 5
-# Dtypes whose layout in a file differs from that of an array.
-_NOT_RAW = frozenset(
-    {"string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
-)
 
 
 def load(
@@ -377,7 +374,7 @@ def _raw(array: Array) -> memoryview | None:
 
     from subgraph.graph.types import dtype_of
 
-    if dtype_of(array) in _NOT_RAW or sys.byteorder == "big":
+    if dtype_of(array) in NOT_RAW or sys.byteorder == "big":
         return None
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return memoryview(flat)

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
 
+from subgraph.dtypes import DTYPES, NOT_RAW
 from subgraph.errors import ModelError, file_error
 from subgraph.graph.limits import check_memory, memory_limit
 from subgraph.graph.parameters import Unchecked
@@ -26,16 +27,6 @@ from subgraph.system.trusted_files import open_regular
 
 # Tensors below this many bytes are copied if their offset is not aligned for their dtype.
 _COPY_BELOW = 1 << 16
-# Bits of elements that do not fill whole bytes.
-_PACKED = {
-    "int4": 4,
-    "uint4": 4,
-    "float4_e2m1fn": 4,
-    "int2": 2,
-    "uint2": 2,
-    "float6_e2m3fn": 6,
-    "float6_e3m2fn": 6,
-}
 _MAX_DENSE = 1 << 31
 
 
@@ -204,7 +195,7 @@ class TensorReader:
             raise _damaged(
                 proto, f"{dtype} of dims {shape[:8]} does not fit into {length} bytes of data"
             )
-        if dtype in _PACKED or dtype == "bool" or sys.byteorder == "big":
+        if dtype in NOT_RAW or dtype == "bool" or sys.byteorder == "big":
             self._count(math.prod(shape))
             return _decode(proto, buffer[offset : offset + length])
         held = numpy_dtype(dtype)
@@ -251,9 +242,7 @@ class TensorReader:
 
 
 def _stored_bytes(dtype: str, shape: Sequence[int]) -> int:
-    count = math.prod(shape)
-    bits = _PACKED.get(dtype)
-    return -(-count * bits // 8) if bits else count * numpy_dtype(dtype).itemsize
+    return -(-math.prod(shape) * DTYPES[dtype].bits // 8)
 
 
 def _decode(proto: TensorProto, raw: bytes | memoryview) -> Array:

@@ -28,8 +28,6 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 
-FLOATS = ("float32", "float64", "float16", "bfloat16")
-
 
 class _AnySize:
     """A size that is not known yet: every comparison with it holds, arithmetic keeps it unknown.

@@ -13,6 +13,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
+from subgraph.dtypes import FLOATS
 from subgraph.errors import ConfigError, ShapeError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
@@ -20,7 +21,6 @@ from subgraph.graph.types import Array, Dim, TensorType, canonical_dtype, numpy_
 from subgraph.system.registry import nearest
 
 _LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC")
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def _floats(values: Any) -> tuple[float, ...]:
@@ -135,7 +135,7 @@ class _Chain:
         value = self.input
         settings = self._settings
         arithmetic = bool(settings.size or settings.mean or settings.scale)
-        if arithmetic and self._type.dtype not in _FLOATS:
+        if arithmetic and self._type.dtype not in FLOATS:
             raise ConfigError(f"input {self._name!r} is {self._type}: only floats are scaled")
         if self.input.type != self._type and self._dtype_of(value) != self._type.dtype:
             from subgraph.graph.types import ONNX_DTYPE

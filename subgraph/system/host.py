@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from subgraph.dtypes import item_bytes
 from subgraph.errors import ConfigError
 from subgraph.system.control_groups import group_files
 from subgraph.system.processor import processor
@@ -38,21 +39,6 @@ _LIKE = {
 }
 # Processors (LLVM's names) that multiply vectors of 512 bits in units of 256 bits.
 _UNITS_OF_256_BITS = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
-_ITEM_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "uint64": 8,
-    "float32": 4,
-    "int32": 4,
-    "uint32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "uint16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
 
 
 class Isa(NamedTuple):
@@ -232,6 +218,52 @@ def isa() -> Isa:
     return isa_named(wanted or _widest())
 
 
+# What kernels and planner ask of the instruction set in force. A new one is described in this file:
+# its name and registers above, and its answers here.
+
+
+def is_followed() -> bool:
+    """Return whether only shapes of the instruction set are used, with code for this machine."""
+    return bool(isa().like)
+
+
+def has_32_registers() -> bool:
+    """Return whether there are 32 vector registers, not 16."""
+    return isa().registers >= 32
+
+
+def has_512_bit_vectors() -> bool:
+    """Return whether a vector register has 512 bits."""
+    return isa().vector_bytes == 64
+
+
+def has_masked_stores() -> bool:
+    """Return whether some lanes of a vector are stored as fast as all, whatever its length."""
+    return isa().has("avx512vl")
+
+
+def scales_by_powers_of_two() -> bool:
+    """Return whether one instruction multiplies by a power of two, given its exponent."""
+    return isa().has("avx512vl")
+
+
+def packs_by_saturation() -> bool:
+    """Return whether vectors of 256 bits are narrowed to bytes by instructions that saturate."""
+    return isa().name in ("avx2", "avx512")
+
+
+def multiplies_bytes_into_words() -> bool:
+    """Return whether products of bytes are best added in 16 bits, 32 of them at a time."""
+    return isa().name == "avx2" and not is_followed() and not has_vnni()
+
+
+def word_product_lanes() -> int:
+    """Return the most sums of two products of 16 bits that one instruction makes, 0 for none."""
+    if architecture() != "x86_64" or is_followed():
+        return 0
+    return {"avx512": 16, "avx2": 8}.get(isa().name, 4)
+
+
 def permutes(dtype: str, lanes: int) -> bool:
     """Return whether one instruction puts the elements of such a vector in any order."""
     sizes = {"avx2": (8,), "avx512": (8, 16)}.get(isa().name, ())
@@ -252,7 +284,7 @@ def _widest() -> str:
 
 def lanes(dtype: str) -> int:
     """Return how many elements of a dtype one vector register holds (1 without vectors)."""
-    return max(1, isa().vector_bytes // _ITEM_BYTES[dtype])
+    return max(1, isa().vector_bytes // item_bytes(dtype))
 
 
 def halves_cost_half() -> bool:

@@ -127,6 +127,14 @@ def imports(module: str) -> tuple[tuple[str, int], ...]:
     return tuple(item for item in own if item[0] != "subgraph._version")
 
 
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imported_modules_exist(module: str) -> None:
+    """A module that only a kernel loads, in its compiler process, is not missed before it runs."""
+    beside = {"subgraph", *PACKAGES}
+    missing = [name for name, _ in imports(module) if name not in MODULES and name not in beside]
+    assert not missing, missing
+
+
 def pointing_up(module: str) -> Iterator[tuple[str, int]]:
     here = ORDER.index(folder_of(module))
     for target, line in imports(module):

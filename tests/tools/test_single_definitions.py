@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from subgraph.dtypes import DTYPES
 from subgraph.operators.schema import INTERNAL_DOMAIN
 
 ROOT = Path(__file__).parents[2]
@@ -53,3 +54,48 @@ def test_one_name_for_the_domain_of_internal_operators() -> None:
         if any(text.partition("::")[0] == INTERNAL_DOMAIN for text in literals(tree))
     ]
     assert found == ["subgraph/operators/schema.py"]
+
+
+def test_one_table_of_the_sizes_of_dtypes() -> None:
+    """A dict from two dtypes or more to whole numbers is such a table."""
+    found = {
+        path
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        and sum(isinstance(k, ast.Constant) and k.value in DTYPES for k in node.keys) > 1
+        and all(isinstance(v, ast.Constant) and type(v.value) is int for v in node.values)
+    }
+    assert not found, "derive it from subgraph.dtypes.DTYPES"
+
+
+def test_one_set_of_narrow_floats() -> None:
+    found = {
+        path
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, (ast.Tuple, ast.Set, ast.List, ast.Call))
+        and {"float16", "bfloat16"} == set(literals(node.value)) - {"float32", "float64"}
+    }
+    assert found == {"subgraph/dtypes.py"}
+
+
+# Files that describe instruction sets; those of the toolchain choose code that was made before.
+DESCRIBING = ("subgraph/system/", "subgraph/engine/toolchain/", "subgraph/tools/prebuild.py")
+
+
+def test_what_an_instruction_set_can_do_is_asked_by_name() -> None:
+    """A new instruction set answers in one file; none compares names, features or registers."""
+    asking = {
+        path
+        for path, tree in sources().items()
+        if not path.startswith(DESCRIBING)
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Constant) and node.value in {"avx512", "avx2", "neon", "avx512vl"})
+        or (
+            (isinstance(node, ast.Attribute) and ast.unparse(node) == "host.isa().name")
+            and not path.endswith("plugins/cpu.py")
+        )
+    }
+    assert not asking, "give the question a name in subgraph/system/host.py"

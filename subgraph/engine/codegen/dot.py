@@ -34,11 +34,11 @@ def dot4(lanes: int) -> Any:
 def emit_dot4(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     """Emit what ``dot4`` does, for those who emit LLVM themselves."""
     lanes = int(sums.type.count)
-    most = 16 if host.isa().vector_bytes == 64 else 8
+    most = 16 if host.has_512_bit_vectors() else 8
     if not host.has_vnni() or lanes < 4 or lanes % 4:
         return _apart(builder, sums, a, b)
     if lanes <= most:
-        if host.isa().like:
+        if host.is_followed():
             return _apart(builder, sums, a, b)
         name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
         return call_intrinsic(builder, name, sums.type, [sums, a, b])
@@ -82,9 +82,7 @@ def emit_pairs(builder: Any, a: Any, b: Any) -> Any:
     lanes = a.type.count // 2
     wide = ir.VectorType(I32, lanes)
     names = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
-    isa = host.isa()
-    widest = {"avx512": 16, "avx2": 8}.get(isa.name, 4)
-    if host.architecture() == "x86_64" and not isa.like and lanes in names and lanes <= widest:
+    if lanes in names and lanes <= host.word_product_lanes():
         return call_intrinsic(builder, f"llvm.x86.{names[lanes]}", wide, [a, b])
     full = ir.VectorType(I32, 2 * lanes)
     product = builder.mul(builder.sext(a, full), builder.sext(b, full))

@@ -13,22 +13,14 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from subgraph.dtypes import item_bytes
+from subgraph.engine.codegen.irtools import ELEMENTS
 from subgraph.engine.codegen.simd import emit_fma, first_lanes
-from subgraph.system.host import architecture, isa
+from subgraph.system.host import architecture, has_32_registers, isa
 
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _PTR = ir.PointerType()
-
-
-def scalar_type(dtype: str) -> Any:
-    """Return the LLVM type of ``"float32"`` or ``"float64"``."""
-    return {"float32": ir.FloatType(), "float64": ir.DoubleType()}[dtype]
-
-
-def item_bytes(dtype: str) -> int:
-    """Return the size of one element in bytes."""
-    return {"float32": 4, "float64": 8}[dtype]
 
 
 class Emit:
@@ -39,7 +31,7 @@ class Emit:
         self.dtype = dtype
         self.lanes = lanes
         self.item = item_bytes(dtype)
-        self.scalar = scalar_type(dtype)
+        self.scalar = ELEMENTS[dtype][1]
         self.vector = ir.VectorType(self.scalar, lanes)
         self.suffix = f"v{lanes}{'f32' if dtype == 'float32' else 'f64'}"
 
@@ -146,7 +138,7 @@ class Emit:
         Else LLVM finishes some sums of a step in the next one and moves all of them between
         registers. Halves of vectors keep to the 16 registers of machines whose vectors they are.
         """
-        few = isa().registers < 32 or self.lanes * self.item < isa().vector_bytes
+        few = not has_32_registers() or self.lanes * self.item < isa().vector_bytes
         if not few or self.lanes == 1 or architecture() != "x86_64":
             self.fence()
             return

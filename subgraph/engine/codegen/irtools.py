@@ -19,6 +19,7 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 
+from subgraph.dtypes import DTYPES, item_bytes
 from subgraph.system import host
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
@@ -28,16 +29,13 @@ INT64 = types.int64
 
 # dtype -> (numba type of one element in a register, LLVM type, bytes)
 ELEMENTS: dict[str, tuple[Any, Any, int]] = {
-    "float64": (types.float64, F64, 8),
-    "float32": (types.float32, F32, 4),
-    "int64": (types.int64, I64, 8),
-    "uint64": (types.uint64, I64, 8),
-    "int32": (types.int32, I32, 4),
-    "uint32": (types.uint32, I32, 4),
-    "int16": (types.int16, I16, 2),
-    "uint16": (types.uint16, I16, 2),
-    "int8": (types.int8, I8, 1),
-    "uint8": (types.uint8, I8, 1),
+    "float64": (types.float64, F64, item_bytes("float64")),
+    "float32": (types.float32, F32, item_bytes("float32")),
+    **{
+        name: (getattr(types, name), ir.IntType(each.bits), item_bytes(name))
+        for name, each in DTYPES.items()
+        if each.kind in ("int", "uint") and each.bits >= 8
+    },
 }
 FLOATS = ("float32", "float64")
 Emit = Callable[[Any, Any, Sequence[Any]], Any]
@@ -188,7 +186,7 @@ def store_masked(builder: Any, address: Any, value: Any, mask: Any, align: int) 
     (vmaskmov on AMD): whole vectors are stored plainly, parts lane by lane.
     """
     ty = value.type
-    if host.isa().has("avx512vl"):
+    if host.has_masked_stores():
         args = [value, pointer(builder, address, ty), I32(align), mask]
         call_intrinsic(builder, f"llvm.masked.store.{suffix(ty)}.p0", ir.VoidType(), args)
         return
@@ -222,7 +220,7 @@ def store_first(builder: Any, address: Any, value: Any, count: Any, align: int) 
     Without masked stores the bits of the count tell which halves, quarters, ... are stored.
     """
     lanes = value.type.count
-    if host.isa().has("avx512vl"):
+    if host.has_masked_stores():
         store_masked(builder, address, value, first_lanes(builder, count, lanes), align)
         return
     with builder.if_else(builder.icmp_signed(">=", count, I64(lanes))) as (then, otherwise):

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from subgraph.engine.codegen.emit import Emit, item_bytes
+from subgraph.dtypes import item_bytes
+from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.strip import most_rows, run_of, strip_sizes, switch
 from subgraph.engine.codegen.tile import arg, put
 from subgraph.engine.codegen.tiling import (

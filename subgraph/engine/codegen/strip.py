@@ -18,7 +18,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-from subgraph.engine.codegen.emit import Emit, item_bytes, private_function
+from subgraph.dtypes import item_bytes
+from subgraph.engine.codegen.emit import Emit, private_function
 from subgraph.engine.codegen.tile import Fetch, arg, put
 from subgraph.engine.codegen.tiling import (
     F_HI,

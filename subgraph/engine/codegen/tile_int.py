@@ -72,7 +72,7 @@ Q_WORDS = 24
 def int_tile() -> tuple[int, int, int]:
     """Return ``(lanes, mr, nv)``: 32-bit lanes, most rows and vectors of a tile."""
     lanes = max(4, host.lanes("int32"))
-    if host.isa().registers >= 32:
+    if host.has_32_registers():
         return (lanes, 12, 2) if lanes == BLOCK else (lanes, 6, BLOCK // lanes)
     return (lanes, 6, 2) if lanes == 8 else (lanes, 2, BLOCK // lanes)
 
@@ -119,7 +119,7 @@ class Requantizer:
         """
         b = self.b
         values = [b.select(b.fcmp_ordered("<", v, self.high), v, self.high) for v in values]
-        if self.lanes == 8 and host.isa().name in ("avx2", "avx512"):
+        if self.lanes == 8 and host.packs_by_saturation():
             return self._packed_lanes(values, order)
         zero = splat_value(b, b.trunc(self.zero, I32), self.lanes)
         whole: list[Any] = []
@@ -134,7 +134,7 @@ class Requantizer:
     def _rounded(self, value: Any) -> Any:
         """Return the nearest integers, of two the even one."""
         b, whole = self.b, ir.VectorType(I32, self.lanes)
-        if self.lanes == 16 and host.isa().name == "avx512":
+        if self.lanes == 16 and host.has_512_bit_vectors():
             kept, every, current = ir.Constant(whole, ir.Undefined), I16(-1), I32(4)
             name = "llvm.x86.avx512.mask.cvtps2dq.512"
             return call_intrinsic(b, name, whole, [value, kept, every, current])
