@@ -174,7 +174,9 @@ class ConstantWeights:
         for number in self._weights:
             nodes[number].outputs[0].parameter = None
 
-    def take(self, taken: AbstractSet[Parameter], nodes: Sequence[Node]) -> dict[Value, Value]:
+    def take(
+        self, taken: AbstractSet[Parameter | None], nodes: Sequence[Node]
+    ) -> dict[Value, Value]:
         """Return a value over each Parameter in ``taken`` for the constant's, and forget these."""
         replaced: dict[Value, Value] = {}
         for number, parameter in list(self._weights.items()):

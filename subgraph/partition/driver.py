@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from subgraph.errors import PartitionError, SubgraphError
-from subgraph.graph.graph import Graph
+from subgraph.graph.graph import Graph, Node
+from subgraph.graph.parameters import Parameter
 from subgraph.partition.asking import SelectorDriver
 from subgraph.partition.constants import ConstantWeights
 from subgraph.partition.op_names import OperatorNames
@@ -25,7 +27,7 @@ from subgraph.partition.record import (
     Run,
     record_of,
 )
-from subgraph.partition.replace import Cut, Cutter, ask_node, put_in
+from subgraph.partition.replace import Cutter, Replacement, ask_node
 from subgraph.partition.search.workspace import Workspace
 from subgraph.partition.selector import Reject
 from subgraph.system.gc_control import paused_gc
@@ -167,7 +169,7 @@ class _Target:
             if cap is not None:
                 cap -= sum(note.status == MADE for note in run.regions)
         if not self._fresh:
-            self._replace([])
+            self._replace(Replacement(self.graph), set())
         if self._constants:
             self._constants.hide(self.work.nodes)
         self.graph.attrs[KEY] = PartitionRecord((*earlier.runs, *runs))
@@ -178,7 +180,7 @@ class _Target:
             skip = options.include | options.exclude
             self._constants = ConstantWeights(self.graph, skip, count.parameters)
             if self._constants and not self._fresh:
-                self._replace([])
+                self._replace(Replacement(self.graph), set())
         for number in self._constants.numbers:
             self.work.free[number] = 0
         self._constants.show(self.work.nodes)
@@ -197,12 +199,9 @@ class _Target:
         least = owner.min_size if options.min_size is None else options.min_size
         statuses = prune(found.regions, least, cap, self.work.forced)
         notes, made = self._make(owner, found.regions, statuses, refused, count, options)
-        cuts = [cut for cut in made if cut is not None]
-        if cuts:
-            self._replace(cuts)
-        for note, region, cut in zip(notes, found.regions, made, strict=True):
-            if cut is not None:
-                note.node = cut.node.name
+        for note, region, node in zip(notes, found.regions, made, strict=True):
+            if node is not None:
+                note.node = node.name
                 self.made.append(region.members)
             else:
                 for member in region.members:
@@ -210,7 +209,7 @@ class _Target:
         run = _run(owner, strategy, least, driver, found, notes, options)
         # Nodes given back might form other regions now: what is left must stay as it is when the
         # pass is applied again.
-        again = bool(cuts) and (len(cuts) < len(notes) or bool(found.filtered))
+        again = any(made) and (not all(made) or bool(found.filtered))
         return run, again
 
     def _make(
@@ -221,41 +220,45 @@ class _Target:
         refused: dict[tuple[int, ...], Reject],
         count: _Count,
         options: Options,
-    ) -> tuple[list[RegionNote], list[Cut | None]]:
-        cutter = Cutter(self.graph)
+    ) -> tuple[list[RegionNote], list[Node | None]]:
+        cutter, replacement = Cutter(self.graph), Replacement(self.graph)
+        weights: set[Parameter | None] = set()
         nodes, name = self.work.nodes, property_name(owner)
         notes: list[RegionNote] = []
-        made: list[Cut | None] = []
+        made: list[Node | None] = []
         for region, status in zip(regions, statuses, strict=True):
-            cut = why = None
+            node = why = None
             if status == MADE:
-                key = tuple(region.members)
-                members = list(map(nodes.__getitem__, key))
-                if key in refused:
-                    status, why = REFUSED, refused[key]
+                members = list(map(nodes.__getitem__, region.members))
+                if refused and (why := refused.get(tuple(region.members))) is not None:
+                    status = REFUSED
                 elif (piece := cutter.cut_out(members, f"{name}_{count.next}")) is None:
                     status = UNUSED
-                elif isinstance(node := ask_node(owner, piece, count.next), Reject):
-                    status, why = REFUSED, node
-                    refused[key] = node
+                elif isinstance(answer := ask_node(owner, piece, count.next), Reject):
+                    status, why = REFUSED, answer
+                    refused[tuple(region.members)] = answer
                     count.next += 1
                 else:
+                    node = answer
                     note_op(node, owner, count.next, options)
-                    cut = Cut(members, piece, node)
+                    replacement.add(members, piece, node)
+                    if self._constants:
+                        weights.update(value.parameter for value in piece.inputs)
                     count.next += 1
             notes.append(RegionNote(region.start, len(region.members), status, "", why))
-            made.append(cut)
+            made.append(node)
+        if any(made):
+            self._replace(replacement, weights)
         return notes, made
 
-    def _replace(self, cuts: Sequence[Cut]) -> None:
-        self.graph, copies = put_in(self.graph, cuts)
+    def _replace(self, replacement: Replacement, weights: AbstractSet[Parameter | None]) -> None:
+        """Go on with the graph that ``replacement`` makes; its regions take these weights."""
+        self.graph, copies = replacement.finish()
         self._fresh = True
         nodes = self.work.nodes
         nodes[:] = map(copies.get, nodes, nodes)  # a constant that became a weight is no more
         if self._constants:
-            given = (value for cut in cuts for value in cut.piece.inputs)
-            taken = {value.parameter for value in given if value.parameter is not None}
-            self.graph.rewire(self._constants.take(taken, nodes))
+            self.graph.rewire(self._constants.take(weights, nodes))
             self._constants.show(nodes)
 
 

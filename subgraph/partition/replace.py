@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes, copy_value
@@ -178,52 +178,69 @@ def _compatible(new: ValueType | None, old: ValueType | None) -> bool:
 
 
 def put_in(graph: Graph, cuts: Sequence[Cut]) -> tuple[Graph, dict[Node, Node]]:
-    """Return a copy of ``graph`` with every region replaced by its node.
-
-    Args:
-        graph: The graph; it stays as it is.
-        cuts: Regions with their nodes. All together they may not form a cycle.
-
-    Returns:
-        The new graph, and for each node of ``graph`` its copy, or the node of its region.
-    """
-    values: dict[Value, Value] = {}
-    new: dict[Node, Node] = {}
+    """Return a copy of ``graph`` with every region replaced by its node; see `Replacement`."""
+    replacement = Replacement(graph)
     for cut in cuts:
-        for member in cut.members:
-            new[member] = cut.node
-        for mine, old in zip(cut.node.outputs, cut.piece.outputs, strict=True):
-            mine.name = old.name
-            mine.type = mine.type or old.type
-            values[old] = mine
-    outside = [node for node in graph.nodes if node not in new]
-    _name_apart(cuts, {node.name for node in outside})
-    new.update(zip(outside, copy_nodes(outside, values), strict=True))
-    for cut in cuts:
-        inputs = cut.node.inputs
-        cut.node.inputs = tuple([v if v is None else copy_value(v, values) for v in inputs])
-    made = Graph(
-        [copy_value(v, values) for v in graph.inputs],
-        [copy_value(v, values) for v in graph.outputs],
-        graph.name,
-        # The node of a region stands where the first of its nodes stood.
-        nodes=dict.fromkeys(map(new.__getitem__, graph.nodes)),
-        captures=[copy_value(v, values) for v in graph.captures],
-        attrs=graph.attrs,
-        opsets=graph.opsets,
-        metadata=graph.metadata,
-        doc=graph.doc,
-    )
-    return made, new
+        replacement.add(cut.members, cut.piece, cut.node)
+    return replacement.finish()
 
 
-def _name_apart(cuts: Sequence[Cut], taken: set[str]) -> None:
-    """Give the regions' nodes names of their own, beside those that are taken."""
-    for cut in cuts:
-        name = base = cut.node.name or cut.piece.inner.name
-        count = 0
-        while name in taken:
-            count += 1
-            name = f"{base}_{count}"
-        cut.node.name = name
-        taken.add(name)
+class Replacement:
+    """A copy of a graph in which nodes stand for regions; the graph stays as it is."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Begin with no regions."""
+        self._graph = graph
+        self._values: dict[Value, Value] = {}
+        self._copies: dict[Node, Node | None] = dict.fromkeys(graph.nodes)
+        self._made: list[Node] = []
+
+    def add(self, members: Sequence[Node], piece: Piece, node: Node) -> None:
+        """Let ``node`` take the place of a region; see `Cut`."""
+        copies, values = self._copies, self._values
+        for member in members:
+            copies[member] = node
+        for value, old in zip(node.outputs, piece.outputs, strict=True):
+            value.name = old.name
+            value.type = value.type or old.type
+            values[old] = value
+        node.name = node.name or piece.inner.name
+        self._made.append(node)
+
+    def finish(self) -> tuple[Graph, dict[Node, Node]]:
+        """Return the new graph, and for each node of the old one its copy, or its region's node.
+
+        Raises:
+            ModelError: the regions all together form a cycle.
+        """
+        graph, copies, values = self._graph, self._copies, self._values
+        outside = [node for node, copy in copies.items() if copy is None]
+        self._name_apart({node.name for node in outside})
+        copies.update(zip(outside, copy_nodes(outside, values), strict=True))
+        whole = cast("dict[Node, Node]", copies)
+        for node in self._made:
+            node.inputs = tuple([v if v is None else copy_value(v, values) for v in node.inputs])
+        made = Graph(
+            [copy_value(v, values) for v in graph.inputs],
+            [copy_value(v, values) for v in graph.outputs],
+            graph.name,
+            # The node of a region stands where the first of its nodes stood.
+            nodes=dict.fromkeys(whole.values()),
+            captures=[copy_value(v, values) for v in graph.captures],
+            attrs=graph.attrs,
+            opsets=graph.opsets,
+            metadata=graph.metadata,
+            doc=graph.doc,
+        )
+        return made, whole
+
+    def _name_apart(self, taken: set[str]) -> None:
+        """Give the regions' nodes names of their own, beside those that are taken."""
+        for node in self._made:
+            name = node.name
+            count = 0
+            while name in taken:
+                count += 1
+                name = f"{node.name}_{count}"
+            node.name = name
+            taken.add(name)
