@@ -20,13 +20,13 @@ from typing import Any, Self
 import subgraph as sg
 from subgraph import passes
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.partition.asking import SelectorDriver
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.property import SelectorProperty
 from subgraph.partition.proposal import propose
 from subgraph.partition.search import search
 from subgraph.partition.search.backend import SearchBackend
 from subgraph.partition.search.workspace import Workspace
+from subgraph.partition.selector_driver import SelectorDriver
 
 # One entry a node: its operator, and the numbers of its producers (none: the graph's input).
 Plan = list[tuple[str, list[int]]]

@@ -77,11 +77,11 @@ def constant_arrays(nodes: Sequence[Node]) -> dict[Value, Array]:
         if held is not None:
             known[node.outputs[0]] = held
             continue
-        given = [_operand(value, known) for value in node.inputs]
-        if any(a is None and v is not None for a, v in zip(given, node.inputs, strict=True)):
+        arrays = [_operand(value, known) for value in node.inputs]
+        if any(a is None and v is not None for a, v in zip(arrays, node.inputs, strict=True)):
             continue
         try:
-            results = evaluate(node, given)
+            results = evaluate(node, arrays)
         except SubgraphError:
             continue
         if isinstance(results[0], np.ndarray):

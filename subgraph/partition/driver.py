@@ -10,7 +10,6 @@ from typing import Any
 from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import Parameter
-from subgraph.partition.asking import SelectorDriver
 from subgraph.partition.constants import ConstantWeights
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.op_note import note_op, saved_options
@@ -30,6 +29,7 @@ from subgraph.partition.record import (
 from subgraph.partition.replace import Cutter, Replacement, ask_node
 from subgraph.partition.search.workspace import Workspace
 from subgraph.partition.selector import Reject
+from subgraph.partition.selector_driver import SelectorDriver
 from subgraph.system.gc_control import paused_gc
 from subgraph.system.registry import nearest
 
@@ -97,9 +97,9 @@ def call_hook(owner: SubgraphProperty, method: str, graph: Graph, options: Optio
     """
     try:
         if method == "pre_partition":
-            given: Any = owner.pre_partition(graph, options.as_dict())
+            answer: Any = owner.pre_partition(graph, options.as_dict())
         else:
-            given = owner.post_partition(graph)
+            answer = owner.post_partition(graph)
     except SubgraphError as error:
         error.add_note(f"in {method} of property {property_name(owner)!r}")
         raise
@@ -107,12 +107,12 @@ def call_hook(owner: SubgraphProperty, method: str, graph: Graph, options: Optio
         raise PartitionError(
             f"property {property_name(owner)!r}: {method} raised {type(error).__name__}: {error}"
         ) from error
-    if isinstance(given, Reject):
+    if isinstance(answer, Reject):
         raise PartitionError(
             f"property {property_name(owner)!r}: {method} refused graph {graph.name!r}: "
-            f"{given.reason} ({given.where})"
+            f"{answer.reason} ({answer.where})"
         )
-    return given if isinstance(given, Graph) else None
+    return answer if isinstance(answer, Graph) else None
 
 
 def _cut_bodies(graph: Graph, owner: SubgraphProperty, options: Options, count: _Count) -> None:
@@ -207,8 +207,8 @@ class _Target:
                 for member in region.members:
                     self.work.free[member] = 1
         run = _run(owner, strategy, least, driver, found, notes, options)
-        # Nodes given back might form other regions now: what is left must stay as it is when the
-        # pass is applied again.
+        # Nodes of regions that were not made might form others now: what is left must stay as it
+        # is when the pass is applied again.
         again = any(made) and (not all(made) or bool(found.filtered))
         return run, again
 

@@ -14,7 +14,6 @@ import attrs
 from subgraph.errors import PartitionError, require_type
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import REGION
-from subgraph.partition.asking import METHODS, SELECT
 from subgraph.partition.record import (
     CAPPED,
     KEY,
@@ -26,6 +25,7 @@ from subgraph.partition.record import (
     Run,
 )
 from subgraph.partition.selector import Reject
+from subgraph.partition.selector_driver import METHODS, SELECT
 from subgraph.system.registry import nearest
 
 _MOST_REFUSALS = 6
@@ -143,14 +143,14 @@ def _inside(
                 continue
             number = run.number(target.name)
             if number is None:
-                told: tuple[str, ...] = (f"property {run.property!r} put it there",)
+                reasons: tuple[str, ...] = (f"property {run.property!r} put it there",)
             elif run.region[number] != position:
                 continue
             else:
-                told = (_how(run, number, note.start),)
+                reasons = (_how(run, number, note.start),)
                 if note.node in around:
-                    told += tuple(_apart(run, number, _Place(target, around[note.node])))
-            return Explanation(target.name, target.op_type, note.node, run.property, told)
+                    reasons += tuple(_apart(run, number, _Place(target, around[note.node])))
+            return Explanation(target.name, target.op_type, note.node, run.property, reasons)
     reason = "it was there before the graph was partitioned"
     return Explanation(target.name, target.op_type, region or holders[0].name, None, (reason,))
 
@@ -201,8 +201,8 @@ def _outside(record: PartitionRecord, graph: Graph, target: Node) -> Explanation
     several = len(by_property) > 1
     lines: list[str] = []
     for name, reasons in by_property.items():
-        told = reasons or ["no region reached it"]
-        lines += [f"property {name!r}: {reason}" if several else reason for reason in told]
+        reasons = reasons or ["no region reached it"]
+        lines += [f"property {name!r}: {reason}" if several else reason for reason in reasons]
     if not lines:
         lines = ["it was made after the partition"]
     return Explanation(target.name, target.op_type, None, None, tuple(lines))
@@ -223,7 +223,7 @@ def _reasons(run: Run, number: int, graph: Graph, target: Node) -> Iterator[str]
 
 
 def _refusals(run: Run, number: int) -> Iterator[str]:
-    """Yield the noes about a node: those with a user's own words first, each reason once."""
+    """Yield the refusals of a node: those with a user's own words first, each reason once."""
     found: dict[Any, str] = {}
     for method, source, answer in run.refusals_of(number):
         own = isinstance(answer, Reject) and bool(answer.where)
@@ -290,8 +290,8 @@ class _Place:
             return [*self.target.predecessors(), *self.target.successors()]
         inner = self.holder.subgraph
         assert inner is not None, "only subgraph nodes hold others"
-        given = dict(zip(inner.inputs, self.holder.inputs, strict=True))
-        outer = [given.get(value) for value in self.target.sources]
+        behind = dict(zip(inner.inputs, self.holder.inputs, strict=True))
+        outer = [behind.get(value) for value in self.target.sources]
         found = [v.producer for v in outer if v is not None and v.producer is not None]
         for value, result in zip(self.holder.outputs, inner.outputs, strict=True):
             if result.producer is self.target:

@@ -4,7 +4,7 @@ The order is MXNet's: from each node first its producers in input order, then it
 topological order; a node refused over one link may be asked again over another. What differs is
 that growth does not go on from a node that is lost: one that a path links with an earlier candidate
 over a node that cannot join any more. Below such a path a node waits, and goes on if the node in
-its way joins after all; above it a node is barred. So the region keeps what is near its start, the
+its way joins after all; above it a node is barred. So the region holds what is near its start, the
 work stays near the region instead of running through the rest of the graph, and the candidates are
 convex when growth ends. How that is found out is in `search.frontier`; here the selector is asked.
 """
@@ -15,10 +15,10 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from subgraph.partition.asking import INPUT, OUTPUT, SelectorDriver
 from subgraph.partition.search.region_growth import PRODUCERS
 from subgraph.partition.search.search import Grown, Search
 from subgraph.partition.selector import SubgraphSelector
+from subgraph.partition.selector_driver import INPUT, OUTPUT, SelectorDriver
 
 
 class Growth:

@@ -56,11 +56,11 @@ def note_op(node: Node, owner: SubgraphProperty, number: int, options: Options) 
 
 
 def saved_options(owner: SubgraphProperty, options: Options) -> tuple[dict[str, Any], list[str]]:
-    """Return the options that a file keeps as plain JSON, and the names of those that it cannot."""
-    given = {**owner.saved_options(), **options.as_dict()}
+    """Return the options that a file holds as plain JSON, and the names of those that it cannot."""
+    values = {**owner.saved_options(), **options.as_dict()}
     held: dict[str, Any] = {}
     unsaved: list[str] = []
-    for name, value in given.items():
+    for name, value in values.items():
         try:
             held[name] = json.loads(json.dumps(value, default=sorted))
         except (TypeError, ValueError):

@@ -14,20 +14,20 @@ from subgraph.system.registry import nearest
 STRATEGIES = ("selector", "hetero")
 
 
-def _names(given: Iterable[str] | str | None) -> frozenset[str]:
-    names: Any = () if given is None else [given] if isinstance(given, str) else given
+def _names(values: Iterable[str] | str | None) -> frozenset[str]:
+    names: Any = () if values is None else [values] if isinstance(values, str) else values
     try:
         held: list[Any] = list(names)
     except TypeError:
         held = [names]
     if not all(isinstance(name, str) for name in held):
-        raise PartitionError(f"include and exclude take names of nodes, got {given!r}")
+        raise PartitionError(f"include and exclude take names of nodes, got {values!r}")
     return frozenset(held)
 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """What the pass was told; None leaves the choice to each property.
+    """The options of the pass; None leaves the choice to each property.
 
     Attributes:
         strategy: "selector" (MXNet's order of growth) or "hetero" (OpenVINO's).
@@ -57,14 +57,14 @@ class Options:
             raise PartitionError(f"node {both[0]!r} is both in include and in exclude")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
+    def of(cls, values: Mapping[str, Any]) -> Options:
         """Return the options that `as_dict` gave.
 
         Raises:
             PartitionError: one does not fit.
         """
-        more = {name: value for name, value in given.items() if name not in OWN}
-        return cls(more=more, **{name: given[name] for name in OWN if name in given})
+        more = {name: value for name, value in values.items() if name not in OWN}
+        return cls(more=more, **{name: values[name] for name in OWN if name in values})
 
     def as_dict(self) -> dict[str, Any]:
         """Return all options by name, as ``pre_partition`` gets them."""

@@ -192,25 +192,25 @@ def saved_name(owner: SubgraphProperty) -> str:
     return next(registered, property_name(owner))
 
 
-def property_from(given: Any) -> SubgraphProperty:
+def property_from(thing: Any) -> SubgraphProperty:
     """Return the property meant by a property, a selector, a class of these, or a name.
 
     Raises:
         PartitionError: it is none of these; the message says what was got.
     """
-    if isinstance(given, SubgraphProperty):
-        return given
-    if isinstance(given, SubgraphSelector):
-        return SelectorProperty(given)
-    if isinstance(given, str):
-        return _by_name(given)
-    if isinstance(given, type):
-        if issubclass(given, SubgraphProperty):
-            return _made(given, given.__name__)
-        if issubclass(given, SubgraphSelector):
-            return SelectorProperty(given)
+    if isinstance(thing, SubgraphProperty):
+        return thing
+    if isinstance(thing, SubgraphSelector):
+        return SelectorProperty(thing)
+    if isinstance(thing, str):
+        return _by_name(thing)
+    if isinstance(thing, type):
+        if issubclass(thing, SubgraphProperty):
+            return _made(thing, thing.__name__)
+        if issubclass(thing, SubgraphSelector):
+            return SelectorProperty(thing)
     raise PartitionError(
-        f"{given!r} is no property: give a SubgraphProperty, a SubgraphSelector, a class of "
+        f"{thing!r} is no property: give a SubgraphProperty, a SubgraphSelector, a class of "
         "these, or a name that was registered"
     )
 
@@ -221,7 +221,7 @@ def _made(factory: PropertyFactory, name: str) -> SubgraphProperty:
     except Exception as error:
         raise PartitionError(
             f"property {name!r}: {defined_at(factory)} raised {type(error).__name__}: {error}; "
-            "what takes arguments is given as an object, not by its class or name"
+            "what takes arguments is passed as an object, not by its class or name"
         ) from error
     if not isinstance(made, SubgraphProperty):
         raise PartitionError(
@@ -249,12 +249,12 @@ def _by_name(name: str) -> SubgraphProperty:
     raise PartitionError(f"no property or selector named {name!r}; {nearest(name, known)}")
 
 
-def properties_from(given: Any) -> list[SubgraphProperty]:
+def properties_from(thing: Any) -> list[SubgraphProperty]:
     """Return the properties meant by one item or a list of items; see `property_from`."""
-    if isinstance(given, (list, tuple)):
-        items: list[Any] = list(given)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(thing, (list, tuple)):
+        items: list[Any] = list(thing)  # pyright: ignore[reportUnknownArgumentType]
         return [property_from(item) for item in items]
-    return [property_from(given)]
+    return [property_from(thing)]
 
 
 def optimize_for(graph: Graph, name: Any, **options: Any) -> Graph:

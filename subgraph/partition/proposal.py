@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import attrs
 
-from subgraph.partition.asking import SelectorDriver
 from subgraph.partition.growth import Growth
 from subgraph.partition.record import CAPPED, MADE, SMALL
 from subgraph.partition.search.search import Search
 from subgraph.partition.selector import SubgraphSelector
+from subgraph.partition.selector_driver import SelectorDriver
 
 _MOST_GROWTHS = 8  # of one region, by a selector that keeps state
 
@@ -32,7 +32,7 @@ class Proposals:
         regions: In the order in which they were chosen.
         via: For each node the one it was found from; see `record.Run`.
         given_up: Nodes that would have closed a cycle, with the position of the region.
-        filtered: Nodes that the filter dropped, with the position of the region they were kept
+        filtered: Nodes that the filter dropped, with the position of the region they were left
             out of (the next one, if the filter left nothing).
         selector: Name of the selectors' class.
     """

@@ -1,6 +1,6 @@
 """What a partition remembers, in compact form, so that `explain` can say why.
 
-The record is kept under the key `KEY` of the attributes of every graph (and body) that was cut.
+The record stands under the key `KEY` of the attributes of every graph (and body) that was cut.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
-from subgraph.partition.asking import Refusal
 from subgraph.partition.selector import Reject
+from subgraph.partition.selector_driver import Refusal
 
 KEY = "partition_record"
 
@@ -82,7 +82,7 @@ class Run:
     version: str = ""
     options: dict[str, Any] = attrs.field(factory=dict[str, Any])
     _numbers: dict[str, int] | None = None
-    _noes: dict[int, list[Refusal]] | None = None
+    _refusals_of: dict[int, list[Refusal]] | None = None
 
     def number(self, name: str) -> int | None:
         """Return the number of the node of that name, None if the run did not see it."""
@@ -91,16 +91,16 @@ class Run:
         return self._numbers.get(name)
 
     def refusals_of(self, node: int) -> Iterator[tuple[int, int, Any]]:
-        """Yield method, node asked from and answer of each no about ``node``, the last one first.
+        """Yield method, node asked from and answer of each refusal of ``node``, the last one first.
 
-        Of noes over one edge that follow each other the last counts.
+        Of refusals over one edge that follow each other the last counts.
         """
-        if self._noes is None:
-            self._noes = {}
+        if self._refusals_of is None:
+            self._refusals_of = {}
             for refusal in self.refusals:
-                self._noes.setdefault(refusal[0], []).append(refusal)
+                self._refusals_of.setdefault(refusal[0], []).append(refusal)
         edge = None
-        for _, method, source, answer in reversed(self._noes.get(node, ())):
+        for _, method, source, answer in reversed(self._refusals_of.get(node, ())):
             if edge != (method, source):
                 yield method, source, answer
             edge = method, source

@@ -144,7 +144,7 @@ class _Inlining:
                 notes_inside = {REGION: node.name, **notes, **own}
                 self._inline(node, node.subgraph, values, notes_inside)
                 continue
-            given = {value for value in node.outputs if value in values}
+            known = {value for value in node.outputs if value in values}
             copy = copy_node(node, values)
             for key, held in node.attrs.items():
                 if isinstance(held, Graph):
@@ -156,7 +156,7 @@ class _Inlining:
             if holder:
                 copy.name = _unique(copy.name, holder, self._node_names)
                 for value in node.outputs:
-                    if value not in given:
+                    if value not in known:
                         made = values[value]
                         made.name = _unique(made.name, holder, self._value_names)
             self.nodes.append(copy)

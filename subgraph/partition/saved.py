@@ -1,4 +1,4 @@
-"""The record of a partition as JSON: what a file keeps so that `explain` answers after loading."""
+"""The record of a partition as JSON: what a file holds so that `explain` answers after loading."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dump_record(record: PartitionRecord) -> str:
     """Return the JSON text of a record.
 
     Names of nodes and reasons that several runs share are written once. Of the source files that
-    reasons name only the last part of the path is kept.
+    reasons name only the last part of the path is written.
     """
     table = _Table()
     runs = [_run(run, table) for run in record.runs]
@@ -54,14 +54,14 @@ class _Table:
             self.names.append(names)
         return self._name_lists[id(names)]
 
-    def answer(self, given: Any) -> int:
-        if not isinstance(given, Reject):
-            return _NONE if given is None else _FALSE
-        if given not in self._rejects:
-            self._rejects[given] = len(self.rejects)
+    def answer(self, answer: Any) -> int:
+        if not isinstance(answer, Reject):
+            return _NONE if answer is None else _FALSE
+        if answer not in self._rejects:
+            self._rejects[answer] = len(self.rejects)
             # The folders are the user's own business.
-            self.rejects.append((given.reason, PurePath(given.file).name, given.line))
-        return self._rejects[given]
+            self.rejects.append((answer.reason, PurePath(answer.file).name, answer.line))
+        return self._rejects[answer]
 
 
 def _run(run: Run, table: _Table) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class _Reader:
             )
         ]
         # The filter may have left nothing of the last region.
-        region, late = self._below(len(regions), least=-1), self._below(len(regions) + 1)
+        region, after = self._below(len(regions), least=-1), self._below(len(regions) + 1)
         limit = run["max_subgraphs"]
         return Run(
             property=_one(run["property"], _text),
@@ -179,8 +179,8 @@ class _Reader:
             names=names,
             via=array("i", _checked(run["via"], *[perhaps_node] * len(names))),
             region=array("i", _checked(run["region"], *[region] * len(names))),
-            given_up=_pairs(run["given_up"], node, late),
-            filtered=_pairs(run["filtered"], node, late),
+            given_up=_pairs(run["given_up"], node, after),
+            filtered=_pairs(run["filtered"], node, after),
             dropped={n: self._rejects[k] for n, k in _pairs(run["dropped"], node, rejects).items()},
             refusals=[
                 (n, method, m, self._answer(k, plain=True))
@@ -200,5 +200,5 @@ class _Reader:
         return False if plain and number == _FALSE else None
 
 
-def _texts(given: Any) -> list[str]:
-    return _checked(given, *[_text] * len(given))
+def _texts(texts: Any) -> list[str]:
+    return _checked(texts, *[_text] * len(texts))

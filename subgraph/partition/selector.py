@@ -18,7 +18,7 @@ from subgraph.system.registry import Registry, defined_at
 
 
 class Reject:
-    """A no with its reason: counts as False, and is kept for `explain`.
+    """A refusal with its reason: counts as False, and `explain` shows it.
 
     Attributes:
         reason: Why, in the words of who refused.

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from partition import FAMILIES, NotSin, build, random_graph
 
-from subgraph.partition.asking import SelectorDriver
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.property import SelectorProperty
 from subgraph.partition.proposal import propose
 from subgraph.partition.search import search
 from subgraph.partition.search.backend import SearchBackend
 from subgraph.partition.search.workspace import Workspace
+from subgraph.partition.selector_driver import SelectorDriver
 
 
 def steps(monkeypatch: pytest.MonkeyPatch, family: str, size: int, strategy: str) -> float:

@@ -3,7 +3,7 @@
 The literal rule of the reference: add or reject one neighbour after the other; whenever a rejected
 node lies on a path between two nodes of the region, take nodes back, last first, and reject them,
 until none does. Here every node outside that leads into the region is known with the first member
-that it leads to (``up``) and the first that leads to it (``down``), so that one look tells how far
+that it leads to (``up``) and the first that leads to it (``down``), so that one look says how far
 to go back. All marks are noted by member, and going back undoes them.
 """
 
@@ -172,7 +172,7 @@ def _find_above(
     order, rep, place, rejected = graph.order, graph.representative, growth.number, growth.rejected
     stack, up = growth.work, growth.up
     begin = growth.above_end
-    size = 0  # a node above a rejected one is kept on the stack as its complement
+    size = 0  # a node above a rejected one stands on the stack as its complement
     if order[node] < growth.first:
         growth.first = order[node]
         for k in range(growth.pruned_end):

@@ -1,4 +1,4 @@
-"""The contracted graph: every chosen region one node, kept in a topological order.
+"""The contracted graph: every chosen region one node, in a topological order.
 
 All questions of reachability are answered here, so that regions chosen one after another never
 form a cycle together. The order is maintained as Pearce and Kelly do it ("A dynamic topological
@@ -172,7 +172,7 @@ def shrink(graph: ContractedGraph, region: Region, keep: int, common: bool) -> N
     """Make the members a convex, connected part of them that holds ``keep``; after `find_cones`.
 
     First the members from which a path leaves and comes back to ``keep`` go; then, in order, those
-    that a path reaches which has left what is kept. What is no longer connected to ``keep`` goes
+    that a path reaches which has left what stays. What is no longer connected to ``keep`` goes
     last. What went is in ``moved[:move_count]``. Linear.
 
     Args:
@@ -223,8 +223,8 @@ def _drop_detours(graph: ContractedGraph, region: Region, keep: int) -> None:
                     note[node] = strays
                     break
                 note[node] = leads
-    kept = region.epoch + 1
-    reached = region.epoch + 2  # from what is kept, over a node outside
+    stays = region.epoch + 1
+    reached = region.epoch + 2  # from what stays, over a node outside
     region.epoch += 2
     for k in range(count):
         node = sweep[k]
@@ -232,18 +232,18 @@ def _drop_detours(graph: ContractedGraph, region: Region, keep: int) -> None:
         lost = False
         for at in range(graph.in_at[node], graph.in_end[node]):
             there = rep[graph.in_links[at]]
-            if note[there] == reached or (not taken and note[there] == kept):
+            if note[there] == reached or (not taken and note[there] == stays):
                 lost = True
                 break
         if lost:
             note[node] = reached
         elif taken:
-            note[node] = kept
-            region.inside[node] = kept
-    region.epoch = kept + 2
+            note[node] = stays
+            region.inside[node] = stays
+    region.epoch = stays + 2
     for k in range(region.size):
         member = region.members[k]
-        if region.inside[member] == kept:
+        if region.inside[member] == stays:
             region.inside[member] = region.epoch
 
 

@@ -331,16 +331,16 @@ def _is_current(cache: GrowthCache, root: int, at: int) -> bool:
 
 
 def _is_within_limits(graph: ContractedGraph, cache: GrowthCache, root: int) -> bool:
-    order, kept = graph.order, cache.nodes
+    order, nodes = graph.order, cache.nodes
     at = cache.begin[root] + cache.member_count[root] + cache.seen_count[root]
     while at < cache.end[root]:
-        middle = at + 2 + kept[at]
-        end = middle + kept[at + 1]
+        middle = at + 2 + nodes[at]
+        end = middle + nodes[at + 1]
         first = NEVER
         for k in range(middle, end):
-            first = min(first, order[kept[k]])
+            first = min(first, order[nodes[k]])
         for k in range(at + 2, middle):
-            if order[kept[k]] > first:
+            if order[nodes[k]] > first:
                 return False
         at = end
     return True

@@ -94,7 +94,7 @@ class Search:
         """Return a convex, connected part of sorted ``members`` that holds ``keep``, and the rest.
 
         First the members from which a path leaves and comes back to ``keep`` go; then, in order,
-        those that a path reaches which has left what is kept. What is no longer connected to
+        those that a path reaches which has left what stays. What is no longer connected to
         ``keep`` goes last. Linear.
         """
         return self._part(operations.SHRINK, members, keep)
@@ -114,8 +114,8 @@ class Search:
         backend = self._backend
         backend.put("region.members", members)
         self._do(operation, len(members), keep)
-        kept, dropped = self.words[1], self.words[2]
-        return backend.read("region.members", 0, kept), backend.read("region.moved", 0, dropped)
+        size, dropped = self.words[1], self.words[2]
+        return backend.read("region.members", 0, size), backend.read("region.moved", 0, dropped)
 
     def set_free(self, free: Iterable[int]) -> None:
         """Let the nodes that ``free`` marks with 1 be those that may join regions."""

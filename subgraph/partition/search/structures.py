@@ -72,7 +72,7 @@ class Region:
             them; both between the members' first and last position.
         moved: ``moved[:move_count]`` are nodes that left the set, or whose position has changed.
         sweep: Scratch: nodes in the order in which a function goes through them.
-        slots: Scratch: positions to be given out.
+        slots: Scratch: positions to be assigned.
         note: Scratch: a mark for each node, made with a new epoch.
     """
 

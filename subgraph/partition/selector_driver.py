@@ -23,7 +23,7 @@ Refusal = tuple[int, int, int, Any]
 
 
 class SelectorDriver:
-    """Makes the selectors of one property, and remembers the noes about each node.
+    """Makes the selectors of one property, and remembers what they refused.
 
     Attributes:
         work: The graph.
@@ -87,45 +87,45 @@ class SelectorDriver:
         return False
 
     def filter(self, selector: SubgraphSelector, found: list[int]) -> list[int]:
-        """Return which of ``found`` (sorted) the selector keeps, and those forced in, sorted.
+        """Return which of ``found`` (sorted) the filter leaves, and those forced in, sorted.
 
         Raises:
             PartitionError: it raised, or gave nodes that were not offered.
         """
-        # A selector that does not override the method keeps all: no need to ask.
+        # A selector that does not override the method drops nothing: no need to ask.
         if type(selector).filter is SubgraphSelector.filter:
             return found
         nodes = self.work.nodes
         offered = {nodes[k]: k for k in found}
         name = type(selector).__name__
         try:
-            kept: Any = selector.filter(list(offered))
-            if isinstance(kept, Reject):
-                self.dropped.update(dict.fromkeys(found, kept))
-                kept = []
-            given = None if kept is None or isinstance(kept, str) else list(kept)
+            answer: Any = selector.filter(list(offered))
+            if isinstance(answer, Reject):
+                self.dropped.update(dict.fromkeys(found, answer))
+                answer = []
+            left = None if answer is None or isinstance(answer, str) else list(answer)
         except Exception as error:
             raise PartitionError(
                 f"selector {name}.filter raised {type(error).__name__}: {error}; it was given "
                 f"{len(found)} candidates, the first of them node {nodes[found[0]].name!r}"
             ) from error
-        strange = kept if given is None else next((x for x in given if type(x) is not Node), self)
-        if given is None or strange is not self:
+        strange = answer if left is None else next((x for x in left if type(x) is not Node), self)
+        if left is None or strange is not self:
             raise PartitionError(
                 f"selector {name}.filter gave {strange!r}; it must return a list of those nodes "
                 "among its candidates that the region shall keep"
             )
-        wrong = next((node for node in given if node not in offered), None)
+        wrong = next((node for node in left if node not in offered), None)
         if wrong is not None:
             raise PartitionError(
                 f"selector {name}.filter gave node {wrong.name!r}, which was not among the "
                 "candidates that it was offered; filter may only drop some of them"
             )
         forced = (k for k in found if self.work.forced[k])
-        return sorted({*forced, *(offered[node] for node in given)})
+        return sorted({*forced, *(offered[node] for node in left)})
 
     def filter_device(self, found: list[int], start: int) -> list[int]:
-        """Let a fresh selector, which is told of ``start``, filter a region of strategy hetero."""
+        """Let a fresh selector, asked about ``start`` first, filter a region of strategy hetero."""
         selector = self.selector()
         self.select(selector, start)
         return self.filter(selector, found)
