@@ -278,9 +278,14 @@ def _emit_few(low: Lowering, r: Request, of: Tiles, mask: Sequence[int]) -> None
     )
     flops = 2 * batch * heads * rows * keys * (depth + values)
     moved = _moved(r, of)
-    variant = {"dtype": of.dtype, "lanes": of.lanes, "across": r.k.steps[3] != 1}
     low.emit(
-        Kernel("subgraph.ops.attention.row_kernels", "few_queries", **variant),
+        Kernel(
+            "subgraph.ops.attention.row_kernels",
+            "few_queries",
+            dtype=of.dtype,
+            lanes=of.lanes,
+            across=r.k.steps[3] != 1,
+        ),
         arguments,
         batch * heads,
         grain=grain(batch * heads, flops + 2 * moved),

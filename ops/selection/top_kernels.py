@@ -41,7 +41,8 @@ def keys(*, dtype: str, lanes: int, largest: bool) -> Function:
 
     @register_jitable
     def key_of(x: int, step: int, index: int) -> int:
-        return (order(load(x + index * step)) << 32) | (0xFFFFFFFF - index)
+        key: int = (order(load(x + index * step)) << 32) | (0xFFFFFFFF - index)
+        return key
 
     @register_jitable
     def index_of(entry: int) -> int:
@@ -108,7 +109,9 @@ def wide_keys(*, dtype: str, largest: bool) -> Function:
     return _kernel(f"int{8 * numpy_dtype(dtype).itemsize}", select, sort, index_of, 16)
 
 
-def _kernel(dtype: str, select: Function, sort: Function, index_of: Function, entry: int) -> Any:
+def _kernel(
+    dtype: str, select: Function, sort: Function, index_of: Function, entry: int
+) -> Function:
     """Return the kernel over all lines.
 
     Args:

@@ -66,6 +66,11 @@ class DeviceTable(Protocol):
         """Names of all devices."""
         ...
 
+    @property
+    def registered_backends(self) -> list[str]:
+        """Names of the devices over other libraries."""
+        ...
+
     def device(self, name: str) -> Device:
         """Return the device of that name, started."""
         ...
@@ -252,7 +257,7 @@ class Device:
             names = set(origins(node))
             names.update((node.name, *region_of(node).split(",")))
             seen |= names
-            text = self._own_op(node) or prepared.refused.get(node.name)
+            text = self._own_op(node) or prepared.refused.get(node.name, "")
             text = text or self._refusal(node, options)
             if text:
                 reasons.update((name, text) for name in names if name not in reasons)

@@ -24,9 +24,10 @@ def op_of(subgraph: Graph, model: CompiledModel, device: str) -> SubgraphOp:
     if node is not None and node.op is not None and plain:
         same = list(node.inputs) == list(graph.inputs)
         if same and list(node.outputs) == list(graph.outputs):
-            node.op.keep = model  # with its stored weights
+            op: SubgraphOp = node.op
+            op.keep = model  # with its stored weights
             model.hand_over()  # to the model of the whole graph
-            return node.op
+            return op
     return CompiledModelOp(subgraph, model, device)
 
 

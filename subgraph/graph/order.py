@@ -182,4 +182,5 @@ class Replacements:
             last = following
         for passed in path:
             self._map[passed] = last
-        return last
+        found: V = last
+        return found

@@ -179,11 +179,10 @@ def python_function(statements: Sequence[Statement], results: Sequence[Operand])
     scope: dict[str, Any] = {"__builtins__": {}, "inf": math.inf, "nan": math.nan}
     lines = ["def evaluate(dims, place):"]
     for statement in statements:
-        guard = isinstance(statement, Guard)
-        expression = statement.comparison if guard else statement
+        expression = statement.comparison if isinstance(statement, Guard) else statement
         operation = expression.operation
         text = operation.text([_text(operand, names) for operand in expression.operands])
-        if guard:
+        if isinstance(statement, Guard):
             text = f"not ({text})" if statement.outcome else text
             lines.append(f" if {text}: return")
             continue

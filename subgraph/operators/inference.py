@@ -158,7 +158,8 @@ def _rules(node: Node, operator: Operator | None) -> tuple[Rule, ...]:
     if not metadata or BEYOND not in metadata:
         return () if rule is None else (rule,)
     beyond = find_operator(operator_key(str(metadata[BEYOND]), "body"))
-    return tuple(each for each in (rule, beyond and beyond.rule) if each is not None)
+    rules = (rule, None if beyond is None else beyond.rule)
+    return tuple(each for each in rules if each is not None)
 
 
 def infer_types(

@@ -456,7 +456,7 @@ def _runs_on(node: Node) -> list[str]:
         fallback = op.fallback
     if op is None or op.device == SubgraphOp.device:
         return ["REFERENCE"]
-    names = op.runs_on()
+    names: list[str] = op.runs_on()
     if not own or names != [op.device]:
         return names
     return [(node.metadata or {}).get(AFFINITY, op.device)]

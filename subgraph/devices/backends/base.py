@@ -367,7 +367,8 @@ def _serialized(model: Graph, array_of: Callable[[Parameter], Array]) -> bytes:
     proto = writer.model()
     for parameter, name in writer.names.items():
         proto.graph.initializer.append(tensor_to_proto(array_of(parameter), name))
-    return proto.SerializeToString()
+    serialized: bytes = proto.SerializeToString()
+    return serialized
 
 
 def _key(model: bytes) -> bytes:
