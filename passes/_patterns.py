@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 import numpy as np
 
-from subgraph.errors import PartitionError, SubgraphError
+from subgraph.errors import PartitionError, PassError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, Shape, TensorType
@@ -25,6 +26,8 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import LIMIT
 from subgraph.partition.property import SubgraphProperty
 from subgraph.partition.selector import Reject, SubgraphSelector
+from subgraph.system.registry import Files, Registry, defined_at
+from subgraph.transform.pass_manager import register_pass
 
 FLOATS = frozenset({"float32", "float64"})
 
@@ -222,6 +225,63 @@ def static_size(shape: Sequence[object] | None) -> int | None:
 
 
 Matcher = Callable[[Context, Node], Match | None]
+# When a fusion runs: on integer operators of the model; on groups of QDQ; when scales are folded.
+Stage = Literal["integers", "quantized", "transformer", "epilogue", "activation"]
+_FUSIONS = Files("subgraph.passes.fuse", lambda _: True)
+_T = TypeVar("_T", bound=Callable[..., Any])
+
+
+@attrs.frozen
+class Fusion(Generic[_T]):
+    """A matcher, or the name of a pass, with what its file declares of it.
+
+    Attributes:
+        stage: When it runs.
+        run: The matcher, or the pass.
+        needs: Sets of operators; a graph that holds none of them whole has nothing to fuse. Without
+            any, every graph may have.
+    """
+
+    stage: Stage
+    run: _T
+    needs: tuple[tuple[str, ...], ...] = ()
+
+
+MATCHERS: Registry[Fusion[Matcher]] = Registry("pattern", PassError, _FUSIONS)
+FUSION_PASSES: Registry[Fusion[Callable[..., Graph]]] = Registry("fusion", PassError, _FUSIONS)
+
+
+def pattern(stage: Stage, *needs: tuple[str, ...]) -> Callable[[Matcher], Matcher]:
+    """Decorate a matcher, which runs in a stage of `CpuFusion`: see `Fusion`."""
+
+    def register(matcher: Matcher) -> Matcher:
+        name = f"{stage} {getattr(matcher, '__name__', matcher)}"
+        MATCHERS.register(name, Fusion(stage, matcher, needs), defined_at(matcher))
+        return matcher
+
+    return register
+
+
+def fusion_pass(name: str, stage: Stage, *needs: tuple[str, ...]) -> Callable[[_T], _T]:
+    """Decorate a pass, which runs before the patterns of a stage of `CpuFusion`: see `Fusion`."""
+
+    def register(function: _T) -> _T:
+        FUSION_PASSES.register(name, Fusion(stage, function, needs), defined_at(function))
+        return register_pass(name)(function)
+
+    return register
+
+
+def fusions(
+    registry: Registry[Fusion[_T]], stage: Stage, held: AbstractSet[str] | None = None
+) -> list[_T]:
+    """Return what is registered for a stage, by name; without what needs more than ``held``."""
+    found = [each for _, each in registry.items() if each.stage == stage]
+    return [
+        each.run
+        for each in found
+        if held is None or not each.needs or any(held >= set(row) for row in each.needs)
+    ]
 
 
 class PatternSelector(SubgraphSelector):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from subgraph.graph.graph import Node, Value
-from subgraph.passes._patterns import FLOATS, Context, Match, dtype_of, is_op
+from subgraph.passes._patterns import FLOATS, Context, Match, dtype_of, is_op, pattern
 
 
 def near(a: float | None, b: float) -> bool:
@@ -38,6 +38,7 @@ def activation(
     )
 
 
+@pattern("activation", ("Sigmoid", "Mul"), ("HardSigmoid", "Mul"))
 def silu(context: Context, node: Node) -> Match | None:
     """Match ``x * sigmoid(x)`` and ``x * hard_sigmoid(x)``."""
     if not is_op(node, "Sigmoid", "HardSigmoid") or dtype_of(node.outputs[0]) not in FLOATS:
@@ -54,6 +55,7 @@ def silu(context: Context, node: Node) -> Match | None:
     return activation(nodes, "HardSwish", x, version=14)
 
 
+@pattern("activation", ("Clip", "Add", "Mul"))
 def hard_swish(context: Context, node: Node) -> Match | None:
     """Match ``x * clip(x + 3, 0, 6) / 6``, the sixth taken before or after the product."""
     if not is_op(node, "Clip") or dtype_of(node.outputs[0]) not in FLOATS:
@@ -77,6 +79,7 @@ def hard_swish(context: Context, node: Node) -> Match | None:
     return None
 
 
+@pattern("activation", ("Softplus", "Tanh"))
 def mish(context: Context, node: Node) -> Match | None:
     """Match ``x * tanh(softplus(x))``."""
     if not is_op(node, "Softplus") or dtype_of(node.outputs[0]) not in FLOATS:
@@ -106,8 +109,3 @@ def _sixth(context: Context, value: Value) -> Node | None:
         return user if near(context.scalar(user.inputs[1]), 6.0) else None
     fits = is_op(user, "Mul") and near(context.scalar(context.other(user, value)), 1 / 6)
     return user if fits else None
-
-
-ACTIVATIONS = (silu, hard_swish, mish)
-# Operators of which a graph has one row at least, if any of these is to match.
-NEEDED = (("Sigmoid", "Mul"), ("HardSigmoid", "Mul"), ("Clip", "Add", "Mul"), ("Softplus", "Tanh"))

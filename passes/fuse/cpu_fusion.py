@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import attrs
 
@@ -10,12 +11,10 @@ from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
 from subgraph.operators.shape_values import LIMIT
-from subgraph.passes._patterns import PatternProperty, is_op
+from subgraph.partition.property import SubgraphProperty, register_property
+from subgraph.passes._patterns import FUSION_PASSES, MATCHERS, PatternProperty, Stage, fusions
 from subgraph.transform.pass_manager import apply_pass, register_pass
 
-from . import epilogue as fuse_epilogue
-from . import quantized as fuse_quantized
-from . import transformer as fuse_transformer
 from .elementwise import ElementwiseProperty
 
 # What a pass is about: without any of these operators it would return a copy.
@@ -42,10 +41,8 @@ class CpuFusion:
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the fused graph."""
-        if self.integers and any(is_op(n, "QLinearMatMul", "ConvInteger") for n in graph.nodes):
-            graph = apply_pass(graph, "FloatProducts")
-        if self.integers and any(is_op(node, "ConvInteger") for node in graph.nodes):
-            graph = apply_pass(graph, "SplitZeroPoint")
+        if self.integers:
+            graph = self._fused(graph, "integers")
         graph = apply_pass(graph, ["ExpandFunctions", "IdentityElimination"])
         graph = _applied(graph, "ConstantsToParameters")
         if any(not _known(value) for value in graph.values()):
@@ -54,30 +51,49 @@ class CpuFusion:
             # Types follow from what may be shapes and axes.
             if _may_be_shape(parameter):
                 self.guards[parameter] = parameter.version
-        if self.integers and any(is_op(node, "DequantizeLinear") for node in graph.nodes):
-            quantized = PatternProperty("cpu_quantized", fuse_quantized.MATCHERS, self.guards)
-            graph = apply_pass(graph, "SplitDequantize")
-            graph = apply_pass(graph, "PartitionGraph", properties=[quantized])
+        before = graph
+        if self.integers:
+            graph = self._fused(graph, "quantized")
+        if graph is not before:
             graph = apply_pass(graph, "CommonSubexpressionElimination")
         graph = _applied(graph, "ReshapeFirst")
         graph = apply_pass(graph, "FoldScale")
         graph = _applied(graph, "BoundShapes")
-        graph = apply_pass(graph, "PartitionGraph", properties=self._properties(graph))
+        graph = self._fused(graph, "transformer", "epilogue", "activation")
         # Afterwards: activations that were spelled out are single nodes now.
         return apply_pass(graph, "PartitionGraph", properties=[ElementwiseProperty()])
 
-    def _properties(self, graph: Graph) -> list[PatternProperty]:
+    def _fused(self, graph: Graph, *stages: Stage) -> Graph:
+        """Apply the fusions of these stages: first all passes, then all patterns in one pass."""
         held = _operators(graph)
-        rows = (
-            ("cpu_transformer", fuse_transformer.MATCHERS, fuse_transformer.NEEDED),
-            ("cpu_epilogue", fuse_epilogue.MATCHERS, ((),)),
-            ("cpu_activation", fuse_transformer.ACTIVATIONS, fuse_transformer.ACTIVATIONS_NEEDED),
-        )
-        return [
-            PatternProperty(name, matchers, self.guards)
-            for name, matchers, needed in rows
-            if any(held.issuperset(row) for row in needed)
+        first = [each for stage in stages for each in fusions(FUSION_PASSES, stage, held)]
+        if first:
+            graph = apply_pass(graph, first)
+            held = _operators(graph)
+        matchers = {stage: fusions(MATCHERS, stage, held) for stage in stages}
+        properties = [
+            PatternProperty(f"cpu_{stage}", found, self.guards)
+            for stage, found in matchers.items()
+            if found
         ]
+        return apply_pass(graph, "PartitionGraph", properties=properties) if properties else graph
+
+
+# The patterns as properties of a user, who keeps every fused node's region.
+_PROPERTIES: dict[str, tuple[Stage, ...]] = {
+    "cpu_transformer": ("transformer", "activation"),
+    "cpu_epilogue": ("epilogue",),
+    "cpu_quantized": ("quantized",),
+}
+
+
+def _of_stages(name: str) -> SubgraphProperty:
+    stages = _PROPERTIES[name]
+    return PatternProperty(name, [each for stage in stages for each in fusions(MATCHERS, stage)])
+
+
+for _name in _PROPERTIES:
+    register_property(_name)(partial(_of_stages, _name))
 
 
 def _operators(graph: Graph) -> set[str]:

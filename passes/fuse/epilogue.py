@@ -11,20 +11,20 @@ from typing import Any
 import attrs
 
 from subgraph.graph.graph import Node, Value
-from subgraph.partition.property import SubgraphProperty, register_property
 from subgraph.passes._patterns import (
     FLOATS,
+    MATCHERS,
     Context,
     Match,
-    PatternProperty,
     dtype_of,
+    fusions,
     is_op,
+    pattern,
     same_shape,
     shape_of,
 )
 
 from .activations import bounds
-from .transformer import ACTIVATIONS
 
 # Activation: attributes that are its numbers, with the standard's defaults.
 _NUMBERS: dict[str, tuple[tuple[str, float], ...]] = {
@@ -58,6 +58,7 @@ class _Chain:
         self.at = node.outputs[0]
 
 
+@pattern("epilogue")
 def conv(context: Context, node: Node) -> Match | None:
     """Match Conv, a residual, an activation."""
     if not is_op(node, "Conv") or len(node.inputs) < 2 or dtype_of(node.outputs[0]) not in FLOATS:
@@ -69,6 +70,7 @@ def conv(context: Context, node: Node) -> Match | None:
     return _fused("FusedConv", chain)
 
 
+@pattern("epilogue")
 def product(context: Context, node: Node) -> Match | None:
     """Match MatMul or Gemm, a bias, a residual, an activation."""
     if (
@@ -160,10 +162,11 @@ def _take_spelled_out(context: Context, chain: _Chain) -> bool:
     """Take an activation that is written as a chain of primitives."""
     if not 2 <= len(chain.at.consumers) <= 5 or chain.at in context.outputs:
         return False
+    activations = fusions(MATCHERS, "activation")
     near = list(chain.at.consumers)
     for _ in range(5):
         for node in near:
-            found = next((m for f in ACTIVATIONS if (m := f(context, node)) is not None), None)
+            found = next((m for f in activations if (m := f(context, node)) is not None), None)
             if found is not None and found.inputs[0] is chain.at:
                 name = found.op_type
                 if name == "Gelu" and found.attrs.get("approximate") == "tanh":
@@ -178,12 +181,3 @@ def _take_spelled_out(context: Context, chain: _Chain) -> bool:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-MATCHERS = (conv, product)
-
-
-@register_property("cpu_epilogue")
-def epilogue_property() -> SubgraphProperty:
-    """Return the property that fuses convolutions and products with what follows."""
-    return PatternProperty("cpu_epilogue", MATCHERS)

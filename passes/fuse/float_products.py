@@ -15,13 +15,12 @@ import numpy as np
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE, Shape
 from subgraph.operators.inference import infer_types
-from subgraph.passes._patterns import Context, dtype_of, is_op, shape_of, static_size
-from subgraph.transform.pass_manager import register_pass
+from subgraph.passes._patterns import Context, dtype_of, fusion_pass, is_op, shape_of, static_size
 
 _TERMS = 258  # products of two bytes less their zero points whose sum float32 holds exactly
 
 
-@register_pass("FloatProducts")
+@fusion_pass("FloatProducts", "integers", ("QLinearMatMul",), ("ConvInteger",))
 def float_products(graph: Graph) -> Graph:
     """Return a copy of ``graph`` in which such products are float32 between conversions."""
     graph = graph.clone()

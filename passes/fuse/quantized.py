@@ -22,18 +22,17 @@ import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.partition.property import SubgraphProperty, register_property
 from subgraph.passes._patterns import (
     Context,
     Match,
-    PatternProperty,
     dtype_of,
+    fusion_pass,
     is_op,
+    pattern,
     produced_by,
     shape_of,
     static_size,
 )
-from subgraph.transform.pass_manager import register_pass
 
 BYTES = frozenset({"uint8", "int8"})
 _MOVES = frozenset(
@@ -44,7 +43,7 @@ _MOVES = frozenset(
 )
 
 
-@register_pass("SplitDequantize")
+@fusion_pass("SplitDequantize", "quantized", ("DequantizeLinear",))
 def split_dequantize(graph: Graph) -> Graph:
     """Return a copy in which each user of a DequantizeLinear of bytes has one of its own."""
     graph = graph.clone()
@@ -209,6 +208,7 @@ def _bias(
     return [producer], step.source, None if same else step.scale
 
 
+@pattern("quantized", ("DequantizeLinear",))
 def conv(context: Context, node: Node) -> Match | None:
     """Match DequantizeLinear of input, weights and bias, Conv, an activation, QuantizeLinear."""
     if not is_op(node, "Conv") or len(node.inputs) < 2:
@@ -217,6 +217,7 @@ def conv(context: Context, node: Node) -> Match | None:
     return _product(context, node, "FusedQLinearConv", 0, rank)
 
 
+@pattern("quantized", ("DequantizeLinear",))
 def product(context: Context, node: Node) -> Match | None:
     """Match DequantizeLinear of input, weights and bias, MatMul or Gemm, QuantizeLinear."""
     if not is_op(node, "MatMul", "Gemm") or len(node.inputs) < 2:
@@ -269,6 +270,7 @@ def _equal(context: Context, first: _Step, second: _Step) -> bool:
     return scales[0] is not None and scales[0] == scales[1] and zeros[0] == zeros[1] is not None
 
 
+@pattern("quantized", ("DequantizeLinear",))
 def move(context: Context, node: Node) -> Match | None:
     """Match what only moves or picks elements between equal scales."""
     pool = is_op(node, "MaxPool")
@@ -290,6 +292,7 @@ def move(context: Context, node: Node) -> Match | None:
     )
 
 
+@pattern("quantized", ("DequantizeLinear",))
 def concat(context: Context, node: Node) -> Match | None:
     """Match Concat of values with equal scales."""
     if not is_op(node, "Concat") or node.version < 4:
@@ -313,12 +316,3 @@ def concat(context: Context, node: Node) -> Match | None:
         (*nodes, node, end.node), "Concat", inputs, dict(node.attrs), domain="",
         version=node.version, arity=len(inputs),
     )  # fmt: skip
-
-
-MATCHERS = (conv, product, move, concat)
-
-
-@register_property("cpu_quantized")
-def quantized_property() -> SubgraphProperty:
-    """Return the property that turns QDQ groups into integer operators."""
-    return PatternProperty("cpu_quantized", MATCHERS)

@@ -13,11 +13,10 @@ import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE, TensorType, dtype_of
-from subgraph.passes._patterns import Context, is_op, shape_of
-from subgraph.transform.pass_manager import register_pass
+from subgraph.passes._patterns import Context, fusion_pass, is_op, shape_of
 
 
-@register_pass("SplitZeroPoint")
+@fusion_pass("SplitZeroPoint", "integers", ("ConvInteger",))
 def split_zero_point(graph: Graph) -> Graph:
     """Return a copy of ``graph`` in which zero points of ConvInteger's inputs are weights."""
     graph = graph.clone()

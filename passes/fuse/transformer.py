@@ -10,14 +10,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from subgraph.graph.graph import Node, Value
-from subgraph.partition.property import SubgraphProperty, register_property
 from subgraph.passes._patterns import (
     FLOATS,
     Context,
     Match,
-    PatternProperty,
     dtype_of,
     is_op,
+    pattern,
     produced_by,
     shape_of,
 )
@@ -35,6 +34,7 @@ def _near(a: float | None, b: float) -> bool:
 # ---------------------------------------------------------------- GELU
 
 
+@pattern("activation", ("Erf",), ("Tanh",))
 def gelu(context: Context, node: Node) -> Match | None:
     """Match ``0.5 x (1 + erf(x / sqrt(2)))`` and ``0.5 x (1 + tanh(...))`` at Erf or Tanh."""
     if not is_op(node, "Erf", "Tanh") or dtype_of(node.outputs[0]) not in FLOATS:
@@ -230,6 +230,7 @@ def _weighted(context: Context, at: Value, op_type: str, axis: int) -> tuple[Nod
     return (user, weight) if part == whole[axis:] else None
 
 
+@pattern("transformer", ("ReduceMean",))
 def layer_norm(context: Context, node: Node) -> Match | None:
     """Match ``(x - mean) / sqrt(mean((x - mean)^2) + epsilon) * scale + bias`` at its mean."""
     if not is_op(node, "ReduceMean") or dtype_of(node.outputs[0]) not in FLOATS:
@@ -279,6 +280,7 @@ def _affine_norm(
     )
 
 
+@pattern("transformer", ("ReduceMean",))
 def rms_norm(context: Context, node: Node) -> Match | None:
     """Match ``x / sqrt(mean(x^2) + epsilon) * scale`` at the square."""
     x = node.inputs[0] if node.inputs else None
@@ -310,6 +312,7 @@ def rms_norm(context: Context, node: Node) -> Match | None:
     )
 
 
+@pattern("transformer", ("ReduceMax", "Exp"))
 def softmax(context: Context, node: Node) -> Match | None:
     """Match ``exp(x - max) / sum(exp(x - max))`` at the maximum."""
     if not is_op(node, "ReduceMax") or dtype_of(node.outputs[0]) not in FLOATS:
@@ -337,6 +340,7 @@ def softmax(context: Context, node: Node) -> Match | None:
 # ---------------------------------------------------------------- attention
 
 
+@pattern("transformer", ("Softmax", "MatMul"))
 def attention(context: Context, node: Node) -> Match | None:
     """Match scaled dot-product attention at its Softmax, with the split of heads around it."""
     if not is_op(node, "Softmax") or dtype_of(node.outputs[0]) not in FLOATS:
@@ -534,16 +538,3 @@ def _ordered(nodes: Sequence[Node]) -> list[Node]:
             done.add(node)
             order.append(node)
     return order
-
-
-MATCHERS = (attention, layer_norm, rms_norm, softmax)
-ACTIVATIONS = (gelu, *fuse_activations.ACTIVATIONS)
-# Operators of which a graph has one row at least, if any of these is to match.
-NEEDED = (("Softmax", "MatMul"), ("ReduceMean",), ("ReduceMax", "Exp"))
-ACTIVATIONS_NEEDED = (("Erf",), ("Tanh",), *fuse_activations.NEEDED)
-
-
-@register_property("cpu_transformer")
-def transformer_property() -> SubgraphProperty:
-    """Return the property that fuses what transformers are made of."""
-    return PatternProperty("cpu_transformer", (*MATCHERS, *ACTIVATIONS))

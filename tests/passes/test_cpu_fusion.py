@@ -13,7 +13,15 @@ import pytest
 import subgraph as sg
 from subgraph import ops, passes
 from subgraph.graph.types import Array
-from subgraph.passes._patterns import weight_values
+from subgraph.passes._patterns import (
+    MATCHERS,
+    Context,
+    Match,
+    fusions,
+    is_op,
+    pattern,
+    weight_values,
+)
 from subgraph.passes.fuse import cpu_fusion
 from subgraph.passes.simplify import pad_dynamic_outputs
 
@@ -463,6 +471,28 @@ def test_passes_run_where_there_is_something_for_them(monkeypatch: pytest.Monkey
     passes.apply_pass(sg.Graph([x], [z, ops.ReduceMean(y)]), "CpuFusion")
     assert {*cpu_fusion._ABOUT, "cpu_transformer", "cpu_activation"} <= set(applied)
     assert set(cpu_fusion._ABOUT["BoundShapes"]) == set(pad_dynamic_outputs._CUT)
+
+
+def test_a_fusion_is_declared_where_it_is_written() -> None:
+    """A new one is one file: `CpuFusion` finds its stage and what it needs by the registry."""
+
+    @pattern("activation", ("Sinh", "Cosh"), ("Asinh",))
+    def tangent(context: Context, node: sg.Node) -> Match | None:
+        user = context.user(node.outputs[0])
+        if not is_op(node, "Sinh") or user is None or not is_op(user, "Asinh"):
+            return None
+        return Match((node, user), "Neg", node.inputs, domain="", version=13, opaque=False)
+
+    x = sg.input("x", (3,))
+    graph = sg.Graph([x], [ops.Asinh(ops.Sinh(x))])
+    try:
+        fused = passes.apply_pass(graph, "CpuFusion")
+        assert [node.op_type for node in fused.nodes] == ["Neg"]
+        assert tangent in fusions(MATCHERS, "activation", {"Asinh"})
+        assert tangent not in fusions(MATCHERS, "activation", {"Sinh", "Relu"})
+        assert tangent not in fusions(MATCHERS, "epilogue")
+    finally:
+        MATCHERS.unregister("activation tangent")
 
 
 def test_reasons_and_names_survive_fusion() -> None:
