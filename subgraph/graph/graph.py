@@ -328,11 +328,10 @@ class Graph:
         """
         if self._by_name is None:
             self._by_name = {node.name: node for node in self._nodes}
-        node = self._by_name.get(name)
+        node = self._by_name.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
         if node is None:
-            raise ModelError(
-                f"graph {self.name!r} has no node {name!r}; {nearest(name, self._by_name)}"
-            )
+            near = nearest(str(name), self._by_name)
+            raise ModelError(f"graph {self.name!r} has no node {name!r}; {near}")
         return node
 
     def gives(self, value: Value) -> bool:

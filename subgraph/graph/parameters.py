@@ -211,9 +211,12 @@ class Parameter:
         """Replace the array by a copy of ``array``.
 
         Raises:
-            ShapeError: dtype or shape differ from the parameter's.
+            ShapeError: dtype or shape differ from the parameter's, or it is no array.
         """
-        new = np.array(array)
+        try:
+            new = np.array(array)
+        except ValueError as error:  # lists of different lengths
+            raise ShapeError(f"parameter {self.name!r} takes {self._type}: {error}") from error
         if (dtype_of(new), new.shape) != (self._type.dtype, self._type.shape):
             raise ShapeError(
                 f"parameter {self.name!r} is {self._type}, got "

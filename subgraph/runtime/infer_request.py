@@ -23,6 +23,7 @@ from subgraph.errors import (
     MissingInputError,
     RequestCancelledError,
     RequestError,
+    SubgraphError,
     require_type,
 )
 from subgraph.graph.parameters import Snapshot, call_pinned, pinned
@@ -131,9 +132,13 @@ class InferRequest:
         return state
 
     def _bound(self, inputs: Any, named: Mapping[str, Any]) -> tuple[list[Any], Snapshot]:
-        if inputs is None:
-            return self.model.bind((), {**self._inputs, **named})
-        return self.model.bind((inputs,), named)
+        try:
+            if inputs is None:
+                return self.model.bind((), {**self._inputs, **named})
+            return self.model.bind((inputs,), named)
+        except SubgraphError as error:
+            self._name_in(error)
+            raise
 
     def _begin(self) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ import subgraph as sg
 from subgraph import ops
 
 X = np.ones((2, 3), np.float32)
-WRONG: list[Any] = [3, None, object(), 2.5, [1]]
+WRONG: list[Any] = [3, None, object(), 2.5, [1], [[1], [2, 3]]]
 
 
 def graph() -> sg.Graph:
@@ -27,11 +27,18 @@ def waits(timeout: Any) -> None:
     request.wait(timeout)
 
 
+def assigns(wrong: Any) -> None:
+    parameter = sg.parameter("w", np.ones(2)).parameter
+    assert parameter is not None
+    parameter.assign(wrong)
+
+
 CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
     "save to": (lambda wrong: sg.save(graph(), wrong), "give the path of a file"),
     "save": (lambda wrong: sg.save(wrong, "never.onnx"), "is no sg.Graph"),
     "inputs": (lambda wrong: sg.Graph(wrong, []), "the graph's inputs"),
-    "node": (lambda wrong: graph().node(str(wrong)), "has no node"),
+    "node": (lambda wrong: graph().node(wrong), "has no node"),
+    "assign": (lambda wrong: assigns(wrong), "parameter 'w'"),
     "explain": (lambda wrong: sg.explain(graph(), wrong), "give a node or its name"),
     "explain in": (lambda wrong: sg.explain(wrong, "relu"), "give the graph"),
     "device": (lambda wrong: sg.Core().device(wrong), "the name of a device"),

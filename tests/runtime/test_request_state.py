@@ -212,6 +212,10 @@ def test_requests_have_ids_that_errors_and_profiles_name() -> None:
     assert {entry.request for entry in requests[1].profile()} == {2}
     with pytest.raises(sg.RequestError, match="request 3 of model 'summing' has not run"):
         requests[2].profile()
+    for run in (requests[1].infer, requests[1].start_async):
+        with pytest.raises(sg.ModelError) as refused:
+            run(np.ones((1, 4), np.float32))
+        assert refused.value.__notes__ == ["in request 2 of model 'summing'"]
     x = sg.input("x", (1, 3))
     inner = sg.Graph([x], [ops.Relu(x)], "inner")
     outer = sg.input("x", (1, 3))
