@@ -134,7 +134,7 @@ def dropout(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def _dropout_since_12(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     x: Array = inputs[0]
-    ratio = 0.5 if len(inputs) < 2 or inputs[1] is None else float(inputs[1])
+    ratio = 0.5 if len(inputs) < 2 or inputs[1] is None else float(inputs[1].item())
     training = len(inputs) > 2 and inputs[2] is not None and bool(inputs[2])
     filled = [x, np.array(ratio), np.array(training)]
     results = standard(node, filled)

@@ -51,7 +51,14 @@ def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence
     """
     x: Array = inputs[0]
     if x.size:
-        return standard(node, inputs)
+        options = attributes(node)
+        cropped = str(options.get("coordinate_transformation_mode")) == "tf_crop_and_resize"
+        if x.dtype.kind not in "iu" or str(options["mode"]) != "nearest" or cropped:
+            return standard(node, inputs)
+        # onnx.reference computes in double precision, which does not hold all integers.
+        places: Array = np.arange(x.size, dtype=np.float64).reshape(x.shape)
+        found: Array = standard(node, [places, *inputs[1:]])[0]
+        return [x.reshape(-1)[found.astype(np.int64)]]
     given: list[Any] = [v if v is None else v.copy() for v in inputs]
     for k, axis in enumerate(axes):
         if x.shape[axis]:

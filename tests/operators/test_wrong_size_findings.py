@@ -181,6 +181,14 @@ GIVEN: list[tuple[str, list[Array], dict[str, Any], int, Any]] = [
     ("ReduceMin", [np.array(3, "f4"), ints(0)], {}, 18, np.float32(3)),
     ("ReduceL1", [np.array(-3, "f4"), ints(0)], {"keepdims": 0}, 18, np.float32(3)),
     ("Squeeze", [floats(1, 3), np.array(0)], {}, 21, floats(3)),
+    ("Dropout", [floats(3), np.ones(1, np.float32)], {}, 22, floats(3)),
+    (
+        "Resize",
+        [np.array([2**63 - 1, 5]), floats(0), np.array([2], np.float32)],
+        {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"},
+        13,
+        np.array([2**63 - 1, 2**63 - 1, 5, 5]),
+    ),
     ("OneHot", [ints(1, -1, 3), ints(4), floats(2)], {}, 9, 2 * EYE[[1, 3, 3]] - 1),
     ("OneHot", [ints(1, -1, 3), ints(4), floats(2)], {}, 11, 2 * EYE[[1, 3, 3]] - 1),
     (

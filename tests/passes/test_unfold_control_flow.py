@@ -54,6 +54,23 @@ def test_a_condition_on_a_shape(shape: tuple[int, int]) -> None:
     _run(sg.Graph([x], [ops.Relu(y)]), _random(*shape))
 
 
+def test_branches_whose_constants_have_one_name() -> None:
+    """As the branches of an If in a loop have it that is unrolled."""
+    x = sg.input("x", (4,))
+    items: list[sg.Value] = []
+    for number in range(2):
+        bodies: list[sg.Graph] = []
+        for name in ("less", "more"):
+            node = sg.Node("Constant", attrs={"value": _random(4, seed=number)})
+            node.outputs[0].name = "same"
+            bodies.append(_body([], [ops.SequenceConstruct(node.outputs[0])], name))
+        condition = ops.Greater(ops.ReduceSum(x, keepdims=0), np.float32(number))
+        made = ops.If(condition, then_branch=bodies[0], else_branch=bodies[1])
+        items.append(ops.SequenceAt(made, np.array(0)))
+    graph = sg.Graph([x], items)
+    _compare(sg.compile_model(graph, "CPU"), graph, [_random(4)])
+
+
 def test_a_branch_that_gives_what_it_takes_and_a_weight() -> None:
     x = sg.input("x", (4,))
     weight = sg.parameter("w", _random(4))

@@ -159,11 +159,18 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
 
 
 def _fuse_branches(graph: Graph, options: CpuOptions, guards: dict[Parameter, int]) -> None:
-    """Fuse the branches of Ifs as what they become: parts of a program."""
+    """Fuse the branches of Ifs as what they become: parts of a program.
+
+    Constants become parameters of the graph, named after their values: these get names that no
+    other branch has, such as that of the same If in another iteration.
+    """
     for node in graph.nodes:
         if is_branching(node):
             for key, body in node.attrs.items():
                 if isinstance(body, Graph):
+                    for inside in body.nodes:
+                        for value in inside.outputs:
+                            value.name = f"{node.name}/{key}/{value.name}"
                     node.attrs[key], read = fuse(body, options)
                     guards.update(read)
 
