@@ -3,7 +3,7 @@
 The pass "BoundShapes" writes ``NonZero(x)`` as ``Trim(BoundedNonZero(x))``: the first gives buffers
 that are always large enough and, as one output more, how much of them counts; ``Trim(buffer,
 count)`` cuts a buffer along ``axis``. The first is planned like every other operator, and a plan is
-only cut between the two (`subgraph.engine.region.region_op`). The inputs and attributes of the
+only cut between the two (`subgraph.engine.region.split_plan`). The inputs and attributes of the
 bounded ones are those of the operators that they stand for.
 """
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from subgraph.engine.planner.argument_layout import Span, entries_of
 from subgraph.engine.planner.constants import Weights
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep
+from subgraph.engine.planner.step_profile import Span, entries_of
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.parameters import Snapshot
@@ -276,6 +276,12 @@ class ClExecutablePlan:
         offsets = (start - e.profile.queued * 1e-9 for e, start, _ in events if e is not None)
         offset = next(offsets, 0.0)
         return results, [_span(mark, offset) for mark in events]
+
+    def cancel(self) -> None:
+        """Do nothing: launches that are enqueued run to their end."""
+
+    def clear(self) -> None:
+        """Do nothing, as `cancel` does."""
 
     def _measure(self) -> None:
         """Go over to a queue that takes times, if this one does not."""

@@ -1,46 +1,31 @@
-"""The subgraph op of OPENCL: plans as the CPU's op makes them, bound to an OpenCL device."""
+"""The subgraph op of OPENCL: plans bound to an OpenCL device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import attrs
 
-from subgraph.engine.planner.executable_plan import ExecutablePlan
 from subgraph.engine.planner.plan_types import Plan
-from subgraph.engine.planner.stored_program import StoredProgram
-from subgraph.engine.planner.symbolic_plan import Instance
-from subgraph.engine.region.region_op import CpuSubgraphOp, Guards, RegionOptions, without_weights
-from subgraph.engine.region.region_session import CpuSession
+from subgraph.engine.region.region_op import Fuse, RegionOp, RegionOptions, without_weights
+from subgraph.engine.region.region_session import RegionSession
 from subgraph.graph.graph import Graph
-from subgraph.graph.types import Array, TensorType
+from subgraph.graph.types import Array
 from subgraph.opencl.executable_plan import ClExecutablePlan, Pending
 from subgraph.opencl.runtime import Runtime
-from subgraph.operators.subgraph_op import (
-    ExportFile,
-    Halves,
-    ProfileEntry,
-    RunIterations,
-    Session,
-    SubgraphOp,
-    Wiring,
-)
+from subgraph.operators.subgraph_op import Halves, ProfileEntry, Session, SubgraphOp
 
 
-class ClSubgraphOp(CpuSubgraphOp):
+class ClSubgraphOp(RegionOp):
     """Runs a graph by plans of kernel launches on one OpenCL device."""
 
     device = "OPENCL"
 
     def __init__(
-        self,
-        subgraph: Graph,
-        options: RegionOptions,
-        fuse: Callable[[Graph], tuple[Graph, Guards]],
-        runtime: Runtime,
+        self, subgraph: Graph, options: RegionOptions, fuse: Fuse, runtime: Runtime
     ) -> None:
-        """Take a graph; see `CpuSubgraphOp`."""
+        """Take a graph; see `RegionOp`."""
         super().__init__(subgraph, options, fuse)
         self.runtime = runtime
 
@@ -50,21 +35,12 @@ class ClSubgraphOp(CpuSubgraphOp):
         op.device = self.device
         return op
 
-    def prepare(self) -> None:
-        """Do nothing: the weights lie on the device."""
-
-    def _instance(self, graph: Graph, types: Sequence[TensorType]) -> Instance | None:
-        return None  # launches are bound plan by plan
-
-    def _told(self, plan: Plan | Instance, file: ExportFile) -> dict[str, Any] | None:
-        return None  # launches are set anew
-
     def session(self) -> Session:
         """Return a session with buffers and a queue of its own."""
         return ClSession(self)
 
 
-class ClSession(CpuSession):
+class ClSession(RegionSession):
     """Runs a region for one request."""
 
     def __init__(self, op: ClSubgraphOp) -> None:
@@ -72,15 +48,10 @@ class ClSession(CpuSession):
         super().__init__(op)
         self._cl_op = op
 
-    def _bind(self, plan: Plan | Instance | StoredProgram) -> ExecutablePlan:
-        assert isinstance(plan, Plan), "no file holds programs of OPENCL"
+    def _bind(self, plan: object) -> ClExecutablePlan:
+        assert isinstance(plan, Plan), "the strategies of OPENCL return no others"
         op = self._cl_op
-        bound = ClExecutablePlan(plan, op.runtime, op.weights, op.options.profiling)
-        return cast(ExecutablePlan, bound)
-
-    def turns(self, wiring: Wiring) -> RunIterations | None:
-        """Return None: between two turns the device waits for Python."""
-        return None
+        return ClExecutablePlan(plan, op.runtime, op.weights, op.options.profiling)
 
     def halves(self) -> Halves | None:
         """Upload and launch; then wait and download."""

@@ -374,6 +374,10 @@ class SubgraphOp:
     def prepare(self) -> None:
         """Prepare weights and programs before the first run; an export writes the weights."""
 
+    def run_report(self) -> dict[str, Any]:
+        """Return how often the op has run in which of its ways, and why; {}: it has one way."""
+        return {}
+
     def to_export(self, file: ExportFile) -> dict[str, Any] | None:
         """Return the state of the op, besides its weights, for an exported model.
 

@@ -386,6 +386,16 @@ class CompiledModel:
                 }
         return found
 
+    @property
+    def region_strategies(self) -> dict[str, dict[str, Any]]:
+        """How the calls of each region were served: ``chosen`` and ``declined`` strategies."""
+        reports = {
+            step.node.name: type(step.op).run_report(step.op)
+            for step in self._plan.all_steps()
+            if step.op is not None
+        }
+        return {name: report for name, report in reports.items() if report}
+
     def get_property(self, name: str) -> Any:
         """Return a property of the compiled model or an option that it was compiled with.
 
@@ -398,6 +408,7 @@ class CompiledModel:
             "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self.optimal_requests,
             "EXECUTION_DEVICES": self.execution_devices,
             "FALLBACKS": self.fallbacks,
+            "REGION_STRATEGIES": self.region_strategies,
             "SUPPORTED_PROPERTIES": self._supported(),
         }
         options = property_access(self.options)
@@ -418,7 +429,7 @@ class CompiledModel:
 
     def _supported(self) -> dict[str, str]:
         names = ["NETWORK_NAME", "OPTIMAL_NUMBER_OF_INFER_REQUESTS", "EXECUTION_DEVICES"]
-        names += ["FALLBACKS"]
+        names += ["FALLBACKS", "REGION_STRATEGIES"]
         names += ["SUPPORTED_PROPERTIES", *self.metrics, *property_access(self.options)]
         return dict.fromkeys(names, "RO")
 

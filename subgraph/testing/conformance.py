@@ -345,11 +345,11 @@ def traced() -> Generator[None]:
 
     As it is, only dimensions that differed from call to call are traced, from the second shape on.
     """
-    from subgraph.engine.planner.symbolic_plan import Templates
+    from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
 
-    def every(templates: Templates) -> list[list[tuple[int, int]]]:
-        ranks = enumerate(type_.rank or 0 for type_ in templates.seen[-1])
+    def every(plans: SymbolicPlans) -> list[list[tuple[int, int]]]:
+        ranks = enumerate(type_.rank or 0 for type_ in plans.seen[-1])
         return [[(position, axis)] for position, rank in ranks for axis in range(rank)]
 
-    with patch.object(Templates, "groups", every):
+    with patch.object(SymbolicPlans, "groups", every):
         yield

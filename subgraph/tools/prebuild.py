@@ -22,8 +22,8 @@ import attrs
 
 import subgraph as sg
 from subgraph.devices.export import region_nodes
+from subgraph.engine.cpu import iterations
 from subgraph.engine.program import entry
-from subgraph.engine.region import iterations
 from subgraph.engine.toolchain import prebuilt, toolchain
 from subgraph.engine.toolchain.isa_levels import LEVELS, IsaLevel
 from subgraph.engine.toolchain.kernel import Kernel

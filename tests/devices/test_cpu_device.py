@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.export import region_nodes
-from subgraph.engine.region.region_op import CpuSubgraphOp
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.graph.types import Array
 from subgraph.weights.cache import weight_stats
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.region.region_op import CpuSubgraphOp
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.graph.types import Array
 from subgraph.operators.region_names import region_of
 from subgraph.partition.property import SelectorProperty

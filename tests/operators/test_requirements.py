@@ -11,9 +11,10 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.export import region_nodes
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
+from subgraph.engine.cpu.region_session import CpuSession
+from subgraph.engine.planner.executable_plan import ExecutablePlan
 from subgraph.engine.planner.lowering import LOWERINGS
-from subgraph.engine.region.region_op import CpuSubgraphOp
-from subgraph.engine.region.region_session import CpuSession
 from subgraph.opencl.lowering import CL_LOWERINGS
 from subgraph.operators.operator import OPERATORS, operator_key
 from subgraph.operators.requirements import (
@@ -205,6 +206,7 @@ def test_a_report_of_a_run_that_failed_is_forgotten() -> None:
     data, right = np.ones((4, 5000), np.float32), np.array([0, 1])
     session([data, right])
     (program,) = session._bound.values()
+    assert isinstance(program, ExecutablePlan)
     assert program._slot is not None
     program._slot._words[0] = 1  # as a kernel leaves it before a later step fails
     assert session([data, right])[0].shape == (2, 5000)

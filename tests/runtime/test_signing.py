@@ -22,8 +22,9 @@ from subgraph import ops
 from subgraph.devices.blob import PROLOGUE, BlobReader, read_header
 from subgraph.devices.export import region_nodes
 from subgraph.devices.plugins import cpu, hetero
-from subgraph.engine.region import region_op
-from subgraph.engine.region.region_op import CpuSubgraphOp
+from subgraph.engine.cpu import stored_programs
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
+from subgraph.engine.region import concrete_plan, region_op
 from subgraph.graph.types import Array
 from subgraph.runtime.settings import unsaved_options
 from subgraph.system import signing
@@ -143,7 +144,7 @@ def test_only_graph_and_weights_of_a_foreign_file_are_used(
     def fail(*_: Any) -> Any:
         raise AssertionError("something else of the file is used")
 
-    for owner, name in ((region_op, "rebuild"), (region_op, "read_program")):
+    for owner, name in ((region_op, "rebuild"), (stored_programs, "read")):
         monkeypatch.setattr(owner, name, fail)
     monkeypatch.setattr(CpuSubgraphOp, "restore", fail)
     again = core.import_model(stream, "CPU")
@@ -417,7 +418,7 @@ def test_the_model_cache_holds_no_weights_twice(
     def fail(*_: Any) -> Any:
         raise AssertionError("nothing has to be planned")
 
-    monkeypatch.setattr(region_op, "make_plan", fail)
+    monkeypatch.setattr(concrete_plan, "make_plan", fail)
     monkeypatch.setattr(cpu, "fuse", fail)
     same(core.compile_model(graph, "CPU", config), model)
     with pytest.raises(sg.BlobError, match=r"weight .* is missing"):

@@ -12,7 +12,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.plugins import cpu
-from subgraph.engine.region import region_op
+from subgraph.engine.region import concrete_plan
 from subgraph.graph.types import Array
 
 rng = np.random.default_rng(5)
@@ -47,7 +47,7 @@ def test_fused_and_planned_once(
     monkeypatch: pytest.MonkeyPatch, batch: int | str, plans: int
 ) -> None:
     fused = counted(monkeypatch, cpu, "fuse")
-    planned = counted(monkeypatch, region_op, "make_plan")
+    planned = counted(monkeypatch, concrete_plan, "make_plan")
     graph = network(batch)
     model = sg.compile_model(graph, "CPU")
     for _ in range(2):

@@ -1,7 +1,7 @@
 """CPU: regions as programs of compiled kernels on this machine's cores.
 
 `CpuDevice.transform` lifts constants and fuses (the pass ``CpuFusion``); a query asks the lowerings
-by a dry run; `create_op` hands the graph to `subgraph.engine.region.region_op`. What
+by a dry run; `create_op` hands the graph to `subgraph.engine.cpu.region_op`. What
 no kernel takes goes to REFERENCE.
 """
 
@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 import attrs
 
 from subgraph.devices.device import Device, PreparedGraph
+from subgraph.engine.cpu.region_op import CpuRegionOptions, CpuSubgraphOp
 from subgraph.engine.planner.dry_run import trial
 from subgraph.engine.planner.lowering import LOWERINGS, lowering
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.program import pool
-from subgraph.engine.region.region_op import CpuSubgraphOp, Guards, RegionOptions
+from subgraph.engine.region.region_op import Guards
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
@@ -89,7 +90,7 @@ class CpuDevice(Device):
         """Return the op that runs ``graph``."""
         assert isinstance(options, CpuOptions)
         threads = threads_per_stream(options)
-        region = RegionOptions(
+        region = CpuRegionOptions(
             plan=plan_options(options),
             pools=_pools(streams(options), threads) if threads > 1 else (),
             plans=options.PLAN_CACHE_SIZE,

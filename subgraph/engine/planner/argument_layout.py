@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import isnan
 from operator import index
 from typing import Any
 
@@ -19,12 +18,12 @@ from numpy.typing import NDArray
 
 from subgraph.engine.planner.constants import Weights
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
-from subgraph.engine.planner.plan_types import Item, Plan
+from subgraph.engine.planner.plan_types import Plan
+from subgraph.engine.planner.step_profile import entries_of
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import float_bits, is_symbolic, larger
 from subgraph.graph.types import Array
-from subgraph.operators.region_names import region_of
 from subgraph.operators.shape_values import has_symbolic
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system import guard_pages
@@ -270,58 +269,9 @@ class _Block:
         self.words.append(0)
 
 
-def entries_of(plan: Plan) -> tuple[ProfileEntry, ...]:
-    """Return what is known of every step of a plan before it runs."""
-    return tuple(map(_entry, plan.items))
-
-
-def _entry(item: Item) -> ProfileEntry:
-    if isinstance(item, EmittedStep):
-        kernel = item.kernel.description.removeprefix("subgraph.ops.")
-        moved, flops = item.bytes, item.flops
-    else:
-        kernel, flops = "reference", 0
-        moved = sum(o.nbytes for o in (*item.inputs, *item.outputs) if o is not None)
-    node = item.node
-    return ProfileEntry(
-        node.name, node.op_type, "CPU", kernel, 0.0, moved, flops, region=region_of(node)
-    )
-
-
 def _is_tiny(plan: Plan) -> bool:
     """Return whether a run takes some microseconds only."""
     steps = [item for item in plan.items if isinstance(item, EmittedStep)]
     work = sum(step.flops for step in steps)
     moved = sum(larger(step.bytes, 64 * step.units) for step in steps)
     return len(steps) <= 64 and work < _TINY_FLOPS and moved < 200_000
-
-
-Span = tuple[float, float]
-
-
-def timed(
-    entries: Sequence[ProfileEntry], spans: Sequence[Span], thread: int
-) -> list[ProfileEntry]:
-    """Return the entries of steps with their times; those of skipped ones, NaN, are left out.
-
-    Args:
-        entries: What is known of each step.
-        spans: When each began and ended, in seconds of ``time.perf_counter``.
-        thread: Identifier of the thread that ran them, 0 for a queue of the device.
-
-    An If with steps in both branches looks twice at its condition: one entry tells of both.
-    """
-    found: list[ProfileEntry] = []
-    conditions: dict[str, int] = {}
-    for entry, (start, end) in zip(entries, spans, strict=True):
-        if isnan(start):
-            continue
-        taken = end - start
-        if entry.op_type == "If" and entry.bytes == 0:
-            first = conditions.setdefault(entry.node, len(found))
-            if first < len(found):
-                whole = found[first].seconds + taken
-                found[first] = attrs.evolve(found[first], seconds=whole, end=end)
-                continue
-        found.append(attrs.evolve(entry, seconds=taken, start=start, end=end, thread=thread))
-    return found

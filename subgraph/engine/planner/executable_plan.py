@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch, Span
+from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch
 from subgraph.engine.planner.constants import made
 from subgraph.engine.planner.lowering import Operand, Storage
 from subgraph.engine.planner.plan_types import Item, Plan, ReferenceStep
+from subgraph.engine.planner.step_profile import Span
 from subgraph.engine.planner.stored_program import StoredProgram
 from subgraph.engine.planner.symbolic_plan import Instance, Template
 from subgraph.engine.program import abi

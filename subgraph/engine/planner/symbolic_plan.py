@@ -34,11 +34,8 @@ from subgraph.weights.cache import WeightCache
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SEEN = 4  # shapes by which it is told what differs
-_TEMPLATES = 16  # that are kept
 _PLACED = 16  # memory plans that are kept
 _SLACK = 1.125  # how much larger the places of a memory plan may be than what they hold
-_PATIENCE = 8  # plans traced in a row of which none served another shape
 Types = Sequence[TensorType]
 # Where a dimension stands: which input, which axis.
 Place = tuple[int, int]
@@ -382,67 +379,3 @@ def _objects(rows: Sequence[Sequence[Any]], width: int) -> NDArray[Any]:
     for k, row in enumerate(rows):
         array[k] = row
     return array
-
-
-class Templates:
-    """The templates of one graph: made when shapes differ, used for those that follow.
-
-    Attributes:
-        seen: Types of the inputs for which there was no template, the last ones.
-        traced: How many plans were traced.
-        used: How many programs came from a template that was there.
-    """
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self.traced = 0
-        self.used = 0
-        self._graph: Graph | None = None
-        self._templates: list[Template] = []
-        self.seen: list[Types] = []
-        self._fruitless = 0
-
-    def instance(
-        self, graph: Graph, types: Types, options: PlanOptions, cache: WeightCache
-    ) -> Instance | None:
-        """Return the program for inputs of these types; None: a plan has to be made."""
-        if graph is not self._graph:
-            self._graph, self._templates, self.seen, self._fruitless = graph, [], [], 0
-        for template in self._templates:
-            made = template.instance(types) if template.versions.hold() else None
-            if made is not None:
-                self._templates.remove(template)
-                self._templates.insert(0, template)
-                self.used += 1
-                self._fruitless = 0
-                return made
-        self._see(types)
-        groups = self.groups()
-        if not groups or self._fruitless > _PATIENCE:
-            return None
-        self._fruitless += 1
-        try:
-            traced = make_template(graph, types, groups, options, cache)
-        except Exception:  # whatever code does that is not made for it: the plan is made as ever
-            return None
-        if traced is None:
-            return None
-        self.traced += 1
-        self._templates = [traced, *self._templates[: _TEMPLATES - 1]]
-        return traced.instance(types)
-
-    def _see(self, types: Types) -> None:
-        forms = [(type_.dtype, type_.rank) for type_ in types]
-        if self.seen and [(t.dtype, t.rank) for t in self.seen[-1]] != forms:
-            self.seen.clear()
-        self.seen = [*self.seen[-_SEEN + 1 :], types]
-
-    def groups(self) -> list[list[Place]]:
-        """Return the dimensions that differed among the last shapes; equal ones together."""
-        groups: dict[tuple[Any, ...], list[Place]] = {}
-        for position, type_ in enumerate(self.seen[-1]):
-            for axis in range(type_.rank or 0):
-                sizes = tuple((types[position].shape or ())[axis] for types in self.seen)
-                if len(set(sizes)) > 1:
-                    groups.setdefault(sizes, []).append((position, axis))
-        return list(groups.values())

@@ -36,7 +36,7 @@ RUN_RELEASE: Final = 56  # 0: hold Python's lock during the run
 RUN_WALK: Final = 64  # address of the walker
 RUN_WORDS: Final = 9
 
-# The run block of iterations (`subgraph.engine.region.iterations`), which run a program repeatedly.
+# The run block of iterations (`subgraph.engine.cpu.iterations`), which run a program repeatedly.
 # RUN_STATUS is written: 0 the limit is reached, 1 cancelled, 2 ended by the condition.
 ITERATIONS_INNER: Final = 0  # address of the program's own run block
 ITERATIONS_LIMIT: Final = 8  # number of the iteration before which to stop

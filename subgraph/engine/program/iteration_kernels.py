@@ -1,4 +1,4 @@
-"""The compiled function that runs a program repeatedly (`subgraph.engine.region.iterations`).
+"""The compiled function that runs a program repeatedly (`subgraph.engine.cpu.iterations`).
 
 Between two iterations it copies outputs of the program to the inputs that the next one reads.
 """

@@ -1,1 +1,1 @@
-"""Regions on the CPU: which plan or program runs one, and how its loops are run."""
+"""Regions on any device that plans: the strategies that find a plan for a call, in order."""

@@ -1,7 +1,7 @@
-"""What runs a region for one request: it chooses the plan for the inputs, and binds it to memory.
+"""What runs a region for one request: it asks the op for a plan, and binds that to memory.
 
 Plans are the op's (`region_op`) and shared; memory and what is bound to it are the session's, kept
-for the shapes used last. A region that is planned in parts runs by an executor of its own.
+for the shapes used last. A region that is split runs by an executor of its own.
 """
 
 from __future__ import annotations
@@ -10,36 +10,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import is_not, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from subgraph.engine.planner.argument_layout import timed
-from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
-from subgraph.engine.planner.plan_types import Plan, UnknownShapeError
-from subgraph.engine.planner.stored_program import StoredProgram
-from subgraph.engine.planner.symbolic_plan import Instance, Template
+from subgraph.engine.planner.step_profile import timed
+from subgraph.engine.region.bound_plan import BoundPlan
+from subgraph.engine.region.contents import Key
+from subgraph.engine.region.region_op import RegionOp
+from subgraph.engine.region.split_plan import SplitRegion
 from subgraph.errors import RequestCancelledError
 from subgraph.graph.limits import limited
 from subgraph.graph.parameters import Snapshot, epoch, pinned, pinned_snapshot
 from subgraph.graph.types import Array
-from subgraph.operators.subgraph_op import (
-    ProfileEntry,
-    Repeat,
-    RunGiven,
-    RunIterations,
-    Session,
-    Wiring,
-    fill_outputs,
-)
+from subgraph.operators.subgraph_op import ProfileEntry, Repeat, RunGiven, Session, fill_outputs
 from subgraph.runtime.executor import Cancel, Executor
-from subgraph.runtime.executor_plan import Plan as Parts
 from subgraph.system.gc_control import paused_gc
-from subgraph.weights.mapped_files import release
-
-if TYPE_CHECKING:
-    from subgraph.engine.planner.data_dependent_plan import DataDependentPlan, DataDependentProgram
-    from subgraph.engine.region.region_op import CpuSubgraphOp
-
-_Key = tuple[Any, ...]
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
@@ -50,7 +34,7 @@ def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
     return lambda items: [items[k] for k in positions]
 
 
-class CpuSession(Session):
+class RegionSession(Session):
     """Runs a region for one request.
 
     Attributes:
@@ -58,21 +42,19 @@ class CpuSession(Session):
         profiling: Whether every step is measured.
     """
 
-    def __init__(self, op: CpuSubgraphOp) -> None:
+    def __init__(self, op: RegionOp) -> None:
         """Open a session; memory comes with the first run."""
         super().__init__(op)
         self.region = op
-        self._chosen: ExecutablePlan | None = None  # what runs now or ran last
+        self._chosen: BoundPlan | None = None  # what runs now or ran last
         self._cancelled = False
         self.profiling = op.options.profiling
-        self._pool = op.next_pool()
-        self._arena = Arena()
-        self._bound: OrderedDict[_Key, ExecutablePlan] = OrderedDict()
+        self._bound: OrderedDict[Key, BoundPlan] = OrderedDict()
         self._profile: list[ProfileEntry] = []
-        self._parts: tuple[Parts, Executor] | None = None
+        self._parts: tuple[SplitRegion, Executor] | None = None
         self._cancel_parts = Cancel()
-        self._last: ExecutablePlan | None = None
-        self._shapes: _Key = ()  # all of the key where no content decides
+        self._last: BoundPlan | None = None
+        self._shapes: Key = ()  # all of the key where no content decides
         weights = [(k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.given]
         self._expected = [parameter for _, parameter in weights]
         self._weights_of = _picker([k for k, _ in weights])
@@ -99,11 +81,6 @@ class CpuSession(Session):
         """Measure every step from now on."""
         self.profiling = True
 
-    def share(self, other: Session) -> None:
-        """Work in the memory of another session."""
-        assert isinstance(other, CpuSession), "of this class"
-        self._arena = other._arena
-
     def cancel(self) -> None:
         """End the run before its next step."""
         self._cancelled = True  # first: what is chosen from now on is not run
@@ -126,7 +103,7 @@ class CpuSession(Session):
         """Do all that comes before a run on inputs of these shapes."""
         snapshot = Snapshot(self.region.parameters)
         with pinned(snapshot), paused_gc(), limited(seconds=self.region.options.compile_seconds):
-            self._choose(inputs, snapshot)
+            self._choose(inputs, snapshot, as_a_whole=True)
 
     def given_only(self) -> RunGiven:
         """Return how to run on the inputs that are no weights, under a pinned snapshot."""
@@ -144,26 +121,6 @@ class CpuSession(Session):
             return None
         return last.run(inputs, None)
 
-    def turns(self, wiring: Wiring) -> RunIterations | None:
-        """Return how to run turns of a loop, as long as they have one program."""
-        from subgraph.engine.region.compiled_loop import CompiledLoop
-
-        return CompiledLoop(self, wiring)
-
-    def begin(self, program: ExecutablePlan) -> None:
-        """Note that a program of `bind_sized` runs now."""
-        self._chosen = program
-        program.clear()
-        if self._cancelled:  # before `cancel` could know what is to be ended
-            raise RequestCancelledError("the request was cancelled while it ran")
-
-    def bind_sized(self, plan: DataDependentPlan) -> DataDependentProgram:
-        """Return a plan whose sizes data decide, bound to this session's memory."""
-        from subgraph.engine.planner.data_dependent_plan import DataDependentProgram
-
-        self._arena.reserve(plan.laid.arena_bytes)
-        return DataDependentProgram(plan, self._arena, self._pool)
-
     def _run(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
     ) -> Sequence[Any]:
@@ -174,7 +131,7 @@ class CpuSession(Session):
             return self._timed(last, inputs, outputs)
         return last.run(inputs, outputs)
 
-    def ready(self, inputs: Sequence[Any]) -> ExecutablePlan | None:
+    def ready(self, inputs: Sequence[Any]) -> BoundPlan | None:
         """Return what runs these inputs as a whole, its weights fresh; None: they run in parts."""
         last, snapshot = self._last, pinned_snapshot()
         assert snapshot is not None, "a request pins one"
@@ -183,7 +140,7 @@ class CpuSession(Session):
             return last
         # Shapes that take turns, as those of a sequence's items do, come back to their programs.
         # One that is kept by shapes alone has needed no contents.
-        key: _Key = shapes
+        key: Key = shapes
         known = self._bound.get(key)
         if known is None and self.region.depends_on_values:
             key = self.region.key(inputs)
@@ -193,19 +150,15 @@ class CpuSession(Session):
             return self._take(known, key)
         if self.region.parts() is not None:
             return None
-        try:
-            with paused_gc(), limited(seconds=self.region.options.compile_seconds):
-                return self._choose(inputs, snapshot)
-        except UnknownShapeError as error:
-            self.region.parts(error)
-            return None
+        with paused_gc(), limited(seconds=self.region.options.compile_seconds):
+            return self._choose(inputs, snapshot)
 
     def run_parts(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
-        """Run the parts of a graph that cannot be planned as a whole."""
+        """Run a region that is split."""
         parts = self.region.parts()
-        assert parts is not None, "it was cut when it could not be planned"
+        assert parts is not None, "`ready` found it split"
         results = self._executor(parts).run(inputs)
         return results if outputs is None else fill_outputs(results, outputs)
 
@@ -215,9 +168,14 @@ class CpuSession(Session):
             return bool(inputs[0].shape == self._shapes[0])
         return tuple([item.shape for item in inputs]) == self._shapes
 
-    def _choose(self, inputs: Sequence[Any], snapshot: Snapshot) -> ExecutablePlan:
+    def _choose(
+        self, inputs: Sequence[Any], snapshot: Snapshot, *, as_a_whole: bool = False
+    ) -> BoundPlan | None:
+        """Return what the op's strategies find, bound; None if the region is split."""
         region = self.region
-        plan = region.stored_program(inputs, snapshot) or region.plan_for(inputs)
+        plan = region.resolve(inputs, snapshot, as_a_whole=as_a_whole)
+        if isinstance(plan, SplitRegion):
+            return None
         key = region.key(inputs)
         bound = self._bound.get(key)
         if bound is None or bound.plan is not plan:
@@ -230,7 +188,7 @@ class CpuSession(Session):
             bound.refresh(snapshot)
         return self._take(bound, key)
 
-    def _take(self, bound: ExecutablePlan, key: _Key) -> ExecutablePlan:
+    def _take(self, bound: BoundPlan, key: Key) -> BoundPlan:
         """Note what runs inputs of this key."""
         self._shapes = key
         self._last = bound if len(key) == self._given_count else None
@@ -239,7 +197,7 @@ class CpuSession(Session):
             raise RequestCancelledError("the request was cancelled while it ran")
         return bound
 
-    def _executor(self, parts: Parts) -> Executor:
+    def _executor(self, parts: SplitRegion) -> Executor:
         """Return what runs the parts one after the other in this session."""
         if self._parts is None or self._parts[0] is not parts:
             self._cancel_parts.sessions.clear()
@@ -254,33 +212,12 @@ class CpuSession(Session):
             )
         return self._parts[1]
 
-    def _bind(self, plan: Plan | Instance | StoredProgram) -> ExecutablePlan:
-        """Return the plan bound to this session's memory."""
-        if isinstance(plan, Instance):
-            spare = self._spare(plan.template)
-            if spare is not None:
-                self._arena.reserve(plan.arena_bytes)
-                spare.become(plan)
-                return spare
-        if isinstance(plan, StoredProgram):
-            plan.check()
-            laid = plan.laid
-            release(plan.sources, laid.words)
-        else:
-            laid = self.region.laid_out(plan)
-        self._arena.reserve(laid.arena_bytes)
-        return ExecutablePlan(plan, laid, self._arena, self._pool)
-
-    def _spare(self, template: Template) -> ExecutablePlan | None:
-        """Take out the oldest program of a template once there are many; it can be made another."""
-        if len(self._bound) < self.region.options.plans:
-            return None
-        found = (key for key, bound in self._bound.items() if bound.template is template)
-        key = next(found, None)
-        return None if key is None else self._bound.pop(key)
+    def _bind(self, plan: object) -> BoundPlan:
+        """Return what the op's strategies have found, bound to this session's memory."""
+        raise NotImplementedError
 
     def _timed(
-        self, bound: ExecutablePlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
+        self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
         results, spans = bound.run_timed(inputs, outputs)
         self._profile = timed(bound.entries, spans, threading.get_ident())

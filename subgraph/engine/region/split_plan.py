@@ -1,18 +1,57 @@
-"""Split plans: a region in two parts, because a shape follows from values that the region computes.
+"""Strategy: a region in two parts, because a shape follows from values that the region computes.
 
-`subgraph.engine.region.region_op` splits a region when a plan cannot be made; each part is planned
-when the values before it are known.
+Each part is a region of its own, planned when the values before it are known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from subgraph.engine.region.strategy import Request
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.operator import operator_key
 from subgraph.operators.subgraph_op import SubgraphOp, subgraph_node
 from subgraph.partition.replace import Cut, Cutter, put_in
+from subgraph.runtime.executor_plan import Plan as SplitRegion
 from subgraph.runtime.fast_ops import fast_op, gives_size
+
+
+class SplitPlan:
+    """Splits a graph that cannot be planned as a whole; asked first, for a graph that is split."""
+
+    name = "split plan"
+    remembered = False
+
+    def __init__(self, make_op: Callable[[Graph], SubgraphOp]) -> None:
+        """Begin with a graph that is not split; ``make_op`` returns what runs a part of it."""
+        self._make_op = make_op
+        self._split: tuple[Graph, SplitRegion] | None = None
+
+    def resolve(self, request: Request) -> SplitRegion | None:
+        """Return the split graph; None while it is planned as a whole."""
+        if self._split is None and request.obstacle is None:
+            return None
+        graph = request.graph
+        if self._split is None or self._split[0] is not graph:
+            if request.obstacle is None:
+                return None
+            self._split = graph, SplitRegion(cut_at(graph, request.obstacle.node, self._make_op))
+        return self._split[1]
+
+    @property
+    def current(self) -> SplitRegion | None:
+        """The split graph, if there is one."""
+        return None if self._split is None else self._split[1]
+
+    def of(self, graph_of: Callable[[], Graph]) -> SplitRegion | None:
+        """Return the split graph, None if the graph that runs now is planned as a whole."""
+        if self._split is None or self._split[0] is not graph_of():
+            return None
+        return self._split[1]
+
+    def forget(self) -> None:
+        """Drop the split graph."""
+        self._split = None
 
 
 def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> Graph:

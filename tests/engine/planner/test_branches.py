@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.region import iterations
+from subgraph.engine.cpu import iterations
 from subgraph.graph.types import Array
 from subgraph.runtime import control_flow
 from tests.support.peer import check_results, session_of

@@ -11,9 +11,9 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.engine.cpu import data_dependent_loop, iterations
 from subgraph.engine.planner import data_dependent_plan
 from subgraph.engine.planner.data_dependent_plan import DataDependentPlan
-from subgraph.engine.region import compiled_loop, iterations
 from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import Turned
 from tests.support.peer import check_results, session_of
@@ -32,7 +32,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[DataDependentPlan | None]:
         made.append(found)
         return found
 
-    monkeypatch.setattr(compiled_loop, "make_data_dependent_plan", noted)
+    monkeypatch.setattr(data_dependent_loop, "make_data_dependent_plan", noted)
     return made
 
 
@@ -42,10 +42,9 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     made: list[tuple[int, int]] = []
     run = iterations.Iterations.run
 
-    def noted(self: Any, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned | None:
+    def noted(self: Any, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned:
         found = run(self, inputs, limit, first)
-        if found is not None:
-            made.append((first, found.done))
+        made.append((first, found.done))
         return found
 
     monkeypatch.setattr(iterations.Iterations, "run", noted)

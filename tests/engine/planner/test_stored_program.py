@@ -16,8 +16,9 @@ from subgraph.devices.blob import PROLOGUE, read_header
 from subgraph.devices.export import region_nodes
 from subgraph.devices.plugins import cpu
 from subgraph.devices.plugins.multi import MultiModel
-from subgraph.engine.region import region_op
-from subgraph.engine.region.region_op import CpuSubgraphOp
+from subgraph.engine.cpu import stored_programs
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
+from subgraph.engine.region import concrete_plan
 from subgraph.graph.types import Array
 
 pytestmark = pytest.mark.plain_memory
@@ -67,7 +68,7 @@ def forbid_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise AssertionError("nothing has to be planned")
 
-    monkeypatch.setattr(region_op, "make_plan", fail)
+    monkeypatch.setattr(concrete_plan, "make_plan", fail)
     monkeypatch.setattr(cpu, "fuse", fail)
 
 
@@ -211,7 +212,7 @@ def test_a_file_of_somebody_else_is_planned_anew(
     def fail(*_: Any) -> Any:
         raise AssertionError("its words are followed")
 
-    monkeypatch.setattr(region_op, "read_program", fail)
+    monkeypatch.setattr(stored_programs, "read", fail)
     again = core.import_model(stream, "CPU")
     same(again, model)
 

@@ -17,9 +17,10 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.export import region_nodes
 from subgraph.engine.codegen.tiling import LOW_ROWS, tile_rows
+from subgraph.engine.cpu import symbolic_plans
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
+from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
 from subgraph.engine.planner import symbolic_plan
-from subgraph.engine.planner.symbolic_plan import Templates
-from subgraph.engine.region.region_op import CpuSubgraphOp
 from subgraph.graph.symbolic import SymInt, Trace, float_bits, is_symbolic, pinned, recorded, single
 from subgraph.graph.types import Array
 from subgraph.ops.conv.direct import cut, tile_cycles
@@ -318,11 +319,11 @@ GRAPHS: dict[str, tuple[Callable[[], sg.Graph], Feed]] = {
 }
 
 
-def _templates(model: sg.CompiledModel) -> Templates:
+def _templates(model: sg.CompiledModel) -> SymbolicPlans:
     (node,) = region_nodes(model.graph)
     region = node.op
     assert isinstance(region, CpuSubgraphOp)
-    return region._templates  # pyright: ignore[reportPrivateUsage]
+    return region.symbolic
 
 
 def _close(got: Any, want: Any) -> None:
@@ -460,10 +461,13 @@ def test_what_cannot_be_traced_is_planned_as_ever(monkeypatch: pytest.MonkeyPatc
         asked.append(len(args))
         raise TypeError("a rule that takes plain numbers only")
 
-    monkeypatch.setattr(symbolic_plan, "make_template", refuse)
+    monkeypatch.setattr(symbolic_plans, "make_template", refuse)
     model = sg.compile_model(_attention(), "CPU", ONE_THREAD)
     _running(range(5, 30), model)
     assert _templates(model).used == 0
+    (counts,) = model.get_property("REGION_STRATEGIES").values()
+    causes = counts["declined"]["symbolic plan"]
+    assert causes["TypeError: a rule that takes plain numbers only"] == len(asked)
     assert len(asked) < 12, "it is given up after some shapes"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.region import region_op
+from subgraph.engine.region import concrete_plan, split_plan
 
 pytestmark = pytest.mark.usefixtures("quick_opencl_builds")
 DEVICES = ("CPU", "OPENCL")
@@ -109,8 +109,8 @@ def test_an_axis_that_data_decide(device: str) -> None:
 def test_what_follows_a_count_sees_a_shape(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second count on a template gives the plans, as for inputs of other shapes."""
     plans: list[Any] = []
-    make = region_op.make_plan
-    monkeypatch.setattr(region_op, "make_plan", lambda *a: plans.append(a) or make(*a))
+    make = concrete_plan.make_plan
+    monkeypatch.setattr(concrete_plan, "make_plan", lambda *a: plans.append(a) or make(*a))
     x = sg.input("x", (50, 8))
     found = ops.Transpose(ops.NonZero(ops.Greater(ops.ReduceSum(x, axes=[1]), np.float32(0))))
     rows = ops.Gather(x, ops.Squeeze(ops.Slice(found, [0], [1], [1]), [1]))
@@ -141,8 +141,8 @@ def test_many_counts_cut_once(device: str, monkeypatch: pytest.MonkeyPatch) -> N
         cuts.append(node.name)
         return cut_at(graph, node, make_op)
 
-    cut_at = region_op.cut_at
-    monkeypatch.setattr(region_op, "cut_at", counted)
+    cut_at = split_plan.cut_at
+    monkeypatch.setattr(split_plan, "cut_at", counted)
     classes = 40
     x = sg.input("x", (600, classes))
     found: list[sg.Value] = []

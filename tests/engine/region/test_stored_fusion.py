@@ -15,8 +15,8 @@ from subgraph import ops
 from subgraph.devices.blob import read_header
 from subgraph.devices.export import region_nodes
 from subgraph.devices.plugins import cpu
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.region import region_op
-from subgraph.engine.region.region_op import CpuSubgraphOp
 from subgraph.engine.region.stored_fusion import describe, rebuild
 from subgraph.text_form.writer import print_graph
 from tests.support.blobs import forged

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import subgraph as sg
 from subgraph.devices.export import region_nodes
-from subgraph.engine.region.region_op import CpuSubgraphOp
+from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.protobuf import type_to_proto
 

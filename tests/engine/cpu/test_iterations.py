@@ -12,8 +12,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.region import iterations
-from subgraph.engine.region.region_session import CpuSession
+from subgraph.engine.cpu import iterations
+from subgraph.engine.cpu.region_session import CpuSession
 from subgraph.graph.types import Array
 from tests.support.peer import check_results, session_of
 

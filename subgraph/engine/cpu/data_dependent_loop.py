@@ -1,18 +1,19 @@
-"""The iterations of one loop in a session: which program runs them, as long as there is one.
+"""Strategy for a loop: plans whose sizes the data of the loop's body decide.
 
-A body of known sizes has its plan like every region. Where the body's own data decide sizes, a
-data-dependent plan (`subgraph.engine.planner.data_dependent_plan`) is made for the sizes at hand.
-An iteration that does not fit it runs in the executor, and a new plan for its sizes follows.
+Each plan (`subgraph.engine.planner.data_dependent_plan`) is made for the sizes at hand. An
+iteration that does not fit one runs in the executor, and a new plan for its sizes follows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 
+from subgraph.engine.cpu.iterations import Iterations, wired
+from subgraph.engine.cpu.loop_session import LoopSession
 from subgraph.engine.planner.data_dependent_plan import (
     DataDependentPlan,
     DataDependentProgram,
@@ -20,16 +21,12 @@ from subgraph.engine.planner.data_dependent_plan import (
     make_data_dependent_plan,
     usual,
 )
-from subgraph.engine.planner.executable_plan import ExecutablePlan
-from subgraph.engine.region.iterations import Iterations, wired
+from subgraph.engine.region.region_op import RegionOp
+from subgraph.engine.region.strategy import Declined
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import pinned_snapshot
 from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.subgraph_op import Turned, Wiring
-
-if TYPE_CHECKING:
-    from subgraph.engine.region.region_op import CpuSubgraphOp
-    from subgraph.engine.region.region_session import CpuSession
 
 # How many sized plans are made at first, how many turns pay for one more, and how many are kept.
 _PLANS, _PAID, _KEPT = 4, 64, 16
@@ -64,55 +61,39 @@ class _Sized:
         return fits and shapes == [list(shape) for shape in self.shapes]
 
 
-class CompiledLoop:
-    """Makes the turns of one loop."""
+class DataDependentLoop:
+    """Runs the iterations of one loop by plans whose sizes data decide."""
 
-    def __init__(self, session: CpuSession, wiring: Wiring) -> None:
-        """Begin with no program."""
+    name = "loop of data-dependent plans"
+
+    def __init__(self, session: LoopSession, wiring: Wiring) -> None:
+        """Begin with no plan."""
         self._session = session
         self._wiring = wiring
         self._pairs = [(made, read) for made, read in wiring.states if read is not None]
-        self._known: tuple[object, Iterations | None] | None = None
         self._sized: list[_Sized] = []  # the one that served last first
         self._plans = self._misfits = self._made = 0
         self._refused = False
         self._unfit: set[tuple[tuple[int, ...], ...]] = set()  # shapes that no plan here takes
 
-    def __call__(self, inputs: Sequence[Any], limit: int | None, first: int) -> Turned | None:
-        """Make turns; see `Session.turns`."""
-        session, items = self._session, self._wiring.items
-        if session.profiling:
-            return None
-        given = [item[0] if k in items else item for k, item in enumerate(inputs)]
-        if session.region.is_one_plan:
-            bound = session.ready(given)
-            if bound is not None and session.region.is_one_plan:
-                if self._known is None or self._known[0] is not bound.inputs:
-                    self._known = bound.inputs, wired(bound, self._wiring)
-                turns = self._known[1]
-                if turns is not None:
-                    return turns.run(inputs, limit, first)
-                if not self._grows(bound):
-                    return None
-        return self._of_sizes(given, inputs, limit, first)
-
-    def _grows(self, bound: ExecutablePlan) -> bool:
-        """Return whether what follows an input has another size."""
-        ends = {end.position: end for end in bound.inputs}
-        return any(bound.outputs[made].type != ends[read].type for made, read in self._pairs)
-
-    def _of_sizes(
+    def run(
         self, given: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
-    ) -> Turned | None:
-        """Make turns by the first sized plan that fits; one more is made if none does."""
-        if self._refused or (self._misfits > _SOME and self._made < _WORTH * self._misfits):
-            return None
+    ) -> Turned:
+        """Run iterations by the first plan that fits; one more is made if none does.
+
+        Raises:
+            Declined: No plan fits, and none can be made.
+        """
+        if self._refused:
+            raise Declined("no plan can be made in which the body's data decide sizes")
+        if self._misfits > _SOME and self._made < _WORTH * self._misfits:
+            raise Declined("too few iterations have fitted a plan")
         shapes = tuple([item.shape for item in given])
         if shapes in self._unfit:
             return Turned([], [], first, going=True)
         turned = self._tried(given, inputs, limit, first)
         if turned is None:
-            return None
+            raise Declined("no plan fits the sizes of this iteration")
         self._made += turned.done - first
         self._misfits += turned.going and turned.done != limit
         # Where nothing but these shapes decides, no other try is needed.
@@ -127,7 +108,7 @@ class CompiledLoop:
         turned: Turned | None = None
         for each in [each for each in self._sized if self._holds(each, given)]:
             turned = self._run(each, inputs, limit, first)
-            if turned is None or turned.done > first:
+            if turned.done > first:
                 return turned
         made = self._new(given)
         if made is None:
@@ -135,16 +116,14 @@ class CompiledLoop:
         self._unfit.clear()
         return self._run(made, inputs, limit, first)
 
-    def _run(
-        self, sized: _Sized, inputs: Sequence[Any], limit: int | None, first: int
-    ) -> Turned | None:
+    def _run(self, sized: _Sized, inputs: Sequence[Any], limit: int | None, first: int) -> Turned:
         session, snapshot = self._session, pinned_snapshot()
         assert snapshot is not None, "a request pins one"
         if sized.program.epoch != snapshot.epoch:
             sized.program.refresh(snapshot)
         session.begin(sized.program)
         turned = sized.turns.run(inputs, limit, first)
-        if turned is not None and turned.done > first and self._sized[0] is not sized:
+        if turned.done > first and self._sized[0] is not sized:
             self._sized.remove(sized)
             self._sized.insert(0, sized)
         return turned
@@ -177,7 +156,7 @@ class CompiledLoop:
         return same and sized.takes(given)
 
 
-def _values(region: CpuSubgraphOp, inputs: Sequence[Any]) -> ValueOf:
+def _values(region: RegionOp, inputs: Sequence[Any]) -> ValueOf:
     """Return what computes a value of the region's graph for certain inputs."""
     graph = region.fused
 

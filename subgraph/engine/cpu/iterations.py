@@ -109,7 +109,7 @@ class Iterations:
             for axis, register in self._grown[made][1].items()
         ]
 
-    def run(self, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned | None:
+    def run(self, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned:
         """Make the turns; see `Session.turns`."""
         self._bound.settle()
         items = self._enter(inputs)

@@ -1,0 +1,1 @@
+"""Regions on the CPU: its strategies, its programs in memory, and its compiled loops."""

@@ -1,0 +1,89 @@
+"""The iterations of one loop in a session: strategies that run them without Python in between.
+
+Where none serves, the executor runs the iterations one by one, each as a call of the region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from subgraph.engine.cpu.data_dependent_loop import DataDependentLoop
+from subgraph.engine.cpu.iterations import Iterations, wired
+from subgraph.engine.cpu.loop_session import LoopSession
+from subgraph.engine.planner.executable_plan import ExecutablePlan
+from subgraph.engine.region.strategy import Declined
+from subgraph.operators.subgraph_op import Turned, Wiring
+
+
+class _ImpossibleError(Declined):
+    """No later strategy for loops can serve either."""
+
+
+class OnePlanLoop:
+    """Runs the iterations of a loop whose body has one plan, which fits every iteration."""
+
+    name = "loop of one plan"
+
+    def __init__(self, session: LoopSession, wiring: Wiring) -> None:
+        """Begin with no program."""
+        self._session = session
+        self._wiring = wiring
+        self._pairs = [(made, read) for made, read in wiring.states if read is not None]
+        self._known: tuple[object, Iterations | None] | None = None
+
+    def run(
+        self, given: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
+    ) -> Turned:
+        """Run iterations by the plan of the body.
+
+        Raises:
+            Declined: The body has no plan that fits every iteration.
+        """
+        region = self._session.region
+        bound = self._session.ready(given) if region.is_one_plan else None
+        if bound is None or not region.is_one_plan:
+            raise Declined("the body has no one plan for these shapes")
+        assert isinstance(bound, ExecutablePlan), "regions of the CPU have no others"
+        if self._known is None or self._known[0] is not bound.inputs:
+            self._known = bound.inputs, wired(bound, self._wiring)
+        iterations = self._known[1]
+        if iterations is not None:
+            return iterations.run(inputs, limit, first)
+        if self._grows(bound):
+            raise Declined("a value has another size in the next iteration")
+        raise _ImpossibleError("the plan has reference steps, or values too large to be copied")
+
+    def _grows(self, bound: ExecutablePlan) -> bool:
+        """Return whether what follows an input has another size."""
+        ends = {end.position: end for end in bound.inputs}
+        return any(bound.outputs[made].type != ends[read].type for made, read in self._pairs)
+
+
+class CompiledLoop:
+    """Runs the iterations of one loop by the first strategy that serves."""
+
+    def __init__(self, session: LoopSession, wiring: Wiring) -> None:
+        """Take the strategies in the order in which they are asked."""
+        self._session = session
+        self._items = wiring.items
+        self._strategies = OnePlanLoop(session, wiring), DataDependentLoop(session, wiring)
+
+    def __call__(self, inputs: Sequence[Any], limit: int | None, first: int) -> Turned | None:
+        """Run iterations; see `Session.turns`."""
+        resolver = self._session.region.resolver
+        if self._session.profiling:
+            resolver.note("compiled loop", "runs are measured node by node")
+            return None
+        given = [item[0] if k in self._items else item for k, item in enumerate(inputs)]
+        for strategy in self._strategies:
+            try:
+                turned = strategy.run(given, inputs, limit, first)
+            except Declined as reason:
+                resolver.note(strategy.name, str(reason))
+                if isinstance(reason, _ImpossibleError):
+                    return None
+                continue
+            resolver.chosen[strategy.name] += 1
+            return turned
+        return None

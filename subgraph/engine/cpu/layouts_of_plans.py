@@ -1,0 +1,36 @@
+"""The argument words of a region's plans, made once for all sessions."""
+
+from __future__ import annotations
+
+import threading
+from weakref import WeakKeyDictionary
+
+from subgraph.engine.planner.argument_layout import ArgumentLayout, lay_out
+from subgraph.engine.planner.plan_types import Plan
+from subgraph.engine.planner.symbolic_plan import Instance
+from subgraph.system.forking import free_in_child
+from subgraph.weights.cache import WeightCache
+
+
+class LayoutsOfPlans:
+    """Argument layouts by plan, as long as somebody has the plan."""
+
+    def __init__(self, weights: WeightCache) -> None:
+        """Take weights from the cache of the op."""
+        self._weights = weights
+        self._lock = free_in_child(threading.Lock())
+        self._layouts: WeakKeyDictionary[Plan, ArgumentLayout] = WeakKeyDictionary()
+
+    def of(self, plan: Plan | Instance) -> ArgumentLayout:
+        """Return the argument words of a plan."""
+        if isinstance(plan, Instance):
+            return plan.laid()
+        with self._lock:
+            layout = self._layouts.get(plan)
+            if layout is None:
+                layout = self._layouts[plan] = lay_out(plan, self._weights)
+            return layout
+
+    def forget(self) -> None:
+        """Drop all layouts."""
+        self._layouts.clear()

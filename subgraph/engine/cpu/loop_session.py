@@ -1,0 +1,23 @@
+"""What the strategies for loops use of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from subgraph.engine.planner.data_dependent_plan import DataDependentPlan, DataDependentProgram
+from subgraph.engine.planner.executable_plan import ExecutablePlan
+from subgraph.engine.region.bound_plan import BoundPlan
+from subgraph.engine.region.region_op import RegionOp
+
+
+class LoopSession(Protocol):
+    """The part of `CpuSession` that loops use; the methods are described there."""
+
+    profiling: bool
+
+    @property
+    def region(self) -> RegionOp: ...
+    def ready(self, inputs: Sequence[Any]) -> BoundPlan | None: ...
+    def begin(self, program: ExecutablePlan) -> None: ...
+    def bind_sized(self, plan: DataDependentPlan) -> DataDependentProgram: ...

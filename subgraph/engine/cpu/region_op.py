@@ -1,0 +1,172 @@
+"""The subgraph op of the CPU device: regions by programs of compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.cpu.dry_run_plan import DryRunPlan
+from subgraph.engine.cpu.layouts_of_plans import LayoutsOfPlans
+from subgraph.engine.cpu.region_session import CpuSession
+from subgraph.engine.cpu.stored_programs import StoredPrograms
+from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
+from subgraph.engine.planner.argument_layout import lay_out
+from subgraph.engine.planner.concrete_types import concrete
+from subgraph.engine.planner.dry_run import Trial
+from subgraph.engine.planner.plan import make_plan
+from subgraph.engine.planner.plan_types import Plan
+from subgraph.engine.planner.stored_program import describe as describe_program
+from subgraph.engine.planner.symbolic_plan import Instance
+from subgraph.engine.program.pool import Pool
+from subgraph.engine.region.concrete_plan import ConcretePlan
+from subgraph.engine.region.region_op import Fuse, Guards, RegionOp, RegionOptions, without_weights
+from subgraph.engine.region.strategy import Strategy
+from subgraph.errors import SubgraphError
+from subgraph.graph.graph import Graph
+from subgraph.graph.parameters import Versions
+from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.operators.subgraph_op import ExportFile, ImportFile, SubgraphOp
+from subgraph.system import guard_pages
+from subgraph.weights.cache import WeightCache, WeightEntry
+
+# Sizes to try where weights are prepared and dimensions not known: of the first one, of others.
+_SIZES = ((1, 64), (1, 224), (16, 64))
+
+
+@attrs.frozen
+class CpuRegionOptions(RegionOptions):
+    """How a region of the CPU is run.
+
+    Attributes:
+        pools: The threads of each stream; none for the caller's alone.
+    """
+
+    pools: tuple[Pool, ...] = ()
+
+
+class CpuSubgraphOp(RegionOp):
+    """Runs a graph by plans of compiled kernels.
+
+    Attributes:
+        symbolic: The strategy that serves shapes that differ from call to call.
+    """
+
+    device = "CPU"
+    options: CpuRegionOptions
+
+    def __init__(self, subgraph: Graph, options: CpuRegionOptions, fuse: Fuse) -> None:
+        """Take a graph; see `RegionOp`."""
+        super().__init__(subgraph, options, fuse)
+        self._sessions = count()
+        self._layouts = LayoutsOfPlans(self.weights)
+
+    def strategies(self) -> list[Strategy]:
+        """Return the CPU's strategies in the order in which they are asked."""
+        self._stored, self._dry_run = StoredPrograms(), DryRunPlan()
+        self.symbolic = SymbolicPlans(self.options.plan, self.weights)
+        last = ConcretePlan(self.options.plan)
+        return [self._split, self._stored, self._known, self.symbolic, self._dry_run, last]
+
+    def part(self, subgraph: Graph) -> SubgraphOp:
+        """Return what runs a part of the fused graph."""
+        return CpuSubgraphOp(subgraph, self.options, without_weights)
+
+    def session(self) -> CpuSession:
+        """Return a session with memory of its own; streams take its threads in rotation."""
+        pools = self.options.pools
+        pool = pools[next(self._sessions) % len(pools)] if pools else None
+        return CpuSession(self, self._layouts, pool)
+
+    def release(self) -> None:
+        """Let go of plans, programs and weights."""
+        with self._lock:
+            super().release()
+            self._stored.take_types()
+            self._layouts.forget()
+
+    def adopt(self, fused: Graph, guards: Guards, trial: Trial) -> None:
+        """Take what a query of the same graph has made: the fused graph and its dry run."""
+        ends = [[v.name for v in g.inputs if v.parameter is None] for g in (fused, self.subgraph)]
+        outputs = [[v.name for v in g.outputs] for g in (fused, self.subgraph)]
+        if ends[0] == ends[1] and outputs[0] == outputs[1]:
+            with self._lock:
+                self._fused = fused, Versions(guards)
+                self._dry_run.adopt(trial)
+
+    def prepare(self) -> None:
+        """Plan, and lay out the weights, for the shapes that ran or, if none did, that are known.
+
+        Where the shapes of inputs are not known, the weights come in the form that does not
+        depend on them.
+        """
+        known = self._stored.take_types()
+        if not known and not self._known.plans():
+            stated = [self.subgraph.inputs[position].type for position in self.given]
+            tensors = [t for t in stated if isinstance(t, TensorType) and t.shape is not None]
+            if len(tensors) < len(stated):
+                return
+            if any(not t.is_static for t in tensors):
+                self._prepare_for_any(tensors)
+                return
+            known.append(tensors)
+        for types in known:
+            inputs = [
+                np.broadcast_to(np.zeros((), numpy_dtype(t.dtype)), concrete(t)) for t in types
+            ]
+            with suppress(Exception):  # what is wrong shows when it runs
+                self.session().prepare(inputs)
+
+    def _prepare_for_any(self, types: Sequence[TensorType]) -> None:
+        """Hold the weights that plans for several sizes of what is not known have in common."""
+        found: list[dict[WeightEntry, None]] = []
+        for first, others in _SIZES:
+            cache = WeightCache()
+            sized = [_sized(type_, first, others) for type_ in types]
+            with suppress(SubgraphError):  # a size that the graph does not take
+                lay_out(make_plan(self.fused, sized, {}, self.options.plan), cache)
+                found.append(dict.fromkeys(cache))
+        if len(found) > 1:
+            for entry in found[0]:
+                if all(entry in other for other in found):
+                    self.weights.hold(entry)
+
+    def to_export(self, file: ExportFile) -> dict[str, Any] | None:
+        """Return how the graph was fused, and its programs; without those that no file can hold."""
+        with self._lock:
+            fusion = super().to_export(file)
+            found = [self._described(plan, file) for plan in self._known.plans()]
+        programs = [each for each in found if each is not None]
+        if fusion is None and not programs:
+            return None
+        none: dict[str, Any] = {"fusion": self.fusion, "nodes": None, "guards": []}
+        return {**(fusion or none), "options": self._plan_options, "programs": programs}
+
+    def _described(self, plan: Plan | Instance, file: ExportFile) -> dict[str, Any] | None:
+        if self.depends_on_values or guard_pages.MODE or not plan.versions.hold():
+            return None
+        return describe_program(self._layouts.of(plan), file)
+
+    @property
+    def _plan_options(self) -> str:
+        plan = self.options.plan
+        return f"{plan.threads} {plan.blocked} {sorted(plan.properties.items())}"
+
+    def restore(self, saved: Mapping[str, Any], file: ImportFile) -> None:
+        """Take the programs of an exported model, and the fused graph, if they are as this op's."""
+        super().restore(saved, file)
+        same = (saved.get("fusion"), saved.get("options")) == (self.fusion, self._plan_options)
+        if same and not guard_pages.MODE:
+            self._stored.read(saved["programs"], file, self.parameters)
+
+
+def _sized(type_: TensorType, first: int, others: int) -> TensorType:
+    """Return the type with sizes for the dimensions that are not known."""
+    assert type_.shape is not None
+    sizes = (first, *[others] * len(type_.shape))
+    pairs = zip(type_.shape, sizes, strict=False)
+    return TensorType(type_.dtype, [dim if isinstance(dim, int) else size for dim, size in pairs])

@@ -1,0 +1,82 @@
+"""What runs a region of the CPU for one request: plans over an arena, and loops without Python."""
+
+from __future__ import annotations
+
+from subgraph.engine.cpu.compiled_loop import CompiledLoop
+from subgraph.engine.cpu.layouts_of_plans import LayoutsOfPlans
+from subgraph.engine.planner.data_dependent_plan import DataDependentPlan, DataDependentProgram
+from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
+from subgraph.engine.planner.plan_types import Plan
+from subgraph.engine.planner.stored_program import StoredProgram
+from subgraph.engine.planner.symbolic_plan import Instance, Template
+from subgraph.engine.program.pool import Pool
+from subgraph.engine.region.region_op import RegionOp
+from subgraph.engine.region.region_session import RegionSession
+from subgraph.errors import RequestCancelledError
+from subgraph.operators.subgraph_op import RunIterations, Session, Wiring
+from subgraph.weights.mapped_files import release
+
+
+class CpuSession(RegionSession):
+    """Runs a region for one request; its plans work one after another in the same arena."""
+
+    def __init__(self, op: RegionOp, layouts: LayoutsOfPlans, pool: Pool | None) -> None:
+        """Open a session; memory comes with the first run.
+
+        Args:
+            op: The op.
+            layouts: The argument words of its plans.
+            pool: The threads that run steps; None: the caller's alone.
+        """
+        super().__init__(op)
+        self._layouts = layouts
+        self._pool = pool
+        self._arena = Arena()
+
+    def share(self, other: Session) -> None:
+        """Work in the memory of another session."""
+        assert isinstance(other, CpuSession), "of this class"
+        self._arena = other._arena
+
+    def turns(self, wiring: Wiring) -> RunIterations | None:
+        """Return how to run iterations of a loop, as long as they have one program."""
+        return CompiledLoop(self, wiring)
+
+    def begin(self, program: ExecutablePlan) -> None:
+        """Note that a program of `bind_sized` runs now."""
+        self._chosen = program
+        program.clear()
+        if self._cancelled:  # before `cancel` could know what is to be ended
+            raise RequestCancelledError("the request was cancelled while it ran")
+
+    def bind_sized(self, plan: DataDependentPlan) -> DataDependentProgram:
+        """Return a plan whose sizes data decide, bound to this session's memory."""
+        self._arena.reserve(plan.laid.arena_bytes)
+        return DataDependentProgram(plan, self._arena, self._pool)
+
+    def _bind(self, plan: object) -> ExecutablePlan:
+        if isinstance(plan, Instance):
+            spare = self._spare(plan.template)
+            if spare is not None:
+                self._arena.reserve(plan.arena_bytes)
+                spare.become(plan)
+                return spare
+        if isinstance(plan, StoredProgram):
+            plan.check()
+            laid = plan.laid
+            release(plan.sources, laid.words)
+        else:
+            assert isinstance(plan, (Plan, Instance)), "the strategies of the CPU return no others"
+            laid = self._layouts.of(plan)
+        self._arena.reserve(laid.arena_bytes)
+        return ExecutablePlan(plan, laid, self._arena, self._pool)
+
+    def _spare(self, template: Template) -> ExecutablePlan | None:
+        """Take out the oldest program of a template once there are many; it can be made another."""
+        if len(self._bound) < self.region.options.plans:
+            return None
+        for key, bound in self._bound.items():
+            if isinstance(bound, ExecutablePlan) and bound.template is template:
+                del self._bound[key]
+                return bound
+        return None

@@ -1,0 +1,54 @@
+"""Strategy: a program from an exported model, for the shapes that the model had run with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from subgraph.engine.planner.stored_program import StoredProgram, read
+from subgraph.engine.region.strategy import Declined, Request
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import TensorType
+from subgraph.operators.subgraph_op import ImportFile
+
+
+class StoredPrograms:
+    """The programs of a file; asked before the graph is fused, which they do not need."""
+
+    name = "stored program"
+    remembered = False
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._programs: list[StoredProgram] = []
+
+    def read(
+        self, stored: Sequence[Mapping[str, Any]], file: ImportFile, parameters: Sequence[Parameter]
+    ) -> None:
+        """Take the programs of a file whose kernels are those of now."""
+        found = (read(each, file, parameters) for each in stored)
+        self._programs = [program for program in found if program is not None]
+
+    def resolve(self, request: Request) -> StoredProgram | None:
+        """Return the program for the types of the request; None where no file had any.
+
+        Raises:
+            Declined: It is for other weights, or none is for these types.
+        """
+        if not self._programs:
+            return None
+        for program in self._programs:
+            if program.fits(request.inputs):
+                if program.holds(request.snapshot):
+                    return program
+                self._programs = [each for each in self._programs if each is not program]
+                raise Declined("weights have changed since the file was written")
+        raise Declined("the file has no program for these shapes")
+
+    def take_types(self) -> list[list[TensorType]]:
+        """Return the types of the inputs of each program, and drop all programs."""
+        programs, self._programs = self._programs, []
+        return [[TensorType(e.dtype, e.shape) for e in p.laid.inputs] for p in programs]
+
+    def forget(self) -> None:
+        """Keep the programs: they are for certain weights, whatever the graph is fused to."""

@@ -1,0 +1,101 @@
+"""Strategy: a plan for all sizes of the dimensions that differ from call to call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from subgraph.engine.planner.plan_types import PlanOptions
+from subgraph.engine.planner.symbolic_plan import Instance, Place, Template, Types, make_template
+from subgraph.engine.region.strategy import Declined, Request
+from subgraph.graph.graph import Graph
+from subgraph.weights.cache import WeightCache
+
+_SEEN = 4  # last shapes by which it is found which dimensions differ
+_TEMPLATES = 16  # symbolic plans that are kept
+_PATIENCE = 8  # symbolic plans made in a row of which none served another shape
+
+
+class SymbolicPlans:
+    """The symbolic plans of one graph: made when shapes differ, used for those that follow.
+
+    Attributes:
+        seen: Types of the inputs for which there was no plan, the last ones.
+        traced: How many symbolic plans were made.
+        used: How many requests were served by one that was there.
+    """
+
+    name = "symbolic plan"
+    remembered = True
+
+    def __init__(self, options: PlanOptions, weights: WeightCache) -> None:
+        """Begin with none.
+
+        Args:
+            options: What plans depend on.
+            weights: The op's weight cache.
+        """
+        self.traced = 0
+        self.used = 0
+        self.seen: list[Types] = []
+        self._options = options
+        self._weights = weights
+        self._graph: Graph | None = None
+        self._templates: list[Template] = []
+        self._fruitless = 0
+
+    def resolve(self, request: Request) -> Instance | None:
+        """Return the program for the types of a request; None while no dimension has differed.
+
+        Raises:
+            Declined: There is no symbolic plan for these types, and none can be made.
+        """
+        graph, types = request.graph, request.types
+        if request.contents:
+            raise Declined("shapes depend on the content of inputs")
+        if graph is not self._graph:
+            self.forget()
+            self._graph = graph
+        for template in self._templates:
+            made = template.instance(types) if template.versions.hold() else None
+            if made is not None:
+                self._templates.remove(template)
+                self._templates.insert(0, template)
+                self.used += 1
+                self._fruitless = 0
+                return made
+        self._see(types)
+        groups = self.groups()
+        if not groups:
+            return None
+        if self._fruitless > _PATIENCE:
+            raise Declined(f"none of the last {_PATIENCE} symbolic plans served another shape")
+        self._fruitless += 1
+        try:
+            traced = make_template(graph, types, groups, self._options, self._weights)
+        except Exception as error:  # whatever code does that is not made for symbolic sizes
+            raise Declined(f"{type(error).__name__}: {error}") from error
+        if traced is None:
+            raise Declined("the reference computes a part of the plan")
+        self.traced += 1
+        self._templates = [traced, *self._templates[: _TEMPLATES - 1]]
+        return traced.instance(types)
+
+    def forget(self) -> None:
+        """Drop all of them."""
+        self._graph, self._templates, self.seen, self._fruitless = None, [], [], 0
+
+    def _see(self, types: Types) -> None:
+        forms = [(type_.dtype, type_.rank) for type_ in types]
+        if self.seen and [(t.dtype, t.rank) for t in self.seen[-1]] != forms:
+            self.seen.clear()
+        self.seen = [*self.seen[-_SEEN + 1 :], types]
+
+    def groups(self) -> list[list[Place]]:
+        """Return the dimensions that differed among the last shapes; equal ones together."""
+        groups: dict[tuple[Any, ...], list[Place]] = {}
+        for position, type_ in enumerate(self.seen[-1]):
+            for axis in range(type_.rank or 0):
+                sizes = tuple((types[position].shape or ())[axis] for types in self.seen)
+                if len(set(sizes)) > 1:
+                    groups.setdefault(sizes, []).append((position, axis))
+        return list(groups.values())

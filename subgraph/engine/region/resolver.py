@@ -1,0 +1,124 @@
+"""The one way from a call of a region to what runs it: strategies, asked in their order.
+
+See docs/running_a_region.md for the whole order and an example of each strategy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from subgraph.engine.planner.plan_types import UnknownShapeError
+from subgraph.engine.region.contents import DecidingContents
+from subgraph.engine.region.known_plans import KnownPlans
+from subgraph.engine.region.strategy import Declined, Request, Strategy
+from subgraph.graph.graph import Graph
+from subgraph.graph.parameters import Snapshot
+
+_LOG = logging.getLogger("subgraph.engine")
+_MOST_CAUSES = 64  # distinct causes that are counted one by one
+
+
+class Resolver:
+    """Finds what runs a region, and counts which strategy it was and which declined.
+
+    Attributes:
+        strategies: In the order in which they are asked.
+        contents: The inputs whose content decides shapes.
+        chosen: How often each strategy served a request.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        graph_of: Callable[[], Graph],
+        strategies: Sequence[Strategy],
+        known: KnownPlans,
+    ) -> None:
+        """Take the strategies of a region.
+
+        Args:
+            name: The region's name, for logs.
+            graph_of: Returns the fused graph for the present parameters.
+            strategies: In the order in which they are asked.
+            known: The one among them that remembers what others returned.
+        """
+        self._name = name
+        self._graph_of = graph_of
+        self.strategies = strategies
+        self._known = known
+        self.contents = DecidingContents()
+        self.chosen: Counter[str] = Counter()
+        self._declined: Counter[tuple[str, str]] = Counter()
+
+    def resolve(
+        self, inputs: Sequence[Any], snapshot: Snapshot, *, as_a_whole: bool = False
+    ) -> object:
+        """Return what runs these inputs; the caller holds the region's lock.
+
+        Args:
+            inputs: Arrays for the inputs that are no weights.
+            snapshot: The parameters as the call has to see them.
+            as_a_whole: Whether the region may not be split.
+
+        Raises:
+            UnknownShapeError: It cannot be planned as a whole, and has to be.
+            ShapeError: The inputs do not fit the graph.
+        """
+        obstacle: UnknownShapeError | None = None
+        while True:
+            request = Request(self._graph_of, self.contents, inputs, snapshot, obstacle, self.note)
+            try:
+                return self._ask(request)
+            except UnknownShapeError as error:
+                if self.contents.learn(error):
+                    continue
+                if as_a_whole or obstacle is not None:
+                    raise
+                self.note("one plan", str(error))
+                obstacle = error
+
+    def _ask(self, request: Request) -> object:
+        for strategy in self.strategies:
+            try:
+                found = strategy.resolve(request)
+            except Declined as reason:
+                self.note(strategy.name, str(reason))
+                continue
+            if found is None:
+                continue
+            if strategy.remembered:
+                self.contents.count(request.key, len(request.inputs))
+                self._known.keep(request.key, found)
+            self.chosen[strategy.name] += 1
+            return found
+        raise AssertionError("the last strategy plans, or raises")
+
+    def note(self, strategy: str, cause: str) -> None:
+        """Count that a strategy has declined, and log a cause that is new.
+
+        Args:
+            strategy: Its name.
+            cause: Why it cannot serve; what serves instead is counted among `chosen`.
+        """
+        key = strategy, cause
+        if key not in self._declined:
+            if len(self._declined) >= _MOST_CAUSES:
+                key = strategy, "other causes"
+            _LOG.info("region %r: %s declined: %s", self._name, strategy, cause)
+        self._declined[key] += 1
+
+    def report(self) -> dict[str, Any]:
+        """Return the counts: ``chosen`` by strategy, ``declined`` by strategy and cause."""
+        declined: dict[str, dict[str, int]] = {}
+        for (strategy, cause), count in self._declined.items():
+            declined.setdefault(strategy, {})[cause] = count
+        return {"chosen": dict(self.chosen), "declined": declined}
+
+    def forget(self) -> None:
+        """Drop what was made of the fused graph."""
+        self.contents.forget()
+        for strategy in self.strategies:
+            strategy.forget()
