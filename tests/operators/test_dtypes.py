@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from subgraph.graph.types import ONNX_DTYPE, Array
+import subgraph as sg
+from subgraph import ops
+from subgraph.dtypes import NOT_RAW
+from subgraph.graph.types import ONNX_DTYPE, Array, numpy_dtype
 from subgraph.tools import backend
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -17,13 +22,13 @@ _OPSET = [helper.make_opsetid("", 26)]
 
 
 def _sample(dtype: str) -> Array:
-    numpy_dtype = helper.tensor_dtype_to_np_dtype(ONNX_DTYPE[dtype])
+    held = helper.tensor_dtype_to_np_dtype(ONNX_DTYPE[dtype])
     if dtype == "string":
         return np.array([["a", "bé"], ["", "z"]], object)
     if dtype.startswith("complex"):
-        return np.array([[1 + 2j, 3], [-1j, 0]], numpy_dtype)
+        return np.array([[1 + 2j, 3], [-1j, 0]], held)
     other = 2 if dtype == "float8_e8m0fnu" else 0  # powers of two have no zero
-    return np.array([[1, other], [1, 1]]).astype(numpy_dtype)
+    return np.array([[1, other], [1, 1]]).astype(held)
 
 
 def _tensor(array: Array, name: str, dtype: str) -> onnx.TensorProto:
@@ -104,3 +109,15 @@ def test_sequences_and_optionals(dtype: str, device: str) -> None:
         _same(y, want)
         _same(z, want)
         assert n == 2
+
+
+@pytest.mark.parametrize("dtype", sorted(NOT_RAW - {"string"}))
+def test_weights_whose_elements_share_bytes_are_exported(dtype: str) -> None:
+    numbers = np.arange(4096) % 2
+    w = sg.parameter("w", numbers.astype(np.float32).astype(numpy_dtype(dtype)))
+    x = sg.input("x", (4096,))
+    file = io.BytesIO()
+    sg.compile_model(sg.Graph([x], [ops.Add(x, ops.Cast(w, to=1))]), "CPU").export_model(file)
+    file.seek(0)
+    model = sg.default_core().import_model(file, "CPU")
+    np.testing.assert_array_equal(model([np.zeros(4096, np.float32)])[0], numbers)
