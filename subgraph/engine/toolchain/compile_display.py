@@ -1,6 +1,6 @@
-"""Progress of compilation in counts, on the standard error: in a terminal or a notebook, one line.
+"""Shows the progress of compilation, in counts, in one line of a terminal or a notebook.
 
-Nothing is written elsewhere: a log gets a line where compilation begins.
+Nothing is written to other streams; the log has one line when compilation begins.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _shown = 0  # width of the line that is shown
 
 
 def show(done: int, total: int, doing: str) -> None:
-    """Show how many kernels are compiled, in place of what was shown before.
+    """Show how many kernels are compiled; the line replaces the one before.
 
     Args:
-        done: How many are.
-        total: How many are to be.
-        doing: What is at work.
+        done: Number of compiled kernels.
+        total: Number of kernels to compile.
+        doing: Name of the kernel that is being compiled.
     """
     if _is_watched():
         _write(f"compiling kernels for this machine, once: {done}/{total} ({doing})")
 
 
 def end() -> None:
-    """Take the line away."""
+    """Remove the line."""
     if _shown:
         _write("")
 
 
 def _is_watched() -> bool:
-    """Return whether somebody sees lines that are written over each other."""
+    """Return whether the standard error is a terminal or a notebook."""
     stream: Any = sys.stderr
     try:
         return bool(stream.isatty()) or _in_notebook()

@@ -1,4 +1,4 @@
-"""The name of one compiled function: a kernel factory and its variant; what programs are made of.
+"""Kernels: the specification of one compiled function by a kernel factory and its variant.
 
 A factory is a plain function in a kernel module. Called with the variant it returns the kernel::
 
@@ -21,7 +21,7 @@ from subgraph.graph.symbolic import pinned
 from subgraph.system.hooks import Hook
 
 Option = int | float | str | bool | tuple[int | str, ...]
-_UNTRACED = frozenset({bool, float, int, str})
+_NOT_SYMBOLIC = frozenset({bool, float, int, str})
 _address: Hook[[Kernel], int] = Hook("address of a kernel")
 
 
@@ -29,9 +29,9 @@ class Kernel:
     """A frozen, hashable specification of one compiled function.
 
     Args:
-        module: Full name of the module that holds the factory.
+        module: Full name of the module with the factory.
         factory: Name of the factory function in it.
-        **variant: What the factory is called with; constants only.
+        **variant: The arguments of the factory; constants only.
 
     Attributes:
         module: Full dotted name of the module.
@@ -45,11 +45,11 @@ class Kernel:
         self.module: Final = module
         self.factory: Final = factory
         options = list(variant.items())
-        if not _UNTRACED.issuperset(map(type, variant.values())):
+        if not _NOT_SYMBOLIC.issuperset(map(type, variant.values())):
             options = [(name, _plain(option)) for name, option in options]
         self.variant: Final = tuple(sorted(options))
         self._description = ""
-        # 1 == True == 1.0, but the factories they make may differ: descriptions tell them apart.
+        # 1 == True == 1.0, but their kernels may differ; `__eq__` also compares descriptions.
         self._hash: Final = hash((self.module, factory, self.variant))
 
     @property
@@ -84,7 +84,7 @@ class Kernel:
 
 
 def _plain(option: Option) -> Option:
-    """Return an option without traced numbers: a kernel is chosen for the sizes that it names."""
+    """Return an option without symbolic integers, which are fixed to their present value."""
     if isinstance(option, tuple):
         return tuple(map(pinned, option))
     return pinned(option)

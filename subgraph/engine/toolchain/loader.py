@@ -1,6 +1,7 @@
-"""Bringing object code into this process: images as they are, other objects by LLVM's linker.
+"""Loads object code into this process: images directly, other objects by LLVM's linker.
 
-What the code may call is checked before it is loaded: a missing symbol is an error, never an abort.
+The symbols that the code calls are checked before it is loaded, so that a missing one is an error
+and does not abort the process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from subgraph.errors import DeviceError
 from subgraph.system.objectcache import ObjectCode
 from subgraph.weights.mapped_files import release_library
 
-# C library, compiler runtime, what threads sleep on, Python's lock.
+# Functions that kernels may call: of the C library, the compiler runtime, and Python's lock.
 _MATH = (
     "exp exp2 expm1 log log2 log10 log1p logb pow sqrt cbrt sin cos tan sincos asin acos atan atan2"
     " sinh cosh tanh asinh acosh atanh erf erfc lgamma tgamma fmod remainder floor ceil trunc round"
@@ -42,7 +43,7 @@ class KernelError(DeviceError):
 
 
 _ALIGN, _WORD = 64, 8
-_kept: list[Any] = []  # what keeps loaded code in memory
+_trackers: list[Any] = []  # LLVM's handles of loaded code, which is unloaded without them
 _numbers = itertools.count()
 
 
@@ -54,14 +55,14 @@ def _jit() -> Any:
 
 
 def rest() -> None:
-    """Give LLVM's own code back to the system: tens of megabytes that are only read to link."""
+    """Release the memory of LLVM's own code, tens of megabytes that only linking needs."""
     if "llvmlite.binding" in sys.modules:
         release_library("libllvmlite")
 
 
 @cache
 def symbol_address(name: str) -> int:
-    """Return the address of a C symbol in this process, 0 when there is none."""
+    """Return the address of a C symbol in this process; 0 if there is none."""
     for library in _libraries():
         try:
             function = getattr(ctypes.CDLL(library), name)
@@ -72,8 +73,8 @@ def symbol_address(name: str) -> int:
 
 
 def _libraries() -> Iterator[str | None]:
-    """Yield the names of libraries with what kernels call; to look for one may take a process."""
-    yield None  # all that are loaded
+    """Yield the libraries that kernels call, last those whose search may start a process."""
+    yield None  # all libraries that are loaded
     if sys.platform.startswith("linux"):
         yield from ("libm.so.6", "libgcc_s.so.1")
     import ctypes.util
@@ -83,10 +84,14 @@ def _libraries() -> Iterator[str | None]:
 
 
 def check_symbols(what: str, needs: Iterable[str]) -> None:
-    """Make sure that code needs nothing but what it may use and what there is.
+    """Check the undefined symbols of object code.
+
+    Args:
+        what: The code, as the message begins.
+        needs: The symbols.
 
     Raises:
-        KernelError: It does; the message begins with ``what``.
+        KernelError: A symbol is not allowed in kernels, or does not exist in this process.
     """
     for name in needs:
         if name not in _ALLOWED and name.removeprefix("_") not in _ALLOWED:
@@ -99,7 +104,7 @@ def check_symbols(what: str, needs: Iterable[str]) -> None:
 
 
 def load(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
-    """Bring compiled code into this process at one go.
+    """Load object code.
 
     Args:
         objects: Pairs of the name of a function and the code that defines it.
@@ -108,7 +113,7 @@ def load(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
         The addresses of the functions.
 
     Raises:
-        KernelError: One of them needs what it may not use, or is no object file.
+        KernelError: An object has a symbol that is not allowed, or is not an object file.
     """
     for symbol, code in objects:
         check_symbols(symbol, code.needs)
@@ -120,10 +125,14 @@ def load(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
 
 
 def as_image(symbol: str, code: ObjectCode) -> ObjectCode:
-    """Return code as an image if it can be one, else as it is.
+    """Return code as an image if that is possible, and unchanged otherwise.
+
+    Args:
+        symbol: Name of its function.
+        code: The code.
 
     Raises:
-        KernelError: It does not hold together: the function begins outside of the code.
+        KernelError: The code is damaged: the function begins outside of it.
     """
     image = linked(code.data, symbol, code.needs) if code.start is None else None
     made = code if image is None else ObjectCode(code.needs, image.data, image.start)
@@ -136,17 +145,17 @@ def as_image(symbol: str, code: ObjectCode) -> ObjectCode:
 
 
 def _map(images: Sequence[ObjectCode]) -> list[int]:
-    """Put images into memory that can be executed, and no longer written; return the functions."""
+    """Copy images to executable memory that cannot be written; return the functions' addresses."""
     if not images:
         return []
-    places: list[int] = []
+    offsets: list[int] = []
     size = 0
     for image in images:
-        places.append(size)
+        offsets.append(size)
         size += -(-len(image.data) // _ALIGN) * _ALIGN
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for at, image in zip(places, images, strict=True):
+    for at, image in zip(offsets, images, strict=True):
         table = at + len(image.data) - _WORD * len(image.needs)
         addresses = map(symbol_address, image.needs)
         memory[at : at + len(image.data)] = image.data
@@ -156,9 +165,9 @@ def _map(images: Sequence[ObjectCode]) -> list[int]:
     if libc.mprotect(pointer, length, mmap.PROT_READ | mmap.PROT_EXEC):
         reason = os.strerror(ctypes.get_errno())
         raise KernelError(f"compiled code cannot be made executable: {reason}")
-    # For good, also while the interpreter ends: threads may still be in it.
+    # Never unmapped, not even at the end of the interpreter: threads may still run the code.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-    return [begin + at + (image.start or 0) for at, image in zip(places, images, strict=True)]
+    return [begin + at + (image.start or 0) for at, image in zip(offsets, images, strict=True)]
 
 
 def _link(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
@@ -171,11 +180,11 @@ def _link(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
         for symbol, code in objects:
             builder.add_object_img(code.data).export_symbol(symbol)
         if not sys.platform.startswith("linux"):
-            builder.add_current_process()  # there the list of needs is not known
+            builder.add_current_process()  # as the undefined symbols are not known there
         for name in sorted({name for _, code in objects for name in code.needs}):
             builder.import_symbol(name, symbol_address(name))
         tracker = builder.link(_jit(), f"subgraph.{next(_numbers)}")
     except RuntimeError as error:
         raise KernelError(f"object code cannot be loaded: {error}") from error
-    _kept.append(tracker)
+    _trackers.append(tracker)
     return [int(tracker[symbol]) for symbol, _ in objects]

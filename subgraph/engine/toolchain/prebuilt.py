@@ -2,8 +2,8 @@
 
 Each is a file of `subgraph.system.prebuilt_files`: a manifest, and the kernels' compressed code.
 
-A kernel is taken if its own sources, those that all kernels share, and the versions of numba and
-llvmlite are those that it was made with. Otherwise a warning says so, and it is compiled.
+A kernel is used if its sources and the versions of numba and llvmlite are those with which it was
+compiled. Otherwise a warning says so, and the kernel is compiled for this machine.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from subgraph.system.trusted_files import UntrustedFileError, check_folder, open
 
 
 class PackedKernel(NamedTuple):
-    """Where the code of a kernel lies in a file, and for which machines it is.
+    """The position of a kernel's code in a file, and the machines for which it is.
 
     Attributes:
-        offset: Of the compressed code behind the manifest, in bytes.
-        size: Of the compressed code, in bytes.
+        offset: Offset of the compressed code from the end of the manifest, in bytes.
+        size: Bytes of the compressed code.
         checksum: SHA-256 of the compressed code, in hexadecimal digits.
         start: As in `ObjectCode`.
         needs: As in `ObjectCode`.
-        features: As in `ObjectCode`: the machine must give the same answers.
+        features: As in `ObjectCode`: features that a machine must have, or must not have.
     """
 
     offset: int
@@ -58,13 +58,13 @@ class PackedKernel(NamedTuple):
 
 @attrs.frozen
 class Manifest:
-    """What a file says of itself.
+    """The header of a file.
 
     Attributes:
         level: Name of the level.
         platform: Python's name of the operating system.
-        versions: What the kernels were compiled with: `compiler_versions`.
-        names: The same for people: versions of numba and llvmlite.
+        versions: `compiler_versions` with which the kernels were compiled.
+        names: Versions of numba and llvmlite, for messages.
         sources: Hash of the sources of each module with kernels.
         kernels: The kernels by the hash of their description.
     """
@@ -82,7 +82,7 @@ class Pack:
 
     Attributes:
         path: The file.
-        manifest: What it says of itself.
+        manifest: Its header.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,10 +127,10 @@ class Pack:
 
 
 def _read_manifest(file: BinaryIO) -> tuple[Manifest, int]:
-    """Return the manifest of a file and where the code begins."""
-    told, begin = read_table(file)
-    kernels = {key: _packed_kernel(*entry) for key, entry in told.pop("kernels").items()}
-    return Manifest(**told, kernels=kernels), begin
+    """Return the manifest of a file and the offset of the code after it."""
+    fields, begin = read_table(file)
+    kernels = {key: _packed_kernel(*entry) for key, entry in fields.pop("kernels").items()}
+    return Manifest(**fields, kernels=kernels), begin
 
 
 def _packed_kernel(
@@ -158,21 +158,21 @@ def write_pack(
     Args:
         path: The file.
         level: The level.
-        names: Versions of numba and llvmlite, for people.
+        names: Versions of numba and llvmlite, for messages.
         sources: Hash of the sources of each module with kernels.
         kernels: Code by key.
     """
     entries: dict[str, PackedKernel] = {}
-    places: dict[bytes, tuple[int, int, str]] = {}
+    written: dict[bytes, tuple[int, int, str]] = {}
     body = bytearray()
     for key, code in sorted(kernels.items()):
-        place = places.get(code.data)
-        if place is None:
+        part = written.get(code.data)
+        if part is None:
             packed = zlib.compress(code.data, 9)
-            place = (len(body), len(packed), hashlib.sha256(packed).hexdigest())
-            places[code.data] = place
+            part = (len(body), len(packed), hashlib.sha256(packed).hexdigest())
+            written[code.data] = part
             body += packed
-        entries[key] = PackedKernel(*place, code.start, code.needs, code.features)
+        entries[key] = PackedKernel(*part, code.start, code.needs, code.features)
     manifest = Manifest(
         level.name, sys.platform, compiler_versions(), dict(names), dict(sources), entries
     )
@@ -181,8 +181,8 @@ def write_pack(
 
 def write_manifest(path: Path, manifest: Manifest, body: bytes) -> None:
     """Write a file of a manifest and the code that it describes."""
-    told = json.dumps(attrs.asdict(manifest, recurse=False), sort_keys=True)
-    write_raw(path, told.encode(), body)
+    header = json.dumps(attrs.asdict(manifest, recurse=False), sort_keys=True)
+    write_raw(path, header.encode(), body)
 
 
 def kernel_key(description: str) -> str:
@@ -196,7 +196,7 @@ def symbol_of(key: str) -> str:
 
 
 def find(kernel: Kernel, isa: host.Isa) -> tuple[str, ObjectCode] | None:
-    """Return the name of a kernel's function and its code; None if it did not come compiled."""
+    """Return the name of a kernel's function and its prebuilt code; None if there is none."""
     found = _find(kernel_key(kernel.description), isa)
     if found is None:
         return None
@@ -212,13 +212,13 @@ def find(kernel: Kernel, isa: host.Isa) -> tuple[str, ObjectCode] | None:
 
 
 def find_text(text: str, isa: host.Isa) -> tuple[str, ObjectCode] | None:
-    """Return the name of the function and the code that was made of a text, as `find` does."""
+    """Return the name of the function and the prebuilt code of a text; None if there is none."""
     found = _find(kernel_key(text), isa)
     return None if found is None else _code(*found)
 
 
 def holds(kernel: Kernel, isa: host.Isa) -> bool:
-    """Return whether a kernel came compiled, for these sources."""
+    """Return whether there is prebuilt code of a kernel, for its present sources."""
     found = _find(kernel_key(kernel.description), isa)
     if found is None:
         return False
@@ -255,7 +255,7 @@ def _opened(paths: Iterable[Path]) -> Iterable[Pack]:
         try:
             pack = Pack(path)
         except FileNotFoundError:
-            continue  # a checkout, or a wheel made without them
+            continue  # a checkout, or a wheel without prebuilt kernels
         except UntrustedFileError as error:
             warn_once(f"prebuilt kernels are not used: {error.strerror}")
         except (KernelError, OSError) as error:
@@ -282,7 +282,7 @@ def _stale(pack: Pack) -> str:
 
 
 def version_names() -> dict[str, str]:
-    """Return the versions of what compiles kernels, for people."""
+    """Return the versions of the packages that compile kernels, for messages."""
     from importlib.metadata import PackageNotFoundError, version
 
     names: dict[str, str] = {}

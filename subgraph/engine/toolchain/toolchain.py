@@ -1,7 +1,7 @@
-"""From kernels to addresses: object code that came with the package or a model, or from the cache.
+"""From kernels to addresses: object code of the package, of an exported model, or of the cache.
 
-What is in none of them is compiled once and kept in the cache. A process that compiles nothing
-imports neither numba nor, where code is kept as images, LLVM.
+A kernel that is in none of them is compiled once and written to the cache. A process that compiles
+nothing does not import numba, nor LLVM if all code is stored as images.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ _LOG = logging.getLogger("subgraph.engine")
 
 
 class CompileEvent(NamedTuple):
-    """What `watch_compilation` tells, before and after a kernel is compiled.
+    """The argument of listeners of `watch_compilation`, before and after a kernel is compiled.
 
     Attributes:
         kernel: The kernel.
-        seconds: None before; how long it took after.
-        done: How many kernels this process has compiled.
-        total: How many it has compiled or is known to have to compile; what else a model needs may
-            add to it later.
+        seconds: Seconds that it took; None before.
+        done: Number of kernels that this process has compiled.
+        total: Number of kernels that it has compiled, or knows that it has to; may grow later.
     """
 
     kernel: Kernel
@@ -46,9 +45,10 @@ class CompileEvent(NamedTuple):
 
 
 class Statistics:
-    """What the toolchain did in this process: counts, seconds, whether it said that it compiles.
+    """Counts of compiled and loaded kernels in this process, and the seconds that they took.
 
-    ``expected`` counts kernels that are compiled or known to have to be.
+    ``expected`` counts kernels that are compiled or will be; ``announced``: whether a warning said
+    that kernels are compiled.
     """
 
     def __init__(self) -> None:
@@ -73,13 +73,13 @@ _recorded: dict[Kernel, None] | None = None
 def watch_compilation(listener: Callable[[CompileEvent], None]) -> Callable[[], None]:
     """Call ``listener`` before and after every compilation of a kernel, to show progress.
 
-    It may be called from several threads. While there is a listener, Subgraph itself shows nothing.
+    It may be called from several threads. While there is a listener, Subgraph shows no progress.
 
     Args:
         listener: Called with a `CompileEvent`.
 
     Returns:
-        A function that ends it.
+        A function that removes the listener.
     """
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
@@ -102,23 +102,23 @@ def address(kernel: Kernel) -> int:
 
 
 def is_loaded(kernel: Kernel) -> bool:
-    """Return whether the machine code of a kernel is in this process already."""
+    """Return whether this process has loaded the machine code of a kernel."""
     return (kernel, host.isa()) in _addresses
 
 
 def is_cached(kernel: Kernel) -> bool:
-    """Return whether a kernel is in the cache, so that it need not be compiled."""
+    """Return whether a kernel is available without compiling it."""
     isa = host.isa()
     return prebuilt.holds(kernel, isa) or objectcache.holds(cache_key(kernel, isa))
 
 
 def prepare(kernels: Iterable[Kernel]) -> int:
-    """Compile or load kernels ahead of their use, faster than one by one.
+    """Compile or load kernels before their use, faster than one by one.
 
-    Many that must be compiled are shared out to other processes, one per core.
+    If many have to be compiled, worker processes compile them, too, one per core.
 
     Returns:
-        How many had to be compiled.
+        Number of compiled kernels.
 
     Raises:
         KernelError: One cannot be compiled or loaded.
@@ -141,7 +141,7 @@ def prepare(kernels: Iterable[Kernel]) -> int:
 
 
 def addresses(kernels: Iterable[Kernel]) -> dict[Kernel, int]:
-    """Return the machine addresses of kernels, which are prepared.
+    """Prepare kernels and return their machine addresses.
 
     Raises:
         KernelError: One cannot be compiled or loaded.
@@ -153,38 +153,42 @@ def addresses(kernels: Iterable[Kernel]) -> dict[Kernel, int]:
 
 
 def carry(codes: Mapping[str, ObjectCode]) -> None:
-    """Use code by the keys of `keys`, which came with a model of this user, where there is none."""
+    """Use the code of a model that this user has signed for kernels that are not in the cache.
+
+    Args:
+        codes: Code by cache key.
+    """
     _carried.update(codes)
 
 
 def object_code(kernel: Kernel) -> ObjectCode | None:
-    """Return the code of a kernel to be carried by a model, None if it was not kept."""
+    """Return the code of a kernel for an exported model; None if it is not stored."""
     found = next(_stored(kernel, host.isa()), None)
     return None if found is None else loader.as_image(*found)
 
 
 def native_code(text: str) -> ObjectCode | None:
-    """Return what `native` has made of a text, None if it was not kept."""
+    """Return the code that `native` compiled from a text; None if it is not stored."""
     found = next(_stored_text(text, host.isa()), None)
     return None if found is None else loader.as_image(*found)
 
 
 def _stored(kernel: Kernel, isa: host.Isa) -> Iterator[_Named]:
-    """Yield the code of a kernel from wherever it is kept, with the name of its function."""
+    """Yield the stored forms of a kernel's code, with the name of its function."""
     packed = prebuilt.find(kernel, isa)
     if packed is not None:
         yield packed
-    yield from _kept(cache_key(kernel, isa))
+    yield from _of_key(cache_key(kernel, isa))
 
 
 def _stored_text(text: str, isa: host.Isa) -> Iterator[_Named]:
     packed = prebuilt.find_text(text, isa)
     if packed is not None:
         yield packed
-    yield from _kept(text_key(text, isa))
+    yield from _of_key(text_key(text, isa))
 
 
-def _kept(key: str) -> Iterator[_Named]:
+def _of_key(key: str) -> Iterator[_Named]:
     if key in _carried:
         yield _symbol(key), _carried[key]
     code = objectcache.read(key)
@@ -194,7 +198,7 @@ def _kept(key: str) -> Iterator[_Named]:
 
 @contextmanager
 def _expecting(count: int) -> Generator[None]:
-    """Count kernels that are to be compiled; not those that cannot be."""
+    """Add to the count of expected kernels until they are compiled, or fail to."""
     with _statistics_lock:
         statistics.expected += count
     try:
@@ -206,11 +210,11 @@ def _expecting(count: int) -> Generator[None]:
 
 
 def _compile_absent(kernels: list[Kernel]) -> None:
-    kept = objectcache.writable()
+    writable = objectcache.writable()
     if not _listeners and not statistics.announced:
-        # Nobody shows progress, and it may take half a minute.
+        # No listener shows progress, and compilation may take half a minute.
         statistics.announced = True
-        if kept:
+        if writable:
             _LOG.warning(
                 "compiling %d kernel(s) for this machine, once: they are kept in %s (`subgraph "
                 "warmup` compiles the usual ones ahead)",
@@ -221,17 +225,17 @@ def _compile_absent(kernels: list[Kernel]) -> None:
             _LOG.warning("compiling %d kernel(s) for this process", len(kernels))
     workers = compile_workers.worthwhile_workers(len(kernels))
     with _expecting(len(kernels)):
-        if workers and kept:
-            compile_workers.compile_kernels(kernels, workers, keep, tell)
+        if workers and writable:
+            compile_workers.compile_kernels(kernels, workers, compile_to_cache, _report)
         else:
             for kernel in kernels:
-                keep(kernel)
+                compile_to_cache(kernel)
 
 
 def compile_for_level(kernel: Kernel) -> ObjectCode:
     """Return the code of a kernel for the instruction set in force, from the cache or compiled.
 
-    Its ``features`` say for which machines it is. The name of its function is
+    Its ``features`` say for which machines it is. The name of its function is the result of
     `prebuilt.symbol_of`.
 
     Raises:
@@ -245,7 +249,7 @@ def compile_for_level(kernel: Kernel) -> ObjectCode:
 
 
 def assemble_for_level(text: str) -> ObjectCode:
-    """Return what `native` makes of a text, for the architecture in force."""
+    """Return the code that `native` compiles from a text, for the architecture in force."""
     key = prebuilt.kernel_key(text)
     return _made_ahead(text_key(text, host.isa()), lambda: _assemble(text, prebuilt.symbol_of(key)))
 
@@ -260,8 +264,8 @@ def _made_ahead(key: str, make: Callable[[], ObjectCode]) -> ObjectCode:
     return code
 
 
-def keep(kernel: Kernel) -> None:
-    """Compile a kernel into the cache, whether or not it is there; without a cache, load it.
+def compile_to_cache(kernel: Kernel) -> None:
+    """Compile a kernel and write it to the cache; if that cannot be written, load the code.
 
     Raises:
         KernelError: It cannot be compiled.
@@ -289,7 +293,7 @@ def _load_together(codes: dict[Kernel, _Named], isa: host.Isa) -> None:
 
 
 def forget(kernel: Kernel) -> None:
-    """Make the next use of a kernel look for it in the cache again; loaded code stays loaded."""
+    """Let the next use of a kernel read the cache again; loaded code is not unloaded."""
     with lock:
         _addresses.pop((kernel, host.isa()), None)
 
@@ -297,7 +301,7 @@ def forget(kernel: Kernel) -> None:
 def native(text: str) -> int:
     """Compile LLVM assembly that defines the function ``@entry``; return its address.
 
-    For glue that numba cannot express, such as a function of Python's C interface.
+    Used for functions that numba cannot express, such as those of Python's C interface.
 
     Raises:
         KernelError: It cannot be compiled or loaded.
@@ -306,7 +310,7 @@ def native(text: str) -> int:
         isa = host.isa()
         found = _load_first("native code", _stored_text(text, isa))
         if found is None:
-            found = _keep_and_load(
+            found = _store_and_load(
                 "native code", text_key(text, isa), lambda symbol: _assemble(text, symbol)
             )
         return found
@@ -337,13 +341,13 @@ def _symbol(key: str) -> str:
 
 @contextmanager
 def recording() -> Generator[dict[Kernel, None]]:
-    """Give every kernel the address of a function that does nothing, and record which were asked.
+    """Use an empty function for every kernel, and record the kernels.
 
-    Models run meanwhile, in this process alone, without a result: to find the kernels that they
+    Models that run meanwhile in this process compute nothing. This finds the kernels that they
     need on another machine.
 
     Yields:
-        The kernels, in the order in which they were asked for.
+        The kernels, in the order of their first use.
     """
     global _recorded
     recorded: dict[Kernel, None] = {}
@@ -359,7 +363,7 @@ def recording() -> Generator[dict[Kernel, None]]:
 
 @cache
 def _nothing() -> Any:
-    """Return a function with the signature of a kernel that does nothing."""
+    """Return an empty function with the signature of a kernel."""
     words = [ctypes.c_int64] * 4
     return ctypes.CFUNCTYPE(None, *words)(lambda *_words: None)
 
@@ -371,7 +375,7 @@ def _obtain(kernel: Kernel, isa: host.Isa) -> int:
     found = _load_first(kernel.description, _stored(kernel, isa))
     if found is None:
         with _expecting(1):
-            found = _keep_and_load(
+            found = _store_and_load(
                 kernel.description,
                 cache_key(kernel, isa),
                 lambda symbol: _compile(kernel, symbol, isa),
@@ -380,7 +384,7 @@ def _obtain(kernel: Kernel, isa: host.Isa) -> int:
 
 
 def _load_first(what: str, stored: Iterable[_Named]) -> int | None:
-    """Load the first code that can be loaded; None if there is none."""
+    """Load the first code that can be loaded, and return its address; None if there is none."""
     start = time.perf_counter()
     for code in stored:
         try:
@@ -394,8 +398,14 @@ def _load_first(what: str, stored: Iterable[_Named]) -> int | None:
     return None
 
 
-def _keep_and_load(what: str, key: str, make: Callable[[str], ObjectCode]) -> int:
-    """Make object code, keep it in the cache, and load it."""
+def _store_and_load(what: str, key: str, make: Callable[[str], ObjectCode]) -> int:
+    """Compile code, write it to the cache, and load it.
+
+    Args:
+        what: The code, as errors begin.
+        key: Its cache key.
+        make: Compiles the code with a name for its function.
+    """
     symbol = _symbol(key)
     code = make(symbol)
     objectcache.write(key, code)
@@ -408,7 +418,7 @@ def _keep_and_load(what: str, key: str, make: Callable[[str], ObjectCode]) -> in
 def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
     check_time(f"compiling kernel {kernel.factory!r} of {kernel.module}")
     _LOG.info("compiling %s for %s", kernel.description, isa.name)
-    tell(kernel, None)
+    _report(kernel, None)
     start = time.perf_counter()
     from subgraph.engine.toolchain import compiler
 
@@ -418,16 +428,16 @@ def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
     except Exception as error:
         raise KernelError(f"{kernel.description}: cannot be compiled: {error}") from error
     code = _checked(kernel.description, symbol, data)
-    tell(kernel, time.perf_counter() - start)
+    _report(kernel, time.perf_counter() - start)
     return code
 
 
-def tell(kernel: Kernel, seconds: float | None) -> None:
-    """Count a compilation, and tell the listeners of it or show it.
+def _report(kernel: Kernel, seconds: float | None) -> None:
+    """Count a compilation, and call the listeners; without listeners, show the progress.
 
     Args:
         kernel: The kernel.
-        seconds: How long it took; None if it begins.
+        seconds: Seconds that the compilation took; None if it begins.
     """
     with _statistics_lock:
         if seconds is not None:
