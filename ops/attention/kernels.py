@@ -13,28 +13,33 @@ from collections.abc import Callable
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
-from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.arguments import Address
 from subgraph.engine.codegen.simd import call_kernel, ld, vec
-from subgraph.engine.codegen.tile import arg, put, stack_words
-from subgraph.engine.codegen.tiling import (
-    T_A,
-    T_ARS,
-    T_B,
-    T_C,
-    T_INIT,
-    T_IRS,
-    T_KIN,
-    T_RBIAS,
-    T_WORDS,
-)
+from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.engine.codegen.transpose import transposer
 from subgraph.engine.codegen.vmath import function
 
 from .arguments import AttentionArguments
 
-# Where the lines of the block of K and V are and how far apart, behind the words of a panel.
-_K_AT, _K_STEP, _V_AT, _V_STEP = range(T_WORDS, T_WORDS + 4)
-_words = stack_words(T_WORDS + 4)
+
+class PanelBlock(TileBlock):
+    """Arguments of a panel, and the blocks of K and V that it is to multiply with.
+
+    Attributes:
+        k_lines: First line of the block of K.
+        k_pitch: Bytes between its lines.
+        v_lines: First line of the block of V.
+        v_pitch: Bytes between its lines.
+    """
+
+    k_lines: Address
+    k_pitch: int
+    v_lines: Address
+    v_pitch: int
+
+
+_panel_block = stack_block(PanelBlock)
 
 
 def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
@@ -192,7 +197,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
     @register_jitable
     def attend(
         a: AttentionArguments,
-        t: int,
+        t: PanelBlock,
         place: int,
         first: int,
         key: int,
@@ -206,41 +211,41 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         vectors = (count + lanes - 1) // lanes
         row = width * item
         out, state = place + depth * row, place + (depth + values) * row
-        put(t, T_RBIAS, 0)
-        put(t, T_IRS, 0)
-        put(t, T_INIT, 0)
+        t.row_bias = 0
+        t.start_row = 0
+        t.start = 0
         if mask != 0:
             step, key_step = a.mask_row, a.mask_key
             at = mask + first * step + key * key_step
             if step == 0 and key_step == item:
-                put(t, T_RBIAS, at)
+                t.row_bias = at
             else:
                 lay_mask(at, step, key_step, count, keys, scores)
-                put(t, T_IRS, 1)
-        put(t, T_A, arg(t, _K_AT))
-        put(t, T_ARS, arg(t, _K_STEP))
-        put(t, T_B, place)
-        put(t, T_C, scores)
-        put(t, T_KIN, depth)
+                t.start_row = 1
+        t.a = t.k_lines
+        t.a_row = t.k_pitch
+        t.b = place
+        t.c = scores
+        t.steps = depth
         call_kernel(a.k_panel, t, keys, vectors, 0)
         limit = key - a.offset - first
         if a.causal != 0:
             hide_future(limit, keys, vectors, scores)
         soften(scores, keys, vectors, state, key > 0)
-        put(t, T_RBIAS, 0)
-        put(t, T_IRS, 0)
+        t.row_bias = 0
+        t.start_row = 0
         if key > 0:
-            put(t, T_INIT, state + 2 * vectors * size)
-        put(t, T_A, arg(t, _V_AT))
-        put(t, T_ARS, arg(t, _V_STEP))
-        put(t, T_B, scores)
-        put(t, T_C, out)
-        put(t, T_KIN, keys)
+            t.start = state + 2 * vectors * size
+        t.a = t.v_lines
+        t.a_row = t.v_pitch
+        t.b = scores
+        t.c = out
+        t.steps = keys
         call_kernel(a.v_panel, t, values, vectors, 0)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t = _words()
+        t = _panel_block()
         queries, keys, depth, values = a.queries, a.keys, a.key_size, a.value_size
         heads, keys_block, panels = a.heads, a.keys_block, a.panels
         row = width * item
@@ -273,13 +278,13 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                 at, step = block_lines(
                     a.k_pitch, k_copy, k, a.k_line, a.k_across, key, taken, depth
                 )
-                put(t, _K_AT, at)
-                put(t, _K_STEP, step)
+                t.k_lines = at
+                t.k_pitch = step
                 at, step = block_lines(
                     a.v_pitch, v_copy, v_at, a.v_line, a.v_across, key, taken, values
                 )
-                put(t, _V_AT, at)
-                put(t, _V_STEP, step)
+                t.v_lines = at
+                t.v_pitch = step
                 for first in range(start, stop, width):
                     place = places + (first - start) // width * place_bytes
                     of_panel = taken

@@ -8,22 +8,42 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
-from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.simd import ld, st, vec
-from subgraph.engine.codegen.tile import arg, put, stack_words
 from subgraph.ops.movement.window_arguments import WindowArguments
 
 from .arguments import GatherArguments
 
-_where = stack_words(8)
+
+class Box(WordBlock):
+    """A box of pixels of an image; some are outside of it.
+
+    Attributes:
+        depth: Its first plane.
+        row: Its first row.
+        column: Its first column.
+        depths: Its planes.
+        rows: Its rows.
+        columns: Its columns.
+    """
+
+    depth: int
+    row: int
+    column: int
+    depths: int
+    rows: int
+    columns: int
+
+
+_box = stack_block(Box)
 
 
 def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> Any:
     """Return the function that copies a box of an image, with what lies outside it filled in.
 
     ``copy(sizes, blocks, x, to, where)`` copies, for each of the blocks (channels when plain), the
-    box that starts at ``(d, h, w) = where[0:3]`` and has the size ``where[3:6]``; ``sizes`` tells
-    how large the image is.
+    box ``where``; ``sizes`` has those of the image.
     """
     v = vec(dtype, lanes)
     load, store, splat = v.load, v.store, v.splat
@@ -52,10 +72,10 @@ def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> An
                 store(to + i * pixel, load(source + i * pixel))
 
     @register_jitable
-    def copy_strip(a: WindowArguments, blocks: int, x: int, to: int, where: int) -> None:
+    def copy_strip(a: WindowArguments, blocks: int, x: int, to: int, where: Box) -> None:
         depth, height, width = a.image_depth, a.image_height, a.image_width
-        d0, h0, w0 = arg(where, 0), arg(where, 1), arg(where, 2)
-        nd, nh, nw = arg(where, 3), arg(where, 4), arg(where, 5)
+        d0, h0, w0 = where.depth, where.row, where.column
+        nd, nh, nw = where.depths, where.rows, where.columns
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
         for b in range(blocks):
@@ -77,8 +97,8 @@ def pixel_gatherer(dtype: str, lanes: int, plain: bool) -> Any:
     """Return the function that copies for each tap the pixels that outputs read.
 
     ``gather(sizes, x, to, blocks, where)`` copies, for each of the blocks (channels when plain) and
-    each tap, what the ``where[3]`` rows of ``where[4]`` outputs read whose first window starts at
-    ``(d, h, w) = where[0:3]``; ``sizes`` has those of image and windows.
+    each tap, what the rows and columns of outputs of ``where`` read, whose first window starts at
+    its first pixel; ``sizes`` has those of image and windows.
     """
     v = vec(dtype, lanes)
     load, store, zero = v.load, v.store, v.zero
@@ -86,16 +106,16 @@ def pixel_gatherer(dtype: str, lanes: int, plain: bool) -> Any:
     pixel = item if plain else lanes * item
 
     @register_jitable
-    def gather(a: WindowArguments, x: int, to: int, blocks: int, where: int) -> None:
+    def gather(a: WindowArguments, x: int, to: int, blocks: int, where: Box) -> None:
         depth, height, width = a.image_depth, a.image_height, a.image_width
-        rows, cols, sw = arg(where, 3), arg(where, 4), a.stride_width
+        rows, cols, sw = where.rows, where.columns, a.stride_width
         taps_w = a.kernel_width
         taps_h = a.kernel_height
         for b in range(blocks):
             for tap in range(a.kernel_depth * taps_h * taps_w):
-                d = arg(where, 0) + tap // (taps_h * taps_w) * a.dilation_depth
-                h = arg(where, 1) + tap // taps_w % taps_h * a.dilation_height
-                w = arg(where, 2) + tap % taps_w * a.dilation_width
+                d = where.depth + tap // (taps_h * taps_w) * a.dilation_depth
+                h = where.row + tap // taps_w % taps_h * a.dilation_height
+                w = where.column + tap % taps_w * a.dilation_width
                 left = min(max((sw - 1 - w) // sw, 0), cols)
                 right = max(min((width - w + sw - 1) // sw, cols), left)
                 inside = d >= 0 and d < depth
@@ -134,18 +154,18 @@ def gather(*, dtype: str, lanes: int) -> Callable[..., None]:
 
     def kernel(args: int, begin: int, end: int, _worker: int) -> None:
         a = arguments(args)
-        where = _where()
+        where = _box()
         blocks, depth = a.blocks, a.output_depth
         rows, cols = a.output_height, a.output_width
         taps = a.kernel_depth * a.kernel_height * a.kernel_width
         area = a.image_depth * a.image_height * a.image_width * pixel
-        put(where, 1, -a.pad_height)
-        put(where, 2, -a.pad_width)
-        put(where, 3, rows)
-        put(where, 4, cols)
+        where.row = -a.pad_height
+        where.column = -a.pad_width
+        where.rows = rows
+        where.columns = cols
         for unit in range(begin, end):
             block, slice_ = unit % blocks, unit // blocks
-            put(where, 0, slice_ % depth * a.stride_depth - a.pad_depth)
+            where.depth = slice_ % depth * a.stride_depth - a.pad_depth
             x = a.x + slice_ // depth * a.x_image + block * area
             copy(a, x, a.y + unit * taps * rows * cols * pixel, 1, where)
 

@@ -7,42 +7,18 @@ from collections.abc import Callable
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
-from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.simd import bits_f64, call_kernel
-from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
+from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.simd import call_kernel
+from subgraph.engine.codegen.tile import rows_of, stack_words
 from subgraph.engine.codegen.tiling import (
-    T_A,
-    T_AKS,
-    T_ARS,
-    T_B,
-    T_BKS,
-    T_C,
-    T_CRS,
-    T_FLAGS,
-    T_HI,
-    T_INIT,
-    T_KIN,
-    T_LEFT,
-    T_LO,
-    T_N0,
-    T_N1,
-    T_N2,
-    T_RES,
-    T_RIGHT,
-    T_RRS,
-    T_SA0,
-    T_SA1,
-    T_SB0,
-    T_SB1,
-    T_WORDS,
-    T_ZERO,
+    TileBlock,
 )
 
 from .arguments import DepthwiseArguments, WindowRowsArguments
-from .copy_kernels import strip_copier
+from .copy_kernels import Box, strip_copier
 
-_words = stack_words(T_WORDS)
-_where = stack_words(8)
+_tile_block = stack_block(TileBlock)
+_box = stack_block(Box)
 _NEAR = 256  # outputs that wait in the first cache for their activation
 _zeros = stack_words(8)  # as many bytes as the widest vector
 
@@ -72,7 +48,7 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t, where = _words(), _where()
+        t, where = _tile_block(), _box()
         blocks = a.blocks
         depth, height, width = a.image_depth, a.image_height, a.image_width
         od_n, oh_n, ow_n = a.output_depth, a.output_height, a.output_width
@@ -85,19 +61,19 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         tile, post = a.tile, a.post
         row_blocks = (oh_n + rb - 1) // rb
         taps = kd * kh * kw
-        put(t, T_ARS, sw * pixel)
-        put(t, T_AKS, dw * pixel)
-        put(t, T_BKS, pixel)
-        put(t, T_N0, kd)
-        put(t, T_N2, 1)
-        put(t, T_SB0, kh * kw * pixel)
-        put(t, T_SB1, kw * pixel)
+        t.a_row = sw * pixel
+        t.a_step = dw * pixel
+        t.b_step = pixel
+        t.outer_count = kd
+        t.inner_count = 1
+        t.outer_b = kh * kw * pixel
+        t.middle_b = kw * pixel
         along, down = a.y_column * pixel, a.y_row * pixel
-        put(t, T_CRS, along)
-        put(t, T_RRS, along)
-        put(t, T_FLAGS, a.flags)
-        put(t, T_LO, bits_f64(a.low))
-        put(t, T_HI, bits_f64(a.high))
+        t.c_row = along
+        t.residual_row = along
+        t.flags = a.flags
+        t.low = a.low
+        t.high = a.high
         for unit in range(begin, end):
             oh = unit % row_blocks * rb
             od = unit // row_blocks % od_n
@@ -110,19 +86,19 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
             if scratch == 0:
                 x += d0 * plane + h0 * row + w0 * pixel
             else:
-                put(where, 0, d0)
-                put(where, 1, h0)
-                put(where, 2, w0)
-                put(where, 3, (kd - 1) * dd + 1)
-                put(where, 4, (rows - 1) * sh + (kh - 1) * dh + 1)
-                put(where, 5, (ow_n - 1) * sw + (kw - 1) * dw + 1)
+                where.depth = d0
+                where.row = h0
+                where.column = w0
+                where.depths = (kd - 1) * dd + 1
+                where.rows = (rows - 1) * sh + (kh - 1) * dh + 1
+                where.columns = (ow_n - 1) * sw + (kw - 1) * dw + 1
                 copy_strip(a, 1, x, scratch, where)
-                row = arg(where, 5) * pixel
-                plane = arg(where, 4) * row
+                row = where.columns * pixel
+                plane = where.rows * row
                 x = scratch
-            put(t, T_SA0, dd * plane)
-            put(t, T_SA1, dh * row)
-            put(t, T_INIT, a.bias + block * pixel if a.bias != 0 else 0)
+            t.outer_a = dd * plane
+            t.middle_a = dh * row
+            t.start = a.bias + block * pixel if a.bias != 0 else 0
             out = (block * a.y_block + od * a.y_plane) * pixel + oh * down + a.y_offset
             y = a.y + image * a.y_image + out
             res = a.residual
@@ -130,7 +106,7 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
                 res += image * a.residual_image + out
             for r in range(rows):
                 first, count = taps_inside(h0 + r * sh, h0 + r * sh, kh, dh, height)
-                put(t, T_N1, count)
+                t.middle_count = count
                 above = first * dh * row
                 weights = a.weights + (block * taps + first * kw) * pixel
                 i = 0
@@ -139,11 +115,11 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
                     at = r * down + i * along
                     left = w0 + i * sw
                     first, count = taps_inside(left, left + (m - 1) * sw, kw, dw, width)
-                    put(t, T_KIN, count)
-                    put(t, T_B, weights + first * pixel)
-                    put(t, T_A, x + r * sh * row + above + (i * sw + first * dw) * pixel)
-                    put(t, T_C, y + at)
-                    put(t, T_RES, res + at if res != 0 else 0)
+                    t.steps = count
+                    t.b = weights + first * pixel
+                    t.a = x + r * sh * row + above + (i * sw + first * dw) * pixel
+                    t.c = y + at
+                    t.residual = res + at if res != 0 else 0
                     call_kernel(tile, t, m, 1, 0)
                     if post != 0:
                         call_kernel(post, t, m, 1, 0)
@@ -167,7 +143,7 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t = _words()
+        t = _tile_block()
         blocks = a.blocks
         height, width = a.image_height, a.image_width
         oh_n, ow_n = a.output_height, a.output_width
@@ -178,21 +154,21 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         windows, post = a.tile, a.post
         row_blocks = (oh_n + rb - 1) // rb
         row_weights = a.group_channels * kw * pixel
-        put(t, T_SA1, dh * width * pixel)
-        put(t, T_SB1, row_weights)
-        put(t, T_CRS, pixel)
-        put(t, T_FLAGS, a.flags)
-        put(t, T_LO, bits_f64(a.low))
-        put(t, T_HI, bits_f64(a.high))
-        put(t, T_ZERO, _zeros())
+        t.middle_a = dh * width * pixel
+        t.middle_b = row_weights
+        t.c_row = pixel
+        t.flags = a.flags
+        t.low = a.low
+        t.high = a.high
+        t.zeros = _zeros()
         tile = rows_of(ow_n, mr)
         tiles = (ow_n + tile - 1) // tile
-        put(t, T_N0, tiles)
-        put(t, T_N2, (ow_n - tile) * pixel)
-        put(t, T_ARS, sh * width * pixel)
-        put(t, T_CRS, ow_n * pixel)
-        put(t, T_LEFT, pw)
-        put(t, T_RIGHT, max(0, (ow_n - 1) * a.stride_width - pw + kw - width))
+        t.outer_count = tiles
+        t.inner_count = (ow_n - tile) * pixel
+        t.a_row = sh * width * pixel
+        t.c_row = ow_n * pixel
+        t.left = pw
+        t.right = max(0, (ow_n - 1) * a.stride_width - pw + kw - width)
         # Rows between those that meet the border; all at once, or few that are still near.
         middle = (ph + sh - 1) // sh
         after = max(middle, (height + ph - (kh - 1) * dh - 1) // sh + 1)
@@ -203,7 +179,7 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
             image = unit // row_blocks // blocks
             x = a.x + image * a.x_image + (block * height * width - pw) * pixel
             weights = a.weights + block * kh * row_weights
-            put(t, T_INIT, a.bias + block * pixel if a.bias != 0 else 0)
+            t.start = a.bias + block * pixel if a.bias != 0 else 0
             stop = min(oh + rb, oh_n)
             r = oh
             while r < stop:
@@ -217,16 +193,16 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
                 out = (block * oh_n + r) * ow_n * pixel
                 y = a.y + image * a.y_image + out
                 res = a.residual
-                put(t, T_N1, last - first)
-                put(t, T_A, x + (h + first * dh) * width * pixel)
-                put(t, T_B, weights + first * row_weights)
-                put(t, T_C, y)
-                put(t, T_RES, res + image * a.residual_image + out if res != 0 else 0)
+                t.middle_count = last - first
+                t.a = x + (h + first * dh) * width * pixel
+                t.b = weights + first * row_weights
+                t.c = y
+                t.residual = res + image * a.residual_image + out if res != 0 else 0
                 call_kernel(windows, t, tile, count, 0)
                 if post != 0:
-                    put(t, T_CRS, pixel)
+                    t.c_row = pixel
                     call_kernel(post, t, count * ow_n, 1, 0)
-                    put(t, T_CRS, ow_n * pixel)
+                    t.c_row = ow_n * pixel
                 r += count
 
     return kernel

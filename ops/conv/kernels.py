@@ -14,52 +14,19 @@ from collections.abc import Callable
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
-from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.simd import bits_f64, call_kernel, ld, st, vec
-from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
+from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.simd import call_kernel, ld, ld_i64, st, vec
+from subgraph.engine.codegen.tile import rows_of
 from subgraph.engine.codegen.tiling import (
-    T_A,
-    T_AHEAD,
-    T_AKS,
-    T_ARS,
-    T_B,
-    T_BJS,
-    T_BKS,
-    T_C,
-    T_CJS,
-    T_CRS,
-    T_FLAGS,
-    T_HI,
-    T_IJS,
-    T_INIT,
-    T_IRS,
-    T_KIN,
-    T_KLAST,
-    T_LO,
-    T_N0,
-    T_N1,
-    T_N2,
-    T_PACE,
-    T_RBIAS,
-    T_RES,
-    T_RJS,
-    T_RRS,
-    T_SA0,
-    T_SA1,
-    T_SA2,
-    T_SB0,
-    T_SB1,
-    T_SB2,
-    T_TAIL,
-    T_WORDS,
+    TileBlock,
 )
 
 from .arguments import DirectArguments, GenericArguments
-from .copy_kernels import pixel_gatherer, strip_copier
+from .copy_kernels import Box, pixel_gatherer, strip_copier
 
 _NEAR = 8  # tiles of a row whose sums wait in the first cache for their activation
-_words = stack_words(T_WORDS)
-_where = stack_words(8)
+_tile_block = stack_block(TileBlock)
+_box = stack_block(Box)
 
 
 def direct(
@@ -85,36 +52,36 @@ def direct(
 
     @register_jitable
     def set_loops(
-        a: DirectArguments, t: int, row: int, plane: int, volume: int, tap: int, narrow: bool
+        a: DirectArguments, t: TileBlock, row: int, plane: int, volume: int, tap: int, narrow: bool
     ) -> None:
         """Set what is the same for all tiles of a segment: the loops over K and the strides."""
         kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
         dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
-        put(t, T_ARS, a.stride_width * pixel)
-        put(t, T_SA0, volume)
+        t.a_row = a.stride_width * pixel
+        t.outer_a = volume
         if a.gathered:
-            put(t, T_ARS, pixel)
-            put(t, T_N1, 1)
-            put(t, T_N2, kd * kh * kw)
-            put(t, T_SA2, tap)
-            put(t, T_KIN, step)
-            put(t, T_AKS, item)
+            t.a_row = pixel
+            t.middle_count = 1
+            t.inner_count = kd * kh * kw
+            t.inner_a = tap
+            t.steps = step
+            t.a_step = item
         elif plain or (dw == 1 and not narrow):
-            put(t, T_N1, kd)
-            put(t, T_SA1, dd * plane)
-            put(t, T_N2, kh)
-            put(t, T_SA2, dh * row)
-            put(t, T_KIN, kw * step)
-            put(t, T_AKS, dw * item)
+            t.middle_count = kd
+            t.middle_a = dd * plane
+            t.inner_count = kh
+            t.inner_a = dh * row
+            t.steps = kw * step
+            t.a_step = dw * item
         else:
-            put(t, T_N1, kh)
-            put(t, T_SA1, dh * row)
-            put(t, T_N2, kw)
-            put(t, T_SA2, dw * pixel)
-            put(t, T_KIN, step)
-            put(t, T_AKS, item)
+            t.middle_count = kh
+            t.middle_a = dh * row
+            t.inner_count = kw
+            t.inner_a = dw * pixel
+            t.steps = step
+            t.a_step = item
         if kd * kh * kw == 1:
-            put(t, T_SA2, volume)
+            t.inner_a = volume
 
     @register_jitable
     def is_narrow(a: DirectArguments, begin: int) -> bool:
@@ -138,7 +105,7 @@ def direct(
 
     @register_jitable
     def panel_words(
-        a: DirectArguments, t: int, group: int, panel: int, begin: int, end: int
+        a: DirectArguments, t: TileBlock, group: int, panel: int, begin: int, end: int
     ) -> int:
         """Set weights and start values of a panel from input block begin to end; return vectors."""
         blocks = a.output_blocks
@@ -149,67 +116,67 @@ def direct(
         columns = vectors * lanes * item_b
         bands = a.bands
         if bands != 0:
-            put(t, T_N0, arg(bands, 3 * panel + 1))
-            put(t, T_B, a.weights + arg(bands, 3 * panel + 2))
-            end = arg(bands, 3 * panel) + arg(bands, 3 * panel + 1)
+            t.outer_count = ld_i64(bands + 24 * panel + 8)
+            t.b = a.weights + ld_i64(bands + 24 * panel + 16)
+            end = ld_i64(bands + 24 * panel) + ld_i64(bands + 24 * panel + 8)
         else:
-            put(t, T_N0, end - begin)
-            put(t, T_B, weights_at(a, group, panel, begin))
+            t.outer_count = end - begin
+            t.b = weights_at(a, group, panel, begin)
         narrow = is_narrow(a, begin)
-        put(t, T_KLAST, a.rest if end == a.input_blocks else 0)
+        t.last_steps = a.rest if end == a.input_blocks else 0
         if narrow and strip_of(a, narrow) != 0:
             # A strip takes what a block lacks behind its rounds: here behind none, for each tap.
-            put(t, T_N0, taps)
-            put(t, T_N2, 0)
-            put(t, T_SA0, arg(t, T_SA2))
+            t.outer_count = taps
+            t.inner_count = 0
+            t.outer_a = t.inner_a
         elif narrow:
-            put(t, T_N0, 1)
-        elif a.strip != 0 and arg(t, T_KLAST) != 0:
-            put(t, T_N2, arg(t, T_N0) - 1)
-            put(t, T_N0, 1)
-        elif (taps == 1 or a.gathered) and arg(t, T_KLAST) == 0:
+            t.outer_count = 1
+        elif a.strip != 0 and t.last_steps != 0:
+            t.inner_count = t.outer_count - 1
+            t.outer_count = 1
+        elif (taps == 1 or a.gathered) and t.last_steps == 0:
             # The innermost of the segment loops costs least.
-            put(t, T_N2, arg(t, T_N0) * taps)
-            put(t, T_N0, 1)
+            t.inner_count = t.outer_count * taps
+            t.outer_count = 1
         elif taps == 1:
-            put(t, T_N2, 1)
-        put(t, T_AHEAD, arg(t, T_B) + depth * columns)
-        put(t, T_BKS, columns)
-        put(t, T_SB2, arg(t, T_KIN) * columns)
+            t.inner_count = 1
+        t.ahead = t.b + depth * columns
+        t.b_step = columns
+        t.inner_b = t.steps * columns
         rows = plain or (a.dilation_width == 1 and not narrow)
         within = a.kernel_height if rows else a.kernel_width
-        put(t, T_SB1, within * arg(t, T_KIN) * columns)
-        put(t, T_SB0, (1 if narrow else taps) * step * columns)
+        t.middle_b = within * t.steps * columns
+        t.outer_b = (1 if narrow else taps) * step * columns
         if a.strip != 0 and a.kernel_depth > 1 and a.gathered == 0:
             # In the box planes lie as far apart as blocks: strips have one loop over both.
-            put(t, T_N0, arg(t, T_N0) * a.kernel_depth)
-            put(t, T_SA0, arg(t, T_SA1))
-            put(t, T_SB0, arg(t, T_SB1))
+            t.outer_count = t.outer_count * a.kernel_depth
+            t.outer_a = t.middle_a
+            t.outer_b = t.middle_b
         bias = a.bias
         if bias != 0:
             bias += (group * blocks + first) * lanes * item
-        put(t, T_INIT, bias)
-        put(t, T_IRS, 0 if begin == 0 else arg(t, T_CRS))
-        put(t, T_IJS, lanes * item if begin == 0 else arg(t, T_CJS))
+        t.start = bias
+        t.start_row = 0 if begin == 0 else t.c_row
+        t.start_vector = lanes * item if begin == 0 else t.c_vector
         return vectors
 
     @register_jitable
-    def run_strips(strip: int, t: int, pixels: int, vectors: int, post: int) -> None:
+    def run_strips(strip: int, t: TileBlock, pixels: int, vectors: int, post: int) -> None:
         """Run a row of outputs; with an activation in parts that are still near afterwards."""
         part = pixels if post == 0 else _NEAR * mr
-        c = arg(t, T_C)
+        c = t.c
         for i in range(0, pixels, part):
             count = min(part, pixels - i)
             call_kernel(strip, t, count, vectors, 0)
             if post != 0:
-                put(t, T_C, c + i * arg(t, T_CRS))
+                t.c = c + i * t.c_row
                 call_kernel(post, t, count, vectors, 0)
-                put(t, T_C, c + (i + count) * arg(t, T_CRS))
+                t.c = c + (i + count) * t.c_row
 
     @register_jitable
     def run_row(
         a: DirectArguments,
-        t: int,
+        t: TileBlock,
         x: int,
         y: int,
         res: int,
@@ -226,52 +193,54 @@ def direct(
         ``left`` is the column of the image that the first tap of the first output reads.
         """
         if strip != 0:
-            put(t, T_A, x)
-            put(t, T_C, y)
-            put(t, T_RES, res)
+            t.a = x
+            t.c = y
+            t.residual = res
             run_strips(strip, t, pixels, vectors, post)
             return
-        dw, weights = a.dilation_width, arg(t, T_B)
+        dw, weights = a.dilation_width, t.b
         apart = not plain and dw > 1 and a.kernel_width > 1 and a.gathered == 0
         i = 0
         tile = a.tile
-        share = arg(t, T_PACE) * (size // arg(t, T_BKS) // 2)
+        share = t.pace * (size // t.b_step // 2)
         while i < pixels:
             m = rows_of(pixels - i, mr)
-            put(t, T_A, x + i * arg(t, T_ARS))
-            put(t, T_C, y + i * arg(t, T_CRS))
-            put(t, T_RES, res + i * arg(t, T_RRS) if res != 0 else 0)
+            t.a = x + i * t.a_row
+            t.c = y + i * t.c_row
+            t.residual = res + i * t.residual_row if res != 0 else 0
             if more:
-                put(t, T_INIT, arg(t, T_C))
-            put(t, T_AHEAD, arg(t, T_AHEAD) + share)
+                t.start = t.c
+            t.ahead = t.ahead + share
             if apart:
                 # Taps that read nothing but padding are left out.
                 at = left + i * a.stride_width
                 end = at + (m - 1) * a.stride_width
                 tap = max(0, (dw - 1 - end) // dw)
-                put(t, T_N2, max(0, min(a.kernel_width, (a.image_width - at + dw - 1) // dw) - tap))
-                put(t, T_A, arg(t, T_A) + tap * arg(t, T_SA2))
-                put(t, T_B, weights + tap * arg(t, T_SB2))
+                t.inner_count = max(
+                    0, min(a.kernel_width, (a.image_width - at + dw - 1) // dw) - tap
+                )
+                t.a = t.a + tap * t.inner_a
+                t.b = weights + tap * t.inner_b
             call_kernel(tile, t, m, vectors, 0)
             if post != 0:
                 call_kernel(post, t, m, vectors, 0)
             i += m
-        put(t, T_B, weights)
+        t.b = weights
 
     @register_jitable
-    def skip_planes(a: DirectArguments, t: int, above: int) -> int:
+    def skip_planes(a: DirectArguments, t: TileBlock, above: int) -> int:
         """Leave out the kernel planes that read nothing but padding; return how many come first.
 
         ``above`` is the plane of the input that the first kernel plane reads.
         """
         dd, depth = a.dilation_depth, a.image_depth
         first = max(0, (dd - 1 - above) // dd)
-        put(t, T_N1, max(0, min(a.kernel_depth, (depth - above + dd - 1) // dd) - first))
-        put(t, T_B, arg(t, T_B) + first * arg(t, T_SB1))
+        t.middle_count = max(0, min(a.kernel_depth, (depth - above + dd - 1) // dd) - first)
+        t.b = t.b + first * t.middle_b
         return first
 
     @register_jitable
-    def skip_border(a: DirectArguments, t: int, top: int, weights: int, narrow: bool) -> int:
+    def skip_border(a: DirectArguments, t: TileBlock, top: int, weights: int, narrow: bool) -> int:
         """Leave out the kernel rows that read nothing but padding; return how many come first.
 
         ``top`` is the row of the image that the first kernel row reads.
@@ -280,16 +249,16 @@ def direct(
         first = max(0, (dh - 1 - top) // dh)
         count = max(0, min(kh, (height - top + dh - 1) // dh) - first)
         if plain or (a.dilation_width == 1 and not narrow):
-            put(t, T_N2, count)
-            put(t, T_B, weights + first * arg(t, T_SB2))
+            t.inner_count = count
+            t.b = weights + first * t.inner_b
         else:
-            put(t, T_N1, count)
-            put(t, T_B, weights + first * arg(t, T_SB1))
+            t.middle_count = count
+            t.b = weights + first * t.middle_b
         return first
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t, where = _words(), _where()
+        t, where = _tile_block(), _box()
         groups, blocks = a.groups, a.output_blocks
         height, width = a.image_height, a.image_width
         od_n, oh_n, ow_n = a.output_depth, a.output_height, a.output_width
@@ -307,14 +276,14 @@ def direct(
         taps = a.kernel_depth * a.kernel_height * a.kernel_width
         along = a.y_column * lanes * item
         plane_out = a.y_block * lanes * item
-        put(t, T_BJS, lanes * item_b)
-        put(t, T_CRS, along)
-        put(t, T_CJS, plane_out)
-        put(t, T_IJS, lanes * item)
-        put(t, T_RRS, along)
-        put(t, T_RJS, plane_out)
-        put(t, T_LO, bits_f64(a.low))
-        put(t, T_HI, bits_f64(a.high))
+        t.b_vector = lanes * item_b
+        t.c_row = along
+        t.c_vector = plane_out
+        t.start_vector = lanes * item
+        t.residual_row = along
+        t.residual_vector = plane_out
+        t.low = a.low
+        t.high = a.high
         copied = -1
         unit = begin
         while unit < end:
@@ -348,12 +317,12 @@ def direct(
             row = nw * pixel
             plane = nh * row
             volume = nd * plane * (taps if gathered else 1)
-            put(where, 0, d0)
-            put(where, 1, h0)
-            put(where, 2, w0)
-            put(where, 3, rows if gathered else nd)
-            put(where, 4, cols if gathered else nh)
-            put(where, 5, nw)
+            where.depth = d0
+            where.row = h0
+            where.column = w0
+            where.depths = nd
+            where.rows = rows if gathered else nh
+            where.columns = cols if gathered else nw
             out = (od * a.y_plane + oh * a.y_row) * lanes * item + ow * along
             down = row if gathered else sh * row
             # Rows of outputs without a gap between them are one row.
@@ -378,11 +347,11 @@ def direct(
                         copy_strip(a, last - first, x + first * block_in, pixels_at, where)
                     copied = strip
                 done = last == a.input_blocks
-                put(t, T_FLAGS, a.flags if done else 0)
+                t.flags = a.flags if done else 0
                 for p in range(panel, last_panel):
                     vectors = panel_words(a, t, group, p, first, last)
                     if p + 1 == last_panel and not done:
-                        put(t, T_AHEAD, weights_at(a, group, panel, last))
+                        t.ahead = weights_at(a, group, panel, last)
                     at = out + (group * blocks + p * nv) * plane_out
                     at += a.y_offset
                     y = a.y + image * a.y_image + at
@@ -391,13 +360,13 @@ def direct(
                         res += image * a.residual_image + at
                     source = pixels_at
                     if a.bands != 0:
-                        source += arg(a.bands, 3 * p) * volume
+                        source += ld_i64(a.bands + 24 * p) * volume
                     post = a.post if done else 0
-                    size = (last - first) * taps * step * arg(t, T_BKS)
+                    size = (last - first) * taps * step * t.b_step
                     if a.kernel_depth > 1 and not gathered and a.strip == 0:
                         source += skip_planes(a, t, d0) * a.dilation_depth * plane
-                    put(t, T_PACE, 2 * arg(t, T_BKS) // max(1, runs * ((length + mr - 1) // mr)))
-                    weights = arg(t, T_B)
+                    t.pace = 2 * t.b_step // max(1, runs * ((length + mr - 1) // mr))
+                    weights = t.b
                     for r in range(runs):
                         r_out = r * a.y_row * lanes * item
                         skipped = 0
@@ -493,19 +462,21 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                 done += run
 
     @register_jitable
-    def channels(a: GenericArguments, t: int, b: int, w: int, c: int, bias: int, res: int) -> None:
+    def channels(
+        a: GenericArguments, t: TileBlock, b: int, w: int, c: int, bias: int, res: int
+    ) -> None:
         """Run all output channels of a group over the pixels at column block ``c``."""
         outputs, post = a.outputs, a.post
-        tail, vectors = arg(t, T_TAIL), arg(t, T_IJS)
+        tail, vectors = t.tail, t.start_vector
         tile = a.tile if tail == lanes else a.masked_tile
         i = 0
         while i < outputs:
             m = rows_of(outputs - i, mr)
-            put(t, T_A, w + i * arg(t, T_ARS))
-            put(t, T_B, b)
-            put(t, T_C, c + i * arg(t, T_CRS))
-            put(t, T_RBIAS, bias + i * item if bias != 0 else 0)
-            put(t, T_RES, res + i * arg(t, T_CRS) if res != 0 else 0)
+            t.a = w + i * t.a_row
+            t.b = b
+            t.c = c + i * t.c_row
+            t.row_bias = bias + i * item if bias != 0 else 0
+            t.residual = res + i * t.c_row if res != 0 else 0
             call_kernel(tile, t, m, vectors, 0)
             if post != 0:
                 call_kernel(post, t, m, vectors, 0)
@@ -513,7 +484,7 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t = _words()
+        t = _tile_block()
         groups, inputs, outputs = a.groups, a.inputs, a.outputs
         size_in = a.image_depth * a.image_height * a.image_width
         pixels = a.output_depth * a.output_height * a.output_width
@@ -523,22 +494,22 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             scratch += worker * a.scratch_bytes
         parts = (pixels + part - 1) // part
         step = part * item if scratch != 0 else size_in * item
-        put(t, T_ARS, total * item)
-        put(t, T_AKS, item)
-        put(t, T_BKS, step)
-        put(t, T_BJS, lanes * item)
-        put(t, T_N0, 1)
-        put(t, T_N1, 1)
-        put(t, T_N2, 1)
-        put(t, T_KIN, total)
-        put(t, T_CRS, pixels * item)
-        put(t, T_CJS, lanes * item)
-        put(t, T_RRS, pixels * item)
-        put(t, T_RJS, lanes * item)
-        put(t, T_INIT, 0)
-        put(t, T_FLAGS, a.flags)
-        put(t, T_LO, bits_f64(a.low))
-        put(t, T_HI, bits_f64(a.high))
+        t.a_row = total * item
+        t.a_step = item
+        t.b_step = step
+        t.b_vector = lanes * item
+        t.outer_count = 1
+        t.middle_count = 1
+        t.inner_count = 1
+        t.steps = total
+        t.c_row = pixels * item
+        t.c_vector = lanes * item
+        t.residual_row = pixels * item
+        t.residual_vector = lanes * item
+        t.start = 0
+        t.flags = a.flags
+        t.low = a.low
+        t.high = a.high
         for unit in range(begin, end):
             first = unit % parts * part
             group = unit // parts % groups
@@ -560,8 +531,8 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             for p in range(0, count, width):
                 columns = min(width, count - p)
                 vectors = (columns + lanes - 1) // lanes
-                put(t, T_TAIL, columns - (vectors - 1) * lanes)
-                put(t, T_IJS, vectors)
+                t.tail = columns - (vectors - 1) * lanes
+                t.start_vector = vectors
                 at = p * item
                 channels(a, t, b + at, w, y + at, bias, res + at if res != 0 else 0)
 

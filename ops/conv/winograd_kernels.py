@@ -32,41 +32,20 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
-from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.simd import bits_f64, call_kernel, prefetch, vec
-from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
+from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.simd import call_kernel, prefetch, vec
+from subgraph.engine.codegen.tile import rows_of
 from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
     LOW_ROWS,
-    T_A,
-    T_AHEAD,
-    T_AKS,
-    T_ARS,
-    T_B,
-    T_BJS,
-    T_BKS,
-    T_C,
-    T_CJS,
-    T_CRS,
-    T_HI,
-    T_IRS,
-    T_KIN,
-    T_KLAST,
-    T_LO,
-    T_N0,
-    T_N1,
-    T_N2,
-    T_PACE,
-    T_SA2,
-    T_SB2,
-    T_WORDS,
+    TileBlock,
 )
 
 from .arguments import WinogradArguments
 from .winograd_axis_kernels import backward_along, finisher, forward_along, storer
 
-_words = stack_words(T_WORDS)
+_tile_block = stack_block(TileBlock)
 
 
 def winograd(
@@ -290,21 +269,21 @@ def winograd(
 
     @register_jitable
     def run_tiles(
-        a: WinogradArguments, t: int, count: int, vectors: int, values: int, c: int
+        a: WinogradArguments, t: TileBlock, count: int, vectors: int, values: int, c: int
     ) -> None:
         """Run the contraction tiles of a panel of a point."""
         i = 0
         while i < count:
             rows = rows_of(count - i, mr)
-            put(t, T_A, values + i * arg(t, T_ARS))
-            put(t, T_C, c + i * arg(t, T_CRS))
+            t.a = values + i * t.a_row
+            t.c = c + i * t.c_row
             call_kernel(a.tile, t, rows, vectors, 0)
             i += rows
 
     @register_jitable
     def run_strips(
         a: WinogradArguments,
-        t: int,
+        t: TileBlock,
         count: int,
         vectors: int,
         steps: int,
@@ -317,26 +296,26 @@ def winograd(
         ``coming`` is where the weights are that follow.
         """
         most = a.segment
-        put(t, T_SB2, lanes * vectors * pixel)
-        put(t, T_PACE, 2 * vectors * pixel // ((count + mr - 1) // mr))
+        t.inner_b = lanes * vectors * pixel
+        t.pace = 2 * vectors * pixel // ((count + mr - 1) // mr)
         done = 0
         while done < steps:
             part = min(most, steps - done)
             rest = a.rest if done + part == steps else 0
-            put(t, T_N2, part - 1 if rest != 0 else part)
-            put(t, T_KLAST, rest)
-            put(t, T_IRS, done)
-            put(t, T_A, values + done * arg(t, T_SA2))
-            put(t, T_C, c)
-            put(t, T_AHEAD, arg(t, T_B) + part * arg(t, T_SB2) if done + part < steps else coming)
+            t.inner_count = part - 1 if rest != 0 else part
+            t.last_steps = rest
+            t.start_row = done
+            t.a = values + done * t.inner_a
+            t.c = c
+            t.ahead = t.b + part * t.inner_b if done + part < steps else coming
             call_kernel(a.tile, t, count, vectors, 0)
-            put(t, T_B, arg(t, T_B) + part * arg(t, T_SB2))
+            t.b = t.b + part * t.inner_b
             done += part
 
     @register_jitable
     def multiply(
         a: WinogradArguments,
-        t: int,
+        t: TileBlock,
         point: int,
         panel: int,
         last_panel: int,
@@ -356,16 +335,16 @@ def winograd(
         blocks, out_blocks = a.input_blocks, a.output_blocks
         c_row = (a.panels * nv + 1) * pixel
         apart = places(a) * pixel if low else pixel
-        put(t, T_ARS, (blocks + 1) * pixel)
-        put(t, T_CRS, c_row)
-        put(t, T_SA2, apart)
-        put(t, T_CJS, apart)
-        put(t, T_KIN, blocks * lanes - (-a.rest % lanes))
+        t.a_row = (blocks + 1) * pixel
+        t.c_row = c_row
+        t.inner_a = apart
+        t.c_vector = apart
+        t.steps = blocks * lanes - (-a.rest % lanes)
         steps = values_of(point) * blocks
         for p in range(panel, last_panel):
             vectors = min(nv, out_blocks - p * nv)
-            put(t, T_B, weights_at(a, point, p))
-            put(t, T_BKS, vectors * pixel)
+            t.b = weights_at(a, point, p)
+            t.b_step = vectors * pixel
             at = c + point * places(a) * c_row + (p - panel) * nv * apart
             if low:
                 last = p + 1 == last_panel
@@ -378,7 +357,7 @@ def winograd(
     @register_jitable
     def write_tile(
         a: WinogradArguments,
-        post: int,
+        post: TileBlock,
         s: tuple[int, int, int, int],
         point: int,
         scratch: int,
@@ -410,13 +389,13 @@ def winograd(
             finish_column(d, bias, least, most, y + at, res + at if res != 0 else 0, row, rows)
         if a.post != 0:
             for i in range(rows):
-                put(post, T_C, y + i * row)
+                post.c = y + i * row
                 call_kernel(a.post, post, cols, 1, 0)
 
     @register_jitable
     def transform_output(
         a: WinogradArguments,
-        post: int,
+        post: TileBlock,
         first: int,
         count: int,
         block: int,
@@ -469,7 +448,7 @@ def winograd(
 
     @register_jitable
     def run_stage(
-        a: WinogradArguments, t: int, post: int, begin: int, end: int, scratch: int
+        a: WinogradArguments, t: TileBlock, post: TileBlock, begin: int, end: int, scratch: int
     ) -> None:
         """Run units of one stage of a single block of tiles."""
         stage, count, out_blocks = a.stage, a.tiles, a.output_blocks
@@ -495,7 +474,7 @@ def winograd(
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t, post = _words(), _words()
+        t, post = _tile_block(), _tile_block()
         tiles, pb = a.tiles, a.panels
         scratch = a.scratch + worker * a.scratch_bytes
         out_blocks = a.output_blocks
@@ -503,15 +482,15 @@ def winograd(
         panel_blocks = (panels + pb - 1) // pb
         across, down = (a.output_width + m - 1) // m, (a.output_height + m - 1) // m
         total = a.images * a.output_depth * across * down
-        put(t, T_N0, 1)
-        put(t, T_N1, 1)
-        put(t, T_N2, 1)
-        put(t, T_AKS, item)
-        put(t, T_BJS, pixel)
-        put(post, T_CRS, pixel)
-        put(post, T_CJS, pixel)
-        put(post, T_LO, bits_f64(a.low))
-        put(post, T_HI, bits_f64(a.high))
+        t.outer_count = 1
+        t.middle_count = 1
+        t.inner_count = 1
+        t.a_step = item
+        t.b_vector = pixel
+        post.c_row = pixel
+        post.c_vector = pixel
+        post.low = a.low
+        post.high = a.high
         if low and a.stage != 0:
             run_stage(a, t, post, begin, end, scratch)
             return

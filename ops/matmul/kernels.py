@@ -12,47 +12,41 @@ from collections.abc import Callable
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
-from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.simd import bits_f64, call_kernel, ld, st, vec
-from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
+from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.arguments import WordBlock
+from subgraph.engine.codegen.simd import call_kernel, ld, st, vec
+from subgraph.engine.codegen.tile import rows_of
 from subgraph.engine.codegen.tiling import (
-    T_A,
-    T_AHEAD,
-    T_AKS,
-    T_ARS,
-    T_B,
-    T_BJS,
-    T_BKS,
-    T_C,
-    T_CJS,
-    T_CRS,
-    T_FLAGS,
-    T_HI,
-    T_IJS,
-    T_INIT,
-    T_IRS,
-    T_KIN,
-    T_LO,
-    T_N0,
-    T_N1,
-    T_N2,
-    T_PACE,
-    T_RBIAS,
-    T_RES,
-    T_RJS,
-    T_RRS,
-    T_TAIL,
-    T_WORDS,
+    TileBlock,
 )
 from subgraph.engine.codegen.transpose import transposer
 
 from .arguments import GemmArguments, PackRightArguments
 
-_words = stack_words(T_WORDS)
-_where = stack_words(8)
-# Words of the part of a block that one pass works on: its first step along K and how many, its
-# first row and how many, its first panel and the one behind its last.
-_K0, _DEPTH, _ROW, _ROWS, _PANEL, _LAST_PANEL = range(6)
+_tile_block = stack_block(TileBlock)
+
+
+class Pass(WordBlock):
+    """The part of a block of C that one pass works on.
+
+    Attributes:
+        first_step: Its first step along K.
+        depth: Its steps along K.
+        row: Its first row.
+        rows: Its rows.
+        panel: Its first panel.
+        last_panel: The panel behind its last one.
+    """
+
+    first_step: int
+    depth: int
+    row: int
+    rows: int
+    panel: int
+    last_panel: int
+
+
+_pass = stack_block(Pass)
 
 
 @register_jitable
@@ -184,7 +178,9 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
                 store1(target + r * to + k * item, load1(source + r * ars + k * aks))
 
     @register_jitable
-    def block(product: GemmArguments, t: int, a: int, b: int, c: int, res: int, where: int) -> None:
+    def block(
+        product: GemmArguments, t: TileBlock, a: int, b: int, c: int, res: int, where: Pass
+    ) -> None:
         """Run panels of one block of rows and one range of k.
 
         Args:
@@ -196,55 +192,55 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
             res: Address of the residual, or 0.
             where: Words of the block (``_K0`` to ``_LAST_PANEL``).
         """
-        k0, depth = arg(where, _K0), arg(where, _DEPTH)
-        row, rows = arg(where, _ROW), arg(where, _ROWS)
-        panel, last_panel = arg(where, _PANEL), arg(where, _LAST_PANEL)
+        k0, depth = where.first_step, where.depth
+        row, rows = where.row, where.rows
+        panel, last_panel = where.panel, where.last_panel
         n, total = product.n, product.k
         crs, ldb = product.c_row, product.b_row
         last = k0 + depth >= total
-        put(t, T_KIN, depth)
-        put(t, T_FLAGS, product.flags if last else 0)
+        t.steps = depth
+        t.flags = product.flags if last else 0
         for p in range(panel, last_panel):
             first = p * width
             count = min(width, n - first)
             vectors = (count + lanes - 1) // lanes
             tail = count - (vectors - 1) * lanes
             tile = product.tile if tail == lanes else product.masked_tile
-            put(t, T_TAIL, tail)
+            t.tail = tail
             if ldb == 0:
                 step = vectors * lanes * item_b
-                put(t, T_B, b + first * total * item_b + k0 * step)
+                t.b = b + first * total * item_b + k0 * step
             else:
                 step = ldb
-                put(t, T_B, b + first * item + k0 * step)
-            put(t, T_BKS, step)
+                t.b = b + first * item + k0 * step
+            t.b_step = step
             # The tiles of a packed panel together bring the next one closer.
             pace = 0 if ldb != 0 else 2 * step // max(1, (rows + mr - 1) // mr)
-            coming = arg(t, T_B) + (depth * step if ldb == 0 else 0)
-            put(t, T_PACE, pace)
+            coming = t.b + (depth * step if ldb == 0 else 0)
+            t.pace = pace
             i = 0
             while i < rows:
                 m = rows_of(rows - i, mr)
                 at = c + (row + i) * crs + first * item
-                put(t, T_A, a + i * arg(t, T_ARS))
-                put(t, T_C, at)
-                put(t, T_AHEAD, coming)
+                t.a = a + i * t.a_row
+                t.c = at
+                t.ahead = coming
                 coming += depth // 2 * pace
                 if k0 > 0:
-                    put(t, T_INIT, at)
-                    put(t, T_IRS, crs)
+                    t.start = at
+                    t.start_row = crs
                 elif product.init != 0:
-                    put(t, T_INIT, product.init + first * item)
-                    put(t, T_IRS, 0)
+                    t.start = product.init + first * item
+                    t.start_row = 0
                 else:
-                    put(t, T_INIT, 0)
-                put(t, T_RBIAS, 0)
-                put(t, T_RES, 0)
+                    t.start = 0
+                t.row_bias = 0
+                t.residual = 0
                 if last:
                     if product.row_init != 0:
-                        put(t, T_RBIAS, product.row_init + (row + i) * item)
+                        t.row_bias = product.row_init + (row + i) * item
                     if res != 0:
-                        put(t, T_RES, res + (row + i) * product.residual_row + first * item)
+                        t.residual = res + (row + i) * product.residual_row + first * item
                 call_kernel(tile, t, m, vectors, 0)
                 if last and product.post != 0:
                     call_kernel(product.post, t, m, vectors, 0)
@@ -252,7 +248,7 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
-        t, where = _words(), _where()
+        t, where = _tile_block(), _pass()
         m, n, total = product.m, product.n, product.k
         ars, aks = product.a_row, product.a_column
         mb, pb, kc = product.block_rows, product.block_panels, product.pass_depth
@@ -262,17 +258,17 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
         panels = (n + width - 1) // width
         row_blocks = (m + mb - 1) // mb
         panel_blocks = (panels + pb - 1) // pb
-        put(t, T_N0, 1)
-        put(t, T_N1, 1)
-        put(t, T_N2, 1)
-        put(t, T_BJS, lanes * item_b)
-        put(t, T_CRS, product.c_row)
-        put(t, T_CJS, lanes * item)
-        put(t, T_IJS, lanes * item)
-        put(t, T_RRS, product.residual_row)
-        put(t, T_RJS, lanes * item)
-        put(t, T_LO, bits_f64(product.low))
-        put(t, T_HI, bits_f64(product.high))
+        t.outer_count = 1
+        t.middle_count = 1
+        t.inner_count = 1
+        t.b_vector = lanes * item_b
+        t.c_row = product.c_row
+        t.c_vector = lanes * item
+        t.start_vector = lanes * item
+        t.residual_row = product.residual_row
+        t.residual_vector = lanes * item
+        t.low = product.low
+        t.high = product.high
         for unit in range(begin, end):
             batch, rest = unit // (row_blocks * panel_blocks), unit % (row_blocks * panel_blocks)
             if product.rows_first != 0:
@@ -303,25 +299,25 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
                 )
             row = rb * mb
             rows = min(mb, m - row)
-            put(where, _ROW, row)
-            put(where, _ROWS, rows)
-            put(where, _PANEL, cb * pb)
-            put(where, _LAST_PANEL, min(panels, cb * pb + pb))
+            where.row = row
+            where.rows = rows
+            where.panel = cb * pb
+            where.last_panel = min(panels, cb * pb + pb)
             k0 = 0
             while k0 < total or k0 == 0:
                 depth = min(kc, total - k0)
-                put(where, _K0, k0)
-                put(where, _DEPTH, depth)
+                where.first_step = k0
+                where.depth = depth
                 source = a + row * ars + k0 * aks
                 if scratch == 0:
-                    put(t, T_ARS, ars)
-                    put(t, T_AKS, aks)
+                    t.a_row = ars
+                    t.a_step = aks
                     block(product, t, source, b, c, res, where)
                 elif ars == item and aks != item:
                     to = (mb + 16) * item
                     copy_rows(source, scratch, depth, rows, aks, to)
-                    put(t, T_ARS, item)
-                    put(t, T_AKS, to)
+                    t.a_row = item
+                    t.a_step = to
                     block(product, t, scratch, b, c, res, where)
                 else:
                     to = (kc + 16) * item
@@ -329,8 +325,8 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
                         copy_rows(source, scratch, rows, depth, ars, to)
                     else:
                         copy_any(source, scratch, rows, depth, ars, aks, to)
-                    put(t, T_ARS, to)
-                    put(t, T_AKS, item)
+                    t.a_row = to
+                    t.a_step = item
                     block(product, t, scratch, b, c, res, where)
                 k0 += max(depth, 1)
 

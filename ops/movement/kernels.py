@@ -34,13 +34,6 @@ WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 @register_jitable
-def arg(args: int, index: int) -> int:
-    """Return word ``index`` of the argument block."""
-    word: int = ld_i64(args + 8 * index)
-    return word
-
-
-@register_jitable
 def outer_offset(dims: int, count: int, rest: int, which: int) -> int:
     """Return the offset in bytes of outer index ``rest`` for operand ``which`` (0 or 1).
 

@@ -10,23 +10,26 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.codegen.simd import ld_f64, shuffle, vec
-from subgraph.engine.codegen.tile import arg
-from subgraph.engine.codegen.tiling import T_C, T_CJS, T_CRS, T_HI, T_LO, T_TAIL
+from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.simd import shuffle, vec
+from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.engine.codegen.vmath import function
 
 
 def post(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
-    """Return the kernel ``(tile words, rows, vectors, 0)`` that applies an activation in place.
+    """Return the kernel that applies an activation in place.
+
+    Its arguments are ``(address of a TileBlock, rows, vectors, 0)``.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of one vector.
         act: ``"Sigmoid"``, ``"Tanh"``, ``"Gelu"``, ``"GeluTanh"``, ``"Silu"``, ``"Softplus"``,
-            ``"Mish"``, ``"Erf"``, ``"HardSwish"``, ``"HardSigmoid"`` (T_LO: alpha, T_HI: beta),
-            ``"LeakyRelu"``, ``"Elu"``, ``"Swish"`` (T_LO: alpha), ``"Linear"`` (``T_LO * x +
-            T_HI``).
+            ``"Mish"``, ``"Erf"``, ``"HardSwish"``, ``"HardSigmoid"`` (low: alpha, high: beta),
+            ``"LeakyRelu"``, ``"Elu"``, ``"Swish"`` (low: alpha), ``"Linear"`` (``low * x +
+            high``).
     """
+    block = view_of(TileBlock)
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
     apply = _activation(act, v)
@@ -45,10 +48,11 @@ def post(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
             store(at + i * step, apply(load(at + i * step), p, q))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        t = block(args)
         rows, vectors = begin, end
-        c, crs, cjs = arg(args, T_C), arg(args, T_CRS), arg(args, T_CJS)
-        tail = arg(args, T_TAIL)
-        p, q = ld_f64(args + 8 * T_LO), ld_f64(args + 8 * T_HI)
+        c, crs, cjs = t.c, t.c_row, t.c_vector
+        tail = t.tail
+        p, q = t.low, t.high
         whole = vectors if tail <= 0 or tail >= lanes else vectors - 1
         for j in range(whole):
             column(c + j * cjs, crs, rows, p, q)

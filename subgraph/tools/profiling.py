@@ -13,22 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.engine.codegen.tiling import (
-    T_A,
-    T_AKS,
-    T_ARS,
-    T_B,
-    T_BJS,
-    T_BKS,
-    T_C,
-    T_CJS,
-    T_CRS,
-    T_KIN,
-    T_N0,
-    T_N1,
-    T_N2,
-    T_WORDS,
-)
+from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.ops.shared.tile_planning import tiles
 from subgraph.runtime.compiled_model import CompiledModel
@@ -120,12 +105,13 @@ def peak_flops(repeats: int = 15) -> float:
     depth, rows, width = 512 // of.nv, of.mr, of.width
     a, b = np.zeros(rows * 16, np.float32), np.zeros(width, np.float32)
     c = np.zeros(rows * width, np.float32)
-    words = np.zeros(T_WORDS, np.int64)
+    words = np.zeros(TileBlock.width, np.int64)
     # Steps of zero bytes: every step reads the same values, nothing but the multiply-adds counts.
-    words[[T_A, T_B, T_C]] = a.ctypes.data, b.ctypes.data, c.ctypes.data
-    words[[T_ARS, T_AKS, T_BKS, T_BJS]] = 64, 0, 0, of.lanes * 4
-    words[[T_N0, T_N1, T_N2, T_KIN]] = 1, 1, 400, depth
-    words[[T_CRS, T_CJS]] = width * 4, of.lanes * 4
+    loops = {"outer_count": 1, "middle_count": 1, "inner_count": 400, "steps": depth}
+    strides = {"a_row": 64, "b_vector": of.lanes * 4, "c_row": width * 4, "c_vector": of.lanes * 4}
+    operands = {"a": a.ctypes.data, "b": b.ctypes.data, "c": c.ctypes.data}
+    for name, value in (loops | strides | operands).items():
+        words[TileBlock.fields[name][0]] = value
     tile = _KERNEL(of.contraction().address)
     best = _fastest(lambda: tile(words.ctypes.data, rows, of.nv, 0), repeats)
     return 2 * 400 * depth * rows * width / best

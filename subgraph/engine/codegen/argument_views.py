@@ -9,7 +9,8 @@
         size = a.columns
 
 At run time a view is the address, and an attribute one load at a constant offset; helpers may take
-a view as an argument. This module is imported only when something must be compiled.
+a view as an argument, and what takes an address takes a view. An attribute that is set is one
+store. This module is imported only when something must be compiled.
 """
 
 from __future__ import annotations
@@ -18,32 +19,41 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from numba.core import types
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.typeconv.castgraph import Conversion
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import (
     infer_getattr,
     intrinsic,
+    lower_cast,
     lower_getattr_generic,
+    lower_setattr_generic,
     models,
     register_jitable,
     register_model,
 )
 
-from subgraph.engine.codegen.arguments import KernelArguments
-from subgraph.engine.codegen.irtools import F64, I64, INT64, load_at
+from subgraph.engine.codegen.arguments import WordBlock
+from subgraph.engine.codegen.irtools import F64, I64, INT64, load_at, store_at
 from subgraph.engine.codegen.simd import ld_i64
 
-_A = TypeVar("_A", bound=KernelArguments)
+_A = TypeVar("_A", bound=WordBlock)
 _WORD = 8  # bytes
+_ROUND = 4  # words; blocks on the stack are whole vectors of 32 bytes, set to zero by few stores
 DEPTH, HEIGHT, WIDTH = 0, 1, 2  # axes of a field of kind "Triple"
 
 
 class ArgumentsView(types.Type):
     """Numba's type of a view of one declaration's block."""
 
-    def __init__(self, declaration: type[KernelArguments]) -> None:
+    def __init__(self, declaration: type[WordBlock]) -> None:
         self.declaration = declaration
         super().__init__(f"{declaration.__module__}.{declaration.__qualname__}")
+
+    def can_convert_to(self, _context: Any, other: Any) -> Any:
+        """Return that a view is an address where one is expected."""
+        return Conversion.safe if other == INT64 else None
 
 
 @register_model(ArgumentsView)
@@ -72,6 +82,20 @@ def _read(_context: Any, builder: Any, view: ArgumentsView, block: Any, name: st
     return load_at(builder, address, F64 if kind == "float" else I64, _WORD)
 
 
+@lower_setattr_generic(ArgumentsView)
+def _write(_context: Any, builder: Any, signature: Any, values: Any, name: str) -> None:
+    block, value = values
+    index, kind = signature.args[0].declaration.fields[name]
+    if kind == "float":
+        value = builder.bitcast(value, I64)
+    store_at(builder, builder.add(block, I64(_WORD * index)), value, _WORD)
+
+
+@lower_cast(ArgumentsView, types.Integer)
+def _address(_context: Any, _builder: Any, _view: Any, _integer: Any, block: Any) -> Any:
+    return block
+
+
 @register_jitable
 def along(triple: int, axis: int) -> int:
     """Return a number of a field of kind "Triple": along `DEPTH`, `HEIGHT` or `WIDTH`."""
@@ -83,6 +107,28 @@ def view_of(declaration: type[_A]) -> Callable[[int], _A]:
     """Return the function that makes a view of an argument block of its address."""
     made: Callable[[int], _A] = _maker(cast("Any", declaration))
     return made
+
+
+def stack_block(declaration: type[_A]) -> Callable[[], _A]:
+    """Return the function that makes a view of a block of zeros on the kernel's stack."""
+    made: Callable[[], _A] = _stack_maker(cast("Any", declaration))
+    return made
+
+
+@cache
+def _stack_maker(declaration: Any) -> Any:
+    view = ArgumentsView(declaration)
+    kind = ir.ArrayType(I64, -(-declaration.width // _ROUND) * _ROUND)
+
+    def codegen(_context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
+        slot = cgutils.alloca_once_value(builder, ir.Constant(kind, None))
+        slot.align = 64
+        return builder.ptrtoint(slot, I64)
+
+    def typing(_context: Any) -> Any:
+        return view(), codegen
+
+    return intrinsic(typing)
 
 
 @cache

@@ -43,20 +43,19 @@ _WIDTHS: dict[str, int] = {
 }
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-class KernelArguments:
-    """Base of the declarations; fields of parents, in their order, come before those of a child.
+class WordBlock:
+    """Base of the declarations of blocks of words; a child's fields come after its parents'.
+
+    A kernel sets the fields of a block that it makes on its stack
+    (`subgraph.engine.codegen.argument_views.stack_block`), for kernels that it calls.
 
     Attributes:
         fields: For each name the index of its first word, and its kind.
+        width: Words of the block.
     """
 
     fields: ClassVar[dict[str, tuple[int, Kind]]] = {}
-    _width: ClassVar[int] = 0
-    # For `words`: gets all values at once; places of floats; places of sequences, last first.
-    _values: ClassVar[Callable[[dict[str, Any]], Any]] = lambda held: ()
-    _floats: ClassVar[tuple[int, ...]] = ()
-    _sequences: ClassVar[tuple[int, ...]] = ()
+    width: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
         """Lay the fields out.
@@ -68,20 +67,36 @@ class KernelArguments:
         fields: dict[str, tuple[int, Kind]] = {}
         width = 0
         for parent in cls.__bases__:
-            if issubclass(parent, KernelArguments):
+            if issubclass(parent, WordBlock):
                 for name, (index, kind) in parent.fields.items():
                     if name in fields:
                         raise TypeError(f"{cls.__name__}.{name} is in two parents")
                     fields[name] = (width + index, kind)
-                width += parent._width
+                width += parent.width
         for name, kind in vars(cls).get("__annotations__", {}).items():
+            if kind.startswith("ClassVar"):
+                continue
             if kind not in _WIDTHS:
                 raise TypeError(f"{cls.__name__}.{name} is {kind}; it must be one of {[*_WIDTHS]}")
             if any(known == "Words" for _, known in fields.values()):
                 raise TypeError(f"{cls.__name__}.{name} stands behind words of any number")
             fields[name] = (width, kind)
             width += _WIDTHS[kind]
-        cls.fields, cls._width = fields, width
+        cls.fields, cls.width = fields, width
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class KernelArguments(WordBlock):
+    """Base of the declarations of kernels' arguments, whose objects hold values for a block."""
+
+    # For `words`: gets all values at once; indices of floats; indices of sequences, last first.
+    _values: ClassVar[Callable[[dict[str, Any]], Any]] = lambda held: ()
+    _floats: ClassVar[tuple[int, ...]] = ()
+    _sequences: ClassVar[tuple[int, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        fields = cls.fields
         kinds = [kind for _, kind in fields.values()]
         if len(fields) > 1:
             cls._values = itemgetter(*fields)

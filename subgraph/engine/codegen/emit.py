@@ -16,6 +16,7 @@ from numba.core import cgutils
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.irtools import ELEMENTS
 from subgraph.engine.codegen.simd import emit_fma, first_lanes
+from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.system.host import architecture, has_32_registers, isa
 
 _I32 = ir.IntType(32)
@@ -43,12 +44,14 @@ class Emit:
         """Return a vector with one value in all lanes."""
         return ir.Constant(self.vector, [ir.Constant(self.scalar, value)] * self.lanes)
 
-    def word(self, block: Any, index: int) -> Any:
-        """Load word ``index`` of a block of 64-bit words."""
+    def word(self, block: Any, index: int | str) -> Any:
+        """Load a word of a block: by index, or a field of a `TileBlock` by name."""
+        index = TileBlock.fields[index][0] if isinstance(index, str) else index
         return self.load_i64(self.b.add(block, self.const(8 * index)))
 
-    def put_word(self, block: Any, index: int, value: Any) -> None:
-        """Store word ``index`` of a block of 64-bit words."""
+    def put_word(self, block: Any, name: str, value: Any) -> None:
+        """Store a field of a `TileBlock`."""
+        index = TileBlock.fields[name][0]
         where = self.b.add(block, self.const(8 * index))
         self.b.store(value, self.b.inttoptr(where, _PTR))
 
@@ -56,7 +59,7 @@ class Emit:
         """Load one 64-bit integer."""
         return self.b.load(self.b.inttoptr(address, _PTR), typ=_I64)
 
-    def word_splat(self, block: Any, index: int) -> Any:
+    def word_splat(self, block: Any, index: int | str) -> Any:
         """Load a float64 word and return it in all lanes."""
         value = self.b.bitcast(self.word(block, index), ir.DoubleType())
         if self.dtype == "float32":

@@ -13,19 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from subgraph.dtypes import item_bytes
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.strip import most_rows, run_of, strip_sizes, switch
-from subgraph.engine.codegen.tile import arg, put
 from subgraph.engine.codegen.tiling import (
     LOW_ROWS,
-    T_A,
-    T_ARS,
-    T_B,
-    T_C,
-    T_INIT,
-    T_IRS,
-    T_KIN,
-    T_RBIAS,
+    TileBlock,
 )
 
 _UNROLL = 8  # steps of a round where both operands are read at constants from two registers
@@ -39,9 +32,9 @@ class _Panel:
         self.e, self.rows, self.vectors, self.across = e, rows, vectors, across
         self.row = vectors * e.lanes * e.item
         self.acc = [[e.variable(e.fconst(0.0)) for _ in range(vectors)] for _ in range(rows)]
-        names = (T_A, T_ARS, T_B, T_C, T_INIT, T_IRS, T_KIN, T_RBIAS)
+        names = ("a", "a_row", "b", "c", "start", "start_row", "steps", "row_bias")
         self.w = {name: e.word(t, name) for name in names}
-        line = self.w[T_ARS]
+        line = self.w["a_row"]
         if across:
             self.step, self.offsets = line, [e.const(i * e.item) for i in range(rows)]
         elif rows <= 8:
@@ -55,9 +48,9 @@ class _Panel:
     def run(self, count: Any) -> None:
         """Emit ``count`` tiles."""
         e, b, w = self.e, self.e.b, self.w
-        a, c, bias = (e.variable(w[name]) for name in (T_A, T_C, T_RBIAS))
+        a, c, bias = (e.variable(w[name]) for name in ("a", "c", "row_bias"))
         height = e.const(self.rows)
-        below = b.mul(e.const(e.item) if self.across else w[T_ARS], height)
+        below = b.mul(e.const(e.item) if self.across else w["a_row"], height)
         with e.loop(count):
             self.sums(e.get(a))
             self.finish(e.get(c), e.get(bias))
@@ -80,11 +73,11 @@ class _Panel:
         """Emit the sums of a tile: rounds of some steps, then the rest one by one."""
         e, b = self.e, self.e.b
         self.each(lambda i, j, v: e.fconst(0.0))
-        a, right = e.variable(first), e.variable(self.w[T_B])
+        a, right = e.variable(first), e.variable(self.w["b"])
         unroll = _UNROLL if self.rows <= LOW_ROWS else _UNROLL_HIGH
         for steps, rounds in (
-            (unroll, b.ashr(self.w[T_KIN], e.const(unroll.bit_length() - 1))),
-            (1, b.and_(self.w[T_KIN], e.const(unroll - 1))),
+            (unroll, b.ashr(self.w["steps"], e.const(unroll.bit_length() - 1))),
+            (1, b.and_(self.w["steps"], e.const(unroll - 1))),
         ):
             with e.loop(rounds):
                 e.put(a, self.round(e.get(a), e.get(right), steps))
@@ -123,10 +116,10 @@ class _Panel:
                 for j in range(self.vectors):
                     e.put(self.acc[i][j], b.fadd(e.get(self.acc[i][j]), x))
                 e.fence()  # else LLVM reads all rows first, and has no registers left for them
-        with e.when(self.given(w[T_IRS])):
+        with e.when(self.given(w["start_row"])):
             self.each(lambda i, j, v: b.fadd(e.load(at(i, j)), v))
-        with e.when(self.given(w[T_INIT])):
-            factors = [e.load(b.add(w[T_INIT], e.const(j * size))) for j in range(self.vectors)]
+        with e.when(self.given(w["start"])):
+            factors = [e.load(b.add(w["start"], e.const(j * size))) for j in range(self.vectors)]
             self.each(lambda i, j, v: e.fma(e.load(at(i, j)), factors[j], v))
         for i in range(self.rows):
             for j in range(self.vectors):
@@ -136,14 +129,14 @@ class _Panel:
 def panel(*, dtype: str, lanes: int, mr: int, nv: int, across: bool) -> Callable[..., None]:
     """Return the kernel that computes ``rows x vectors`` vectors of ``C = A B``.
 
-    Its arguments are ``(address of the T_* words, rows, vectors, 0)``; T_A, T_C and T_RBIAS are
-    changed. It reads T_A, T_B, T_C, T_KIN (steps) and
+    Its arguments are ``(address of a TileBlock, rows, vectors, 0)``; ``a``, ``c`` and ``row_bias``
+    are changed. It reads ``a``, ``b``, ``c``, ``steps`` and
 
-    * T_ARS: bytes between the rows of A, whose steps are adjacent elements; with ``across``
+    * ``a_row``: bytes between the rows of A, whose steps are adjacent elements; with ``across``
       between the steps of A, whose rows are,
-    * T_RBIAS: address of one element per row that is added, 0 for none,
-    * T_IRS: whether C is added to what it held (1), or overwritten (0),
-    * T_INIT: address of a row of vectors that C is multiplied with before it is added, 0 for none.
+    * ``row_bias``: one element per row that is added, 0 for none,
+    * ``start_row``: whether C is added to what it held (1), or overwritten (0),
+    * ``start``: a row of vectors that C is multiplied with before it is added, 0 for none.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -152,7 +145,7 @@ def panel(*, dtype: str, lanes: int, mr: int, nv: int, across: bool) -> Callable
         nv: Most vectors of a row.
         across: The rows of A are adjacent elements, not its steps.
     """
-    item = item_bytes(dtype)
+    item, block = item_bytes(dtype), view_of(TileBlock)
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
         _Panel(e, t, rows, vectors, across).run(count)
@@ -161,16 +154,17 @@ def panel(*, dtype: str, lanes: int, mr: int, nv: int, across: bool) -> Callable
     tiles = switch(name, dtype, lanes, strip_sizes(mr, nv), emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        t = block(args)
         left, most = begin, most_rows(mr, nv, end)
-        line = item if across else arg(args, T_ARS)
+        line = item if across else t.a_row
         while left > 0:
             rows, count = run_of(left, most)
             tiles(args, rows, end, count)
             done = rows * count
             left -= done
-            put(args, T_A, arg(args, T_A) + done * line)
-            put(args, T_C, arg(args, T_C) + done * end * lanes * item)
-            if arg(args, T_RBIAS) != 0:
-                put(args, T_RBIAS, arg(args, T_RBIAS) + done * item)
+            t.a = t.a + done * line
+            t.c = t.c + done * end * lanes * item
+            if t.row_bias != 0:
+                t.row_bias = t.row_bias + done * item
 
     return kernel

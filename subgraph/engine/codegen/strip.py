@@ -19,36 +19,13 @@ from numba import types
 from numba.extending import intrinsic, register_jitable
 
 from subgraph.dtypes import item_bytes
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import Emit, private_function
-from subgraph.engine.codegen.tile import Fetch, arg, put
+from subgraph.engine.codegen.tile import Fetch
 from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
-    T_A,
-    T_ARS,
-    T_B,
-    T_C,
-    T_CJS,
-    T_CRS,
-    T_FLAGS,
-    T_HI,
-    T_INIT,
-    T_IRS,
-    T_KLAST,
-    T_LEFT,
-    T_LO,
-    T_N0,
-    T_N1,
-    T_N2,
-    T_RES,
-    T_RIGHT,
-    T_SA0,
-    T_SA1,
-    T_SA2,
-    T_SB0,
-    T_SB1,
-    T_SB2,
-    T_ZERO,
+    TileBlock,
     row_counts,
     tile_run,
 )
@@ -72,16 +49,16 @@ def strip_sizes(mr: int, nv: int) -> list[tuple[int, int]]:
 class _Tiles:
     """Emits a function over tiles of ``rows`` pixels times ``nv`` vectors, one after another."""
 
-    def __init__(self, e: Emit, t: Any, rows: int, nv: int, names: Sequence[int]) -> None:
+    def __init__(self, e: Emit, t: Any, rows: int, nv: int, names: Sequence[str]) -> None:
         self.e, self.rows, self.nv = e, rows, nv
         self.vector = e.lanes * e.item
         self.acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(rows)]
         # Fences would have words read again for every tile.
-        self.w = {name: e.word(t, name) for name in (T_INIT, T_IRS, T_CJS, *names)}
+        self.w = {name: e.word(t, name) for name in ("start", "start_row", "c_vector", *names)}
         self.flags, self.low, self.high = (
-            e.word(t, T_FLAGS),
-            e.word_splat(t, T_LO),
-            e.word_splat(t, T_HI),
+            e.word(t, "flags"),
+            e.word_splat(t, "low"),
+            e.word_splat(t, "high"),
         )
 
     def tile(self, c: Any, res: Any, sums: Callable[[], None]) -> None:
@@ -102,7 +79,7 @@ class _Tiles:
     def at(self, base: Any, i: int, j: int) -> Any:
         """Return the address of vector (i, j) of C or of the residual."""
         b, e = self.e.b, self.e
-        return b.add(b.add(base, b.mul(self.w[T_CJS], e.const(j))), e.const(i * self.vector))
+        return b.add(b.add(base, b.mul(self.w["c_vector"], e.const(j))), e.const(i * self.vector))
 
     def each(self, change: Callable[[int, int, Any], Any]) -> None:
         """Replace every accumulator."""
@@ -112,12 +89,12 @@ class _Tiles:
 
     def start(self, c: Any) -> None:
         """Begin the sums: with zeros, with one bias for all rows, or with what C holds."""
-        e, b, init = self.e, self.e.b, self.w[T_INIT]
+        e, b, init = self.e, self.e.b, self.w["start"]
         self.each(lambda i, j, v: e.fconst(0.0))
         with e.when(b.icmp_signed("!=", init, e.const(0))):
             bias = [e.load(b.add(init, e.const(j * self.vector))) for j in range(self.nv)]
             self.each(lambda i, j, v: bias[j])
-        with e.when(b.icmp_signed("!=", self.w[T_IRS], e.const(0))):
+        with e.when(b.icmp_signed("!=", self.w["start_row"], e.const(0))):
             self.each(lambda i, j, v: e.load(self.at(c, i, j)))
 
 
@@ -127,15 +104,15 @@ class _Strip(_Tiles):
     def __init__(
         self, e: Emit, t: Any, rows: int, nv: int, step: int, steps: int, ahead: bool
     ) -> None:
-        names = (T_A, T_B, T_C, T_RES, T_N0, T_SA0, T_SB0, T_N2, T_SA2, T_SB2, T_KLAST)
-        super().__init__(e, t, rows, nv, names)
+        loops = ("outer_count", "outer_a", "outer_b", "inner_count", "inner_a", "inner_b")
+        super().__init__(e, t, rows, nv, ("a", "b", "c", "residual", *loops, "last_steps"))
         self.t, self.row_bytes, self.steps = t, step * e.item, steps
         self.fetch = Fetch(e, t, nv * self.vector) if ahead else None
 
     def run(self, count: Any) -> None:
         """Emit ``count`` tiles of a row."""
         e = self.e
-        a, c, res = (e.variable(self.w[name]) for name in (T_A, T_C, T_RES))
+        a, c, res = (e.variable(self.w[name]) for name in ("a", "c", "residual"))
         moved = e.const(self.rows * self.vector)
         with e.loop(count):
             self.tile(e.get(c), e.get(res), lambda: self.sums(e.get(a)))
@@ -149,17 +126,17 @@ class _Strip(_Tiles):
     def sums(self, first: Any) -> None:
         """Emit rounds of ``steps`` products, then those of the last block."""
         e, word = self.e, self.w
-        at_a, at_b = e.variable(first), e.variable(word[T_B])
-        with e.loop(word[T_N0]):
+        at_a, at_b = e.variable(first), e.variable(word["b"])
+        with e.loop(word["outer_count"]):
             a, w = e.variable(e.get(at_a)), e.variable(e.get(at_b))
-            with e.loop(word[T_N2]):
+            with e.loop(word["inner_count"]):
                 self.round(e.get(a), e.get(w), self.steps)
-                e.step(a, word[T_SA2])
-                e.step(w, word[T_SB2])
+                e.step(a, word["inner_a"])
+                e.step(w, word["inner_b"])
             if self.steps == e.lanes:
-                self.rest(a, w, word[T_KLAST])
-            e.step(at_a, word[T_SA0])
-            e.step(at_b, word[T_SB0])
+                self.rest(a, w, word["last_steps"])
+            e.step(at_a, word["outer_a"])
+            e.step(at_b, word["outer_b"])
 
     def rest(self, a: Any, w: Any, count: Any) -> None:
         """Emit fewer products than a block has channels, one by one."""
@@ -192,22 +169,23 @@ class _Windows(_Tiles):
     """
 
     def __init__(self, e: Emit, t: Any, rows: int, taps: int, step: int, group: int) -> None:
-        names = (T_A, T_ARS, T_B, T_C, T_CRS, T_RES, T_N0, T_N1, T_N2, T_SA1, T_SB1)
-        super().__init__(e, t, rows, 1, (*names, T_LEFT, T_RIGHT, T_ZERO))
+        operands = ("a", "a_row", "b", "c", "c_row", "residual")
+        loops = ("outer_count", "middle_count", "inner_count", "middle_a", "middle_b")
+        super().__init__(e, t, rows, 1, (*operands, *loops, "left", "right", "zeros"))
         self.taps, self.step, self.group = taps, step, group
 
     def run(self, count: Any) -> None:
         """Emit the tiles of ``count`` rows; the last of a row may do again what others did."""
         e, b, word = self.e, self.e.b, self.w
-        row, c_row, res_row = (e.variable(word[name]) for name in (T_A, T_C, T_RES))
+        row, c_row, res_row = (e.variable(word[name]) for name in ("a", "c", "residual"))
         outputs = e.const(self.rows * self.vector)
         with e.loop(count):
             at = e.variable(e.const(0))  # bytes of outputs before the tile
-            with e.loop(word[T_N0]) as left:
+            with e.loop(word["outer_count"]) as left:
                 ends = b.icmp_signed("==", left, e.const(1))
-                here = b.select(ends, word[T_N2], e.get(at))
-                before = b.sub(word[T_LEFT], self.passed(here))
-                after = b.sub(word[T_RIGHT], self.passed(b.sub(word[T_N2], here)))
+                here = b.select(ends, word["inner_count"], e.get(at))
+                before = b.sub(word["left"], self.passed(here))
+                after = b.sub(word["right"], self.passed(b.sub(word["inner_count"], here)))
                 a = b.add(e.get(row), b.mul(here, e.const(self.step)))
                 res = e.get(res_row)
                 moved = b.select(b.icmp_signed("!=", res, e.const(0)), here, e.const(0))
@@ -217,10 +195,10 @@ class _Windows(_Tiles):
                     partial(self.sums, a, before, after),
                 )
                 e.step(at, outputs)
-            e.step(row, word[T_ARS])
-            e.step(c_row, word[T_CRS])
+            e.step(row, word["a_row"])
+            e.step(c_row, word["c_row"])
             with e.when(b.icmp_signed("!=", e.get(res_row), e.const(0))):
-                e.step(res_row, word[T_CRS])
+                e.step(res_row, word["c_row"])
 
     def passed(self, outputs: Any) -> Any:
         """Return the pixels between windows so many bytes of outputs apart."""
@@ -230,15 +208,15 @@ class _Windows(_Tiles):
     def sums(self, first: Any, before: Any, after: Any) -> None:
         """Emit the kernel rows; pixels outside the image, at the ends of a row, are zeros."""
         e, b, word = self.e, self.e.b, self.w
-        x, w = e.variable(first), e.variable(word[T_B])
+        x, w = e.variable(first), e.variable(word["b"])
         row = self.taps * self.vector
-        with e.loop(word[T_N1]):
+        with e.loop(word["middle_count"]):
             for channel in range(self.group):
                 at = b.add(e.get(w), e.const(channel * row))
                 weights = [e.load(b.add(at, e.const(j * self.vector))) for j in range(self.taps)]
                 self.channel(e.get(x), channel, weights, before, after)
-            e.step(x, word[T_SA1])
-            e.step(w, word[T_SB1])
+            e.step(x, word["middle_a"])
+            e.step(w, word["middle_b"])
 
     def channel(
         self, row: Any, channel: int, weights: Sequence[Any], before: Any, after: Any
@@ -264,9 +242,9 @@ class _Windows(_Tiles):
         e, b = self.e, self.e.b
         at = b.add(row, e.const(p * self.vector))
         if p < self.taps // 2:
-            at = b.select(b.icmp_signed(">", before, e.const(p)), self.w[T_ZERO], at)
+            at = b.select(b.icmp_signed(">", before, e.const(p)), self.w["zeros"], at)
         if from_end < self.taps // 2:
-            at = b.select(b.icmp_signed(">", after, e.const(from_end)), self.w[T_ZERO], at)
+            at = b.select(b.icmp_signed(">", after, e.const(from_end)), self.w["zeros"], at)
         return at
 
 
@@ -275,11 +253,12 @@ def strip(
 ) -> Callable[..., None]:
     """Return the kernel that computes a row of outputs from the words of its first tile.
 
-    Its arguments are ``(address of the T_* words, pixels, vectors, 0)``. It reads of the words
-    what a contraction tile does, but T_ARS, T_AKS, T_KIN, T_N1 and what belongs to it, T_CRS, the
-    strides of the residual, which are those of C, and T_IJS; T_IRS only tells whether the sums go
-    on from what C holds. T_A, T_C and T_RES are changed. With T_KLAST there is one round less, and
-    that many products follow; only where a round is a block of channels.
+    Its arguments are ``(address of a TileBlock, pixels, vectors, 0)``. It reads the fields that a
+    contraction tile does, but ``a_row``, ``a_step``, ``steps``, those of the middle loop,
+    ``c_row``, the strides of the residual, which are those of C, and ``start_vector``;
+    ``start_row`` only says whether the sums go on from what C holds. ``a``, ``c`` and ``residual``
+    are changed. With ``last_steps`` there is one round less, and that many products follow; only
+    where a round is a block of channels.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -288,9 +267,9 @@ def strip(
         nv: Most vectors of a row.
         step: Elements between rows of A.
         steps: Products of a round of the inner loop.
-        ahead: Bring what lies at ``T_AHEAD`` into the second cache meanwhile; it is moved on.
+        ahead: Bring what lies at `ahead` into the second cache meanwhile; it is moved on.
     """
-    item = item_bytes(dtype)
+    item, block = item_bytes(dtype), view_of(TileBlock)
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
         _Strip(e, t, rows, vectors, step, steps, ahead).run(count)
@@ -298,6 +277,7 @@ def strip(
     tiles = switch(f"strip_{step}_{steps}", dtype, lanes, strip_sizes(mr, nv), emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        t = block(args)
         most = most_rows(mr, nv, end)
         left = (begin + most - 1) // most  # tiles
         rows = (begin + left - 1) // max(left, 1)
@@ -306,10 +286,10 @@ def strip(
             # Tiles come in two heights that differ by one row: none waits for its sums.
             tiles(args, rows, end, count)
             done = rows * count
-            put(args, T_A, arg(args, T_A) + done * step * item)
-            put(args, T_C, arg(args, T_C) + done * lanes * item)
-            if arg(args, T_RES) != 0:
-                put(args, T_RES, arg(args, T_RES) + done * lanes * item)
+            t.a = t.a + done * step * item
+            t.c = t.c + done * lanes * item
+            if t.residual != 0:
+                t.residual = t.residual + done * lanes * item
             left -= count
             rows, count = rows - 1, left
 
@@ -321,13 +301,13 @@ def windows(
 ) -> Callable[..., None]:
     """Return the kernel that computes rows of a depthwise convolution, or of one of small groups.
 
-    Its arguments are ``(address of the T_* words, pixels of a tile, rows, 0)``. In a row ``T_N1``
-    rows of A, ``T_SA1`` bytes apart, meet as many rows of weights, ``T_SB1`` bytes apart; rows of
-    outputs are ``T_ARS`` bytes apart in A, ``T_CRS`` in C and in the residual. Output i of a row is
-    the window of ``taps`` pixels that begins at pixel ``i * step`` of A. ``T_N0`` tiles make a row;
-    the last one begins ``T_N2`` bytes into it. Of the row's pixels the first ``T_LEFT`` and the
-    last ``T_RIGHT``, at most ``taps // 2``, lie outside the image and count as what is at
-    ``T_ZERO``, a vector of zeros. Everything else is as in :func:`strip`.
+    Its arguments are ``(address of a TileBlock, pixels of a tile, rows, 0)``. In a row
+    ``middle_count`` rows of A, ``middle_a`` bytes apart, meet as many rows of weights, ``middle_b``
+    bytes apart; rows of outputs are ``a_row`` bytes apart in A, ``c_row`` in C and in the residual.
+    Output i of a row is the window of ``taps`` pixels that begins at pixel ``i * step`` of A.
+    ``outer_count`` tiles make a row; the last one begins ``inner_count`` bytes into it. Of the
+    row's pixels the first ``left`` and the last ``right``, at most ``taps // 2``, lie outside the
+    image and count as ``zeros``. Everything else is as in :func:`strip`.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.

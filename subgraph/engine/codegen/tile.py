@@ -4,8 +4,8 @@ A *contraction tile* computes ``MR x NV`` vectors of ``C = epilogue(sum A * B)``
 accumulators in registers. The sum runs over three nested segment loops and one inner loop; every
 stride is a runtime value, so one compiled tile serves GEMM (any transposition), direct, 1x1,
 grouped, dilated, first-layer and transposed convolution and the point-wise products of Winograd.
-Rows of A are broadcast, rows of B are vectors. Kernels describe a tile by a block of 64-bit words
-(the ``T_*`` names below) and call it through the address of
+Rows of A are broadcast, rows of B are vectors. Kernels describe a tile by a
+`subgraph.engine.codegen.tiling.TileBlock` and call it through the address of
 ``Kernel("subgraph.engine.codegen.tile", "contraction", ...)``: compiled once, whatever the kernel
 around it.
 
@@ -30,39 +30,6 @@ from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
     LOW_ROWS,
-    T_A,
-    T_AHEAD,
-    T_AKS,
-    T_ARS,
-    T_B,
-    T_BJS,
-    T_BKS,
-    T_C,
-    T_CJS,
-    T_CRS,
-    T_FLAGS,
-    T_HI,
-    T_IJS,
-    T_INIT,
-    T_IRS,
-    T_KIN,
-    T_KLAST,
-    T_LO,
-    T_N0,
-    T_N1,
-    T_N2,
-    T_PACE,
-    T_RBIAS,
-    T_RES,
-    T_RJS,
-    T_RRS,
-    T_SA0,
-    T_SA1,
-    T_SA2,
-    T_SB0,
-    T_SB1,
-    T_SB2,
-    T_TAIL,
     row_counts,
     tile_rows,
 )
@@ -91,15 +58,15 @@ _LINE = 64  # bytes of a line of the caches
 
 
 class Fetch:
-    """Brings what lies at ``T_AHEAD`` into the second cache, ``T_PACE`` bytes every two steps."""
+    """Brings what lies at `ahead` into the second cache, `pace` bytes every two steps."""
 
     def __init__(self, e: Emit, t: Any, step_bytes: int) -> None:
         """Begin; a step reads so many bytes of B."""
-        self.e, self.ahead = e, e.variable(e.word(t, T_AHEAD))
+        self.e, self.ahead = e, e.variable(e.word(t, "ahead"))
         # Steps of more than a line fetch as many each: lines left out cost more than all of them.
         self.lines = max(1, step_bytes // _LINE)
         self.every = 2 if self.lines == 1 else 1
-        pace = e.word(t, T_PACE)
+        pace = e.word(t, "pace")
         self.pace = pace if self.every == 2 else e.b.ashr(pace, e.const(1))
 
     def run(self, step: int) -> None:
@@ -113,7 +80,7 @@ class Fetch:
 
     def keep(self, t: Any) -> None:
         """Emit that the words know how far it came."""
-        self.e.put_word(t, T_AHEAD, self.e.get(self.ahead))
+        self.e.put_word(t, "ahead", self.e.get(self.ahead))
 
 
 class _Tile:
@@ -133,13 +100,14 @@ class _Tile:
         self.weights = weights
         self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
         self.fetch = Fetch(e, t, nv * self.right_bytes) if ahead else None
-        self.w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
-        self.mask = e.tail_mask(e.word(t, T_TAIL)) if masked else None
+        self.w = {name: e.word(t, name) for name in _LOOP_WORDS}
+        self.mask = e.tail_mask(e.word(t, "tail")) if masked else None
         b, vector = e.b, self.right_bytes
         gaps = b.or_(
-            b.xor(self.w["aks"], e.const(e.item)),
+            b.xor(self.w["a_step"], e.const(e.item)),
             b.or_(
-                b.xor(self.w["bks"], e.const(nv * vector)), b.xor(self.w["bjs"], e.const(vector))
+                b.xor(self.w["b_step"], e.const(nv * vector)),
+                b.xor(self.w["b_vector"], e.const(vector)),
             ),
         )
         self.dense = b.icmp_signed("==", gaps, e.const(0))
@@ -172,23 +140,25 @@ class _Tile:
     def start(self) -> None:
         """Load the accumulators' start values where there are any."""
         e, t = self.e, self.t
-        init = e.word(t, T_INIT)
+        init = e.word(t, "start")
         with e.when(e.b.icmp_signed("!=", init, e.const(0))):
-            irs, ijs = e.word(t, T_IRS), e.word(t, T_IJS)
+            irs, ijs = e.word(t, "start_row"), e.word(t, "start_vector")
             self.each(lambda i, j, v: e.load(self.at(init, irs, ijs, i, j), self.lane_mask(j)))
 
     def announce(self) -> None:
         """Prefetch what the end of the tile reads and writes: the sums take long enough."""
         e, t = self.e, self.t
-        res = e.word(t, T_RES)
+        res = e.word(t, "residual")
         with e.when(e.b.icmp_signed("!=", res, e.const(0))):
-            rrs, rjs = e.word(t, T_RRS), e.word(t, T_RJS)
+            rrs, rjs = e.word(t, "residual_row"), e.word(t, "residual_vector")
             for i in range(self.mr):
                 for j in range(self.nv):
                     e.prefetch(self.at(res, rrs, rjs, i, j))
         for i in range(self.mr):
             for j in range(self.nv):
-                e.prefetch(self.at(self.w["c"], self.w["crs"], self.w["cjs"], i, j), write=True)
+                e.prefetch(
+                    self.at(self.w["c"], self.w["c_row"], self.w["c_vector"], i, j), write=True
+                )
 
     def loops(
         self,
@@ -201,15 +171,15 @@ class _Tile:
         the variables of both addresses on and returns how many steps are left.
         """
         e, t, b, w = self.e, self.t, self.e.b, self.w
-        a0, b0 = e.variable(e.word(t, T_A)), e.variable(e.word(t, T_B))
-        last = e.word(t, T_KLAST)
-        last = b.select(b.icmp_signed("==", last, e.const(0)), w["kin"], last)
-        with e.loop(e.word(t, T_N0)) as left:
-            kin = b.select(b.icmp_signed("==", left, e.const(1)), last, w["kin"])
+        a0, b0 = e.variable(e.word(t, "a")), e.variable(e.word(t, "b"))
+        last = e.word(t, "last_steps")
+        last = b.select(b.icmp_signed("==", last, e.const(0)), w["steps"], last)
+        with e.loop(e.word(t, "outer_count")) as left:
+            kin = b.select(b.icmp_signed("==", left, e.const(1)), last, w["steps"])
             a1, b1 = e.variable(e.get(a0)), e.variable(e.get(b0))
-            with e.loop(e.word(t, T_N1)):
+            with e.loop(e.word(t, "middle_count")):
                 a2, b2 = e.variable(e.get(a1)), e.variable(e.get(b1))
-                with e.loop(e.word(t, T_N2)):
+                with e.loop(e.word(t, "inner_count")):
                     a3, b3 = e.variable(e.get(a2)), e.variable(e.get(b2))
                     rest = several(a3, b3, kin) if several else kin
                     with e.loop(b.ashr(rest, e.const(_UNROLL.bit_length() - 1))):
@@ -217,20 +187,20 @@ class _Tile:
                         for number in range(_UNROLL):
                             self.fetch_ahead(number)
                             k_step(av, bv)
-                            av = b.add(av, w["aks"])
-                            bv = b.add(bv, w["bks"])
+                            av = b.add(av, w["a_step"])
+                            bv = b.add(bv, w["b_step"])
                         e.put(a3, av)
                         e.put(b3, bv)
                     with e.loop(b.and_(rest, e.const(_UNROLL - 1))):
                         k_step(e.get(a3), e.get(b3))
-                        e.step(a3, w["aks"])
-                        e.step(b3, w["bks"])
-                    e.step(a2, e.word(t, T_SA2))
-                    e.step(b2, e.word(t, T_SB2))
-                e.step(a1, e.word(t, T_SA1))
-                e.step(b1, e.word(t, T_SB1))
-            e.step(a0, e.word(t, T_SA0))
-            e.step(b0, e.word(t, T_SB0))
+                        e.step(a3, w["a_step"])
+                        e.step(b3, w["b_step"])
+                    e.step(a2, e.word(t, "inner_a"))
+                    e.step(b2, e.word(t, "inner_b"))
+                e.step(a1, e.word(t, "middle_a"))
+                e.step(b1, e.word(t, "middle_b"))
+            e.step(a0, e.word(t, "outer_a"))
+            e.step(b0, e.word(t, "outer_b"))
 
     def fetch_ahead(self, step: int) -> None:
         """Bring some of what comes after B into the second cache, in a step of a round."""
@@ -270,24 +240,24 @@ class _Tile:
     def finish(self) -> None:
         """Add row bias and residual, apply the bounds, store."""
         e, t, b = self.e, self.t, self.e.b
-        rbias = e.word(t, T_RBIAS)
+        rbias = e.word(t, "row_bias")
         with e.when(b.icmp_signed("!=", rbias, e.const(0))):
             rows = [e.broadcast(b.add(rbias, e.const(i * e.item))) for i in range(self.mr)]
             self.each(lambda i, j, v: b.fadd(v, rows[i]))
-        res = e.word(t, T_RES)
+        res = e.word(t, "residual")
         with e.when(b.icmp_signed("!=", res, e.const(0))):
-            rrs, rjs = e.word(t, T_RRS), e.word(t, T_RJS)
+            rrs, rjs = e.word(t, "residual_row"), e.word(t, "residual_vector")
             self.each(
                 lambda i, j, v: b.fadd(e.load(self.at(res, rrs, rjs, i, j), self.lane_mask(j)), v)
             )
-        flags = e.word(t, T_FLAGS)
+        flags = e.word(t, "flags")
         with e.when(e.flag(flags, F_LO)):
-            lo = e.word_splat(t, T_LO)
+            lo = e.word_splat(t, "low")
             self.each(lambda i, j, v: b.select(b.fcmp_ordered(">", lo, v), lo, v))
         with e.when(e.flag(flags, F_HI)):
-            hi = e.word_splat(t, T_HI)
+            hi = e.word_splat(t, "high")
             self.each(lambda i, j, v: b.select(b.fcmp_ordered("<", hi, v), hi, v))
-        c, crs, cjs = self.w["c"], self.w["crs"], self.w["cjs"]
+        c, crs, cjs = self.w["c"], self.w["c_row"], self.w["c_vector"]
         for i in range(self.mr):
             for j in range(self.nv):
                 value = e.get(self.acc[i][j])
@@ -310,18 +280,18 @@ def _contraction_body(
     tile.start()
 
     def k_step(a: Any, at_b: Any) -> None:
-        vectors = [tile.right(b.add(at_b, b.mul(w["bjs"], e.const(j))), j) for j in range(nv)]
+        vectors = [tile.right(b.add(at_b, b.mul(w["b_vector"], e.const(j))), j) for j in range(nv)]
         base = a
         for i in range(mr):
             if i and i % 3 == 0:
-                base = b.add(a, b.mul(w["ars"], e.const(i)))
-            x = e.broadcast(b.add(base, b.mul(w["ars"], e.const(i % 3))))
+                base = b.add(a, b.mul(w["a_row"], e.const(i)))
+            x = e.broadcast(b.add(base, b.mul(w["a_row"], e.const(i % 3))))
             for j in range(nv):
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
             e.hold(acc[i])
 
     low = mr <= LOW_ROWS
-    offsets = e.multiples(w["ars"], mr) if low else []
+    offsets = e.multiples(w["a_row"], mr) if low else []
 
     def dense_step(a: Any, at_b: Any, number: int) -> None:
         step = number * nv * lanes_bytes
@@ -349,14 +319,14 @@ def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
         base = a
         for i in range(mr):
             if i and i % 3 == 0:
-                base = b.add(a, b.mul(w["ars"], e.const(i)))
-            x = e.load(b.add(base, b.mul(w["ars"], e.const(i % 3))), tile.lane_mask(0))
+                base = b.add(a, b.mul(w["a_row"], e.const(i)))
+            x = e.load(b.add(base, b.mul(w["a_row"], e.const(i % 3))), tile.lane_mask(0))
             e.put(acc[i][0], e.fma(x, weight, e.get(acc[i][0])))
 
     def windows(at_a: Any, at_b: Any, steps: Any) -> Any:
         """Run `_TAPS` steps a round over pixels side by side: each is loaded once for all rows."""
         vector = e.lanes * e.item
-        gaps = [b.xor(w[name], e.const(vector)) for name in ("ars", "aks", "bks")]
+        gaps = [b.xor(w[name], e.const(vector)) for name in ("a_row", "a_step", "b_step")]
         beside = b.icmp_signed("==", b.or_(b.or_(gaps[0], gaps[1]), gaps[2]), e.const(0))
         rounds = b.select(beside, b.ashr(steps, e.const(_TAPS.bit_length() - 1)), e.const(0))
         with e.loop(rounds):
@@ -375,16 +345,7 @@ def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
     tile.finish()
 
 
-_LOOP_WORDS = {
-    "ars": T_ARS,
-    "aks": T_AKS,
-    "bks": T_BKS,
-    "bjs": T_BJS,
-    "kin": T_KIN,
-    "c": T_C,
-    "crs": T_CRS,
-    "cjs": T_CJS,
-}
+_LOOP_WORDS = ("a_row", "a_step", "b_step", "b_vector", "steps", "c", "c_row", "c_vector")
 
 
 def contraction(
@@ -399,7 +360,7 @@ def contraction(
 ) -> Callable[..., None]:
     """Return the kernel that runs one contraction tile.
 
-    Its arguments are not the usual ones: ``(address of the T_* words, rows, vectors, 0)`` with
+    Its arguments are not the usual ones: ``(address of a TileBlock, rows, vectors, 0)`` with
     rows from :func:`row_counts` and ``1 <= vectors <= nv``.
 
     Args:
@@ -407,8 +368,8 @@ def contraction(
         lanes: Elements of one vector.
         mr: Most rows of a tile.
         nv: Most vectors of a row of a tile.
-        masked: The last vector of every row holds ``T_TAIL`` elements only.
-        ahead: Bring what lies at ``T_AHEAD`` into the second cache meanwhile.
+        masked: The last vector of every row holds `tail` elements only.
+        ahead: Bring what lies at `ahead` into the second cache meanwhile.
         weights: ``"bfloat16"``: B is held in it, and widened in registers (packed B only).
     """
     body = partial(_contraction_body, ahead=ahead, weights=weights)
@@ -418,7 +379,7 @@ def contraction(
 def depthwise(*, dtype: str, lanes: int, mr: int, masked: bool) -> Callable[..., None]:
     """Return the kernel that runs one tile of pixels times channels, called as ``contraction``.
 
-    The sum multiplies vectors element by element: row i of A is the vector at ``T_A + i * T_ARS``,
+    The sum multiplies vectors element by element: row i of A is the vector at ``a + i * a_row``,
     B one vector per step. ``vectors`` must be 1.
     """
     return dispatcher("depthwise", _depthwise_body, dtype, lanes, mr, 1, masked)

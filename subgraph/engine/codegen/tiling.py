@@ -1,42 +1,97 @@
-"""The argument words of register tiles, and how work is cut into them; free of numba.
+"""The arguments of register tiles, and how work is cut into them; free of numba.
 
 A contraction tile (``subgraph.engine.codegen.tile``) reads everything it needs from a block of
-64-bit words; kernels fill in the ``T_*`` words. Planning code takes the tile sizes from here.
+64-bit words, which kernels fill in. Planning code takes the tile sizes from here.
 """
 
 from __future__ import annotations
 
-# Words of a tile's argument block (index; times 8 gives the byte offset).
-T_A = 0  # address of A at row 0, first segment
-T_ARS = 1  # bytes between rows of A
-T_AKS = 2  # bytes between the steps of the inner loop in A
-T_B = 3  # address of B at the first segment
-T_BKS = 4  # bytes between the steps of the inner loop in B
-T_BJS = 5  # bytes between the vectors of one step of B
-T_N0, T_SA0, T_SB0 = 6, 7, 8  # outermost segment loop: count, bytes in A, bytes in B
-T_N1, T_SA1, T_SB1 = 9, 10, 11
-T_N2, T_SA2, T_SB2 = 12, 13, 14
-T_KIN = 15  # steps of the inner loop
-T_C = 16  # address of C
-T_CRS = 17  # bytes between rows of C
-T_CJS = 18  # bytes between the vectors of one row of C
-T_INIT = 19  # address of what the sums start from (bias, or C to continue a sum), 0 for zero
-T_IRS, T_IJS = 20, 21  # its strides in bytes: rows, vectors
-T_RBIAS = 22  # address of one element per row that is added at the end, 0 for none
-T_RES = 23  # address of what is added at the end (residual), 0 for none
-T_RRS, T_RJS = 24, 25  # its strides in bytes: rows, vectors
-T_FLAGS = 26  # F_* bits
-T_LO, T_HI = 27, 28  # float64 bits: bounds of the activation
-T_TAIL = 29  # valid elements of the last vector (masked tiles only)
-T_KLAST = 30  # steps of the inner loop in the last round of the outermost loop; 0: T_KIN
-T_AHEAD = 31  # address of what comes after B: tiles with ``ahead`` bring it closer meanwhile
-T_PACE = 32  # bytes of it for every two steps of the inner loop
-T_LEFT, T_RIGHT = 33, 34  # pixels of a row of windows that lie outside, at its ends
-T_ZERO = 35  # address of a vector of zeros
-T_WORDS = 36
+from subgraph.engine.codegen.arguments import Address, WordBlock
 
-F_LO = 1  # the result is at least T_LO
-F_HI = 2  # the result is at most T_HI
+
+class TileBlock(WordBlock):
+    """Arguments of a tile; all strides are bytes, 0 for an address means that there is none.
+
+    Attributes:
+        a: A at row 0, first segment.
+        a_row: Stride of A between rows.
+        a_step: Between the steps of the innermost loop.
+        b: B at the first segment.
+        b_step: Stride of B between the steps of the innermost loop.
+        b_vector: Between the vectors of one step.
+        outer_count: Iterations of the outermost loop over segments.
+        outer_a: Stride of A along it.
+        outer_b: Stride of B along it.
+        middle_count: Iterations of the loop inside that.
+        middle_a: Stride of A along it.
+        middle_b: Stride of B along it.
+        inner_count: Iterations of the loop inside that.
+        inner_a: Stride of A along it.
+        inner_b: Stride of B along it.
+        steps: Steps of the innermost loop.
+        c: First element of C.
+        c_row: Stride of C between rows.
+        c_vector: Between the vectors of one row.
+        start: What the sums start from (bias, or C to continue a sum); 0: zeros.
+        start_row: Its stride between rows.
+        start_vector: Between vectors.
+        row_bias: One element per row that is added at the end.
+        residual: What is added at the end.
+        residual_row: Its stride between rows.
+        residual_vector: Between vectors.
+        flags: ``F_*`` bits.
+        low: Lower bound of the activation, or its first parameter.
+        high: Upper bound of the activation, or its second parameter.
+        tail: Valid elements of the last vector (masked tiles only).
+        last_steps: Steps of the innermost loop in the last iteration of the outermost; 0: as many
+            as in the others.
+        ahead: What comes after B: tiles with ``ahead`` prefetch it meanwhile.
+        pace: Bytes of it for every two steps of the innermost loop.
+        left: Pixels of a row of windows that lie outside, at its beginning.
+        right: The same at its end.
+        zeros: A vector of zeros.
+    """
+
+    a: Address
+    a_row: int
+    a_step: int
+    b: Address
+    b_step: int
+    b_vector: int
+    outer_count: int
+    outer_a: int
+    outer_b: int
+    middle_count: int
+    middle_a: int
+    middle_b: int
+    inner_count: int
+    inner_a: int
+    inner_b: int
+    steps: int
+    c: Address
+    c_row: int
+    c_vector: int
+    start: Address
+    start_row: int
+    start_vector: int
+    row_bias: Address
+    residual: Address
+    residual_row: int
+    residual_vector: int
+    flags: int
+    low: float
+    high: float
+    tail: int
+    last_steps: int
+    ahead: Address
+    pace: int
+    left: int
+    right: int
+    zeros: Address
+
+
+F_LO = 1  # the result is at least `low`
+F_HI = 2  # the result is at most `high`
 
 LOW_ROWS = 8  # tiles of at most so many rows address dense operands in one register each
 
