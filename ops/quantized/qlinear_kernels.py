@@ -16,12 +16,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.arguments import Address, WordBlock
 from subgraph.engine.codegen.dot import dot4, emit_pairs
 from subgraph.engine.codegen.emit import Emit, private_function
 from subgraph.engine.codegen.irtools import I16, I32, I64, load_at, store_at
 from subgraph.engine.codegen.simd import (
-    bits_f64,
     call_kernel,
     ld_i8,
     ld_u8,
@@ -30,34 +30,10 @@ from subgraph.engine.codegen.simd import (
     st_i64,
     vec,
 )
-from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
+from subgraph.engine.codegen.tile import rows_of, stack_words
 from subgraph.engine.codegen.tile_int import (
     BLOCK,
-    Q_A,
-    Q_ARS,
-    Q_B,
-    Q_BIAS,
-    Q_C,
-    Q_CJS,
-    Q_COLUMNS,
-    Q_CRS,
-    Q_FAULTS,
-    Q_HIGH,
-    Q_KIN,
-    Q_KLAST,
-    Q_LIST,
-    Q_LOW,
-    Q_N0,
-    Q_N1,
-    Q_N2,
-    Q_ROWS,
-    Q_SA0,
-    Q_SA1,
-    Q_SA2,
-    Q_SCALE,
-    Q_SHIFT,
-    Q_WORDS,
-    Q_ZERO,
+    IntegerTileBlock,
     Requantizer,
     int_tile,
     vector_bytes,
@@ -67,22 +43,68 @@ from .arguments import QuantisedDepthwiseArguments, QuantisedProductArguments
 from .saturation_kernels import (
     LINE,
     PAIRS,
-    STRIDE_BLOCK,
-    STRIDE_ROW,
-    STRIDE_STEP,
-    STRIDE_TAP,
+    TileStrides,
     guards,
 )
-from .strips import BOX_COLUMN, BOX_COLUMNS, BOX_ROW, BOX_ROWS, strip_copier
+from .strips import StripBox, strip_copier
 
-_words = stack_words(Q_WORDS)
-_where = stack_words(9)
 _corner = stack_words(256)
-_strides = stack_words(4)
 _start = stack_words(BLOCK)
-# Words of what a unit works on, behind the box of the input that it reads: rows and columns of its
-# output, bytes of a row of the strip, the tile, and where the sums of the strip's rows are, or 0.
-_ROWS, _COLUMNS, _STRIP_ROW, _TILE, _ROW_SUMS = range(4, 9)
+
+
+class Unit(StripBox):
+    """What a unit works on.
+
+    Attributes:
+        unit_rows: Rows of its output.
+        unit_columns: Columns of its output.
+        strip_row: Bytes of a row of the strip.
+        tile: The integer tile.
+        row_sums: The sums of the strip's rows; 0: none.
+    """
+
+    unit_rows: int
+    unit_columns: int
+    strip_row: int
+    tile: Address
+    row_sums: Address
+
+
+class DepthwiseTileBlock(WordBlock):
+    """Arguments of a depthwise tile.
+
+    Attributes:
+        x: First pixel of the strip.
+        x_step: Bytes between pixels of neighbouring outputs.
+        taps: Two words for each pair of taps: their bytes from the first pixel.
+        pairs: Pairs of taps.
+        weights: int16, ``[pair][16 channels][2]``.
+        y: First pixel of the output.
+        bias: What sums start from, an int32 for each channel.
+        scale: float32 for each channel.
+        shift: float32 added after scaling, for each channel; 0: none.
+        low: Lower bound of the result without its zero point.
+        high: Upper bound of the result without its zero point.
+        zero: Zero point of the result.
+    """
+
+    x: Address
+    x_step: int
+    taps: Address
+    pairs: int
+    weights: Address
+    y: Address
+    bias: Address
+    scale: Address
+    shift: Address
+    low: float
+    high: float
+    zero: int
+
+
+_tile_block, _unit = stack_block(IntegerTileBlock), stack_block(Unit)
+_tile_strides = stack_block(TileStrides)
+_depthwise_block, _box = stack_block(DepthwiseTileBlock), stack_block(StripBox)
 
 
 def product(
@@ -126,7 +148,12 @@ def product(
 
     @register_jitable
     def start_sums(
-        product: QuantisedProductArguments, start: int, column: int, own: int, zero: int, count: int
+        product: QuantisedProductArguments,
+        start: int,
+        column: int,
+        own: int,
+        zero: int,
+        count: int,
     ) -> int:
         """Return the address of what the sums of a panel start from.
 
@@ -144,18 +171,22 @@ def product(
 
     @register_jitable
     def choose_tile(
-        product: QuantisedProductArguments, t: int, bounds: int, scratch: int, vectors: int
+        product: QuantisedProductArguments,
+        t: IntegerTileBlock,
+        bounds: int,
+        scratch: int,
+        vectors: int,
     ) -> int:
         """Return the tile of a panel, its faults listed: where too much may saturate, quads."""
-        strides, most = _strides(), product.most_faults
-        put(strides, STRIDE_BLOCK, arg(t, Q_SA0))
-        put(strides, STRIDE_ROW, arg(t, Q_SA1))
-        put(strides, STRIDE_TAP, arg(t, Q_SA2))
-        put(strides, STRIDE_STEP, step_bytes * vectors)
+        strides, most = _tile_strides(), product.most_faults
+        strides.block = t.outer_a
+        strides.row = t.middle_a
+        strides.tap = t.inner_a
+        strides.step = step_bytes * vectors
         reach, to = scratch + product.largest_at, scratch + product.faults_at
         count = find_faults(product, bounds, reach, to, most, strides)
-        put(t, Q_FAULTS, count)
-        put(t, Q_LIST, to)
+        t.faults = count
+        t.fault_list = to
         tile: int = product.tile if count <= most else product.quads_tile
         return tile
 
@@ -167,7 +198,9 @@ def product(
                 st_i8(to + i * crs + j, ld_i8(corner + i * width * item + j))
 
     @register_jitable
-    def set_loops(product: QuantisedProductArguments, t: int, row: int, volume: int) -> None:
+    def set_loops(
+        product: QuantisedProductArguments, t: IntegerTileBlock, row: int, volume: int
+    ) -> None:
         kh, kw, dh, dw = (
             product.kernel_height,
             product.kernel_width,
@@ -175,60 +208,65 @@ def product(
             product.dilation_width,
         )
         pixel = product.pixel
-        put(t, Q_ARS, product.stride_width * pixel)
-        put(t, Q_N0, product.blocks)
-        put(t, Q_SA0, volume)
-        put(t, Q_N1, kh)
-        put(t, Q_SA1, dh * row)
-        put(t, Q_N2, 1 if product.along != 0 else kw)
-        put(t, Q_SA2, dw * pixel)
-        put(t, Q_KIN, product.inner)
-        put(t, Q_KLAST, product.last_inner)
-        put(t, Q_CRS, product.y_pixel)
-        put(t, Q_CJS, product.y_block)
-        put(t, Q_LOW, bits_f64(product.low))
-        put(t, Q_HIGH, bits_f64(product.high))
-        put(t, Q_ZERO, product.y_zero)
+        t.a_row = product.stride_width * pixel
+        t.outer_count = product.blocks
+        t.outer_a = volume
+        t.middle_count = kh
+        t.middle_a = dh * row
+        t.inner_count = 1 if product.along != 0 else kw
+        t.inner_a = dw * pixel
+        t.steps = product.inner
+        t.last_steps = product.last_inner
+        t.c_row = product.y_pixel
+        t.c_block = product.y_block
+        t.low = product.low
+        t.high = product.high
+        t.zero = product.y_zero
 
     @register_jitable
     def run_panel(
-        product: QuantisedProductArguments, t: int, x: int, y: int, where: int, first: int
+        product: QuantisedProductArguments,
+        t: IntegerTileBlock,
+        x: int,
+        y: int,
+        where: Unit,
+        first: int,
     ) -> None:
         """Run the tiles of one panel over a strip.
 
         Args:
             product: The arguments.
-            t: Words of the integer tile.
+            t: Arguments of the tile.
             x: Address of the strip.
             y: Address of the first pixel of the output.
-            where: Words ``BOX_ROW`` to ``_ROW_SUMS``.
+            where: What the unit works on.
             first: First column of the panel.
         """
-        rows, cols = arg(where, _ROWS), arg(where, _COLUMNS)
+        rows, cols = where.unit_rows, where.unit_columns
         vectors = min(nv, (product.columns - first) // lanes)
         stored = product.stored - first
         crs, row_out = product.y_pixel, product.output_width * product.y_pixel
-        row_in = arg(where, _STRIP_ROW) * product.stride_height
+        row_in = where.strip_row * product.stride_height
         cut = tailed and stored < vectors * lanes
         corner = _corner()
-        put(t, Q_CRS, width * item if cut else crs)
-        put(t, Q_CJS, BLOCK * item if cut else product.y_block)
+        t.c_row = width * item if cut else crs
+        t.c_block = BLOCK * item if cut else product.y_block
         for r in range(rows):
             i = 0
             while i < cols:
                 m = rows_of(cols - i, mr)
                 to = y + r * row_out + i * crs
-                put(t, Q_A, x + r * row_in + i * arg(t, Q_ARS))
-                put(t, Q_C, corner if cut else to)
-                put(t, Q_ROWS, arg(where, _ROW_SUMS) + 4 * i if arg(where, _ROW_SUMS) != 0 else 0)
-                call_kernel(arg(where, _TILE), t, m, vectors, 0)
+                t.a = x + r * row_in + i * t.a_row
+                t.c = corner if cut else to
+                t.row_sums = where.row_sums + 4 * i if where.row_sums != 0 else 0
+                call_kernel(where.tile, t, m, vectors, 0)
                 if cut:
                     copy_corner(corner, to, crs, m, stored)
                 i += m
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
-        t, where, start = _words(), _where(), _start()
+        t, where, start = _tile_block(), _unit(), _start()
         groups, columns = product.groups, product.columns
         oh_n, ow_n = product.output_height, product.output_width
         rb, wb, pb = product.unit_rows, product.unit_columns, product.unit_panels
@@ -261,10 +299,10 @@ def product(
                 + 1
             )
             if strip != copied:
-                put(where, BOX_ROW, oh * product.stride_height - product.pad_height)
-                put(where, BOX_COLUMN, ow * product.stride_width - product.pad_width)
-                put(where, BOX_ROWS, nh)
-                put(where, BOX_COLUMNS, nw)
+                where.row = oh * product.stride_height - product.pad_height
+                where.column = ow * product.stride_width - product.pad_width
+                where.rows = nh
+                where.columns = nw
                 x = product.x + image * product.x_image + group * volume_in
                 if product.scratch != 0:
                     strip_of = (
@@ -279,15 +317,15 @@ def product(
                     scratch = x + (oh * ow_n + ow) * pixel
                 if correcting:
                     find_largest(product, scratch, nh * nw, scratch + product.largest_at)
-                put(where, _ROW_SUMS, 0)
+                where.row_sums = 0
                 if shifting and product.excess != 0:
                     sum_rows(product, scratch, nw, zero)
-                    put(where, _ROW_SUMS, scratch + product.row_sums_at)
+                    where.row_sums = scratch + product.row_sums_at
                 copied = strip
-            put(where, _ROWS, rows)
-            put(where, _COLUMNS, cols)
-            put(where, _STRIP_ROW, nw * pixel)
-            put(where, _TILE, product.tile)
+            where.unit_rows = rows
+            where.unit_columns = cols
+            where.strip_row = nw * pixel
+            where.tile = product.tile
             apart = nh * nw if product.scratch != 0 else oh_n * ow_n
             set_loops(product, t, nw * pixel, apart * pixel)
             y = product.y + image * product.y_image + (oh * ow_n + ow) * product.y_pixel
@@ -296,17 +334,17 @@ def product(
                 column = group * columns + first
                 own = column if product.weights_image == 0 else column + image * columns
                 weights_at = product.weights + image * product.weights_image
-                put(t, Q_B, weights_at + column // lanes * steps * step_bytes)
+                t.b = weights_at + column // lanes * steps * step_bytes
                 count = min(width, columns - first)
-                put(t, Q_BIAS, start_sums(product, start, column, own, zero, count))
-                put(t, Q_SCALE, product.scale + 4 * column)
-                put(t, Q_SHIFT, product.shift + 4 * column if product.shift != 0 else 0)
-                put(t, Q_COLUMNS, product.excess + 4 * own)
+                t.bias = start_sums(product, start, column, own, zero, count)
+                t.scale = product.scale + 4 * column
+                t.shift = product.shift + 4 * column if product.shift != 0 else 0
+                t.column_excess = product.excess + 4 * own
                 at = y + column // BLOCK * product.y_block
                 if correcting:
                     bounds = product.bounds + (group * panels + p) * bound_rows * bound_row
                     vectors = min(nv, (columns - first) // lanes)
-                    put(where, _TILE, choose_tile(product, t, bounds, scratch, vectors))
+                    where.tile = choose_tile(product, t, bounds, scratch, vectors)
                 run_panel(product, t, scratch, at, where, first)
 
     return kernel
@@ -315,11 +353,6 @@ def product(
 # ---------------------------------------------------------------- depthwise
 
 _AT_ONCE = 4  # pixels of a depthwise tile
-# Words of a depthwise tile: the strip, bytes between its pixels, offsets of taps (two words a
-# pair), pairs of taps, weights ([pair][2 x 8 channels][2] int16), the output, bias, scale, shift
-# (0: none), bounds (float64), zero point.
-_D_X, _D_STEP, _D_TAPS, _D_PAIRS, _D_WEIGHTS, _D_Y = range(6)
-_D_BIAS, _D_SCALE, _D_SHIFT, _D_LOW, _D_HIGH, _D_ZERO = range(6, 12)
 
 
 def _depthwise_tile(output: str) -> Any:
@@ -331,14 +364,15 @@ def _depthwise_tile(output: str) -> Any:
     order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
 
     def body(e: Emit, t: Any, count: int) -> None:
+        e.declaration = DepthwiseTileBlock
         b = e.b
         line, kind = ir.VectorType(I16, BLOCK), ir.VectorType(I32, half)
-        bias = e.word(t, _D_BIAS)
+        bias = e.word(t, "bias")
         parts = [_pick(b, bias, kind, order[:8]), _pick(b, bias, kind, order[8:])]
         acc = [[e.variable(part) for part in parts] for _ in range(count)]
-        x, ars = e.word(t, _D_X), e.word(t, _D_STEP)
-        table, weights = e.variable(e.word(t, _D_TAPS)), e.variable(e.word(t, _D_WEIGHTS))
-        with e.loop(e.word(t, _D_PAIRS)):
+        x, ars = e.word(t, "x"), e.word(t, "x_step")
+        table, weights = e.variable(e.word(t, "taps")), e.variable(e.word(t, "weights"))
+        with e.loop(e.word(t, "pairs")):
             first = b.add(x, e.load_i64(e.get(table)))
             second = b.add(x, e.load_i64(b.add(e.get(table), I64(8))))
             w = [load_at(b, b.add(e.get(weights), I64(32 * j)), line, 2) for j in (0, 1)]
@@ -353,10 +387,8 @@ def _depthwise_tile(output: str) -> Any:
                     e.put(acc[i][j], b.add(held, emit_pairs(b, mixed, w[j])))
             e.step(table, I64(16))
             e.step(weights, I64(64))
-        end = Requantizer(
-            b, half, output, (e.word(t, _D_LOW), e.word(t, _D_HIGH), e.word(t, _D_ZERO))
-        )
-        scale, shift = e.word(t, _D_SCALE), e.word(t, _D_SHIFT)
+        end = Requantizer(b, half, output, (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero")))
+        scale, shift = e.word(t, "scale"), e.word(t, "shift")
         scales = [_pick(b, scale, end.real, order[k : k + 8]) for k in (0, 8)]
         slots = [e.variable(end.real(None)) for _ in range(2)]
         with e.when(b.icmp_signed("!=", shift, I64(0))):
@@ -365,7 +397,7 @@ def _depthwise_tile(output: str) -> Any:
         for i in range(count):
             sums = [end.scaled(e.get(acc[i][j]), scales[j], e.get(slots[j])) for j in (0, 1)]
             whole = end.packed(sums, order)  # the order undoes itself
-            store_at(b, b.add(e.word(t, _D_Y), I64(BLOCK * i)), whole, 1)
+            store_at(b, b.add(e.word(t, "y"), I64(BLOCK * i)), whole, 1)
 
     def define(module: Any, count: int) -> Any:
         function = private_function(module, f"int_depthwise_{output}_{count}")
@@ -426,7 +458,7 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t, where = _words(), _where()
+        t, where = _depthwise_block(), _box()
         blocks, rb = a.blocks, a.unit_rows
         oh_n, ow_n = a.output_height, a.output_width
         row_blocks = (oh_n + rb - 1) // rb
@@ -436,38 +468,36 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
         plane_in, zero = a.image_height * a.image_width * BLOCK, load_zero(a.x_zero)
         nw = (ow_n - 1) * a.stride_width + (a.kernel_width - 1) * a.dilation_width + 1
         set_taps(a, table, nw)
-        put(t, _D_STEP, a.stride_width * BLOCK * 2)
-        put(t, _D_TAPS, table)
-        put(t, _D_PAIRS, pairs)
-        put(t, _D_LOW, bits_f64(a.low))
-        put(t, _D_HIGH, bits_f64(a.high))
-        put(t, _D_ZERO, a.y_zero)
+        t.x_step = a.stride_width * BLOCK * 2
+        t.taps = table
+        t.pairs = pairs
+        t.low = a.low
+        t.high = a.high
+        t.zero = a.y_zero
         plane_of = (1, a.image_height, a.image_width, BLOCK, BLOCK * 2)
         for unit in range(begin, end):
             oh, plane = unit % row_blocks * rb, unit // row_blocks
             block = plane % blocks
             rows = min(rb, oh_n - oh)
-            put(where, BOX_ROW, oh * a.stride_height - a.pad_height)
-            put(where, BOX_COLUMN, -a.pad_width)
-            put(
-                where,
-                BOX_ROWS,
-                (rows - 1) * a.stride_height + (a.kernel_height - 1) * a.dilation_height + 1,
+            where.row = oh * a.stride_height - a.pad_height
+            where.column = -a.pad_width
+            where.rows = (
+                (rows - 1) * a.stride_height + (a.kernel_height - 1) * a.dilation_height + 1
             )
-            put(where, BOX_COLUMNS, nw)
+            where.columns = nw
             copy_strip(plane_of, a.x + plane * plane_in, strip, zero, where)
-            put(t, _D_WEIGHTS, a.weights + block * pairs * 64)
-            put(t, _D_BIAS, a.bias + block * 64)
-            put(t, _D_SCALE, a.scale + block * 64)
-            put(t, _D_SHIFT, a.shift + block * 64 if a.shift != 0 else 0)
+            t.weights = a.weights + block * pairs * 64
+            t.bias = a.bias + block * 64
+            t.scale = a.scale + block * 64
+            t.shift = a.shift + block * 64 if a.shift != 0 else 0
             for r in range(rows):
                 to = a.y + ((plane * oh_n + oh + r) * ow_n) * BLOCK
                 x = strip + r * a.stride_height * nw * BLOCK * 2
                 i = 0
                 while i < ow_n:
                     count = min(_AT_ONCE, ow_n - i)
-                    put(t, _D_X, x + i * arg(t, _D_STEP))
-                    put(t, _D_Y, to + i * BLOCK)
+                    t.x = x + i * t.x_step
+                    t.y = to + i * BLOCK
                     tile(t, count)
                     i += count
 

@@ -12,15 +12,29 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.simd import ld_u8, st_i8, st_i64, vec
-from subgraph.engine.codegen.tile import arg
 
 from .arguments import QuantisedProductArguments
 
 LINE = 16  # bounds compared at a time; rows of them are padded to as many
 PAIRS = 4  # of bytes in a double step
-# Words of strides: bytes of A between blocks, rows and taps of a row; bytes of B of a step.
-STRIDE_BLOCK, STRIDE_ROW, STRIDE_TAP, STRIDE_STEP = range(4)
+
+
+class TileStrides(WordBlock):
+    """Strides of the operands of an integer tile, in bytes.
+
+    Attributes:
+        block: Of A between blocks.
+        row: Of A between kernel rows.
+        tap: Of A between taps of a kernel row.
+        step: Of B between steps.
+    """
+
+    block: int
+    row: int
+    tap: int
+    step: int
 
 
 def guards() -> tuple[Any, Any]:
@@ -32,7 +46,7 @@ def guards() -> tuple[Any, Any]:
 
     ``find_faults(product, bounds, reach, to, most, strides) -> count``: list the steps of a panel
     that may saturate, as bytes in A and in B; ``most + 1`` if there are more than ``most``.
-    ``strides``: words ``STRIDE_BLOCK`` to ``STRIDE_STEP``.
+    ``strides``: a `TileStrides`.
     """
     eight, line = vec("uint8", 8), vec("uint8", LINE)
     load8, max8, store8, zero8 = eight.load, eight.max, eight.store, eight.zero
@@ -65,14 +79,14 @@ def guards() -> tuple[Any, Any]:
         reach: int,
         to: int,
         most: int,
-        strides: int,
+        strides: TileStrides,
     ) -> int:
         blocks, inner = product.blocks, product.inner * PAIRS
         down, along = product.kernel_height, 1 if product.along != 0 else product.kernel_width
         row = (blocks * inner + LINE - 1) // LINE * LINE
         count = 0
         for tap in range(down * along):
-            a = tap // along * arg(strides, STRIDE_ROW) + tap % along * arg(strides, STRIDE_TAP)
+            a = tap // along * strides.row + tap % along * strides.tap
             for first in range(0, row, LINE):
                 if not some(load(reach + first) > load(bounds + first)):
                     continue
@@ -84,8 +98,8 @@ def guards() -> tuple[Any, Any]:
                         return most + 1
                     b, step = i // inner, i % inner // 2
                     place = (b * down * along + tap) * (inner // 2) + step
-                    st_i64(to + 16 * count, a + b * arg(strides, STRIDE_BLOCK) + 4 * step)
-                    st_i64(to + 16 * count + 8, place * arg(strides, STRIDE_STEP))
+                    st_i64(to + 16 * count, a + b * strides.block + 4 * step)
+                    st_i64(to + 16 * count + 8, place * strides.step)
                     count += 1
             bounds += row
         return count

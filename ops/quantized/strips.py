@@ -13,15 +13,29 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.simd import convert, ld_i8, ld_u8, st_i8, st_i16, vec
-from subgraph.engine.codegen.tile import arg
 from subgraph.engine.codegen.tile_int import BLOCK
 
 IMAGE = 4  # channels of a pixel of an image's strip
-# Words of the box of the input that a strip holds: first row and column, rows and columns.
-BOX_ROW, BOX_COLUMN, BOX_ROWS, BOX_COLUMNS = range(4)
 # Blocks, height and width of an image, its channels, bytes of a pixel in the strip.
 Strip = tuple[int, int, int, int, int]
+
+
+class StripBox(WordBlock):
+    """The box of the input that a strip holds; some of it may be outside of the image.
+
+    Attributes:
+        row: Its first row.
+        column: Its first column.
+        rows: Its rows.
+        columns: Its columns.
+    """
+
+    row: int
+    column: int
+    rows: int
+    columns: int
 
 
 def strip_item(flavour: str) -> int:
@@ -107,7 +121,7 @@ def strip_copier(dtype: str, flavour: str, source: str) -> Any:
     """Return ``copy(strip, x, to, zero, where)``: lay out a strip.
 
     ``strip``: blocks, height and width of an image, channels, bytes of a pixel in the strip.
-    ``where``: words ``BOX_ROW`` to ``BOX_COLUMNS``.
+    ``where``: the box of the input that it holds.
 
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
@@ -119,14 +133,9 @@ def strip_copier(dtype: str, flavour: str, source: str) -> Any:
     beside = _pixels_of_bytes(dtype)
 
     @register_jitable
-    def blocked(strip: Strip, x: int, to: int, zero: int, where: int) -> None:
+    def blocked(strip: Strip, x: int, to: int, zero: int, where: StripBox) -> None:
         blocks, height, width, _, _ = strip
-        h0, w0, nh, nw = (
-            arg(where, BOX_ROW),
-            arg(where, BOX_COLUMN),
-            arg(where, BOX_ROWS),
-            arg(where, BOX_COLUMNS),
-        )
+        h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
         for b in range(blocks):
@@ -143,14 +152,9 @@ def strip_copier(dtype: str, flavour: str, source: str) -> Any:
                 to += nw * BLOCK * item
 
     @register_jitable
-    def image(strip: Strip, x: int, to: int, zero: int, where: int) -> None:
+    def image(strip: Strip, x: int, to: int, zero: int, where: StripBox) -> None:
         _, height, width, channels, _ = strip
-        h0, w0, nh, nw = (
-            arg(where, BOX_ROW),
-            arg(where, BOX_COLUMN),
-            arg(where, BOX_ROWS),
-            arg(where, BOX_COLUMNS),
-        )
+        h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
         clear(to, nh * nw * IMAGE, zero)
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
@@ -169,11 +173,11 @@ def strip_copier(dtype: str, flavour: str, source: str) -> Any:
                     one(row + c * height * width + w, at + (w * IMAGE + c) * item, zero)
 
     @register_jitable
-    def rows(strip: Strip, x: int, to: int, zero: int, where: int) -> None:
+    def rows(strip: Strip, x: int, to: int, zero: int, where: StripBox) -> None:
         _, _, _, depth, step = strip
         whole = depth // BLOCK * BLOCK
-        for r in range(arg(where, BOX_COLUMNS)):
-            at, start = x + (arg(where, BOX_COLUMN) + r) * depth, to + r * step
+        for r in range(where.columns):
+            at, start = x + (where.column + r) * depth, to + r * step
             for k in range(0, whole, BLOCK):
                 sixteen(at + k, start + k * item, zero)
             for k in range(whole, depth):

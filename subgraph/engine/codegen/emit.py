@@ -14,6 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from subgraph.dtypes import item_bytes
+from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.irtools import ELEMENTS
 from subgraph.engine.codegen.simd import emit_fma, first_lanes
 from subgraph.engine.codegen.tiling import TileBlock
@@ -25,7 +26,13 @@ _PTR = ir.PointerType()
 
 
 class Emit:
-    """A thin layer over an LLVM builder: addresses are 64-bit integers, vectors have one width."""
+    """A thin layer over an LLVM builder: addresses are 64-bit integers, vectors have one width.
+
+    Attributes:
+        declaration: That of the block whose words are read by name.
+    """
+
+    declaration: type[WordBlock] = TileBlock
 
     def __init__(self, builder: Any, dtype: str, lanes: int) -> None:
         self.b = builder
@@ -45,13 +52,13 @@ class Emit:
         return ir.Constant(self.vector, [ir.Constant(self.scalar, value)] * self.lanes)
 
     def word(self, block: Any, index: int | str) -> Any:
-        """Load a word of a block: by index, or a field of a `TileBlock` by name."""
-        index = TileBlock.fields[index][0] if isinstance(index, str) else index
+        """Load a word of a block: by index, or a field of the declaration by name."""
+        index = self.declaration.fields[index][0] if isinstance(index, str) else index
         return self.load_i64(self.b.add(block, self.const(8 * index)))
 
     def put_word(self, block: Any, name: str, value: Any) -> None:
-        """Store a field of a `TileBlock`."""
-        index = TileBlock.fields[name][0]
+        """Store a field of a block."""
+        index = self.declaration.fields[name][0]
         where = self.b.add(block, self.const(8 * index))
         self.b.store(value, self.b.inttoptr(where, _PTR))
 

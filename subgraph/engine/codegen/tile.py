@@ -25,7 +25,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.codegen.emit import Emit, private_function
-from subgraph.engine.codegen.irtools import I64, INT64, VOID, bf16_to_f32, define, load_at, store_at
+from subgraph.engine.codegen.irtools import I64, bf16_to_f32, load_at
 from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
@@ -35,19 +35,6 @@ from subgraph.engine.codegen.tiling import (
 )
 
 rows_of = register_jitable(tile_rows)
-
-
-# ``arg(block, index)`` is word ``index`` of a block of words; ``put(block, index, value)`` sets it.
-arg: Callable[[int, int], int] = define(
-    INT64, [INT64, INT64], lambda b, c, a: load_at(b, _word(b, *a), I64, 8)
-)
-put: Callable[[int, int, int], None] = define(
-    VOID, [INT64] * 3, lambda b, c, a: store_at(b, _word(b, *a[:2]), a[2], 8)
-)
-
-
-def _word(builder: Any, block: Any, index: Any) -> Any:
-    return builder.add(block, builder.shl(index, I64(3)))
 
 
 _I32 = ir.IntType(32)

@@ -26,6 +26,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from subgraph.engine.codegen.arguments import Address, WordBlock
 from subgraph.engine.codegen.dot import emit_dot4, emit_pairs
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import (
@@ -45,28 +46,61 @@ from subgraph.system import host
 
 BLOCK = 16  # channels of a block, outputs of a store
 
-# Words of a tile.
-Q_A = 0  # address of A at row 0
-Q_ARS = 1  # bytes between rows of A
-Q_B = 2  # address of B: read from there on without a gap
-Q_N0, Q_SA0 = 3, 4  # outermost loop: count, bytes in A
-Q_N1, Q_SA1 = 5, 6
-Q_N2, Q_SA2 = 7, 8
-Q_KIN = 9  # double steps of the inner loop (a step is four bytes of A)
-Q_KLAST = 10  # double steps in the last round of the outermost loop
-Q_C = 11  # address of C
-Q_CRS = 12  # bytes between rows of C
-Q_CJS = 13  # bytes between blocks of 16 columns of C
-Q_BIAS = 14  # address of int32 from which sums start, one for each column
-Q_SCALE = 15  # address of float32, one for each column
-Q_SHIFT = 16  # address of float32 added after scaling, one for each column; 0: none
-Q_LOW, Q_HIGH = 17, 18  # bounds of the result without its zero point (float64 bits)
-Q_ZERO = 19  # zero point of the result
-Q_FAULTS = 20  # steps to be corrected (guarded)
-Q_LIST = 21  # address of two words for each: bytes from A at row 0, bytes from B
-Q_ROWS = 22  # address of int32, the sums of rows of A less its zero point; 0: see Q_COLUMNS
-Q_COLUMNS = 23  # address of int32 that columns of B are too large by (not in pairs)
-Q_WORDS = 24
+
+class IntegerTileBlock(WordBlock):
+    """Arguments of an integer tile; strides are bytes, 0 for an address means that there is none.
+
+    Attributes:
+        a: A at row 0.
+        a_row: Stride of A between rows.
+        b: B, read from there on without a gap.
+        outer_count: Iterations of the outermost loop.
+        outer_a: Stride of A along it.
+        middle_count: Iterations of the loop inside that.
+        middle_a: Stride of A along it.
+        inner_count: Iterations of the loop inside that.
+        inner_a: Stride of A along it.
+        steps: Double steps of the innermost loop (a step is four bytes of A).
+        last_steps: Double steps in the last iteration of the outermost loop.
+        c: First element of C.
+        c_row: Stride of C between rows.
+        c_block: Between blocks of 16 columns.
+        bias: What sums start from, an int32 for each column.
+        scale: float32 for each column.
+        shift: float32 added after scaling, for each column.
+        low: Lower bound of the result without its zero point.
+        high: Upper bound of the result without its zero point.
+        zero: Zero point of the result.
+        faults: Steps to be corrected (guarded).
+        fault_list: Two words for each: bytes from A at row 0, bytes from B.
+        row_sums: int32, the sums of rows of A less its zero point; 0: columns have no excess.
+        column_excess: int32 that columns of B are too large by (not in pairs).
+    """
+
+    a: Address
+    a_row: int
+    b: Address
+    outer_count: int
+    outer_a: int
+    middle_count: int
+    middle_a: int
+    inner_count: int
+    inner_a: int
+    steps: int
+    last_steps: int
+    c: Address
+    c_row: int
+    c_block: int
+    bias: Address
+    scale: Address
+    shift: Address
+    low: float
+    high: float
+    zero: int
+    faults: int
+    fault_list: Address
+    row_sums: Address
+    column_excess: Address
 
 
 def int_tile() -> tuple[int, int, int]:
@@ -193,15 +227,16 @@ def vector_bytes(flavour: str, weights: str, lanes: int) -> int:
 def _body(
     e: Emit, t: Any, rows: int, vectors: int, flavour: str, weights: str, output: str
 ) -> None:
+    e.declaration = IntegerTileBlock
     b, lanes = e.b, e.lanes
     kind = ir.VectorType(I32, lanes)
-    bias = e.word(t, Q_BIAS)
+    bias = e.word(t, "bias")
     start = [load_at(b, b.add(bias, I64(4 * lanes * j)), kind, 4) for j in range(vectors)]
     acc = [[e.variable(start[j]) for j in range(vectors)] for _ in range(rows)]
     if flavour != "pairs":
         _take_zeros(e, t, acc)
-    ars, size = e.word(t, Q_ARS), vector_bytes(flavour, weights, lanes)
-    right = e.variable(e.word(t, Q_B))
+    ars, size = e.word(t, "a_row"), vector_bytes(flavour, weights, lanes)
+    right = e.variable(e.word(t, "b"))
 
     offsets = _row_offsets(e, ars, rows)
 
@@ -229,15 +264,15 @@ def _body(
                     e.put(acc[i][j], b.add(held, emit_pairs(b, pairs, columns[j])))
             e.fence()
 
-    kin, last = e.word(t, Q_KIN), e.word(t, Q_KLAST)
-    at = [e.variable(e.word(t, Q_A))]
+    kin, last = e.word(t, "steps"), e.word(t, "last_steps")
+    at = [e.variable(e.word(t, "a"))]
     with ExitStack() as loops:
         # Loops close in reverse order; each then moves on its own address.
-        for count, stride in ((Q_N0, Q_SA0), (Q_N1, Q_SA1), (Q_N2, Q_SA2)):
-            left = loops.enter_context(e.loop(e.word(t, count)))
-            if count == Q_N0:
+        for name in ("outer", "middle", "inner"):
+            left = loops.enter_context(e.loop(e.word(t, f"{name}_count")))
+            if name == "outer":
                 kin = b.select(b.icmp_signed("==", left, I64(1)), last, kin)
-            loops.callback(_move, e, t, at[-1], stride)
+            loops.callback(_move, e, t, at[-1], f"{name}_a")
             at.append(e.variable(e.get(at[-1])))
         with e.loop(kin):
             # Else LLVM derives the address of each row from the one before.
@@ -247,11 +282,11 @@ def _body(
             e.put(at[-1], b.add(a, I64(8)))
             e.put(right, b.add(at_b, I64(2 * size * vectors)))
     if flavour == "guarded":
-        place = e.variable(e.word(t, Q_LIST))
-        with e.loop(e.word(t, Q_FAULTS)):
+        place = e.variable(e.word(t, "fault_list"))
+        with e.loop(e.word(t, "faults")):
             fault = e.get(place)
-            a = b.add(e.word(t, Q_A), e.load_i64(fault))
-            at_b = b.add(e.word(t, Q_B), e.load_i64(b.add(fault, I64(8))))
+            a = b.add(e.word(t, "a"), e.load_i64(fault))
+            at_b = b.add(e.word(t, "b"), e.load_i64(b.add(fault, I64(8))))
             step(a, at_b, 0, correct=True)
             e.put(place, b.add(fault, I64(16)))
     _finish(e, t, acc, output)
@@ -259,10 +294,10 @@ def _body(
 
 def _take_zeros(e: Emit, t: Any, acc: list[list[Any]]) -> None:
     """Take from the sums what columns of B are too large by, if they are."""
-    b, lanes, sums = e.b, e.lanes, e.word(t, Q_ROWS)
+    b, lanes, sums = e.b, e.lanes, e.word(t, "row_sums")
     kind = ir.VectorType(I32, lanes)
     with e.when(b.icmp_signed("!=", sums, I64(0))):
-        at = e.word(t, Q_COLUMNS)
+        at = e.word(t, "column_excess")
         columns = [load_at(b, b.add(at, I64(4 * lanes * j)), kind, 4) for j in range(len(acc[0]))]
         for i, row in enumerate(acc):
             factor = splat_value(b, load_at(b, b.add(sums, I64(4 * i)), I32, 4), lanes)
@@ -283,14 +318,14 @@ def _row_offsets(e: Emit, step: Any, rows: int) -> list[Any]:
     return [offset(i) if i else I64(0) for i in range(rows)]
 
 
-def _move(e: Emit, t: Any, slot: Any, stride: int) -> None:
+def _move(e: Emit, t: Any, slot: Any, stride: str) -> None:
     e.step(slot, e.word(t, stride))
 
 
 def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
     """Requantise the sums and store them."""
     b, lanes = e.b, e.lanes
-    c, crs, cjs = e.word(t, Q_C), e.word(t, Q_CRS), e.word(t, Q_CJS)
+    c, crs, cjs = e.word(t, "c"), e.word(t, "c_row"), e.word(t, "c_block")
     vectors = len(acc[0])
     if output == "int32":
         for i, row in enumerate(acc):
@@ -298,8 +333,8 @@ def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
                 to = b.add(b.add(c, b.mul(crs, I64(i))), I64(4 * lanes * j))
                 store_at(b, to, e.get(row[j]), 4)
         return
-    end = Requantizer(b, lanes, output, (e.word(t, Q_LOW), e.word(t, Q_HIGH), e.word(t, Q_ZERO)))
-    scale, shift = e.word(t, Q_SCALE), e.word(t, Q_SHIFT)
+    end = Requantizer(b, lanes, output, (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero")))
+    scale, shift = e.word(t, "scale"), e.word(t, "shift")
     scales = [load_at(b, b.add(scale, I64(4 * lanes * j)), end.real, 4) for j in range(vectors)]
     slots = [e.variable(end.real(None)) for _ in range(vectors)]
     with e.when(b.icmp_signed("!=", shift, I64(0))):
@@ -321,7 +356,7 @@ def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
 
 
 def product_tile(*, flavour: str, weights: str, output: str) -> Callable[..., None]:
-    """Return the kernel that runs one tile: ``(address of the Q_* words, rows, vectors, 0)``.
+    """Return the kernel that runs one tile: ``(address of an IntegerTileBlock, rows, vectors, 0)``.
 
     Args:
         flavour: ``"pairs"``, ``"quads"`` or ``"guarded"``, see above.
