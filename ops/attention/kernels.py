@@ -9,18 +9,25 @@ Gimelshein 2018; Dao et al., "FlashAttention", 2022); several panels of queries 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import Address
-from subgraph.engine.codegen.simd import call_kernel, ld, vec
+from subgraph.engine.codegen.simd import call_kernel
 from subgraph.engine.codegen.tiling import TileBlock
-from subgraph.engine.codegen.transpose import transposer
-from subgraph.engine.codegen.vmath import function
 
 from .arguments import AttentionArguments
+from .panel_parts import (
+    block_softmax,
+    future_hider,
+    line_reader,
+    mask_layer,
+    query_packer,
+    result_writer,
+)
 
 
 class PanelBlock(TileBlock):
@@ -52,196 +59,9 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         nv: Vectors of a row of a panel: a panel is ``nv * lanes`` queries.
     """
     arguments = view_of(AttentionArguments)
-    v = vec(dtype, lanes)
-    load, store, splat, zero = v.load, v.store, v.splat, v.zero
-    largest, select, iota = v.max, v.select, v.iota
-    load_m, store_m, first_lanes = v.load_m, v.store_m, v.mask_n
-    load1 = ld(dtype)
-    exp, turn = function("exp_flushed", dtype, lanes), transposer(dtype, lanes)
-    item = item_bytes(dtype)
-    size = lanes * item
-    width = nv * lanes
-    lowest = float("-inf")
-
-    @register_jitable
-    def pack_queries(q: int, step: int, count: int, depth: int, to: int, scale: float) -> None:
-        """Turn queries into lanes; lanes without one are zeros."""
-        factor = splat(scale)
-        row = (count + lanes - 1) // lanes * size
-        if count * item < row:
-            for d in range(depth):
-                store(to + (d + 1) * row - size, zero())
-        for d in range(0, depth, lanes):
-            for j in range(0, count, lanes):
-                turn(
-                    q + j * step + d * item,
-                    step,
-                    min(lanes, count - j),
-                    min(lanes, depth - d),
-                    to + d * row + j * item,
-                    row,
-                )
-        for at in range(to, to + depth * row, size):
-            store(at, load(at) * factor)
-
-    @register_jitable
-    def copy(source: int, step: int, lines: int, count: int, to: int, pitch: int) -> None:
-        """Copy lines to where they do not all fall into the same cache sets."""
-        whole, rest = count // lanes * size, count % lanes
-        mask = first_lanes(rest)
-        for r in range(lines):
-            x, y = source + r * step, to + r * pitch
-            for i in range(0, whole, size):
-                store(y + i, load(x + i))
-            if rest > 0:
-                store_m(y + whole, mask, load_m(x + whole, mask))
-
-    @register_jitable
-    def lay_mask(mask: int, step: int, key_step: int, count: int, keys: int, scores: int) -> None:
-        """Lay a mask where the scores will be added to it."""
-        row = (count + lanes - 1) // lanes * size
-        if step == 0:
-            for k in range(keys):
-                for at in range(scores + k * row, scores + (k + 1) * row, size):
-                    store(at, splat(load1(mask + k * key_step)))
-            return
-        for k in range(0, keys, lanes):
-            for j in range(0, count, lanes):
-                turn(
-                    mask + j * step + k * item,
-                    step,
-                    min(lanes, count - j),
-                    min(lanes, keys - k),
-                    scores + k * row + j * item,
-                    row,
-                )
-
-    @register_jitable
-    def hide_future(limit: int, keys: int, vectors: int, scores: int) -> None:
-        """Hide key k of a block from the queries before ``limit + k``."""
-        for k in range(max(0, 1 - limit), keys):
-            for j in range(vectors):
-                at = scores + (k * vectors + j) * size
-                seen = iota() >= splat(float(limit + k - j * lanes))
-                store(at, select(seen, load(at), splat(lowest)))
-
-    @register_jitable
-    def soften(scores: int, keys: int, vectors: int, state: int, later: bool) -> None:
-        """Turn a block of scores into weights; bring maximum and sum to the new maximum.
-
-        In a later block what sums so far are to be multiplied with is left behind them.
-        """
-        row = vectors * size
-        even = scores + keys // 2 * 2 * row
-        for j in range(0, row, size):
-            top, other = splat(lowest), splat(lowest)
-            if later:
-                top = load(state + j)
-            before = top
-            for at in range(scores + j, even, 2 * row):
-                top, other = largest(load(at), top), largest(load(at + row), other)
-            if keys & 1:
-                top = largest(load(even + j), top)
-            top = largest(other, top)
-            # A row of nothing but -inf must not become NaN here: a later block may hold more.
-            base = select(top > splat(lowest), top, zero())
-            total = zero()
-            if later:
-                factor = exp(before - base)
-                total = load(state + row + j) * factor
-                store(state + 2 * row + j, factor)
-            for at in range(scores + j, scores + keys * row, row):
-                weight = exp(load(at) - base)
-                store(at, weight)
-                total = total + weight
-            store(state + j, top)
-            store(state + row + j, total)
-
-    @register_jitable
-    def write(
-        out: int, step: int, count: int, values: int, source: int, state: int, spare: int
-    ) -> None:
-        row = (count + lanes - 1) // lanes * size
-        for j in range(0, row, size):
-            total = load(state + row + j)
-            if spare != 0:  # a row that may look at nothing gives 0
-                total = select(total > zero(), total, splat(1.0))
-            inverse = splat(1.0) / total
-            for at in range(source + j, source + values * row, row):
-                store(at, load(at) * inverse)
-        for d in range(0, values, lanes):
-            for j in range(0, count, lanes):
-                turn(
-                    source + d * row + j * item,
-                    row,
-                    min(lanes, values - d),
-                    min(lanes, count - j),
-                    out + j * step + d * item,
-                    step,
-                )
-
-    @register_jitable
-    def block_lines(
-        pitch: int, to: int, at: int, step: int, across: int, key: int, keys: int, length: int
-    ) -> tuple[int, int]:
-        """Return the address of the lines of a block of K or V, and the bytes between them."""
-        at += key * (item if across != 0 else step)
-        if pitch == 0:
-            return at, step
-        if across != 0:
-            copy(at, step, length, keys, to, pitch)
-        else:
-            copy(at, step, keys, length, to, pitch)
-        return to, pitch
-
-    @register_jitable
-    def attend(
-        a: AttentionArguments,
-        t: PanelBlock,
-        place: int,
-        first: int,
-        key: int,
-        keys: int,
-        mask: int,
-        scores: int,
-    ) -> None:
-        """Attend with a panel of queries to a block of keys, whose lines ``t`` holds."""
-        depth, values = a.key_size, a.value_size
-        count = min(width, a.queries - first)
-        vectors = (count + lanes - 1) // lanes
-        row = width * item
-        out, state = place + depth * row, place + (depth + values) * row
-        t.row_bias = 0
-        t.start_row = 0
-        t.start = 0
-        if mask != 0:
-            step, key_step = a.mask_row, a.mask_key
-            at = mask + first * step + key * key_step
-            if step == 0 and key_step == item:
-                t.row_bias = at
-            else:
-                lay_mask(at, step, key_step, count, keys, scores)
-                t.start_row = 1
-        t.a = t.k_lines
-        t.a_row = t.k_pitch
-        t.b = place
-        t.c = scores
-        t.steps = depth
-        call_kernel(a.k_panel, t, keys, vectors, 0)
-        limit = key - a.offset - first
-        if a.causal != 0:
-            hide_future(limit, keys, vectors, scores)
-        soften(scores, keys, vectors, state, key > 0)
-        t.row_bias = 0
-        t.start_row = 0
-        if key > 0:
-            t.start = state + 2 * vectors * size
-        t.a = t.v_lines
-        t.a_row = t.v_pitch
-        t.b = scores
-        t.c = out
-        t.steps = keys
-        call_kernel(a.v_panel, t, values, vectors, 0)
+    pack_queries, block_lines = query_packer(dtype, lanes), line_reader(dtype, lanes)
+    write, attend = result_writer(dtype, lanes), _attender(dtype, lanes, nv)
+    item, width = item_bytes(dtype), nv * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -308,3 +128,65 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                 )
 
     return kernel
+
+
+def _attender(dtype: str, lanes: int, nv: int) -> Any:
+    """Return ``f(a, t, place, first, key, keys, mask, scores)``.
+
+    It adds what a block of ``keys`` keys from ``key`` on gives to the panel of queries from
+    ``first`` on, which is at ``place``: the queries, then the results, then the softmax's state.
+    """
+    lay_mask, hide_future = mask_layer(dtype, lanes), future_hider(dtype, lanes)
+    soften, item = block_softmax(dtype, lanes), item_bytes(dtype)
+    size, width = lanes * item, nv * lanes
+
+    @register_jitable
+    def attend(
+        a: AttentionArguments,
+        t: PanelBlock,
+        place: int,
+        first: int,
+        key: int,
+        keys: int,
+        mask: int,
+        scores: int,
+    ) -> None:
+        """Attend with a panel of queries to a block of keys, whose lines ``t`` holds."""
+        depth, values = a.key_size, a.value_size
+        count = min(width, a.queries - first)
+        vectors = (count + lanes - 1) // lanes
+        row = width * item
+        out, state = place + depth * row, place + (depth + values) * row
+        t.row_bias = 0
+        t.start_row = 0
+        t.start = 0
+        if mask != 0:
+            step, key_step = a.mask_row, a.mask_key
+            at = mask + first * step + key * key_step
+            if step == 0 and key_step == item:
+                t.row_bias = at
+            else:
+                lay_mask(at, step, key_step, count, keys, scores)
+                t.start_row = 1
+        t.a = t.k_lines
+        t.a_row = t.k_pitch
+        t.b = place
+        t.c = scores
+        t.steps = depth
+        call_kernel(a.k_panel, t, keys, vectors, 0)
+        limit = key - a.offset - first
+        if a.causal != 0:
+            hide_future(limit, keys, vectors, scores)
+        soften(scores, keys, vectors, state, key > 0)
+        t.row_bias = 0
+        t.start_row = 0
+        if key > 0:
+            t.start = state + 2 * vectors * size
+        t.a = t.v_lines
+        t.a_row = t.v_pitch
+        t.b = scores
+        t.c = out
+        t.steps = keys
+        call_kernel(a.v_panel, t, values, vectors, 0)
+
+    return attend

@@ -1,0 +1,213 @@
+"""Parts of fused attention: what happens to a panel of queries and a block of keys.
+
+Keys are rows and queries are lanes, see ``kernels.py``. Each function here returns a small function
+over addresses, which a kernel calls; strides are bytes, a row of ``count`` queries is
+``ceil(count / lanes)`` vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import ld, vec
+from subgraph.engine.codegen.transpose import transposer
+from subgraph.engine.codegen.vmath import function
+
+_LOWEST = float("-inf")
+
+
+def query_packer(dtype: str, lanes: int) -> Any:
+    """Return ``f(q, step, count, depth, to, scale)``: a panel of queries, transposed and scaled."""
+    v = vec(dtype, lanes)
+    load, store, splat, zero, item = v.load, v.store, v.splat, v.zero, v.itemsize
+    transpose, size = transposer(dtype, lanes), lanes * v.itemsize
+
+    @register_jitable
+    def pack_queries(q: int, step: int, count: int, depth: int, to: int, scale: float) -> None:
+        """Transpose queries into lanes, times a factor; lanes without a query are zeros."""
+        factor = splat(scale)
+        row = (count + lanes - 1) // lanes * size
+        if count * item < row:
+            for d in range(depth):
+                store(to + (d + 1) * row - size, zero())
+        for d in range(0, depth, lanes):
+            for j in range(0, count, lanes):
+                transpose(
+                    q + j * step + d * item,
+                    step,
+                    min(lanes, count - j),
+                    min(lanes, depth - d),
+                    to + d * row + j * item,
+                    row,
+                )
+        for at in range(to, to + depth * row, size):
+            store(at, load(at) * factor)
+
+    return pack_queries
+
+
+def line_reader(dtype: str, lanes: int) -> Any:
+    """Return ``f(pitch, to, at, step, across, key, keys, length)``: the lines of a block of K or V.
+
+    They are copied to ``to`` if their copies are to be ``pitch`` bytes apart, not 0.
+    """
+    v = vec(dtype, lanes)
+    load, store, load_m, store_m = v.load, v.store, v.load_m, v.store_m
+    first_lanes, item, size = v.mask_n, v.itemsize, lanes * v.itemsize
+
+    @register_jitable
+    def copy(source: int, step: int, lines: int, count: int, to: int, pitch: int) -> None:
+        """Copy lines to where they do not all fall into the same cache sets."""
+        whole, rest = count // lanes * size, count % lanes
+        mask = first_lanes(rest)
+        for r in range(lines):
+            x, y = source + r * step, to + r * pitch
+            for i in range(0, whole, size):
+                store(y + i, load(x + i))
+            if rest > 0:
+                store_m(y + whole, mask, load_m(x + whole, mask))
+
+    @register_jitable
+    def block_lines(
+        pitch: int, to: int, at: int, step: int, across: int, key: int, keys: int, length: int
+    ) -> tuple[int, int]:
+        """Return the address of the lines of a block of K or V, and the bytes between them."""
+        at += key * (item if across != 0 else step)
+        if pitch == 0:
+            return at, step
+        if across != 0:
+            copy(at, step, length, keys, to, pitch)
+        else:
+            copy(at, step, keys, length, to, pitch)
+        return to, pitch
+
+    return block_lines
+
+
+def mask_layer(dtype: str, lanes: int) -> Any:
+    """Return ``f(mask, step, key_step, count, keys, scores)``: a mask is laid over a block."""
+    v = vec(dtype, lanes)
+    store, splat, load1, item = v.store, v.splat, ld(dtype), v.itemsize
+    transpose, size = transposer(dtype, lanes), lanes * v.itemsize
+
+    @register_jitable
+    def lay_mask(mask: int, step: int, key_step: int, count: int, keys: int, scores: int) -> None:
+        """Lay a mask where the scores will be added to it."""
+        row = (count + lanes - 1) // lanes * size
+        if step == 0:
+            for k in range(keys):
+                for at in range(scores + k * row, scores + (k + 1) * row, size):
+                    store(at, splat(load1(mask + k * key_step)))
+            return
+        for k in range(0, keys, lanes):
+            for j in range(0, count, lanes):
+                transpose(
+                    mask + j * step + k * item,
+                    step,
+                    min(lanes, count - j),
+                    min(lanes, keys - k),
+                    scores + k * row + j * item,
+                    row,
+                )
+
+    return lay_mask
+
+
+def future_hider(dtype: str, lanes: int) -> Any:
+    """Return ``f(limit, keys, vectors, scores)``: scores of later keys become minus infinity."""
+    v = vec(dtype, lanes)
+    load, store, splat, select, iota = v.load, v.store, v.splat, v.select, v.iota
+    size = lanes * v.itemsize
+
+    @register_jitable
+    def hide_future(limit: int, keys: int, vectors: int, scores: int) -> None:
+        """Hide key k of a block from the queries before ``limit + k``."""
+        for k in range(max(0, 1 - limit), keys):
+            for j in range(vectors):
+                at = scores + (k * vectors + j) * size
+                seen = iota() >= splat(float(limit + k - j * lanes))
+                store(at, select(seen, load(at), splat(_LOWEST)))
+
+    return hide_future
+
+
+def block_softmax(dtype: str, lanes: int) -> Any:
+    """Return ``f(scores, keys, vectors, state, later)``: the online softmax of a block.
+
+    After Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+    """
+    v = vec(dtype, lanes)
+    load, store, splat, zero = v.load, v.store, v.splat, v.zero
+    largest, select, size = v.max, v.select, lanes * v.itemsize
+    exp = function("exp_flushed", dtype, lanes)
+
+    @register_jitable
+    def soften(scores: int, keys: int, vectors: int, state: int, later: bool) -> None:
+        """Turn a block of scores into weights; update maximum and sum of each query.
+
+        ``state`` has a row of maxima, one of sums, and in a later block one of factors: what the
+        results of earlier blocks are to be multiplied with.
+        """
+        row = vectors * size
+        even = scores + keys // 2 * 2 * row
+        for j in range(0, row, size):
+            top, other = splat(_LOWEST), splat(_LOWEST)
+            if later:
+                top = load(state + j)
+            before = top
+            for at in range(scores + j, even, 2 * row):
+                top, other = largest(load(at), top), largest(load(at + row), other)
+            if keys & 1:
+                top = largest(load(even + j), top)
+            top = largest(other, top)
+            # A row of nothing but -inf must not become NaN here: a later block may hold more.
+            base = select(top > splat(_LOWEST), top, zero())
+            total = zero()
+            if later:
+                factor = exp(before - base)
+                total = load(state + row + j) * factor
+                store(state + 2 * row + j, factor)
+            for at in range(scores + j, scores + keys * row, row):
+                weight = exp(load(at) - base)
+                store(at, weight)
+                total = total + weight
+            store(state + j, top)
+            store(state + row + j, total)
+
+    return soften
+
+
+def result_writer(dtype: str, lanes: int) -> Any:
+    """Return ``f(out, step, count, values, source, state, zero_unseen)``: a panel's results."""
+    v = vec(dtype, lanes)
+    load, store, splat, zero = v.load, v.store, v.splat, v.zero
+    select, transpose = v.select, transposer(dtype, lanes)
+    item, size = v.itemsize, lanes * v.itemsize
+
+    @register_jitable
+    def write(
+        out: int, step: int, count: int, values: int, source: int, state: int, zero_unseen: int
+    ) -> None:
+        """Divide the sums of ``count`` queries by those of their weights, and transpose them."""
+        row = (count + lanes - 1) // lanes * size
+        for j in range(0, row, size):
+            total = load(state + row + j)
+            if zero_unseen != 0:
+                total = select(total > zero(), total, splat(1.0))
+            inverse = splat(1.0) / total
+            for at in range(source + j, source + values * row, row):
+                store(at, load(at) * inverse)
+        for d in range(0, values, lanes):
+            for j in range(0, count, lanes):
+                transpose(
+                    source + d * row + j * item,
+                    row,
+                    min(lanes, values - d),
+                    min(lanes, count - j),
+                    out + j * step + d * item,
+                    step,
+                )
+
+    return write
