@@ -13,7 +13,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.simd import ld, memcpy, memset, st, vec
+from subgraph.engine.codegen.simd import ld, ld_i64, memcpy, memset, st, st_i64, vec
 from subgraph.graph.types import numpy_dtype
 from subgraph.ops.movement.kernels import WORDS, row_copy
 
@@ -26,6 +26,7 @@ from .arguments import (
 )
 
 Function = Callable[..., Any]
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio (Knuth's multiplicative hash)
 
 
 def non_zero(*, dtype: str, half: bool) -> Function:
@@ -116,21 +117,43 @@ def unique(*, dtype: str, in_order: bool) -> Function:
         in_order: Whether the result is sorted, not in the order of their first appearance.
     """
     arguments = view_of(UniqueArguments)
-    load, get, put = ld(dtype), ld("int64"), st("int64")
-    item = numpy_dtype(dtype).itemsize
+    group, sort = _grouper(dtype), _group_sorter(dtype)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        groups = group(a)
+        if in_order:
+            sort(a, groups)
+        st_i64(a.count, groups)
+
+    return kernel
+
+
+def _row_hash(dtype: str) -> Function:
+    """Return ``f(row, length, bits)``: the index in a table of 2**bits at which a row is sought."""
+    load, item = ld(dtype), numpy_dtype(dtype).itemsize
     load_bits = ld(WORDS[item])
-    turn = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio
 
     @register_jitable
-    def before(x: int, a: int, b: int, length: int) -> bool:
-        """Whether row a stands before row b."""
-        for i in range(length):
-            p, q = load(x + (a * length + i) * item), load(x + (b * length + i) * item)
-            if p < q or (q != q and p == p):
-                return True
-            if q < p or (p != p and q == q):
-                return False
-        return False
+    def place_of(row: int, length: int, bits: int) -> Any:
+        """Equal rows have one index: zeros of both signs are equal, and so is NaN."""
+        found = np.uint64(0)
+        for i in range(0, length * item, item):
+            value, number = load(row + i), np.uint64(load_bits(row + i))
+            if value == 0:
+                number = np.uint64(0)
+            if value != value:
+                number = np.uint64(1)
+            found = (found ^ number) * np.uint64(_GOLDEN)
+        return np.int64(found >> np.uint64(64 - bits))
+
+    return place_of
+
+
+def _grouper(dtype: str) -> Function:
+    """Return ``f(arguments)``: it numbers distinct rows as they appear and returns their number."""
+    load, get, put = ld(dtype), ld_i64, st_i64
+    item, place_of = numpy_dtype(dtype).itemsize, _row_hash(dtype)
 
     @register_jitable
     def same(x: int, y: int, length: int) -> bool:
@@ -140,19 +163,6 @@ def unique(*, dtype: str, in_order: bool) -> Function:
             if p != q and (p == p or q == q):
                 return False
         return True
-
-    @register_jitable
-    def place_of(row: int, length: int, bits: int) -> Any:
-        """Return where in a table of 2**bits a row is sought; equal rows have one place."""
-        found = np.uint64(0)
-        for i in range(0, length * item, item):
-            value, number = load(row + i), np.uint64(load_bits(row + i))
-            if value == 0:
-                number = np.uint64(0)
-            if value != value:
-                number = np.uint64(1)
-            found = (found ^ number) * np.uint64(turn)
-        return np.int64(found >> np.uint64(64 - bits))
 
     @register_jitable
     def refill(y: int, length: int, groups: int, table: int, bits: int) -> None:
@@ -191,6 +201,25 @@ def unique(*, dtype: str, in_order: bool) -> Function:
             put(inverse + 8 * i, number)
             put(counts + 8 * number, get(counts + 8 * number) + 1)
         return groups
+
+    return group
+
+
+def _group_sorter(dtype: str) -> Function:
+    """Return ``f(arguments, groups)``: it renumbers distinct rows in ascending order."""
+    load, get, put = ld(dtype), ld_i64, st_i64
+    item = numpy_dtype(dtype).itemsize
+
+    @register_jitable
+    def before(x: int, a: int, b: int, length: int) -> bool:
+        """Whether row a stands before row b."""
+        for i in range(length):
+            p, q = load(x + (a * length + i) * item), load(x + (b * length + i) * item)
+            if p < q or (q != q and p == p):
+                return True
+            if q < p or (p != p and q == q):
+                return False
+        return False
 
     @register_jitable
     def merge(x: int, length: int, source: int, target: int, low: int, mid: int, high: int) -> None:
@@ -234,14 +263,7 @@ def unique(*, dtype: str, in_order: bool) -> Function:
             put(inverse + 8 * i, number)
             put(counts + 8 * number, get(counts + 8 * number) + 1)
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        groups = group(a)
-        if in_order:
-            sort(a, groups)
-        put(a.count, groups)
-
-    return kernel
+    return sort
 
 
 def suppress(*, centred: bool, lanes: int) -> Function:
@@ -255,9 +277,54 @@ def suppress(*, centred: bool, lanes: int) -> Function:
     """
     arguments = view_of(SuppressArguments)
     v = vec("float32", lanes)
+    splat, zero, load, get, put = v.splat, v.zero, ld("float32"), ld_i64, st_i64
+    keep, covered = _picked_boxes(centred, lanes)
+    sink = _score_heap()
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        boxes, classes, room = a.number, a.classes, a.room
+        most = min(get(a.most), room) if a.most != 0 else 0
+        limit = splat(load(a.overlap)) if a.overlap != 0 else zero()
+        heap = a.scratch + worker * a.scratch_bytes
+        kept, row = heap + 8 * boxes, 4 * (boxes + lanes)
+        for unit in range(begin, end):
+            at = a.boxes + unit // classes * boxes * 16
+            scores = a.scores + unit * boxes * 4
+            picked = a.picked + unit * room * 8
+            count = 0
+            for i in range(boxes):
+                if a.least == 0 or load(scores + 4 * i) > load(a.least):
+                    put(heap + 8 * count, i)
+                    count += 1
+            for i in range(count // 2 - 1, -1, -1):
+                sink(scores, heap, i, count)
+            taken = 0
+            while count > 0 and taken < most:
+                best = get(heap)
+                count -= 1
+                put(heap, get(heap + 8 * count))
+                sink(scores, heap, 0, count)
+                if not covered(at + 16 * best, kept, row, taken, limit):
+                    put(picked + 8 * taken, best)
+                    keep(at + 16 * best, kept + 4 * taken, row)
+                    taken += 1
+            put(a.counts + 8 * unit, taken)
+
+    return kernel
+
+
+def _picked_boxes(centred: bool, lanes: int) -> tuple[Function, Function]:
+    """Return two functions over the boxes that are picked.
+
+    ``keep(box, place, row)`` adds a box; ``covered(box, kept, row, count, limit)`` is whether a box
+    shares more than ``limit``, as intersection over union, with one of them. Their left, top,
+    right, bottom and area stand in rows of ``row`` bytes.
+    """
+    v = vec("float32", lanes)
     fetch, splat, zero, select = v.load, v.splat, v.zero, v.select
     least, most_of, first_lanes, any_of = v.min, v.max, v.mask_n, v.any
-    load, store, get, put = ld("float32"), st("float32"), ld("int64"), st("int64")
+    load, store = ld("float32"), st("float32")
 
     @register_jitable
     def corners(box: int) -> tuple[Any, Any, Any, Any]:
@@ -302,6 +369,16 @@ def suppress(*, centred: bool, lanes: int) -> Function:
                 return True
         return False
 
+    return keep, covered
+
+
+def _score_heap() -> Function:
+    """Return ``f(scores, heap, at, count)``, which restores a heap of boxes below ``at``.
+
+    The box with the highest score is on top, of equals the one with the lowest number.
+    """
+    load, get, put = ld("float32"), ld_i64, st_i64
+
     @register_jitable
     def before(scores: int, a: int, b: int) -> bool:
         p, q = load(scores + 4 * a), load(scores + 4 * b)
@@ -326,37 +403,7 @@ def suppress(*, centred: bool, lanes: int) -> Function:
             at = child
         put(heap + 8 * at, moving)
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        boxes, classes, room = a.number, a.classes, a.room
-        most = min(get(a.most), room) if a.most != 0 else 0
-        limit = splat(load(a.overlap)) if a.overlap != 0 else zero()
-        heap = a.scratch + worker * a.scratch_bytes
-        kept, row = heap + 8 * boxes, 4 * (boxes + lanes)
-        for unit in range(begin, end):
-            at = a.boxes + unit // classes * boxes * 16
-            scores = a.scores + unit * boxes * 4
-            picked = a.picked + unit * room * 8
-            count = 0
-            for i in range(boxes):
-                if a.least == 0 or load(scores + 4 * i) > load(a.least):
-                    put(heap + 8 * count, i)
-                    count += 1
-            for i in range(count // 2 - 1, -1, -1):
-                sink(scores, heap, i, count)
-            taken = 0
-            while count > 0 and taken < most:
-                best = get(heap)
-                count -= 1
-                put(heap, get(heap + 8 * count))
-                sink(scores, heap, 0, count)
-                if not covered(at + 16 * best, kept, row, taken, limit):
-                    put(picked + 8 * taken, best)
-                    keep(at + 16 * best, kept + 4 * taken, row)
-                    taken += 1
-            put(a.counts + 8 * unit, taken)
-
-    return kernel
+    return sink
 
 
 def gather_picked() -> Function:
