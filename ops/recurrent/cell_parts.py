@@ -1,0 +1,185 @@
+"""Parts of recurrent kernels: activations, and what a cell makes of the sums of its gates.
+
+A state is a row of ``row`` bytes, and so is each gate of the sums at ``at``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen import vmath
+
+from .arguments import CellsArguments
+
+Function = Callable[..., Any]
+
+
+def activation_functions(v: Any, names: tuple[str, ...], clip: bool) -> list[Function]:
+    """Return the activations f, g and h as ``function(arguments, vector)``.
+
+    Args:
+        v: Operations on vectors.
+        names: In lower case, as the standard lists them.
+        clip: Whether their arguments are bounded.
+    """
+    made = [_activation(name, v, k, clip) for k, name in enumerate(names)]
+    return [*made, *made, *made][:3]
+
+
+def lstm_cell(v: Any, functions: list[Function], coupled: bool, peepholes: bool) -> Function:
+    """Return ``f(a, at, h, c, holes, row)``: the states of LSTM from the sums of its gates.
+
+    Args:
+        v: Operations on vectors.
+        functions: The activations.
+        coupled: ``input_forget``: the forget gate is one less the input gate.
+        peepholes: Whether the cell state reaches the gates.
+    """
+    load, store, fma, splat, size = v.load, v.store, v.fma, v.splat, v.lanes * v.itemsize
+    f, g, h_of = functions
+
+    @register_jitable
+    def long_memory(a: CellsArguments, at: int, h: int, c: int, holes: int, row: int) -> None:
+        """Update states; gates are in the order input, output, forget, cell."""
+        for j in range(0, row, size):
+            cell = load(c + j)
+            i, forget, o = load(at + j), load(at + 2 * row + j), load(at + row + j)
+            if peepholes:
+                i = fma(load(holes + j), cell, i)
+                forget = fma(load(holes + 2 * row + j), cell, forget)
+            i = f(a, i)
+            retained = splat(1.0) - i if coupled else f(a, forget)
+            cell = fma(retained, cell, i * g(a, load(at + 3 * row + j)))
+            if peepholes:
+                o = fma(load(holes + row + j), cell, o)
+            store(c + j, cell)
+            store(h + j, f(a, o) * h_of(a, cell))
+
+    return long_memory
+
+
+def rnn_cell(v: Any, functions: list[Function]) -> Function:
+    """Return ``f(a, at, h, row)``: the state of RNN from its sums."""
+    load, store, size, f = v.load, v.store, v.lanes * v.itemsize, functions[0]
+
+    @register_jitable
+    def simple(a: CellsArguments, at: int, h: int, row: int) -> None:
+        for j in range(0, row, size):
+            store(h + j, f(a, load(at + j)))
+
+    return simple
+
+
+def gru_cell(v: Any, functions: list[Function], linear: bool) -> tuple[Function, Function]:
+    """Return two functions of GRU.
+
+    ``reset_state(a, at, h, to, row)`` writes the state times the reset gate, and
+    ``gated(a, at, h, inner, inputs, row)`` the next state.
+
+    Args:
+        v: Operations on vectors.
+        functions: The activations.
+        linear: ``linear_before_reset``: the reset gate multiplies what the recurrence adds.
+    """
+    load, store, fma, splat, size = v.load, v.store, v.fma, v.splat, v.lanes * v.itemsize
+    f, g = functions[:2]
+
+    @register_jitable
+    def reset_state(a: CellsArguments, at: int, h: int, to: int, row: int) -> None:
+        """Store the reset gate times the state."""
+        for j in range(0, row, size):
+            store(to + j, f(a, load(at + row + j)) * load(h + j))
+
+    @register_jitable
+    def gated(a: CellsArguments, at: int, h: int, inner: int, inputs: int, row: int) -> None:
+        """Gates in the order update, reset, hidden; ``inner`` is the recurrence of the last."""
+        for j in range(0, row, size):
+            z, n = f(a, load(at + j)), load(inner + j)
+            if linear:
+                n = fma(f(a, load(at + row + j)), n, load(inputs + j))
+            n = g(a, n)
+            store(h + j, fma(z, load(h + j), (splat(1.0) - z) * n))
+
+    return reset_state, gated
+
+
+@register_jitable
+def _f_numbers(a: CellsArguments) -> tuple[float, float]:
+    return a.f_alpha, a.f_beta
+
+
+@register_jitable
+def _g_numbers(a: CellsArguments) -> tuple[float, float]:
+    return a.g_alpha, a.g_beta
+
+
+@register_jitable
+def _h_numbers(a: CellsArguments) -> tuple[float, float]:
+    return a.h_alpha, a.h_beta
+
+
+def _activation(name: str, v: Any, position: int, clip: bool) -> Function:
+    """Return ``f(arguments, vector)`` of an activation with its alpha and beta."""
+    plain = _plain(name, v)
+    splat, least, most = v.splat, v.minimum, v.maximum
+    numbers = (_f_numbers, _g_numbers, _h_numbers)[position]
+
+    @register_jitable
+    def apply(a: CellsArguments, x: Any) -> Any:
+        if clip:
+            bound = splat(a.clip)
+            x = least(most(x, -bound), bound)
+        alpha, beta = numbers(a)
+        return plain(x, splat(alpha), splat(beta))
+
+    return apply
+
+
+def _plain(name: str, v: Any) -> Function:
+    """Return ``f(x, alpha, beta)`` over vectors."""
+    zero, splat, select, fma, size = v.zero, v.splat, v.select, v.fma, v.abs
+    least, most = v.minimum, v.maximum
+    vmath_name = name if name in ("sigmoid", "softplus") else "expm1" if name == "elu" else "tanh"
+    known = vmath.function(vmath_name, v.dtype, v.lanes)
+
+    def simple(x: Any, a: Any, b: Any) -> Any:
+        return known(x)
+
+    def relu(x: Any, a: Any, b: Any) -> Any:
+        return most(x, zero())
+
+    def affine(x: Any, a: Any, b: Any) -> Any:
+        return fma(x, a, b)
+
+    def leaky(x: Any, a: Any, b: Any) -> Any:
+        return select(x < zero(), x * a, x)
+
+    def threshold(x: Any, a: Any, b: Any) -> Any:
+        return select(x > a, x, zero())
+
+    def scaled(x: Any, a: Any, b: Any) -> Any:
+        return a * known(b * x)
+
+    def hard(x: Any, a: Any, b: Any) -> Any:
+        return least(most(fma(x, a, b), zero()), splat(1.0))
+
+    def elu(x: Any, a: Any, b: Any) -> Any:
+        return select(x < zero(), a * known(least(x, zero())), x)
+
+    def softsign(x: Any, a: Any, b: Any) -> Any:
+        return x / (splat(1.0) + size(x))
+
+    formulas: dict[str, Function] = {
+        "affine": affine,
+        "elu": elu,
+        "hardsigmoid": hard,
+        "leakyrelu": leaky,
+        "relu": relu,
+        "scaledtanh": scaled,
+        "softsign": softsign,
+        "thresholdedrelu": threshold,
+    }
+    return register_jitable(formulas.get(name, simple))
