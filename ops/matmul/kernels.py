@@ -8,6 +8,7 @@ left), row after row, padded with zeros: ``[panel][K][columns of the panel]``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba.extending import register_jitable
 
@@ -152,99 +153,10 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
         weights: ``"bfloat16"`` if B is packed in it, "" if in ``dtype``.
     """
     arguments = view_of(GemmArguments)
-    v = vec(dtype, lanes)
-    load, store = v.load, v.store
-    load1, store1 = ld(dtype), st(dtype)
     item = item_bytes(dtype)
     item_b = 2 if weights == "bfloat16" else item
     width = nv * lanes
-
-    @register_jitable
-    def copy_rows(source: int, target: int, rows: int, count: int, step: int, to: int) -> None:
-        for r in range(rows):
-            s, d = source + r * step, target + r * to
-            whole = count // lanes * lanes
-            for i in range(0, whole, lanes):
-                store(d + i * item, load(s + i * item))
-            for i in range(whole, count):
-                store1(d + i * item, load1(s + i * item))
-
-    @register_jitable
-    def copy_any(
-        source: int, target: int, rows: int, depth: int, ars: int, aks: int, to: int
-    ) -> None:
-        for r in range(rows):
-            for k in range(depth):
-                store1(target + r * to + k * item, load1(source + r * ars + k * aks))
-
-    @register_jitable
-    def block(
-        product: GemmArguments, t: TileBlock, a: int, b: int, c: int, res: int, where: Pass
-    ) -> None:
-        """Run panels of one block of rows and one range of k.
-
-        Args:
-            product: The arguments.
-            t: Words of the contraction tile.
-            a: Address of A at the block's first row and the range's first step.
-            b: Address of B.
-            c: Address of C.
-            res: Address of the residual, or 0.
-            where: Words of the block (``_K0`` to ``_LAST_PANEL``).
-        """
-        k0, depth = where.first_step, where.depth
-        row, rows = where.row, where.rows
-        panel, last_panel = where.panel, where.last_panel
-        n, total = product.n, product.k
-        crs, ldb = product.c_row, product.b_row
-        last = k0 + depth >= total
-        t.steps = depth
-        t.flags = product.flags if last else 0
-        for p in range(panel, last_panel):
-            first = p * width
-            count = min(width, n - first)
-            vectors = (count + lanes - 1) // lanes
-            tail = count - (vectors - 1) * lanes
-            tile = product.tile if tail == lanes else product.masked_tile
-            t.tail = tail
-            if ldb == 0:
-                step = vectors * lanes * item_b
-                t.b = b + first * total * item_b + k0 * step
-            else:
-                step = ldb
-                t.b = b + first * item + k0 * step
-            t.b_step = step
-            # The tiles of a packed panel together bring the next one closer.
-            pace = 0 if ldb != 0 else 2 * step // max(1, (rows + mr - 1) // mr)
-            coming = t.b + (depth * step if ldb == 0 else 0)
-            t.pace = pace
-            i = 0
-            while i < rows:
-                m = rows_of(rows - i, mr)
-                at = c + (row + i) * crs + first * item
-                t.a = a + i * t.a_row
-                t.c = at
-                t.ahead = coming
-                coming += depth // 2 * pace
-                if k0 > 0:
-                    t.start = at
-                    t.start_row = crs
-                elif product.init != 0:
-                    t.start = product.init + first * item
-                    t.start_row = 0
-                else:
-                    t.start = 0
-                t.row_bias = 0
-                t.residual = 0
-                if last:
-                    if product.row_init != 0:
-                        t.row_bias = product.row_init + (row + i) * item
-                    if res != 0:
-                        t.residual = res + (row + i) * product.residual_row + first * item
-                call_kernel(tile, t, m, vectors, 0)
-                if last and product.post != 0:
-                    call_kernel(product.post, t, m, vectors, 0)
-                i += m
+    lay_out, block = _left_operand(dtype, lanes), _pass_runner(dtype, lanes, mr, nv, item_b)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
@@ -309,25 +221,140 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
                 where.first_step = k0
                 where.depth = depth
                 source = a + row * ars + k0 * aks
-                if scratch == 0:
-                    t.a_row = ars
-                    t.a_step = aks
-                    block(product, t, source, b, c, res, where)
-                elif ars == item and aks != item:
-                    to = (mb + 16) * item
-                    copy_rows(source, scratch, depth, rows, aks, to)
-                    t.a_row = item
-                    t.a_step = to
-                    block(product, t, scratch, b, c, res, where)
-                else:
-                    to = (kc + 16) * item
-                    if aks == item:
-                        copy_rows(source, scratch, rows, depth, ars, to)
-                    else:
-                        copy_any(source, scratch, rows, depth, ars, aks, to)
-                    t.a_row = to
-                    t.a_step = item
-                    block(product, t, scratch, b, c, res, where)
+                at = lay_out(product, t, source, scratch, rows, depth)
+                block(product, t, at, b, c, res, where)
                 k0 += max(depth, 1)
 
     return kernel
+
+
+def _left_operand(dtype: str, lanes: int) -> Any:
+    """Return ``f(product, t, source, scratch, rows, depth)``: where tiles read a pass of A.
+
+    A pass is copied to scratch, if there is any, so that its rows or columns are contiguous; the
+    function sets the strides of A in the arguments of the tile and returns its address.
+    """
+    v = vec(dtype, lanes)
+    load, store, item = v.load, v.store, v.itemsize
+    load1, store1 = ld(dtype), st(dtype)
+
+    @register_jitable
+    def copy_rows(source: int, target: int, rows: int, count: int, step: int, to: int) -> None:
+        for r in range(rows):
+            s, d = source + r * step, target + r * to
+            whole = count // lanes * lanes
+            for i in range(0, whole, lanes):
+                store(d + i * item, load(s + i * item))
+            for i in range(whole, count):
+                store1(d + i * item, load1(s + i * item))
+
+    @register_jitable
+    def copy_any(
+        source: int, target: int, rows: int, depth: int, ars: int, aks: int, to: int
+    ) -> None:
+        for r in range(rows):
+            for k in range(depth):
+                store1(target + r * to + k * item, load1(source + r * ars + k * aks))
+
+    @register_jitable
+    def lay_out(
+        product: GemmArguments, t: TileBlock, source: int, scratch: int, rows: int, depth: int
+    ) -> int:
+        ars, aks = product.a_row, product.a_column
+        if scratch == 0:
+            t.a_row = ars
+            t.a_step = aks
+            return source
+        # 16 elements more, so that neighbouring rows do not all fall into the same cache sets.
+        if ars == item and aks != item:
+            to = (product.block_rows + 16) * item
+            copy_rows(source, scratch, depth, rows, aks, to)
+            t.a_row = item
+            t.a_step = to
+        else:
+            to = (product.pass_depth + 16) * item
+            if aks == item:
+                copy_rows(source, scratch, rows, depth, ars, to)
+            else:
+                copy_any(source, scratch, rows, depth, ars, aks, to)
+            t.a_row = to
+            t.a_step = item
+        return scratch
+
+    return lay_out
+
+
+def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
+    """Return ``f(product, t, a, b, c, res, where)``: the tiles of a pass over a block of C."""
+    item, width = item_bytes(dtype), nv * lanes
+
+    @register_jitable
+    def block(
+        product: GemmArguments, t: TileBlock, a: int, b: int, c: int, res: int, where: Pass
+    ) -> None:
+        """Run panels of one block of rows and one range of k.
+
+        Args:
+            product: The arguments.
+            t: Arguments of the contraction tile.
+            a: Address of A at the block's first row and the range's first step.
+            b: Address of B.
+            c: Address of C.
+            res: Address of the residual, or 0.
+            where: The part of the block.
+        """
+        k0, depth = where.first_step, where.depth
+        row, rows = where.row, where.rows
+        panel, last_panel = where.panel, where.last_panel
+        n, total = product.n, product.k
+        crs, ldb = product.c_row, product.b_row
+        last = k0 + depth >= total
+        t.steps = depth
+        t.flags = product.flags if last else 0
+        for p in range(panel, last_panel):
+            first = p * width
+            count = min(width, n - first)
+            vectors = (count + lanes - 1) // lanes
+            tail = count - (vectors - 1) * lanes
+            tile = product.tile if tail == lanes else product.masked_tile
+            t.tail = tail
+            if ldb == 0:
+                step = vectors * lanes * item_b
+                t.b = b + first * total * item_b + k0 * step
+            else:
+                step = ldb
+                t.b = b + first * item + k0 * step
+            t.b_step = step
+            # The tiles of a packed panel together bring the next one closer.
+            pace = 0 if ldb != 0 else 2 * step // max(1, (rows + mr - 1) // mr)
+            coming = t.b + (depth * step if ldb == 0 else 0)
+            t.pace = pace
+            i = 0
+            while i < rows:
+                m = rows_of(rows - i, mr)
+                at = c + (row + i) * crs + first * item
+                t.a = a + i * t.a_row
+                t.c = at
+                t.ahead = coming
+                coming += depth // 2 * pace
+                if k0 > 0:
+                    t.start = at
+                    t.start_row = crs
+                elif product.init != 0:
+                    t.start = product.init + first * item
+                    t.start_row = 0
+                else:
+                    t.start = 0
+                t.row_bias = 0
+                t.residual = 0
+                if last:
+                    if product.row_init != 0:
+                        t.row_bias = product.row_init + (row + i) * item
+                    if res != 0:
+                        t.residual = res + (row + i) * product.residual_row + first * item
+                call_kernel(tile, t, m, vectors, 0)
+                if last and product.post != 0:
+                    call_kernel(product.post, t, m, vectors, 0)
+                i += m
+
+    return block
