@@ -38,10 +38,40 @@ def ensemble(*, found: str, lost: bool) -> Function:
         lost: Whether NaN has ways of its own; else it goes where greater numbers do.
     """
     arguments = view_of(EnsembleArguments)
-    number, put_label, label_of = ld("int32"), st("int64"), ld("int64")
-    load, store = ld("float32"), st("float32")
-    flag, put_flag = ld("uint8"), st("uint8")
     labels, pair = found == "labels", found == "pair"
+    add_votes = _voter(labels, lost)
+    best_of, one_of_two = _finishers(labels)
+    store, put_label, label_of, put_flag = st("float32"), st("int64"), ld("int64"), st("uint8")
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        samples, features, count = a.samples, a.features, a.count
+        spoken = a.scratch + worker * a.scratch_bytes
+        for unit in range(begin, end):
+            first = unit * BLOCK
+            size = min(BLOCK, samples - first)
+            block = a.scores + 4 * first * count
+            for k in range(size * count):
+                store(block + 4 * k, np.float32(0))
+                if labels:
+                    put_flag(spoken + k, np.uint8(a.base_votes))
+            add_votes(a, a.x + 4 * first * features, size, block, spoken)
+            for k in range(size):
+                scores = block + 4 * k * count
+                best = one_of_two(a, scores) if pair else best_of(a, scores, spoken + k * count)
+                if labels or pair:
+                    put_label(a.labels + 8 * (first + k), label_of(a.class_labels + 8 * best))
+
+    return kernel
+
+
+def _walker(lost: bool) -> Function:
+    """Return ``f(nodes, starts, rows)``: the leaves at which eight walks from some nodes end.
+
+    ``starts`` and ``rows`` are two tuples of four addresses each: of nodes and of samples. With
+    ``lost``, NaN has ways of its own.
+    """
+    number, load = ld("int32"), ld("float32")
 
     @register_jitable
     def step(nodes: int, node: int, row: int) -> int:
@@ -72,6 +102,24 @@ def ensemble(*, found: str, lost: bool) -> Function:
             moved = moved_low | moved_high
         return low + high
 
+    return leaves
+
+
+@register_jitable
+def _apart(first: int, step: int) -> Any:
+    return first, first + step, first + 2 * step, first + 3 * step
+
+
+def _voter(labels: bool, lost: bool) -> Function:
+    """Return ``f(a, rows, size, block, spoken)``: the votes of all trees on a block of samples.
+
+    Args:
+        labels: Whether a byte for each score, at ``spoken``, becomes 1 where a leaf votes.
+        lost: Whether NaN has ways of its own.
+    """
+    number, load, store, put_flag = ld("int32"), ld("float32"), st("float32"), st("uint8")
+    leaves = _walker(lost)
+
     @register_jitable
     def vote(a: EnsembleArguments, leaf: int, scores: int, spoken: int) -> None:
         """Add a leaf's votes to the scores of a sample."""
@@ -81,10 +129,6 @@ def ensemble(*, found: str, lost: bool) -> Function:
             store(scores + 4 * target, load(scores + 4 * target) + load(a.weights + i))
             if labels:
                 put_flag(spoken + target, np.uint8(1))
-
-    @register_jitable
-    def apart(first: int, step: int) -> Any:
-        return first, first + step, first + 2 * step, first + 3 * step
 
     @register_jitable
     def roots_of(nodes: int, first: int, left: int) -> Any:
@@ -108,7 +152,7 @@ def ensemble(*, found: str, lost: bool) -> Function:
             starts = root, root, root, root
             for k in range(0, together, _WALKS):
                 x, y, z = rows + k * row, block + 4 * k * count, spoken + k * count
-                low, high = apart(x, row), apart(x + 4 * row, row)
+                low, high = _apart(x, row), _apart(x + 4 * row, row)
                 for leaf in leaves(nodes, (starts, starts), (low, high)):
                     vote(a, leaf, y, z)
                     y, z = y + 4 * count, z + count
@@ -118,10 +162,17 @@ def ensemble(*, found: str, lost: bool) -> Function:
                 left = trees - tree
                 low = roots_of(nodes, roots + 4 * tree, left)
                 high = roots_of(nodes, roots + 4 * tree + 16, left - 4)
-                for leaf in leaves(nodes, (low, high), (apart(x, 0), apart(x, 0))):
+                for leaf in leaves(nodes, (low, high), (_apart(x, 0), _apart(x, 0))):
                     if left > 0:
                         vote(a, leaf, y, z)
                     left -= 1
+
+    return add_votes
+
+
+def _finishers(labels: bool) -> tuple[Function, Function]:
+    """Return what finishes the scores of a sample and returns its class: of all, and of two."""
+    load, store, flag = ld("float32"), st("float32"), ld("uint8")
 
     @register_jitable
     def best_of(a: EnsembleArguments, scores: int, spoken: int) -> int:
@@ -150,23 +201,4 @@ def ensemble(*, found: str, lost: bool) -> Function:
         store(scores + 4, score)
         return int(score > np.float32(a.second_above))
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        samples, features, count = a.samples, a.features, a.count
-        spoken = a.scratch + worker * a.scratch_bytes
-        for unit in range(begin, end):
-            first = unit * BLOCK
-            size = min(BLOCK, samples - first)
-            block = a.scores + 4 * first * count
-            for k in range(size * count):
-                store(block + 4 * k, np.float32(0))
-                if labels:
-                    put_flag(spoken + k, np.uint8(a.base_votes))
-            add_votes(a, a.x + 4 * first * features, size, block, spoken)
-            for k in range(size):
-                scores = block + 4 * k * count
-                best = one_of_two(a, scores) if pair else best_of(a, scores, spoken + k * count)
-                if labels or pair:
-                    put_label(a.labels + 8 * (first + k), label_of(a.class_labels + 8 * best))
-
-    return kernel
+    return best_of, one_of_two
