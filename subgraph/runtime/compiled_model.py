@@ -195,7 +195,8 @@ class CompiledModel:
         try:
             try:
                 results = None if repeat is None else repeat(bound)
-            except Exception:  # the whole run raises the error, or runs on a fallback device
+            except Exception as error:  # the whole run raises it, or runs on a fallback device
+                _log.info("model %r: a repeated run failed and is made anew: %s", self.name, error)
                 results = None
             if results is None:
                 bound, snapshot = self._with_snapshot(bound)

@@ -8,6 +8,7 @@ the plan has a schedule, steps that do not depend on each other run at the same 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ from subgraph.operators.subgraph_op import (
 from subgraph.runtime.executor_plan import Plan, Step
 from subgraph.runtime.step_schedule import Scheduler
 
+_log = logging.getLogger("subgraph")
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 _Do = Callable[[list[Any]], None]
 
@@ -274,7 +276,11 @@ class Executor:
             return run(taken, limit, first)
         except (LimitError, RequestCancelledError):
             raise
-        except Exception:
+        except Exception as error:
+            _log.info(
+                "a compiled loop of graph %r failed, its iterations are run one by one: %s: %s",
+                *(self.plan.graph.name, type(error).__name__, error),
+            )
             return None
 
     def start(self, inputs: Sequence[Any]) -> list[Any]:

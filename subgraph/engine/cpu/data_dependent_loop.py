@@ -23,6 +23,7 @@ from subgraph.engine.planner.data_dependent_plan import (
 )
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.strategy import Declined
+from subgraph.errors import LimitError, RequestCancelledError
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import pinned_snapshot
 from subgraph.graph.types import Array, TensorType, dtype_of
@@ -129,7 +130,11 @@ class DataDependentLoop:
         return turned
 
     def _new(self, given: Sequence[Any]) -> _Sized | None:
-        """Return the plan for the sizes that these inputs lead to, None if there is none."""
+        """Return the plan for the sizes that these inputs lead to, None if there is none.
+
+        Raises:
+            Declined: Planning failed with symbolic sizes.
+        """
         if self._plans >= _PLANS + self._made // _PAID or any(e.is_for(given) for e in self._sized):
             return None
         self._refused = True  # unless one can be made
@@ -137,9 +142,14 @@ class DataDependentLoop:
         types = [TensorType(dtype_of(item), item.shape) for item in given]
         values = _values(region, given)
         self._plans += 1
-        plan = make_data_dependent_plan(
-            region.fused, types, region.options.plan, region.weights, values, self._pairs
-        )
+        try:
+            plan = make_data_dependent_plan(
+                region.fused, types, region.options.plan, region.weights, values, self._pairs
+            )
+        except (LimitError, RequestCancelledError):
+            raise
+        except Exception as error:  # whatever code does that is not made for symbolic sizes
+            raise Declined(f"{type(error).__name__}: {error}") from error
         program = None if plan is None else self._session.bind_sized(plan)
         turns = None if program is None else wired(program, self._wiring)
         if plan is None or program is None or turns is None:
