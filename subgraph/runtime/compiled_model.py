@@ -21,7 +21,13 @@ from subgraph.errors import ConfigError, MissingInputError, ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, ParameterTable, Snapshot, State, call_pinned, epoch
 from subgraph.graph.types import Array, TensorType, dtype_of
-from subgraph.operators.subgraph_op import AFFINITY, Repeat, SubgraphOp, fallback_of
+from subgraph.operators.subgraph_op import (
+    AFFINITY,
+    Repeat,
+    SubgraphOp,
+    fallback_of,
+    runs_by_default,
+)
 from subgraph.runtime.executor import Cancel
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.infer_request import InferRequest
@@ -460,14 +466,17 @@ def _exclusive_executor(device: str) -> TaskExecutor:
 
 
 def _runs_on(node: Node) -> list[str]:
-    """Return the devices that run a node now; REFERENCE for a node without a device."""
+    """Return the devices that run a node now.
+
+    REFERENCE for a node without an op; the class of a user's op that names no device.
+    """
     op, fallback = node.op, fallback_of(node)
     own = True
     while fallback is not None and fallback.replacement is not None:
         op, own = fallback.replacement, False
         fallback = op.fallback
     if op is None or op.device == SubgraphOp.device:
-        return ["REFERENCE"]
+        return ["REFERENCE" if runs_by_default(op) else type(op).__name__]
     names: list[str] = op.runs_on()
     if not own or names != [op.device]:
         return names

@@ -337,6 +337,7 @@ def test_a_propertys_region_falls_back(
 ) -> None:
     graph, cut = picky()
     model = sg.Core().compile_model(cut, device)
+    assert "Picky" in model.execution_devices
     monkeypatch.setattr(Picky, "runs", 0)
     monkeypatch.setattr(Picky, "error", RuntimeError("no driver"))
     with caplog.at_level(logging.WARNING):
