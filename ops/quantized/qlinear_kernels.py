@@ -120,149 +120,17 @@ def product(
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
     """
     arguments = view_of(QuantisedProductArguments)
-    lanes, mr, nv = int_tile()
+    lanes, _, nv = int_tile()
     copy_strip = strip_copier(dtype, flavour, source)
     load_zero = ld_i8 if dtype == "int8" else ld_u8
-    width = nv * lanes
-    step_bytes = vector_bytes(flavour, weights, lanes)
+    width, step_bytes = nv * lanes, vector_bytes(flavour, weights, lanes)
     item = 1 if output in ("uint8", "int8") else 4
-    tailed = source == "rows"
-    flip = 128 if dtype == "int8" else 0
-    find_largest, find_faults = guards()
-    whole = vec("int32", BLOCK)
-    load_sums, store_sums, splat_sum = whole.load, whole.store, whole.splat
+    tailed, flip = source == "rows", 128 if dtype == "int8" else 0
     correcting, shifting = flavour == "guarded", tailed and flavour != "pairs"
-    quads, dot = vec("int32", lanes), dot4(lanes)
-    zero_quads, ones, load_quads, add_up = quads.zero, quads.splat, quads.load_n, quads.sum
-
-    @register_jitable
-    def sum_rows(product: QuantisedProductArguments, scratch: int, rows: int, zero: int) -> None:
-        """Add up the bytes of each row of a strip of rows, each less its zero point."""
-        step = product.pixel
-        for r in range(rows):
-            total = zero_quads()
-            for k in range(0, step // 4, lanes):
-                part = load_quads(scratch + r * step + 4 * k, min(lanes, step // 4 - k))
-                total = dot(total, part, ones(0x01010101))
-            st_i32(scratch + product.row_sums_at + 4 * r, add_up(total) - step * (zero + flip))
-
-    @register_jitable
-    def start_sums(
-        product: QuantisedProductArguments,
-        start: int,
-        column: int,
-        own: int,
-        zero: int,
-        count: int,
-    ) -> int:
-        """Return the address of what the sums of a panel start from.
-
-        ``own``: the column among those of all images that have their own weights. ``count``: the
-        columns of the panel, which may be fewer than its width.
-        """
-        bias: int = product.bias + 4 * column
-        if product.weight_sums == 0:
-            return bias
-        factor = splat_sum(zero + flip)
-        for i in range(0, 4 * count, 4 * BLOCK):
-            sums = load_sums(product.weight_sums + 4 * own + i)
-            store_sums(start + i, load_sums(bias + i) - factor * sums)
-        return start
-
-    @register_jitable
-    def choose_tile(
-        product: QuantisedProductArguments,
-        t: IntegerTileBlock,
-        bounds: int,
-        scratch: int,
-        vectors: int,
-    ) -> int:
-        """Return the tile of a panel, its faults listed: where too much may saturate, quads."""
-        strides, most = _tile_strides(), product.most_faults
-        strides.block = t.outer_a
-        strides.row = t.middle_a
-        strides.tap = t.inner_a
-        strides.step = step_bytes * vectors
-        reach, to = scratch + product.largest_at, scratch + product.faults_at
-        count = find_faults(product, bounds, reach, to, most, strides)
-        t.faults = count
-        t.fault_list = to
-        tile: int = product.tile if count <= most else product.quads_tile
-        return tile
-
-    @register_jitable
-    def copy_corner(corner: int, to: int, crs: int, rows: int, count: int) -> None:
-        """Bring home what a tile computed beyond the last column."""
-        for i in range(rows):
-            for j in range(count * item):
-                st_i8(to + i * crs + j, ld_i8(corner + i * width * item + j))
-
-    @register_jitable
-    def set_loops(
-        product: QuantisedProductArguments, t: IntegerTileBlock, row: int, volume: int
-    ) -> None:
-        kh, kw, dh, dw = (
-            product.kernel_height,
-            product.kernel_width,
-            product.dilation_height,
-            product.dilation_width,
-        )
-        pixel = product.pixel
-        t.a_row = product.stride_width * pixel
-        t.outer_count = product.blocks
-        t.outer_a = volume
-        t.middle_count = kh
-        t.middle_a = dh * row
-        t.inner_count = 1 if product.along != 0 else kw
-        t.inner_a = dw * pixel
-        t.steps = product.inner
-        t.last_steps = product.last_inner
-        t.c_row = product.y_pixel
-        t.c_block = product.y_block
-        t.low = product.low
-        t.high = product.high
-        t.zero = product.y_zero
-
-    @register_jitable
-    def run_panel(
-        product: QuantisedProductArguments,
-        t: IntegerTileBlock,
-        x: int,
-        y: int,
-        where: Unit,
-        first: int,
-    ) -> None:
-        """Run the tiles of one panel over a strip.
-
-        Args:
-            product: The arguments.
-            t: Arguments of the tile.
-            x: Address of the strip.
-            y: Address of the first pixel of the output.
-            where: What the unit works on.
-            first: First column of the panel.
-        """
-        rows, cols = where.unit_rows, where.unit_columns
-        vectors = min(nv, (product.columns - first) // lanes)
-        stored = product.stored - first
-        crs, row_out = product.y_pixel, product.output_width * product.y_pixel
-        row_in = where.strip_row * product.stride_height
-        cut = tailed and stored < vectors * lanes
-        corner = _corner()
-        t.c_row = width * item if cut else crs
-        t.c_block = BLOCK * item if cut else product.y_block
-        for r in range(rows):
-            i = 0
-            while i < cols:
-                m = rows_of(cols - i, mr)
-                to = y + r * row_out + i * crs
-                t.a = x + r * row_in + i * t.a_row
-                t.c = corner if cut else to
-                t.row_sums = where.row_sums + 4 * i if where.row_sums != 0 else 0
-                call_kernel(where.tile, t, m, vectors, 0)
-                if cut:
-                    copy_corner(corner, to, crs, m, stored)
-                i += m
+    find_largest, find_faults = guards()
+    sum_rows, start_sums = _row_sums(lanes, flip), _start_sums(flip)
+    choose_tile = _tile_chooser(step_bytes, find_faults)
+    run_panel = _panel_runner(item, tailed)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
@@ -327,7 +195,7 @@ def product(
             where.strip_row = nw * pixel
             where.tile = product.tile
             apart = nh * nw if product.scratch != 0 else oh_n * ow_n
-            set_loops(product, t, nw * pixel, apart * pixel)
+            _set_loops(product, t, nw * pixel, apart * pixel)
             y = product.y + image * product.y_image + (oh * ow_n + ow) * product.y_pixel
             for p in range(panel, min(panels, panel + pb)):
                 first = p * width
@@ -348,6 +216,171 @@ def product(
                 run_panel(product, t, scratch, at, where, first)
 
     return kernel
+
+
+def _row_sums(lanes: int, flip: int) -> Any:
+    """Return ``f(product, scratch, rows, zero)``: the sums of the rows of a strip of rows."""
+    quads, dot = vec("int32", lanes), dot4(lanes)
+    zero_quads, ones, load_quads, add_up = quads.zero, quads.splat, quads.load_n, quads.sum
+
+    @register_jitable
+    def sum_rows(product: QuantisedProductArguments, scratch: int, rows: int, zero: int) -> None:
+        """Add up the bytes of each row of a strip of rows, each less its zero point."""
+        step = product.pixel
+        for r in range(rows):
+            total = zero_quads()
+            for k in range(0, step // 4, lanes):
+                part = load_quads(scratch + r * step + 4 * k, min(lanes, step // 4 - k))
+                total = dot(total, part, ones(0x01010101))
+            st_i32(scratch + product.row_sums_at + 4 * r, add_up(total) - step * (zero + flip))
+
+    return sum_rows
+
+
+def _start_sums(flip: int) -> Any:
+    """Return ``f(product, start, column, own, zero, count)``: what a panel's sums start from."""
+    whole = vec("int32", BLOCK)
+    load_sums, store_sums, splat_sum = whole.load, whole.store, whole.splat
+
+    @register_jitable
+    def start_sums(
+        product: QuantisedProductArguments,
+        start: int,
+        column: int,
+        own: int,
+        zero: int,
+        count: int,
+    ) -> int:
+        """Return the address of what the sums of a panel start from.
+
+        ``own``: the column among those of all images that have their own weights. ``count``: the
+        columns of the panel, which may be fewer than its width.
+        """
+        bias: int = product.bias + 4 * column
+        if product.weight_sums == 0:
+            return bias
+        factor = splat_sum(zero + flip)
+        for i in range(0, 4 * count, 4 * BLOCK):
+            sums = load_sums(product.weight_sums + 4 * own + i)
+            store_sums(start + i, load_sums(bias + i) - factor * sums)
+        return start
+
+    return start_sums
+
+
+def _tile_chooser(step_bytes: int, find_faults: Any) -> Any:
+    """Return ``f(product, t, bounds, scratch, vectors)``: the tile of a panel (guarded)."""
+
+    @register_jitable
+    def choose_tile(
+        product: QuantisedProductArguments,
+        t: IntegerTileBlock,
+        bounds: int,
+        scratch: int,
+        vectors: int,
+    ) -> int:
+        """Return the tile of a panel, its faults listed: where too much may saturate, quads."""
+        strides, most = _tile_strides(), product.most_faults
+        strides.block = t.outer_a
+        strides.row = t.middle_a
+        strides.tap = t.inner_a
+        strides.step = step_bytes * vectors
+        reach, to = scratch + product.largest_at, scratch + product.faults_at
+        count = find_faults(product, bounds, reach, to, most, strides)
+        t.faults = count
+        t.fault_list = to
+        tile: int = product.tile if count <= most else product.quads_tile
+        return tile
+
+    return choose_tile
+
+
+@register_jitable
+def _set_loops(
+    product: QuantisedProductArguments, t: IntegerTileBlock, row: int, volume: int
+) -> None:
+    kh, kw, dh, dw = (
+        product.kernel_height,
+        product.kernel_width,
+        product.dilation_height,
+        product.dilation_width,
+    )
+    pixel = product.pixel
+    t.a_row = product.stride_width * pixel
+    t.outer_count = product.blocks
+    t.outer_a = volume
+    t.middle_count = kh
+    t.middle_a = dh * row
+    t.inner_count = 1 if product.along != 0 else kw
+    t.inner_a = dw * pixel
+    t.steps = product.inner
+    t.last_steps = product.last_inner
+    t.c_row = product.y_pixel
+    t.c_block = product.y_block
+    t.low = product.low
+    t.high = product.high
+    t.zero = product.y_zero
+
+
+def _panel_runner(item: int, tailed: bool) -> Any:
+    """Return ``f(product, t, x, y, where, first)``: the tiles of a panel over a strip.
+
+    Args:
+        item: Bytes of an element of the output.
+        tailed: Whether the output may have fewer columns than vectors have lanes.
+    """
+    lanes, mr, nv = int_tile()
+    width = nv * lanes
+
+    @register_jitable
+    def copy_corner(corner: int, to: int, crs: int, rows: int, count: int) -> None:
+        """Bring home what a tile computed beyond the last column."""
+        for i in range(rows):
+            for j in range(count * item):
+                st_i8(to + i * crs + j, ld_i8(corner + i * width * item + j))
+
+    @register_jitable
+    def run_panel(
+        product: QuantisedProductArguments,
+        t: IntegerTileBlock,
+        x: int,
+        y: int,
+        where: Unit,
+        first: int,
+    ) -> None:
+        """Run the tiles of one panel over a strip.
+
+        Args:
+            product: The arguments.
+            t: Arguments of the tile.
+            x: Address of the strip.
+            y: Address of the first pixel of the output.
+            where: What the unit works on.
+            first: First column of the panel.
+        """
+        rows, cols = where.unit_rows, where.unit_columns
+        vectors = min(nv, (product.columns - first) // lanes)
+        stored = product.stored - first
+        crs, row_out = product.y_pixel, product.output_width * product.y_pixel
+        row_in = where.strip_row * product.stride_height
+        cut = tailed and stored < vectors * lanes
+        corner = _corner()
+        t.c_row = width * item if cut else crs
+        t.c_block = BLOCK * item if cut else product.y_block
+        for r in range(rows):
+            i = 0
+            while i < cols:
+                m = rows_of(cols - i, mr)
+                to = y + r * row_out + i * crs
+                t.a = x + r * row_in + i * t.a_row
+                t.c = corner if cut else to
+                t.row_sums = where.row_sums + 4 * i if where.row_sums != 0 else 0
+                call_kernel(where.tile, t, m, vectors, 0)
+                if cut:
+                    copy_corner(corner, to, crs, m, stored)
+                i += m
+
+    return run_panel
 
 
 # ---------------------------------------------------------------- depthwise
