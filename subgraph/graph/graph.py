@@ -290,7 +290,7 @@ class Graph:
         used = {
             v: None
             for node in self._nodes
-            for v in (*node.inputs, *node.captures)
+            for v in node.inputs + node.captures
             if type(v) is Capture
         }
         used.update((v, None) for v in self.outputs if type(v) is Capture)

@@ -33,8 +33,11 @@ def verify(graph: Graph) -> None:
                     uses[value] += 1
                 elif value is not None:
                     _meet_weight(current, node, value, uses)
-            if node.attrs or node.captures or node.subgraph is not None:
-                _verify_nested(current, node, uses, work)
+            if node.attrs or node.captures:
+                _verify_bodies(current, node, uses, work)
+            if node.subgraph is not None:
+                _verify_ends(current, node, node.subgraph)
+                work.append(node.subgraph)
             for value in node.outputs:
                 if value.producer is not node or value.parameter is not None:
                     what = f"output {value.name!r} of {node.name!r} has another source"
@@ -88,14 +91,14 @@ def _meet_weight(graph: Graph, node: Node, value: Value, uses: dict[Value, int])
     uses[value] = 1
 
 
-def _verify_nested(graph: Graph, node: Node, uses: dict[Value, int], work: list[Graph]) -> None:
-    """Check a node against its bodies and its inner graph; add these to ``work``."""
+def _verify_bodies(graph: Graph, node: Node, uses: dict[Value, int], work: list[Graph]) -> None:
+    """Check a node against its bodies, and add these to ``work``."""
     for value in node.captures:
         if value in uses:
             uses[value] += 1
         else:
             _meet_weight(graph, node, value, uses)
-    bodies = node.bodies if node.attrs else []
+    bodies = node.bodies
     if bodies:
         check_bodies(node)
         work.extend(bodies)
@@ -105,16 +108,17 @@ def _verify_nested(graph: Graph, node: Node, uses: dict[Value, int], work: list[
             graph,
             f"node {node.name!r} lists {len(node.captures)} captures, its bodies {wanted}",
         )
-    inner = node.subgraph
-    if inner is not None:
-        if len(inner.inputs) != len(node.inputs) or len(inner.outputs) != len(node.outputs):
-            raise _fault(
-                graph,
-                f"subgraph node {node.name!r} has {len(node.inputs)} inputs and "
-                f"{len(node.outputs)} outputs, its inner graph {len(inner.inputs)} and "
-                f"{len(inner.outputs)}",
-            )
-        work.append(inner)
+
+
+def _verify_ends(graph: Graph, node: Node, inner: Graph) -> None:
+    """Check that a subgraph node has as many inputs and outputs as its inner graph."""
+    if len(inner.inputs) != len(node.inputs) or len(inner.outputs) != len(node.outputs):
+        raise _fault(
+            graph,
+            f"subgraph node {node.name!r} has {len(node.inputs)} inputs and "
+            f"{len(node.outputs)} outputs, its inner graph {len(inner.inputs)} and "
+            f"{len(inner.outputs)}",
+        )
 
 
 def _misused(graph: Graph, value: Value, count: int) -> ModelError:

@@ -182,7 +182,9 @@ def prune(
     A region with a node that is forced in is made however small, and before the others. Between
     regions of one size the one chosen first stays.
     """
-    must = [any(map(forced.__getitem__, region.members)) for region in regions]
+    must = [False] * len(regions)
+    if any(forced):
+        must = [any(map(forced.__getitem__, region.members)) for region in regions]
     large = [len(region.members) >= min_size for region in regions]
     statuses = [MADE if one or other else SMALL for one, other in zip(must, large, strict=True)]
     stay = [k for k, status in enumerate(statuses) if status == MADE]

@@ -81,12 +81,13 @@ class Cutter:
 
         inner = Graph.bare(name, self.graph.opsets)
         inner.fill(copy_nodes(region, values, source, inner), copies)
-        outputs: list[Value] = []
-        for node in region:
-            for value in node.outputs:
-                # All uses that were are inside if the copy has as many.
-                if len(value.uses) > len(values[value].uses) or value in self._outputs:
-                    outputs.append(value)
+        # A value has as many uses inside as its copy: with more, it is used outside too.
+        outputs = [
+            value
+            for value, copy in values.items()
+            if copy.producer is not None
+            and (len(value.uses) > len(copy.uses) or value in self._outputs)
+        ]
         if not outputs:
             return None
         inner.outputs = tuple([values[value] for value in outputs])

@@ -164,6 +164,30 @@ def test_snapshot_sees_bodies_and_stays_for_what_is_untouched() -> None:
     assert snapshot(graph) != mark
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g: setattr(g, "name", "other"),
+        lambda g: g.metadata.update(by="me"),
+        lambda g: g.attrs.update(key=1),
+        lambda g: setattr(g, "outputs", g.nodes[0].outputs),
+        lambda g: setattr(g.inputs[0], "type", None),
+        lambda g: setattr(g.nodes[0], "name", "other"),
+        lambda g: setattr(g.nodes[0], "version", 1),
+        lambda g: setattr(g.nodes[0], "metadata", {"affinity": "CPU"}),
+        lambda g: setattr(g.nodes[1], "inputs", g.inputs),
+        lambda g: setattr(g.nodes[0].outputs[0], "type", None),
+        lambda g: setattr(g.nodes[0].outputs[0], "producer", g.nodes[1]),
+        lambda g: g.nodes[0].outputs[0].uses.append(g.nodes[1]),
+    ],
+)
+def test_a_snapshot_shows_every_change(change: Callable[[sg.Graph], object]) -> None:
+    graph = small()
+    before = snapshot(graph)
+    change(graph)
+    assert snapshot(graph) != before
+
+
 def test_instruments_see_every_pass_and_stay_in_their_thread() -> None:
     seen: list[str] = []
     hooks = passes.Hooks(

@@ -38,7 +38,7 @@ class Workspace:
     def of(cls, graph: Graph) -> Workspace:
         """Number the nodes of ``graph``; nodes that hold a subgraph are not free."""
         nodes = list(graph.nodes)
-        free = bytearray(node.subgraph is None for node in nodes)
+        free = bytearray([node.subgraph is None for node in nodes])
         names = [node.name for node in nodes]
         return cls(nodes, _links(nodes), free, bytearray(len(nodes)), names)
 
@@ -47,7 +47,7 @@ def _links(nodes: Sequence[Node]) -> Links:
     """Find who takes values from whom; loops over nodes run in C, not in Python."""
     count = len(nodes)
     outputs = list(map(attrgetter("outputs"), nodes))
-    inputs = [(*n.inputs, *n.captures) if n.captures else n.inputs for n in nodes]
+    inputs = [node.inputs + node.captures for node in nodes]
     makers = np.repeat(np.arange(count), np.fromiter(map(len, outputs), np.int64, count))
     maker = dict(zip(chain.from_iterable(outputs), makers.tolist(), strict=True))
     users = np.repeat(np.arange(count), np.fromiter(map(len, inputs), np.int64, count))
