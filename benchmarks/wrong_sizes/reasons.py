@@ -37,7 +37,7 @@ class Reason:
         return not self.operators or case.node.op_type in self.operators.split()
 
 
-_EXTREME = r"\] = (nan|-?inf|1e\+38)|= (nan|-?inf|1e\+38) for"
+_EXTREME = r"\] = (nan|-?inf|-?1e\+38)|= (nan|-?inf|1e\+38) for"
 _HUGE = r"\] = -?[0-9]{10,}"
 _SUMS = (
     "ReduceL1 ReduceL2 ReduceMean ReduceProd ReduceSum ReduceSumSquare ReduceLogSum ReduceLogSumExp"
@@ -166,6 +166,7 @@ REASONS: Final = (
         "TransposeMatMul FusedMatMul",
         "trans[AB] = ",
     ),
+    Reason("strict", "a mask or bias of shape", "a mask knows all keys", "Attention QAttention"),
     Reason("strict", "qk_matmul_output_mode|softmax_precision", _STATED, "Attention"),
     Reason("strict", "softcap is -", "the standard has 0 for none", "Attention"),
     Reason("strict", "at most 2147483647", _MOST_APART),

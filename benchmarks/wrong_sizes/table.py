@@ -285,6 +285,11 @@ def _sources() -> Iterator[Row]:
         if version >= 12:
             yield Row("Constant", [], {"value_ints": [1, 2]}, 1, "", version)
             yield Row("Constant", [], {"value_float": 1.5}, 1, "", version)
+    lengths = _list(5, 2, dtype="int32")
+    for op, gates in (("GRU", 3), ("RNN", 1)):
+        weights = _f(1, 4 * gates, 3), _f(1, 4 * gates, 4)
+        yield Row(op, [_f(5, 2, 3), *weights, None, lengths], {"hidden_size": 4}, 2, "", 22)
+    yield Row("DFT", [_f(1, 10, 1), _number(8, "int64"), _number(1, "int64")], {}, 1, "", 20)
     yield Row("SequenceEmpty", [], {"dtype": 7}, 1, "", 11)
     yield Row("SequenceConstruct", [_f(2, 3), _f(4)], {}, 1, "", 11)
     parts = [_f(6, 2), _list(1, 2, 3)]

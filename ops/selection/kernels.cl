@@ -344,7 +344,7 @@ __kernel void suppress(int lines, __global const float *boxes, int boxes0,
   order += order0 + line * number;
   picked += p0 + line * room;
   float least = LIMITED ? limit[l0] : 0;
-  int wanted = (int)min(most[m0], (long)room), end = counts[c0 + line];
+  int wanted = (int)clamp(most[m0], 0L, (long)room), end = counts[c0 + line];
   for (int c = 0; c < end && taken < wanted; c++) {
     int place = order[c], hit = 0;
     float4 box = corners(boxes, place);
