@@ -7,6 +7,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen import vmath
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, rounded_as, vec
@@ -44,19 +45,38 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     """
     arguments = view_of(SoftmaxArguments)
     v = vec(dtype, lanes)
-    load, store, load_m, store_n = v.load, v.store, v.load_m, v.store_n
-    # A NaN that the greatest misses still comes into the sum.
-    mask_n, select, splat, most = v.mask_n, v.select, v.splat, v.max
-    hmax, total_of, bcast = v.hmax, v.sum, v.splat
-    row_max, row_sum, load1 = v.row_max, v.row_sum, ld(dtype)
-    one = vec(dtype, 1)
-    splat1, get1 = one.splat, one.get
-    cut1 = _rounding(dtype, narrow, 1)
-    exp, log1 = vmath.function("exp_flushed", dtype, lanes), vmath.function("log", dtype, 1)
-    cut, half = _rounding(dtype, narrow, lanes), bool(narrow)
-    item = v.itemsize
+    parts = (*_tails(v)[:2], _highest(v), _exponentials(v, log, narrow))
+    one_row, short_rows = _one_row(v, parts, log, narrow), _short_rows(v, parts)
+    half = bool(narrow)
+    item = item_bytes(dtype)
     step = lanes * item
-    least = float("-inf")
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        size = a.size
+        rest = size % lanes
+        row = size * item
+        whole = row - rest * item
+        unit = begin
+        if not log and not half and step <= row <= _NEAR // lanes:
+            while unit + lanes <= end:
+                short_rows(a.x + unit * row, a.y + unit * row, row, whole, rest)
+                unit += lanes
+        while unit < end:
+            one_row(a.x + unit * row, a.y + unit * row, whole, rest)
+            unit += 1
+
+    return kernel
+
+
+def _tails(v: Any) -> tuple[Function, Function, Function]:
+    """Return what loads, stores and masks the last vector of a row.
+
+    ``whole`` are the bytes of the whole vectors of a row, ``rest`` the elements after them.
+    """
+    load, store, load_m, store_n = v.load, v.store, v.load_m, v.store_n
+    mask_n, select, lanes, item = v.mask_n, v.select, v.lanes, v.itemsize
+    step = lanes * item
 
     @register_jitable
     def tail_of(x: int, whole: int, rest: int) -> Any:
@@ -82,6 +102,18 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
             return select(mask_n(lanes - rest), other, value)
         return select(mask_n(rest), value, other)
 
+    return tail_of, keep_tail, counted
+
+
+def _highest(v: Any) -> Function:
+    """Return ``f(x, whole, rest)``: a vector whose greatest lane is that of a row.
+
+    A NaN that the greatest misses still comes into the sum.
+    """
+    load, splat, most, step = v.load, v.splat, v.max, v.lanes * v.itemsize
+    least = float("-inf")
+    tail_of, _, counted = _tails(v)
+
     @register_jitable
     def highest(x: int, whole: int, rest: int) -> Any:
         """Return a vector whose greatest lane is the greatest element of a row."""
@@ -95,6 +127,16 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
         if rest > 0:
             b = most(b, counted(tail_of(x, whole, rest), splat(least), whole, rest))
         return most(a, b)
+
+    return highest
+
+
+def _exponentials(v: Any, log: bool, narrow: str) -> Function:
+    """Return ``f(x, y, whole, rest, top)``: exponentials of a row less ``top``, and their sum."""
+    load, store, splat, step = v.load, v.store, v.splat, v.lanes * v.itemsize
+    exp = vmath.function("exp_flushed", v.dtype, v.lanes)
+    cut = _rounding(v.dtype, narrow, v.lanes)
+    tail_of, _, counted = _tails(v)
 
     @register_jitable
     def exponentials(x: int, y: int, whole: int, rest: int, top: Any) -> tuple[Any, Any]:
@@ -119,6 +161,18 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
             last = cut(exp(cut(last - top)))
             more = more + counted(last, splat(0.0), whole, rest)
         return total + more, last
+
+    return exponentials
+
+
+def _one_row(v: Any, parts: tuple[Function, ...], log: bool, narrow: str) -> Function:
+    """Return ``f(x, y, whole, rest)``: the softmax of a row, of the parts that `rows` makes."""
+    dtype, lanes, one = v.dtype, v.lanes, vec(v.dtype, 1)
+    load, store, splat, bcast, hmax, total_of = v.load, v.store, v.splat, v.splat, v.hmax, v.sum
+    splat1, get1, cut1 = one.splat, one.get, _rounding(dtype, narrow, 1)
+    log1, cut = vmath.function("log", dtype, 1), _rounding(dtype, narrow, lanes)
+    half, step = bool(narrow), lanes * v.itemsize
+    tail_of, keep_tail, highest, exponentials = parts
 
     @register_jitable
     def one_row(x: int, y: int, whole: int, rest: int) -> None:
@@ -151,20 +205,31 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
             if rest > 0:
                 keep_tail(y, whole, rest, last * factor)
 
+    return one_row
+
+
+def _short_rows(v: Any, parts: tuple[Function, ...]) -> Function:
+    """Return ``f(x, y, row, whole, rest)``: the softmax of ``lanes`` rows of ``row`` bytes."""
+    lanes = v.lanes
+    load, store, splat, bcast = v.load, v.store, v.splat, v.splat
+    row_max, row_sum, load1, item = v.row_max, v.row_sum, ld(v.dtype), v.itemsize
+    step = lanes * item
+    tail_of, keep_tail, highest, exponentials = parts
+
     @register_jitable
     def short_rows(x: int, y: int, row: int, whole: int, rest: int) -> None:
         """Do as many rows as a vector has lanes; the same bits as `one_row`, which waits more."""
-        parts, ends = _parts(), _ends()
+        vectors, ends = _parts(), _ends()
         for k in range(lanes):
-            store(parts + k * step, highest(x + k * row, whole, rest))
-        store(ends, row_max(parts))
+            store(vectors + k * step, highest(x + k * row, whole, rest))
+        store(ends, row_max(vectors))
         for k in range(lanes):
             to = y + k * row
             sums, last = exponentials(x + k * row, to, whole, rest, bcast(load1(ends + k * item)))
-            store(parts + k * step, sums)
+            store(vectors + k * step, sums)
             if rest > 0:
                 keep_tail(to, whole, rest, last)
-        store(ends, splat(1.0) / row_sum(parts))
+        store(ends, splat(1.0) / row_sum(vectors))
         for k in range(lanes):
             to, factor = y + k * row, bcast(load1(ends + k * item))
             last = tail_of(to, whole, rest) if rest > 0 else factor
@@ -173,22 +238,7 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
             if rest > 0:
                 keep_tail(to, whole, rest, last * factor)
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        size = a.size
-        rest = size % lanes
-        row = size * item
-        whole = row - rest * item
-        unit = begin
-        if not log and not half and step <= row <= _NEAR // lanes:
-            while unit + lanes <= end:
-                short_rows(a.x + unit * row, a.y + unit * row, row, whole, rest)
-                unit += lanes
-        while unit < end:
-            one_row(a.x + unit * row, a.y + unit * row, whole, rest)
-            unit += 1
-
-    return kernel
+    return short_rows
 
 
 def columns(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
