@@ -14,7 +14,7 @@ from subgraph.graph.graph import Graph
 from subgraph.graph.types import Array
 from subgraph.opencl.executable_plan import ClExecutablePlan, Pending
 from subgraph.opencl.runtime import Runtime
-from subgraph.operators.subgraph_op import Halves, ProfileEntry, Session, SubgraphOp
+from subgraph.operators.subgraph_op import EnqueueFinish, ProfileEntry, Session, SubgraphOp
 
 
 class ClSubgraphOp(RegionOp):
@@ -53,7 +53,7 @@ class ClSession(RegionSession):
         op = self._cl_op
         return ClExecutablePlan(plan, op.runtime, op.weights, op.options.profiling)
 
-    def halves(self) -> Halves | None:
+    def enqueue_finish(self) -> EnqueueFinish | None:
         """Upload and launch; then wait and download."""
         return None if self.profiling else (self._begin, self._end)
 

@@ -39,15 +39,15 @@ from subgraph.system.forking import free_in_child
 from subgraph.system.hooks import Hook
 from subgraph.weights.cache import WeightCache, WeightEntry
 
-RunGiven = Callable[..., Sequence[Any]]  # see Session.given_only
+RunInputs = Callable[..., Sequence[Any]]  # see Session.run_inputs
 Repeat = Callable[[Sequence[Any]], Sequence[Any] | None]
-Halves = tuple[
+EnqueueFinish = tuple[
     Callable[[Sequence[Any], "Sequence[Array | None] | None"], Any], Callable[[Any], Sequence[Any]]
 ]
-# Takes the inputs, the turn before which to stop (None: until the condition says so), and the
-# number of the first one; see Session.turns.
-RunIterations = Callable[[Sequence[Any], "int | None", int], "Turned | None"]
-_REMEMBERED = 64  # sets of input shapes of a session whose output types are kept
+# Takes the inputs, the number of the iteration before which to stop (None: until the condition is
+# false), and the number of the first iteration; see Session.iterations.
+RunIterations = Callable[[Sequence[Any], "int | None", int], "IterationsResult | None"]
+_REMEMBERED = 64  # most sets of input shapes of a session whose output types are cached
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
 # Key of a node's metadata: the device that runs it; set by hand, or by who compiled it.
@@ -59,14 +59,15 @@ _default_session: Hook[[DefaultSubgraphOp], Session] = Hook("session of the defa
 
 @attrs.frozen
 class Wiring:
-    """How values go from one turn of a loop to the next: positions of inputs and outputs.
+    """How a loop passes values between iterations, as positions of a body's inputs and outputs.
 
     Attributes:
-        number: The input that takes the number of the turn, None for none.
-        condition: The output that says whether another turn follows; None: always.
-        states: The output and the input of each value that is carried; None where it is not read.
-        items: The inputs that take an item of an array each turn, the first axis' next.
-        scans: The outputs of which those of all turns are kept, along a new first axis.
+        number: The input that is the number of the iteration; None if there is none.
+        condition: The output that is false after the last iteration; None if there is none.
+        states: The output and the input of each carried value; the input is None if nothing reads
+            it.
+        items: The inputs that are an item of an array, along its first axis, in each iteration.
+        scans: The outputs that are stacked over all iterations, along a new first axis.
     """
 
     number: int | None
@@ -77,14 +78,14 @@ class Wiring:
 
 
 @attrs.frozen
-class Turned:
-    """What turns of a loop gave.
+class IterationsResult:
+    """The results of iterations of a loop.
 
     Attributes:
-        states: The last states, as `Wiring` lists them.
-        scans: What all turns gave to each scan.
-        done: The turn that is next.
-        going: Whether the condition lets another one follow.
+        states: The last states, in the order of `Wiring.states`.
+        scans: Each scan output, stacked over the iterations.
+        done: The number of the next iteration.
+        going: Whether the condition was true after the last iteration.
     """
 
     states: list[Array]
@@ -95,15 +96,14 @@ class Turned:
 
 @attrs.frozen
 class ProfileEntry:
-    """What one node of a run took.
+    """The time of one node in a run.
 
     Attributes:
         node: The node's name.
         op_type: Its operator.
         device: The device that ran it.
         kernel: The kernel that ran it, "reference" for the reference implementation.
-        seconds: Wall time that it took, without that of nodes in its bodies, which have entries of
-            their own.
+        seconds: Wall time, without that of nodes in its bodies, which have entries of their own.
         bytes: Bytes of its inputs and outputs, 0 if not known.
         flops: Floating-point operations, 0 if not known.
         fallback: Why another device than its own ran it; empty if its own did.
@@ -132,10 +132,10 @@ class ProfileEntry:
 
 
 class Session:
-    """One request's door to a subgraph op: memory of its own, used by one thread at a time.
+    """Runs a subgraph op for one request, with memory of its own; used by one thread at a time.
 
-    The default one calls ``op.forward``. An op that keeps buffers per request returns a child of
-    this from `SubgraphOp.session`.
+    This class calls ``op.forward``. An op with buffers per request returns an instance of a child
+    class from `SubgraphOp.session`.
     """
 
     def __init__(self, op: SubgraphOp) -> None:
@@ -184,28 +184,31 @@ class Session:
         return results if outputs is None else fill_outputs(results, outputs)
 
     def cancel(self) -> None:
-        """Let the run that goes on end as soon as it can; its results are not used.
+        """End the present run as soon as possible; its results are not used.
 
-        Called from another thread, maybe before the op has begun: it holds until `resume`. Does
-        nothing unless the op knows how.
+        It is called from another thread, possibly before the run has begun, and has an effect until
+        `resume`. The default does nothing.
         """
 
     def resume(self) -> None:
-        """Forget `cancel`: a new run is about to begin."""
+        """Undo `cancel`, because a new run is about to begin."""
 
     def states(self) -> dict[str, Array]:
-        """Return what the op keeps of a request from one run to the next, by name; none here.
+        """Return the arrays that the op carries from one run of a request to the next, by name.
 
-        Another device, and later another run, goes on from these arrays. After a run that raised
-        they are those from before that run.
+        Another device, or a later run, continues from these arrays. After a run that raised an
+        error they are those from before it. The default has none.
         """
         return {}
 
     def set_states(self, states: Mapping[str, Array]) -> None:
-        """Let the next run go on from what `states` of another session gave; {}: from the start.
+        """Set the states with which the next run begins.
+
+        Args:
+            states: As `states` of another session returned them; empty for the initial states.
 
         Raises:
-            DeviceError: the op does not keep such states.
+            DeviceError: The op does not have such states.
         """
         if states:
             names = ", ".join(map(repr, states))
@@ -215,53 +218,57 @@ class Session:
             )
 
     def share(self, other: Session) -> None:
-        """Work in the memory of another session of this class, if that saves any.
+        """Use the memory of another session of this class, if that saves memory.
 
-        Called before the first run. The two belong to one request and never run at the same time;
-        nothing may be kept in that memory from one run to the next.
+        Called before the first run. Both sessions belong to one request and never run at the same
+        time. The content of that memory is undefined at the begin of each run.
         """
 
-    def given_only(self) -> RunGiven | None:
-        """Return a function that runs the op on the inputs that are no weights, None without one.
+    def run_inputs(self) -> RunInputs | None:
+        """Return a function that runs the op on the inputs that are not weights, or None.
 
-        It takes these arrays, and ``outputs`` as a call of the session does; a snapshot is pinned.
+        Its arguments are these arrays, and ``outputs`` as in a call of the session. A snapshot is
+        pinned when it is called.
         """
         return None
 
     def repeat(self) -> Repeat | None:
-        """Return a function that does over what the last run did, None where there is none.
+        """Return a function that repeats the last run for other inputs, or None.
 
-        It takes what the function of `given_only` takes, with no snapshot pinned, and returns its
-        results; None, at once, if shapes or parameters are not those of the last run.
+        Its argument is the sequence of inputs of the function of `run_inputs`, and no snapshot is
+        pinned. It returns the results, or None at once if shapes or parameters differ from those of
+        the last run.
         """
         return None
 
-    def halves(self) -> Halves | None:
-        """Return how to run what `given_only` runs in two halves, None where it is one piece.
+    def enqueue_finish(self) -> EnqueueFinish | None:
+        """Return two functions that do the work of the function of `run_inputs`, or None.
 
-        The first starts the run and returns at once; the second takes what the first gave and
-        returns the results. Between them other requests use the first half's thread.
+        The first enqueues the run on the device and returns at once. The second takes the result of
+        the first, waits for the device and returns the results of the run. Other requests use the
+        thread of the first function in between.
         """
         return None
 
-    def turns(self, wiring: Wiring) -> RunIterations | None:
-        """Return how to run what `given_only` runs turn after turn, None where there is no way.
+    def iterations(self, wiring: Wiring) -> RunIterations | None:
+        """Return a function that runs iterations of the op as the body of a loop, or None.
 
-        It takes the inputs of the first turn, of which there is one at least; those of
-        ``wiring.items`` as whole arrays. It may stop before any turn, which then has to be made by
-        itself, and returns None, with nothing done, if all have to be: values change their shapes,
-        or do not fit into memory.
+        Its first argument are the inputs of the first iteration, with whole arrays for
+        ``wiring.items``; at least one iteration is wanted. It may stop before any iteration, which
+        the caller then runs by itself. It returns None, with nothing done, if the caller has to run
+        all iterations, because values change their shapes or do not fit into memory. It raises
+        RequestCancelledError if `cancel` is called meanwhile.
 
-        Raises:
-            RequestCancelledError: `cancel` was called meanwhile.
+        Args:
+            wiring: How values are passed between iterations.
         """
         return None
 
     def measure(self) -> None:
-        """Measure the nodes inside from now on, if the op can."""
+        """Measure the nodes of the subgraph in later runs, if the op supports that."""
 
     def profile(self) -> list[ProfileEntry]:
-        """Return what the nodes inside took in the last run; empty if the op does not measure."""
+        """Return the times of the subgraph's nodes in the last run; empty if not measured."""
         return []
 
 

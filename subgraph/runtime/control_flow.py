@@ -42,7 +42,7 @@ class BodyExecutor(Protocol):
         """Run the body once on its inputs and captures."""
         ...
 
-    def turns(self, wiring: Wiring) -> RunIterations | None:
+    def iterations(self, wiring: Wiring) -> RunIterations | None:
         """Return a callable that runs many iterations of the body; None if it has none."""
         ...
 
@@ -146,7 +146,7 @@ class _Loop:
         self._inputs = len(node.inputs)
         self._carried = self._inputs - 2
         first = 1 + self._carried
-        self._run_iterations = body.turns(
+        self._run_iterations = body.iterations(
             Wiring(
                 number=0,
                 condition=None if self._graph.outputs[0] is self._graph.inputs[1] else 0,
@@ -246,7 +246,7 @@ class _Scan:
         self._in_back = tuple(attrs.get("scan_input_directions") or (0,) * self._scanned)
         self._out_axes = tuple(attrs.get("scan_output_axes") or (0,) * produced)
         self._out_back = tuple(attrs.get("scan_output_directions") or (0,) * produced)
-        self._run_iterations = body.turns(
+        self._run_iterations = body.iterations(
             Wiring(
                 number=None,
                 condition=None,

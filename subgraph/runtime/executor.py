@@ -27,11 +27,11 @@ from subgraph.operators.op_checks import is_list
 from subgraph.operators.region_names import note_region
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
+    IterationsResult,
     ProfileEntry,
     RunIterations,
     Session,
     SubgraphOp,
-    Turned,
     Wiring,
     fill_outputs,
     open_session,
@@ -127,15 +127,15 @@ class Executor:
         if self.plan.only is None or not isinstance(session, Session):
             return None
         given, made = self.plan.only
-        run_given = session.given_only()
-        if run_given is None:
+        run_inputs = session.run_inputs()
+        if run_inputs is None:
             return None
         count = len(self.plan.inputs)
         if given == tuple(range(count)) and made == tuple(range(len(self.plan.steps[0].outputs))):
-            return run_given
+            return run_inputs
 
         def run(inputs: Sequence[Any]) -> Sequence[Any]:
-            results = run_given([inputs[k] for k in given])
+            results = run_inputs([inputs[k] for k in given])
             return [results[k] for k in made]
 
         return run
@@ -164,11 +164,11 @@ class Executor:
         if other is not session:
             session.share(other)
         self._runs.append(session)
-        run_given = None if step.given is None else session.given_only()
-        if run_given is None or step.given is None:
+        run_inputs = None if step.given is None else session.run_inputs()
+        if run_inputs is None or step.given is None:
             self._steps.append(_stepper(step, step.inputs, session.__call__))
         else:
-            self._steps.append(_stepper(step, step.given, run_given))
+            self._steps.append(_stepper(step, step.given, run_inputs))
 
     def _runner(self, step: Step, into: list[ProfileEntry]) -> Run:
         if step.bodies:
@@ -234,7 +234,7 @@ class Executor:
             self.scheduler.run(self.run_chain, values)
         return self.finish(values)
 
-    def turns(self, wiring: Wiring) -> RunIterations | None:
+    def iterations(self, wiring: Wiring) -> RunIterations | None:
         """Return a callable that runs iterations of a loop's body; None if it is not one region.
 
         Args:
@@ -246,7 +246,7 @@ class Executor:
         given, made = self.plan.only
         read: dict[int | None, int | None] = {k: at for at, k in enumerate(given)}
         items = [read.get(k) for k in wiring.items]
-        run = session.turns(
+        run = session.iterations(
             Wiring(
                 read.get(wiring.number),
                 None if wiring.condition is None else made[wiring.condition],
@@ -255,9 +255,9 @@ class Executor:
                 tuple(made[k] for k in wiring.scans),
             )
         )
-        return None if run is None else partial(self._turn, run, session, given)
+        return None if run is None else partial(self._iterate, run, session, given)
 
-    def _turn(
+    def _iterate(
         self,
         run: RunIterations,
         session: Session,
@@ -265,7 +265,7 @@ class Executor:
         inputs: Sequence[Any],
         limit: int | None,
         first: int,
-    ) -> Turned | None:
+    ) -> IterationsResult | None:
         """Run iterations; None if they have to run one by one, which also raises any error."""
         if self.profiling or self._runs[0] is not session:  # another device runs the region
             return None

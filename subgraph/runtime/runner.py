@@ -211,7 +211,7 @@ class DirectRunner(Runner):
         # If the node's inputs without weights are the model's, the caller's inputs are passed on.
         in_order = [v for v in node.inputs if v is not None and v.parameter is None]
         unchanged = in_order == list(graph.inputs) and same
-        self._run_given = self._session.given_only() if unchanged else None
+        self._run_inputs = self._session.run_inputs() if unchanged else None
         self.repeat = self._session.repeat() if unchanged else None
 
     def _arranged(self, inputs: Sequence[Any]) -> list[Any]:
@@ -223,11 +223,11 @@ class DirectRunner(Runner):
         return arranged
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        if self._run_given is not None:
+        if self._run_inputs is not None:
             try:
-                return self._run_given(inputs, self.outputs)
+                return self._run_inputs(inputs, self.outputs)
             except Exception as error:
-                return self._recovered_given(error, inputs)
+                return self._recover_run_inputs(error, inputs)
         arranged = self._arranged(inputs)
         try:
             if self._picks is None:
@@ -241,18 +241,18 @@ class DirectRunner(Runner):
         return results if self.outputs is None else fill_outputs(results, self.outputs)
 
     def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
-        halves = None if self._run_given is None else self._session.halves()
-        if halves is None:
+        both = None if self._run_inputs is None else self._session.enqueue_finish()
+        if both is None:
             return [Stage(default, self.run)]
-        begin, end = halves
+        enqueue, finish = both
 
         def first(inputs: Sequence[Any]) -> Any:
-            if self._run_given is None:  # another device runs the node since it failed
+            if self._run_inputs is None:  # another device runs the node since it failed
                 return None, self.run(inputs)
             try:
-                return inputs, begin(inputs, self.outputs)
+                return inputs, enqueue(inputs, self.outputs)
             except Exception as error:
-                return None, self._recovered_given(error, inputs)
+                return None, self._recover_run_inputs(error, inputs)
 
         def second(begun: tuple[Any, Any]) -> Sequence[Any]:
             inputs, state = begun
@@ -260,13 +260,13 @@ class DirectRunner(Runner):
                 results: Sequence[Any] = state
                 return results
             try:
-                return end(state)
+                return finish(state)
             except Exception as error:
-                return self._recovered_given(error, inputs)
+                return self._recover_run_inputs(error, inputs)
 
         return [Stage(default, first), Stage(following, second)]
 
-    def _recovered_given(self, error: Exception, inputs: Sequence[Any]) -> Sequence[Any]:
+    def _recover_run_inputs(self, error: Exception, inputs: Sequence[Any]) -> Sequence[Any]:
         results = self._recovered(error, self._arranged(inputs))
         return results if self.outputs is None else fill_outputs(results, self.outputs)
 
@@ -278,7 +278,7 @@ class DirectRunner(Runner):
             explain_failure(error, self._node)
         self.cancel.watch(session)
         self._session = session
-        self._run_given = self.repeat = None
+        self._run_inputs = self.repeat = None
         try:
             return session(arranged)
         except Exception as following:

@@ -15,7 +15,7 @@ from subgraph.operators import subgraph_op
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
-    RunGiven,
+    RunInputs,
     Session,
     SubgraphOp,
 )
@@ -107,8 +107,8 @@ class Coverage:
             coverage._called(session.op)
             return kind.__call__(session, *args, **kwargs)
 
-        def given_only(session: Session) -> RunGiven | None:
-            run = kind.given_only(session)
+        def run_inputs(session: Session) -> RunInputs | None:
+            run = kind.run_inputs(session)
             if run is None:
                 return None
 
@@ -118,5 +118,5 @@ class Coverage:
 
             return counted
 
-        methods = {"__slots__": (), "__call__": call, "given_only": given_only}
+        methods = {"__slots__": (), "__call__": call, "run_inputs": run_inputs}
         return type(kind.__name__, (kind,), methods)

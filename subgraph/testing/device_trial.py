@@ -238,5 +238,5 @@ def _breaking(kind: type[Session], state: Sequence[bool]) -> type[Session]:
     def nothing(session: Session, *_: Any) -> None:
         return None
 
-    shorter = dict.fromkeys(("given_only", "repeat", "halves", "turns"), nothing)
+    shorter = dict.fromkeys(("run_inputs", "repeat", "enqueue_finish", "iterations"), nothing)
     return type(kind.__name__, (kind,), {"__slots__": (), "__call__": call, **shorter})

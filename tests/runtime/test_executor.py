@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
-from subgraph.operators.subgraph_op import RunGiven, Session
+from subgraph.operators.subgraph_op import RunInputs, Session
 from subgraph.runtime.executor import Executor
 from subgraph.runtime.executor_plan import Plan, all_parameters
 
@@ -268,7 +268,7 @@ def test_shapes_of_a_loop_find_their_programs_again() -> None:
 
 def test_a_body_goes_the_short_way_again_after_a_bad_input() -> None:
     class Shorter(Session):
-        def given_only(self) -> RunGiven:
+        def run_inputs(self) -> RunInputs:
             return self.short
 
         def short(self, inputs: Sequence[Any], outputs: Any = None) -> Sequence[Any]:

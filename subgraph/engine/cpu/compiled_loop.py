@@ -13,7 +13,7 @@ from subgraph.engine.cpu.iterations import Iterations, wired
 from subgraph.engine.cpu.loop_session import LoopSession
 from subgraph.engine.planner.executable_plan import ExecutablePlan
 from subgraph.engine.region.strategy import Declined
-from subgraph.operators.subgraph_op import Turned, Wiring
+from subgraph.operators.subgraph_op import IterationsResult, Wiring
 
 
 class _ImpossibleError(Declined):
@@ -33,15 +33,21 @@ class OnePlanLoop:
         self._known: tuple[object, Iterations | None] | None = None
 
     def run(
-        self, given: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
-    ) -> Turned:
+        self, items: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
+    ) -> IterationsResult:
         """Run iterations by the plan of the body.
+
+        Args:
+            items: Inputs of the first iteration.
+            inputs: The same with whole arrays for items; see `Session.iterations`.
+            limit: Number of the iteration before which to stop, if any.
+            first: Number of the first iteration.
 
         Raises:
             Declined: The body has no plan that fits every iteration.
         """
         region = self._session.region
-        bound = self._session.ready(given) if region.is_one_plan else None
+        bound = self._session.ready(items) if region.is_one_plan else None
         if bound is None or not region.is_one_plan:
             raise Declined("the body has no one plan for these shapes")
         assert isinstance(bound, ExecutablePlan), "regions of the CPU have no others"
@@ -55,7 +61,7 @@ class OnePlanLoop:
         raise _ImpossibleError("the plan has reference steps, or values too large to be copied")
 
     def _grows(self, bound: ExecutablePlan) -> bool:
-        """Return whether what follows an input has another size."""
+        """Return whether a carried value has another size after an iteration."""
         ends = {end.position: end for end in bound.inputs}
         return any(bound.outputs[made].type != ends[read].type for made, read in self._pairs)
 
@@ -69,21 +75,23 @@ class CompiledLoop:
         self._items = wiring.items
         self._strategies = OnePlanLoop(session, wiring), DataDependentLoop(session, wiring)
 
-    def __call__(self, inputs: Sequence[Any], limit: int | None, first: int) -> Turned | None:
-        """Run iterations; see `Session.turns`."""
+    def __call__(
+        self, inputs: Sequence[Any], limit: int | None, first: int
+    ) -> IterationsResult | None:
+        """Run iterations; see `Session.iterations`."""
         resolver = self._session.region.resolver
         if self._session.profiling:
             resolver.note("compiled loop", "runs are measured node by node")
             return None
-        given = [item[0] if k in self._items else item for k, item in enumerate(inputs)]
+        items = [item[0] if k in self._items else item for k, item in enumerate(inputs)]
         for strategy in self._strategies:
             try:
-                turned = strategy.run(given, inputs, limit, first)
+                result = strategy.run(items, inputs, limit, first)
             except Declined as reason:
                 resolver.note(strategy.name, str(reason))
                 if isinstance(reason, _ImpossibleError):
                     return None
                 continue
             resolver.chosen[strategy.name] += 1
-            return turned
+            return result
         return None

@@ -27,38 +27,39 @@ from subgraph.errors import LimitError, RequestCancelledError
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import pinned_snapshot
 from subgraph.graph.types import Array, TensorType, dtype_of
-from subgraph.operators.subgraph_op import Turned, Wiring
+from subgraph.operators.subgraph_op import IterationsResult, Wiring
 
-# How many sized plans are made at first, how many turns pay for one more, and how many are kept.
-_PLANS, _PAID, _KEPT = 4, 64, 16
-_UNFIT = 256  # shapes that are kept as such
-# How many turns each misfit has to be worth, once there are some.
-_SOME, _WORTH = 16, 2
+# Number of plans that are made at first, iterations after which one more may be made, and number of
+# cached plans.
+_PLANS, _ITERATIONS_PER_PLAN, _CACHED = 4, 64, 16
+_UNFIT = 256  # most sets of shapes that are remembered as served by no plan
+# After this number of misfits, plans are used only with this minimum of iterations per misfit.
+_MISFITS, _ITERATIONS_PER_MISFIT = 16, 2
 
 
 @attrs.frozen(eq=False)
 class _Sized:
-    """A sized plan, its program, how that makes turns, and the shapes that it was made for."""
+    """A data-dependent plan, its program and iterations, and the shapes for which it was made."""
 
     plan: DataDependentPlan
     program: DataDependentProgram
-    turns: Iterations
+    iterations: Iterations
     shapes: Sequence[tuple[int, ...]]
 
-    def is_for(self, given: Sequence[Array]) -> bool:
-        """Return whether it was made for the sizes that these inputs would have one made for."""
+    def is_for(self, items: Sequence[Array]) -> bool:
+        """Return whether a plan made for these inputs would be made for the same sizes."""
         return bool(self.plan.growing) and all(
-            usual(given[at].shape[axis]) == usual(self.shapes[at][axis])
+            usual(items[at].shape[axis]) == usual(self.shapes[at][axis])
             for at, axis in self.plan.growing
         )
 
-    def takes(self, given: Sequence[Array]) -> bool:
-        """Return whether it is for inputs of these shapes."""
-        shapes = [list(item.shape) for item in given]
+    def takes(self, items: Sequence[Array]) -> bool:
+        """Return whether the plan serves inputs of these shapes."""
+        shapes = [list(item.shape) for item in items]
         for position, axis in self.plan.growing:
             if len(shapes[position]) == len(self.shapes[position]):
                 shapes[position][axis] = self.shapes[position][axis]
-        fits = all(given[at].nbytes <= room for at, room in self.plan.rooms.items())
+        fits = all(items[at].nbytes <= room for at, room in self.plan.rooms.items())
         return fits and shapes == [list(shape) for shape in self.shapes]
 
 
@@ -72,75 +73,85 @@ class DataDependentLoop:
         self._session = session
         self._wiring = wiring
         self._pairs = [(made, read) for made, read in wiring.states if read is not None]
-        self._sized: list[_Sized] = []  # the one that served last first
+        self._sized: list[_Sized] = []  # the most recently used first
         self._plans = self._misfits = self._made = 0
         self._refused = False
-        self._unfit: set[tuple[tuple[int, ...], ...]] = set()  # shapes that no plan here takes
+        self._unfit: set[tuple[tuple[int, ...], ...]] = set()  # shapes that no plan serves
 
     def run(
-        self, given: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
-    ) -> Turned:
+        self, items: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
+    ) -> IterationsResult:
         """Run iterations by the first plan that fits; one more is made if none does.
+
+        Args:
+            items: Inputs of the first iteration.
+            inputs: The same with whole arrays for items; see `Session.iterations`.
+            limit: Number of the iteration before which to stop, if any.
+            first: Number of the first iteration.
 
         Raises:
             Declined: No plan fits, and none can be made.
         """
         if self._refused:
             raise Declined("no plan can be made in which the body's data decide sizes")
-        if self._misfits > _SOME and self._made < _WORTH * self._misfits:
+        if self._misfits > _MISFITS and self._made < _ITERATIONS_PER_MISFIT * self._misfits:
             raise Declined("too few iterations have fitted a plan")
-        shapes = tuple([item.shape for item in given])
+        shapes = tuple([item.shape for item in items])
         if shapes in self._unfit:
-            return Turned([], [], first, going=True)
-        turned = self._tried(given, inputs, limit, first)
-        if turned is None:
+            return IterationsResult([], [], first, going=True)
+        result = self._tried(items, inputs, limit, first)
+        if result is None:
             raise Declined("no plan fits the sizes of this iteration")
-        self._made += turned.done - first
-        self._misfits += turned.going and turned.done != limit
-        # Where nothing but these shapes decides, no other try is needed.
+        self._made += result.done - first
+        self._misfits += result.going and result.done != limit
+        # If the sizes depend on these shapes only, later tries would fail, too.
         decided = all(each.plan.growing and len(each.plan.dims) == 1 for each in self._sized)
-        if turned.done == first and decided and len(self._unfit) < _UNFIT:
+        if result.done == first and decided and len(self._unfit) < _UNFIT:
             self._unfit.add(shapes)
-        return turned
+        return result
 
     def _tried(
-        self, given: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
-    ) -> Turned | None:
-        turned: Turned | None = None
-        for each in [each for each in self._sized if self._holds(each, given)]:
-            turned = self._run(each, inputs, limit, first)
-            if turned.done > first:
-                return turned
-        made = self._new(given)
+        self, items: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
+    ) -> IterationsResult | None:
+        result: IterationsResult | None = None
+        for each in [each for each in self._sized if self._holds(each, items)]:
+            result = self._run(each, inputs, limit, first)
+            if result.done > first:
+                return result
+        made = self._new(items)
         if made is None:
-            return turned
+            return result
         self._unfit.clear()
         return self._run(made, inputs, limit, first)
 
-    def _run(self, sized: _Sized, inputs: Sequence[Any], limit: int | None, first: int) -> Turned:
+    def _run(
+        self, sized: _Sized, inputs: Sequence[Any], limit: int | None, first: int
+    ) -> IterationsResult:
         session, snapshot = self._session, pinned_snapshot()
         assert snapshot is not None, "a request pins one"
         if sized.program.epoch != snapshot.epoch:
             sized.program.refresh(snapshot)
         session.begin(sized.program)
-        turned = sized.turns.run(inputs, limit, first)
-        if turned.done > first and self._sized[0] is not sized:
+        result = sized.iterations.run(inputs, limit, first)
+        if result.done > first and self._sized[0] is not sized:
             self._sized.remove(sized)
             self._sized.insert(0, sized)
-        return turned
+        return result
 
-    def _new(self, given: Sequence[Any]) -> _Sized | None:
-        """Return the plan for the sizes that these inputs lead to, None if there is none.
+    def _new(self, items: Sequence[Any]) -> _Sized | None:
+        """Return a new plan for these inputs; None if none can be made.
 
         Raises:
             Declined: Planning failed with symbolic sizes.
         """
-        if self._plans >= _PLANS + self._made // _PAID or any(e.is_for(given) for e in self._sized):
+        if self._plans >= _PLANS + self._made // _ITERATIONS_PER_PLAN or any(
+            e.is_for(items) for e in self._sized
+        ):
             return None
         self._refused = True  # unless one can be made
         region = self._session.region
-        types = [TensorType(dtype_of(item), item.shape) for item in given]
-        values = _values(region, given)
+        types = [TensorType(dtype_of(item), item.shape) for item in items]
+        values = _values(region, items)
         self._plans += 1
         try:
             plan = make_data_dependent_plan(
@@ -151,23 +162,23 @@ class DataDependentLoop:
         except Exception as error:  # whatever code does that is not made for symbolic sizes
             raise Declined(f"{type(error).__name__}: {error}") from error
         program = None if plan is None else self._session.bind_sized(plan)
-        turns = None if program is None else wired(program, self._wiring)
-        if plan is None or program is None or turns is None:
+        iterations = None if program is None else wired(program, self._wiring)
+        if plan is None or program is None or iterations is None:
             return None
         self._refused = False
-        made = _Sized(plan, program, turns, [item.shape for item in given])
-        self._sized = [made, *self._sized[: _KEPT - 1]]
+        made = _Sized(plan, program, iterations, [item.shape for item in items])
+        self._sized = [made, *self._sized[: _CACHED - 1]]
         return made
 
-    def _holds(self, sized: _Sized, given: Sequence[Any]) -> bool:
-        """Return whether a plan is for inputs of these shapes, and for the weights of now."""
+    def _holds(self, sized: _Sized, items: Sequence[Any]) -> bool:
+        """Return whether a plan serves inputs of these shapes and the present weights."""
         plan = sized.plan.plan
         same = plan.graph is self._session.region.fused and plan.versions.hold()
-        return same and sized.takes(given)
+        return same and sized.takes(items)
 
 
 def _values(region: RegionOp, inputs: Sequence[Any]) -> ValueOf:
-    """Return what computes a value of the region's graph for certain inputs."""
+    """Return a function that computes a value of the region's graph for these inputs."""
     graph = region.fused
 
     def value_of(value: Value) -> Array:

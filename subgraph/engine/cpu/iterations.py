@@ -23,13 +23,14 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import RequestCancelledError
 from subgraph.graph.limits import check_memory, memory_limit
 from subgraph.graph.types import Array
-from subgraph.operators.subgraph_op import Turned, Wiring
+from subgraph.operators.subgraph_op import IterationsResult, Wiring
 
 _Row = tuple[int, int, int, int, int]
-# Bytes of a value beyond which a copy between two turns costs more than Python does.
+# Most bytes of a carried value; copying a larger one takes longer than an iteration through Python.
 _LARGEST = 1 << 18
-# Turns after which Python has its say, for a signal or for more room.
-_OF_TINY, _OF_OTHERS = 1024, 16
+# Iterations in one call of compiled code, after which Python handles signals and enlarges buffers:
+# of tiny programs and of others.
+_CHUNK_OF_TINY, _CHUNK = 1024, 16
 _CANCELLED, _ENDED = 1, 2
 
 
@@ -39,10 +40,16 @@ def loop_kernel() -> Kernel:
 
 
 class Iterations:
-    """A bound plan, and the copies between its turns: all that changes has a place that stays."""
+    """A bound plan and the copies between its iterations; each value has memory of its own."""
 
     def __init__(self, bound: ExecutablePlan, program: Program, wiring: Wiring) -> None:
-        """Wire a plan that is one program; all that changes has its place."""
+        """Connect the outputs of a plan to its inputs.
+
+        Args:
+            bound: The plan.
+            program: Its only program.
+            wiring: How values are passed between iterations.
+        """
         self._bound = bound
         self._program = program
         self._wiring = wiring
@@ -78,10 +85,10 @@ class Iterations:
         self._set(offset + abi.WORD, len(rows))
 
     def _copies(self) -> NDArray[np.int64]:
-        """Return the copies after each turn: those of scans, whose targets are not known, first."""
-        kept = [self._made[k] for k in self._wiring.scans]
-        rows: list[_Row] = [(a.ctypes.data, 0, a.nbytes, 0, a.nbytes) for a in kept]
-        growing: list[tuple[int, int]] = []  # rows that take their bytes from another one
+        """Return the copies after each iteration, first those of scans, whose targets vary."""
+        scanned = [self._made[k] for k in self._wiring.scans]
+        rows: list[_Row] = [(a.ctypes.data, 0, a.nbytes, 0, a.nbytes) for a in scanned]
+        growing: list[tuple[int, int]] = []  # rows that set the bytes of the next row
         for made, read in self._wiring.states:
             if read is not None:
                 source, target = self._made[made], self._staged[read]
@@ -100,32 +107,38 @@ class Iterations:
         return table
 
     def _sizes_of(self, made: int, read: int | None) -> list[_Row]:
-        """Return the copies of the sizes that an output has grown to, to where they are read."""
+        """Return the copies of an output's sizes to the numbers that the next iteration reads."""
         sized = self._sized
         assert sized is not None, "nothing else grows"
-        places = {axis: k for k, (at, axis) in enumerate(sized.sized.growing) if at == read}
+        indices = {axis: k for k, (at, axis) in enumerate(sized.sized.growing) if at == read}
         return [
-            (sized.register(register), sized.sizes[places[axis] :].ctypes.data, abi.WORD, 0, 0)
+            (sized.register(register), sized.sizes[indices[axis] :].ctypes.data, abi.WORD, 0, 0)
             for axis, register in self._grown[made][1].items()
         ]
 
-    def run(self, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned:
-        """Make the turns; see `Session.turns`."""
+    def run(self, inputs: Sequence[Any], limit: int | None, first: int = 0) -> IterationsResult:
+        """Run iterations; see `Session.iterations`.
+
+        Args:
+            inputs: Inputs of the first iteration.
+            limit: Number of the iteration before which to stop; None: until the condition is false.
+            first: Number of the first iteration.
+        """
         self._bound.settle()
         items = self._enter(inputs)
         buffers = [_Buffer(self._made[made]) for made in self._wiring.scans]
-        chunk = _OF_TINY if self._program.tiny else _OF_OTHERS
+        chunk = _CHUNK_OF_TINY if self._program.tiny else _CHUNK
         done, status = first, 0
         most = None if limit is None else limit - first
         self._set(abi.ITERATIONS_DONE, done)
         while status == 0 and (limit is None or done < limit):
             stop = done + chunk if limit is None else min(done + chunk, limit)
-            # Twice: while the rows move to where there is more room for them.
+            # Twice, because rows are copied when a buffer is enlarged.
             held = 2 * sum(buffer.bytes_of(stop - first) for buffer in buffers)
             if held > memory_limit():
-                check_memory(held, f"a loop that stacks the results of {stop} rounds")
+                check_memory(held, f"a loop that stacks the results of {stop} iterations")
             for k, buffer in enumerate(buffers):
-                buffer.make_room(done - first, stop - first, most)
+                buffer.reserve(done - first, stop - first, most)
                 self._after[k, 1] = buffer.address(done - first)
             self._set(abi.ITERATIONS_LIMIT, stop)
             self._program.rouse()
@@ -136,20 +149,25 @@ class Iterations:
         if status == _CANCELLED and not self._program.misfit():
             raise RequestCancelledError("the request was cancelled while it ran")
         rows = [buffer.rows(done - first) for buffer in buffers]
-        return Turned(self._states(status), rows, done, status != _ENDED)
+        return IterationsResult(self._states(status), rows, done, status != _ENDED)
 
     def _states(self, status: int) -> list[Array]:
-        """Return the states after the last turn; one that did not end has written to its own."""
+        """Return the states after the last iteration that ended."""
         whole = status != _CANCELLED
         return [
             self._state(read, self._made[made] if whole or read is None else self._staged[read])
             for made, read in self._wiring.states
         ]
 
-    def _state(self, read: int | None, place: Array) -> Array:
-        """Return what is in a place, in the shape that it has grown to."""
+    def _state(self, read: int | None, memory: Array) -> Array:
+        """Return a copy of a state in its present shape.
+
+        Args:
+            read: Position of the input that reads it, if any.
+            memory: Its memory.
+        """
         if read is None or read not in self._shapes:
-            return place.copy()
+            return memory.copy()
         assert self._sized is not None, "nothing else grows"
         shape = self._shapes[read]
         for (position, axis), size in zip(
@@ -157,23 +175,27 @@ class Iterations:
         ):
             if position == read:
                 shape[axis] = size
-        return place[: math.prod(shape)].reshape(shape).copy()
+        return memory[: math.prod(shape)].reshape(shape).copy()
 
     def _enter(self, inputs: Sequence[Any]) -> list[Array]:
-        """Put everything in its place, and list the copies of items; return their arrays."""
+        """Copy the inputs of the first iteration to their memory, and prepare the copies of items.
+
+        Returns:
+            The arrays that the program reads, which must live until it has run.
+        """
         items: list[Array] = []
         rows: list[_Row] = []
-        for position, place in self._staged.items():
+        for position, stage in self._staged.items():
             if position in self._wiring.items:
-                items.append(np.ascontiguousarray(inputs[position], place.dtype))
-                at = items[-1].ctypes.data, place.ctypes.data
-                rows.append((*at, place.nbytes, place.nbytes, 0))
+                items.append(np.ascontiguousarray(inputs[position], stage.dtype))
+                at = items[-1].ctypes.data, stage.ctypes.data
+                rows.append((*at, stage.nbytes, stage.nbytes, 0))
             elif self._sized is not None and position in self._sized.sized.rooms:
                 array = inputs[position]
                 self._shapes[position] = [*array.shape]
-                place[: array.size] = array.reshape(-1)
+                stage[: array.size] = array.reshape(-1)
             else:
-                place[...] = inputs[position]
+                stage[...] = inputs[position]
         if self._sized is not None:
             for k, (position, axis) in enumerate(self._sized.sized.growing):
                 self._sized.sizes[k] = inputs[position].shape[axis]
@@ -188,18 +210,24 @@ class Iterations:
 
 
 class _Buffer:
-    """What all turns give to one scan, as far as there is room."""
+    """The results of all iterations for one scan output."""
 
     def __init__(self, item: Array) -> None:
         self._item = item
         self._rows = np.empty((0, *item.shape), item.dtype)
 
-    def bytes_of(self, turns: int) -> int:
-        """Return what so many turns take."""
-        return turns * self._item.nbytes
+    def bytes_of(self, iterations: int) -> int:
+        """Return the bytes of the results of some iterations."""
+        return iterations * self._item.nbytes
 
-    def make_room(self, done: int, stop: int, limit: int | None) -> None:
-        """Have room for ``stop`` turns, of which ``done`` are kept."""
+    def reserve(self, done: int, stop: int, limit: int | None) -> None:
+        """Enlarge the buffer if necessary.
+
+        Args:
+            done: Number of results that it holds.
+            stop: Number of results that it has to hold.
+            limit: Number of results that it will hold in the end, if known.
+        """
         if stop > len(self._rows):
             room = max(stop, 2 * len(self._rows))
             room = room if limit is None else min(room, limit)
@@ -207,17 +235,23 @@ class _Buffer:
             rows[:done] = self._rows[:done]
             self._rows = rows
 
-    def address(self, turn: int) -> int:
-        """Return where the item of a turn goes."""
-        return int(self._rows.ctypes.data) + self.bytes_of(turn)
+    def address(self, iteration: int) -> int:
+        """Return the address of the result of an iteration."""
+        return int(self._rows.ctypes.data) + self.bytes_of(iteration)
 
-    def rows(self, turns: int) -> Array:
-        """Return the items of so many turns, in memory of their own."""
-        return self._rows if turns == len(self._rows) else self._rows[:turns].copy()
+    def rows(self, iterations: int) -> Array:
+        """Return the results of the first iterations, in memory that nobody else uses."""
+        return self._rows if iterations == len(self._rows) else self._rows[:iterations].copy()
 
 
 def wired(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
-    """Return how a bound plan runs in turns; None if values change their types, or are large."""
+    """Return the iterations of a bound plan; None if it cannot run without Python in between.
+
+    Args:
+        bound: The plan.
+        wiring: How values are passed between iterations. They must have the same types in all
+            iterations, and be small.
+    """
     inputs = {end.position: end for end in bound.inputs}
     number, condition = wiring.number, wiring.condition
     changing = {read for _, read in wiring.states if read is not None} | {*wiring.items}
@@ -226,7 +260,7 @@ def wired(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
     if bound.only is None or any(end.nbytes > _LARGEST for end in ends):
         return None
     if isinstance(bound, DataDependentProgram):
-        # What grows is carried, and nothing else.
+        # Only values that the next iteration reads may grow.
         other = [*wiring.scans, *(k for k, j in wiring.states if j is None)]
         if any(k in bound.sized.grown for k in other):
             return None

@@ -38,7 +38,7 @@ class CpuSession(RegionSession):
         assert isinstance(other, CpuSession), "of this class"
         self._arena = other._arena
 
-    def turns(self, wiring: Wiring) -> RunIterations | None:
+    def iterations(self, wiring: Wiring) -> RunIterations | None:
         """Return how to run iterations of a loop, as long as they have one program."""
         return CompiledLoop(self, wiring)
 

@@ -21,7 +21,7 @@ from subgraph.errors import RequestCancelledError
 from subgraph.graph.limits import limited
 from subgraph.graph.parameters import Snapshot, epoch, pinned, pinned_snapshot
 from subgraph.graph.types import Array
-from subgraph.operators.subgraph_op import ProfileEntry, Repeat, RunGiven, Session, fill_outputs
+from subgraph.operators.subgraph_op import ProfileEntry, Repeat, RunInputs, Session, fill_outputs
 from subgraph.runtime.executor import Cancel, Executor
 from subgraph.system.gc_control import paused_gc
 
@@ -105,7 +105,7 @@ class RegionSession(Session):
         with pinned(snapshot), paused_gc(), limited(seconds=self.region.options.compile_seconds):
             self._choose(inputs, snapshot, as_a_whole=True)
 
-    def given_only(self) -> RunGiven:
+    def run_inputs(self) -> RunInputs:
         """Return how to run on the inputs that are no weights, under a pinned snapshot."""
         return self._run
 

@@ -15,7 +15,7 @@ from subgraph.engine.cpu import data_dependent_loop, iterations
 from subgraph.engine.planner import data_dependent_plan
 from subgraph.engine.planner.data_dependent_plan import DataDependentPlan
 from subgraph.graph.types import Array
-from subgraph.operators.subgraph_op import Turned
+from subgraph.operators.subgraph_op import IterationsResult
 from tests.support.peer import check_results, session_of
 
 F4 = np.float32
@@ -42,7 +42,9 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     made: list[tuple[int, int]] = []
     run = iterations.Iterations.run
 
-    def noted(self: Any, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned:
+    def noted(
+        self: Any, inputs: Sequence[Any], limit: int | None, first: int = 0
+    ) -> IterationsResult:
         found = run(self, inputs, limit, first)
         made.append((first, found.done))
         return found
