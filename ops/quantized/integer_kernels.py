@@ -14,7 +14,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.codegen.argument_views import view_of
@@ -22,6 +21,7 @@ from subgraph.engine.codegen.dot import dot4, emit_dot4
 from subgraph.engine.codegen.emit import Emit, private_function
 from subgraph.engine.codegen.irtools import I32, I64, load_at, splat_value, store_at
 from subgraph.engine.codegen.simd import convert, ld_i32, shuffle, st_i32, st_u8, vec
+from subgraph.system.numba_internals import cgutils
 
 from .arguments import ColumnsArguments, IntegerProductArguments, QuadsArguments
 

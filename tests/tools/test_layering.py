@@ -204,6 +204,20 @@ def test_siblings_of_an_operator_or_pass_are_imported_relatively(module: str) ->
     assert not absolute, f"{module}: sibling imports must be relative, lines {absolute}"
 
 
+def test_one_module_uses_the_internals_of_numba() -> None:
+    """Those of llvmlite nobody uses."""
+    private = ("numba.core", "llvmlite.ir.", "llvmlite.binding.")
+    users: set[str] = set()
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [f"{node.module}."]
+            if any(name.startswith(private) for name in names):
+                users.add(module)
+    assert users - {"subgraph.system.numba_internals"} == set()
+
+
 def test_import_takes_no_heavy_package() -> None:
     code = f"import sys, subgraph; print(sorted({HEAVY!r} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

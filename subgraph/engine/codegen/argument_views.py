@@ -20,9 +20,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.core.typeconv.castgraph import Conversion
-from numba.core.typing.templates import AttributeTemplate
+from numba import types
 from numba.extending import (
     infer_getattr,
     intrinsic,
@@ -37,6 +35,7 @@ from numba.extending import (
 from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.irtools import F64, I64, INT64, load_at, store_at
 from subgraph.engine.codegen.simd import ld_i64
+from subgraph.system.numba_internals import AttributeTemplate, Conversion, cgutils
 
 _A = TypeVar("_A", bound=WordBlock)
 _WORD = 8  # bytes

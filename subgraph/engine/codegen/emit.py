@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.arguments import WordBlock
@@ -19,6 +18,7 @@ from subgraph.engine.codegen.irtools import ELEMENTS
 from subgraph.engine.codegen.simd import emit_fma, first_lanes
 from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.system.host import architecture, has_32_registers, isa
+from subgraph.system.numba_internals import cgutils
 
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)

@@ -21,7 +21,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.codegen.emit import Emit, private_function
@@ -33,6 +32,7 @@ from subgraph.engine.codegen.tiling import (
     row_counts,
     tile_rows,
 )
+from subgraph.system.numba_internals import cgutils
 
 rows_of = register_jitable(tile_rows)
 

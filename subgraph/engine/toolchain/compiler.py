@@ -1,109 +1,52 @@
 """From a kernel factory to object code, with numba; imported only when something must be compiled.
 
 Numba's frontend types and lowers the kernel; its modules are linked without numba's own passes and
-optimised once, by our target machine for the instruction set in force.
+optimised once, by our target machine for the instruction set in force. That takes interfaces which
+numba does not document (`subgraph.system.numba_internals`). Where they are missing, numba compiles
+the kernel as any function for C, which takes longer, and its result is optimised again.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import llvmlite.binding as ll
 from llvmlite import ir
-from numba import types
-from numba.core import compiler as numba_compiler
-from numba.core.codegen import AOTCodeLibrary, AOTCPUCodegen
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.cpu_options import FastMathOptions
-from numba.core.registry import cpu_target
+from numba import cfunc, types
 
-from subgraph.engine.codegen.irtools import align_stack
-from subgraph.engine.toolchain import frontend, targets
+from subgraph.engine.codegen.argument_views import ArgumentsView
+from subgraph.engine.codegen.irtools import VecType, align_stack
+from subgraph.engine.toolchain import targets
+from subgraph.errors import DeviceError
+from subgraph.system import numba_internals as internals
 from subgraph.system.host import Isa
 
 _LOG = logging.getLogger("subgraph.engine")
 _WORD = ir.IntType(64)
-_ARGUMENTS = (types.int64,) * 4
-
-
-class _Library(AOTCodeLibrary):
-    """A numba code library that links only: optimisation happens once, on the final module."""
-
-    def _optimize_functions(self, ll_module: Any) -> None:
-        """Skip numba's passes over single functions."""
-
-    def _optimize_final_module(self) -> None:
-        """Skip numba's passes over the module."""
-
-
-class _Codegen(AOTCPUCodegen):
-    """Numba's code generator with the target of one instruction set."""
-
-    _library_class = _Library
-
-    def __init__(self, isa: Isa) -> None:
-        self._isa = isa
-        self._triple = targets.triple()
-        ll.initialize_native_asmparser()  # without it LLVM aborts at inline assembly
-        super().__init__("subgraph")
-
-    def _init(self, llvm_module: Any) -> None:
-        """Make a target machine; for another architecture nothing that would run its code."""
-        if not self._triple:
-            super()._init(llvm_module)
-            return
-        self._tm_features = self._customize_tm_features()
-        options: dict[str, Any] = {}
-        self._customize_tm_options(options)
-        self._tm = targets.target().create_target_machine(**options)
-        self._target_data = self._tm.target_data
-        self._data_layout = str(self._target_data)
-        self._loopvect, self._opt_level = False, 0
-
-    def _create_empty_module(self, name: str) -> Any:
-        module = super()._create_empty_module(name)
-        if self._triple:
-            module.triple = self._triple
-        return module
-
-    def _customize_tm_features(self) -> str:
-        return self._isa.features
-
-    def _customize_tm_options(self, options: dict[str, Any]) -> None:
-        options.update(
-            cpu=self._isa.cpu,
-            features=self._isa.features,
-            reloc="pic",
-            codemodel="default",
-            opt=3,
-        )
-
-    @property
-    def target_machine(self) -> Any:
-        return self._tm
+_VALUES = (types.Number, types.Boolean, VecType, ArgumentsView)
 
 
 @cache
 def _context(isa: Isa) -> Any:
-    return cpu_target.target_context.subtarget(_internal_codegen=_Codegen(isa))
+    ll.initialize_native_asmparser()  # without it LLVM aborts at inline assembly
+    triple = targets.triple()
+    codegen = internals.make_codegen(isa.cpu, isa.features, triple, _make_machine)
+    return internals.make_context(codegen)
 
 
-def _flags(fastmath: Iterable[str]) -> Any:
-    flags = numba_compiler.Flags()
-    flags.nrt = False
-    flags.error_model = "numpy"
-    flags.release_gil = True
-    flags.boundscheck = False
-    flags.no_cpython_wrapper = True
-    flags.no_cfunc_wrapper = True
-    flags.no_compile = True
-    if wanted := set(fastmath):
-        flags.fastmath = FastMathOptions(wanted)
-    return flags
+def _make_machine(**options: Any) -> Any:
+    return targets.target().create_target_machine(**options)
+
+
+@cache
+def _machine(isa: Isa) -> Any:
+    """Return the target machine that optimises for an instruction set and emits its code."""
+    return _make_machine(
+        cpu=isa.cpu, features=isa.features, reloc="pic", codemodel="default", opt=3
+    )
 
 
 def make_function(module: str, factory: str, variant: dict[str, Any]) -> Any:
@@ -111,48 +54,81 @@ def make_function(module: str, factory: str, variant: dict[str, Any]) -> Any:
     return getattr(importlib.import_module(module), factory)(**variant)
 
 
-@global_compiler_lock
 def _lower(function: Any, symbol: str, isa: Isa) -> Any:
-    """Return the linked, unoptimised LLVM module with the kernel under its C name."""
-    context = _context(isa)
-    cpu_target.typing_context.refresh()
-    cpu_target.target_context.refresh()
-    context.refresh()
-    with frontend.helpers_as_written():
-        try:
-            with frontend.few_passes():
-                result = _typed_and_lowered(function, symbol, context)
-        except Exception as error:  # it may need more of numba than our own kernels do
-            _LOG.debug("%s is compiled with all of numba: %s", function.__qualname__, error)
-            result = _typed_and_lowered(function, symbol, context)
-    library = context.codegen().create_library(symbol)
-    module = library.create_ir_module(symbol)
-    fnty = ir.FunctionType(ir.VoidType(), [_WORD] * 4)
-    wrapper = ir.Function(module, fnty, symbol)
+    """Return the linked, unoptimised LLVM module with the kernel under its C name.
+
+    Raises:
+        MissingInterface: Numba lacks an interface that this takes.
+    """
+    with internals.pieces().lock:
+        context = _context(isa)
+        internals.refresh(context)
+        fastmath = getattr(function, "fastmath", ())
+        with internals.helpers_as_written(_VALUES):
+            try:
+                with internals.few_passes():
+                    result = internals.typed_and_lowered(function, symbol, context, fastmath)
+            except Exception as error:  # it may need more of numba than our own kernels do
+                name = function.__qualname__
+                _LOG.debug("%s is compiled with all of numba: %s", name, error)
+                result = internals.typed_and_lowered(function, symbol, context, fastmath)
+        library = context.codegen().create_library(symbol)
+        module = library.create_ir_module(symbol)
+        wrapper, builder = _start_wrapper(module, symbol)
+        fndesc = result.fndesc
+        inner = context.declare_function(module, fndesc)
+        convention = context.call_conv
+        convention.call_function(builder, inner, fndesc.restype, fndesc.argtypes, wrapper.args)
+        builder.ret_void()
+        library.add_ir_module(module)
+        library.add_linking_library(result.library)
+        library.finalize()
+        return library._final_module
+
+
+def _start_wrapper(module: Any, symbol: str) -> tuple[Any, Any]:
+    """Begin the C function that calls a kernel; return it and the builder of its only block."""
+    wrapper = ir.Function(module, ir.FunctionType(ir.VoidType(), [_WORD] * 4), symbol)
     align_stack(wrapper)
-    builder = ir.IRBuilder(wrapper.append_basic_block("entry"))
-    fndesc = result.fndesc
-    inner = context.declare_function(module, fndesc)
-    context.call_conv.call_function(builder, inner, fndesc.restype, fndesc.argtypes, wrapper.args)
+    return wrapper, ir.IRBuilder(wrapper.append_basic_block("entry"))
+
+
+def _lower_plainly(function: Any, symbol: str) -> Any:
+    """Return the LLVM module of a kernel by numba's public interface alone.
+
+    Raises:
+        DeviceError: The code is for another processor than this one, for which numba cannot
+            compile, or numba's way to call functions is not known.
+    """
+    if targets.triple():
+        raise DeviceError(
+            "this version of numba compiles for the processor at hand only; install one that "
+            "setup.cfg names to compile for others"
+        )
+    signature = types.void(*[types.int64] * 4)
+    fastmath = set(getattr(function, "fastmath", ()))
+    options: dict[str, Any] = {"fastmath": fastmath} if fastmath else {}
+    made = cfunc(signature, error_model="numpy", boundscheck=False, **options)(function)
+    module = ll.parse_assembly(made.inspect_llvm())
+    # The function for C asks for Python's lock to report errors; ours calls what is behind it,
+    # with places for a result and for an error before the arguments.
+    name = made.native_name.removeprefix("cfunc.")
+    places = [each for each in module.functions if each.name == name]
+    if len(places) != 1 or len(list(places[0].arguments)) != 2 + len(signature.args):
+        raise DeviceError(
+            "this version of numba calls functions in a way that is not known; install one that "
+            "setup.cfg names"
+        )
+    caller = ir.Module()
+    wrapper, builder = _start_wrapper(caller, symbol)
+    result, error = (builder.alloca(ir.IntType(8).as_pointer()) for _ in range(2))
+    kinds = [result.type, error.type, *[_WORD] * 4]
+    inner = ir.Function(caller, ir.FunctionType(ir.IntType(32), kinds), name)
+    builder.call(inner, [result, error, *wrapper.args])
     builder.ret_void()
-    library.add_ir_module(module)
-    library.add_linking_library(result.library)
-    library.finalize()
-    return library._final_module
-
-
-def _typed_and_lowered(function: Any, symbol: str, context: Any) -> Any:
-    """Return numba's result for a kernel, its unoptimised module in a library of its own."""
-    return numba_compiler.compile_extra(
-        cpu_target.typing_context,
-        context,
-        function,
-        _ARGUMENTS,
-        types.none,
-        _flags(getattr(function, "fastmath", ())),
-        {},
-        library=context.codegen().create_library(f"{symbol}.body"),
-    )
+    caller.triple, caller.data_layout = module.triple, module.data_layout
+    module.link_in(ll.parse_assembly(str(caller)))
+    return module
 
 
 def compile_object(function: Any, symbol: str, isa: Isa) -> bytes:
@@ -171,25 +147,29 @@ def compile_object(function: Any, symbol: str, isa: Isa) -> bytes:
         Exception: Whatever numba raises about the kernel's source.
     """
     module = _optimised(function, symbol, isa)
-    return bytes(_context(isa).codegen().target_machine.emit_object(module))
+    return bytes(_machine(isa).emit_object(module))
 
 
 def object_and_assembly(function: Any, symbol: str, isa: Isa) -> tuple[bytes, str]:
     """Return the object code of a kernel and its assembly, to look at; for any processor."""
     module = _optimised(function, symbol, isa)
-    machine = _context(isa).codegen().target_machine
+    machine = _machine(isa)
     return bytes(machine.emit_object(module)), str(machine.emit_assembly(module))
 
 
 def _optimised(function: Any, symbol: str, isa: Isa) -> Any:
-    module = _lower(function, symbol, isa)
+    try:
+        module = _lower(function, symbol, isa)
+    except internals.MissingInterface as error:
+        _LOG.warning("numba is used by its public interface, which takes longer: %s", error)
+        module = _lower_plainly(function, symbol)
     for item in (*module.functions, *module.global_variables):
         if not item.is_declaration and item.name != symbol:
             item.linkage = "internal"
     tuning = ll.create_pipeline_tuning_options(3)
     tuning.loop_vectorization = True
     tuning.slp_vectorization = True
-    machine = _context(isa).codegen().target_machine
+    machine = _machine(isa)
     passes = ll.create_pass_builder(machine, tuning)
     passes.getModulePassManager().run(module, passes)
     return module

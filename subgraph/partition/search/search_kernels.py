@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core.imputils import lower_builtin, lower_getattr_generic, lower_setattr_generic
-from numba.core.typing.templates import (
-    AbstractTemplate,
-    AttributeTemplate,
+from numba.extending import (
     infer_getattr,
-    infer_global,
-    signature,
+    intrinsic,
+    lower_builtin,
+    lower_getattr_generic,
+    lower_setattr_generic,
+    models,
+    register_model,
 )
-from numba.extending import intrinsic, models, register_model
 
 from subgraph.partition.search import (
     block_growth,
@@ -38,6 +38,12 @@ from subgraph.partition.search import (
     sorting,
 )
 from subgraph.partition.search.structures import SearchState, field_kinds, leaves
+from subgraph.system.numba_internals import (
+    AbstractTemplate,
+    AttributeTemplate,
+    infer_global,
+    signature,
+)
 
 # Without wrappers for Python a helper compiles in two thirds of the time.
 _helper = njit(
