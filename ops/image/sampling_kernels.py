@@ -32,6 +32,9 @@ def below(x: float) -> int:
     return whole - 1 if whole > x else whole
 
 
+_TAPS = {"nearest": 1, "linear": 2, "cubic": 4}  # pixels along a dimension
+
+
 def grid_sample(
     *, dtype: str, lanes: int, grid: str, mode: str, padding: str, corners: bool, blocked: bool
 ) -> Function:
@@ -50,21 +53,73 @@ def grid_sample(
         blocked: Whether image and result are in the blocked layout; channels are then blocks.
     """
     arguments = view_of(GridSampleArguments)
-    v, numbers_of = vec(dtype, lanes), vec("int32", lanes)
-    load_all, store_all, store_n, gather, fma = v.load, v.store, v.store_n, v.gather, v.fma
-    nothing, select, all_of = v.zero, v.select, v.mask_n
-    load_numbers, none, larger = numbers_of.load, numbers_of.zero, numbers_of.max
-    get, put, put_number = ld(grid), st(dtype), st("int32")
-    place_of, put_place, put_weight = ld("int64"), st("int64"), st("float64")
-    number_of, share_of, repeat = ld("int32"), ld(dtype), v.splat
-    item, step, real = item_bytes(dtype), item_bytes(grid), np.dtype(grid).type
-    wide = lanes * item
-    each = wide if blocked else item
-    taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
+    v, item, step = vec(dtype, lanes), item_bytes(dtype), item_bytes(grid)
+    store_all, store_n = v.store, v.store_n
+    get, put_place, put_weight = ld(grid), st("int64"), st("float64")
+    each = lanes * item if blocked else item
+    taps = _TAPS[mode]
     zeros, border = padding == "zeros", padding == "border"
-    nearest, cubic = mode == "nearest", mode == "cubic"
     in_vectors = mode == "linear" and (zeros or border) and dtype == grid == "float32" and lanes > 1
     write_vector: Any = _flat_places(lanes, zeros, corners) if in_vectors else None
+    prepare, write = _neighbours_along(grid, mode, padding, corners), _neighbours(dtype, taps)
+    sampled, mixed = _weighted_sums(dtype, lanes)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        channels, depth = a.channels, along(a.image, DEPTH)
+        plane = depth * along(a.image, HEIGHT) * along(a.image, WIDTH) * each
+        rank, places, block = a.dimensions, a.places, a.block
+        table = a.scratch + worker * a.scratch_step
+        for d in range(3 - rank):
+            put_place(table + 64 * d, 0)
+            put_weight(table + 64 * d + 32, 1.0)
+        deep, tall = taps if rank > 2 else 1, taps if rank > 1 else 1
+        around = deep * tall * taps
+        numbers, shares = table + 192, table + 192 + around * block * 4
+        blocks = (places + block - 1) // block
+        for unit in range(begin, end):
+            image, first = unit // blocks, unit % blocks * block
+            count = min(block, places - first)
+            done = 0  # places written down as vectors; their table is that of the last dimensions
+            if in_vectors and rank == 2:
+                done = count // lanes * lanes
+                for p in range(0, done, lanes):
+                    where = a.grid + (image * places + first + p) * 2 * step
+                    write_vector(a, where, table + 64, numbers + 4 * p, shares + item * p)
+            # Vectors read beyond the last place: the first one stands there once more.
+            for p in range(done, (count + lanes - 1) // lanes * lanes):
+                at = image * places + first + (p if p < count else 0)
+                for d in range(3 - rank, 3):
+                    where = a.grid + (at * rank + 2 - d) * step
+                    prepare(table + 64 * d, get(where), along(a.image, d))
+                write(a, table, p, deep, tall)
+            for c in range(image * channels, (image + 1) * channels):
+                x = a.x + c * plane
+                y = a.y + (c * places + first) * each
+                if blocked:
+                    for p in range(count):
+                        found = mixed(x, numbers + 4 * p, shares + item * p, around, block)
+                        store_all(y + p * each, found)
+                    continue
+                for p in range(0, count, lanes):
+                    found = sampled(x, numbers + 4 * p, shares + item * p, around, block)
+                    if p + lanes <= count:
+                        store_all(y + p * item, found)
+                    else:
+                        store_n(y + p * item, count - p, found)
+
+    return kernel
+
+
+def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Function:
+    """Return ``f(table, number, size)``: pixels and weights around a coordinate of the grid.
+
+    The parameters are those of `grid_sample`. The table gets an int64 for each pixel, and from byte
+    32 on a float64 for each weight.
+    """
+    put_place, put_weight, real = st("int64"), st("float64"), np.dtype(grid).type
+    taps, zeros, border = _TAPS[mode], padding == "zeros", padding == "border"
+    nearest, cubic = mode == "nearest", mode == "cubic"
 
     @register_jitable
     def reflected(x: float, least: float, most: float) -> float:
@@ -123,6 +178,13 @@ def grid_sample(
             put_place(table + 8 * k, pixel(first + k, size, least, most))
             put_weight(table + 32 + 8 * k, 1.0 if nearest else weight(at - (first + k)))
 
+    return prepare
+
+
+def _neighbours(dtype: str, taps: int) -> Function:
+    """Return ``f(a, table, at, deep, tall)``: the pixels around a place and their weights."""
+    put, put_number, place_of, item = st(dtype), st("int32"), ld("int64"), item_bytes(dtype)
+
     @register_jitable
     def write(a: GridSampleArguments, table: int, at: int, deep: int, tall: int) -> None:
         """Write down the pixels around place ``at`` of the block, and their weights."""
@@ -140,6 +202,19 @@ def grid_sample(
                     put(share, of_y * of_x)
                     number += 4 * block
                     share += item * block
+
+    return write
+
+
+def _weighted_sums(dtype: str, lanes: int) -> tuple[Function, Function]:
+    """Return the sums over pixels: for a vector of places, and for a block of channels."""
+    v, numbers_of = vec(dtype, lanes), vec("int32", lanes)
+    load_all, gather, fma = v.load, v.gather, v.fma
+    nothing, select, all_of = v.zero, v.select, v.mask_n
+    load_numbers, none, larger = numbers_of.load, numbers_of.zero, numbers_of.max
+    number_of, share_of, repeat = ld("int32"), ld(dtype), v.splat
+    item = v.itemsize
+    wide = lanes * item
 
     @register_jitable
     def sampled(image: int, numbers: int, shares: int, count: int, block: int) -> Any:
@@ -164,51 +239,7 @@ def grid_sample(
                 total = fma(share, load_all(image + at * wide), total)
         return total
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        channels, depth = a.channels, along(a.image, DEPTH)
-        plane = depth * along(a.image, HEIGHT) * along(a.image, WIDTH) * each
-        rank, places, block = a.dimensions, a.places, a.block
-        table = a.scratch + worker * a.scratch_step
-        for d in range(3 - rank):
-            put_place(table + 64 * d, 0)
-            put_weight(table + 64 * d + 32, 1.0)
-        deep, tall = taps if rank > 2 else 1, taps if rank > 1 else 1
-        around = deep * tall * taps
-        numbers, shares = table + 192, table + 192 + around * block * 4
-        blocks = (places + block - 1) // block
-        for unit in range(begin, end):
-            image, first = unit // blocks, unit % blocks * block
-            count = min(block, places - first)
-            done = 0  # places written down as vectors; their table is that of the last dimensions
-            if in_vectors and rank == 2:
-                done = count // lanes * lanes
-                for p in range(0, done, lanes):
-                    where = a.grid + (image * places + first + p) * 2 * step
-                    write_vector(a, where, table + 64, numbers + 4 * p, shares + item * p)
-            # Vectors read beyond the last place: the first one stands there once more.
-            for p in range(done, (count + lanes - 1) // lanes * lanes):
-                at = image * places + first + (p if p < count else 0)
-                for d in range(3 - rank, 3):
-                    where = a.grid + (at * rank + 2 - d) * step
-                    prepare(table + 64 * d, get(where), along(a.image, d))
-                write(a, table, p, deep, tall)
-            for c in range(image * channels, (image + 1) * channels):
-                x = a.x + c * plane
-                y = a.y + (c * places + first) * each
-                if blocked:
-                    for p in range(count):
-                        found = mixed(x, numbers + 4 * p, shares + item * p, around, block)
-                        store_all(y + p * each, found)
-                    continue
-                for p in range(0, count, lanes):
-                    found = sampled(x, numbers + 4 * p, shares + item * p, around, block)
-                    if p + lanes <= count:
-                        store_all(y + p * item, found)
-                    else:
-                        store_n(y + p * item, count - p, found)
-
-    return kernel
+    return sampled, mixed
 
 
 def _flat_places(lanes: int, zeros: bool, corners: bool) -> Function:
