@@ -10,6 +10,7 @@ is ``nv`` blocks of output channels (the last one as many as are left) and K run
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba.extending import register_jitable
 
@@ -404,83 +405,8 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         nv: Vectors of pixels of a tile.
     """
     arguments = view_of(GenericArguments)
-    v = vec(dtype, lanes)
-    load, store = v.load, v.store
-    load1, store1 = ld(dtype), st(dtype)
-    item = item_bytes(dtype)
-    width = nv * lanes
-
-    @register_jitable
-    def fill_run(x: int, to: int, first: int, count: int, size: int, stride: int) -> None:
-        """Copy x[first + i * stride] for i < count, zero where that lies outside [0, size)."""
-        start = 0
-        if first < 0:
-            start = min(count, (-first + stride - 1) // stride)
-        stop = start
-        if size > first:
-            stop = max(start, min(count, (size - first + stride - 1) // stride))
-        for i in range(start):
-            store1(to + i * item, 0.0)
-        i = start
-        if stride == 1:
-            while i + lanes <= stop:
-                store(to + i * item, load(x + (first + i) * item))
-                i += lanes
-        while i < stop:
-            store1(to + i * item, load1(x + (first + i * stride) * item))
-            i += 1
-        for j in range(stop, count):
-            store1(to + j * item, 0.0)
-
-    @register_jitable
-    def lay_out(a: GenericArguments, x: int, to: int, first: int, count: int, step: int) -> None:
-        depth, height, width_in = a.image_depth, a.image_height, a.image_width
-        oh_n, ow_n = a.output_height, a.output_width
-        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
-        sw = a.stride_width
-        for row in range(a.inputs * kd * kh * kw):
-            j = row % kw
-            i = row // kw % kh
-            k = row // kw // kh % kd
-            channel = x + row // (kd * kh * kw) * depth * height * width_in * item
-            done = 0
-            while done < count:
-                ow = (first + done) % ow_n
-                oh = (first + done) // ow_n % oh_n
-                od = (first + done) // ow_n // oh_n
-                run = min(count - done, ow_n - ow)
-                d = od * a.stride_depth - a.pad_depth + k * a.dilation_depth
-                h = oh * a.stride_height - a.pad_height + i * a.dilation_height
-                w = ow * sw - a.pad_width + j * a.dilation_width
-                at = to + row * step + done * item
-                if d < 0 or d >= depth or h < 0 or h >= height:
-                    for z in range(run):
-                        store1(at + z * item, 0.0)
-                else:
-                    source = channel + (d * height + h) * width_in * item
-                    fill_run(source, at, w, run, width_in, sw)
-                done += run
-
-    @register_jitable
-    def channels(
-        a: GenericArguments, t: TileBlock, b: int, w: int, c: int, bias: int, res: int
-    ) -> None:
-        """Run all output channels of a group over the pixels at column block ``c``."""
-        outputs, post = a.outputs, a.post
-        tail, vectors = t.tail, t.start_vector
-        tile = a.tile if tail == lanes else a.masked_tile
-        i = 0
-        while i < outputs:
-            m = rows_of(outputs - i, mr)
-            t.a = w + i * t.a_row
-            t.b = b
-            t.c = c + i * t.c_row
-            t.row_bias = bias + i * item if bias != 0 else 0
-            t.residual = res + i * t.c_row if res != 0 else 0
-            call_kernel(tile, t, m, vectors, 0)
-            if post != 0:
-                call_kernel(post, t, m, vectors, 0)
-            i += m
+    lay_out, channels = _matrix_of_windows(dtype, lanes), _channel_runner(dtype, lanes, mr)
+    item, width = item_bytes(dtype), nv * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -537,3 +463,94 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                 channels(a, t, b + at, w, y + at, bias, res + at if res != 0 else 0)
 
     return kernel
+
+
+def _matrix_of_windows(dtype: str, lanes: int) -> Any:
+    """Return ``f(a, x, to, first, count, step)``: windows as a matrix ``[K][pixels]``.
+
+    Its columns are ``count`` outputs from ``first`` on, its rows ``step`` bytes apart.
+    """
+    v = vec(dtype, lanes)
+    load, store, item = v.load, v.store, v.itemsize
+    load1, store1 = ld(dtype), st(dtype)
+
+    @register_jitable
+    def fill_run(x: int, to: int, first: int, count: int, size: int, stride: int) -> None:
+        """Copy x[first + i * stride] for i < count, zero where that lies outside [0, size)."""
+        start = 0
+        if first < 0:
+            start = min(count, (-first + stride - 1) // stride)
+        stop = start
+        if size > first:
+            stop = max(start, min(count, (size - first + stride - 1) // stride))
+        for i in range(start):
+            store1(to + i * item, 0.0)
+        i = start
+        if stride == 1:
+            while i + lanes <= stop:
+                store(to + i * item, load(x + (first + i) * item))
+                i += lanes
+        while i < stop:
+            store1(to + i * item, load1(x + (first + i * stride) * item))
+            i += 1
+        for j in range(stop, count):
+            store1(to + j * item, 0.0)
+
+    @register_jitable
+    def lay_out(a: GenericArguments, x: int, to: int, first: int, count: int, step: int) -> None:
+        depth, height, width_in = a.image_depth, a.image_height, a.image_width
+        oh_n, ow_n = a.output_height, a.output_width
+        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
+        sw = a.stride_width
+        for row in range(a.inputs * kd * kh * kw):
+            j = row % kw
+            i = row // kw % kh
+            k = row // kw // kh % kd
+            channel = x + row // (kd * kh * kw) * depth * height * width_in * item
+            done = 0
+            while done < count:
+                ow = (first + done) % ow_n
+                oh = (first + done) // ow_n % oh_n
+                od = (first + done) // ow_n // oh_n
+                run = min(count - done, ow_n - ow)
+                d = od * a.stride_depth - a.pad_depth + k * a.dilation_depth
+                h = oh * a.stride_height - a.pad_height + i * a.dilation_height
+                w = ow * sw - a.pad_width + j * a.dilation_width
+                at = to + row * step + done * item
+                if d < 0 or d >= depth or h < 0 or h >= height:
+                    for z in range(run):
+                        store1(at + z * item, 0.0)
+                else:
+                    source = channel + (d * height + h) * width_in * item
+                    fill_run(source, at, w, run, width_in, sw)
+                done += run
+
+    return lay_out
+
+
+def _channel_runner(dtype: str, lanes: int, mr: int) -> Any:
+    """Return ``f(a, t, b, w, c, bias, res)``: the tiles of all output channels of a group."""
+    item = item_bytes(dtype)
+
+    @register_jitable
+    def channels(
+        a: GenericArguments, t: TileBlock, b: int, w: int, c: int, bias: int, res: int
+    ) -> None:
+        """Run all output channels of a group over the pixels at column block ``c``."""
+        outputs, post = a.outputs, a.post
+        tail, vectors = t.tail, t.start_vector
+        tile = a.tile if tail == lanes else a.masked_tile
+        i = 0
+        while i < outputs:
+            m = rows_of(outputs - i, mr)
+            t.a = w + i * t.a_row
+            t.b = b
+            t.c = c + i * t.c_row
+            t.row_bias = bias + i * item if bias != 0 else 0
+            t.residual = res + i * t.c_row if res != 0 else 0
+            call_kernel(tile, t, m, vectors, 0)
+            if post != 0:
+                call_kernel(post, t, m, vectors, 0)
+            i += m
+
+    return channels
