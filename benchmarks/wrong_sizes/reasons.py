@@ -167,6 +167,7 @@ REASONS: Final = (
         "trans[AB] = ",
     ),
     Reason("strict", "a mask or bias of shape", "a mask knows all keys", "Attention QAttention"),
+    Reason("strict", "has no elements", "of no numbers there is no largest", "ArgMax ArgMin"),
     Reason("strict", "qk_matmul_output_mode|softmax_precision", _STATED, "Attention"),
     Reason("strict", "softcap is -", "the standard has 0 for none", "Attention"),
     Reason("strict", "at most 2147483647", _MOST_APART),
