@@ -97,32 +97,6 @@ class PoolRowsArguments(PoolLines, PoolSizes):
     y_image: int
 
 
-class PoolFlatLines(PoolOperands):
-    """Operands of `flat`, with its scratch.
-
-    A worker's scratch has the joined rows of several images, with room for what windows reach on
-    both sides; for averages what the sum of each pixel is multiplied by; for each column of a
-    window and of the image the bits of the lanes that have the former, of a vector that begins at
-    the latter.
-
-    Attributes:
-        scratch: Scratch of the first worker.
-        scratch_step: Bytes from a worker's scratch to the next one's.
-        images: Images (channels) whose rows are joined at once.
-    """
-
-    scratch: Address
-    scratch_step: int
-    images: int
-
-
-class PoolFlatArguments(PoolFlatLines, PoolSizes):
-    """Arguments of `flat`; a work unit is one channel of an image.
-
-    All sizes along the depth are 1; the stride along the height is 1 if that along the width is.
-    """
-
-
 class PoolBytesOperands(KernelArguments):
     """Operands of MaxPool over bytes.
 

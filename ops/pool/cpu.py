@@ -15,7 +15,6 @@ from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, ti
 
 from .arguments import (
     PoolBytesArguments,
-    PoolFlatArguments,
     PoolIndicesArguments,
     PoolRowsArguments,
     PoolWindowArguments,
@@ -24,9 +23,6 @@ from .arguments import (
 
 _LINE = 4096  # columns of an image that are joined at once
 _LINES = 512  # columns of several lines, short ones
-_FLAT = 4096  # pixels of an image that is taken for one line at most
-_SHORT = 4  # vectors of a row that is better part of such a line
-_UNROLLED = (2, 3, 5)  # rows or columns of a window that have kernels of their own
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 _BYTES = ("int8", "uint8")
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
@@ -47,9 +43,6 @@ def window(node: Node, low: Lowering) -> None:
     kind = pool_kind(node, _KINDS[node.op_type])
     if g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
         emit_whole(low, x, y, kind)
-        return
-    if x.layout == y.layout == "plain" and _is_flat(of, g):
-        _flat(node, low, of, g, kind)
         return
     plain = x.layout == "plain" and not _turns(x, of, g)
     lanes, images = 1 if plain else of.lanes, x.shape[0]
@@ -107,57 +100,6 @@ def window(node: Node, low: Lowering) -> None:
     )
     if made is not y:
         settle(low, of, y, made)
-
-
-def _is_flat(of: Tiles, g: Geometry) -> bool:
-    """Return whether windows over a small image keep its width, pixel by pixel, or halve it."""
-    if g.source[2] > _SHORT * of.lanes:
-        return False
-    if g.target[1] * g.source[2] > _FLAT or not g.source[0] == g.kernel[0] == g.target[0] == 1:
-        return False
-    stride = g.strides[2]
-    moves = g.strides[1:] == (1, 1) or stride == 2
-    return moves and g.source[2] == stride * g.target[2]
-
-
-def _flat(node: Node, low: Lowering, of: Tiles, g: Geometry, kind: str) -> None:
-    """Emit windows over images that are taken for one long line."""
-    x, y = low.given(0), low.output()
-    pixels, taps = g.target[1] * g.target[2], g.kernel[2]
-    reach = (taps - 1) * g.dilations[2]
-    together = max(1, _LINES // pixels)
-    line = round_up(pixels * g.strides[2] + of.lanes, of.lanes) + round_up(reach, of.lanes)
-    elements = (together + 1) * line + round_up(reach, of.lanes) + 4 * of.lanes
-    scratch = low.scratch(elements * of.item + 4 * taps * g.target[2], per_worker=True)
-    arguments = PoolFlatArguments(
-        x=x,
-        y=y,
-        scratch=scratch,
-        scratch_step=scratch.nbytes,
-        images=together,
-        **pool_arguments(node, x, g),
-    )
-    known = {"down": g.kernel[1], "across": taps} if x.dtype == "float32" else {}
-    variant = {name: n if n in _UNROLLED else 0 for name, n in known.items()}
-    kernel = Kernel(
-        "subgraph.ops.pool.flat_kernels",
-        "flat",
-        dtype=of.dtype,
-        lanes=of.lanes,
-        kind=kind,
-        stride=g.strides[2],
-        down=variant.get("down", 0),
-        across=variant.get("across", 0),
-    )
-    units, each = x.shape[0] * x.shape[1], (g.kernel[1] + taps) * pixels
-    low.emit(
-        kernel,
-        arguments,
-        units,
-        grain=grain(units, 2 * units * each),
-        flops=units * each,
-        bytes=x.nbytes + y.nbytes,
-    )
 
 
 def _turns(x: Operand, of: Tiles, g: Geometry) -> bool:
