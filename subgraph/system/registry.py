@@ -145,13 +145,13 @@ class Registry(Generic[T]):
             named_only: Whether to load only the files in which ``name`` stands as a literal, for a
                 registry in which many names are not expected to be.
         """
-        entry = self._entries.get(name)
-        if entry is None:
-            if not named_only:
-                self._load(name)
-            elif name not in self._named:
+        # A name that is registered may have a second owner in a file that is not loaded yet.
+        if named_only:
+            if name not in self._named:
                 self._load_naming(name)
-            entry = self._entries.get(name)
+        elif self._discover is not None and name not in self._sought:
+            self._load(name)
+        entry = self._entries.get(name)
         return None if entry is None else entry[0]
 
     def names(self) -> list[str]:
