@@ -117,7 +117,7 @@ def stack_block(declaration: type[_A]) -> Callable[[], _A]:
 @cache
 def _stack_maker(declaration: Any) -> Any:
     view = ArgumentsView(declaration)
-    kind = ir.ArrayType(I64, -(-declaration.width // _ROUND) * _ROUND)
+    kind = ir.ArrayType(I64, -(-declaration.block_words // _ROUND) * _ROUND)
 
     def codegen(_context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
         slot = cgutils.alloca_once_value(builder, ir.Constant(kind, None))

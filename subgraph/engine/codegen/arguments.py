@@ -51,11 +51,11 @@ class WordBlock:
 
     Attributes:
         fields: For each name the index of its first word, and its kind.
-        width: Words of the block.
+        block_words: Words of the block.
     """
 
     fields: ClassVar[dict[str, tuple[int, Kind]]] = {}
-    width: ClassVar[int] = 0
+    block_words: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
         """Lay the fields out.
@@ -72,7 +72,7 @@ class WordBlock:
                     if name in fields:
                         raise TypeError(f"{cls.__name__}.{name} is in two parents")
                     fields[name] = (width + index, kind)
-                width += parent.width
+                width += parent.block_words
         for name, kind in vars(cls).get("__annotations__", {}).items():
             if kind.startswith("ClassVar"):
                 continue
@@ -82,7 +82,7 @@ class WordBlock:
                 raise TypeError(f"{cls.__name__}.{name} stands behind words of any number")
             fields[name] = (width, kind)
             width += _WIDTHS[kind]
-        cls.fields, cls.width = fields, width
+        cls.fields, cls.block_words = fields, width
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

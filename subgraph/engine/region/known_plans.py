@@ -29,7 +29,8 @@ class KnownPlans:
         if plan is None or not plan.versions.hold():
             return None
         self._plans.move_to_end(request.key)
-        return plan
+        found: object = plan
+        return found
 
     def keep(self, key: Key, plan: Any) -> None:
         """Remember a plan, instead of the one that was used longest ago if there are many."""

@@ -12,8 +12,10 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.operators.operator import operator_key
 from subgraph.operators.subgraph_op import SubgraphOp, subgraph_node
 from subgraph.partition.replace import Cut, Cutter, put_in
-from subgraph.runtime.executor_plan import Plan as SplitRegion
+from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.fast_ops import fast_op, gives_size
+
+SplitRegion = Plan  # of the default executor, over the two parts
 
 
 class SplitPlan:
