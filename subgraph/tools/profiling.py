@@ -105,7 +105,7 @@ def peak_flops(repeats: int = 15) -> float:
     depth, rows, width = 512 // of.nv, of.mr, of.width
     a, b = np.zeros(rows * 16, np.float32), np.zeros(width, np.float32)
     c = np.zeros(rows * width, np.float32)
-    words = np.zeros(TileBlock.width, np.int64)
+    words = np.zeros(TileBlock.block_words, np.int64)
     # Steps of zero bytes: every step reads the same values, nothing but the multiply-adds counts.
     loops = {"outer_count": 1, "middle_count": 1, "inner_count": 400, "steps": depth}
     strides = {"a_row": 64, "b_vector": of.lanes * 4, "c_row": width * 4, "c_vector": of.lanes * 4}
