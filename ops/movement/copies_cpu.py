@@ -25,7 +25,6 @@ _UNIT_BYTES = 32768
 _SMALL = 16384  # fewer bytes are not worth a thread
 _TILE = 64
 _FEW = (2, 3, 4)  # rows that a kernel of its own zips
-_LONG = 16  # elements of rows and columns that two steps are worth
 _LEAST = 8  # elements of the shortest rows that it does
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
@@ -94,14 +93,6 @@ def emit_copy(
     )
     if _emit_zip(low, ends, dims, origin, goal, item):
         return
-    between = _between(dims, origin, goal)
-    if between is not None:
-        order, inside = between
-        held = low.scratch(math.prod(dims) * item)
-        turned = ([part[d] for d in order] for part in (dims, origin, inside))
-        emit_copy(low, source, held, *turned, item=item, from_offset=from_offset)
-        emit_copy(low, held, target, dims, inside, goal, item=item, to_offset=to_offset)
-        return
     if _emit_transpose(low, ends, dims, origin, goal, item):
         return
     item, dims, origin, goal = _widen(item, dims, origin, goal)
@@ -143,32 +134,6 @@ def _turned(dims: Ints, origin: Ints, goal: Ints) -> int | None:
     found = [d for d in range(len(dims) - 1) if origin[d] == 1]
     # A few columns (the channels of an image) are faster one after the other.
     return found[0] if len(found) == 1 and dims[found[0]] > 4 else None
-
-
-def _between(dims: Ints, origin: Ints, goal: Ints) -> tuple[Ints, Ints] | None:
-    """Return how to lay out what is copied in between, if two steps are faster than one.
-
-    Pixels of a few elements, whose planes are then transposed, are taken apart first, or put
-    together last: neither step has its elements far apart.
-
-    Returns:
-        The order of the dimensions, and elements between their neighbours.
-    """
-    every = range(len(dims))
-    for near, far in ((origin, goal), (goal, origin)):
-        few = [d for d in every if near[d] == 1 and dims[d] in _FEW]
-        if not few:
-            continue
-        plane = [d for d in every if near[d] == dims[few[0]] and dims[d] >= _LONG]
-        line = [d for d in every if far[d] == 1 and dims[d] >= _LONG and d not in (*few, *plane)]
-        if len(few) == len(plane) == len(line) == 1:
-            rest = sorted({*every} - {*few, *plane}, key=lambda d: (-near[d], d))
-            order = (*rest, *few, *plane)
-            steps = [0] * len(dims)
-            for k, d in enumerate(order):
-                steps[d] = math.prod(dims[e] for e in order[k + 1 :])
-            return order, tuple(steps)
-    return None
 
 
 def _longest_last(dims: Ints, origin: Ints, goal: Ints) -> tuple[Ints, Ints, Ints]:
