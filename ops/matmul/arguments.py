@@ -150,3 +150,61 @@ class GemmArguments(KernelArguments):
     residual_step1: int
     residual_step2: int
     rows_first: int
+
+
+class StrassenArguments(KernelArguments):
+    """Arguments of Strassen's `product`; a work unit is a block of C, blocks of columns innermost.
+
+    Attributes:
+        a: The left matrix; its columns are contiguous.
+        b: The right matrix, packed into panels. Panel p is paired with the one half of all panels
+            later.
+        c: The result, contiguous. It may lie where the residual does if there is one pass.
+        init: What the sums of a row begin with, one element for each column; 0: zeros.
+        residual: What is added at the end, shaped as C; 0: nothing.
+        m: Rows of A and C.
+        n: Columns of B and C: whole pairs of panels.
+        k: Columns of A, rows of B; even.
+        a_row: Bytes between rows of A.
+        tile: The contraction tile that adds to C.
+        twice_tile: The contraction tile that adds to two quarters of C.
+        post: The kernel applied to a finished tile; 0: none.
+        flags: ``F_*`` flags of the result.
+        low: Lower bound of the results, if the flags ask for it.
+        high: Upper bound of the results, if the flags ask for it.
+        block_rows: Rows of a block, even.
+        block_pairs: Pairs of panels of a block.
+        pass_depth: Steps of one pass in each half of K.
+        scratch: For each worker seven sums of A, a panel as deep as a pass, and a block's rows of
+            two panels of C.
+        scratch_bytes: Bytes between the areas of workers.
+        sum_row: Bytes between rows of the sums of A.
+        sum_bytes: Bytes between the sums of A.
+        mixed_tile: The contraction tile that adds to two quarters and mixes B.
+        alike: For each pair of panels 1 if its columns may share their errors, else 0; int64.
+    """
+
+    a: Address
+    b: Address
+    c: Address
+    init: Address
+    residual: Address
+    m: int
+    n: int
+    k: int
+    a_row: int
+    tile: Address
+    twice_tile: Address
+    post: Address
+    flags: int
+    low: float
+    high: float
+    block_rows: int
+    block_pairs: int
+    pass_depth: int
+    scratch: Address
+    scratch_bytes: int
+    sum_row: int
+    sum_bytes: int
+    mixed_tile: Address
+    alike: Address

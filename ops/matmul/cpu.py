@@ -40,6 +40,7 @@ from subgraph.system.host import caches
 from .arguments import GemmArguments, PackRightArguments
 from .integer_gemm_cpu import WHOLE, emit_whole_product
 from .products import Matrix, Product, batch_steps, is_transposed, matrix
+from .strassen_cpu import alike_columns, emit_strassen, fits, saves
 
 _BATCH_LEVELS = 3
 
@@ -195,8 +196,17 @@ def _batch(product: Product) -> tuple[Matrix, list[int], list[list[int]]]:
 
 def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word) -> None:
     a, sizes, steps = _batch(product)
-    of = weight_tiles(of, low, product.b.operand)
+    b = product.b
+    of = weight_tiles(of, low, b.operand)
     b_word, row_of_b, b_steps = _right_side(low, product, of, a.rows, steps[1])
+    alone = math.prod(sizes) == 1 and b.operand.constant and a.column_step == 1
+    m, n, depth = a.rows, b.columns, a.columns
+    if alone and fits(low, of, n, depth) and saves(of, m, n, depth):
+        recipe = f"gemm alike columns {_panels_recipe(product, of)}"
+        alike = low.weight(recipe, alike_columns(of, _stacked(product, of)), b.operand)
+        ends = (a.operand, a.row_step), b_word, alike, product.out
+        emit_strassen(low, of, *ends, (m, n, depth), init, residual, product.act)
+        return
     _blocks_of_panels(
         low,
         product,

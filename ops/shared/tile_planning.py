@@ -68,15 +68,25 @@ class Tiles:
         }
         return shape | ({"weights": self.weights} if self.weights else {})
 
-    def contraction(self, masked: bool = False, ahead: bool = False) -> Kernel:
+    def contraction(
+        self,
+        masked: bool = False,
+        ahead: bool = False,
+        twice: bool = False,
+        mixed: bool = False,
+    ) -> Kernel:
         """Return the contraction tile.
 
         Args:
             masked: The last vector of a row is not whole.
             ahead: Of low tiles the one that prefetches.
+            twice: The one that adds its sums to two results.
+            mixed: The one whose B is the sum of two.
         """
         # High tiles were tuned without it.
         extra: dict[str, bool] = {"ahead": True} if ahead and self.low else {}
+        extra |= {"twice": True} if twice else {}
+        extra |= {"mixed": True} if mixed else {}
         return Kernel(
             "subgraph.engine.codegen.tile", "contraction", masked=masked, **extra, **self.variant
         )

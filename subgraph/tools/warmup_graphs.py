@@ -138,7 +138,7 @@ def _narrow() -> Graph:
 
 
 def _large() -> Graph:
-    """Return a product and a convolution large enough for Winograd's method and blocks of rows."""
+    """Return a product and a convolution large enough for Strassen's and Winograd's methods."""
     w, x = _Weights(), sg.input("x", (1, 128, 384))
     image = sg.input("image", (1, 512, 14, 14))
     wide = _gelu(ops.Add(ops.MatMul(x, w(384, 1536)), w(1536)))

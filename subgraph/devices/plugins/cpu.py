@@ -48,6 +48,9 @@ class CpuOptions(DeviceOptions):
     FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
     BLOCKED_LAYOUT: bool = option(True, "let convolutions work in blocks of channels")
     WINOGRAD: bool = option(True, "allow Winograd convolution, which rounds a little differently")
+    STRASSEN: bool = option(
+        True, "allow Strassen's products by large weights, which round a little differently"
+    )
     WEIGHTS_PRECISION: str = option(
         "",
         "hold float32 weights of products and convolutions in bfloat16: half the memory, sums stay "
@@ -185,7 +188,7 @@ def plan_options(options: CpuOptions) -> PlanOptions:
     properties = {
         field.name: getattr(options, field.name)
         for field in attrs.fields(CpuOptions)
-        if field.name in ("WINOGRAD", "WEIGHTS_PRECISION")
+        if field.name in ("WINOGRAD", "STRASSEN", "WEIGHTS_PRECISION")
     }
     return PlanOptions(
         threads=threads_per_stream(options), blocked=options.BLOCKED_LAYOUT, properties=properties

@@ -28,6 +28,7 @@ from subgraph.engine.codegen.irtools import I64, bf16_to_f32, load_at
 from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
+    F_MINUS,
     LOW_ROWS,
     row_counts,
     tile_rows,
@@ -82,9 +83,13 @@ class _Tile:
         masked: bool,
         ahead: bool = False,
         weights: str = "",
+        mixed: bool = False,
     ) -> None:
         self.e, self.t, self.mr, self.nv = e, t, mr, nv
         self.weights = weights
+        self.mix = (
+            (e.word(t, "addend"), e.word(t, "sum_copy"), e.word_splat(t, "sign")) if mixed else None
+        )
         self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
         self.fetch = Fetch(e, t, nv * self.right_bytes) if ahead else None
         self.w = {name: e.word(t, name) for name in _LOOP_WORDS}
@@ -118,6 +123,12 @@ class _Tile:
 
     def right(self, address: Any, j: int) -> Any:
         """Load vector j of a row of B, widening what is held in less."""
+        if self.mix is not None:
+            addend, copy, sign = self.mix
+            e, b = self.e, self.e.b
+            value = e.fma(sign, e.load(b.add(address, addend)), e.load(address))
+            e.store(value, b.add(address, copy))
+            return value
         if self.weights != "bfloat16":
             return self.e.load(address, self.lane_mask(j))
         # Packed weights fill whole vectors.
@@ -250,6 +261,26 @@ class _Tile:
                 value = e.get(self.acc[i][j])
                 e.store(value, self.at(c, crs, cjs, i, j), self.lane_mask(j))
 
+    def finish_twice(self) -> None:
+        """Add the sums to C, and to `residual` or subtract them from it; its strides are C's."""
+        e, t, b = self.e, self.t, self.e.b
+        c, crs, cjs = self.w["c"], self.w["c_row"], self.w["c_vector"]
+
+        def change(base: Any, operation: Callable[[Any, Any], Any]) -> None:
+            for i in range(self.mr):
+                for j in range(self.nv):
+                    at, mask = self.at(base, crs, cjs, i, j), self.lane_mask(j)
+                    e.store(operation(e.load(at, mask), e.get(self.acc[i][j])), at, mask)
+
+        change(c, b.fadd)
+        other = e.word(t, "residual")
+        with e.when(b.icmp_signed("!=", other, e.const(0))):
+            minus = e.flag(e.word(t, "flags"), F_MINUS)
+            with e.when(minus):
+                change(other, b.fsub)
+            with e.when(b.not_(minus)):
+                change(other, b.fadd)
+
 
 def _contraction_body(
     e: Emit,
@@ -259,12 +290,15 @@ def _contraction_body(
     masked: bool,
     ahead: bool = False,
     weights: str = "",
+    twice: bool = False,
+    mixed: bool = False,
 ) -> None:
-    tile = _Tile(e, t, mr, nv, masked, ahead, weights)
+    tile = _Tile(e, t, mr, nv, masked, ahead, weights, mixed)
     b, w, acc = e.b, tile.w, tile.acc
     lanes_bytes = tile.right_bytes
     tile.announce()
-    tile.start()
+    if not twice:
+        tile.start()
 
     def k_step(a: Any, at_b: Any) -> None:
         vectors = [tile.right(b.add(at_b, b.mul(w["b_vector"], e.const(j))), j) for j in range(nv)]
@@ -293,7 +327,10 @@ def _contraction_body(
         return tile.dense_steps(at_a, at_b, steps, dense_step)
 
     tile.loops(k_step, dense_steps if low else None)
-    tile.finish()
+    if twice:
+        tile.finish_twice()
+    else:
+        tile.finish()
 
 
 def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
@@ -344,6 +381,8 @@ def contraction(
     masked: bool,
     ahead: bool = False,
     weights: str = "",
+    twice: bool = False,
+    mixed: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel that runs one contraction tile.
 
@@ -358,8 +397,11 @@ def contraction(
         masked: The last vector of every row holds `tail` elements only.
         ahead: Bring what lies at `ahead` into the second cache meanwhile.
         weights: ``"bfloat16"``: B is held in it, and widened in registers (packed B only).
+        twice: The sums are added to C, and to `residual` or, with F_MINUS, subtracted from it.
+        mixed: B is the sum of what lies at `b` and, times `sign`, `addend` bytes further; it is
+            stored `sum_copy` bytes further for the next tiles.
     """
-    body = partial(_contraction_body, ahead=ahead, weights=weights)
+    body = partial(_contraction_body, ahead=ahead, weights=weights, twice=twice, mixed=mixed)
     return dispatcher("tile", body, dtype, lanes, mr, nv, masked)
 
 

@@ -50,6 +50,9 @@ class TileBlock(WordBlock):
         left: Pixels of a row of windows that lie outside, at its beginning.
         right: The same at its end.
         zeros: A vector of zeros.
+        addend: Bytes from B to what is added to it (tiles with ``mixed`` only).
+        sum_copy: Bytes from B to where the sums are stored.
+        sign: The factor of what is added to B.
     """
 
     a: Address
@@ -88,10 +91,14 @@ class TileBlock(WordBlock):
     left: int
     right: int
     zeros: Address
+    addend: int
+    sum_copy: int
+    sign: float
 
 
 F_LO = 1  # the result is at least `low`
 F_HI = 2  # the result is at most `high`
+F_MINUS = 4  # the sums are subtracted from `residual` (tiles with ``twice``)
 
 LOW_ROWS = 8  # tiles of at most so many rows address dense operands in one register each
 

@@ -1,0 +1,322 @@
+"""Strassen's product of matrices: seven products of quarters where the definition has eight.
+
+A is cut into top and bottom rows, B into left and right columns, both into the near and the far
+half of the depth. Every product is of sums of quarters, and goes into one or two quarters of C
+(Strassen, "Gaussian Elimination is not Optimal", 1969); sums of A are made once for many columns,
+those of B, a panel at a time, just before they are used.
+
+Quarters share their rounding errors, and what is not finite in one would be in all: rows, and
+columns, of very different magnitude, and those with an infinity or NaN, are multiplied by the
+definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.dtypes import item_bytes
+from subgraph.engine.codegen.argument_views import stack_block, view_of
+from subgraph.engine.codegen.arguments import WordBlock
+from subgraph.engine.codegen.simd import call_kernel, ld_i64, vec
+from subgraph.engine.codegen.tile import rows_of
+from subgraph.engine.codegen.tiling import F_HI, F_LO, F_MINUS, TileBlock
+
+from .arguments import StrassenArguments
+
+_ALIKE = 8.0  # times as large may a row be as the one that it is added to
+_LARGEST = 1e15  # of which products are finite; columns: see strassen_cpu
+_tile_block = stack_block(TileBlock)
+
+
+class Pass(WordBlock):
+    """The part of a block of C that one pass works on.
+
+    Attributes:
+        row: First row of the block.
+        half: Rows of a quarter of the block: of an odd number one more than half.
+        rows: Rows of the block.
+        near: First step in the near half of the depth.
+        far: First step in the far half.
+        depth: Steps in each half.
+        last: 1 if no pass follows, else 0.
+        next_pair: The pair of panels that is multiplied next.
+        next_near: Its first step in the near half.
+        next_far: Its first step in the far half.
+    """
+
+    row: int
+    half: int
+    rows: int
+    near: int
+    far: int
+    depth: int
+    last: int
+    next_pair: int
+    next_near: int
+    next_far: int
+
+
+_pass = stack_block(Pass)
+
+
+def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
+    """Return the kernel of `StrassenArguments`: ``C = act(init + A @ B + residual)``.
+
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
+        mr: Rows of a contraction tile.
+        nv: Vectors of a row of a contraction tile.
+    """
+    arguments = view_of(StrassenArguments)
+    v = vec(dtype, lanes)
+    load, store, splat, select = v.load, v.store, v.splat, v.select
+    largest, highest, total_of = v.max, v.hmax, v.sum
+    item = item_bytes(dtype)
+    width = nv * lanes
+    step = width * item
+    both = 2 * step  # bytes of a row of the sums of a pair of panels
+
+    @register_jitable
+    def clear(sums: int, rows: int) -> None:
+        """Let the sums of a pair of panels be zero."""
+        for i in range(0, rows * both, lanes * item):
+            store(sums + i, splat(0.0))
+
+    @register_jitable
+    def finish(call: StrassenArguments, t: TileBlock, w: Pass, sums: int, p: int) -> None:
+        """Add the sums of a pair of panels to C; the last pass adds the residual and activates."""
+        crs, flags = call.n * item, call.flags
+        first, last = w.near == 0, w.last != 0
+        init, res = call.init, call.residual if last else 0
+        low, high = splat(call.low), splat(call.high)
+        rows, pairs = w.rows, call.n // width // 2
+        t.c_row = crs
+        for r in range(0, rows, mr):
+            count = min(mr, rows - r)
+            for side in range(2):
+                column = (p + side * pairs) * step
+                start = (w.row + r) * crs + column
+                for i in range(count):
+                    at, x = start + i * crs, sums + (r + i) * both + side * step
+                    for j in range(0, step, lanes * item):
+                        y = load(x + j)
+                        if not first:
+                            y = y + load(call.c + at + j)
+                        elif init != 0:
+                            y = y + load(init + column + j)
+                        if res != 0:
+                            y = y + load(res + at + j)
+                        if last and flags & F_LO:
+                            y = select(low > y, low, y)
+                        if last and flags & F_HI:
+                            y = select(high < y, high, y)
+                        store(call.c + at + j, y)
+                if last and call.post != 0:
+                    t.c = call.c + start
+                    call_kernel(call.post, t, count, nv, 0)
+        t.c_row = both
+
+    @register_jitable
+    def larger(most: Any, x: Any) -> Any:
+        return largest(most, largest(x, splat(0.0) - x))
+
+    @register_jitable
+    def sums_of_a(call: StrassenArguments, w: Pass, scratch: int) -> bool:
+        """Make the operands of one pass; return whether quarters may share their errors."""
+        ars, rows, depth = call.a_row, w.half, w.depth
+        to, size = call.sum_row, call.sum_bytes
+        alike = True
+        for r in range(rows):
+            top = call.a + (w.row + r) * ars
+            bottom = top + rows * ars
+            d = scratch + r * to
+            there = rows + r < w.rows  # of an odd number one row meets zeros
+            above, below, wrong = splat(0.0), splat(0.0), splat(0.0)
+            for k in range(0, depth, lanes):
+                near, far = (w.near + k) * item, (w.far + k) * item
+                a, b = load(top + near), load(top + far)
+                c = load(bottom + near) if there else splat(0.0)
+                e = load(bottom + far) if there else splat(0.0)
+                above = larger(larger(above, a), b)
+                below = larger(larger(below, c), e)
+                wrong = wrong + ((a - a) + (b - b)) + ((c - c) + (e - e))
+                at = d + k * item
+                store(at, a + e)
+                store(at + size, c + e)
+                store(at + 2 * size, a)
+                store(at + 3 * size, e)
+                store(at + 4 * size, a + b)
+                store(at + 5 * size, c - a)
+                store(at + 6 * size, b - e)
+            x = highest(above)
+            y = highest(below) if there else x
+            most = min(_LARGEST, _ALIKE * min(x, y))
+            alike = alike and total_of(wrong) == 0.0 and max(x, y) <= most
+        return alike
+
+    @register_jitable
+    def multiply(
+        call: StrassenArguments,
+        t: TileBlock,
+        w: Pass,
+        a: int,
+        b: int,
+        c: int,
+        other: int,
+        ahead: int,
+    ) -> None:
+        """Add a product to a quarter of C and to another one; the first tile mixes B."""
+        rows = w.half
+        ars, depth = call.sum_row, w.depth
+        t.a_row = ars
+        t.b = b
+        pace = 2 * step // max(1, (rows + mr - 1) // mr) if ahead != 0 else 0
+        ahead = ahead if ahead != 0 else b
+        t.pace = pace
+        tile = call.mixed_tile if t.addend != 0 else call.twice_tile
+        i = 0
+        while i < rows:
+            m = rows_of(rows - i, mr)
+            t.a = a + i * ars
+            t.c = c + i * both
+            t.residual = other + i * both if other != 0 else 0
+            t.ahead = ahead
+            ahead += depth // 2 * pace
+            call_kernel(tile, t, m, nv, 0)
+            if i == 0 and t.addend != 0:
+                tile = call.twice_tile
+                t.b = b + t.sum_copy
+            i += m
+
+    @register_jitable
+    def mix(t: TileBlock, b: int, other: int, copy: int, sign: float) -> int:
+        """Let B be the sum of two quarters; the first tile stores it for the tiles after it."""
+        t.addend = other - b
+        t.sum_copy = copy - b
+        t.sign = sign
+        return b
+
+    @register_jitable
+    def seven(
+        call: StrassenArguments, t: TileBlock, w: Pass, scratch: int, sums: int, p: int
+    ) -> None:
+        """Run the products of a pair of panels."""
+        total, rows = call.k, w.half
+        size = call.sum_bytes
+        panels = call.n // width
+        target = scratch + 7 * size
+        left = call.b + p * total * step
+        right = left + panels // 2 * total * step
+        near, far = w.near * step, w.far * step
+        b11, b12, b21, b22 = left + near, right + near, left + far, right + far
+        c11, c12 = sums, sums + step
+        c21, c22 = c11 + rows * both, c12 + rows * both
+        next_left = call.b + w.next_pair * total * step
+        next_right = next_left + panels // 2 * total * step
+        near, far = w.next_near * step, w.next_far * step
+        t.flags = 0
+        b = mix(t, b11, b22, target, 1.0)
+        multiply(call, t, w, scratch, b, c11, c22, next_left + near)
+        b = mix(t, b12, b22, target, -1.0)
+        multiply(call, t, w, scratch + 2 * size, b, c12, c22, next_left + far)
+        b = mix(t, b21, b11, target, -1.0)
+        multiply(call, t, w, scratch + 3 * size, b, c11, c21, next_right + near)
+        b = mix(t, b11, b12, target, 1.0)
+        multiply(call, t, w, scratch + 5 * size, b, c22, 0, next_right + far)
+        b = mix(t, b21, b22, target, 1.0)
+        multiply(call, t, w, scratch + 6 * size, b, c11, 0, 0)
+        t.addend = 0
+        t.flags = F_MINUS
+        multiply(call, t, w, scratch + size, b11, c21, c22, 0)
+        multiply(call, t, w, scratch + 4 * size, b22, c12, c11, 0)
+
+    @register_jitable
+    def plain(call: StrassenArguments, t: TileBlock, w: Pass, sums: int, p: int) -> None:
+        """Run the products of a pair of panels by the definition."""
+        total, ars, rows = call.k, call.a_row, w.rows
+        pairs = call.n // width // 2
+        t.a_row = ars
+        t.pace = 0
+        t.flags = 0
+        t.residual = 0
+        i = 0
+        while i < rows:
+            m = rows_of(rows - i, mr)
+            a = call.a + (w.row + i) * ars
+            for side in range(2):
+                c = sums + i * both + side * step
+                b = call.b + (p + side * pairs) * total * step
+                t.c = c
+                t.start = c
+                for half in range(2):
+                    k = w.near if half == 0 else w.far
+                    t.a = a + k * item
+                    t.b = b + k * step
+                    t.ahead = b + k * step
+                    call_kernel(call.tile, t, m, nv, 0)
+            i += m
+
+    @register_jitable
+    def one_pass(
+        call: StrassenArguments, t: TileBlock, w: Pass, scratch: int, first: int, end: int
+    ) -> None:
+        """Add the products of one range of steps of both halves, for pairs of panels."""
+        half = w.half
+        near, far, depth = w.near, w.far, w.depth
+        sums = scratch + 7 * call.sum_bytes + call.pass_depth * step
+        alike = sums_of_a(call, w, scratch)
+        w.last = 1 if near + depth >= call.k // 2 else 0
+        t.steps = depth
+        for p in range(first, end):
+            # The tiles of a pair bring the next one closer, or the first one's next steps.
+            on = depth if p + 1 == end and w.last == 0 else 0
+            w.next_pair = first if p + 1 == end else p + 1
+            w.next_near = near + on
+            w.next_far = far + on
+            clear(sums, 2 * half)
+            if alike and ld_i64(call.alike + 8 * p) != 0:
+                seven(call, t, w, scratch, sums, p)
+            else:
+                plain(call, t, w, sums, p)
+            finish(call, t, w, sums, p)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        call = arguments(args)
+        t, w = _tile_block(), _pass()
+        m, total = call.m, call.k
+        mb, pb, kc = call.block_rows, call.block_pairs, call.pass_depth
+        scratch = call.scratch + worker * call.scratch_bytes
+        pairs = call.n // width // 2
+        pair_blocks = (pairs + pb - 1) // pb
+        t.outer_count = 1
+        t.middle_count = 1
+        t.inner_count = 1
+        t.a_step = item
+        t.b_step = step
+        t.b_vector = lanes * item
+        t.c_row = both
+        t.c_vector = lanes * item
+        t.residual_row = both
+        t.residual_vector = lanes * item
+        t.start_row = both
+        t.start_vector = lanes * item
+        t.low = call.low
+        t.high = call.high
+        t.tail = lanes
+        for unit in range(begin, end):
+            row, first = unit // pair_blocks * mb, unit % pair_blocks * pb
+            rows = min(mb, m - row)
+            w.row = row
+            w.rows = rows
+            w.half = (rows + 1) // 2
+            for k in range(0, total // 2, kc):
+                w.near = k
+                w.far = total // 2 + k
+                w.depth = min(kc, total // 2 - k)
+                one_pass(call, t, w, scratch, first, min(pairs, first + pb))
+
+    return kernel
