@@ -224,7 +224,8 @@ def count_results(results: Iterable[Any], what: str) -> None:
         LimitError: more is held than the budget allows.
     """
     results = list(results)
-    allocated = _state.allocated = _state.allocated + sum(map(_size_of, results))
+    sizes = (_OF_ARRAY + _size_of(result) for result in results)
+    allocated = _state.allocated = _state.allocated + sum(sizes)
     if allocated > _SMALL and allocated * _COUNT_EVERY > memory_limit():
         _state.allocated = 0.0
         held = _held(results)

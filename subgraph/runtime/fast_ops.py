@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
-from subgraph.graph.limits import check_memory
+from subgraph.graph.limits import check_memory, count_results
 from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.operator import operator_key
@@ -134,6 +134,8 @@ def _item(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 def _insert(node: Node) -> Run:
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
         if len(inputs) == 2 or inputs[2] is None:
+            # A device may have made the item, and the sequence of a loop may grow without end.
+            count_results(inputs[1:2], node.name)
             return [[*inputs[0], inputs[1]]]
         return evaluate(node, inputs)
 

@@ -30,7 +30,7 @@ ELEMENTWISE: list[tuple[Use, str]] = [
     (Use("Clip", (X, floats(2), floats(3)), {}), r"min has shape \[2\]"),
     (Use("Clip", (X, floats(1)[0], floats(0)), {}), r"max has shape \[0\]"),
     (Use("Dropout", (X, floats(2)), {}), "ratio has shape"),
-    (Use("BitShift", (BYTES, BYTES), {"direction": "UP"}), "direction is UP"),
+    (Use("BitShift", (BYTES, BYTES), {"direction": "UP"}), "direction is 'UP'"),
     (Use("ReduceSum", (X, ints(0, 0)), {}), "twice"),
     (Use("ReduceMax", (X, ints(2)), {}), "axes are"),
     (Use("ReduceMean", (X, ints(-3)), {}), "axes are"),
