@@ -166,7 +166,7 @@ def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # Every operator, loops, and packed weights; `make check-guard` runs all tests.
 _PART = (
     "operators/test_ops_devices.py",
-    "engine/region/test_iterations.py",
+    "engine/cpu/test_iterations.py",
     "weights/test_packing.py",
 )
 
