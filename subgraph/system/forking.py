@@ -13,8 +13,11 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar, overload
 
+_Owner = TypeVar("_Owner")
+_Result = TypeVar("_Result")
 _L = TypeVar("_L", bound="threading.Lock | threading.RLock")
 _IMPORTED_LATE = ("subgraph", "onnx", "numba", "llvmlite", "pyopencl")
 _PATIENCE = 30.0  # seconds
@@ -85,3 +88,33 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
     )
+
+
+class computed_once(Generic[_Owner, _Result]):
+    """A property that is computed at its first access and then an attribute of the object.
+
+    ``functools.cached_property`` of Python 3.11 holds a lock of the class while it computes: a
+    child of ``fork`` would wait for it without end, and threads for each other. Here two threads
+    may compute the same value, of which either is right.
+    """
+
+    def __init__(self, compute: Callable[[_Owner], _Result]) -> None:
+        """Take the function that computes the value from the object."""
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Note the name under which the value becomes an attribute."""
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: _Owner, owner: type) -> _Result: ...
+    def __get__(self, instance: _Owner | None, owner: type) -> Self | _Result:
+        """Compute the value and let it take the place of this property."""
+        if instance is None:
+            return self
+        value = self._compute(instance)
+        vars(instance)[self._name] = value
+        return value

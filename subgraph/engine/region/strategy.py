@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, Protocol
 
 from subgraph.engine.planner.plan_types import UnknownShapeError
@@ -11,6 +10,7 @@ from subgraph.engine.region.contents import DecidingContents, Key
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Snapshot
 from subgraph.graph.types import TensorType, dtype_of
+from subgraph.system.forking import computed_once
 
 
 class Declined(Exception):
@@ -44,23 +44,23 @@ class Request:
         self._graph_of = graph_of
         self._contents = contents
 
-    @cached_property
+    @computed_once
     def graph(self) -> Graph:
         """The fused graph, for the parameters of the snapshot."""
         return self._graph_of()
 
-    @cached_property
+    @computed_once
     def types(self) -> list[TensorType]:
         """The types of the inputs."""
         return [TensorType(dtype_of(item), item.shape) for item in self.inputs]
 
-    @cached_property
+    @computed_once
     def key(self) -> Key:
         """What distinguishes plans: the shapes, and the contents on which shapes depend."""
         _ = self.graph  # a graph fused anew forgets on which contents plans depend
         return self._contents.key(self.inputs)
 
-    @cached_property
+    @computed_once
     def contents(self) -> dict[int, Any]:
         """The contents, by position, of the inputs on which shapes depend."""
         _ = self.graph

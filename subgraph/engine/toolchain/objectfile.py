@@ -9,8 +9,9 @@ read. Objects with sections or relocations that kernels on x86-64 do not have ar
 from __future__ import annotations
 
 import struct
-from functools import cached_property
 from typing import NamedTuple
+
+from subgraph.system.forking import computed_once
 
 _ELF_MAGIC = b"\x7fELF\x02\x01"  # 64 bit, little endian
 _X86_64 = 62
@@ -112,7 +113,7 @@ class _File:
     def content(self, section: _Section) -> bytes:
         return self._data[section.offset : section.offset + section.size]
 
-    @cached_property
+    @computed_once
     def symbols(self) -> list[_Symbol]:
         found: list[_Symbol] = []
         for table in self.sections:
