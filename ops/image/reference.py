@@ -56,8 +56,8 @@ def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence
         if x.dtype.kind not in "iu" or str(options["mode"]) != "nearest" or cropped:
             return standard(node, inputs)
         # onnx.reference computes in double precision, which does not hold all integers.
-        places: Array = np.arange(x.size, dtype=np.float64).reshape(x.shape)
-        found: Array = standard(node, [places, *inputs[1:]])[0]
+        indices: Any = np.arange(x.size, dtype=np.float64)
+        found: Array = standard(node, [indices.reshape(x.shape), *inputs[1:]])[0]
         return [x.reshape(-1)[found.astype(np.int64)]]
     given: list[Any] = [v if v is None else v.copy() for v in inputs]
     for k, axis in enumerate(axes):
