@@ -175,6 +175,16 @@ def test_unknown_providers_are_refused() -> None:
         sg.compile_model(graph, "ONNXRUNTIME", {"PROVIDERS": "Warp"})
 
 
+def test_answers_for_some_options_are_not_those_for_others() -> None:
+    """What a library says with wrong options must not decide about the same nodes without them."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    x = sg.input("x", type=sg.TensorType("float32", (5, 11)))
+    graph = sg.Graph([x], [ops.Neg(ops.Tanh(x))], "asked_twice")
+    with pytest.raises(sg.ConfigError, match=r"PROVIDERS is 'Warp'.*CPUExecutionProvider"):
+        sg.query_model(graph, "ONNXRUNTIME", {"PROVIDERS": "Warp"})
+    assert len(sg.query_model(graph, "ONNXRUNTIME")) == 2
+
+
 @pytest.mark.parametrize(
     ("requirement", "message"),
     [

@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 
 from subgraph.devices.device import Config, Device
-from subgraph.errors import DeviceError, SubgraphError
+from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
@@ -119,7 +119,7 @@ class Backend(Device):
             DeviceError: the package is missing or too old; the message says what to install.
         """
         self.library = import_library(self.module, self.requirement, self.title)
-        self._answers: dict[bytes, str] = {}  # reasons of refusals by the hash of a node's model
+        self._answers: dict[bytes, str] = {}  # reasons of refusals, by `_key`
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return the nodes that the library compiles, as {node name: device name}.
@@ -132,7 +132,7 @@ class Backend(Device):
         if piece is not None and not self._tried(
             _serialized(piece.inner, _small_or_zeros), options
         ):
-            self._answers.update((_key(_single_node_model(node)), "") for node in nodes)
+            self._answers.update((_key(_single_node_model(node), options), "") for node in nodes)
         return super().query_model(graph, config)
 
     def supports(self, node: Node, options: Any) -> bool | Reject:
@@ -141,7 +141,7 @@ class Backend(Device):
         if reason:
             return Reject(reason)
         model = _single_node_model(node)
-        key = _key(model)
+        key = _key(model, options)
         known = self._answers.get(key)
         if known is None:
             known = self._answers[key] = self._tried(model, options)
@@ -163,7 +163,7 @@ class Backend(Device):
         """Return why the library refuses a model; "" if it takes the model."""
         try:
             self.try_library_model(model, options)
-        except MemoryError:
+        except (ConfigError, MemoryError):  # not about the model
             raise
         except Exception as error:  # libraries have exceptions of their own, under no common class
             return f"{self.title}: {reason_of_library(error)}"
@@ -371,8 +371,9 @@ def _serialized(model: Graph, array_of: Callable[[Parameter], Array]) -> bytes:
     return serialized
 
 
-def _key(model: bytes) -> bytes:
-    return hashlib.sha256(model).digest()
+def _key(model: bytes, options: Any) -> bytes:
+    """Return what an answer holds for: a model, and the options that the library was asked with."""
+    return hashlib.sha256(repr(options).encode() + model).digest()
 
 
 def _single_node_model(node: Node) -> bytes:
