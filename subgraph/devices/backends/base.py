@@ -247,10 +247,14 @@ class BackendOp(SubgraphOp):
         except (SubgraphError, MemoryError):
             raise
         except Exception as error:
-            raise DeviceError(
-                f"device {self.backend.name}: {self.backend.title} cannot compile region "
-                f"{self.subgraph.name!r}: {reason_of_library(error)}"
-            ) from error
+            raise self.failure("compile", error) from error
+
+    def failure(self, what: str, error: Exception) -> DeviceError:
+        """Return the error for an exception of the library, which cannot ``what`` the region."""
+        return DeviceError(
+            f"device {self.backend.name}: {self.backend.title} cannot {what} region "
+            f"{self.subgraph.name!r}: {reason_of_library(error)}"
+        )
 
     def session(self) -> Session:
         """Return a session with a runner of its own."""
@@ -284,10 +288,7 @@ class _BackendSession(Session):
         except (SubgraphError, MemoryError):
             raise
         except Exception as error:
-            raise DeviceError(
-                f"device {self._op.backend.name}: {self._op.backend.title} cannot run region "
-                f"{self._op.subgraph.name!r}: {reason_of_library(error)}"
-            ) from error
+            raise self._op.failure("run", error) from error
         return results if outputs is None else fill_outputs(results, outputs)
 
 
