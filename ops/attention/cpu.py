@@ -44,7 +44,7 @@ class _Sizes:
 @lowering("Attention", dtypes=FLOATS)
 def attention(node: Node, low: Lowering) -> None:
     """Lower Attention with all its inputs and outputs."""
-    operands = [low.given(0), low.given(1), low.given(2), low.output()]
+    operands = [low.input(0), low.input(1), low.input(2), low.output()]
     if operands[0].rank == 4:
         q, k, v, out = (ordered(operand, "bhtd") for operand in operands)
     else:
@@ -118,7 +118,7 @@ def _mask(
     """
     given, counts = low.optional(3), low.optional(6)
     windows = [int(node.attrs.get(f"{side}_window_size", -1)) for side in ("left", "right")]
-    dtype = low.given(0).dtype
+    dtype = low.input(0).dtype
     plain = given is None or (given.dtype == dtype and given.shape[-1] == sizes.keys)
     if plain and counts is None and max(windows) < 0 and not always:
         return given, None

@@ -83,7 +83,7 @@ class Request:
 def fused(node: Node, low: Lowering) -> None:
     """Lower the fused form; see ``ops/fused/op.py``."""
     orders = [str(node.attrs.get(f"{name}_order", "bhtd")) for name in ("q", "k", "v", "o")]
-    operands = [low.given(0), low.given(1), low.given(2), low.output()]
+    operands = [low.input(0), low.input(1), low.input(2), low.output()]
     q, k, v, out = (ordered(o, order) for o, order in zip(operands, orders, strict=True))
     scale, causal = float(node.attrs.get("scale", 1.0)), bool(node.attrs.get("causal", 0))
     emit_attention(low, Request(q, k, v, out, low.optional(3), scale, causal))

@@ -23,7 +23,7 @@ _RULES = {
 @lowering("LinearAttention", dtypes=("float32", "float64"))
 def linear_attention(node: Node, low: Lowering) -> None:
     """Lower LinearAttention with every update rule, shared heads, and a state that comes along."""
-    query, key, value = (low.given(k) for k in range(3))
+    query, key, value = (low.input(k) for k in range(3))
     y, past = low.output(), low.optional(3)
     rule = text(node.attrs.get("update_rule", "gated_delta"))
     if rule not in _RULES or y.size == 0:
@@ -37,11 +37,11 @@ def linear_attention(node: Node, low: Lowering) -> None:
     decay: Operand | int = 0
     beta: Operand | int = 0
     if gated:
-        given = low.given(4)
+        given = low.input(4)
         decay = temporary(low, query.dtype, given.shape)
         delegate(low, "Exp", [given], decay)
     if delta:
-        beta = low.given(5)
+        beta = low.input(5)
     shape = (batch, owners, keys, values)
     held = low.outputs[1] if len(low.outputs) > 1 else None
     state = held

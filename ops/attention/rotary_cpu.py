@@ -16,8 +16,8 @@ _WORK = 8192
 @lowering("RotaryEmbedding", dtypes=("float32", "float64"))
 def rotary(node: Node, low: Lowering) -> None:
     """Lower RotaryEmbedding of [batch, heads, tokens, size] or [batch, tokens, heads * size]."""
-    x, y = low.given(0), low.output()
-    cosines, sines, positions = low.given(1), low.given(2), low.optional(3)
+    x, y = low.input(0), low.output()
+    cosines, sines, positions = low.input(1), low.input(2), low.optional(3)
     if x.size == 0:
         return
     item = x.itemsize

@@ -85,7 +85,7 @@ def viewed(low: Lowering, operand: Operand, shape: Sequence[int]) -> Operand:
 @lowering("Hardmax", dtypes=_FLOATS)
 def hardmax(node: Node, low: Lowering) -> None:
     """Lower Hardmax: 1 at the first largest element along the axis, 0 elsewhere."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if x.size == 0:
         return
     old = 0 < node.version < 13
@@ -104,7 +104,7 @@ def hardmax(node: Node, low: Lowering) -> None:
 @lowering("MeanVarianceNormalization", dtypes=_FLOATS)
 def mean_variance(node: Node, low: Lowering) -> None:
     """Lower MeanVarianceNormalization: (x - mean) / (deviation + 1e-9)."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if x.size == 0:
         return
     axes = [normal_axis(int(a), x.rank) for a in node.attrs.get("axes", (0, 2, 3))]
@@ -127,7 +127,7 @@ def mean_variance(node: Node, low: Lowering) -> None:
 @lowering("BitCast")
 def bit_cast(node: Node, low: Lowering) -> None:
     """Give the same bytes under another dtype."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if element_bytes(x) != element_bytes(y):
         raise Unsupported(f"BitCast of {x.dtype} to {y.dtype}")
     low.alias(y, x)
@@ -139,7 +139,7 @@ def bit_cast(node: Node, low: Lowering) -> None:
 @lowering("Einsum", dtypes=_FLOATS)
 def einsum(node: Node, low: Lowering) -> None:
     """Lower Einsum: operands one after the other, each pair one batched matrix product."""
-    operands = [low.given(k) for k in range(len(low.inputs))]
+    operands = [low.input(k) for k in range(len(low.inputs))]
     y = low.output()
     terms, result = _equation(text(node.attrs["equation"]), [o.rank for o in operands])
     if y.size == 0:

@@ -181,7 +181,7 @@ def _square(job: Job) -> Algorithm:
         multiplied = winograd_values(g, m) * products
         cost = costs[candidate] = _transforms(of, g, m) + _cost(of, multiplied, values * weights)
         if large and flat and not strided and not narrow:
-            made = 0 if job.made_key(m) in job.low.kept else MADE * values * products
+            made = 0 if job.made_key(m) in job.low.shared_scratch else MADE * values * products
             again = -(-g.outputs // on_the_fly_outputs(of, g, m)) - 1
             on_the_fly = Algorithm(Method.ON_THE_FLY_WINOGRAD, m)
             costs[on_the_fly] = cost + made + again * _transforms_in(of, g, m)

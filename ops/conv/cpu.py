@@ -222,16 +222,16 @@ def _winograd_on_the_fly(job: Job, m: int) -> None:
 def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
     """Return where the transformed weights are of the outputs of ``g``, from ``first`` on."""
     low, of, taps = job.low, job.of, g.kernel[1]
-    kept = job.made_key(m) if g.outputs == job.g.outputs else None
-    if kept in low.kept:
-        return low.kept[kept]
+    key = job.made_key(m) if g.outputs == job.g.outputs else None
+    if key in low.shared_scratch:
+        return low.shared_scratch[key]
     blocks = -(-g.inputs // of.lanes)
     outputs = round_up(g.outputs, of.lanes)
     values, _ = winograd_sizes(m, taps, 1)
     size = packed_size(outputs, blocks * of.lanes, of) * of.item
     weight = low.scratch(values * (size + _APART))
-    if kept is not None:
-        low.kept[kept] = weight
+    if key is not None:
+        low.shared_scratch[key] = weight
     panels = _direct_weight(job, of, 1, plain=False)
     arguments = WinogradOfPanelsArguments(
         source=panels,

@@ -74,7 +74,7 @@ class Job:
 
 def read_job(node: Node, low: Lowering) -> Job:
     """Return what a node asks for."""
-    x, w, y = low.given(0), low.given(1), low.output()
+    x, w, y = low.input(0), low.input(1), low.output()
     lanes = low.block_lanes(x.dtype)
     of, high = direct_tiles(x.dtype, lanes), tiles(x.dtype, lanes)
     whole = conv_geometry(node, x, w, y)

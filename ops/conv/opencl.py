@@ -231,7 +231,7 @@ def window(node: Node, low: ClLowering) -> None:
         _floats(low, out)
     if not out.size:
         return
-    x = widened(low, low.given(0))
+    x = widened(low, low.input(0))
     assert x is not None
     g = pool_geometry(node, x, out)
     after = [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
@@ -246,7 +246,7 @@ def whole(node: Node, low: ClLowering) -> None:
     _floats(low, out)
     if not out.size:
         return
-    x = widened(low, low.given(0))
+    x = widened(low, low.input(0))
     assert x is not None
     if x.rank < 3:
         raise Unsupported("global pooling of an input without pixels")

@@ -152,7 +152,7 @@ def _taps_of(
 @lowering("ConvTranspose", dtypes=FLOATS, layouts=("plain", "blocked"))
 def conv_transpose(node: Node, low: Lowering) -> None:
     """Lower ConvTranspose."""
-    x, w, y, bias = low.given(0), low.given(1), low.output(), low.optional(2)
+    x, w, y, bias = low.input(0), low.input(1), low.output(), low.optional(2)
     if not y.size:
         return
     if not w.constant or (bias is not None and not bias.constant):
@@ -322,7 +322,7 @@ def _tap_weights(of: Tiles) -> Callable[[Array], Array]:
 
 def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand | None) -> None:
     """Multiply each pixel by the weights of all taps, then add up what the taps give."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     one = (1, 1, 1)
     g = attrs.evolve(
         sizes,
@@ -420,7 +420,7 @@ def _packed(
     act: Activation,
 ) -> None:
     """Run all phases as channels of one convolution, then put them where they belong."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     counts = [len(parts) for parts in per_axis]
     count = math.prod(counts)
     windows = [_window(parts) for parts in per_axis]

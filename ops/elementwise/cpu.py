@@ -502,7 +502,7 @@ def elementwise(node: Node, low: Lowering) -> None:
 def cast_like(node: Node, low: Lowering) -> None:
     """Lower a cast to the dtype of the second input, which is not read."""
     e = Expression()
-    x = low.given(0)
+    x = low.input(0)
     try:
         result = e.cast(e.input(x.dtype), low.output().dtype)
     except UnsupportedOpError as error:
@@ -516,7 +516,7 @@ def fused(node: Node, low: Lowering) -> None:
     inner = node.subgraph
     if inner is None:
         raise Unsupported("a fused chain without its inner graph")
-    operands = [low.given(k) for k in range(len(low.inputs))]
+    operands = [low.input(k) for k in range(len(low.inputs))]
     e = Expression()
     try:
         terms = [e.input(operand.dtype) for operand in operands]

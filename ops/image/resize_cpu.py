@@ -56,7 +56,7 @@ class Axis:
 @lowering("Resize", "Upsample")
 def resize(node: Node, low: Lowering) -> None:
     """Lower Resize and Upsample."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     old = node.op_type == "Upsample" or node.version == 10
     mode = text(node.attrs.get("mode", "nearest")).replace("bilinear", "linear")
     transform = text(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
@@ -89,7 +89,7 @@ def _content(low: Lowering, index: int) -> Array | None:
 
 def _axes(low: Lowering, old: bool, transform: str) -> list[Axis]:
     """Return how each axis is resized."""
-    node, x, y = low.node, low.given(0), low.output()
+    node, x, y = low.node, low.input(0), low.output()
     stated = [normal_axis(int(a), x.rank) for a in node.attrs.get("axes") or range(x.rank)]
     scales = _scales(low, old, stated)
     roi = _content(low, 1) if transform == "tf_crop_and_resize" else None
@@ -103,7 +103,7 @@ def _axes(low: Lowering, old: bool, transform: str) -> list[Axis]:
 
 
 def _scales(low: Lowering, old: bool, axes: Sequence[int]) -> list[float]:
-    node, x, y = low.node, low.given(0), low.output()
+    node, x, y = low.node, low.input(0), low.output()
     scales = _content(low, 1 if old else 2)
     if scales is not None:
         return [float(s) for s in scales.reshape(-1)]
@@ -150,7 +150,7 @@ def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
 
 
 def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str) -> None:
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     item = element_bytes(x)
     if item == 16:
         raise Unsupported("Resize of complex numbers")
@@ -238,7 +238,7 @@ def _in_order(axes: Sequence[Axis], rank: int) -> list[Axis]:
 
 
 def _blend(low: Lowering, axes: Sequence[Axis], mode: str, transform: str) -> None:
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if mode not in ("linear", "cubic"):
         raise Unsupported(f"Resize with mode {mode}")
     if x.dtype not in (*FLOATS, "uint8", "int8", "int32"):

@@ -42,13 +42,13 @@ def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
 @lowering("RoiAlign", dtypes=FLOATS)
 def roi_align(node: Node, low: Lowering) -> None:
     """Lower RoiAlign: one unit is a region's block of channels, for maxima one of them."""
-    x, numbers, y = low.given(0), low.given(2), low.output()
+    x, numbers, y = low.input(0), low.input(2), low.output()
     if y.size == 0:
         return
     if x.size == 0:
         raise Unsupported("RoiAlign of an empty image")
     given, result = _work(low, x, y)
-    regions = cast_to(low, low.given(1), given.dtype)
+    regions = cast_to(low, low.input(1), given.dtype)
     emit_range_check(low, numbers, "batch_indices", 0, x.shape[0] - 1)
     images = cast_to(low, numbers, "int64")
     usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
@@ -106,13 +106,13 @@ def roi_align(node: Node, low: Lowering) -> None:
 @lowering("MaxRoiPool", dtypes=FLOATS)
 def max_roi_pool(node: Node, low: Lowering) -> None:
     """Lower MaxRoiPool: one unit is a channel of a region."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if y.size == 0:
         return
     if x.size == 0:
         raise Unsupported("MaxRoiPool of an empty image")
     given, result = _work(low, x, y)
-    rois = cast_to(low, low.given(1), given.dtype)
+    rois = cast_to(low, low.input(1), given.dtype)
     emit_range_check(low, rois, "rois", 0, x.shape[0] - 1, step=5)
     arguments = MaxRoiPoolArguments(
         x=given,
@@ -136,7 +136,7 @@ def max_roi_pool(node: Node, low: Lowering) -> None:
 @lowering("GridSample", dtypes=FLOATS)
 def grid_sample(node: Node, low: Lowering) -> None:
     """Lower GridSample: one unit is a block of places, whose neighbours serve all channels."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if y.size == 0:
         return
     rank = x.rank - 2
@@ -144,7 +144,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
     if x.size == 0 or not 1 <= rank <= 3 or large:
         raise Unsupported(f"GridSample of {x.shape}")
     given, result = _work(low, x, y)
-    grid = low.given(1)
+    grid = low.input(1)
     grid = grid if grid.dtype in ("float32", "float64") else cast_to(low, grid, "float32")
     places = math.prod(y.shape[2:])
     usual = "bilinear" if 0 < node.version < 20 else "linear"

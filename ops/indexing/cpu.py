@@ -48,7 +48,7 @@ def _moved(operand: Operand) -> str:
 @lowering("Gather")
 def gather(node: Node, low: Lowering) -> None:
     """Take slices along an axis; a view for one known index in front."""
-    x, indices, y = low.given(0), low.given(1), low.output()
+    x, indices, y = low.input(0), low.input(1), low.output()
     _check_indices(low, indices)
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
     item = element_bytes(x)
@@ -107,7 +107,7 @@ def _elements(
 @lowering("GatherElements")
 def gather_elements(node: Node, low: Lowering) -> None:
     """Take single elements along an axis."""
-    x, indices, y = low.given(0), low.given(1), low.output()
+    x, indices, y = low.input(0), low.input(1), low.output()
     _check_indices(low, indices)
     emit_gather_elements(low, x, indices, y, normal_axis(int(node.attrs.get("axis", 0)), x.rank))
 
@@ -151,7 +151,7 @@ def _copy_data(low: Lowering, x: Operand, y: Operand) -> None:
 @lowering("ScatterElements", "Scatter")
 def scatter_elements(node: Node, low: Lowering) -> None:
     """Put single elements along an axis of a copy."""
-    x, indices, updates, y = low.given(0), low.given(1), low.given(2), low.output()
+    x, indices, updates, y = low.input(0), low.input(1), low.input(2), low.output()
     _check_indices(low, indices)
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
     reduction, computed = _reduction(node, x.dtype)
@@ -196,7 +196,7 @@ def _tuples(
 @lowering("GatherND")
 def gather_nd(node: Node, low: Lowering) -> None:
     """Take slices by index tuples."""
-    x, indices, y = low.given(0), low.given(1), low.output()
+    x, indices, y = low.input(0), low.input(1), low.output()
     dtype = _moved(x)
     if y.size == 0:
         return
@@ -214,7 +214,7 @@ def gather_nd(node: Node, low: Lowering) -> None:
 @lowering("ScatterND")
 def scatter_nd(node: Node, low: Lowering) -> None:
     """Put slices by index tuples into a copy."""
-    x, indices, updates, y = low.given(0), low.given(1), low.given(2), low.output()
+    x, indices, updates, y = low.input(0), low.input(1), low.input(2), low.output()
     reduction, computed = _reduction(node, x.dtype)
     dtype = computed or _moved(x)
     if indices.dtype != "int64":
@@ -232,7 +232,7 @@ def scatter_nd(node: Node, low: Lowering) -> None:
 @lowering("TensorScatter")
 def tensor_scatter(node: Node, low: Lowering) -> None:
     """Put the rows of an update into a copy of a cache, for each sample from a place of its own."""
-    cache, update, first, y = low.given(0), low.given(1), low.optional(2), low.output()
+    cache, update, first, y = low.input(0), low.input(1), low.optional(2), low.output()
     axis = normal_axis(int(node.attrs.get("axis", -2)), cache.rank)
     if axis == 0:
         raise Unsupported("TensorScatter along the samples")
@@ -262,7 +262,7 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
 @lowering("OneHot")
 def one_hot(node: Node, low: Lowering) -> None:
     """Mark an index along a new axis."""
-    indices, values, y = low.given(0), low.given(2), low.output()
+    indices, values, y = low.input(0), low.input(2), low.output()
     item = element_bytes(y)
     if y.size == 0:
         return

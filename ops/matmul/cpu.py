@@ -48,17 +48,17 @@ _BATCH_LEVELS = 3
 @lowering("MatMul", dtypes=(*FLOATS, *WHOLE))
 def matmul(node: Node, low: Lowering) -> None:
     """Lower MatMul."""
-    if low.given(0).dtype in WHOLE:
-        emit_whole_product(low, low.given(0), low.given(1), low.output())
+    if low.input(0).dtype in WHOLE:
+        emit_whole_product(low, low.input(0), low.input(1), low.output())
         return
-    product = Product(matrix(low.given(0)), matrix(low.given(1), "column"), low.output(), _NOTHING)
+    product = Product(matrix(low.input(0)), matrix(low.input(1), "column"), low.output(), _NOTHING)
     emit_product(low, product)
 
 
 @lowering("Gemm", dtypes=(*FLOATS, *WHOLE))
 def gemm(node: Node, low: Lowering) -> None:
     """Lower Gemm."""
-    if low.given(0).dtype in WHOLE:
+    if low.input(0).dtype in WHOLE:
         _whole_gemm(node, low)
         return
     emit_product(low, _gemm_product(node, low, _NOTHING))
@@ -71,7 +71,7 @@ def _whole_gemm(node: Node, low: Lowering) -> None:
         raise Unsupported("a Gemm of integers that is scaled or transposed")
     added, y = low.optional(2), low.output()
     product = y if added is None else temporary(low, y.dtype, y.shape)
-    emit_whole_product(low, low.given(0), low.given(1), product)
+    emit_whole_product(low, low.input(0), low.input(1), product)
     if added is not None:
         e = Expression()
         total = e("add", e.input(y.dtype), e.input(y.dtype))
@@ -81,7 +81,7 @@ def _whole_gemm(node: Node, low: Lowering) -> None:
 @lowering("FusedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
 def fused(node: Node, low: Lowering) -> None:
     """Lower MatMul or Gemm with what follows it."""
-    product = _gemm_product(node, low, activation(node, tiles(low.given(0).dtype)))
+    product = _gemm_product(node, low, activation(node, tiles(low.input(0).dtype)))
     product.residual = low.optional(3)
     emit_product(low, product)
 
@@ -90,7 +90,7 @@ _NOTHING = Activation(0, 0, 0.0, 0.0)
 
 
 def _gemm_product(node: Node, low: Lowering, act: Activation) -> Product:
-    a, b = matrix(low.given(0)), matrix(low.given(1), "column")
+    a, b = matrix(low.input(0)), matrix(low.input(1), "column")
     if node.attrs.get("transA", 0):
         a = a.turned
     if node.attrs.get("transB", 0):

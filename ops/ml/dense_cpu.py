@@ -68,7 +68,7 @@ def _step(name: str, y: Operand) -> str:
 
 def samples_of(low: Lowering) -> Operand:
     """Return the first input as rows of features; a vector is one row."""
-    x = low.given(0)
+    x = low.input(0)
     if x.rank not in (1, 2):
         raise Unsupported(f"samples of shape {x.shape}")
     return x if x.rank == 2 else viewed(low, x, (1, *x.shape))
@@ -91,7 +91,7 @@ def _row(low: Lowering, e: Expression, name: str, numbers: Array, width: int) ->
 @lowering("Scaler", domain=ML, dtypes=_NUMBERS)
 def scaler(node: Node, low: Lowering) -> None:
     """Lower Scaler: (x - offset) * scale."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     e = Expression()
     work = "float64" if x.dtype == "float64" else "float32"
     value = e.cast(e.input(x.dtype), work)
@@ -107,7 +107,7 @@ def scaler(node: Node, low: Lowering) -> None:
 @lowering("Imputer", domain=ML, dtypes=("float32", "float64", "int64"))
 def imputer(node: Node, low: Lowering) -> None:
     """Lower Imputer: another number in the place of one, or of NaN."""
-    x, y, given = low.given(0), low.output(), attributes(node)
+    x, y, given = low.input(0), low.output(), attributes(node)
     kind = "int64s" if x.dtype == "int64" else "floats"
     numbers = np.array(given[f"imputed_value_{kind}"] or (), x.dtype)
     sought = given[f"replaced_value_{kind[:-1]}"]
@@ -124,7 +124,7 @@ def imputer(node: Node, low: Lowering) -> None:
 @lowering("Binarizer", domain=ML, dtypes=("float32", "float64"))
 def binarizer(node: Node, low: Lowering) -> None:
     """Lower Binarizer: 1 above the threshold, else 0."""
-    x = low.given(0)
+    x = low.input(0)
     e = Expression()
     above = e("gt", e.input(x.dtype), e.number(float(attributes(node)["threshold"]), x.dtype))
     emit_expression(low, e, [source(x)], [(e.cast(above, x.dtype), low.output())])
@@ -149,7 +149,7 @@ def normalizer(node: Node, low: Lowering) -> None:
 @lowering("FeatureVectorizer", domain=ML, dtypes={"float32"})
 def feature_vectorizer(node: Node, low: Lowering) -> None:
     """Lower FeatureVectorizer whose inputs have the widths asked for: they are concatenated."""
-    parts = [low.given(k) for k in range(len(low.inputs))]
+    parts = [low.input(k) for k in range(len(low.inputs))]
     widths = node.attrs.get("inputdimensions") or tuple(part.shape[-1] for part in parts)
     fits = all(part.rank == 2 and part.dtype == "float32" for part in parts)
     if not fits or list(widths) != [part.shape[1] for part in parts]:
@@ -160,7 +160,7 @@ def feature_vectorizer(node: Node, low: Lowering) -> None:
 @lowering("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor(node: Node, low: Lowering) -> None:
     """Lower ArrayFeatureExtractor: Gather along the last axis."""
-    x, places, y = low.given(0), low.given(1), low.output()
+    x, places, y = low.input(0), low.input(1), low.output()
     held = places.known
     if not x.rank or not places.size:
         raise Unsupported("an ArrayFeatureExtractor without places")
@@ -223,7 +223,7 @@ def _label_table(node: Node) -> tuple[Array, Array]:
 @lowering("LabelEncoder", domain=ML, dtypes=("int64", "float32"))
 def label_encoder(node: Node, low: Lowering) -> None:
     """Lower LabelEncoder between numbers, since opset 2."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if node.version == 1:
         raise Unsupported("a LabelEncoder of strings")
     keys, values = prepared(node, _label_table)
@@ -239,7 +239,7 @@ def _categories(node: Node) -> Array:
 @lowering("OneHotEncoder", domain=ML, dtypes=("int64", "float32"))
 def one_hot_encoder(node: Node, low: Lowering) -> None:
     """Lower OneHotEncoder of numbers, where one that is no category gives a row of zeros."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     held = prepared(node, _categories)
     keys, count = held.astype(x.dtype), len(held)
     exact = np.array_equal(keys.astype(np.int64), held) and len(np.unique(keys)) == count

@@ -170,7 +170,7 @@ def _emit(
     pair: _Pair | None = None,
 ) -> None:
     """Emit the kernel and what becomes of its scores."""
-    x, y = low.given(0), low.output(0 if labels is None else 1)
+    x, y = low.input(0), low.output(0 if labels is None else 1)
     samples, features = (1, *x.shape)[-2:]
     count = y.shape[-1]
     if x.rank not in (1, 2) or y.shape != (samples, count) or features < packed.features:

@@ -54,7 +54,7 @@ def known(low: Lowering, index: int) -> Array:
     Raises:
         ValueNeeded: it is not known yet.
     """
-    operand = low.given(index)
+    operand = low.input(index)
     if operand.known is None:
         raise ValueNeeded(index)
     return operand.known
@@ -82,7 +82,7 @@ def element_bytes(operand: Operand) -> int:
 
 def emit_view(low: Lowering, strides: Sequence[int], offset: int = 0) -> None:
     """Make output 0 what input 0 is with other strides: an alias if contiguous, else a copy."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     item = element_bytes(x)
     if y.size == 0:
         return
@@ -101,16 +101,16 @@ def emit_view(low: Lowering, strides: Sequence[int], offset: int = 0) -> None:
 )
 def view(node: Node, low: Lowering) -> None:
     """Give the same elements in the same order."""
-    low.alias(low.output(), low.given(0))
+    low.alias(low.output(), low.input(0))
 
 
 @lowering("Required", domain=INTERNAL_DOMAIN)
 def required(node: Node, low: Lowering) -> None:
     """Give the first input; labels of a loss that are no classes are reported."""
-    x = low.given(0)
+    x = low.input(0)
     if node.attrs[OF] in LOSSES:
         ignored = node.attrs.get("ignore_index")
-        emit_range_check(low, low.given(1), "labels", 0, x.shape[1] - 1, ignored=ignored)
+        emit_range_check(low, low.input(1), "labels", 0, x.shape[1] - 1, ignored=ignored)
     low.alias(low.output(), x)
 
 
@@ -122,10 +122,10 @@ def dropout(node: Node, low: Lowering) -> None:
         raise Unsupported("Dropout may be in training mode")
     if 0 < node.version < 7 and not node.attrs.get("is_test", 0):
         raise Unsupported("Dropout may be in training mode")
-    low.alias(low.output(), low.given(0))
+    low.alias(low.output(), low.input(0))
     if len(low.outputs) > 1:
         mask = low.output(1)
-        low.known(mask, np.ones(mask.shape, numpy_dtype(mask.dtype)))
+        low.set_constant(mask, np.ones(mask.shape, numpy_dtype(mask.dtype)))
 
 
 @lowering("Constant")
@@ -134,7 +134,7 @@ def constant(node: Node, low: Lowering) -> None:
     y = low.output()
     for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
         if name in node.attrs:
-            low.known(y, np.asarray(node.attrs[name], numpy_dtype(y.dtype)))
+            low.set_constant(y, np.asarray(node.attrs[name], numpy_dtype(y.dtype)))
             return
     raise Unsupported("Constant of strings or a sparse tensor")
 
@@ -142,14 +142,14 @@ def constant(node: Node, low: Lowering) -> None:
 @lowering("Shape")
 def shape(node: Node, low: Lowering) -> None:
     """Give the shape, which the plan knows."""
-    dims = low.given(0).shape[node.attrs.get("start", 0) : node.attrs.get("end")]
-    low.known(low.output(), np.array(dims, np.int64))
+    dims = low.input(0).shape[node.attrs.get("start", 0) : node.attrs.get("end")]
+    low.set_constant(low.output(), np.array(dims, np.int64))
 
 
 @lowering("Size")
 def size(node: Node, low: Lowering) -> None:
     """Give the number of elements, which the plan knows."""
-    low.known(low.output(), np.array(low.given(0).size, np.int64))
+    low.set_constant(low.output(), np.array(low.input(0).size, np.int64))
 
 
 @lowering("ConstantOfShape")
@@ -158,7 +158,7 @@ def constant_of_shape(node: Node, low: Lowering) -> None:
     y = low.output()
     value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)[:1]
     if not is_symbolic(y.size) and y.size <= 1024:
-        low.known(y, np.full(y.shape, value[0], numpy_dtype(y.dtype)))
+        low.set_constant(y, np.full(y.shape, value[0], numpy_dtype(y.dtype)))
     else:
         element_bytes(y)
         emit_fill(low, y, y.size, value)
@@ -171,7 +171,7 @@ def eye_like(node: Node, low: Lowering) -> None:
     dtype = numpy_dtype(y.dtype)
     rows, columns = y.shape
     diagonal = np.eye(rows, columns, int(node.attrs.get("k", 0)))
-    low.known(y, diagonal.astype(dtype))
+    low.set_constant(y, diagonal.astype(dtype))
 
 
 @lowering("Range")
@@ -183,19 +183,19 @@ def range_(node: Node, low: Lowering) -> None:
         block = _UNIT_BYTES // y.itemsize
         kernel = Kernel("subgraph.ops.movement.kernels", "sequence", dtype=y.dtype)
         arguments = SequenceArguments(
-            target=y, size=y.size, block=block, start=low.given(0), delta=low.given(2)
+            target=y, size=y.size, block=block, start=low.input(0), delta=low.input(2)
         )
         low.emit(kernel, arguments, -(-y.size // block), grain=1, bytes=y.nbytes)
         return
     dtype = numpy_dtype(y.dtype)
     with np.errstate(all="ignore"):
-        low.known(y, (start[()] + np.arange(y.size, dtype=dtype) * delta[()]).astype(dtype))
+        low.set_constant(y, (start[()] + np.arange(y.size, dtype=dtype) * delta[()]).astype(dtype))
 
 
 @lowering("Transpose")
 def transpose(node: Node, low: Lowering) -> None:
     """Permute the dimensions."""
-    x = low.given(0)
+    x = low.input(0)
     order = node.attrs.get("perm") or tuple(reversed(range(x.rank)))
     steps = contiguous(x.shape)
     emit_view(low, [steps[axis] for axis in order])
@@ -204,7 +204,7 @@ def transpose(node: Node, low: Lowering) -> None:
 @lowering("Slice")
 def slice_(node: Node, low: Lowering) -> None:
     """Take a box with steps, which may be negative."""
-    x = low.given(0)
+    x = low.input(0)
     starts, ends = known_ints(low, 1, "starts"), known_ints(low, 2, "ends")
     if starts is None or ends is None:
         raise Unsupported("Slice without starts or ends")
@@ -225,7 +225,7 @@ def expand(node: Node, low: Lowering) -> None:
 
     The shape is read even where sizes beside it decide that of the result: it may not fit them.
     """
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     known(low, 1)
     if x.size == y.size:
         low.alias(y, x)
@@ -246,7 +246,7 @@ def repeat(low: Lowering, x: Operand, y: Operand) -> None:
 @lowering("Tile")
 def tile(node: Node, low: Lowering) -> None:
     """Repeat the whole along dimensions."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     item = element_bytes(x)
     if x.size == y.size:
         low.alias(y, x)
@@ -294,7 +294,7 @@ def concat(node: Node, low: Lowering) -> None:
 @lowering("Split")
 def split(node: Node, low: Lowering) -> None:
     """Cut an array along an axis: views when nothing lies around the axis, else copies."""
-    x = low.given(0)
+    x = low.input(0)
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
     item = element_bytes(x)
     steps = contiguous(x.shape)
@@ -313,7 +313,7 @@ def split(node: Node, low: Lowering) -> None:
 @lowering("DepthToSpace")
 def depth_to_space(node: Node, low: Lowering) -> None:
     """Move channels into blocks of pixels."""
-    x = low.given(0)
+    x = low.input(0)
     n, c, h, w = x.shape
     b = int(node.attrs["blocksize"])
     rest = c // (b * b)
@@ -327,7 +327,7 @@ def depth_to_space(node: Node, low: Lowering) -> None:
 @lowering("SpaceToDepth")
 def space_to_depth(node: Node, low: Lowering) -> None:
     """Move blocks of pixels into channels."""
-    n, c, h, w = low.given(0).shape
+    n, c, h, w = low.input(0).shape
     b = int(node.attrs["blocksize"])
     by_channel = text(node.attrs.get("mode", "DCR")) == "CRD"
     order = (0, 1, 3, 5, 2, 4) if by_channel else (0, 3, 5, 1, 2, 4)
@@ -335,7 +335,7 @@ def space_to_depth(node: Node, low: Lowering) -> None:
 
 
 def _permute(low: Lowering, dims: Sequence[int], order: Sequence[int]) -> None:
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     steps = contiguous(dims)
     shape = [dims[d] for d in order]
     strides = [steps[d] for d in order]
@@ -345,7 +345,7 @@ def _permute(low: Lowering, dims: Sequence[int], order: Sequence[int]) -> None:
 @lowering("Trilu")
 def trilu(node: Node, low: Lowering) -> None:
     """Keep the upper or lower triangle."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     diagonal = int(known(low, 1).reshape(-1)[0]) if low.optional(1) else 0
     item = element_bytes(x)
     if item == 16:
@@ -365,7 +365,7 @@ def trilu(node: Node, low: Lowering) -> None:
 @lowering("ReverseSequence")
 def reverse_sequence(node: Node, low: Lowering) -> None:
     """Reverse the first elements of each sequence of a batch."""
-    x, lengths, y = low.given(0), low.given(1), low.output()
+    x, lengths, y = low.input(0), low.input(1), low.output()
     if lengths.dtype != "int64":
         raise Unsupported(f"ReverseSequence with lengths of {lengths.dtype}")
     batch, time = int(node.attrs.get("batch_axis", 1)), int(node.attrs.get("time_axis", 0))
@@ -507,7 +507,7 @@ def _longest_run(table: Array) -> tuple[int, int]:
 @lowering("Pad")
 def pad(node: Node, low: Lowering) -> None:
     """Put elements around: constant, edge, reflect or wrap; negative pads cut off."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     item = element_bytes(x)
     mode = text(node.attrs.get("mode", "constant"))
     amounts = known_ints(low, 1, "pads") or [int(v) for v in node.attrs.get("paddings", ())]
@@ -550,7 +550,7 @@ def pad(node: Node, low: Lowering) -> None:
 def _pad_constant(
     node: Node, low: Lowering, before: list[int], after: list[int], item: int
 ) -> None:
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     value = low.optional(2)
     if value is None:
         number = np.full(1, node.attrs.get("value", 0.0)).astype(numpy_dtype(y.dtype))

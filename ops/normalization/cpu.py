@@ -43,10 +43,10 @@ def _work(operand: Operand) -> str:
 @lowering("LayerNormalization", "RMSNormalization", dtypes=FLOATS)
 def rows(node: Node, low: Lowering) -> None:
     """Lower LayerNormalization and RMSNormalization."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     centred = node.op_type == "LayerNormalization"
     axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
-    scale, bias = low.given(1), low.optional(2) if centred else None
+    scale, bias = low.input(1), low.optional(2) if centred else None
     shape = x.shape[axis:]
     size = math.prod(shape)
     if x.size == 0:
@@ -107,7 +107,7 @@ def _one_row(low: Lowering, operand: Operand, shape: Sequence[int], dtype: str) 
 @lowering("InstanceNormalization", "GroupNormalization", dtypes=FLOATS)
 def groups(node: Node, low: Lowering) -> None:
     """Lower InstanceNormalization and GroupNormalization."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     channels = x.shape[1]
     pixels = math.prod(x.shape[2:])
     if x.size == 0:
@@ -116,11 +116,11 @@ def groups(node: Node, low: Lowering) -> None:
     steps = (1, 1)  # in scale and bias: channel to channel, group to group
     if node.op_type == "GroupNormalization":
         count = int(node.attrs["num_groups"])
-        per_group = low.given(1).size == count and 0 < node.version < 21
+        per_group = low.input(1).size == count and 0 < node.version < 21
         steps = (0, 1) if per_group else (1, channels // count)
     work = _work(x)
     result = y if work == x.dtype else temporary(low, work, y.shape)
-    operands = [cast_to(low, o, work) for o in (x, low.given(1), low.given(2))]
+    operands = [cast_to(low, o, work) for o in (x, low.input(1), low.input(2))]
     epsilon = float(node.attrs.get("epsilon", 1e-5))
     size = channels // count
     arguments = GroupNormArguments(
@@ -172,8 +172,8 @@ def batch_normalization(node: Node, low: Lowering) -> None:
         raise Unsupported("BatchNormalization in training mode")
     if not node.attrs.get("spatial", 1):
         raise Unsupported("BatchNormalization with statistics for each pixel")
-    x, y = low.given(0), low.output()
-    scale, bias, mean, variance = (low.given(k) for k in range(1, 5))
+    x, y = low.input(0), low.output()
+    scale, bias, mean, variance = (low.input(k) for k in range(1, 5))
     epsilon = float(node.attrs.get("epsilon", 1e-5))
     channels = (x.shape[1] if x.rank > 1 else 1, *(1,) * (x.rank - 2))
     e = Expression()
@@ -215,7 +215,7 @@ def _pad(array: Array, size: int) -> Array:
 @lowering("LRN", dtypes=FLOATS, layouts=("plain", "blocked"))
 def local(node: Node, low: Lowering) -> None:
     """Lower LRN."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if x.size == 0:
         return
     size = int(node.attrs["size"])

@@ -18,7 +18,7 @@ _WORK = 4096  # minimum elements per thread (estimate: more work than starting a
 @lowering("Softmax", "LogSoftmax", dtypes=("float32", "float64", "float16", "bfloat16"))
 def softmax(node: Node, low: Lowering) -> None:
     """Lower Softmax and LogSoftmax; before opset 13 over all dimensions from the axis on."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if x.size == 0:
         return
     old = 0 < node.version < 13

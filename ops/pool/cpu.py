@@ -32,7 +32,7 @@ _WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool"
 @lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *_BYTES), layouts=_BOTH)
 def window(node: Node, low: Lowering) -> None:
     """Lower a pooling window."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if not y.size:
         return
     if x.dtype in _BYTES or (len(low.outputs) > 1 and len(node.outputs) > 1):
@@ -109,7 +109,7 @@ def _turns(x: Operand, of: Tiles, g: Geometry) -> bool:
 
 def _largest(node: Node, low: Lowering) -> None:
     """Lower MaxPool of bytes, or with the places of the maxima."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if node.op_type == "MaxPool" and x.dtype in _BYTES and len(low.outputs) == 1 and x.rank < 5:
         emit_bytes(node, low)
         return
@@ -143,7 +143,7 @@ def emit_bytes(node: Node, low: Lowering) -> None:
     Raises:
         Unsupported: x and y have different layouts, or the image has three dimensions.
     """
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if x.layout != y.layout or x.dtype not in _BYTES:
         raise Unsupported(f"MaxPool of {x.dtype} from layout {x.layout} to {y.layout}")
     g = pool_geometry(node, x, y)
@@ -174,7 +174,7 @@ def emit_bytes(node: Node, low: Lowering) -> None:
 @lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool", dtypes=FLOATS, layouts=_BOTH)
 def whole(node: Node, low: Lowering) -> None:
     """Lower the pooling of whole images."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if x.rank < 3:
         raise Unsupported("global pooling of an input without pixels")
     if y.size:

@@ -23,7 +23,7 @@ _RUN = 1 << 14  # elements worth a thread
 
 def _along_axis(low: Lowering, operand: Operand) -> Source:
     """Return a scale or zero point as it is read: one number, or one for each place of an axis."""
-    node, x = low.node, low.given(0)
+    node, x = low.node, low.input(0)
     if node.attrs.get("block_size", 0):
         raise Unsupported(f"{node.op_type} in blocks")
     if operand.size == 1:
@@ -46,7 +46,7 @@ def saturated(e: Expression, scaled: Term, zero: Term | None, dtype: str) -> Ter
 @lowering("QuantizeLinear", dtypes=(*_REAL, "int32"))
 def quantize(node: Node, low: Lowering) -> None:
     """Lower QuantizeLinear to 8 and 16 bits."""
-    x, scale, zero, y = low.given(0), low.given(1), low.optional(2), low.output()
+    x, scale, zero, y = low.input(0), low.input(1), low.optional(2), low.output()
     if y.dtype not in _QUANTIZED or scale.dtype not in _REAL:
         raise Unsupported(f"QuantizeLinear of {x.dtype} to {y.dtype}")
     e = Expression()
@@ -64,7 +64,7 @@ def quantize(node: Node, low: Lowering) -> None:
 @lowering("DequantizeLinear", dtypes=(*_QUANTIZED, "int32"))
 def dequantize(node: Node, low: Lowering) -> None:
     """Lower DequantizeLinear from 8, 16 and 32 bits."""
-    x, scale, zero, y = low.given(0), low.given(1), low.optional(2), low.output()
+    x, scale, zero, y = low.input(0), low.input(1), low.optional(2), low.output()
     if scale.dtype not in _REAL or y.dtype not in _REAL:
         raise Unsupported(f"DequantizeLinear of {x.dtype} to {y.dtype}")
     e = Expression()
@@ -82,7 +82,7 @@ def dequantize(node: Node, low: Lowering) -> None:
 @lowering("DynamicQuantizeLinear", dtypes=("float32",))
 def dynamic(node: Node, low: Lowering) -> None:
     """Lower DynamicQuantizeLinear: the range, then scale and zero point, then the elements."""
-    x = low.given(0)
+    x = low.input(0)
     if x.size == 0:
         raise Unsupported("DynamicQuantizeLinear of an empty tensor")
     y, scale, zero = low.outputs[:3]

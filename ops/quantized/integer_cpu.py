@@ -115,7 +115,7 @@ def _emit(
 
 def _scales(low: Lowering, indices: tuple[int, int, int], count: int, pad: int) -> Weight:
     """Return ``left scale * right scale / output scale``, one for each of ``count``."""
-    operands = [low.given(index) for index in indices]
+    operands = [low.input(index) for index in indices]
     if any(not operand.constant for operand in operands):
         raise Unsupported("a scale that is computed at run time")
 
@@ -211,7 +211,7 @@ def _conv(
 def conv_integer(node: Node, low: Lowering) -> None:
     """Lower ConvInteger."""
     if low.output().size:
-        _conv(node, low, low.given(0), low.given(1), low.optional(2), low.optional(3))
+        _conv(node, low, low.input(0), low.input(1), low.optional(2), low.optional(3))
 
 
 def qlinear_conv(node: Node, low: Lowering) -> None:
@@ -220,8 +220,8 @@ def qlinear_conv(node: Node, low: Lowering) -> None:
     if not y.size:
         return
     zero = _zero_point(low.optional(7))
-    scale = _scales(low, (1, 4, 6), low.given(3).shape[0], 1)
+    scale = _scales(low, (1, 4, 6), low.input(3).shape[0], 1)
     _conv(
-        node, low, low.given(0), low.given(3), low.optional(2), low.optional(5),
+        node, low, low.input(0), low.input(3), low.optional(2), low.optional(5),
         scale=scale, zero=int(zero[0]), bias=low.optional(8) or 0,
     )  # fmt: skip

@@ -114,8 +114,8 @@ def matmul_integer(node: Node, low: ClLowering) -> None:
     if not out.size:
         return
     za, zb = low.optional(2), low.optional(3)
-    a = _centred(low, low.given(0), za, _by_row(za))
-    b = _centred(low, low.given(1), zb, _by_column(zb))
+    a = _centred(low, low.input(0), za, _by_row(za))
+    b = _centred(low, low.input(1), zb, _by_column(zb))
     _multiply(low, a, b, out)
 
 
@@ -125,11 +125,11 @@ def qlinear_matmul(node: Node, low: ClLowering) -> None:
     out = low.output()
     if not out.size:
         return
-    sa, za, sb, zb, so, zo = (low.given(k) for k in (1, 2, 4, 5, 6, 7))
-    if sa.size > 1 and low.given(3).rank == 1:
+    sa, za, sb, zb, so, zo = (low.input(k) for k in (1, 2, 4, 5, 6, 7))
+    if sa.size > 1 and low.input(3).rank == 1:
         raise Unsupported("scales for each row of a product with a vector")
-    a = _centred(low, low.given(0), za, _by_row(za))
-    b = _centred(low, low.given(3), zb, _by_column(zb))
+    a = _centred(low, low.input(0), za, _by_row(za))
+    b = _centred(low, low.input(3), zb, _by_column(zb))
     sums = temporary(low, "int32", out.shape)
     _multiply(low, a, b, sums)
     _requantize(low, sums, [source(sa, _by_row(sa)), source(sb, _by_column(sb))], so, zo)
@@ -154,7 +154,7 @@ def conv_integer(node: Node, low: ClLowering) -> None:
     """Lower ConvInteger."""
     out = low.output()
     if math.prod(out.shape):
-        operands = [low.given(0), low.given(1), low.optional(2), low.optional(3)]
+        operands = [low.input(0), low.input(1), low.optional(2), low.optional(3)]
         _convolve(low, operands, out)
 
 
@@ -164,7 +164,7 @@ def qlinear_conv(node: Node, low: ClLowering) -> None:
     out = low.output()
     if not out.size:
         return
-    x, sx, zx, w, sw, zw, so, zo = (low.given(k) for k in range(8))
+    x, sx, zx, w, sw, zw, so, zo = (low.input(k) for k in range(8))
     sums = temporary(low, "int32", out.shape)
     _convolve(low, [x, w, zx, zw], sums, low.optional(8))
     by_channel = () if sw.size == 1 else (sw.size, *(1,) * (out.rank - 2))

@@ -65,7 +65,7 @@ def fused_matmul(node: Node, low: Lowering) -> None:
 @lowering("MatMulInteger", dtypes=BYTES)
 def matmul_integer(node: Node, low: Lowering) -> None:
     """Lower MatMulInteger; the zero point of A may be computed at run time, as quantisers do."""
-    a, b, y = low.given(0), low.given(1), low.output()
+    a, b, y = low.input(0), low.input(1), low.output()
     if a.dtype not in BYTES or b.dtype not in BYTES:
         raise Unsupported(f"an integer product of {a.dtype} and {b.dtype}")
     zeros = low.optional(2), low.optional(3)

@@ -24,7 +24,7 @@ def quantized_lstm(node: Node, low: Lowering) -> None:
     """Lower an LSTM whose recurrence multiplies bytes."""
     c = read_byte_cells(node, low)
     _, batch, _, size, directions = c.sizes
-    x, r, scale, zero = (low.given(k) for k in range(4))
+    x, r, scale, zero = (low.input(k) for k in range(4))
     # The states of all sequences have one range: they are one unit's.
     _, of = team(tiles("float32"), 1, batch, 1)
     row = c.gates * size * of.item
@@ -44,7 +44,7 @@ def read_byte_cells(node: Node, low: Lowering) -> Cells:
     Raises:
         Unsupported: No kernel does it.
     """
-    x, r, scale, zero = (low.given(k) for k in range(4))
+    x, r, scale, zero = (low.input(k) for k in range(4))
     lengths, hidden, cell, holes = (low.optional(k) for k in range(4, 8))
     steps, batch, _ = x.shape
     directions, size, _ = r.shape

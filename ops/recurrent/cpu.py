@@ -106,7 +106,7 @@ def read_cells(node: Node, low: Lowering) -> Cells:
     Raises:
         Unsupported: No kernel does it.
     """
-    x, w, r = low.given(0), low.given(1), low.given(2)
+    x, w, r = low.input(0), low.input(1), low.input(2)
     batch_first = bool(node.attrs.get("layout", 0))
     steps, batch = reversed(x.shape[:2]) if batch_first else x.shape[:2]
     directions, hidden = r.shape[0], r.shape[2]

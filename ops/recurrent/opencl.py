@@ -59,7 +59,7 @@ def quantized_lstm(node: Node, low: ClLowering) -> None:
     """Launch an LSTM whose recurrence multiplies bytes."""
     c = read_byte_cells(node, low)
     batch, hidden = c.sizes[1], c.sizes[3]
-    r, scales, zeros = (low.given(k) for k in range(1, 4))
+    r, scales, zeros = (low.input(k) for k in range(1, 4))
     spread = partial(per_column, hidden=hidden)
     given: list[Word] = [
         c.x,

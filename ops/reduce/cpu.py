@@ -130,7 +130,7 @@ def emit_empty_reduction(low: Lowering, op: str, y: Operand) -> None:
 @lowering(*_OPS, layouts=("plain", "blocked"))
 def reduce(node: Node, low: Lowering) -> None:
     """Lower a Reduce operator."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     op = _OPS[node.op_type]
     axes = reduced_axes(low, x.rank)
     if x.layout == "blocked":
@@ -182,7 +182,7 @@ def _maxima(low: Lowering, x: Operand, y: Operand, axes: Sequence[int]) -> Opera
 @lowering("ArgMax", "ArgMin")
 def extreme(node: Node, low: Lowering) -> None:
     """Lower ArgMax and ArgMin."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
     if x.dtype in ("float16", "bfloat16"):
         x = cast_to(low, x, "float32")
@@ -231,7 +231,7 @@ def emit_minmax(
 @lowering("CumSum", "CumProd")
 def cumulative(node: Node, low: Lowering) -> None:
     """Lower CumSum and CumProd."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     axis = normal_axis(int(known(low, 1).reshape(-1)[0]), x.rank)
     work = "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
     if work not in (*FLOATS, *INTEGERS):
@@ -263,7 +263,7 @@ def cumulative(node: Node, low: Lowering) -> None:
 @lowering("LpNormalization", dtypes=("float32", "float64"))
 def lp_normalization(node: Node, low: Lowering) -> None:
     """Lower LpNormalization: a reduction, then a division; where the norm is 0 the result is 0."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
     if x.size == 0:
         return

@@ -43,7 +43,7 @@ def _nothing(low: Lowering, count: Operand) -> None:
 @lowering("TopK", dtypes=("float32", "float64", *INTEGERS))
 def top_k(node: Node, low: Lowering) -> None:
     """Take the largest or smallest elements along an axis, in order."""
-    x, values, indices = low.given(0), low.output(), low.output(1)
+    x, values, indices = low.input(0), low.output(), low.output(1)
     axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
     if values.size == 0:
         return
@@ -86,7 +86,7 @@ def top_k(node: Node, low: Lowering) -> None:
 @lowering("Trim", domain=INTERNAL_DOMAIN)
 def trim(node: Node, low: Lowering) -> None:
     """Lower the cut: a view along the first axis, a copy along others."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if y.size == 0:
         return
     if normal_axis(int(node.attrs["axis"]), x.rank) == 0:
@@ -99,7 +99,7 @@ def trim(node: Node, low: Lowering) -> None:
 @lowering("BoundedNonZero", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
 def non_zero(node: Node, low: Lowering) -> None:
     """Lower NonZero: one pass over the elements."""
-    x, indices, count = low.given(0), low.output(0), low.output(1)
+    x, indices, count = low.input(0), low.output(0), low.output(1)
     if x.size == 0:
         _nothing(low, count)
         return
@@ -116,7 +116,7 @@ def non_zero(node: Node, low: Lowering) -> None:
 @lowering("BoundedCompress", domain=INTERNAL_DOMAIN)
 def compress(node: Node, low: Lowering) -> None:
     """Lower Compress: slices with a true condition, in order."""
-    x, conditions, y, count = low.given(0), low.given(1), low.output(0), low.output(1)
+    x, conditions, y, count = low.input(0), low.input(1), low.output(0), low.output(1)
     axis = node.attrs.get("axis")
     dims: tuple[int, ...] = (x.size,) if axis is None else x.shape
     place = 0 if axis is None else normal_axis(int(axis), len(dims))
@@ -144,7 +144,7 @@ def compress(node: Node, low: Lowering) -> None:
 @lowering("BoundedUnique", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
 def unique(node: Node, low: Lowering) -> None:
     """Lower Unique: rows sorted, equal ones counted; another axis is transposed to the front."""
-    x, y, first, inverse, counts, count = low.given(0), *low.outputs
+    x, y, first, inverse, counts, count = low.input(0), *low.outputs
     axis = node.attrs.get("axis")
     dims = (x.size,) if axis is None else x.shape
     place = 0 if axis is None else normal_axis(int(axis), len(dims))
@@ -189,7 +189,7 @@ def unique(node: Node, low: Lowering) -> None:
 @lowering("BoundedNonMaxSuppression", domain=INTERNAL_DOMAIN, dtypes=("float32", "float16"))
 def non_max_suppression(node: Node, low: Lowering) -> None:
     """Lower NonMaxSuppression: each class by itself, then all picks one after the other."""
-    boxes, scores = (cast_to(low, low.given(k), "float32") for k in range(2))
+    boxes, scores = (cast_to(low, low.input(k), "float32") for k in range(2))
     found, count = low.output(0), low.output(1)
     batch, classes, number = scores.shape
     units = batch * classes

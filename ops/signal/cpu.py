@@ -115,7 +115,7 @@ def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
 @lowering("DFT", dtypes=FLOATS)
 def dft(node: Node, low: Lowering) -> None:
     """Lower DFT along any axis, forward and inverse, onesided or not."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     inverse = bool(node.attrs.get("inverse", 0))
     onesided = bool(node.attrs.get("onesided", 0))
     axis = int(node.attrs.get("axis", 1))
@@ -160,7 +160,7 @@ def dft(node: Node, low: Lowering) -> None:
 @lowering("STFT", dtypes=FLOATS)
 def stft(node: Node, low: Lowering) -> None:
     """Lower STFT: a windowed line for each frame."""
-    x, y, window = low.given(0), low.output(), low.optional(2)
+    x, y, window = low.input(0), low.output(), low.optional(2)
     hop = int(known(low, 1).reshape(-1)[0])
     if low.optional(3) is not None:
         size = int(known(low, 3).reshape(-1)[0])

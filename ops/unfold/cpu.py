@@ -36,7 +36,7 @@ def _whole(node: Node, name: str, usual: Sequence[int]) -> list[int]:
 @lowering("DeformConv", dtypes=_FLOATS)
 def deform_conv(node: Node, low: Lowering) -> None:
     """Lower DeformConv of two dimensions: columns of samples, and a product for each group."""
-    x, weight, offset, y = low.given(0), low.given(1), low.given(2), low.output()
+    x, weight, offset, y = low.input(0), low.input(1), low.input(2), low.output()
     bias, mask = low.optional(3), low.optional(4)
     if x.rank != 4:
         raise Unsupported(f"DeformConv of {x.rank - 2} dimensions")
@@ -87,7 +87,7 @@ def deform_conv(node: Node, low: Lowering) -> None:
 @lowering("Col2Im", dtypes=_FLOATS)
 def col_to_im(node: Node, low: Lowering) -> None:
     """Lower Col2Im of up to three dimensions: one unit is a channel of an image."""
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     image, block = known_ints(low, 1, "image_shape"), known_ints(low, 2, "block_shape")
     if image is None or block is None or not 1 <= len(image) == len(block) <= 3:
         raise Unsupported("Col2Im without its shapes, or of more than three dimensions")
@@ -155,7 +155,7 @@ def emit_sums(
 @lowering("AffineGrid", dtypes=_FLOATS)
 def affine_grid(node: Node, low: Lowering) -> None:
     """Lower AffineGrid of a known size: a product with the places of the plain grid."""
-    theta, y = low.given(0), low.output()
+    theta, y = low.input(0), low.output()
     size = known_ints(low, 1, "size")
     if size is None or y.size == 0:
         raise Unsupported("AffineGrid of a size that is computed at run time, or empty")
@@ -165,7 +165,7 @@ def affine_grid(node: Node, low: Lowering) -> None:
     axes = [axis.reshape(-1) for axis in np.meshgrid(*lines, indexing="ij")][::-1]
     places = np.stack([*axes, np.ones_like(axes[0])]).astype(numpy_dtype(theta.dtype))
     grid = Operand(f"{node.name}.grid", theta.dtype, places.shape)
-    low.known(grid, places)
+    low.set_constant(grid, places)
     rank, count = len(space), places.shape[1]
     turned = temporary(low, theta.dtype, (theta.shape[0], rank, count))
     delegate(low, "MatMul", [theta, grid], turned)
@@ -177,7 +177,7 @@ def affine_grid(node: Node, low: Lowering) -> None:
 @lowering("MaxUnpool", dtypes=_FLOATS)
 def unpool(node: Node, low: Lowering) -> None:
     """Lower MaxUnpool: elements scattered over zeros, with which a larger output begins."""
-    x, places, y = low.given(0), low.given(1), low.output()
+    x, places, y = low.input(0), low.input(1), low.output()
     rank = x.rank - 2
     kernel, strides = ints(node, "kernel_shape", rank, 1), ints(node, "strides", rank, 1)
     pads = ints(node, "pads", 2 * rank, 0)

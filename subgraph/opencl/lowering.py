@@ -6,7 +6,7 @@ work-items. An operand becomes two arguments: a buffer, and the element in it wh
 
     @cl_lowering("Neg", dtypes={"float32"})
     def neg(node: Node, low: ClLowering) -> None:
-        x, y = low.given(0), low.output()
+        x, y = low.input(0), low.output()
         low.launch(ClSource("my_family"), "negate", [x, y, x.size], (x.size,))
 """
 
@@ -137,7 +137,7 @@ class ClLowering(Lowering):
     registry: ClassVar[Registry[LoweringRule]] = CL_LOWERINGS
     copies_outputs: ClassVar[bool] = False
     branches: ClassVar[bool] = False
-    guarded: ClassVar[bool] = False
+    uses_guard_pages: ClassVar[bool] = False
     kernels: ClassVar[str] = "OpenCL"
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = _PRIMITIVES
 

@@ -53,7 +53,7 @@ def compute(node: sg.Node, inputs: Any) -> Any:
 
 
 def on_cpu(node: sg.Node, low: Lowering) -> None:
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     if x.dtype != "float32":
         raise Unsupported(f"Blend on {x.dtype} has no kernel")
     low.in_place(y, x)
@@ -62,7 +62,7 @@ def on_cpu(node: sg.Node, low: Lowering) -> None:
 
 
 def on_opencl(node: sg.Node, low: ClLowering) -> None:
-    x, y = low.given(0), low.output()
+    x, y = low.input(0), low.output()
     low.require("float32")
     factor = float(node.attrs.get("factor", 2.0))
     low.launch(ClSource("blend", CODE), "blended", [x, y, factor], (x.size,))

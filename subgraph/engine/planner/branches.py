@@ -133,12 +133,12 @@ class _Branch:
         words = (self._condition, int(self._when), 0)
         step = EmittedStep(self._node, BRANCH, words, 1, BRANCH_GRAIN, 0, 0)
         self._items.append(step)
-        kept = self._planner.kept
+        shared = self._planner.shared_scratch
         with self._planner.arranger.aside():
             self._planner.branch_depth += 1
             _plan_nodes(self._planner, body, captured)
             self._planner.branch_depth -= 1
-            self._planner.kept = kept
+            self._planner.shared_scratch = shared
             operands = map(self._planner.operand, body.outputs)
             results = [self._planner.arranger.plain(operand) for operand in operands]
             if not slots:

@@ -7,7 +7,7 @@ memory plan is made afterwards from the operands of all steps.
 
     @lowering("Neg", dtypes={"float32"})
     def neg(node: Node, low: Lowering) -> None:
-        x, y = low.given(0), low.output(0)
+        x, y = low.input(0), low.output(0)
         low.in_place(y, x)
         kernel = Kernel("subgraph.ops.elementwise.kernels", "unary", op="Neg", dtype=x.dtype)
         low.emit(kernel, [x, y], units=x.size, grain=16384, bytes=2 * x.nbytes)
@@ -296,20 +296,20 @@ class Lowering:
         inputs: Operands of its inputs, None where one is omitted.
         outputs: Operands of its outputs.
         threads: Most threads of a step.
-        kept: Scratch memory that nodes share, by a key of its content: that of earlier nodes, and
-            what this node adds.
+        shared_scratch: Scratch memory whose content several nodes of the plan read, by a key that
+            identifies the content: that of earlier nodes, and what this node adds.
         steps: The steps emitted so far.
         primitives: Functions of this device that replace the CPU's primitives, by name.
         registry: The lowerings of this device.
         kernels: Name of the device's kernels in messages.
         copies_outputs: Whether a plan copies outputs that share memory with other values.
         branches: Whether a run may skip steps, so that a plan may contain an If.
-        guarded: Whether storages are placed between guard pages.
+        uses_guard_pages: Whether storages are placed between guard pages.
     """
 
     copies_outputs: ClassVar[bool] = True
     branches: ClassVar[bool] = True
-    guarded: ClassVar[bool] = bool(guard_pages.MODE)
+    uses_guard_pages: ClassVar[bool] = bool(guard_pages.MODE)
     registry: ClassVar[Registry[LoweringRule]] = LOWERINGS
     kernels: ClassVar[str] = "CPU"
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = {}
@@ -336,7 +336,7 @@ class Lowering:
         threads: int = 1,
         options: dict[str, Any] | None = None,
         float_block: int = 0,
-        kept: Mapping[Hashable, Scratch] | None = None,
+        shared_scratch: Mapping[Hashable, Scratch] | None = None,
     ) -> None:
         """Prepare to lower a node.
 
@@ -347,7 +347,7 @@ class Lowering:
             threads: Most threads of a step.
             options: The device's properties.
             float_block: Channels of a block of float32 values; 0: a vector of this machine.
-            kept: Scratch memory of earlier nodes, see the class.
+            shared_scratch: Scratch memory of earlier nodes, see the class.
         """
         self.node = node
         self.inputs = tuple(inputs)
@@ -355,12 +355,12 @@ class Lowering:
         self.threads = threads
         self.options = options or {}
         self.float_block = float_block or self.lanes("float32")
-        self.kept: dict[Hashable, Scratch] = dict(kept or {})
+        self.shared_scratch: dict[Hashable, Scratch] = dict(shared_scratch or {})
         self.steps: list[EmittedStep] = []
         self.in_place_pairs: list[tuple[Operand, Operand]] = []
         self._placed: list[Storage] = []
 
-    def given(self, index: int) -> Operand:
+    def input(self, index: int) -> Operand:
         """Return the operand of a required input.
 
         Raises:
@@ -437,7 +437,7 @@ class Lowering:
                 ``w * Scratch.nbytes``, which may be more than ``nbytes``.
         """
         workers = self.threads if per_worker else 1
-        if self.guarded:
+        if self.uses_guard_pages:
             apart = guard_pages.apart(nbytes) if per_worker else nbytes
         else:
             nbytes = apart = -(-nbytes // 64) * 64
@@ -513,7 +513,7 @@ class Lowering:
         for part in self._placed:
             part.parent, part.parent_offset = None, 0
 
-    def known(self, output: Operand, array: Array) -> None:
+    def set_constant(self, output: Operand, array: Array) -> None:
         """Make an output the constant ``array`` of this plan."""
         array = np.ascontiguousarray(array).reshape(output.shape)
         output.known = array

@@ -122,7 +122,7 @@ class Planner:
         self.pairs: list[tuple[Operand, Operand, int]] = []
         self.guards: dict[Parameter, int] = {}
         self.lowerings: list[Lowering] = []
-        self.kept: dict[Hashable, Scratch] = {}
+        self.shared_scratch: dict[Hashable, Scratch] = {}
         self.memory_limit = memory_limit()
         self.computed: list[Any] = []  # values computed while planning
         self.derived_bytes = 0  # of these, and of weights that are computed from weights
@@ -245,7 +245,7 @@ class Planner:
 
     def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
         """Return the offsets of storages in the arena, and its size, in bytes."""
-        if self.options.lowering.guarded:
+        if self.options.lowering.uses_guard_pages:
             return guard_pages.place(sizes)
         return assign_offsets(sizes, lives)
 
@@ -417,7 +417,7 @@ class Planner:
         first = len(self.items)
         self.items += low.steps
         self.lowerings.append(low)
-        self.kept = low.kept
+        self.shared_scratch = low.shared_scratch
         for (value, _), operand in zip(outputs, low.outputs, strict=True):
             self.operands[value] = operand
         for output, source in low.in_place_pairs:
@@ -455,7 +455,7 @@ class Planner:
                 threads=self.options.threads,
                 options=dict(self.options.properties),
                 float_block=self.arranger.float_block,
-                kept=self.kept,
+                shared_scratch=self.shared_scratch,
             )
             try:
                 rule.function(node, low)

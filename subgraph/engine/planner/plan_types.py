@@ -109,7 +109,7 @@ class PlanInProgress(Protocol):
         operands: The operands so far, by value.
         partial: Known elements of values.
         items: The steps so far.
-        kept: Scratch memory that steps of the plan share (`Lowering.kept`).
+        shared_scratch: Scratch memory that steps of the plan share (`Lowering.shared_scratch`).
         branch_depth: Number of branches, which runs may skip, around the present node.
         arranger: Converts layouts.
     """
@@ -118,7 +118,7 @@ class PlanInProgress(Protocol):
     operands: dict[Value, Operand]
     partial: dict[Value, Array | None]
     items: list[Item]
-    kept: dict[Hashable, Scratch]
+    shared_scratch: dict[Hashable, Scratch]
     branch_depth: int
     arranger: Arranger
 

@@ -1,7 +1,8 @@
 """The schedule of a plan: its nodes in topological order, with nodes that share a weight adjacent.
 
 A detector's head applies the same weights to maps of several sizes. Adjacent convolutions find the
-weight in the caches, and share its form if it is transformed in every run (`Lowering.kept`).
+weight in the caches, and share its form if it is transformed in every run
+(`Lowering.shared_scratch`).
 """
 
 from __future__ import annotations
