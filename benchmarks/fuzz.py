@@ -60,7 +60,11 @@ def difference(got: Sequence[Any], expected: Sequence[Any]) -> str:
             return f"output {number}: {mine.dtype}{mine.shape} for {theirs.dtype}{theirs.shape}"
         if mine.dtype.kind not in "f":
             if not np.array_equal(mine, theirs):
-                return f"output {number}: {np.mean(mine != theirs):.0%} of the elements differ"
+                said = f"output {number}: {np.mean(mine != theirs):.0%} of the elements differ"
+                if mine.dtype.kind in "iu":
+                    apart = np.where(mine > theirs, mine - theirs, theirs - mine).max()
+                    said += f", by at most {apart}"
+                return said
             continue
         rough = 16.0 if mine.dtype.itemsize == 2 else 1.0
         mine, theirs = mine.astype(np.float64), theirs.astype(np.float64)

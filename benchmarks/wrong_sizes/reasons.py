@@ -43,6 +43,8 @@ _SUMS = (
     "ReduceL1 ReduceL2 ReduceMean ReduceProd ReduceSum ReduceSumSquare ReduceLogSum ReduceLogSumExp"
 )
 _OVERFLOW = "what becomes of sums that integers do not hold is left open"
+_QUANTIZED = "QLinearMatMul QLinearGlobalAveragePool QLinearAveragePool"
+_MIDDLE = "a quotient near the middle of two integers may round to either"
 _LEFT_OPEN = "what NaN, infinities and sums beyond the dtype give is left open; sizes are judged"
 
 _EMPTY_IMAGES = "it refuses images without channels or places; the standard does not"
@@ -59,6 +61,8 @@ _NON_FINITE = "what NaN and infinities give is left open; no index is computed f
 REASONS: Final = (
     Reason("values", "", _LEFT_OPEN, damage=_EXTREME),
     Reason("other", "", _LEFT_OPEN, damage=_EXTREME),
+    Reason("values", "differ, by at most 1$", _MIDDLE, _QUANTIZED),
+    Reason("other", "differ, by at most 1$", _MIDDLE, _QUANTIZED),
     Reason("values", "", "the norm of such small numbers is 0", "LpNormalization", "= 1e-40"),
     Reason("verdict", "LimitError", "one device needs more memory than another", damage="[0-9]{9}"),
     Reason("verdict", "cannot convert float (NaN|inf)", _LEFT_OPEN, damage=_EXTREME),
@@ -177,6 +181,7 @@ REASONS: Final = (
     Reason("strict", "Invalid number of FFT", "of no numbers there is no spectrum", "DFT"),
     Reason("strict", "batch dimensions|index tuples of 0", "the standard says so", "GatherND"),
     Reason("strict", "cannot convert float (NaN|inf)", _NON_FINITE, "GridSample", _EXTREME),
+    Reason("strict", "has no length", _NON_FINITE, "Range"),
     Reason("strict", "p is .*above 0", "a p-norm has a p above 0", "LpPool GlobalLpPool"),
     Reason(
         "strict",
@@ -209,7 +214,7 @@ REASONS: Final = (
         "elements differ",
         "which NaN of several is the last is left open",
         "ArgMax ArgMin",
-        "twice as long|much longer",
+        "longer|twice as long",
     ),
     Reason("other", "other texts", "numbers are written as Python writes them", "Cast"),
     Reason("other", "", "0 divided by 0 is NaN", "Celu", "alpha = 0"),
@@ -240,7 +245,7 @@ REASONS: Final = (
         "",
         "what is divided by a scale of 0 is left open",
         "QLinearMul QLinearAdd",
-        "= 0.0",
+        "= (0.0|1e-40)",
     ),
     Reason("lax", "dimension size is known", _SHOWN_SIZES),
     Reason("lax", r"'sizes' \(0\) must be same as rank", _SHOWN_SIZES, "Resize"),
@@ -256,6 +261,12 @@ REASONS: Final = (
         "input b should have same shape size",
         "one zero point may serve all columns",
         "QGemm",
+    ),
+    Reason(
+        "lax",
+        "IsScalarOr1Element",
+        "rows may have zero points of their own, as MatMulInteger's",
+        "MatMulIntegerToFloat",
     ),
     Reason(
         "lax",

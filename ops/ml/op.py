@@ -185,7 +185,7 @@ def normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     rows = x.reshape(1, -1) if x.ndim == 1 else x
     match str(attributes(node)["norm"]):
         case "MAX":
-            norm = rows.max(axis=1, keepdims=True)
+            norm = rows.max(axis=1, keepdims=True, initial=-np.inf)
         case "L1":
             norm = np.abs(rows).sum(axis=1, keepdims=True)
         case "L2":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from subgraph.graph.graph import Node
 from subgraph.graph.types import ValueType
 from subgraph.operators.requirements import (
@@ -247,10 +249,13 @@ def constant_of_shape_operands(node: Node, shape: Tensor) -> None:
 
 
 def range_operands(node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> None:
-    """Raise ShapeError unless the operands are three numbers of one dtype (ONNX, 11 to 27)."""
+    """Raise ShapeError unless there are three finite numbers of one dtype (ONNX, 11 to 27)."""
     require_same_dtype(start, limit, delta)
     for name, operand in (("start", start), ("limit", limit), ("delta", delta)):
         require_single(name, operand)
+        if operand.known is not None and operand.known.dtype.kind == "f":
+            number = float(operand.known.reshape(-1)[0])
+            require(math.isfinite(number), "{} is {}; such a Range has no length", name, number)
     require(all(n != 0 for n in _elements(delta)), "delta is 0; such a Range has no end")
 
 

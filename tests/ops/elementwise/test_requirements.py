@@ -15,6 +15,7 @@ from tests.support.requirements import DEVICES, Use, assert_refused, floats, int
 MANY = 2**62
 X = floats(4, 6)
 BYTES = np.ones(3, np.uint8)
+HALVES = np.array([np.nan, 5, 1, np.inf], np.float16)
 TRUE = np.ones((4, 6), bool)
 Devices = pytest.mark.parametrize("device", DEVICES)
 
@@ -86,6 +87,8 @@ MOVEMENT: list[tuple[Use, str]] = [
     ),
     (Use("ConstantOfShape", (ints(-1),), {}), "negative"),
     (Use("Range", (ints(0)[0], ints(5)[0], ints(0)[0]), {}), "delta is 0"),
+    (Use("Range", (HALVES[0], HALVES[1], HALVES[2]), {}), "start is nan; .* no length"),
+    (Use("Range", (HALVES[1], HALVES[3], HALVES[2]), {}), "limit is inf; .* no length"),
     (Use("Range", (ints(0, 1), ints(5)[0], ints(1)[0]), {}), "start has shape"),
     (Use("EyeLike", (floats(3),), {}), "rank 2"),
     (Use("OneHot", (ints(0, 1), ints(-1)[0], floats(2)), {}), "negative"),

@@ -87,6 +87,16 @@ def test_features(shape: tuple[int, ...]) -> None:
             _compare("Normalizer", np.zeros_like(x), norm=norm)
 
 
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 2), (0, 0)])
+def test_normalizer_without_elements_gives_none(norm: str, shape: tuple[int, ...]) -> None:
+    empty = np.zeros(shape, np.float32)
+    model = sg.load(_model("Normalizer", [empty], 1, 1, {"norm": norm}))
+    for device in ("CPU", "REFERENCE"):
+        [y] = sg.compile_model(model, device)([empty]).values()
+        assert (y.dtype, y.shape) == (np.float32, shape)
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
 def test_encoders_of_numbers(count: int) -> None:
     rng = np.random.default_rng(count)
