@@ -9,8 +9,8 @@ from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import ProfileEntry, Session, SubgraphOp, fill_outputs
+from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.executor import Cancel
 from subgraph.runtime.runner import is_direct
 
 

@@ -28,7 +28,7 @@ from subgraph.operators.subgraph_op import (
     fallback_of,
     runs_by_default,
 )
-from subgraph.runtime.executor import Cancel
+from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.infer_request import InferRequest
 from subgraph.runtime.metric_types import checked_metric

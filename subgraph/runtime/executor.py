@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
-from typing import Any, NoReturn, cast
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
 
 import attrs
 import numpy as np
@@ -36,47 +36,12 @@ from subgraph.operators.subgraph_op import (
     fill_outputs,
     open_session,
 )
+from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.executor_plan import Plan, Step
+from subgraph.runtime.step_calls import Run, StepCall, step_call
 from subgraph.runtime.step_schedule import Scheduler
 
 _log = logging.getLogger("subgraph")
-Run = Callable[[Sequence[Any]], Sequence[Any]]
-_Do = Callable[[list[Any]], None]
-
-
-class Cancel:
-    """A flag that several executors of one request read between steps.
-
-    Attributes:
-        wanted: Whether the run is to end.
-        sessions: Sessions that can end a run in the middle of a step.
-    """
-
-    __slots__ = ("sessions", "wanted")
-
-    def __init__(self) -> None:
-        """Begin without a request to cancel."""
-        self.wanted = False
-        self.sessions: list[Session] = []
-
-    def watch(self, session: Session) -> None:
-        """Forward requests to a session, including one that was made before."""
-        self.sessions.append(session)
-        if self.wanted:
-            session.cancel()
-
-    def request(self) -> None:
-        """End the run before its next step, or before the next inner step of a session."""
-        self.wanted = True
-        for session in self.sessions:
-            session.cancel()
-
-    def reset(self) -> None:
-        """Begin a new run; must not be called during a run, which would then miss a request."""
-        if self.wanted:
-            self.wanted = False
-            for session in self.sessions:
-                session.resume()
 
 
 class Executor:
@@ -110,7 +75,7 @@ class Executor:
         self._cancel = cancel or Cancel()
         self._runs: list[Run] = []
         self._bodies: dict[str, Executor] = {}  # by the node's name and the attribute's
-        self._steps: list[_Do] = []
+        self._steps: list[StepCall] = []
         first: dict[tuple[object, type[Session]], Session] = {}
         for position in range(len(plan.steps)):
             self._prepare(position, first)
@@ -153,7 +118,7 @@ class Executor:
         if step.op is None:
             run = self._runner(step, self._profiles[position])
             self._runs.append(run)
-            self._steps.append(_stepper(step, step.inputs, run))
+            self._steps.append(step_call(step, step.inputs, run))
             return
         session = open_session(step.op, step.fallback)
         if self.profiling:
@@ -166,9 +131,9 @@ class Executor:
         self._runs.append(session)
         run_inputs = None if step.given is None else session.run_inputs()
         if run_inputs is None or step.given is None:
-            self._steps.append(_stepper(step, step.inputs, session.__call__))
+            self._steps.append(step_call(step, step.inputs, session.__call__))
         else:
-            self._steps.append(_stepper(step, step.given, run_inputs))
+            self._steps.append(step_call(step, step.given, run_inputs))
 
     def _runner(self, step: Step, into: list[ProfileEntry]) -> Run:
         if step.bodies:
@@ -422,7 +387,7 @@ class Executor:
             session.measure()
         self._cancel.watch(session)
         self._runs[position] = session
-        self._steps[position] = _stepper(step, step.inputs, session.__call__)
+        self._steps[position] = step_call(step, step.inputs, session.__call__)
         return session
 
     def _entries(
@@ -571,46 +536,6 @@ def _is_quick(node: Node) -> bool:
     from subgraph.runtime.fast_ops import fast_op, gives_size
 
     return fast_op(node) is not None or gives_size(node)
-
-
-def _stepper(step: Step, inputs: Sequence[int], run: Run) -> _Do:
-    """Return a callable that runs a step on the values of a run.
-
-    Args:
-        step: The step.
-        inputs: Slots of the inputs that ``run`` takes.
-        run: Computes the step's outputs.
-    """
-    make = _stepper_maker(len(inputs), len(step.outputs), len(step.free))
-    return make(run, *inputs, *step.outputs, *step.free)
-
-
-@cache
-def _stepper_maker(inputs: int, outputs: int, free: int) -> Callable[..., _Do]:
-    """Return the maker of steps with these numbers of inputs, outputs and freed values.
-
-    Its code is generated for these numbers: between two small regions of a model, loops over the
-    slots would take most of the time.
-    """
-    sources, targets, dead = (
-        [f"{letter}{k}" for k in range(count)]
-        for letter, count in (("i", inputs), ("o", outputs), ("f", free))
-    )
-
-    def listed(slots: Sequence[str]) -> str:
-        return f"[{', '.join(f'values[{slot}]' for slot in slots)}]"
-
-    forget = "".join(f"values[{slot}] = " for slot in dead)
-    text = (
-        f"def make({', '.join(('run', *sources, *targets, *dead))}):\n"
-        "    def do(values):\n"
-        f"        {listed(targets)} = run({listed(sources)})\n"
-        f"        {forget}None\n"
-        "    return do\n"
-    )
-    scope: dict[str, Any] = {}
-    exec(text, scope)
-    return cast("Callable[..., _Do]", scope["make"])
 
 
 def explain_failure(error: Exception, node: Node) -> NoReturn:

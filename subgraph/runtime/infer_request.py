@@ -28,7 +28,7 @@ from subgraph.errors import (
 )
 from subgraph.graph.parameters import Snapshot, call_pinned, pinned
 from subgraph.operators.subgraph_op import ProfileEntry
-from subgraph.runtime.executor import Cancel
+from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.request_state import RequestState
 from subgraph.runtime.requested_model import RequestedModel
 from subgraph.runtime.runner import Stage

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from subgraph.graph.parameters import Snapshot
-from subgraph.runtime.executor import Cancel
+from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.runner import Runner, Stage
 from subgraph.runtime.signature import Port, Results
 

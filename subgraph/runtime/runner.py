@@ -27,13 +27,8 @@ from subgraph.operators.subgraph_op import (
     fill_outputs,
     open_session,
 )
-from subgraph.runtime.executor import (
-    Cancel,
-    Executor,
-    explain_failure,
-    set_states_of,
-    states_of,
-)
+from subgraph.runtime.cancel import Cancel
+from subgraph.runtime.executor import Executor, explain_failure, set_states_of, states_of
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.settings import DeviceOptions
 from subgraph.runtime.task_executor import TaskExecutor

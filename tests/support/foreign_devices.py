@@ -20,8 +20,8 @@ import subgraph as sg
 from subgraph.devices.device import QueryResult
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
+from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.executor import Cancel
 from subgraph.runtime.runner import Runner
 
 _VERSION = version("onnxruntime")

@@ -24,8 +24,8 @@ from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.operators.subgraph_op import ProfileEntry, Session
+from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.executor import Cancel
 from subgraph.runtime.runner import Runner
 from subgraph.runtime.settings import DeviceOptions, option, options_among
 from subgraph.runtime.signature import Port

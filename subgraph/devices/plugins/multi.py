@@ -31,8 +31,8 @@ from subgraph.graph.graph import Graph
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, ProfileEntry, Session, fill_outputs
 from subgraph.partition.regions import without_device_regions
 from subgraph.runtime.breaker import Breaker
+from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.executor import Cancel
 from subgraph.runtime.executor_plan import all_parameters
 from subgraph.runtime.runner import Runner
 from subgraph.runtime.settings import DeviceOptions, option, options_among
