@@ -1,6 +1,6 @@
-"""What the bodies of If, Loop, Scan and SequenceMap must satisfy: numbers of inputs and outputs.
+"""Checks of the bodies of If, Loop, Scan and SequenceMap: numbers of inputs and outputs.
 
-Everything that looks into bodies counts on it: type inference, passes, plans and the executor.
+Type inference, passes, plans and the executor rely on these numbers and do not check them again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def check_bodies(node: Node) -> None:
     """Check the bodies of a node of the standard against its inputs, outputs and attributes.
 
     Raises:
-        ModelError: they do not fit; the message names the node, and both numbers.
+        ModelError: a number of inputs, outputs or axes is wrong; the message has both numbers.
     """
     check = None if node.domain else _CHECKS.get(node.op_type)
     if check is not None and node.bodies:
@@ -55,7 +55,7 @@ def _check_loop(node: Node) -> None:
     if len(node.inputs) < 2:
         raise ModelError(f"node {node.name!r} (Loop): inputs M and cond may be empty, not missing")
     _require(node, "inputs of its body", len(body.inputs), len(node.inputs))
-    # The condition comes first; behind what is carried stands what is scanned.
+    # A body's outputs: the condition, then the carried values, then the scan outputs.
     _require(node, "outputs of its body", len(body.outputs), 1 + len(node.outputs))
     if len(node.outputs) < len(node.inputs) - 2:
         raise ModelError(
@@ -66,7 +66,7 @@ def _check_loop(node: Node) -> None:
 
 def _check_scan(node: Node) -> None:
     body = node.bodies[0]
-    given = len(node.inputs) - int(node.version == 8)  # its first input are lengths
+    given = len(node.inputs) - int(node.version == 8)  # the first input of opset 8: lengths
     scans = scanned_inputs(node, given)
     states = given - scans
     _require(node, "inputs of its body", len(body.inputs), given)

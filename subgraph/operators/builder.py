@@ -19,12 +19,12 @@ from subgraph.operators.inference import infer_types
 from subgraph.operators.schema import Schema, describe, get_schema
 from subgraph.system.registry import nearest
 
-# Attributes that hold the number of a dtype; its name is taken too.
+# Attributes that hold ONNX's number of a dtype; the builder takes the dtype's name, too.
 _DTYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
 class Builder(Protocol):
-    """The function of an operator: see `operator`."""
+    """Type of the functions that `operator` returns."""
 
     def __call__(
         self,
@@ -47,12 +47,15 @@ def input(
     """Return a graph input.
 
     Args:
-        name: Its name.
-        shape: Dimensions: numbers, names (symbolic) or None (unknown); None: rank unknown.
-        dtype: ONNX's name, or a NumPy dtype.
-        type: The whole type, for what is not a tensor; shape and dtype are then left out.
+        name: Name of the input; not empty.
+        shape: Dimensions: numbers, names (symbolic) or None (unknown). None instead of a shape
+            means that the rank is unknown.
+        dtype: ONNX's name of the dtype ("float32"), or a NumPy dtype.
+        type: The whole type, for inputs that are no tensors (sequences, optionals, maps); replaces
+            ``shape`` and ``dtype``.
 
     Raises:
+        ModelError: the name is empty or no string.
         ShapeError: a dimension or the dtype is not allowed.
     """
     _check_name(name, "an input")
@@ -60,7 +63,11 @@ def input(
 
 
 def parameter(name: str, array: npt.ArrayLike | Parameter) -> Value:
-    """Return a value over a new Parameter that holds a copy of ``array``, or over the one given."""
+    """Return a value over a new Parameter with a copy of ``array``, or over ``array`` if it is one.
+
+    Raises:
+        ModelError: the name is empty or no string.
+    """
     _check_name(name, "a parameter")
     held = array if isinstance(array, Parameter) else Parameter(name, array)
     return Value(name, held.type, parameter=held)
@@ -72,9 +79,9 @@ def _check_name(name: Any, whose: str) -> None:
 
 
 def capture(outer: Value) -> Value:
-    """Return a value by which the body of a control-flow node uses ``outer`` from around it.
+    """Return a value by which the body of a control-flow node uses ``outer`` of the graph around.
 
-    A parameter is not captured: the body gets a value of its own over the same Parameter.
+    For a value over a Parameter it is a new value over the same Parameter, not a capture.
     """
     if outer.parameter is not None:
         return Value(outer.name, outer.type, parameter=outer.parameter)
@@ -84,12 +91,18 @@ def capture(outer: Value) -> Value:
 def operator(op_type: str, domain: str = "") -> Builder:
     """Return the function that applies an operator.
 
-    The function takes the inputs by position (None leaves an optional one out; numbers and arrays
-    become constants of the dtype of the first tensor) or by their names in the standard, and the
-    attributes by name; one that holds a dtype takes its name or NumPy's ("float16"). ``outputs=``
-    gives the number of outputs where the operator allows several numbers, ``name=`` the node's
-    name, ``version=`` an older version of the operator. It returns the output value, or a tuple of
-    several.
+    The function takes inputs by position or by their names in the standard: values, None for an
+    omitted optional input, and numbers and arrays, which become constants; a Python number gets the
+    dtype of the first tensor among the inputs. It takes attributes by name; a dtype may be a name
+    ("float16") or a NumPy dtype. It returns the output value, or a tuple of several. More keywords:
+
+    - ``outputs``: number of outputs, for operators that have a variable number;
+    - ``name``: name of the node; ``metadata``: its metadata;
+    - ``version``: an operator set whose version of the operator is used; 0: the newest.
+
+    Args:
+        op_type: Name of the operator.
+        domain: Its domain; "" is ONNX's own.
 
     Raises:
         UnsupportedOpError: there is no such operator.
@@ -156,12 +169,12 @@ def _inputs(schema: Schema, given: Sequence[Any], attributes: dict[str, Any]) ->
 
 
 def _check_dtypes(schema: Schema, values: Sequence[Value | None]) -> None:
-    """Raise where the standard does not allow the dtype of an input, or two that differ."""
+    """Raise ShapeError if the schema does not allow an input's dtype, or two different ones."""
     first: dict[str, tuple[str, str]] = {}
     for position, value in enumerate(values if schema.input_dtypes else ()):
         if value is None or not isinstance(value.type, TensorType):
             continue
-        place = min(position, len(schema.inputs) - 1)  # the last may be variadic
+        place = min(position, len(schema.inputs) - 1)  # a variadic input is the last one
         name, dtype, allowed = schema.inputs[place], value.type.dtype, schema.input_dtypes[place]
         if allowed is not None and dtype not in allowed:
             raise ShapeError(
@@ -206,7 +219,7 @@ def _constants(schema: Schema, given: Sequence[Any]) -> list[Value | None]:
 
 
 def _cast_literal(array: Array, dtype: str | None) -> Array:
-    """Give a Python number the dtype of the other operand; int lists (axes, shapes) stay int64."""
+    """Return a Python number in ``dtype``; lists of ints (axes, shapes) are int64."""
     from subgraph.graph.types import numpy_dtype
 
     if dtype is None or array.ndim:
@@ -279,7 +292,7 @@ def _output_count(schema: Schema, attrs: Mapping[str, Any]) -> int:
     for key, extra in (("then_branch", 0), ("body", -1)):
         body = attrs.get(key)
         if isinstance(body, Graph):
-            # A Loop's body gives its condition first; a Scan's does not.
+            # The first output of a Loop's body is the condition, which is no output of the Loop.
             return len(body.outputs) + (extra if schema.op_type == "Loop" else 0)
     if schema.min_outputs == 0:
         return max(schema.max_outputs if schema.max_outputs < 64 else 1, 1)

@@ -1,8 +1,8 @@
-"""Nodes on constants: common operators at once by NumPy, all others by the reference.
+"""Evaluation of nodes on constants: common operators by NumPy, all others by the reference.
 
-So a process that folds what is usual need not load the reference. Each quick function returns the
-node's only output, or None where it is not sure that the reference would give the same: for inputs
-that do not fit, and for what NumPy does in its own way.
+Constant folding of usual models thus need not import the reference (and onnx). Each quick function
+returns the node's only output, or None if its result could differ from the reference's: for invalid
+inputs, and where NumPy's semantics differ from ONNX's.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
 from subgraph.operators.inference import check_values
 
 Quick = Callable[[Node, Sequence[Any]], "Array | None"]
-_COUNTED = 1 << 12  # bytes from which on a result is counted against the memory budget
-_LARGEST = 1 << 24  # elements that an operator may make of few
+_COUNTED = 1 << 12  # bytes; larger results are counted against the memory budget
+_LARGEST = 1 << 24  # elements; larger results of small inputs are left to the reference's checks
 
 
 def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Any]:
     """Return the outputs of a node on arrays, None where an input is left out.
 
     Raises:
-        UnsupportedOpError: nobody defines the operator in this version.
+        UnsupportedOpError: the operator has no definition in this version.
         ShapeError: the inputs do not fit the operator.
+        LimitError: the outputs do not fit into the memory budget.
     """
     quick = None if node.domain else QUICK.get(node.op_type)
     if quick is not None:
@@ -41,7 +42,7 @@ def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Any]:
         except LimitError:
             raise
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
-            result = None  # inputs that do not fit: the reference says why
+            result = None  # invalid inputs: the reference raises the error that says why
         if result is not None:
             if result.nbytes > _COUNTED:
                 count_results([result], node.name)
@@ -61,9 +62,9 @@ def _cast(node: Node, inputs: Sequence[Any]) -> Array | None:
         return None
     target = numpy_dtype(DTYPE_OF_ONNX[to])
     if target.kind not in "iuf" or target.isbuiltin != 1 or x.dtype.isbuiltin != 1:
-        return None  # float8 and the like saturate
+        return None  # ml_dtypes, such as float8, saturate
     if target.kind in "iu" and x.size and not np.can_cast(x.dtype, target, "safe"):
-        # What an integer type cannot hold is for the reference to say; NaN compares as outside.
+        # The reference converts numbers out of range; NaN fails both comparisons.
         bounds = np.iinfo(target)
         if not (x.min() >= bounds.min and x.max() < bounds.max):
             return None
@@ -79,7 +80,7 @@ def _squeeze(node: Node, inputs: Sequence[Any]) -> Array:
 
 
 def _numbers(node: Node, inputs: Sequence[Any], position: int, name: str) -> Any:
-    """Return what is an attribute in old versions and an input in new ones; None if left out."""
+    """Return ints that old versions have as an attribute, new ones as an input; None: absent."""
     if name in node.attrs:
         return tuple(int(v) for v in node.attrs[name])
     given = inputs[position] if position < len(inputs) else None
@@ -137,7 +138,7 @@ def _slice(node: Node, inputs: Sequence[Any]) -> Array:
 
 
 def _backward(taken: slice, size: int) -> slice:
-    """Return a backward slice, its ends clamped to places that there are, as ONNX clamps them."""
+    """Return a slice with a negative step, its ends clamped to the axis as ONNX clamps them."""
     if not size:
         return slice(0)
     start, end = (v + size if v < 0 else v for v in (taken.start, taken.stop))

@@ -1,9 +1,9 @@
-"""Operators that runtimes have added to ONNX, defined by the standard's: what `function` registers.
+"""Operators that runtimes have added to ONNX, defined by operators of the standard (`function`).
 
-A file in ``ops/`` declares such an operator and writes its body: which operators of the standard
-stand for one node, given its attributes and which inputs it has. Everything else follows from the
-body: the types of the outputs, the reference, and, by the pass "ExpandFunctions", every device with
-its fusions. The node itself stays in the graph that was loaded, and is saved as it was.
+A file in ``ops/`` declares such an operator and writes its body: the operators of the standard that
+replace one node, depending on its attributes and on which inputs are present. Output types and the
+reference follow from the body, and so do all devices with their fusions, by way of the pass
+"ExpandFunctions". The loaded graph keeps the node itself, so that saving it changes nothing.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ def function(
     requires: Callable[..., None] | None = None,
     **attributes: Any,
 ) -> Callable[[Body], Body]:
-    """Decorate the function that writes the body of an operator: `Call` in, its outputs out.
+    """Return a decorator for the body of an operator: a function from a `Call` to its outputs.
 
     Args:
-        op_type: Its name.
-        form: Its inputs and outputs, ``"A, B, bias? -> C, mask?"``: ``?`` marks what may be left
-            out, ``*`` the last one where it may be given many times.
+        op_type: Name of the operator.
+        form: Its inputs and outputs, ``"A, B, bias? -> C, mask?"``: ``?`` marks an optional one,
+            ``*`` a variadic last input.
         domain: Its domain.
         requires: What its operands must satisfy, see `Operator`.
-        attributes: For each attribute its default or, without one, its kind (``"float"``); with
-            ``!`` behind it (``"int!"``) it has to be given.
+        attributes: The default of each attribute or, for one without default, its kind
+            (``"float"``); ``!`` behind a kind (``"int!"``) marks a required attribute.
     """
     inputs, outputs = (re.findall(r"(\w+)([?*]?)", side) for side in form.split("->"))
     schema = Schema(
@@ -107,16 +107,16 @@ def _attribute(name: str, given: Any) -> Attribute:
 class Call:
     """One node while its body is written; ``call.Add(a, b, ...)`` adds an operator of the standard.
 
-    Operands are values, None for one left out, and numbers and arrays, which become constants: a
-    number has the dtype of the first operand that is a value. Attributes that are None are left
-    out; ``outputs=`` asks for several outputs, which come as a tuple, ``domain=`` for an operator
-    of another domain, ``requires=`` for a requirement of the domain "body" besides the operator's
-    own (``ops/contrib/operands.py``).
+    Operands are values, None for an omitted one, and numbers and arrays, which become constants: a
+    number has the dtype of the first operand that is a value. Attributes that are None are
+    omitted. ``outputs=`` is the number of outputs, which are a tuple if several; ``domain=`` the
+    operator's domain; ``requires=`` a requirement of the domain "body" besides the operator's own
+    (``ops/contrib/operands.py``).
 
     Attributes:
-        node: The node.
-        inputs: Its inputs in the form's order, None where one is left out.
-        nodes: What was added so far.
+        node: The node that the body replaces.
+        inputs: Its inputs in the schema's order, None for an omitted one.
+        nodes: The nodes that the body has added.
     """
 
     def __init__(
@@ -126,7 +126,14 @@ class Call:
         inputs: Sequence[Value | None],
         known: Sequence[Array | None] = (),
     ) -> None:
-        """Begin; ``known`` holds the elements of inputs that are known."""
+        """Begin a body.
+
+        Args:
+            node: The node that the body replaces.
+            operator: Its operator, which has the body.
+            inputs: Values for the node's inputs, of their types; None for an omitted one.
+            known: Shape values of the inputs (`subgraph.operators.shape_values`); None: unknown.
+        """
         self.node = node
         assert isinstance(operator.schema, Schema)
         self.inputs = [*inputs, *[None] * (len(operator.schema.inputs) - len(inputs))]
@@ -135,25 +142,25 @@ class Call:
         self._known = {v: k for v, k in zip(inputs, known, strict=False) if v is not None}
 
     def results(self) -> list[Value | None]:
-        """Write the body, and return what stands for the node's outputs."""
+        """Run the body, which adds its nodes, and return the values for the node's outputs."""
         assert self._body is not None
         return list(self._body(self))
 
     def attribute(self, name: str) -> Any:
-        """Return an attribute, or its default."""
+        """Return an attribute of the node, or its default."""
         return self.node.attrs.get(name, self._schema.attributes[name].default)
 
     def attributes(self, *names: str) -> dict[str, Any]:
-        """Return several attributes by name, to be given on."""
+        """Return several attributes by name, as keywords for an operator of the body."""
         return {name: self.attribute(name) for name in names}
 
     def given(self, name: str) -> Value | None:
-        """Return an input by its name; None if it is left out, or the form has none of it."""
+        """Return an input by its name in the schema; None if it is omitted or no such name."""
         formals = self._schema.inputs
         return self.inputs[formals.index(name)] if name in formals else None
 
     def wants(self, name: str) -> bool:
-        """Return whether somebody may need the output of this name."""
+        """Return whether the output of this name may be used; True if the node is in no graph."""
         formals, outputs = self._schema.outputs, self.node.outputs
         position = formals.index(name) if name in formals else len(outputs)
         if position >= len(outputs):
@@ -165,15 +172,15 @@ class Call:
         """Return a value's dtype.
 
         Raises:
-            ShapeError: it is not known.
+            ShapeError: the value's type is not known.
         """
         return self._type(value).dtype
 
     def shape(self, value: Value) -> Shape:
-        """Return a value's dimensions, symbols and None among them.
+        """Return a value's dimensions: numbers, names of symbols, None for unknown ones.
 
         Raises:
-            ShapeError: its rank is not known.
+            ShapeError: the value's rank is not known.
         """
         shape = self._type(value).shape
         if shape is None:
@@ -185,10 +192,10 @@ class Call:
         return len(self.shape(value))
 
     def size(self, value: Value, axis: int) -> int:
-        """Return one dimension of a value.
+        """Return the size of one dimension of a value.
 
         Raises:
-            ShapeError: it is not known.
+            ShapeError: the size is not known.
         """
         dim = self.shape(value)[axis]
         if not isinstance(dim, int):
@@ -196,7 +203,7 @@ class Call:
         return dim
 
     def refuse(self, what: str) -> UnsupportedOpError:
-        """Return the error for a use of the operator that has no body."""
+        """Return the error for attributes or inputs (``what``) that the body does not support."""
         return UnsupportedOpError(
             f"node {self.node.name!r}: operator {self.node.domain}.{self.node.op_type} with {what} "
             "is not supported; export the model without this fusion, or register the operator "
@@ -204,13 +211,13 @@ class Call:
         )
 
     def cast(self, value: Value, dtype: str) -> Value:
-        """Return a value in another dtype; itself if it has that."""
+        """Return the value cast to ``dtype``; ``value`` itself if it has that dtype."""
         if self.dtype(value) == dtype:
             return value
         return self._add("Cast", [value], 1, {"to": ONNX_DTYPE[dtype]})[0]
 
     def constant(self, array: Any, dtype: str | None = None) -> Value:
-        """Return a constant."""
+        """Return the output of a new Constant; ``dtype`` None means that of ``array``."""
         held = np.array(array, None if dtype is None else numpy_dtype(dtype))
         held.flags.writeable = False
         return self._add("Constant", [], 1, {"value": held})[0]
@@ -221,7 +228,7 @@ class Call:
         return value.type
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
-        """Return the function that adds an operator."""
+        """Return the function that adds a node of this operator and returns its outputs."""
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
 
@@ -286,12 +293,12 @@ class Call:
 
 
 def _held(value: Any) -> Any:
-    """Return an attribute as nodes hold it."""
+    """Return an attribute's value as nodes hold it: tuples instead of lists."""
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 def function_of(node: Node) -> Operator | None:
-    """Return the operator of a node if it has a body; None for others, and those of a user."""
+    """Return the operator of a node if `function` declared it with a body, else None."""
     if not contributed(node.op_type, node.domain):
         return None
     found = find_operator(operator_key(node.op_type, node.domain))
@@ -299,16 +306,15 @@ def function_of(node: Node) -> Operator | None:
 
 
 def expanded(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] | None:
-    """Return what stands for each output of a node; None for another operator.
+    """Return the values that replace a node's outputs; None if its operator has no body.
 
     Args:
-        node: The node.
-        inputs: What it is made of: values of the types of the node's inputs.
+        node: The node to replace.
+        inputs: Values that the body reads, of the types of the node's inputs.
 
     Raises:
-        UnsupportedOpError: there is no body for these attributes, or an output is used that the
-            body does not give.
-        ShapeError: types have to be known, and are not.
+        UnsupportedOpError: the body does not support these attributes, or lacks a used output.
+        ShapeError: the body needs a type that is not known, or the operands do not fit.
     """
     found = function_of(node)
     if found is None:
@@ -319,10 +325,10 @@ def expanded(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] |
 
 
 def _all_used(call: Call, results: list[Value | None]) -> list[Value | None]:
-    """Return the results of a body, of which none is missing that somebody uses.
+    """Return ``results``, after a check that they have every output of the node that is used.
 
     Raises:
-        UnsupportedOpError: one is.
+        UnsupportedOpError: the body has no value for a used output.
     """
     graph = call.node.graph
     outputs = call.node.outputs
@@ -333,14 +339,14 @@ def _all_used(call: Call, results: list[Value | None]) -> list[Value | None]:
 
 
 def _declared(node: Node) -> Operator:
-    """Return the operator whose body this file's functions evaluate."""
+    """Return the node's operator, which `function` has registered."""
     return OPERATORS.get(operator_key(node.op_type, node.domain))
 
 
 def _infer(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> Sequence[ValueType | None]:
-    """Return the types that the body gives."""
+    """Return the types of the body's results (the operator's ``infer``)."""
     found = _declared(node)
     inputs = [
         None if given is None else Value(f"input {k}", type_)
@@ -350,7 +356,7 @@ def _infer(
     try:
         results = Call(node, found, inputs, known).results()
     except UnsupportedOpError:
-        return []  # said when it is to be run
+        return []  # loading succeeds; running the node raises the error
     except ShapeError:
         if all(isinstance(t, TensorType) and t.is_static for t in types if t is not None):
             raise
@@ -359,13 +365,13 @@ def _infer(
 
 
 def _compute(node: Node, given: Sequence[Any]) -> Sequence[Any]:
-    """Return what the body gives."""
+    """Evaluate the body node by node (the operator's ``compute``)."""
     found = _declared(node)
     inputs = [
         None if array is None else Value(f"input {k}", TensorType(dtype_of(array), array.shape))
         for k, array in enumerate(given)
     ]
-    # What may be a shape has to be known for the types inside.
+    # Types inside the body depend on the elements of inputs that may be shapes.
     elements = [None if array is None else from_array(array) for array in given]
     call = Call(node, found, inputs, elements)
     results = _all_used(call, call.results())

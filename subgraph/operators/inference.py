@@ -1,9 +1,9 @@
-"""What one node takes and gives: its operands against its operator's requirement, output types.
+"""Operand checks and type inference of one node.
 
-`check_operands` and `check_values` are the gate in front of everything that computes: type
-inference (at load and when a plan is made for concrete sizes, nodes inside fused nodes included)
-and the reference go through it, so that no kernel sees the address of an operand whose sizes nobody
-has compared. Types of outputs are those of the operator's ``infer``, or else the onnx package's.
+`check_operands` and `check_values` check operands against the operator's requirement. The reference
+and type inference (at load, and for the concrete sizes of a plan, nodes inside fused nodes
+included) call them, so that no kernel sees the address of an operand whose sizes were not compared.
+Output types are those of the operator's ``infer`` or, without one, the onnx package's.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from subgraph.operators.op_checks import output_types, region_types
 from subgraph.operators.operator import Operator, find_operator, operator_key
 from subgraph.operators.requirements import ANY_SIZE, Rule, Tensor
 
-# Attributes of ONNX's operators for which the standard says what 0 and 1 mean, and nothing else:
-# runtimes differ in what they take other numbers for.
+# Attributes of ONNX's operators for which the standard defines only 0 and 1. Runtimes differ in
+# their meaning of other numbers, so that these are refused.
 SWITCHES = frozenset(
     {
         *("align_corners", "allowzero", "antialias", "broadcast", "ceil_mode", "center_point_box"),
@@ -34,8 +34,8 @@ SWITCHES = frozenset(
     }
 )
 _OWN = "subgraph."
-# Note of a node that stands in a function's body: what it requires beyond its operator, declared
-# under that name in the domain "body".
+# Metadata key of a node in a function's body: the name, in the domain "body", of a requirement that
+# holds besides its operator's own.
 BEYOND = "subgraph.requires"
 
 
@@ -49,10 +49,10 @@ def check_operands(
     Args:
         node: The node; one whose operator has no requirement passes.
         types: Types of its inputs, None for one that is omitted or not known.
-        values: Elements of its inputs, as far as they are known.
+        values: Arrays of the inputs whose elements are known, None for the others; may be shorter.
 
     Raises:
-        ShapeError: they do not fit; the message says which operand, and both sizes.
+        ShapeError: the operands do not fit; the message says which operand, and both sizes.
     """
     _check_types(node, _rules_of(node), types, values)
 
@@ -85,14 +85,14 @@ def _check_types(
 
 
 def check_values(node: Node, values: Sequence[Any]) -> None:
-    """Check the values that a node is about to be computed from, as `check_operands`.
+    """Check the input values of a node before it is computed, like `check_operands`.
 
     Args:
-        node: The node.
+        node: The node; one whose operator has no requirement passes.
         values: Arrays, lists for sequences, dicts for maps, None where an input is omitted.
 
     Raises:
-        ShapeError: they do not fit.
+        ShapeError: the values do not fit.
     """
     _check_switches(node)
     rules = _rules_of(node)
@@ -110,13 +110,13 @@ def check_values(node: Node, values: Sequence[Any]) -> None:
         elif isinstance(value, dict):
             operands.append(MapType("int64"))
         else:
-            return  # sparse tensors: no kernel takes them
+            return  # a sparse tensor: only the reference takes them
     for rule in rules:
         rule.check(node, operands)
 
 
 def _check_switches(node: Node) -> None:
-    # Forms of the standard's operators that passes write ("subgraph.cpu") keep its attributes.
+    # Operators that only passes write ("subgraph.cpu") have attributes of the standard's.
     if SWITCHES.isdisjoint(node.attrs) or not (not node.domain or node.domain.startswith(_OWN)):
         return
     for name in node.attrs:
@@ -125,9 +125,9 @@ def _check_switches(node: Node) -> None:
 
 
 def is_checked_in_runs(node: Node) -> bool:
-    """Return whether the node's requirement is to be checked again with the sizes of a run.
+    """Return whether the node's requirement must be checked again with the sizes of each run.
 
-    It is not where its operator has none, or where it looks at nothing but weights.
+    A requirement that reads only weights need not.
     """
     return any(
         value is not None
@@ -148,7 +148,7 @@ def has_requirement(node: Node) -> bool:
 
 
 def _rules_of(node: Node) -> tuple[Rule, ...]:
-    """Return the rule of a node's operator, and what the body it stands in requires of it."""
+    """Return the requirements of a node: its operator's, and that of the function body around."""
     return _rules(node, find_operator(operator_key(node.op_type, node.domain)))
 
 
@@ -167,7 +167,12 @@ def infer_types(
     input_types: Sequence[ValueType | None],
     input_values: Sequence[Array | None] = (),
 ) -> list[ValueType | None]:
-    """Return the types of the node's outputs for these types (and known values) of its inputs.
+    """Return the types of the node's outputs, None for those not known.
+
+    Args:
+        node: The node; its own value types are not read, except those of bodies.
+        input_types: Types of its inputs, None for one that is omitted or not known.
+        input_values: Arrays of the inputs whose elements are known, None for others; (): none.
 
     Raises:
         ShapeError: the input types do not fit the operator.
@@ -206,7 +211,16 @@ def _misfit(node: Node, types: Sequence[ValueType | None], error: Exception) -> 
 def infer_by_onnx(
     node: Node, input_types: Sequence[ValueType | None], input_values: Sequence[Array | None]
 ) -> list[ValueType | None]:
-    """Return the output types that onnx infers, for operators without a rule of ours."""
+    """Return the output types that the onnx package infers, None for those that it does not know.
+
+    Args:
+        node: A node whose operator declares no ``infer``, or an ``infer`` that calls this.
+        input_types: As for `infer_types`.
+        input_values: One item for each input; symbolic integers among them are concretized.
+
+    Raises:
+        ShapeError: the input types do not fit the operator.
+    """
     from subgraph.operators.onnx_inference import infer_node
     from subgraph.operators.shape_values import settled
 
@@ -220,10 +234,10 @@ def infer_by_onnx(
 
 
 def scanned_inputs(node: Node, given: int) -> int:
-    """Return how many of a Scan's ``given`` states and inputs are scanned.
+    """Return how many of a Scan's ``given`` inputs (initial states included) are scanned.
 
     Raises:
-        ModelError: its attribute says more than it has, or none.
+        ModelError: num_scan_inputs is not in [1, given].
     """
     count = int(node.attrs["num_scan_inputs"])
     if not 0 < count <= given:

@@ -1,7 +1,7 @@
-"""ONNX's message classes, without the rest of the onnx package: importing that takes far longer.
+"""ONNX's protobuf classes without the rest of the onnx package, whose import takes far longer.
 
-The package keeps them in a file of their own, which needs protobuf alone. Protobuf makes one class
-of a message however often its description is loaded, so these are the package's very classes.
+The package has them in a file of their own, which needs only protobuf. Protobuf makes one class of
+a message type however often its description is loaded, so these are the package's own classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FILE = "onnx_ml_pb2"
 
 
 def _load() -> Any:
-    """Return the module of the classes; the whole package where it keeps them elsewhere."""
+    """Return the module of the classes, or the onnx package if it is loaded or has no such file."""
     spec = None if "onnx" in sys.modules else find_spec("onnx")
     if spec is not None and spec.origin is not None:
         path = Path(spec.origin).with_name(f"{_FILE}.py")

@@ -1,4 +1,4 @@
-"""Type inference of one node by the onnx package, for operators without a shape rule of ours."""
+"""Type inference of one node by the onnx package, for operators that declare no ``infer``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ def infer_node(
     input_types: Sequence[ValueType | None],
     input_values: Sequence[Array | None],
 ) -> list[ValueType | None]:
-    """Return the output types that onnx infers; None where it cannot tell.
+    """Return the output types that onnx infers; None for those that it does not know.
+
+    Args:
+        node: A node without subgraph; of bodies, only those of If are typed here.
+        input_types: Types of its inputs, None for one that is omitted or not known.
+        input_values: Arrays of the inputs whose elements are known, None for others.
 
     Raises:
         ShapeError: onnx finds that the input types do not fit the operator.
@@ -45,7 +50,7 @@ def infer_node(
     if any(v is not None and t is None for v, t in zip(node.inputs, input_types, strict=True)):
         return unknown
     if node.op_type == "Einsum" and not _EQUATION.fullmatch(str(node.attrs.get("equation", ""))):
-        # onnx 1.23 never comes back from an equation that is not well formed.
+        # onnx 1.23 loops forever on an equation that is not well formed.
         raise ShapeError(
             f"node {node.name!r} (Einsum): equation {node.attrs.get('equation')!r} is not well "
             "formed; letters, commas, one '...' a term and '->' make one"
@@ -56,7 +61,7 @@ def infer_node(
     data = {
         n: tensor_to_proto(a)
         for n, a in zip(names, input_values, strict=True)
-        if a is not None and a.size <= 4096
+        if a is not None and a.size <= 4096  # larger arrays are weights, on which no shape depends
     }
     try:
         found = onnx.shape_inference.infer_node_outputs(
@@ -72,7 +77,7 @@ def infer_node(
 
 
 def _plain_names(node: Node) -> Node:
-    """Return a stand-in with short distinct value names: two inputs may be one value."""
+    """Return a copy of the node whose values have distinct names, even where one is used twice."""
     inputs = [None if v is None else Value(f"i{k}") for k, v in enumerate(node.inputs)]
     outputs = [Value(f"o{k}") for k in range(len(node.outputs))]
     return Node(
@@ -87,7 +92,7 @@ def _plain_names(node: Node) -> Node:
 
 
 def _types_of_bodies(node: Node, unknown: list[ValueType | None]) -> list[ValueType | None]:
-    """If: the outputs of a branch, where both agree. Loop and Scan: left to the pass."""
+    """Return the output types of an If whose branches agree; `infer_graph` types Loop and Scan."""
     if node.op_type != "If":
         return unknown
     branches: list[Graph] = node.bodies

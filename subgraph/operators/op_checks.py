@@ -1,4 +1,4 @@
-"""Checks of subgraph ops: that they say how they run, their types, the types of their results."""
+"""Checks of subgraph ops: how they run, the types that they state, and the types of results."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from subgraph.system.hooks import Hook
 from subgraph.system.registry import nearest
 from subgraph.weights.cache import WeightCache
 
-# The type of an output, its dtype, and whether a shape fits; None: the type is not known.
+# The type of an output, its dtype, and a predicate for its shape; None: the type is not known.
 Check = tuple[TensorType, np.dtype[Any], Callable[[tuple[int, ...]], bool]] | None
-DEFAULT_DEVICE = "default"  # the device of an op that does not name one
-# The types of a region's outputs for these types of its inputs, as its inner graph has them.
+DEFAULT_DEVICE = "default"  # the device of an op that names none
+# (inner graph, types of its inputs) -> types of its outputs.
 region_types: Hook[[Graph, Sequence[ValueType | None]], list[ValueType | None]] = Hook(
     "types of a region"
 )
 
 
 class CheckedOp(Protocol):
-    """A `SubgraphOp` as far as it is checked here."""
+    """The part of `SubgraphOp` that these checks read."""
 
     device: str
     subgraph: Graph
@@ -41,19 +41,21 @@ class CheckedOp(Protocol):
         ...
 
     def infer_types(self, inputs: Sequence[ValueType | None]) -> Sequence[ValueType | None]:
-        """Return the types of the outputs."""
+        """Return the types of the outputs for these types of the inputs; None: not known."""
         ...
 
 
 def check_op(op: object, base: type[object]) -> None:
-    """Refuse an op that cannot run, when it is defined rather than when it runs.
+    """Check that an op can run, when its node is made rather than at its first run.
 
     Args:
-        op: The op.
-        base: The class `SubgraphOp`, whose methods the op's class has to override.
+        op: An instance of a child class of ``base``.
+        base: The class `SubgraphOp`, of which the op's class has to override ``forward`` or
+            ``session``.
 
     Raises:
-        PartitionError: it does not say how it runs, or an attribute of its hides one of the base's.
+        PartitionError: the op overrides neither, or an attribute of the child hides ``weights`` or
+            ``subgraph``.
     """
     kind = type(op)
     name = kind.__name__
@@ -74,10 +76,10 @@ def check_op(op: object, base: type[object]) -> None:
 
 
 def output_types(op: CheckedOp, inputs: Sequence[ValueType | None]) -> list[ValueType | None]:
-    """Return what ``op.infer_types`` says, checked.
+    """Return the result of ``op.infer_types``, checked.
 
     Raises:
-        ShapeError: the inputs do not fit, the method raised, or it gave something else than types.
+        ShapeError: the inputs do not fit, the method raised, or it returned other than types.
     """
     try:
         given: Any = type(op).infer_types(op, inputs)
@@ -104,7 +106,7 @@ def output_types(op: CheckedOp, inputs: Sequence[ValueType | None]) -> list[Valu
 
 
 def checks_for(op: CheckedOp, inputs: Sequence[Any]) -> list[Check]:
-    """Return what tells whether results fit the types that follow from these inputs.
+    """Return a check for each result of a run with these inputs.
 
     Raises:
         ShapeError: the inputs do not fit the inner graph.
@@ -119,7 +121,7 @@ def checks_for(op: CheckedOp, inputs: Sequence[Any]) -> list[Check]:
     ]
     try:
         return [_expected(type_) for type_ in output_types(op, types)]
-    except UnsupportedOpError:  # nobody knows the types
+    except UnsupportedOpError:  # an operator inside has no type inference
         return [None] * len(inner.outputs)
 
 
@@ -149,14 +151,24 @@ def _expected(type_: ValueType | None) -> Check:
 
 
 def is_array(item: Any) -> TypeGuard[Array]:
+    """Return whether an input or result is an array, not a sequence, map or Parameter."""
     return isinstance(item, np.ndarray)
 
 
 def is_list(results: Any) -> bool:
+    """Return whether ``forward`` or ``infer_types`` returned a list or tuple."""
     return isinstance(results, (list, tuple))
 
 
 def wrong_result(op: CheckedOp, position: int, result: Any, wanted: TensorType) -> DeviceError:
+    """Return the error for a result of ``op.forward`` that has another type than its output.
+
+    Args:
+        op: The op that ran.
+        position: Number of the output.
+        result: What ``forward`` returned for it.
+        wanted: Type that follows from the inputs of the run.
+    """
     value = op.subgraph.outputs[position]
     dtype = getattr(result, "dtype", None)
     got = f"a {type(result).__name__}" if dtype is None else f"{dtype}{list(result.shape)}"
@@ -165,6 +177,13 @@ def wrong_result(op: CheckedOp, position: int, result: Any, wanted: TensorType) 
 
 
 def misbehaved(op: CheckedOp, given: str, wanted: str) -> DeviceError:
+    """Return the error for results of ``op.forward`` that break its contract.
+
+    Args:
+        op: The op that ran. Of an accelerator's op the error moves the region to its fallback.
+        given: What ``forward`` returned, in words.
+        wanted: What it has to return, in words.
+    """
     error = DeviceError(f"{type(op).__name__}.forward gave {given}; {wanted}")
     error.lost = op.device != DEFAULT_DEVICE
     return error

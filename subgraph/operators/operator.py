@@ -1,8 +1,8 @@
-"""Operators: one declaration each, for those of ONNX, of other runtimes, of passes and of users.
+"""Declarations of operators: those of ONNX, of other runtimes, of passes and of users.
 
-The file ``op.py`` of each family in ``ops/`` declares its operators (`declare`): what is said there
-comes before what the onnx package does. A user's operator is one `Operator` object, registered by
-``core.add_extension``. All stand in one registry, `OPERATORS`.
+The file ``op.py`` of each family in ``ops/`` declares its operators (`declare`); a declaration
+overrides the onnx package. A user's operator is one `Operator` object, registered by
+``core.add_extension``. All are in one registry, `OPERATORS`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,14 @@ Reference = Callable[[Node, Sequence[Any]], Sequence[Any]]
 
 @attrs.frozen
 class OperatorName:
-    """Stands for an operator's schema where `find_schema` has one for each version, or none.
+    """Name of an operator that is declared without a schema.
 
-    The former are the standard's operators, the latter those that only passes write.
+    `find_schema` has the standard's operators in each version; operators that only passes write
+    have no schema.
+
+    Attributes:
+        op_type: Name of the operator.
+        domain: Its domain; "" is ONNX's own.
     """
 
     op_type: str
@@ -46,18 +51,19 @@ class Operator:
 
     Attributes:
         schema: Names and numbers of inputs and outputs, attributes.
-        compute: ``(node, inputs) -> outputs``: the operator in NumPy, its definition; None for an
-            operator of the standard that ``onnx.reference`` computes rightly.
-        infer: ``(node, input types, known input values) -> output types``; None leaves them to the
-            onnx package, which does not know the types of a user's operator.
-        kernels: What devices run it by, by the device's name: see `Device.add_kernel`. For CPU and
-            OPENCL a function ``(node, low)`` that lowers a node to steps. Every other device
-            leaves the node to ``compute``. Kernels of `declare`d operators are in the files
-            ``cpu.py`` and ``opencl.py`` beside, which are loaded with their device.
+        compute: ``(node, inputs) -> outputs``: the operator in NumPy, which defines it; None for an
+            operator of the standard that ``onnx.reference`` computes correctly.
+        infer: ``(node, input types, known input values) -> output types``; None means type
+            inference by the onnx package, which does not know a user's operator.
+        kernels: Kernels by the device's name: see `Device.add_kernel`. For CPU and OPENCL a
+            function ``(node, low)`` that lowers a node to steps. Devices without an entry run
+            ``compute``. Kernels of `declare`d operators are in the files ``cpu.py`` and
+            ``opencl.py`` of the family, which are loaded with their device.
         requires: ``(node, *operands) -> None``: raises ShapeError for operands that do not fit
             (see `subgraph.operators.requirements`), before any kernel sees them.
-        body: ``(call) -> values``: writes the operators of the standard that stand for a node; for
+        body: ``(call) -> values``: adds the operators of the standard that replace a node; set by
             `subgraph.operators.functions.function`.
+        rule: ``requires`` with the numbers of operands in its signature; computed.
     """
 
     schema: Schema | OperatorName
@@ -69,19 +75,19 @@ class Operator:
     rule: Rule | None = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        """Look at the signature of the requirement."""
+        """Compute ``rule``."""
         rule = None if self.requires is None else made_rule(self.requires)
         object.__setattr__(self, "rule", rule)
 
     @property
     def key(self) -> str:
-        """Name in the registries."""
+        """Name of the operator in the registries."""
         return operator_key(self.schema.op_type, self.schema.domain)
 
 
 OPERATORS: Registry[Operator] = Registry("operator", UnsupportedOpError, FAMILIES)
 
-# Operators of ONNX whose nodes each draw numbers: passes neither merge nor fold them.
+# Operators of ONNX whose nodes draw random numbers: passes neither merge nor fold them.
 RANDOM_OPERATORS = frozenset(
     {
         *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"),
@@ -91,12 +97,12 @@ RANDOM_OPERATORS = frozenset(
 
 
 def operator_key(op_type: str, domain: str = "") -> str:
-    """Return the name under which an operator stands in the registries."""
+    """Return the name of an operator in the registries."""
     return f"{domain}::{op_type}" if domain else op_type
 
 
 def find_operator(key: str) -> Operator | None:
-    """Return what is known of an operator by its `operator_key`, or None."""
+    """Return the declaration of an operator by its `operator_key`, or None."""
     return OPERATORS.find(key, named_only=True)
 
 
@@ -107,16 +113,17 @@ def declare(
     infer: ShapeRule | None = None,
     compute: Reference | None = None,
 ) -> None:
-    """Declare operators of the standard, or of those that passes write, in all their versions.
+    """Declare operators of the standard, or operators that only passes write, in all versions.
 
     Args:
-        *op_types: Their names, in quotes: the file is found by them.
-        domain: Their domain.
-        requires: See `Operator`; so are the others.
-        infer: Comes before the type inference of the onnx package, and is faster.
-        compute: Stands for ``onnx.reference`` where that lacks the operator or errs.
+        *op_types: Their names, as string literals: the registry finds the file by its text.
+        domain: Their domain; "" is ONNX's own.
+        requires: Check of operands, as in `Operator`.
+        infer: Type inference, as in `Operator`; replaces the onnx package's, and is faster.
+        compute: Reference, as in `Operator`; replaces ``onnx.reference`` where that lacks the
+            operator or is wrong.
     """
-    caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # who declares
+    caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # the declaring file
     owner = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     for op_type in op_types:
         name = OperatorName(op_type, domain)
@@ -125,12 +132,12 @@ def declare(
 
 
 def register_operator(operator: Operator) -> None:
-    """Make a custom operator known in the process.
+    """Register a user's operator for the process.
 
     Raises:
-        UnsupportedOpError: another owner has the name.
+        UnsupportedOpError: an operator of this name is declared elsewhere.
     """
-    find_operator(operator.key)  # loads what declares it here, if anything does
+    find_operator(operator.key)  # loads the file in ops/ that declares this name, if any
     OPERATORS.register(operator.key, operator, defined_at(operator.compute))
     if isinstance(operator.schema, Schema):
         CUSTOM_SCHEMAS[operator.schema.domain, operator.schema.op_type] = operator.schema
@@ -143,12 +150,12 @@ def forget_operator(operator: Operator) -> None:
 
 
 def is_random(node: Node) -> bool:
-    """Return whether a node may give other results for equal inputs: a Dropout may, in training."""
+    """Return whether results may differ for equal inputs: random operators, Dropout in training."""
     return node.op_type in RANDOM_OPERATORS or (node.op_type == "Dropout" and may_train(node))
 
 
 def may_train(node: Node) -> bool:
-    """Return whether a Dropout is in training mode, or may be: ``training_mode`` is no constant."""
+    """Return whether a Dropout is in training mode, or ``training_mode`` is not a constant."""
     if node.version and node.version < 7:
         return not node.attrs.get("is_test", 0)
     if len(node.inputs) < 3 or node.inputs[2] is None:

@@ -41,7 +41,13 @@ ProtoToGraph = Callable[[GraphProto], Graph]
 
 @attrs.frozen(eq=False, slots=True)
 class SparseTensor:
-    """A constant sparse tensor: ``values`` (nnz,), ``indices`` (nnz,) or (nnz, rank), ``shape``."""
+    """A constant sparse tensor in ONNX's coordinate format.
+
+    Attributes:
+        values: The nnz elements that are stored, shape (nnz,).
+        indices: Their positions, int64: flat (nnz,), or one row for each, (nnz, rank).
+        shape: Sizes of the tensor.
+    """
 
     values: Array
     indices: Array
@@ -79,7 +85,7 @@ def _fill_type(proto: TypeProto, type_: ValueType | None) -> None:
 
 
 def type_from_proto(proto: TypeProto) -> ValueType | None:
-    """Return the type that ONNX's message states, None if it states none.
+    """Return the type of a message, None if the message is empty.
 
     Raises:
         ModelError: the dtype number is not one of ONNX's.
@@ -105,10 +111,10 @@ def type_from_proto(proto: TypeProto) -> ValueType | None:
 
 
 def dtype_from_number(number: int) -> str:
-    """Return the dtype of a TensorProto.DataType number.
+    """Return the name of the dtype with a number of TensorProto.DataType.
 
     Raises:
-        ModelError: there is no such number.
+        ModelError: ONNX has no dtype of this number.
     """
     try:
         return DTYPE_OF_ONNX[number]
@@ -123,12 +129,12 @@ def _dim_from_proto(dim: Any) -> int | str | None:
     if dim.HasField("dim_value"):
         # Some exporters write -1 or a huge number for "unknown".
         return dim.dim_value if dim.dim_value >= 0 else None
-    # "?" is what ONNX's text form has for "unknown"; exporters write it as a name, several times.
+    # ONNX's text form writes "?" for "unknown". Exporters write it as a name of several dimensions.
     return dim.dim_param if dim.dim_param not in ("", "?") else None
 
 
 def tensor_to_proto(array: Array, name: str = "") -> TensorProto:
-    """Return ONNX's message for an array; object arrays are strings."""
+    """Return ONNX's message for an array; object arrays hold strings."""
     if array.dtype.kind in "OUST":
         proto = TensorProto(name=name, data_type=TensorProto.STRING, dims=array.shape)
         proto.string_data.extend(
@@ -141,7 +147,7 @@ def tensor_to_proto(array: Array, name: str = "") -> TensorProto:
 
 
 def tensor_from_proto(proto: TensorProto) -> Array:
-    """Return a read-only array of an inline tensor message; strings become object arrays of str.
+    """Return the read-only array of an inline tensor message; strings are object arrays of str.
 
     Raises:
         ModelError: sizes and data do not fit, or the dtype is unknown.
@@ -162,7 +168,8 @@ def tensor_from_proto(proto: TensorProto) -> Array:
     return array
 
 
-# Dtypes that lie in a file as in an array, and the field of those that may have one of their own.
+# Dtypes with the same bytes in ``raw_data`` as in an array, and the message field that may hold
+# elements of this dtype instead ("": onnx decodes that field).
 _LYING = {
     "float32": "float_data",
     "float64": "double_data",
@@ -184,7 +191,7 @@ def _array(proto: TensorProto) -> Array:
             return np.frombuffer(proto.raw_data, dtype).reshape(proto.dims)
         if field:
             return np.array(getattr(proto, field), dtype).reshape(proto.dims)
-    from onnx import numpy_helper  # takes a while to import, and few models need it
+    from onnx import numpy_helper  # slow to import, and few models need it
 
     return numpy_helper.to_array(proto)
 
@@ -202,10 +209,16 @@ def attr_to_proto(
     kind: AttributeKind | None,
     graph_to_proto: GraphToProto | None = None,
 ) -> AttributeProto:
-    """Return ONNX's message for an attribute; ``kind`` is what the schema says, if it is known.
+    """Return ONNX's message for an attribute.
+
+    Args:
+        name: Name of the attribute.
+        value: Its value, as nodes hold it.
+        kind: Its type in the operator's schema; None: the type follows from the value.
+        graph_to_proto: Converts bodies; None: the attribute must not be a graph.
 
     Raises:
-        ModelError: the value has no form in ONNX.
+        ModelError: ONNX has no attribute type for the value.
     """
     proto = AttributeProto(name=name)
     if kind is None:
@@ -301,10 +314,10 @@ def _guess_kind(value: Any) -> AttributeKind | None:
 
 
 def attr_from_proto(proto: AttributeProto, graph_from_proto: ProtoToGraph) -> Any:
-    """Return the Python value of an attribute message.
+    """Return an attribute message's value, as nodes hold it; ``graph_from_proto`` reads bodies.
 
     Raises:
-        ModelError: its type is unknown or its content damaged.
+        ModelError: the type is unknown or the content damaged.
     """
     match proto.type:
         case AttributeProto.FLOAT:
@@ -348,8 +361,12 @@ def sparse_from_proto(proto: SparseTensorProto) -> SparseTensor:
 def node_to_proto(node: Node, graph_to_proto: GraphToProto | None = None) -> NodeProto:
     """Return ONNX's message for a node; omitted inputs have an empty name.
 
+    Args:
+        node: The node.
+        graph_to_proto: Converts the node's bodies; None: it must have none.
+
     Raises:
-        ModelError: an attribute has no form in ONNX.
+        ModelError: ONNX has no attribute type for an attribute's value.
     """
     proto = NodeProto(
         name=node.name,

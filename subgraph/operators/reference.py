@@ -1,11 +1,11 @@
-"""The meaning of every operator: one node applied to values in NumPy; what REFERENCE runs.
+"""The reference semantics of every operator: one node applied to values in NumPy.
 
-A node goes to the first of these that knows it: its operator's ``compute`` (`OPERATORS`),
-``onnx.reference`` (`standard`), the function body in ONNX's schema (`expand`). Constant folding
-and the default executor call `evaluate`; what runs nested graphs (If, Loop, Scan, SequenceMap)
-is the executor.
+A node is computed by the first of these that defines it: its operator's ``compute``
+(`OPERATORS`), ``onnx.reference`` (`standard`), the function body in ONNX's schema (`expand`).
+The device REFERENCE, constant folding and the default executor call `evaluate`. The executor itself
+runs nodes with nested graphs (If, Loop, Scan, SequenceMap).
 
-Values: arrays (ml_dtypes for what NumPy lacks, object arrays of str for strings), lists for
+Values: arrays (dtypes that NumPy lacks from ml_dtypes, strings as object arrays of str), lists for
 sequences, dicts for maps, `SparseTensor`, None for an omitted input or an empty optional.
 """
 
@@ -26,7 +26,7 @@ from subgraph.operators.operator import find_operator, operator_key
 from subgraph.operators.schema import find_schema, newest_opset
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
-# Attributes of opset 1 that told how memory was shared; they never meant anything for the result.
+# Attributes of opset 1 about memory sharing, which has no effect on results.
 _NO_MEANING = frozenset({"consumed_inputs"})
 _PLAIN = (int, float, str, bytes)
 _CACHE_SIZE = 4096
@@ -34,14 +34,14 @@ _COMPILED: dict[Any, tuple[Compute, Any]] = {}
 
 
 def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Return the outputs of ``node`` for these input values; one for each of its outputs.
+    """Return the outputs of ``node`` for these input values; None for those that do not exist.
 
     Args:
         node: Any operator but If, Loop, Scan, SequenceMap and subgraph nodes.
         inputs: One value for each of the node's inputs, None where it is omitted.
 
     Raises:
-        UnsupportedOpError: nobody defines the operator in this version.
+        UnsupportedOpError: the operator has no definition in this version.
         ShapeError: the inputs do not fit the operator.
         LimitError: the outputs do not fit into the memory budget.
     """
@@ -79,11 +79,12 @@ _GROWING = frozenset(
         *("Resize", "STFT", "Tile", "Upsample"),
     }
 )
-_FREELY = 1 << 27  # products of sizes up to which nobody looks
+# Product of the inputs' numbers of elements up to which results of other operators are not checked.
+_FREELY = 1 << 27
 
 
 def _refuse_huge(node: Node, inputs: Sequence[Any]) -> None:
-    """Refuse a result that cannot fit, before anything is allocated."""
+    """Raise LimitError for results above the memory budget, before anything is allocated."""
     product = 1
     for value in inputs:
         if _is_array(value) and value.size:
@@ -108,7 +109,7 @@ def _refuse_huge(node: Node, inputs: Sequence[Any]) -> None:
 def standard(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the outputs as ``onnx.reference`` or the operator's function body computes them.
 
-    What a correction calls for the part of an operator that needs none.
+    The ``compute`` of an operator calls this for cases that onnx computes correctly.
     """
     count = len(inputs)
     while count and inputs[count - 1] is None and _omitted(node, count - 1):
@@ -119,7 +120,7 @@ def standard(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if entry is None:
         if len(_COMPILED) >= _CACHE_SIZE:
             _COMPILED.clear()
-        # The attributes are kept: the key holds the identity of those that are arrays.
+        # The entry holds the attributes, because the key has ids of those that are arrays.
         entry = (_compile(node, given), tuple(node.attrs.values()))
         _COMPILED[key] = entry
     return entry[0](given)
@@ -163,7 +164,7 @@ def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what went wrong at the bottom; onnx.reference wraps errors in wordy ones."""
+    """Return the text of the first cause, at most 400 characters; onnx.reference wraps errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error).strip() or type(error).__name__
@@ -171,7 +172,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _normal(value: Any) -> Any:
-    """Return a result in this module's form: arrays for scalars, object arrays of str."""
+    """Return a result with arrays for NumPy scalars, and object arrays of str for strings."""
     array: Any = np.asarray(value) if _is_scalar(value) else value
     if _is_array(array):
         if array.dtype.kind == "S":
@@ -245,7 +246,7 @@ def _version(node: Node) -> int:
 
 
 def _silent(*_: Any) -> None:
-    """Take the log lines of onnx.reference."""
+    """Discard the log lines of onnx.reference."""
 
 
 @cache
@@ -279,9 +280,9 @@ def _implementations(domain: str) -> Mapping[str, Mapping[int | None, Any]]:
 
 
 def _proto_with_defaults(node: Node, count: int) -> Any:
-    """Return the node's message with the defaults of its own version filled in.
+    """Return the node's message, with ``count`` inputs, and the defaults of its own version.
 
-    onnx.reference would take the defaults of the newest version.
+    onnx.reference would use the defaults of the newest version.
     """
     from subgraph.operators.protobuf import attr_to_proto, node_to_proto
 
@@ -322,7 +323,11 @@ def _onnx_schema(op_type: str, domain: str, version: int) -> Any:
 
 
 def expand(node: Node, inputs: Sequence[Any]) -> Compute | None:
-    """Return how to compute ``node`` by the function body in its schema, None if it has none.
+    """Return a function that evaluates the body in the operator's schema, None if it has none.
+
+    Args:
+        node: The node.
+        inputs: Its input values; a body may depend on their types.
 
     Raises:
         UnsupportedOpError: the body holds a control-flow operator.
@@ -346,13 +351,13 @@ def expand(node: Node, inputs: Sequence[Any]) -> Compute | None:
 
 
 def function_outputs(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] | None:
-    """Return what the function body in the operator's schema makes of some inputs.
+    """Instantiate the function body in the operator's schema; return its outputs.
 
-    The nodes of the body are new; a note tells that they stand for ``node``.
+    The metadata "origin" of the new nodes has the name of ``node``.
 
     Args:
-        node: The node.
-        inputs: What it is made of, of the types of the node's inputs.
+        node: The node that the body replaces.
+        inputs: Values that the body reads, of the types of the node's inputs.
 
     Returns:
         One value for each output of the body, or None if the operator has no such body.
@@ -456,9 +461,15 @@ def attributes(node: Node) -> dict[str, Any]:
 
 
 def variant(node: Node, *, version: int = 0, drop: Sequence[str] = (), **attrs: Any) -> Node:
-    """Return a stand-in for ``node`` with another version or attributes, for `standard`.
+    """Return a copy of ``node`` with another version or attributes, for `standard`.
 
-    Corrections use it to express an old form of an operator by a newer one.
+    A ``compute`` uses it to express an old version of an operator by a newer one.
+
+    Args:
+        node: The node.
+        version: The copy's operator set; 0: the node's own.
+        drop: Names of attributes to leave out.
+        attrs: Attributes to add or replace.
     """
     kept = {name: value for name, value in node.attrs.items() if name not in drop}
     return Node(

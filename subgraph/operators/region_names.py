@@ -1,4 +1,4 @@
-"""The region of the user's partition that a node of a compiled graph belongs to, for profiles."""
+"""Which region of the user's partition a node of a compiled graph belongs to, for profiles."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def region_of(node: Node) -> str:
 
 
 def note_region(entries: Sequence[ProfileEntry], node: Node) -> list[ProfileEntry]:
-    """Return profile entries with the region of ``node``; those that name one keep it."""
+    """Return profile entries with ``node``'s region filled in where an entry names no region."""
     region = region_of(node)
     return [attrs.evolve(entry, region=entry.region or region) for entry in entries]

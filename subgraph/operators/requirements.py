@@ -1,6 +1,6 @@
-"""Requirements: what an operator's operands and attributes must satisfy, declared once an operator.
+"""Requirements: what the operands and attributes of an operator must satisfy.
 
-A family's ``op.py`` names them in its declarations, as one function an operator:
+A family's ``op.py`` has one function for each operator, and names it in the declaration:
 
     def gather_operands(node: Node, x: Tensor, indices: Tensor) -> None:
         axis = require_axis(node, x.rank)
@@ -8,11 +8,11 @@ A family's ``op.py`` names them in its declarations, as one function an operator
 
     declare("Gather", requires=gather_operands, ...)
 
-The function is called with the node and its operands in order, each a `Tensor`, or None where an
-optional one is omitted. It raises `ShapeError` (by `require`) for what does not fit. It is called
-when every operand's rank is known, so a size may be unknown, but no shape. An operand that it does
-not look at has a name that begins with an underscore. One that is annotated as a `ValueType` (or
-`Operand`) may be a sequence, an optional or a map, and comes as its type; else these are errors.
+The arguments are the node and its operands in order, each a `Tensor`, or None for an omitted
+optional one. The function raises `ShapeError` (by `require`) for operands that do not fit. It is
+called once every operand's rank is known; sizes may be unknown. Underscores begin the names of
+operands that it does not read. An operand that is annotated as a `ValueType` (or `Operand`) may be
+a sequence, an optional or a map, and is then its type; for other operands these are errors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from subgraph.graph.types import Array
 
 
 class _AnySize:
-    """A size that is not known yet: every comparison with it holds, arithmetic keeps it unknown.
+    """A size that is not known: every comparison with it is true, arithmetic on it returns it.
 
-    So a requirement that is a conjunction of comparisons is decided by the sizes that are known.
+    A conjunction of comparisons thus fails only by sizes that are known.
     """
 
     __slots__ = ()
@@ -56,19 +56,19 @@ ANY_SIZE: Any = _AnySize()
 
 
 def is_known(size: int) -> bool:
-    """Return whether a size of a `Tensor` is a number, so that decisions may be taken by it."""
+    """Return whether a size of a `Tensor` is a number, on which a requirement may branch."""
     return size is not ANY_SIZE
 
 
 @attrs.define(eq=False, slots=True)
 class Tensor:
-    """An operand as requirements see it; none of them changes it.
+    """An operand of a requirement; read only.
 
     Attributes:
         dtype: Name of the element type.
-        shape: Sizes. One that is not known yet compares as equal to, and as smaller and greater
-            than, every number: a requirement compares sizes and takes no other decision by them.
-        known: The elements, where they are known: of a constant, or of a value at run time.
+        shape: Sizes; `ANY_SIZE` for one that is not known, which compares as equal to, smaller and
+            greater than every number. Branch on a size only if `is_known`.
+        known: The elements, if they are known: of a constant, or of a value at run time.
     """
 
     dtype: str
@@ -82,7 +82,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Number of elements; not known if a dimension is not."""
+        """Number of elements; `ANY_SIZE` if a dimension is not known."""
         product: Any = 1
         for dim in self.shape:
             product = product * dim
@@ -99,15 +99,15 @@ Requirement = Callable[..., None]
 
 @attrs.frozen(eq=False)
 class Rule:
-    """A requirement, with how many operands its function takes.
+    """A requirement, with the numbers of operands in its signature.
 
     Attributes:
-        function: What raises ShapeError for operands that do not fit.
-        needed: Positions of the operands that must be given.
-        least: How many the function is called with at least; the others have defaults.
-        most: How many may be given; None: any number.
-        sequences: Whether the function takes operands that are no tensors.
-        unused: Positions of the operands that the function does not look at.
+        function: The function, which raises ShapeError for operands that do not fit.
+        needed: Positions of the operands that must not be omitted.
+        least: Number of parameters for operands that have no default.
+        most: Largest number of operands; None: any number.
+        sequences: Whether an operand may be other than a tensor.
+        unused: Positions of the operands that the function does not read.
     """
 
     function: Requirement
@@ -118,14 +118,18 @@ class Rule:
     unused: frozenset[int] = frozenset()
 
     def check(self, node: Node, operands: list[Any]) -> None:
-        """Call the function, after what all operators require: as many tensors as there must be.
+        """Check the number and kinds of the operands, then call the function.
+
+        Args:
+            node: The node.
+            operands: A `Tensor`, another type, or None (omitted) for each input; changed in place.
 
         Raises:
             ShapeError: the operands do not fit.
         """
         count = len(operands)
         fits = count >= self.least and (self.most is None or count <= self.most)
-        if fits and _ONLY_TENSORS.issuperset(map(type, operands)):  # nearly all are
+        if fits and _ONLY_TENSORS.issuperset(map(type, operands)):  # the most frequent case
             self.function(node, *operands)
             return
         while operands and operands[-1] is None:
@@ -144,7 +148,7 @@ class Rule:
 
 
 def made_rule(function: Requirement) -> Rule:
-    """Return a requirement's function with the number of operands that its signature takes."""
+    """Return the rule of a requirement's function, from its signature."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     least = [p for p in positional if p.default is p.empty]
@@ -164,14 +168,14 @@ def require(condition: bool, message: str, *values: object) -> None:
 
 
 def require_rank(name: str, operand: Tensor, *ranks: int) -> None:
-    """Require that an operand has one of these ranks."""
+    """Raise ShapeError unless an operand, called ``name`` in the standard, has one of ``ranks``."""
     if operand.rank not in ranks:
         wanted = " or ".join(map(str, ranks))
         raise ShapeError(f"{name} has shape {list(operand.shape)}; it needs rank {wanted}")
 
 
 def require_shape(name: str, operand: Tensor | None, shape: Sequence[int], why: str) -> None:
-    """Require that an operand, where it is given, has this shape.
+    """Raise ShapeError unless an operand has this shape or is omitted.
 
     Args:
         name: The operand's name in the standard.
@@ -187,19 +191,25 @@ def require_shape(name: str, operand: Tensor | None, shape: Sequence[int], why: 
 
 
 def require_dtype(name: str, operand: Tensor | None, *dtypes: str) -> None:
-    """Require that an operand, where it is given, has one of these dtypes."""
+    """Raise ShapeError unless an operand has one of these dtypes or is omitted.
+
+    Args:
+        name: The operand's name in the standard.
+        operand: The operand, None where it is omitted.
+        *dtypes: Names of the allowed dtypes.
+    """
     if operand is not None and operand.dtype not in dtypes:
         raise ShapeError(f"{name} is {operand.dtype}; it must be {' or '.join(dtypes)}")
 
 
 def require_broadcast(name: str, operand: Tensor | None, shape: Sequence[int], what: str) -> None:
-    """Require that an operand, where it is given, broadcasts to a shape as NumPy does.
+    """Raise ShapeError unless an operand broadcasts to a shape by NumPy's rules or is omitted.
 
     Args:
         name: The operand's name in the standard.
         operand: The operand, None where it is omitted.
-        shape: The sizes that it must broadcast to.
-        what: Whose shape that is.
+        shape: The shape to broadcast to.
+        what: What has that shape, for the message: "the shape of the input".
     """
     if operand is None:
         return
@@ -214,13 +224,13 @@ def require_broadcast(name: str, operand: Tensor | None, shape: Sequence[int], w
 
 
 def require_broadcast_together(*operands: Tensor) -> None:
-    """Require that operands broadcast to one shape, as NumPy's do."""
+    """Raise ShapeError unless operands broadcast together by NumPy's rules."""
     first = operands[0].shape
     for operand in operands:
         if operand.shape != first:
             break
     else:
-        return  # nearly all are
+        return  # equal shapes, the most frequent case
     for position in range(1, max(len(o.shape) for o in operands) + 1):
         size: Any = 1
         for operand in operands:
@@ -236,7 +246,7 @@ def require_broadcast_together(*operands: Tensor) -> None:
 
 
 def require_same_dtype(*operands: Tensor) -> None:
-    """Require that operands have one dtype."""
+    """Raise ShapeError unless all operands have one dtype."""
     first = operands[0].dtype
     for operand in operands:
         if operand.dtype != first:
@@ -245,12 +255,12 @@ def require_same_dtype(*operands: Tensor) -> None:
 
 
 def require_single(name: str, operand: Tensor | None, *dtypes: str) -> None:
-    """Require that an operand, where it is given, holds one number: a scalar, or shape [1].
+    """Raise ShapeError unless an operand is a scalar, has shape [1] or is omitted.
 
     Args:
         name: The operand's name in the standard.
         operand: The operand, None where it is omitted.
-        *dtypes: The dtypes that it may have; none: any.
+        *dtypes: Names of the allowed dtypes; none: all are allowed.
     """
     if operand is None:
         return
@@ -261,15 +271,15 @@ def require_single(name: str, operand: Tensor | None, *dtypes: str) -> None:
 
 
 def listed(node: Node, name: str, operand: Tensor | None) -> list[int] | None:
-    """Return whole numbers that are an attribute in old versions and an operand in new ones.
+    """Return whole numbers that old versions have as an attribute, new ones as an operand.
 
     Args:
         node: The node.
-        name: The attribute's name, and the operand's.
+        name: Name of the attribute and of the operand.
         operand: The operand, None where it is omitted.
 
     Returns:
-        The numbers, [] where they are left out, None while they are not known.
+        The numbers; [] if both are omitted, None if the operand's elements are not known.
 
     Raises:
         ShapeError: the operand is no list of whole numbers.
@@ -283,21 +293,27 @@ def listed(node: Node, name: str, operand: Tensor | None) -> list[int] | None:
     if operand.known is None:
         return None
     found: list[Any] = operand.known.reshape(-1).tolist()
-    if operand.known.dtype.kind == "O":  # traced numbers stay what they are
+    if operand.known.dtype.kind == "O":  # symbolic integers are instances of int, and stay
         found = [n if isinstance(n, int) else int(n) for n in found]
     return found
 
 
 def require_within(name: str, operand: Tensor | None, least: int, most: int) -> None:
-    """Require that the elements of an operand, as far as they are known, lie in [least, most].
+    """Raise ShapeError unless the elements of an operand, if known, are in [least, most].
 
     Elements that are computed at run time are checked by a step before the kernel that uses them.
+
+    Args:
+        name: The operand's name in the standard.
+        operand: The operand, None where it is omitted.
+        least: Smallest allowed element.
+        most: Largest allowed element; a bound that is `ANY_SIZE` allows all.
     """
     known = None if operand is None else operand.known
     if known is None or not known.size or known.dtype.hasobject:
         return
     low, high = known.min().item(), known.max().item()
-    if not (low >= least and high <= most):  # a bound that is not known holds for all
+    if not (low >= least and high <= most):  # comparisons with ANY_SIZE are true
         wrong = high if low >= least else low
         raise ShapeError(f"{name} holds {wrong}, which is outside [{least}, {most}]")
 
@@ -305,7 +321,11 @@ def require_within(name: str, operand: Tensor | None, least: int, most: int) -> 
 def require_axis(node: Node, rank: int, default: int = 0, name: str = "axis") -> int:
     """Return the node's axis counted from the front, in [0, rank).
 
-    A scalar counts as having one axis, as the standard's tests have it.
+    Args:
+        node: The node.
+        rank: Rank of the input; a scalar counts as having one axis, as in the standard's tests.
+        default: The axis if the attribute is omitted.
+        name: Name of the attribute.
 
     Raises:
         ShapeError: there is no such axis.
@@ -318,7 +338,7 @@ def require_axis(node: Node, rank: int, default: int = 0, name: str = "axis") ->
 
 
 def require_axes(rank: int, axes: Sequence[int]) -> list[int]:
-    """Return axes counted from the front, each in [0, rank) and there once.
+    """Return distinct axes of an input of this rank, counted from the front, each in [0, rank).
 
     Raises:
         ShapeError: there is no such axis, or one is named twice.
@@ -345,7 +365,7 @@ def whole_number(
         most: The greatest number that is allowed; None: any.
 
     Raises:
-        ShapeError: it is none, or outside these bounds.
+        ShapeError: the attribute is no whole number, or outside these bounds.
     """
     number = node.attrs.get(name, default)
     if not isinstance(number, int):
@@ -358,10 +378,16 @@ def whole_number(
 
 
 def choice(node: Node, name: str, default: str, *allowed: str) -> str:
-    """Return an attribute that is one of some words.
+    """Return a string attribute that must be one of several words.
+
+    Args:
+        node: The node.
+        name: The attribute.
+        default: The word if the attribute is omitted.
+        *allowed: The words.
 
     Raises:
-        ShapeError: it is another word.
+        ShapeError: the attribute is another word.
     """
     given = node.attrs.get(name, default)
     word = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
@@ -371,10 +397,12 @@ def choice(node: Node, name: str, default: str, *allowed: str) -> str:
 
 
 def choices(node: Node, name: str, allowed: Collection[str]) -> None:
-    """Require that each item of an attribute, which is a list of words, is one of some words.
+    """Raise ShapeError unless each item of a list of strings is one of several words.
 
-    Raises:
-        ShapeError: an item is another word.
+    Args:
+        node: The node.
+        name: The attribute; it may be omitted.
+        allowed: The words.
     """
     for given in node.attrs.get(name) or ():
         word = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
@@ -385,7 +413,7 @@ def choices(node: Node, name: str, allowed: Collection[str]) -> None:
 
 
 def known_numbers(operand: Tensor | None) -> list[int] | None:
-    """Return the whole numbers that an operand holds, None where they are not all known."""
+    """Return the elements of an operand as ints, None unless all are known whole numbers."""
     if operand is None or operand.known is None:
         return None
     found: list[object] = operand.known.reshape(-1).tolist()
@@ -406,13 +434,13 @@ def numbers(
     Args:
         node: The node.
         name: The attribute.
-        count: How many numbers there must be.
-        default: Each number where the attribute is left out or empty.
+        count: How many numbers the attribute must have.
+        default: Each of the numbers if the attribute is omitted or empty.
         least: The smallest number that is allowed; None: any.
         most: The greatest number that is allowed; None: any.
 
     Raises:
-        ShapeError: there is another count of numbers, or one is outside these bounds.
+        ShapeError: the attribute has more or fewer numbers, or one is outside these bounds.
     """
     return checked_numbers(name, node.attrs.get(name), count, default, least, most)
 
@@ -425,7 +453,19 @@ def checked_numbers(
     least: int | None = None,
     most: int | None = None,
 ) -> list[int]:
-    """As `numbers`, of an attribute's value."""
+    """Return the numbers of an attribute's value, checked like those of `numbers`.
+
+    Args:
+        name: Name for messages.
+        given: The value; None or empty: omitted.
+        count: How many numbers it must have.
+        default: Each of the numbers if it is omitted.
+        least: The smallest number that is allowed; None: any.
+        most: The greatest number that is allowed; None: any.
+
+    Raises:
+        ShapeError: there are more or fewer numbers, or one is outside these bounds.
+    """
     if given is None or len(given) == 0:
         return [default] * count
     found = [int(number) for number in given]

@@ -1,8 +1,8 @@
-"""Schemas: what an operator's inputs, outputs and attributes are, in every version.
+"""Schemas: an operator's inputs, outputs and attributes, in every version.
 
-The standard's operators come from ``onnx.defs``, by way of the user's cache folder while that is
-not imported; a custom operator (`subgraph.operators.operator.Operator`) brings its own, and so do
-those that runtimes have added (`subgraph.operators.functions`).
+Schemas of the standard come from ``onnx.defs`` or, while that is not imported, from a text of them
+(`subgraph.operators.schema_cache`). Custom operators (`subgraph.operators.operator.Operator`) and
+operators that runtimes have added (`subgraph.operators.functions`) have schemas of their own.
 """
 
 from __future__ import annotations
@@ -34,29 +34,40 @@ FAMILIES = Files("subgraph.ops", _declares)
 # Operators of other runtimes by their key; filled by subgraph.operators.functions.function.
 CONTRIBUTED: Registry[Schema] = Registry("operator", UnsupportedOpError, FAMILIES)
 MICROSOFT = "com.microsoft"
-# Operators that passes write for the devices' kernels, and no model file holds.
+# Domain of operators that passes write for the devices' kernels; no model file has them.
 INTERNAL_DOMAIN = "subgraph.cpu"
 
 
 def find_schema(op_type: str, domain: str = "", version: int = 0) -> Schema | None:
-    """Return the schema in force at opset ``version`` of ``domain`` (0: the newest), or None."""
+    """Return the schema in force in an operator set, None if there is no such operator.
+
+    Args:
+        op_type: Name of the operator.
+        domain: Its domain; "" is ONNX's own.
+        version: Version of the domain's operator set; 0: the newest.
+    """
     custom = CUSTOM_SCHEMAS.get((domain, op_type))
     if custom is not None:
         return custom
     if contributed(op_type, domain):
         return CONTRIBUTED.find(f"{domain}::{op_type}" if domain else op_type)
     if op_type == "LayerNormalization" and not domain and version:
-        version = max(version, 17)  # ONNX Runtime writes it in files of any operator set
+        version = max(version, 17)  # ONNX Runtime writes this operator in files of any opset
     return _standard(op_type, domain, version)
 
 
 def contributed(op_type: str, domain: str) -> bool:
-    """Return whether an operator is, by its name, one that ONNX Runtime has added."""
+    """Return whether ONNX Runtime has added the operator to ONNX, judged by its name."""
     return domain == MICROSOFT or (op_type == "SimplifiedLayerNormalization" and not domain)
 
 
 def get_schema(op_type: str, domain: str = "", version: int = 0) -> Schema:
-    """Return the schema in force at opset ``version`` of ``domain`` (0: the newest).
+    """Return the schema in force in an operator set.
+
+    Args:
+        op_type: Name of the operator.
+        domain: Its domain; "" is ONNX's own.
+        version: Version of the domain's operator set; 0: the newest.
 
     Raises:
         UnsupportedOpError: there is no such operator; the message lists the nearest names.
@@ -118,12 +129,12 @@ def _standard(op_type: str, domain: str, version: int) -> Schema | None:
 
 
 def _cached() -> SchemaCache | None:
-    """Return the schemas of the cache folder; None where onnx is loaded and can be asked itself."""
+    """Return the cached schemas; None if ``onnx.defs`` is imported and has them itself."""
     return None if "onnx.defs" in sys.modules else cached_schemas()
 
 
 def describe(schema: Schema) -> str:
-    """Return an operator's call and, for one of ONNX, the text of the standard."""
+    """Return an operator's signature and, for one of ONNX, the standard's description."""
     import onnx.defs
 
     call = list(schema.inputs[: schema.min_inputs])

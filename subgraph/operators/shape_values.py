@@ -1,8 +1,8 @@
-"""Shape values: small values that follow from shapes and constants, symbolic dimensions included.
+"""Shape values: elements of small tensors that follow from shapes and constants.
 
 Type inference propagates them, so that a Reshape by ``Concat(Gather(Shape(x), 0), 12, -1)`` gets
-its shape. A value is an object array of elements: numbers, bools, names of symbolic dimensions, or
-None for unknown.
+its shape. A shape value is an object array of numbers (symbolic integers among them), bools, names
+of symbolic dimensions, and None for unknown elements.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 
 Rule = Callable[[Node, Sequence["Array | None"], Sequence[ValueType | None]], "Array | None"]
 
-# Larger values are no shapes.
+# Elements of the largest tensor whose elements are propagated; shapes have far fewer (estimate).
 LIMIT = 256
 _NO_NUMBERS = frozenset({type(None), str, np.str_})
 
 
 def from_array(array: Array) -> Array | None:
-    """Return the elements of a small array of numbers, None for every other."""
+    """Return a small array of numbers as a shape value, None for any other array."""
     if array.size > LIMIT or array.dtype.kind not in "biuf":
         return array if has_symbolic(array) else None
     return array.astype(object)
 
 
 def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
-    """Return a known value as an array of its dtype; None if an element is not a number.
+    """Return a shape value as an array of the dtype of ``type_``; None if not all are numbers.
 
-    With traced numbers among its elements it stays an array of objects.
+    With symbolic integers among its elements it stays an array of objects.
     """
     if known is None or not isinstance(type_, TensorType) or type_.dtype == "string":
         return None
@@ -58,35 +58,38 @@ def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
     try:
         return known.astype(numpy_dtype(type_.dtype))
     except OverflowError:
-        return None  # more than its dtype holds, as the sizes of a damaged model can be
+        return None  # out of the dtype's range, as sizes of a damaged model can be
 
 
 def has_symbolic(array: Array) -> bool:
-    """Return whether traced numbers are among the elements."""
+    """Return whether symbolic integers are among the elements."""
     return array.dtype.kind == "O" and SymInt in map(type, array.ravel().tolist())
 
 
 def settled(array: Array, dtype: str) -> Array:
-    """Return an array of ``dtype`` whose traced numbers, if it has any, are pinned."""
+    """Return the array in ``dtype`` with its symbolic integers concretized, if it has any.
+
+    Concretizing fixes the plan to the present sizes (see `subgraph.graph.symbolic`).
+    """
     return array.astype(numpy_dtype(dtype)) if has_symbolic(array) else array
 
 
 def dims_of(known: Array | None) -> list[Dim] | None:
-    """Return a known value as dimensions (-1 stays); None if it is no list of them."""
+    """Return a shape value as dimensions (-1 stays -1); None if its rank is not 1."""
     if known is None or known.ndim != 1:
         return None
     return [item if isinstance(item, (int, str)) else None for item in known]
 
 
 def is_arithmetic(node: Node) -> bool:
-    """Return whether shapes are computed by such operators, and what networks learn is not."""
+    """Return whether a node's operator is typical of shape arithmetic, and not of layers."""
     if node.subgraph is not None:
         return all(map(is_arithmetic, node.subgraph.nodes))
     return _rule_of(node) is not None or (not node.domain and node.op_type in _OTHERS)
 
 
 def _rule_of(node: Node) -> Rule | None:
-    """Return the rule of a node's operator; "Required" gives its first input."""
+    """Return the rule of a node's operator; "Required" returns its first input."""
     if node.domain:
         return _first if (node.domain, node.op_type) == (INTERNAL_DOMAIN, "Required") else None
     return _RULES.get(node.op_type)
@@ -95,14 +98,20 @@ def _rule_of(node: Node) -> Rule | None:
 def propagate(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
-    """Return what the node's first output is, as far as it is known."""
+    """Return the shape value of a node's first output, None if nothing is known of it.
+
+    Args:
+        node: The node.
+        inputs: Shape values of its inputs, None for those not known.
+        types: Types of its inputs, None for those not known.
+    """
     rule = _rule_of(node)
     if rule is None:
         return None
     try:
         known = rule(node, inputs, types)
     except (LookupError, ValueError, TypeError, ArithmeticError):
-        # The rules skip checks; a node that does not fit is infer_types's to report.
+        # The rules check nothing; infer_types reports operands that do not fit.
         return None
     if known is None or known.size > LIMIT:
         return None
@@ -113,7 +122,7 @@ def propagate(
 
 
 def _single(item: Any) -> Any:
-    # Rounded after every step, as the operators do.
+    # float32 operators round after every step.
     return single(item) if isinstance(item, float) else item
 
 
@@ -160,8 +169,8 @@ def _first(
     return inputs[0]
 
 
-# Dtypes in which shapes are computed; the others would have to wrap around or lose digits. Traced
-# numbers stay traced, which `int` and `float` would pin.
+# Conversions to the dtypes in which shapes are computed; others would have to wrap around or lose
+# digits. Symbolic integers stay symbolic, which `int` and `float` would concretize.
 _CASTS: dict[str, Callable[[Any], Any]] = {
     "int32": math.trunc,
     "int64": math.trunc,
@@ -194,7 +203,7 @@ def _map(function: Callable[..., Any], *inputs: Array | None) -> Array | None:
 
 
 def _as_array(result: Any) -> Array:
-    """Return the result of a NumPy function, which is no array where it has no dimensions."""
+    """Return the result of a NumPy function as an array; NumPy returns elements for rank 0."""
     return np.asarray(result, dtype=object)
 
 
@@ -240,7 +249,7 @@ def _concat(
     for known, type_ in zip(inputs, types, strict=True):
         shape = _shape_of(type_)
         if known is None and shape is not None and len(shape) == 1 and isinstance(shape[0], int):
-            # Nothing is known but how many.
+            # Only the number of elements is known.
             known = np.full(min(shape[0], LIMIT + 1), None, dtype=object)
         if known is None:
             return None
@@ -275,7 +284,13 @@ def _transpose(
 
 
 def slice_size(size: int, start: int, end: int, step: int) -> int:
-    """Return how many elements of an axis Slice takes.
+    """Return how many elements of an axis Slice selects.
+
+    Args:
+        size: Elements of the axis.
+        start: First element; negative: counted from the end.
+        end: Element to stop before; negative: counted from the end.
+        step: Distance of the selected elements, negative for backwards.
 
     Raises:
         ShapeError: the step is 0.
@@ -285,7 +300,13 @@ def slice_size(size: int, start: int, end: int, step: int) -> int:
 
 
 def slice_range(size: int, start: int, end: int, step: int) -> range:
-    """Return the elements of an axis that Slice takes.
+    """Return the indices of the elements of an axis that Slice selects.
+
+    Args:
+        size: Elements of the axis.
+        start: First element; negative: counted from the end.
+        end: Element to stop before; negative: counted from the end.
+        step: Distance of the selected elements, negative for backwards.
 
     Raises:
         ShapeError: the step is 0.
@@ -295,10 +316,16 @@ def slice_range(size: int, start: int, end: int, step: int) -> range:
 
 
 def slice_ends(size: int, start: int, end: int, step: int) -> tuple[int, int]:
-    """Return where Slice begins on an axis, and before what it stops.
+    """Return the first index that Slice selects on an axis, and the index that it stops before.
 
     With a negative step a start before the first element means the first; Python's slices are
     empty then.
+
+    Args:
+        size: Elements of the axis.
+        start: First element; negative: counted from the end.
+        end: Element to stop before; negative: counted from the end.
+        step: Distance of the selected elements, negative for backwards.
 
     Raises:
         ShapeError: the step is 0.
@@ -381,7 +408,7 @@ def _reduce(function: Callable[[Sequence[Any]], Any]) -> Rule:
 
 
 def _elements(function: Callable[..., Any]) -> Rule:
-    """Return the rule of an operator that works element by element."""
+    """Return the rule of an elementwise operator whose function takes names and None, too."""
 
     def rule(
         node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
@@ -392,13 +419,13 @@ def _elements(function: Callable[..., Any]) -> Rule:
 
 
 def _numbers(function: Callable[..., Any]) -> Rule:
-    """Return the rule of an operator that works element by element on numbers alone."""
+    """Return the rule of an elementwise operator that is unknown where an operand is no number."""
 
     def one(*items: Any) -> Any:
         if any(item is None or isinstance(item, str) for item in items):
             return None
         result = function(*items)
-        # Floor and Ceil give floats.
+        # ONNX's Floor and Ceil return floats.
         return result * 1.0 if function in (math.floor, math.ceil) else result
 
     return _elements(one)
@@ -419,7 +446,7 @@ def _divide(a: Any, b: Any) -> Any:
     if a is None or b is None or isinstance(a, str) or isinstance(b, str):
         return None
     if isinstance(a, int) and isinstance(b, int):
-        # Whole numbers are cut off towards zero.
+        # ONNX rounds integer division towards zero.
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
     return a / b
 
@@ -437,7 +464,7 @@ def _equal(a: Any, b: Any) -> Any:
     if a is None or b is None:
         return None
     if isinstance(a, str) or isinstance(b, str):
-        # A dimension is never negative; whether two that differ in name are equal is open.
+        # A dimension is never negative. Two of different names may be equal.
         if a == b:
             return True
         number = b if isinstance(a, str) else a
@@ -453,7 +480,7 @@ def _or(a: Any, b: Any) -> Any:
     return a or b
 
 
-# Without a rule, but among shapes all the same.
+# Operators without a rule that `is_arithmetic` counts as shape arithmetic.
 _OTHERS = {
     *("Abs", "Clip", "CumSum", "Flatten", "GatherElements", "GatherND", "OneHot", "Pad", "Pow"),
     *("Reciprocal", "Round", "ScatterElements", "ScatterND", "Sign", "Split", "Sum", "Tile", "Xor"),

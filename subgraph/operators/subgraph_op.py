@@ -1,8 +1,8 @@
-"""Subgraph ops: the stateful operators that run the regions which a partition cut out.
+"""Subgraph ops: stateful operators that run the regions of a partition.
 
-A subgraph node holds its inner graph and a `SubgraphOp`. An accelerator writes a child of it; the
+A subgraph node holds its inner graph and a `SubgraphOp`. An accelerator defines a child class; the
 default one, ``_subgraph_op``, runs the inner graph with the default executor. `subgraph_node`
-makes the node. The executor asks each op for a `Session` per request and calls that.
+makes the node. The executor opens a `Session` of each op for each request, and calls that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RunIterations = Callable[[Sequence[Any], "int | None", int], "IterationsResult |
 _REMEMBERED = 64  # most sets of input shapes of a session whose output types are cached
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
-# Key of a node's metadata: the device that runs it; set by hand, or by who compiled it.
+# Key of a node's metadata: the device that runs the node; set by users and by HETERO.
 AFFINITY = "affinity"
 # Key of a node's metadata in a compiled graph: the region of the user's partition that it was in.
 REGION = "subgraph_region"
@@ -139,7 +139,7 @@ class Session:
     """
 
     def __init__(self, op: SubgraphOp) -> None:
-        """Open a door to ``op``."""
+        """Open a session of ``op``."""
         self.op = op
         self._given = [k for k, v in enumerate(op.subgraph.inputs) if v.parameter is None]
         self._checks: dict[tuple[Any, ...], list[Check]] = {}
@@ -152,7 +152,7 @@ class Session:
         Args:
             inputs: One item for each input of the inner graph: an array with any strides; a weight
                 comes as its Parameter.
-            outputs: Arrays to write results into, None where the op shall make one.
+            outputs: Arrays to write results into, None for results that the op allocates.
 
         Returns:
             One array for each output; the caller owns them.
@@ -184,7 +184,7 @@ class Session:
         return results if outputs is None else fill_outputs(results, outputs)
 
     def cancel(self) -> None:
-        """End the present run as soon as possible; its results are not used.
+        """Stop the present run as soon as possible; its results are not used.
 
         It is called from another thread, possibly before the run has begun, and has an effect until
         `resume`. The default does nothing.
@@ -273,7 +273,7 @@ class Session:
 
 
 def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any]:
-    """Return ``results`` with those copied into ``outputs`` for which an array is given.
+    """Copy results into the arrays of ``outputs``; return these, and results that have no array.
 
     Raises:
         ShapeError: an array has another shape than the result of this run.
@@ -295,20 +295,20 @@ def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> lis
 class SubgraphOp:
     """A stateful operator that runs the inner graph of a subgraph node.
 
-    Write a child with `forward` to run regions on an accelerator. Several requests call `forward`
-    at once from their threads; keep per-call data in local variables, or per request in a
-    `Session`.
+    Define a child class with `forward` to run regions on an accelerator. Several requests call
+    `forward` at once from their threads: store data of one call in local variables, data of a
+    request in a `Session`.
 
     Attributes:
-        subgraph: The inner graph. Its inputs stand for the node's inputs one to one; an input that
-            is a weight has its Parameter. Nobody changes it.
-        weights: The cache for what `forward` makes of parameters.
-        device: Name of the device that runs it, for profiles.
-        fallback: Who runs the subgraph when this op fails; set by HETERO and by devices that have
-            others behind them.
-        concurrent: Whether regions of one request may run on it at the same time as others of its
-            device; those of different devices do.
-        keep: Something that must live as long as the op, such as the file of its weights.
+        subgraph: The inner graph; read only. Its inputs correspond one to one to the node's; an
+            input that is a weight has its Parameter.
+        weights: The cache of arrays that `forward` computes from parameters (reformatted weights).
+        device: Name of the device that runs the op, for profiles.
+        fallback: The devices that run the subgraph when this op fails; set by HETERO and by
+            devices that use others.
+        concurrent: Whether this op may run at the same time as other regions of one request on the
+            same device; regions on different devices always may.
+        keep: An object that must live as long as the op, such as the file of its weights.
     """
 
     device = DEFAULT_DEVICE
@@ -318,13 +318,13 @@ class SubgraphOp:
     _users = 0
 
     def __init__(self, subgraph: Graph) -> None:
-        """Take the inner graph."""
+        """Make an op for the inner graph; child classes call this first."""
         self.subgraph = subgraph
         self.weights = WeightCache()
 
     @property
     def says_types(self) -> bool:
-        """Whether the op has an `infer_types` of its own."""
+        """Whether the op's class overrides `infer_types`."""
         return type(self).infer_types is not SubgraphOp.infer_types
 
     def runs_on(self) -> list[str]:
@@ -332,18 +332,18 @@ class SubgraphOp:
         return [self.device]
 
     def use(self) -> None:
-        """Note that one more compiled model runs this op."""
+        """Count one more compiled model that runs this op."""
         self._users += 1
 
     def leave(self) -> bool:
-        """Note that a compiled model runs it no more; return whether it was the last one."""
+        """Count one compiled model less; return whether it was the last one."""
         self._users -= 1
         return self._users == 0
 
     def release(self) -> None:
-        """Let go of what would be made again: no compiled model runs this op any more.
+        """Free memory that can be computed again; called when no compiled model runs the op.
 
-        Graphs refer to their nodes and back, so the op itself stays until Python looks for cycles.
+        The op itself stays until Python's garbage collection: graphs and nodes refer to each other.
         """
         self.weights.clear()
 
@@ -352,7 +352,7 @@ class SubgraphOp:
 
         Args:
             inputs: One item for each input of ``subgraph``: an array, or for a weight its
-                Parameter, whose ``array`` is the state that this run has to use.
+                Parameter, whose ``array`` has the version that this run must use.
 
         Returns:
             One array for each output of ``subgraph``.
@@ -362,12 +362,12 @@ class SubgraphOp:
     def infer_types(self, inputs: Sequence[ValueType | None]) -> Sequence[ValueType | None]:
         """Return the types of the outputs for these types of the inputs.
 
-        They follow from the inner graph. Override it where the accelerator's results differ, for
-        example in a size that it pads.
+        By default they follow from the inner graph. Override this method if the accelerator's
+        results differ, for example in a size that it pads.
 
         Args:
-            inputs: One for each input of ``subgraph``, None where it is not known; a weight's is
-                that of its Parameter.
+            inputs: The type of each input of ``subgraph``, None for one that is not known; for a
+                weight that of its Parameter.
 
         Raises:
             ShapeError: the inputs do not fit the inner graph.
@@ -382,7 +382,7 @@ class SubgraphOp:
         """Prepare weights and programs before the first run; an export writes the weights."""
 
     def run_report(self) -> dict[str, Any]:
-        """Return how often the op has run in which of its ways, and why; {}: it has one way."""
+        """Return numbers of runs by strategy, and the reasons; {} if there is only one strategy."""
         return {}
 
     def to_export(self, file: ExportFile) -> dict[str, Any] | None:
@@ -448,7 +448,7 @@ class Fallback(Protocol):
 
     @property
     def replacement(self) -> SubgraphOp | None:
-        """The op that has taken over, until the own one is tried again; None: it has not."""
+        """The op that runs the subgraph until the original is tried again; None: the original."""
         ...
 
     @property
@@ -458,7 +458,7 @@ class Fallback(Protocol):
 
     @property
     def cause(self) -> str:
-        """What the op said when it failed last."""
+        """Text of the error with which the op failed last."""
         ...
 
     @property
@@ -467,28 +467,32 @@ class Fallback(Protocol):
         ...
 
     def session(self, op: SubgraphOp) -> Session | None:
-        """Return a session that another device may run; None where the op's own will do."""
+        """Return a session that can change to another device; None: use the op's own session."""
         ...
 
     def recover(self, error: Exception, session: Session) -> Session | None:
-        """Return what makes the run in which ``session`` failed and later ones, None: nothing."""
+        """Return a session for the run in which ``session`` failed and later runs; None: raise."""
         ...
 
     def instead(self, op: SubgraphOp, error: Exception) -> Session | None:
-        """Return what makes the runs of an op that cannot open a session, None: nothing."""
+        """Return a session for the runs of an op that could not open its own; None: raise."""
         ...
 
 
 def fallback_of(node: Node) -> Fallback | None:
-    """Return who takes a subgraph node over when its op fails."""
+    """Return the devices that run a subgraph node when its op fails; None: none."""
     return node.fallback or (None if node.op is None else node.op.fallback)
 
 
 def open_session(op: SubgraphOp, fallback: Fallback | None = None) -> Session:
-    """Return a new session of the op, or one that minds what has taken over from it.
+    """Return a new session of the op, or one by which its fallback can run the subgraph.
+
+    Args:
+        op: The op of the node.
+        fallback: The node's fallback; None: that of the op, if it has one.
 
     Raises:
-        Exception: what the op's ``session`` raised, where no other device can run it.
+        Exception: the error of the op's ``session``, if no other device can run the subgraph.
     """
     fallback = fallback or op.fallback
     if fallback is None:
@@ -505,13 +509,13 @@ def open_session(op: SubgraphOp, fallback: Fallback | None = None) -> Session:
 def open_own(op: SubgraphOp) -> Session:
     """Return a new session of the op itself.
 
-    Like all methods that the framework calls on ops, but ``forward``, it is looked up in the class:
-    an attribute of this name, such as a runtime's session, does not shadow it.
+    ``session`` is looked up in the class, like all methods of ops that the framework calls except
+    ``forward``: an attribute of this name, such as a runtime's session, does not shadow it.
     """
     return type(op).session(op)
 
 
-# One for all ops: a partition makes tens of thousands of them, and preparing a plan is short.
+# One lock for all ops: a partition makes tens of thousands of ops, and preparing a plan is short.
 _PLAN_LOCK = free_in_child(threading.RLock())
 
 
@@ -519,12 +523,12 @@ class DefaultSubgraphOp(SubgraphOp):
     """The op ``_subgraph_op``: runs the inner graph node by node with the default executor."""
 
     def __init__(self, subgraph: Graph) -> None:
-        """Take the inner graph; it is prepared at the first run."""
+        """Make an op for the inner graph, which is prepared at the first run."""
         super().__init__(subgraph)
         self._shared: Any = None
 
     def forward(self, inputs: list[Any]) -> list[Any]:
-        """Run the inner graph; sequences come and go as lists."""
+        """Run the inner graph; sequences are lists."""
         return list(self.session()(inputs))
 
     def session(self) -> Session:
@@ -532,7 +536,7 @@ class DefaultSubgraphOp(SubgraphOp):
         return _default_session(self)
 
     def shared(self, make: Callable[[Graph], Any]) -> Any:
-        """Return what ``make`` returned for the inner graph at the first call, for all sessions."""
+        """Return ``make(inner graph)``, computed at the first call, for all sessions."""
         with _PLAN_LOCK:
             if self._shared is None:
                 self._shared = make(self.subgraph)
@@ -551,16 +555,16 @@ def subgraph_node(
 
     Args:
         subgraph: The inner graph.
-        op: What runs it; None: the default executor.
-        name: The node's name; empty: the graph that takes the node chooses.
-        inputs: The outer values that the inner inputs stand for. None: values of the same name and
-            type as the inner inputs, over the same parameters, which the partition replaces; the
-            outputs then have the names of the inner ones too.
-        metadata: Notes for the node.
+        op: The op that runs it; None: the default executor.
+        name: The node's name; "": the graph that the node is added to chooses one.
+        inputs: The outer values for the inner inputs. None: new values with the names, types and
+            parameters of the inner inputs, which the partition replaces; the outputs then have the
+            names of the inner outputs.
+        metadata: Metadata of the node.
 
     Raises:
-        PartitionError: ``op`` is no SubgraphOp, does not say how it runs, or its ``__init__`` has
-            left out its parent's.
+        PartitionError: ``op`` is no SubgraphOp, overrides neither ``forward`` nor ``session``, or
+            its ``__init__`` does not call its parent's.
     """
     require_type(subgraph, Graph, PartitionError, "the inner graph of the subgraph node")
     outputs = [Value("", value.type) for value in subgraph.outputs]

@@ -1,7 +1,7 @@
-"""Types of all values of a graph, through the bodies of control-flow operators; symbolic.
+"""Type inference of graphs: symbolic sizes, bodies of control-flow operators, inner graphs.
 
 `infer_graph` fills in the types of a graph in place; ``sg.load`` and the pass "InferTypes" call
-it. One node is `subgraph.op.infer_types`'s task; `subgraph.operators.shape_values` carries shape
+it. `subgraph.operators.inference` types one node, `subgraph.operators.shape_values` evaluates shape
 arithmetic.
 """
 
@@ -29,7 +29,7 @@ from subgraph.operators.op_checks import output_types
 from subgraph.operators.shape_values import dims_of, from_array, propagate, to_array
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
 
-# How often the body of a Loop is looked at before the shapes that still change are given up.
+# Inferences of a loop's body; shapes of carried values that then still change become unknown.
 _ROUNDS = 3
 
 
@@ -39,16 +39,16 @@ def infer_graph(
     """Fill in the types of the values of ``graph`` and of its bodies, in place; linear.
 
     Args:
-        graph: The graph. Stated types stay where they say more than what is found.
-        strict: Whether contradictions are errors; otherwise what is stated gives way, and what
-            does not fit is left unknown.
-        known: Elements of values from outside (see `subgraph.operators.shape_values`).
+        graph: The graph. Types that it states stay where they are more precise than inferred ones.
+        strict: Whether contradictions are errors; otherwise inferred types replace stated ones,
+            and outputs of nodes whose inputs do not fit stay unknown.
+        known: Shape values of inputs and captures (see `subgraph.operators.shape_values`).
 
     Returns:
-        The elements of the graph's values, where they were found.
+        The shape values of the graph's values, None or absent for those not known.
 
     Raises:
-        ShapeError: strict, and types do not fit an operator or what the graph states.
+        ShapeError: strict, and types do not fit an operator or contradict the stated types.
     """
     inference = _Inference(graph, strict, dict(known or {}))
     inference.run()
@@ -65,14 +65,14 @@ def retype(
     """Return the inner graph of a subgraph node with the types that follow from its inputs.
 
     Args:
-        graph: The inner graph; it stays as it is.
-        types: Types of the node's inputs; where one is None, that of the inner input holds.
-        known: Elements of the node's inputs, as far as they are known.
+        graph: The inner graph; it is not changed.
+        types: Types of the node's inputs; None: the inner input's type.
+        known: Shape values of the node's inputs; None for those not known.
         strict: As for `infer_graph`.
 
     Returns:
         ``graph`` itself if it has these types already, else a copy with the new ones; and the
-        elements of its outputs, where they were found.
+        shape values of its outputs, None for those not known.
 
     Raises:
         ShapeError: strict, and the types do not fit an operator inside.
@@ -105,17 +105,17 @@ def output_types_of(inner: Graph, types: Sequence[ValueType | None]) -> list[Val
     """Return the types of an inner graph's outputs for these types of its inputs.
 
     Raises:
-        ShapeError: they do not fit an operator inside.
+        ShapeError: the types do not fit an operator inside.
     """
     return [value.type for value in retype(inner, types)[0].outputs]
 
 
 class _Inference:
-    """One walk over a graph.
+    """One walk over a graph in topological order.
 
-    With ``changed`` the types that the graph states are those of other inputs: they hold only
-    where nothing that a node takes is among the values in ``changed``, which have their old types
-    there.
+    Without ``changed`` all types that the graph states hold. With it, the graph was typed for other
+    input types: ``changed`` has the old type of each value whose type or elements are now
+    different, and types of a node's outputs are inferred anew if one of its inputs is among them.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class _Inference:
         self._strict = strict
         self.known = known
         self._changed = changed
-        # The default of an optional input is not what it will be; that of an inner graph's input
-        # is the weight that it stands for.
+        # The Parameter of a graph input is a default that a caller may replace. That of an inner
+        # graph's input is the weight itself.
         inner = changed is not None
         self._inputs = {v for v in graph.inputs if not inner or v.parameter is None}
         self.known.update((value, None) for value in self._inputs if value not in known)
@@ -184,7 +184,7 @@ class _Inference:
         types: Sequence[ValueType | None],
         known: Sequence[Array | None],
     ) -> None:
-        """Type a subgraph node: by its inner graph, unless its op says otherwise."""
+        """Type a subgraph node: by its op's ``infer_types`` or, without one, its inner graph."""
         op = node.op
         own = op is not None and op.says_types
         try:
@@ -332,13 +332,24 @@ class _Inference:
         results: slice,
         outside: dict[Value, Array | None],
     ) -> list[ValueType | None]:
-        """Infer the body until the types that go around hold for every turn; return them."""
+        """Infer the body until the types of the carried values hold for every iteration.
+
+        Args:
+            node: The Loop or Scan.
+            types: Types of the carried values before the first iteration.
+            inputs: The body's inputs for them.
+            results: Positions of their outputs among the body's.
+            outside: Shape values of the body's captures.
+
+        Returns:
+            The types of the carried values after any number of iterations.
+        """
         body = node.bodies[0]
         made = [value for inner in body.nodes for value in inner.outputs]
         stated = [value.type for value in made]
         for turn in range(_ROUNDS + 1):
             for value, type_ in zip(inputs, types, strict=False):
-                # A body may take an optional where a turn gives what it holds.
+                # A body may declare an optional for a carried value that is its element.
                 if value.type is None or type(value.type) is type(type_):
                     value.type = type_
             infer_graph(body, strict=self._strict, known=outside)
@@ -359,7 +370,10 @@ class _Inference:
 def _by_partial_shape(
     node: Node, types: Sequence[ValueType | None], known: Sequence[Array | None]
 ) -> TensorType | None:
-    """Return the output type where the shape operand has symbols; None: not such a node."""
+    """Return the output type of a node whose shape operand has unknown or symbolic elements.
+
+    None for other nodes, and for operators other than Reshape, Expand and ConstantOfShape.
+    """
     at = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}.get(node.op_type)
     if at is None or len(known) <= at:
         return None
@@ -378,7 +392,10 @@ def _by_partial_shape(
 
 
 def _reshaped(shape: Shape | None, dims: list[Dim], allow_zero: bool) -> list[Dim]:
-    """Return the shape of a Reshape to ``dims``, of which 0 copies and -1 takes what is left."""
+    """Return the output shape of a Reshape of ``shape`` to ``dims``, where 0 copies a dimension.
+
+    The dimension -1 is the quotient of the other ones; None (unknown) if it cannot be determined.
+    """
     if not allow_zero:
         for axis, dim in enumerate(dims):
             if dim == 0:
@@ -433,7 +450,7 @@ def _stacked(type_: ValueType | None, length: Dim, axis: int) -> ValueType | Non
 
 
 def _forget_types(body: Graph) -> None:
-    """Drop the types that a body has from what is around it."""
+    """Remove the types of captures and node outputs of a body and the bodies inside."""
     for level in body.levels():
         for value in level.captures:
             value.type = None
@@ -447,7 +464,7 @@ def _shapeless(type_: ValueType | None) -> ValueType | None:
 
 
 def _check_dtype(node: Node, what: str, *types: ValueType | None) -> None:
-    """Raise ModelError if a value has several dtypes: nobody could plan what uses it."""
+    """Raise ModelError if a value has several dtypes, for which its consumers have no plan."""
     found = sorted({type_.dtype for type_ in types if isinstance(type_, TensorType)})
     if len(found) > 1:
         raise ModelError(
@@ -456,7 +473,7 @@ def _check_dtype(node: Node, what: str, *types: ValueType | None) -> None:
 
 
 def _either(*types: ValueType | None) -> ValueType | None:
-    """Return the type of a value that has one of these types."""
+    """Return the most precise type that covers all of these types; None: not known."""
     first = types[0] if types else None
     if all(type_ == first for type_ in types):
         return first
@@ -477,7 +494,7 @@ def _better(stated: ValueType | None, found: ValueType | None) -> ValueType | No
 
 
 def merge(stated: ValueType, found: ValueType) -> ValueType | None:
-    """Return the type that says all that both say; None if they contradict each other."""
+    """Return the type that combines what both state; None if they contradict each other."""
     if isinstance(stated, TensorType) and isinstance(found, TensorType):
         if stated.dtype != found.dtype:
             return None

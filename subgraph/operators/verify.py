@@ -1,7 +1,7 @@
 """Structural check of a graph, run by the pass framework after every pass; linear in its size.
 
-The loop over the nodes does only what shows that a graph is well formed; the functions below it
-find out what to say when one is not.
+The loop over the nodes only decides whether the graph is well formed; the functions below it
+compose the error message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def verify(graph: Graph) -> None:
     """Check order, ownership, sources, uses and names of ``graph`` and of all graphs inside it.
 
     Raises:
-        ModelError: says which graph, node and value are at fault.
+        ModelError: the graph is not well formed; the message names the graph, node and value.
     """
     work = [graph]
     while work:
@@ -75,7 +75,7 @@ def _sources_from_outside(graph: Graph) -> dict[Value, int]:
 
 
 def _meet_weight(graph: Graph, node: Node, value: Value, uses: dict[Value, int]) -> None:
-    """Count the first use of a value that was not met before; only a parameter's may be such."""
+    """Count the first use of a value without producer or declaration, which must be a weight."""
     if value.producer is not None:
         raise _fault(
             graph,
@@ -133,7 +133,7 @@ def _misnamed(graph: Graph) -> ModelError:
 
 
 def _verify_value_names(graph: Graph, values: Iterable[Value]) -> None:
-    """Check that of several values with one name all stand for one parameter."""
+    """Check that values that share a name also share a parameter."""
     owners: dict[str, Value] = {}
     for value in values:
         other = owners.setdefault(value.name, value)
