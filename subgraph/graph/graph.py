@@ -19,7 +19,14 @@ from typing import Any
 
 from subgraph.errors import ModelError, require_type
 from subgraph.graph.naming import name_all
-from subgraph.graph.order import Replacements, list_uses, producers, topological, without_dead
+from subgraph.graph.order import (
+    Replacements,
+    drop_unused_captures,
+    list_uses,
+    producers,
+    topological,
+    without_dead,
+)
 from subgraph.graph.parameters import Parameter, ParameterTable, collect_parameters
 from subgraph.graph.types import ValueType
 from subgraph.system.gc_control import paused_gc
@@ -31,14 +38,15 @@ _text: Hook[[Graph], str] = Hook("text of a graph")
 
 
 class Value:
-    """An edge of the graph: what a node gives, or what comes in from outside.
+    """An edge of the graph: an output of a node, a graph input, a parameter or a capture.
 
     Attributes:
         name: Unique among the graph's values; the name of the result, for a graph output.
         type: Dtype and shape, None while unknown.
-        producer: The node that gives it; None for an input, parameter or capture.
-        parameter: The weight behind it, or None.
-        uses: The node of every use, one entry a use, in topological order; kept by the graph.
+        producer: The node that computes the value; None for an input, parameter or capture.
+        parameter: The weight that the value stands for, or None.
+        uses: The using node of every use, in topological order; a node that uses the value twice
+            is listed twice. Maintained by the graph.
     """
 
     __slots__ = ("name", "parameter", "producer", "type", "uses")
@@ -51,7 +59,7 @@ class Value:
         producer: Node | None = None,
         parameter: Parameter | None = None,
     ) -> None:
-        """Make a value; an empty name is filled in when a graph takes the value."""
+        """Make a value; "" lets the graph that collects it choose a name."""
         self.name = name
         self.type = type
         self.producer = producer
@@ -70,14 +78,14 @@ class Value:
 class Capture(Value):
     """A body's stand-in for ``outer``, a value of the graph around; made by `capture`.
 
-    A graph that uses one lists it among its captures by itself; the builder of the control-flow
+    A graph that uses a capture lists it without being asked; the builder of the control-flow
     operator then connects ``outer``.
     """
 
     __slots__ = ("outer",)
 
     def __init__(self, outer: Value) -> None:
-        """Stand for ``outer``."""
+        """Make a stand-in with the type of ``outer``."""
         super().__init__("", outer.type)
         self.outer = outer
 
@@ -87,13 +95,17 @@ class Node:
 
     Attributes:
         name: Unique among the graph's nodes.
-        op_type: The operator's name, ``domain`` and ``version`` say whose and which.
+        op_type: The operator's name.
+        domain: The operator set that defines the operator; "" for ONNX's own.
+        version: The version of the operator set that introduced this form of the operator; 0 while
+            unknown.
         inputs: Values in the operator's order; None where an optional input is left out.
         outputs: Values in the operator's order; ONNX's omitted outputs have unused values.
         attrs: Attributes by name: int, float, str, bytes, tuples of these, ndarray, Graph, types.
         captures: Outer values that the bodies among ``attrs`` use (see the module's text).
-        metadata: The user's notes by key ("affinity" among them), kept when the model is saved.
-        subgraph: The inner graph of a subgraph node, None for every other. Never changed after.
+        metadata: The user's notes by key ("affinity" among them), saved with the model.
+        subgraph: The inner graph of a subgraph node, None for every other node. It is never changed
+            once the node exists.
         op: The stateful operator of a subgraph node, a `SubgraphOp`; None for every other node.
         fallback: The `Fallback` that runs a property's region when its op fails; set in a compiled
             model.
@@ -131,7 +143,11 @@ class Node:
         subgraph: Graph | None = None,
         op: Any = None,
     ) -> None:
-        """Make a node; ``outputs`` is their number, or values that have no producer yet."""
+        """Make a node that no graph owns yet; see the attributes of the class.
+
+        ``outputs`` is their number, or values that have no source yet. An empty ``name`` lets the
+        graph that collects the node choose one.
+        """
         self.name = name
         self.op_type = op_type
         self.domain = domain
@@ -158,7 +174,7 @@ class Node:
 
     @property
     def sources(self) -> Iterator[Value]:
-        """All values that the node depends on: its inputs that are given, then its captures."""
+        """All values that the node depends on: its present inputs, then its captures."""
         for value in self.inputs:
             if value is not None:
                 yield value
@@ -192,8 +208,8 @@ class Graph:
         captures: For a body: values that stand for outer values (see the module's text).
         attrs: Free attributes, as nnvm's (``"subgraph_property"`` is read by PartitionGraph).
         opsets: Operator set version by domain as the file stated; empty for a graph built here.
-        metadata: The model's notes by key, kept when saved.
-        doc: The model's description, kept when saved.
+        metadata: The model's notes by key, saved with it.
+        doc: The model's description, saved with it.
     """
 
     __slots__ = (
@@ -224,13 +240,14 @@ class Graph:
         metadata: Mapping[str, str] | None = None,
         doc: str = "",
     ) -> None:
-        """Take the nodes between ``inputs`` and ``outputs`` into a graph.
+        """Collect the nodes on which ``outputs`` depend; see the attributes of the class.
 
-        Without ``nodes`` the graph has what the outputs need. With ``nodes`` it has these too, in
-        the order given as far as that is topological. Nodes that another graph owns are copied.
+        ``nodes`` are collected too, whether or not an output depends on them; their order is kept
+        as far as it is topological. Nodes that another graph owns are copied. Captures that are
+        used but not listed are added.
 
         Raises:
-            ModelError: a cycle, a name used twice, a value that comes from nowhere.
+            ModelError: a cycle, a name used twice, a value without a source.
         """
         self.name = name
         self.inputs = _values(inputs, "inputs")
@@ -269,7 +286,7 @@ class Graph:
 
     @classmethod
     def bare(cls, name: str, opsets: Mapping[str, int]) -> Graph:
-        """Return a graph that has nothing yet: it takes what is copied for it with `fill`."""
+        """Return an empty graph, to which `fill` adds copies of nodes."""
         self = cls.__new__(cls)
         self.name, self.doc = name, ""
         self.inputs = self.outputs = self.captures = ()
@@ -281,7 +298,7 @@ class Graph:
         return self
 
     def fill(self, nodes: Iterable[Node], inputs: Iterable[Value]) -> None:
-        """Take copies that know their owner and uses, in topological order, named: unchecked."""
+        """Take over named nodes from `copy_nodes` with this graph as owner; nothing is checked."""
         self._nodes = tuple(nodes)
         self.inputs = tuple(inputs)
         self._parameters = collect_parameters(self.inputs, self._nodes, self.name)
@@ -358,34 +375,37 @@ class Graph:
         return iter(found)
 
     def clone(self) -> Graph:
-        """Return a copy: own nodes, values and bodies; parameters and subgraph ops are shared."""
+        """Return a copy with its own nodes, values and bodies; it shares parameters and ops."""
         return self.clone_with_map()[0]
 
     def clone_with_map(self) -> tuple[Graph, dict[Value, Value]]:
-        """Return a copy, and the copy's value for each of this graph's values."""
+        """Return a copy, and its value for each of this graph's values."""
         values: dict[Value, Value] = {}
         with paused_gc():
             copy = Graph(name=self.name, attrs=self.attrs, opsets=self.opsets, doc=self.doc)
             copy.metadata = dict(self.metadata)
             copy.inputs = tuple([copy_value(v, values) for v in self.inputs])
             copy.captures = tuple([copy_value(v, values) for v in self.captures])
-            # Order, names and parameters are right already: there is nothing to be found out.
+            # The copy has the same order, names and parameters, so none is computed again.
             copy._nodes = tuple(copy_nodes(self._nodes, values, owner=copy))
             copy.outputs = tuple([copy_value(v, values) for v in self.outputs])
             copy._parameters = ParameterTable(self._parameters)
         return copy, values
 
     def rewire(self, replacements: Mapping[Value, Value]) -> None:
-        """Let every user of each key use its replacement instead; the one way to edit a graph.
+        """Replace values in all their uses; every edit of a graph goes through this method.
 
-        Chains (a to b, b to c) are followed. Nodes behind the new values join the graph; their
-        own inputs are taken as they stand. Nodes that only fed replaced values go. The order
-        stays, new nodes come just before their first user. A graph output keeps its name: the
-        new value takes it over, or, when it is an input, parameter or output itself, an Identity
-        carries it. Linear in the size of the graph.
+        Nodes that compute the new values join the graph just before their first user; their own
+        inputs are not replaced. Nodes that computed nothing but replaced values leave. All other
+        nodes keep their order. A replaced graph output keeps its name: the new value takes the
+        name, or an Identity node carries it if the new value is an input, parameter or output
+        itself. Linear in the size of the graph.
+
+        Args:
+            replacements: New values by replaced ones. Chains (a to b, b to c) are followed.
 
         Raises:
-            ModelError: the result has a cycle, or a value from nowhere.
+            ModelError: the result has a cycle, or a value without a source.
         """
         if not replacements:
             return
@@ -427,18 +447,18 @@ class Graph:
         self._refresh()
 
     def levels(self) -> list[Graph]:
-        """Return this graph and its bodies at every depth, each after the one around it."""
+        """Return this graph and its bodies at every depth, each after the graph that holds it."""
         found: list[Graph] = [self]
         for graph in found:
             found.extend(body for node in graph._nodes if node.attrs for body in node.bodies)
         return found
 
     def remove_unused(self) -> int:
-        """Drop the nodes on which no output depends; return how many.
+        """Drop the nodes on which no output depends, and return their number.
 
-        Captures that the bodies of this graph's nodes list and do not use go first.
+        Captures that a body lists but does not use are dropped before.
         """
-        dropped = sum(_drop_captures(node) for node in self._nodes if node.captures)
+        dropped = sum(drop_unused_captures(node) for node in self._nodes if node.captures)
         if dropped:
             self._refresh()
         kept = topological(producers(self.outputs))
@@ -450,10 +470,13 @@ class Graph:
         return unused
 
     def _refresh(self) -> dict[Value, None]:
-        """Recompute consumers and parameters; name what has no name; refuse a double name.
+        """List uses and parameters anew, and name nodes and values that have no name.
 
         Returns:
-            All values.
+            All values, as keys in order.
+
+        Raises:
+            ModelError: two nodes, values or parameters share a name.
         """
         values = list_uses((*self.inputs, *self.captures), self._nodes, self.outputs)
         self._parameters = collect_parameters(values, self._nodes, self.name)
@@ -461,14 +484,15 @@ class Graph:
         return values
 
     def refresh_parameters(self) -> None:
-        """List the parameters anew, after bodies of nodes were replaced."""
+        """List the parameters anew, after attributes of nodes have got other bodies."""
         self._parameters = collect_parameters(self.values(), self._nodes, self.name)
 
     def verify(self) -> None:
-        """Check that the graph is well formed; linear.
+        """Check that the graph is well formed, in linear time.
 
         Raises:
-            ModelError: names the node and value at fault: order, ownership, sources, uses, names.
+            ModelError: order, ownership, sources, uses or names are wrong; the message names the
+                node and value.
         """
         _verify(self)
 
@@ -496,23 +520,8 @@ def _values(given: Iterable[Value], what: str) -> tuple[Value, ...]:
     return values
 
 
-def _drop_captures(node: Node) -> bool:
-    """Drop the captures that the node's bodies do not use; return whether there were any."""
-    outer = iter(node.captures)
-    kept: list[Value] = []
-    for body in node.bodies:
-        used = {v for v in body.captures if v.uses or v in body.outputs}
-        kept.extend(
-            value for inner, value in zip(body.captures, outer, strict=False) if inner in used
-        )
-        body.captures = tuple(v for v in body.captures if v in used)
-    dropped = len(kept) < len(node.captures)
-    node.captures = tuple(kept)
-    return dropped
-
-
 def copy_value(value: Value, values: dict[Value, Value]) -> Value:
-    """Return the copy of ``value`` that ``values`` has; make one without producer if none."""
+    """Return the copy of ``value`` in ``values``; if there is none, add one without producer."""
     copy = values.get(value)
     if copy is None:
         copy = values[value] = Value(value.name, value.type, parameter=value.parameter)
@@ -520,7 +529,7 @@ def copy_value(value: Value, values: dict[Value, Value]) -> Value:
 
 
 def copy_node(node: Node, values: dict[Value, Value]) -> Node:
-    """Return a copy of ``node`` over the copies of its values; fills ``values``."""
+    """Return a copy of ``node`` over the copies of its values, and add these to ``values``."""
     return copy_nodes((node,), values)[0]
 
 
@@ -533,13 +542,13 @@ def copy_nodes(
     """Return copies of ``nodes`` over the copies of their values.
 
     Args:
-        nodes: The nodes; what one of them takes from another comes from its copy if it stands
-            after it, or if its copy was in ``values`` before.
-        values: The copy of each value; those of outputs are added.
+        nodes: The nodes. A value that one of them takes from another comes from the other's copy
+            if the other stands before it, or if ``values`` had the copy from the start.
+        values: The copy of each value; the copies of outputs are added.
         source: Called with a value that has no copy yet; returns one and adds it to ``values``.
-            None: makes a value without producer.
-        owner: The graph that is going to have all the copies, in this order: they are listed as
-            its own, and as uses of what they take. None: they are in no graph yet.
+            None: the copy is a value without producer.
+        owner: The graph that will have all the copies, in this order; uses are listed. None: the
+            copies are in no graph yet, and uses are not listed.
     """
     known = values.get
     source = source or partial(copy_value, values=values)

@@ -1,7 +1,7 @@
-"""Graphs of imported models that are read when somebody first looks into them.
+"""Graphs of imported models whose nodes are read from the file at their first use.
 
-A region that comes with a program from its file runs without a look at its nodes. Its name, inputs
-and operator sets are known; nodes, outputs and parameters are read at their first use.
+A region whose file holds a compiled program runs without its nodes. Its name, inputs and operator
+sets are known at once; nodes, outputs and parameters are read when one of them is first used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _READ_LATER = ("_nodes", "_parameters", "outputs")
 
 
 class LazyGraph(Graph):
-    """A graph without captures whose nodes are read at their first use."""
+    """A graph without captures whose nodes are read at their first use; safe between threads."""
 
     __slots__ = ("_lock", "_read")
 
@@ -29,7 +29,15 @@ class LazyGraph(Graph):
         doc: str,
         read: Callable[[], Graph],
     ) -> None:
-        """Take what is known; ``read`` returns the whole, over the very same inputs."""
+        """Make a graph that is not read yet.
+
+        Args:
+            name: The graph's name.
+            inputs: Its inputs.
+            opsets: Operator set version by domain.
+            doc: The description.
+            read: Reads the file and returns a graph over the same input values. Called once.
+        """
         self.name, self.doc = name, doc
         self.inputs, self.captures = tuple(inputs), ()
         self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
@@ -40,11 +48,11 @@ class LazyGraph(Graph):
 
     @property
     def is_read(self) -> bool:
-        """Whether the nodes are there."""
+        """Whether the nodes are in memory."""
         return self._read is None
 
     def __getattr__(self, name: str) -> Any:
-        """Read the graph: one of the attributes that it has then was asked for."""
+        """Read the graph when an attribute is used that only a read graph has."""
         if name not in _READ_LATER:
             raise AttributeError(f"'LazyGraph' object has no attribute {name!r}")
         with self._lock:

@@ -1,6 +1,6 @@
 """Budgets: how much memory, how many nodes and how much time a model may take.
 
-What exceeds a budget raises `LimitError` before the memory is allocated or the work is done. The
+A request that exceeds a budget raises `LimitError` before memory is allocated or work done. The
 budgets in force are those of the innermost `limited` block of this thread, else the environment
 variable ``SUBGRAPH_MEMORY_LIMIT``, else the defaults. ``sg.load`` and the devices' options
 ``MEMORY_LIMIT``, ``NODE_LIMIT`` and ``COMPILE_TIMEOUT`` open such blocks.
@@ -25,26 +25,26 @@ from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.system.control_groups import group_files
 
 VARIABLE = "SUBGRAPH_MEMORY_LIMIT"
-# Nodes that the expansion of functions may add. No model of the benchmarks has functions that give
-# more than some thousands.
+# Nodes that the expansion of functions may add. The functions of the benchmarks' models expand to
+# some thousands at most.
 NODES = 1 << 18
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# Share of the memory budget that a run may allocate before its live values are counted again.
+# Live values are counted again after allocations of 1/16 of the memory budget (estimate).
 _COUNT_EVERY = 16
-_OF_ARRAY = 128  # bytes of an array beside its elements; sequences may hold many small ones
-_SMALL = 1 << 16  # bytes of results that are not compared with any budget
+_ARRAY_OVERHEAD = 128  # bytes of an array object beside its elements (estimate)
+_UNCOUNTED_BYTES = 1 << 16  # allocations below this are not compared with a budget (estimate)
 
 
 class _State(threading.local):
-    """The budgets of a thread, and what its runs hold.
+    """The budgets of a thread, and the values that its runs hold.
 
     Attributes:
-        memory: Bytes that live at a time; 0: the process's budget.
+        memory: Bytes that may be live at one time; 0: the process's budget.
         nodes: Nodes that expansions may add; 0: `NODES`.
-        seconds: Time that was given for loading or compiling, for messages.
-        deadline: Time (monotonic) at which it is over.
+        seconds: Time allowed for loading or compiling, for messages.
+        deadline: `time.monotonic` at which that time ends.
         live: Lists of values of the runs of this thread, the innermost last.
-        allocated: Bytes that were allocated since `live` was counted.
+        allocated: Bytes allocated since `live` was counted.
     """
 
     memory = 0
@@ -61,14 +61,14 @@ _state = _State()
 
 
 def parse_bytes(text: str, where: str) -> int:
-    """Return the number of bytes that a text such as "512M" or "1.5 GiB" says; of "" 0.
+    """Return the number of bytes of a text such as "512M" or "1.5 GiB"; 0 for "".
 
     Args:
-        text: A number, with K, M, G or T (powers of 1024) behind it or not.
-        where: Whose value it is, for the message.
+        text: A number, optionally followed by K, M, G or T (powers of 1024) and by "B" or "iB".
+        where: The option or variable that holds the text, for the message.
 
     Raises:
-        ConfigError: the text says no positive number of bytes.
+        ConfigError: the text is not a positive number of bytes.
     """
     if not text.strip():
         return 0
@@ -84,7 +84,13 @@ def parse_bytes(text: str, where: str) -> int:
 
 @contextmanager
 def limited(memory: int = 0, nodes: int = 0, seconds: float = 0.0) -> Generator[None]:
-    """Let these budgets hold for this thread inside the block; 0: those around it."""
+    """Set the budgets of this thread inside a ``with`` block.
+
+    Args:
+        memory: Bytes that may be live at one time; 0: as outside the block.
+        nodes: Nodes that expansions may add; 0: as outside the block.
+        seconds: Time for loading or compiling; 0: as outside. It never extends an outer deadline.
+    """
     before = (_state.memory, _state.nodes, _state.seconds, _state.deadline)
     _state.memory = memory or _state.memory
     _state.nodes = nodes or _state.nodes
@@ -97,7 +103,7 @@ def limited(memory: int = 0, nodes: int = 0, seconds: float = 0.0) -> Generator[
 
 
 def budgets() -> tuple[int, int, float]:
-    """Return what `limited` takes, so that another thread works under this one's budgets."""
+    """Return this thread's budgets as arguments of `limited`, for a thread that helps it."""
     left = _state.deadline - time.monotonic()
     return _state.memory, _state.nodes, 0.0 if math.isinf(left) else max(left, 1e-9)
 
@@ -108,8 +114,11 @@ def budgets() -> tuple[int, int, float]:
 def check_time(doing: str) -> None:
     """Raise if the time for loading or compiling is over.
 
+    Args:
+        doing: The work in progress, for the message.
+
     Raises:
-        LimitError: it is; ``doing`` says what was going on.
+        LimitError: the deadline has passed.
     """
     if time.monotonic() > _state.deadline:
         raise LimitError(
@@ -125,11 +134,11 @@ def check_nodes(added: int, what: str) -> None:
     """Raise if an expansion adds more nodes than the budget.
 
     Args:
-        added: The nodes that it adds to a graph.
-        what: What is expanded, for the message.
+        added: Number of nodes that the expansion adds to a graph.
+        what: The expanded function, for the message.
 
     Raises:
-        LimitError: there are too many.
+        LimitError: the number exceeds the budget.
     """
     most = _state.nodes or NODES
     if added > most:
@@ -144,7 +153,7 @@ def check_nodes(added: int, what: str) -> None:
 
 @cache
 def machine_memory() -> int:
-    """Return how many bytes this process may have: of the machine, its control groups, its own."""
+    """Return the bytes that this process may use: the least of RAM, control groups and rlimit."""
     try:
         import resource
 
@@ -159,7 +168,7 @@ def machine_memory() -> int:
 
 
 def memory_limit() -> int:
-    """Return how many bytes values may have that live at a time; the default is half of all.
+    """Return the budget for live values in bytes; by default half of `machine_memory`.
 
     Weights that are mapped from a file do not count.
     """
@@ -172,17 +181,19 @@ def _of_environment(text: str) -> int:
 
 
 def check_memory(wanted: float, what: str) -> None:
-    """Raise if what is to be allocated does not fit beside what this thread's runs hold.
+    """Raise if an allocation does not fit into the budget beside the values of this thread's runs.
+
+    The values are counted only if much was allocated since the last count.
 
     Args:
-        wanted: Bytes. What runs hold is only counted when much was allocated since the last count.
-        what: Who asks for them, for the message.
+        wanted: Bytes to allocate.
+        what: The operator or plan that allocates, for the message.
 
     Raises:
-        LimitError: the budget does not hold them.
+        LimitError: the budget is exceeded.
     """
     allocated = _state.allocated = _state.allocated + wanted
-    if allocated <= _SMALL or allocated * _COUNT_EVERY <= memory_limit():
+    if allocated <= _UNCOUNTED_BYTES or allocated * _COUNT_EVERY <= memory_limit():
         return
     _state.allocated = 0.0
     most = memory_limit()
@@ -204,29 +215,29 @@ def _shown(count: float) -> str:
 
 
 def enter_run(values: list[Any]) -> None:
-    """Count ``values``, a list that changes, as held by this thread until `leave_run`."""
+    """Count the elements of ``values``, as they are at each count, until `leave_run`."""
     _state.live.append(values)
 
 
 def leave_run() -> None:
-    """Forget the list of the innermost `enter_run`."""
+    """End the innermost `enter_run`."""
     _state.live.pop()
 
 
 def count_results(results: Iterable[Any], what: str) -> None:
-    """Note what an operator has allocated; now and then, compare what is held with the budget.
+    """Add the outputs of an operator to the allocated bytes; from time to time check the budget.
 
     Args:
-        results: Its outputs.
+        results: The operator's outputs.
         what: The operator, for the message.
 
     Raises:
-        LimitError: more is held than the budget allows.
+        LimitError: the values of this thread's runs exceed the budget.
     """
     results = list(results)
-    sizes = (_OF_ARRAY + _size_of(result) for result in results)
+    sizes = (_ARRAY_OVERHEAD + _size_of(result) for result in results)
     allocated = _state.allocated = _state.allocated + sum(sizes)
-    if allocated > _SMALL and allocated * _COUNT_EVERY > memory_limit():
+    if allocated > _UNCOUNTED_BYTES and allocated * _COUNT_EVERY > memory_limit():
         _state.allocated = 0.0
         held = _held(results)
         if held > memory_limit():
@@ -234,9 +245,10 @@ def count_results(results: Iterable[Any], what: str) -> None:
 
 
 def _held(more: Iterable[Any] = ()) -> int:
-    """Return the bytes of all that this thread's runs hold, and of ``more``.
+    """Return the bytes of the values of this thread's runs and of ``more``.
 
-    What several views share counts once; weights and constants, which are read-only, not at all.
+    Memory that several views share counts once. Weights and constants are read-only and do not
+    count.
     """
     found: dict[int, int] = {}
     work: list[Any] = [*_state.live, *more]
@@ -249,12 +261,12 @@ def _held(more: Iterable[Any] = ()) -> int:
         elif _is_array(value):
             while _is_array(value.base):
                 value = value.base
-            found[id(value)] = _OF_ARRAY + (_size_of(value) if value.flags.writeable else 0)
+            found[id(value)] = _ARRAY_OVERHEAD + (_size_of(value) if value.flags.writeable else 0)
     return sum(found.values())
 
 
 def _size_of(value: Any) -> int:
-    """Return the bytes of an array, those of its strings among them; of anything else none."""
+    """Return the bytes of an array, including those of its strings; 0 for any other value."""
     if not _is_array(value):
         return 0
     count = int(value.nbytes)
@@ -272,6 +284,6 @@ def _is_container(value: object) -> TypeGuard[Any]:
 
 
 def size_in_bytes(type_: TensorType) -> int:
-    """Return the bytes of a value of this type; dimensions that are not numbers count as one."""
+    """Return the bytes of a value of this type; a dimension that is not a number counts as 1."""
     dims = [dim for dim in type_.shape or () if isinstance(dim, int)]
     return math.prod(dims) * numpy_dtype(type_.dtype).itemsize

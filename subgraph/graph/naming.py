@@ -1,4 +1,4 @@
-"""Names in a graph: nodes and values without one get one that is free; no two may share one.
+"""Names in a graph: nodes and values without a name get a free one; no two may share a name.
 
 `subgraph.graph.graph` uses these functions for its nodes and values.
 """
@@ -12,14 +12,14 @@ from subgraph.errors import ModelError
 
 
 class NamedNode(Protocol):
-    """A node as far as its name depends on it."""
+    """The part of a node that naming reads."""
 
     name: str
     op_type: str
 
 
 class NamedValue(Protocol):
-    """A value as far as its name depends on it; ``producer`` is a node, or None."""
+    """The part of a value that naming reads; ``producer`` is a node or None."""
 
     name: str
     producer: Any
@@ -27,7 +27,12 @@ class NamedValue(Protocol):
 
 
 def name_all(nodes: Sequence[NamedNode], values: Mapping[Any, None], graph: str) -> None:
-    """Give each node and value of a graph that has no name one that is free.
+    """Give each node and value without a name a free one.
+
+    Args:
+        nodes: The graph's nodes.
+        values: Its values, as keys in order.
+        graph: Its name, for messages.
 
     Raises:
         ModelError: Two nodes share a name, or two values that are not the same parameter.
@@ -92,19 +97,19 @@ def _name_values(values: Sequence[NamedValue], names: set[str], graph: str) -> N
 
 
 def _position(node: Any, value: NamedValue, positions: dict[Any, int]) -> int:
-    """Return which output of a node a value is; ``positions`` keeps those of nodes seen."""
+    """Return the position of a value among a node's outputs; ``positions`` caches them."""
     if value not in positions:
         positions.update((output, k) for k, output in enumerate(node.outputs))
     return positions[value]
 
 
 def fresh_name(base: str, names: set[str], count: dict[str, int]) -> str:
-    """Return ``base`` with the next number that makes a free name, and take it.
+    """Return ``base`` with the next number that makes a free name, and add it to ``names``.
 
     Args:
-        base: What the name begins with.
-        names: Names that are taken.
-        count: The next number to try by ``base``, so that equal names take linear time.
+        base: The beginning of the name.
+        names: Names in use.
+        count: The next number to try for each ``base``, so that many equal names take linear time.
     """
     number = count.get(base, 0)
     while (name := f"{base}_{number}") in names:

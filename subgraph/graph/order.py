@@ -1,7 +1,7 @@
-"""The order of a graph's nodes, each after what it needs, and which nodes use each value.
+"""The topological order of a graph's nodes, and the nodes that use each value.
 
-The functions take whatever has the attributes of `OrderedNode`; `subgraph.graph.graph` uses them
-for its nodes. Nothing here recurses.
+The functions take objects with the attributes of `OrderedNode`; `subgraph.graph.graph` passes its
+nodes. None is recursive, so deep graphs do not exhaust the stack.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from subgraph.errors import ModelError
 
 
 class OrderedNode(Protocol):
-    """A node as far as its order depends on it; its values have a ``producer`` and a ``name``."""
+    """The part of a node that decides its order; values have a ``producer`` and a ``name``."""
 
     name: str
     op_type: str
@@ -28,7 +28,7 @@ class OrderedNode(Protocol):
 
 
 class UsedValue(Protocol):
-    """A value as far as it lists the nodes that use it."""
+    """The part of a value that lists the nodes that use it."""
 
     uses: list[Any]
 
@@ -51,11 +51,11 @@ def list_uses(
 
     Args:
         sources: The graph's inputs and captures.
-        nodes: Its nodes, in topological order.
-        outputs: Its outputs.
+        nodes: The graph's nodes, in topological order.
+        outputs: The graph's outputs.
 
     Returns:
-        All values: the sources, then node by node what it uses and produces.
+        All values as keys: the sources, then for each node its inputs, captures and outputs.
     """
     value: UsedValue
     found: dict[Any, None] = dict.fromkeys(sources)
@@ -85,7 +85,13 @@ def list_uses(
 
 
 def topological(roots: Iterable[N]) -> list[N]:
-    """Return ``roots`` and all that they need, each after what it needs; otherwise as given."""
+    """Return ``roots`` and the nodes that they need, each after its producers.
+
+    Roots keep their order as far as it is topological.
+
+    Raises:
+        ModelError: the nodes form a cycle.
+    """
     done: dict[N, bool] = {}  # False: on the stack
     order: list[N] = []
     for root in roots:
@@ -118,7 +124,7 @@ def topological(roots: Iterable[N]) -> list[N]:
 
 
 def _is_next(node: N, done: Mapping[N, bool]) -> bool:
-    """Return whether all that ``node`` needs is done: so it is with most nodes of most graphs."""
+    """Return whether all producers of ``node`` are done, as for most nodes of most graphs."""
     if node.captures:
         return False
     for value in node.inputs:
@@ -138,7 +144,13 @@ def _raise_cycle(path: Sequence[N], back_to: N) -> None:
 
 
 def without_dead(nodes: Sequence[N], suspects: Iterable[N], outputs: Iterable[Any]) -> list[N]:
-    """Return ``nodes`` without the suspects that nobody uses and what only they used."""
+    """Return ``nodes`` without unused suspects and without the nodes that only these used.
+
+    Args:
+        nodes: A graph's nodes, in topological order.
+        suspects: Nodes that may have become unused.
+        outputs: The graph's outputs, which count as used.
+    """
     uses: dict[Any, int] = {}
     for node in nodes:
         for value in node.sources:
@@ -160,18 +172,31 @@ def without_dead(nodes: Sequence[N], suspects: Iterable[N], outputs: Iterable[An
     return [node for node in nodes if node not in dead]
 
 
+def drop_unused_captures(node: Any) -> bool:
+    """Drop the captures that the bodies of ``node`` do not use; return whether any was dropped."""
+    outer = iter(node.captures)
+    used: list[Any] = []
+    for body in node.bodies:
+        inside = {v for v in body.captures if v.uses or v in body.outputs}
+        used += [value for v, value in zip(body.captures, outer, strict=False) if v in inside]
+        body.captures = tuple(v for v in body.captures if v in inside)
+    dropped = len(used) < len(node.captures)
+    node.captures = tuple(used)
+    return dropped
+
+
 class Replacements:
-    """Replacements of values, which may be chains: a by b, b by c."""
+    """Replacements of values, which may form chains: a by b, b by c."""
 
     def __init__(self, replacements: Mapping[V, V]) -> None:
-        """Take the replacement of each value."""
+        """Copy ``replacements``, the new values by the replaced ones."""
         self._map: dict[Any, Any] = dict(replacements)
 
     def __call__(self, value: V) -> V:
-        """Return what stands for a value in the end.
+        """Return the end of the chain of a value's replacements: itself if it has none.
 
         Raises:
-            ModelError: its replacements run in a circle.
+            ModelError: the chain is a circle.
         """
         path: list[Any] = []
         last: Any = value

@@ -24,10 +24,10 @@ from subgraph.system.registry import nearest
 
 
 class Checksums(Protocol):
-    """The checksums of a file."""
+    """The checksums of a file, one for each leaf (a block of its bytes; see `devices.blob`)."""
 
     def check(self, leaves: Iterable[int]) -> None:
-        """Compare some of the file's leaves with their checksums.
+        """Compare these leaves of the file with their checksums.
 
         Raises:
             BlobError: the file is damaged.
@@ -39,7 +39,7 @@ class Unchecked:
     """An array of a file whose bytes are compared with their checksums when it is first read.
 
     Attributes:
-        array: The array, for its address, dtype and shape; its elements come from `read`.
+        array: The array, for its address, dtype and shape only; `read` returns it for its elements.
     """
 
     __slots__ = ("_checksums", "_leaves", "array")
@@ -47,16 +47,22 @@ class Unchecked:
     def __init__(
         self, array: Array, checksums: Checksums | None = None, leaves: Sequence[int] = ()
     ) -> None:
-        """Take an array and the leaves of a file that hold it; without a file it is checked."""
+        """Make an array that is not checked yet.
+
+        Args:
+            array: The array; made read-only.
+            checksums: The checksums of its file; None: it needs no check.
+            leaves: Indices of the leaves of the file that hold the array.
+        """
         self.array = _read_only(array)
         self._checksums = checksums
         self._leaves = leaves
 
     def read(self) -> Array:
-        """Return the array, checked.
+        """Return the array after comparing it with its checksums.
 
         Raises:
-            BlobError: its bytes are not those that were written.
+            BlobError: the bytes are not those that were written.
         """
         if self._checksums is not None:
             self._checksums.check(self._leaves)
@@ -65,15 +71,15 @@ class Unchecked:
 
     @property
     def is_checked(self) -> bool:
-        """Whether `read` has found it whole."""
+        """Whether the checksums were compared already, or there are none."""
         return self._checksums is None
 
     @staticmethod
     def check_all(arrays: Iterable[Unchecked]) -> None:
-        """Check several arrays at once, which several threads do.
+        """Check several arrays, those of one file together so that threads can share the work.
 
         Raises:
-            BlobError: the bytes of one of them are not those that were written.
+            BlobError: the bytes of an array are not those that were written.
         """
         by_file: dict[Checksums, list[Unchecked]] = {}
         for each in arrays:
@@ -86,14 +92,19 @@ class Unchecked:
 
 
 class State(NamedTuple):
-    """One published state of a parameter: its version stamp and its read-only array."""
+    """One published state of a parameter.
+
+    Attributes:
+        version: The version stamp.
+        held: The read-only array, possibly one of a file that is not checked yet.
+    """
 
     version: int
     held: Array | Unchecked
 
     @property
     def array(self) -> Array:
-        """The array; one of a file is checked when it is first asked for.
+        """The array; an array of a file is checked at its first use.
 
         Raises:
             BlobError: the file is damaged.
@@ -102,12 +113,18 @@ class State(NamedTuple):
 
     @property
     def memory(self) -> Array:
-        """The array for its address and size alone: its elements may not be checked yet."""
+        """The array for its address and size only: its elements may not be checked yet."""
         return self.held.array if isinstance(self.held, Unchecked) else self.held
 
 
 class _Local(threading.local):
-    """Per-thread view: the states that a transaction has staged, the snapshot that is pinned."""
+    """A thread's view of parameters.
+
+    Attributes:
+        changes: Number of transactions of this thread that changed a parameter.
+        staged: Arrays that the open transaction has assigned; None outside of a transaction.
+        pinned: The snapshot that this thread reads from, or None.
+    """
 
     changes: int = 0
     staged: dict[Parameter, Array] | None = None
@@ -115,9 +132,9 @@ class _Local(threading.local):
 
 
 _local = _Local()
-# Writers take turns (a transaction is one turn); readers never wait for them.
+# A transaction holds this lock from start to end; readers never wait for it.
 _writers = free_in_child(threading.RLock())
-# Held for the few instructions that publish or collect states.
+# Held only while states are published or collected.
 _publish = held_while_forking(threading.Lock(), inner=True)
 _stamp = 0
 _epoch = 0
@@ -159,7 +176,7 @@ class Parameter:
 
     @classmethod
     def adopt(cls, name: str, array: Array | Unchecked) -> Parameter:
-        """Make a parameter over ``array`` itself, not a copy: nobody may change it any more."""
+        """Make a parameter over ``array`` itself, not a copy; the caller must not change it."""
         self = cls.__new__(cls)
         self._adopt(name, array)
         return self
@@ -170,7 +187,7 @@ class Parameter:
         shown = array.array if isinstance(array, Unchecked) else array
         self._type = TensorType(dtype_of(shown), shown.shape)
         with _publish:
-            # A new parameter changes nothing that anyone runs with, yet its stamp is its own.
+            # A unique stamp, but no new epoch: no plan depends on a new parameter yet.
             _stamp += 1
             held = array if isinstance(array, Unchecked) else _read_only(array)
             self.published = State(_stamp, held)
@@ -197,21 +214,21 @@ class Parameter:
 
     @property
     def array(self) -> Array:
-        """Read-only view of the array; inside a transaction, of what that transaction assigned."""
+        """Read-only view of the array; inside a transaction, the array assigned there."""
         if _local.pinned is None and _local.staged is not None and self in _local.staged:
             return _read_only(_local.staged[self])
         return self.state.array
 
     @property
     def version(self) -> int:
-        """Stamp of the last published change; a later change has a greater stamp."""
+        """Stamp of the last published change; later changes have greater stamps."""
         return self.state.version
 
     def assign(self, array: npt.ArrayLike) -> None:
         """Replace the array by a copy of ``array``.
 
         Raises:
-            ShapeError: dtype or shape differ from the parameter's, or it is no array.
+            ShapeError: dtype or shape differ from the parameter's, or ``array`` is not an array.
         """
         try:
             new = np.array(array)
@@ -228,7 +245,7 @@ class Parameter:
 
     @contextmanager
     def update(self) -> Generator[Array]:
-        """Give a writable copy of the array; publish it when the block ends without an error."""
+        """Yield a writable copy of the array; publish it when the block ends without an error."""
         with transaction():
             new = np.array(self.array)
             yield new
@@ -248,7 +265,7 @@ def _staged() -> dict[Parameter, Array]:
 def transaction() -> Generator[None]:
     """Publish all changes made in the block at once; none if the block raises.
 
-    Transactions of several threads take turns; one inside another joins it.
+    Transactions of several threads run one after the other; a nested one joins the outer one.
     """
     if _local.staged is not None:
         yield
@@ -276,12 +293,17 @@ def _commit(staged: dict[Parameter, Array]) -> None:
 
 
 def changes_by_thread() -> int:
-    """Return how often this thread has changed parameters."""
+    """Return the number of transactions in which this thread changed parameters."""
     return _local.changes
 
 
 class Snapshot:
-    """States of some parameters at one moment, between transactions."""
+    """States of some parameters at one moment, between transactions.
+
+    Attributes:
+        epoch: Stamp of the newest change of any parameter at that moment.
+        states: The state of each parameter.
+    """
 
     __slots__ = ("epoch", "states")
 
@@ -293,12 +315,12 @@ class Snapshot:
 
 
 class pinned:
-    """In the block and thread, parameters of the snapshot read as they were when it was taken."""
+    """A ``with`` block in which this thread reads parameters from a snapshot."""
 
     __slots__ = ("_outer", "_snapshot")
 
     def __init__(self, snapshot: Snapshot | None) -> None:
-        """Pin ``snapshot``; None unpins."""
+        """Read from ``snapshot``; None: read the newest states."""
         self._snapshot = snapshot
 
     def __enter__(self) -> None:
@@ -315,7 +337,13 @@ class pinned:
 
 
 def call_pinned(snapshot: Snapshot, function: Callable[[Any], Any], argument: Any) -> Any:
-    """Return ``function(argument)`` as run under `pinned`, which costs a small model more."""
+    """Return ``function(argument)``, run as inside `pinned` but with less overhead.
+
+    Args:
+        snapshot: The states that the function reads.
+        function: Runs in this thread.
+        argument: Its argument.
+    """
     outer = _local.pinned
     _local.pinned = snapshot
     try:
@@ -325,24 +353,24 @@ def call_pinned(snapshot: Snapshot, function: Callable[[Any], Any], argument: An
 
 
 def pinned_snapshot() -> Snapshot | None:
-    """Return the snapshot that this thread runs under, to hand it to a helper thread."""
+    """Return the snapshot that this thread reads from, for a helper thread to pin as well."""
     return _local.pinned
 
 
 class Versions:
-    """Versions of parameters on whose content something depends.
+    """Versions of the parameters on whose content a plan or a fused graph depends.
 
     Attributes:
         read: Each parameter with the version that was read.
     """
 
     def __init__(self, read: Iterable[tuple[Parameter, int]]) -> None:
-        """Keep what was read."""
+        """Store the versions that were read."""
         self.read = tuple(read)
         self._asked_at = -1
 
     def hold(self) -> bool:
-        """Return whether they are what this thread sees; each epoch looks at them once."""
+        """Return whether this thread still sees these versions; compared once for each epoch."""
         snapshot = _local.pinned
         stamp = _epoch if snapshot is None else snapshot.epoch
         if stamp != self._asked_at:
@@ -366,8 +394,8 @@ def collect_parameters(
 
     Args:
         values: The graph's values.
-        nodes: Its nodes, whose bodies may use others.
-        graph: Its name, for the error.
+        nodes: The graph's nodes; the parameters of their bodies are added.
+        graph: The graph's name, for the error.
 
     Raises:
         ModelError: Two different parameters have the same name.

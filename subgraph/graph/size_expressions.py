@@ -19,8 +19,8 @@ from typing import Any
 
 import attrs
 
-# Takes the dimensions, and a function from the sizes of storages to their offsets in the arena.
-# Returns the values of the results, or None if a guard does not hold.
+# Takes the dimensions, and a function from the sizes of storages (bytes) to their offsets in the
+# arena. Returns the values of the results, or None if a guard does not hold.
 Evaluate = Callable[[Sequence[int], Callable[[Sequence[int]], Sequence[int]]], "list[Any] | None"]
 
 

@@ -1,11 +1,11 @@
 """Symbolic integers: sizes that record how they were computed, so that a plan serves other sizes.
 
 While a plan is traced, the dimensions that differ from call to call are `SymInt` numbers. They
-count, compare and print like the numbers that they stand for. A `Trace` records the expression of
-each result (`subgraph.graph.size_expressions`), and for each decision taken from one (a comparison,
-a use as index, text or key) a guard: the decision must come out the same. `Trace.function` emits
-one Python function of the dimensions, which returns the numbers of the plan for other dimensions,
-or None where a guard does not hold.
+compute, compare and print like the numbers that they stand for. A `Trace` records the expression of
+each result (`subgraph.graph.size_expressions`), and a guard for each decision that depends on one
+(a comparison, a use as index, text or key): the guard holds if the decision has the same outcome.
+`Trace.function` emits one Python function of the dimensions. It returns the numbers of the plan for
+other dimensions, or None if a guard does not hold.
 
 The scheme is that of tracing compilers (the symbolic integers of PyTorch's shape guards). A number
 that leaves Python for C (``int(x)``, ``range(x)``, an array of integers) is pinned: its guard is
@@ -43,12 +43,13 @@ class Trace:
     """Expressions and guards on symbolic numbers, in the order in which they were recorded.
 
     Attributes:
-        open: Whether symbolic numbers still record; afterwards they are plain numbers.
+        open: Whether operations on symbolic numbers are still recorded; afterwards they compute
+            plain numbers.
         inline: Whether the operations inside a `recorded` function are recorded, not its call.
     """
 
     def __init__(self, *, inline: bool = False) -> None:
-        """Begin with no expression."""
+        """Begin without expressions."""
         self.open = True
         self.inline = inline
         self._statements: list[Statement] = []
@@ -66,7 +67,7 @@ class Trace:
 
         Args:
             sizes: Bytes of each storage.
-            offsets: What the memory planner returned for the present sizes.
+            offsets: The memory planner's offsets in bytes for the present sizes.
         """
         _, operands = _in_one_trace(sizes)
         plan = Expression(expressions.place(len(sizes)), tuple(map(_operand, operands)))
@@ -78,7 +79,7 @@ class Trace:
 
         Args:
             operation: The operation.
-            value: Its result for the present dimensions.
+            value: The operation's result for the present dimensions.
             operands: Expressions of this trace, or plain numbers.
         """
         key = (operation, *map(_key, operands))
@@ -90,7 +91,13 @@ class Trace:
         return number
 
     def guard(self, comparison: Operation, outcome: bool, *operands: Operand) -> None:
-        """Record that a comparison of operands has to have this outcome."""
+        """Record that a comparison must have this outcome.
+
+        Args:
+            comparison: One of `size_expressions.COMPARISONS`.
+            outcome: The outcome for the present dimensions.
+            operands: Expressions of this trace, or plain numbers.
+        """
         key = (comparison, outcome, *map(_key, operands))
         if key not in self._guards:
             self._guards.add(key)
@@ -101,10 +108,10 @@ class Trace:
         return [str(statement) for statement in self._statements if isinstance(statement, Guard)]
 
     def function(self, results: Sequence[Any]) -> Evaluate:
-        """Close the trace; return a function that computes numbers for other dimensions.
+        """Close the trace; return a function that computes ``results`` for other dimensions.
 
         Args:
-            results: The numbers wanted, symbolic or plain.
+            results: Symbolic or plain numbers.
 
         Returns:
             A function of the dimensions, in the order of `dimension`, and of a function from the
@@ -116,7 +123,7 @@ class Trace:
         """Close the trace; return all guards, and the expressions that they and the results need.
 
         Args:
-            results: The numbers wanted, symbolic or plain.
+            results: Symbolic or plain numbers.
         """
         self.open = False
         found = needed(self._statements, list(map(_operand, results)))
@@ -126,25 +133,31 @@ class Trace:
 
 
 class SymInt:
-    """A number of a trace: in all but its type the number that it stands for.
+    """A symbolic number: behaves like the number that it stands for, and records its uses.
 
     Attributes:
-        trace: The trace that records its uses.
-        expression: How it is computed from the dimensions.
-        value: The number that it stands for.
+        trace: The trace that records the uses.
+        expression: The expression of the number in terms of the dimensions.
+        value: The number for the present dimensions; may be a float.
     """
 
     __slots__ = ("expression", "trace", "value")
 
     def __init__(self, trace: Trace, expression: Expression, value: float) -> None:
-        """Stand for ``value``."""
+        """Make the symbolic number of an expression.
+
+        Args:
+            trace: The trace that records uses of the number.
+            expression: An expression of that trace.
+            value: The expression's value for the present dimensions.
+        """
         self.trace = trace
         self.expression = expression
         self.value = value
 
     @property
     def __class__(self) -> Any:
-        """The class of the number, for ``isinstance``; ``type`` and C code see what it is."""
+        """The class of the number, for ``isinstance``; ``type`` and C code see `SymInt`."""
         return type(self.value)
 
     @__class__.setter
@@ -174,14 +187,14 @@ def is_symbolic(number: object) -> bool:
 
 
 def plain(number: _T) -> _T:
-    """Return the number that a symbolic one stands for; nothing is recorded."""
+    """Return the number that a symbolic one stands for, without recording a guard."""
     item: Any = number
     value: Any = item.value if type(item) is SymInt else item
     return value  # type: ignore[no-any-return]
 
 
 def pinned(number: _T) -> _T:
-    """Return a number as a plain one; the trace holds only where it stays equal."""
+    """Return a number as a plain one, and record the guard that it stays equal."""
     item: Any = number
     if type(item) is SymInt and item.trace.open:
         item.trace.guard(EQ, True, item.expression, item.value)
@@ -201,13 +214,13 @@ def single(number: float) -> float:
 
 
 def larger(one: int, other: int) -> int:
-    """Return the larger number; unlike ``max``, without a guard on which one that is."""
+    """Return the larger number, without the guard that ``max`` records on which one that is."""
     largest: int = _applied(expressions.MAX, one, other)
     return largest
 
 
 def smaller(one: int, other: int) -> int:
-    """Return the smaller number; unlike ``min``, without a guard on which one that is."""
+    """Return the smaller number, without the guard that ``min`` records on which one that is."""
     smallest: int = _applied(expressions.MIN, one, other)
     return smallest
 
@@ -216,20 +229,20 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def recorded(function: _Function) -> _Function:
-    """Let a trace record calls of a function of numbers as one operation.
+    """Decorate a function of numbers so that a trace records each call as one operation.
 
-    The function runs again for other dimensions, so its comparisons are no guards. Use it for sizes
-    of units and the like, which change kernel arguments of a plan and nothing else.
+    The function runs again for other dimensions, so its comparisons are not recorded as guards. Use
+    it for numbers such as sizes of work units, which affect only kernel arguments of a plan.
 
     Args:
-        function: It takes numbers and returns a number, and reads or changes nothing else.
+        function: Takes numbers and returns a number, without side effects.
     """
     name = f"{function.__module__}.{function.__qualname__}".replace(".", "_")
     operation = Operation(name, function)
 
     @wraps(function)
     def call(*numbers: Any) -> Any:
-        if _PLAIN.issuperset(map(type, numbers)):  # nearly all are, outside of a trace
+        if _PLAIN.issuperset(map(type, numbers)):  # the common case outside of a trace
             return function(*numbers)
         if any(type(n) is SymInt and n.trace.open and n.trace.inline for n in numbers):
             return function(*numbers)
@@ -239,7 +252,7 @@ def recorded(function: _Function) -> _Function:
 
 
 def _key(operand: Operand) -> Any:
-    """Return an operand as part of a key, in which 1, 1.0 and True differ, and 0.0 and -0.0 do."""
+    """Return a dictionary key for an operand: 1, 1.0 and True differ, as do 0.0 and -0.0."""
     return operand if type(operand) in _COMPARED_EXACTLY else repr(operand)
 
 
@@ -259,7 +272,7 @@ def _plain_number(item: Any) -> Any:
 
 
 def _in_one_trace(operands: Sequence[Any]) -> tuple[Trace | None, list[Any]]:
-    """Return the open trace of operands, if any, and the operands, all others as plain numbers."""
+    """Return the open trace of the operands, if any, and the operands; those of none are plain."""
     found = [o if type(o) is SymInt and o.trace.open else _plain_number(o) for o in operands]
     return next((o.trace for o in found if type(o) is SymInt), None), found
 
@@ -267,13 +280,13 @@ def _in_one_trace(operands: Sequence[Any]) -> tuple[Trace | None, list[Any]]:
 def _applied(operation: Operation, *operands: Any) -> Any:
     """Apply an operation to numbers, and record it if one of them is symbolic."""
     function = operation.function
-    if _PLAIN.issuperset(map(type, operands)):  # nearly all are, outside of a trace
+    if _PLAIN.issuperset(map(type, operands)):  # the common case outside of a trace
         return function(*operands)
     trace, found = _in_one_trace(operands)
     value = function(*map(plain, found))
     if trace is None:
         return value
-    if not isinstance(value, (int, float)):  # a root of a negative number
+    if not isinstance(value, (int, float)):  # complex: a root of a negative number
         return function(*map(pinned, found))
     return trace.apply(operation, value, *map(_operand, found))
 
@@ -285,13 +298,13 @@ def _binary(
 
     Args:
         operation: The operation.
-        right: The right operand that leaves an integer as it is, if there is one.
-        both: Whether it does so as the left operand, too.
+        right: The neutral right operand of integers, as 0 for addition; None if there is none.
+        both: Whether ``right`` is neutral as the left operand too.
     """
     function = operation.function
 
     def forward(one: Any, other: Any) -> Any:
-        if type(other) is int and one.trace.open:  # nearly all are
+        if type(other) is int and one.trace.open:  # the common case
             if other == right and type(one.value) is int:
                 return one
             return one.trace.apply(operation, function(one.value, other), one.expression, other)

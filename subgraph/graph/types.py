@@ -23,7 +23,7 @@ Dim = int | str | None
 Shape = tuple[Dim, ...]
 
 _PLAIN = frozenset({int})
-# Types of the dimensions that are numbers, once a shape is made.
+# Types of the dimensions of a converted shape that are numbers.
 _NUMBERS = frozenset({int, SymInt})
 _ALIASES = {"float": "float32", "double": "float64", "half": "float16", "str": "string"}
 
@@ -58,10 +58,10 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def canonical_dtype(dtype: Any) -> str:
-    """Return the dtype's name for a name, an alias ("float"), a NumPy dtype or scalar type.
+    """Return the name of a dtype given as name, alias ("float"), NumPy dtype or scalar type.
 
     Raises:
-        ShapeError: it is not a dtype of ONNX.
+        ShapeError: ONNX has no such dtype.
     """
     if isinstance(dtype, str):
         if dtype in ONNX_DTYPE:
@@ -70,7 +70,7 @@ def canonical_dtype(dtype: Any) -> str:
             return _ALIASES[dtype]
     try:
         found = np.dtype(dtype)
-    except (TypeError, ValueError, SyntaxError):  # NumPy parses what a str says of fields
+    except (TypeError, ValueError, SyntaxError):  # NumPy parses a str as a list of fields
         raise ShapeError(f"{dtype!r} is not a dtype; use one of {', '.join(ONNX_DTYPE)}") from None
     return _dtype_name(found)
 
@@ -80,7 +80,7 @@ def dtype_of(array: Array) -> str:
     return _dtype_name(array.dtype)
 
 
-# Dimensions of a type. NumPy's arrays have 64 at most.
+# Most dimensions of a type. NumPy's arrays have at most 64.
 MAX_RANK = 1024
 
 
@@ -95,7 +95,7 @@ def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
     if dims is None:
         return None
     if _is_plain(dims):
-        return dims  # nearly all are
+        return dims  # the common case
     if isinstance(dims, str) or not hasattr(dims, "__iter__"):
         raise ShapeError(f"shape {dims!r} is not a list of dimensions; for one write ({dims!r},)")
     if isinstance(dims, (list, tuple)) and len(dims) > MAX_RANK:
@@ -152,7 +152,7 @@ class TensorType:
 
 @attrs.frozen(slots=True)
 class SparseTensorType:
-    """Type of a sparse tensor."""
+    """Type of a sparse tensor; its fields are those of `TensorType`."""
 
     dtype: str = attrs.field(converter=canonical_dtype)
     shape: Shape | None = attrs.field(converter=_shape, default=None)

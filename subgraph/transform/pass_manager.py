@@ -59,7 +59,7 @@ def register_pass(name: str) -> Callable[[_P], _P]:
 
 
 def pass_name(thing: PassLike) -> str:
-    """Return the name of a pass for messages: as registered, else that of the function or class."""
+    """Return the name of a pass for messages: registered, else that of the function or class."""
     if isinstance(thing, str):
         return thing
     known = _names.get(thing) or _names.get(type(thing))
@@ -76,14 +76,14 @@ def apply_pass(
     """Apply a pass, or several in order, and return the new graph.
 
     Args:
-        graph: The graph; it stays as it is.
+        graph: The graph; it is not changed.
         which: A registered name, a pass, a pass class, or a list of these.
         instruments: Active around these passes, besides those of enclosing ``with`` blocks.
-        **options: The pass's options. In a list each goes to the passes that take it.
+        **options: The pass's options. With several passes each option goes to those that take it.
 
     Raises:
-        PassError: the name is unknown, an option is, the pass failed with an error that is not
-            Subgraph's own, changed its input, or returned something that does not verify.
+        PassError: a name or an option is unknown; or a pass raised an error that is not a
+            `SubgraphError`, changed its input, or returned a graph that does not verify.
     """
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PassError(f"passes take a Graph, got {graph!r}; sg.load makes one of a model")
@@ -202,10 +202,10 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
 
 
 def snapshot(graph: Graph) -> list[object]:
-    """Return what a graph and the bodies in it consist of; two are equal if nothing was changed.
+    """Return all parts of a graph and its bodies as a list; equal lists mean an unchanged graph.
 
-    Linear, and valid in the process only: what may be of any type stands there by its identity.
-    Subgraph nodes' inner graphs count as one thing: they are never changed after they are made.
+    Takes linear time. Values of any type are listed by identity, so a snapshot is valid only in
+    this process. The inner graph of a subgraph node is one item, since it is never changed.
     """
     found: list[object] = []
     work = [graph]
@@ -230,16 +230,23 @@ def snapshot(graph: Graph) -> list[object]:
 
 
 class Instrument:
-    """Something that looks at passes as they run; a ``with`` block makes it active inside.
+    """Base of observers of passes; a ``with`` block makes one active inside.
 
     A child overrides `before` and `after`. Instruments are per thread (and per task of asyncio).
     """
 
     def before(self, name: str, graph: Graph) -> None:
-        """Called before pass ``name`` gets ``graph``."""
+        """Called before pass ``name`` runs on ``graph``."""
 
     def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
-        """Called after pass ``name`` made ``after`` of ``before`` and its promise was checked."""
+        """Called after a pass, when its promise was checked.
+
+        Args:
+            name: The pass's name.
+            before: The graph that the pass was applied to.
+            after: The graph that it returned.
+            seconds: Time that the pass took, without the checks.
+        """
 
     def __enter__(self) -> Self:
         _instruments.set((*_instruments.get(), self))
@@ -270,10 +277,15 @@ def _active(instruments: Iterable[Instrument]) -> Generator[None]:
 
 
 class Checks(Instrument):
-    """Which promises are checked: that the input is untouched, that the output verifies."""
+    """Chooses which promises of passes are checked; the innermost `Checks` block decides."""
 
     def __init__(self, *, input: bool = True, output: bool = True) -> None:
-        """Turn each check on or off; the innermost `Checks` counts."""
+        """Choose the checks.
+
+        Args:
+            input: Check that the input graph and its parameters are unchanged.
+            output: Check that the returned graph verifies.
+        """
         self.input = input
         self.output = output
 
@@ -283,7 +295,14 @@ _ALL_CHECKS = Checks()
 
 @attrs.frozen
 class PassTime:
-    """One run of a pass: its name, seconds without the checks, nodes before and after."""
+    """One run of a pass.
+
+    Attributes:
+        name: The pass's name.
+        seconds: Time without the checks.
+        nodes_before: Number of nodes of the graph that the pass was applied to, without bodies.
+        nodes_after: Number of nodes of the result.
+    """
 
     name: str
     seconds: float
@@ -299,7 +318,7 @@ class Timing(Instrument):
         self.times: list[PassTime] = []
 
     def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
-        """Note one run."""
+        """Append the time of one run; see `Instrument.after`."""
         self.times.append(PassTime(name, seconds, len(before.nodes), len(after.nodes)))
 
     def __str__(self) -> str:
@@ -316,11 +335,11 @@ class Printing(Instrument):
     """Print the text form of the graph after every pass."""
 
     def __init__(self, file: TextIO | None = None) -> None:
-        """Print to ``file``, standard output if None."""
+        """Print to ``file``; None: standard output."""
         self._file = file
 
     def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
-        """Print the result of one run."""
+        """Print the result of one run; see `Instrument.after`."""
         print(f"# after {name}\n{after}", file=self._file or sys.stdout)
 
 
@@ -328,12 +347,17 @@ class Diff(Instrument):
     """Print the difference that every pass makes to the text form, as a unified diff."""
 
     def __init__(self, file: TextIO | None = None, context: int = 2) -> None:
-        """Print to ``file`` (standard output if None), with that many lines around a change."""
+        """Print differences.
+
+        Args:
+            file: Where to print; None: standard output.
+            context: Unchanged lines to print around each change.
+        """
         self._file = file
         self._context = context
 
     def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
-        """Print the difference of one run; nothing if there is none."""
+        """Print the difference of one run, if there is one; see `Instrument.after`."""
         lines = difflib.unified_diff(
             str(before).splitlines(),
             str(after).splitlines(),
@@ -347,14 +371,14 @@ class Diff(Instrument):
 
 
 class Hooks(Instrument):
-    """Call functions of the user's before and after every pass."""
+    """Calls the user's functions before and after every pass."""
 
     def __init__(
         self,
         before: Callable[[str, Graph], None] | None = None,
         after: Callable[[str, Graph, Graph, float], None] | None = None,
     ) -> None:
-        """Call ``before(name, graph)`` and ``after(name, graph, result, seconds)``."""
+        """Take functions ``before(name, graph)`` and ``after(name, graph, result, seconds)``."""
         self._before = before
         self._after = after
 
@@ -364,6 +388,6 @@ class Hooks(Instrument):
             self._before(name, graph)
 
     def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
-        """Call the user's function."""
+        """Call the user's function; see `Instrument.after`."""
         if self._after is not None:
             self._after(name, before, after, seconds)
