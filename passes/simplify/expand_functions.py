@@ -39,7 +39,7 @@ def expand_functions(graph: Graph) -> Graph:
                 node.inputs = tuple(v if v is None else replaced.get(v, v) for v in node.inputs)
             made = list(zip_longest(node.outputs, _stand_ins(node)[: len(node.outputs)]))
             # A node whose stand-ins leave out what somebody uses would stay, and be expanded again.
-            if any(new is None and (old.uses or graph.gives(old)) for old, new in made):
+            if any(new is None and (old.uses or graph.is_output(old)) for old, new in made):
                 continue
             replaced.update((old, new) for old, new in made if new is not None)
         if not replaced:

@@ -215,7 +215,7 @@ class Graph:
     __slots__ = (
         "_by_name",
         "_nodes",
-        "_outputs_known",
+        "_output_set",
         "_parameters",
         "attrs",
         "captures",
@@ -258,7 +258,7 @@ class Graph:
         self.metadata: dict[str, str] = {} if metadata is None else dict(metadata)
         self.doc = doc
         self._by_name: dict[str, Node] | None = None
-        self._outputs_known: tuple[tuple[Value, ...], frozenset[Value]] = (), frozenset()
+        self._output_set: tuple[tuple[Value, ...], frozenset[Value]] = (), frozenset()
         ordered = topological([*(nodes or ()), *producers(self.outputs)])
         if any(node.graph is not None for node in ordered):
             ordered = self._copy_from(ordered)
@@ -292,7 +292,7 @@ class Graph:
         self.inputs = self.outputs = self.captures = ()
         self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
         self._by_name = None
-        self._outputs_known = (), frozenset()
+        self._output_set = (), frozenset()
         self._nodes = ()
         self._parameters = ParameterTable()
         return self
@@ -323,7 +323,7 @@ class Graph:
         return copies
 
     @property
-    def is_read(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether the nodes are in memory; those of an imported region may be read later."""
         return True
 
@@ -351,12 +351,12 @@ class Graph:
             raise ModelError(f"graph {self.name!r} has no node {name!r}; {near}")
         return node
 
-    def gives(self, value: Value) -> bool:
-        """Return whether a value is an output of the graph, at once however many it has."""
-        outputs, known = self._outputs_known
+    def is_output(self, value: Value) -> bool:
+        """Return whether a value is an output of the graph; in constant time on average."""
+        outputs, known = self._output_set
         if outputs is not self.outputs:
             known = frozenset(self.outputs)
-            self._outputs_known = self.outputs, known
+            self._output_set = self.outputs, known
         return value in known
 
     def values(self) -> Iterator[Value]:
@@ -431,7 +431,7 @@ class Graph:
                     identity = Node("Identity", [new], version=1)
                     new = identity.outputs[0]
                     new.name, new.type = name, old.type
-                elif not self.gives(new):
+                elif not self.is_output(new):
                     new.name, old.name = old.name, ""
             outputs.append(new)
             taken.add(new)

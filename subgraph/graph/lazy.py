@@ -42,12 +42,12 @@ class LazyGraph(Graph):
         self.inputs, self.captures = tuple(inputs), ()
         self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
         self._by_name = None
-        self._outputs_known = (), frozenset()
+        self._output_set = (), frozenset()
         self._lock = free_in_child(threading.RLock())
         self._read: Callable[[], Graph] | None = read
 
     @property
-    def is_read(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether the nodes are in memory."""
         return self._read is None
 

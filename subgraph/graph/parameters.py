@@ -367,16 +367,16 @@ class Versions:
     def __init__(self, read: Iterable[tuple[Parameter, int]]) -> None:
         """Store the versions that were read."""
         self.read = tuple(read)
-        self._asked_at = -1
+        self._checked_epoch = -1
 
-    def hold(self) -> bool:
+    def are_current(self) -> bool:
         """Return whether this thread still sees these versions; compared once for each epoch."""
         snapshot = _local.pinned
         stamp = _epoch if snapshot is None else snapshot.epoch
-        if stamp != self._asked_at:
+        if stamp != self._checked_epoch:
             if any(parameter.version != version for parameter, version in self.read):
                 return False
-            self._asked_at = stamp
+            self._checked_epoch = stamp
         return True
 
 

@@ -166,7 +166,7 @@ class Call:
         if position >= len(outputs):
             return False
         value, graph = outputs[position], self.node.graph
-        return graph is None or bool(value.uses) or graph.gives(value)
+        return graph is None or bool(value.uses) or graph.is_output(value)
 
     def dtype(self, value: Value) -> str:
         """Return a value's dtype.
@@ -333,7 +333,7 @@ def _all_used(call: Call, results: list[Value | None]) -> list[Value | None]:
     graph = call.node.graph
     outputs = call.node.outputs
     for k, (value, result) in enumerate(zip_longest(outputs, results[: len(outputs)])):
-        if result is None and graph is not None and (value.uses or graph.gives(value)):
+        if result is None and graph is not None and (value.uses or graph.is_output(value)):
             raise call.refuse(f"output {k}, {value.name!r}, which nobody defines")
     return results
 

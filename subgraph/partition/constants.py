@@ -119,7 +119,7 @@ def constants_to_weights(
     for value, array in constant_arrays(nodes).items():
         assert value.producer is not None, "only results of nodes are computed"
         name = value.producer.name
-        if name not in names or graph.gives(value) or array.dtype == object:
+        if name not in names or graph.is_output(value) or array.dtype == object:
             continue
         lifted.add(name)
         # What follows from constants alone and becomes a weight needs no weights itself.
@@ -157,7 +157,7 @@ class ConstantWeights:
             self.numbers.append(number[value.producer])
             used = any(node.outputs[0] not in arrays for node in value.uses)
             # A constant that is a graph output stays, to have its name.
-            if used and not graph.gives(value) and array.dtype != object:
+            if used and not graph.is_output(value) and array.dtype != object:
                 parameter = Parameter.adopt(_unique(value.name, names), array)
                 self._weights[number[value.producer]] = parameter
 

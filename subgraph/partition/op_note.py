@@ -78,7 +78,7 @@ def noted_regions(graph: Graph) -> Iterator[tuple[Node, OpNote]]:
     """Yield the regions with a note, those inside others first."""
     levels = [graph]
     for level in levels:
-        if not level.is_read:
+        if not level.is_loaded:
             continue
         for node in level.nodes:
             if node.subgraph is not None:
@@ -86,7 +86,7 @@ def noted_regions(graph: Graph) -> Iterator[tuple[Node, OpNote]]:
             elif node.attrs:
                 levels.extend(node.bodies)
     for level in reversed(levels):
-        if level.is_read:
+        if level.is_loaded:
             for node in level.nodes:
                 text = (node.metadata or {}).get(OP_NOTE)
                 if text is not None and node.subgraph is not None:

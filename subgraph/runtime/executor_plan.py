@@ -205,7 +205,7 @@ def all_parameters(graph: Graph) -> tuple[Parameter, ...]:
     work = [graph]
     while work:
         current = work.pop()
-        if not current.is_read:
+        if not current.is_loaded:
             found.update((v.parameter, None) for v in current.inputs if v.parameter is not None)
             continue
         found.update((p, None) for p in current.parameters.values())

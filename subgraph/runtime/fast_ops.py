@@ -105,7 +105,7 @@ def _trim(node: Node) -> Run:
 def _is_only_reader(node: Node) -> bool:
     """Return whether the first input is computed by a node and read by this one only."""
     buffer, graph = node.inputs[0], node.graph
-    if buffer is None or buffer.producer is None or graph is None or graph.gives(buffer):
+    if buffer is None or buffer.producer is None or graph is None or graph.is_output(buffer):
         return False
     return len(buffer.consumers) == 1
 

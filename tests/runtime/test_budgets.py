@@ -120,9 +120,9 @@ def test_a_graph_knows_its_outputs() -> None:
     inner, other = ops.Relu(x), ops.Neg(x)
     y = ops.Abs(inner)
     graph = sg.Graph([x], [y])
-    assert [graph.gives(value) for value in (x, inner, other, y)] == [False, False, False, True]
+    assert [graph.is_output(value) for value in (x, inner, other, y)] == [False, False, False, True]
     graph.rewire({y: other})
-    assert [graph.gives(value) for value in (x, inner, other, y)] == [False, False, True, False]
+    assert [graph.is_output(value) for value in (x, inner, other, y)] == [False, False, True, False]
 
 
 # ------------------------------------------------------------------ counts in attributes

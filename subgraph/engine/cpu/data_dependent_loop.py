@@ -173,7 +173,7 @@ class DataDependentLoop:
     def _holds(self, sized: _Sized, items: Sequence[Any]) -> bool:
         """Return whether a plan serves inputs of these shapes and the present weights."""
         plan = sized.plan.plan
-        same = plan.graph is self._session.region.fused and plan.versions.hold()
+        same = plan.graph is self._session.region.fused and plan.versions.are_current()
         return same and sized.takes(items)
 
 

@@ -36,7 +36,7 @@ class DryRunPlan:
             raise Declined("shapes depend on the content of inputs")
         if planner.graph is not request.graph or list(trial.types) != request.types:
             raise Declined("the dry run was made for other shapes")
-        if not Versions(planner.guards.items()).hold():
+        if not Versions(planner.guards.items()).are_current():
             raise Declined("a weight that decides a shape has changed")
         return planner.finish()
 

@@ -147,7 +147,7 @@ class CpuSubgraphOp(RegionOp):
         return {**(fusion or none), "options": self._plan_options, "programs": programs}
 
     def _described(self, plan: Plan | Instance, file: ExportFile) -> dict[str, Any] | None:
-        if self.depends_on_values or guard_pages.MODE or not plan.versions.hold():
+        if self.depends_on_values or guard_pages.MODE or not plan.versions.are_current():
             return None
         return describe_program(self._layouts.of(plan), file)
 

@@ -56,7 +56,7 @@ class SymbolicPlans:
             self.forget()
             self._graph = graph
         for template in self._templates:
-            made = template.instance(types) if template.versions.hold() else None
+            made = template.instance(types) if template.versions.are_current() else None
             if made is not None:
                 self._templates.remove(template)
                 self._templates.insert(0, template)

@@ -26,7 +26,7 @@ class KnownPlans:
     def resolve(self, request: Request) -> object | None:
         """Return the plan of the request's key, None if there is none that holds."""
         plan = self._plans.get(request.key)
-        if plan is None or not plan.versions.hold():
+        if plan is None or not plan.versions.are_current():
             return None
         self._plans.move_to_end(request.key)
         found: object = plan

@@ -99,7 +99,7 @@ class RegionOp(SubgraphOp):
         with self._lock:
             if self._fused is None:
                 self._fused = self._fused_before()
-            if self._fused is None or not self._fused[1].hold():
+            if self._fused is None or not self._fused[1].are_current():
                 graph, guards = self._fuse(self.subgraph)
                 self._fused = graph, Versions(guards)
                 self.resolver.forget()

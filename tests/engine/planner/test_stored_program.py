@@ -87,14 +87,14 @@ def test_an_import_neither_reads_nor_plans_the_graph(core: sg.Core, tmp_path: Pa
         for source in (path, io.BytesIO(path.read_bytes())):
             again = core.import_model(source, "CPU")
             same(again, model)
-            assert not region(again).subgraph.is_read
+            assert not region(again).subgraph.is_loaded
             request = again.create_infer_request()
             request.infer(X)
             assert {e.node for e in request.profile()} >= {"mm"}
     assert [n.name for n in region(again).subgraph.nodes] == [
         n.name for n in region(model).subgraph.nodes
     ]
-    assert region(again).subgraph.is_read
+    assert region(again).subgraph.is_loaded
     again.graph.verify()
     assert set(again.parameters) == set(model.parameters)
 
@@ -121,7 +121,7 @@ def test_neither_does_an_import_over_several_devices(core: sg.Core, device: str)
     for part in parts:
         for node in region_nodes(part.graph):
             assert isinstance(node.op, CpuSubgraphOp)
-            assert not node.op.subgraph.is_read
+            assert not node.op.subgraph.is_loaded
     assert set(again.parameters) == set(model.parameters)
     for each in (model, again):
         each.parameters["w"].assign(np.zeros((16, 3, 3, 3), np.float32))
@@ -135,10 +135,10 @@ def test_every_shape_that_ran_is_in_the_file(core: sg.Core) -> None:
     again = core.import_model(exported(model), "CPU")
     for count in (2, 1, 2):
         same(again, model, X[:count])
-    assert not region(again).subgraph.is_read
+    assert not region(again).subgraph.is_loaded
     three = np.concatenate([X, X[:1]])
     same(again, model, three)
-    assert region(again).subgraph.is_read
+    assert region(again).subgraph.is_loaded
 
 
 def test_weights_of_a_model_of_any_size_are_in_the_file(core: sg.Core) -> None:
@@ -200,7 +200,7 @@ def test_other_options_are_planned_anew(core: sg.Core, config: dict[str, Any]) -
     model = core.compile_model(net(), "CPU", {"INFERENCE_NUM_THREADS": 1})
     again = core.import_model(exported(model), "CPU", config)
     same(again, model)
-    assert region(again).subgraph.is_read
+    assert region(again).subgraph.is_loaded
 
 
 def test_a_file_of_somebody_else_is_planned_anew(
@@ -277,7 +277,7 @@ def test_parameters_over_one_array_are_all_in_the_file(core: sg.Core) -> None:
     want = model(data)
     again = core.import_model(exported(model), "CPU")
     got = again(data)
-    assert not region(again).subgraph.is_read
+    assert not region(again).subgraph.is_loaded
     for one, other in zip(got.values(), want.values(), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -304,7 +304,7 @@ def test_constants_that_are_nodes_are_in_the_program(core: sg.Core) -> None:
     data = np.full((2, 4), 0.1, np.float32)
     again = core.import_model(exported(model), "CPU")
     np.testing.assert_array_equal(again(data)[0], model(data)[0])
-    assert not region(again).subgraph.is_read
+    assert not region(again).subgraph.is_loaded
     for each in (model, again):
         each.parameters["table"].assign(np.zeros((5, 4), np.float32))
     np.testing.assert_allclose(again(data)[0], np.exp(data * 3), rtol=1e-6)
