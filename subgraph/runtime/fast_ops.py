@@ -36,7 +36,7 @@ def gives_size(node: Node) -> bool:
 
 def _is_result(node: Node) -> bool:
     """Return whether an output of the node is an output of the graph, and so needs own memory."""
-    return node.graph is None or any(map(node.graph.gives, node.outputs))
+    return node.graph is None or any(map(node.graph.is_output, node.outputs))
 
 
 def _constant(node: Node) -> Run | None:
