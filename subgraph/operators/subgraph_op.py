@@ -52,6 +52,8 @@ DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
 # Key of a node's metadata: the device that runs the node; set by users and by HETERO.
 AFFINITY = "affinity"
+# Key of a node's metadata in a compiled graph: the device that its affinity named before.
+ASKED_AFFINITY = "asked_affinity"
 # Key of a node's metadata in a compiled graph: the region of the user's partition that it was in.
 REGION = "subgraph_region"
 _default_session: Hook[[DefaultSubgraphOp], Session] = Hook("session of the default executor")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from subgraph.errors import PartitionError, require_type
 from subgraph.graph.graph import Graph, Node, Value, copy_node, copy_value
-from subgraph.operators.subgraph_op import AFFINITY, REGION, runs_by_default
+from subgraph.operators.subgraph_op import AFFINITY, ASKED_AFFINITY, REGION, runs_by_default
 from subgraph.partition.record import KEY, PartitionRecord, record_of
 
 _OF_DEVICES = "AffinitySelector"  # the selector by which devices cut: devices/affinity_cut.py
@@ -36,8 +36,8 @@ def inline_subgraphs(graph: Graph) -> Graph:
 def without_device_regions(graph: Graph) -> Graph:
     """Return a compiled model's graph as it was before a device cut it, to compile it again.
 
-    Regions of a user's partition stay; nodes forget the device that ran them, and the record that
-    `explain` reads forgets how the device cut.
+    Regions of a user's partition stay. Nodes have again the affinity that the user gave them, if
+    any, and the record that `explain` reads forgets how the device cut.
     """
     found = _inlined(graph, _is_device_region)
     for level in found.levels():
@@ -46,7 +46,10 @@ def without_device_regions(graph: Graph) -> Graph:
             level.attrs[KEY] = PartitionRecord(tuple(runs))
         for node in level.nodes:
             if node.metadata:
+                asked = node.metadata.pop(ASKED_AFFINITY, None)
                 node.metadata.pop(AFFINITY, None)
+                if asked is not None:
+                    node.metadata[AFFINITY] = asked
     return found
 
 

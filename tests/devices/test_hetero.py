@@ -70,6 +70,21 @@ def test_affinities_by_hand_are_followed_and_saved(devices: Any, tmp_path: Path)
     assert graph.node("1").metadata is None  # the model that was given stays as it is
 
 
+def test_affinities_by_hand_hold_when_a_file_is_compiled_again(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, _, b = devices
+    graph = seven()
+    graph.node("3").metadata = {"affinity": "B"}
+    stream = io.BytesIO()
+    core.compile_model(graph, "HETERO:A,B").export_model(stream)
+    monkeypatch.setattr(type(b), "capability", lambda _: {"revision": "2"})
+    b.compiled.clear()
+    again = core.import_model(stream.getvalue(), "HETERO:A,B")
+    assert sorted(n for part in b.compiled for n in part) == ["3", "4"]
+    check(again, seven())
+
+
 def test_an_affinity_that_cannot_be_followed(devices: Any) -> None:
     core, _, _ = devices
     graph = seven()

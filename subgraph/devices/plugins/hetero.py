@@ -34,6 +34,7 @@ from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import (
     AFFINITY,
+    ASKED_AFFINITY,
     REGION,
     SubgraphOp,
 )
@@ -297,7 +298,10 @@ class HeteroDevice(VirtualDevice):
             for node in current.nodes:
                 if node.subgraph is not None:
                     continue
-                node.metadata = {**(node.metadata or {}), AFFINITY: placed[node.name]}
+                metadata = node.metadata or {}
+                if AFFINITY in metadata:
+                    metadata = {**metadata, ASKED_AFFINITY: metadata[AFFINITY]}
+                node.metadata = {**metadata, AFFINITY: placed[node.name]}
                 if node.attrs and isinstance(self.peer(placed[node.name]), ReferenceDevice):
                     work.extend(node.bodies)
         if len(names) > len(graph.parameters):
