@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from subgraph.system import guard_pages
 
 # Tests count what is compiled: whether `make kernels` was run must not matter.
 os.environ.setdefault("SUBGRAPH_PREBUILT", "")
+
+# How long an example takes says more of the machine than of the code: the first one may compile.
+settings.register_profile("subgraph", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("subgraph")
 
 
 @pytest.fixture(scope="session", autouse=True)
