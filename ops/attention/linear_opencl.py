@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Word
+from subgraph.engine.planner.lowering import Argument
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
@@ -28,7 +28,7 @@ def linear_attention(low: ClLowering, kernel: Kernel, a: LinearAttentionArgument
     count = a.state.size // a.keys
     defines: dict[str, str | int] = {"T": register(dtype)}
     defines |= {name.upper(): int(variant[name]) for name in ("gated", "delta", "past")}
-    arguments: list[Word | np.generic[Any]] = [count, *operands, a.tokens, a.heads]
+    arguments: list[Argument | np.generic[Any]] = [count, *operands, a.tokens, a.heads]
     arguments += [a.owners, a.keys, a.values, number(dtype, a.scale), a.decays, a.betas]
     source = ClSource("attention/linear", defines=tuple(sorted(defines.items())))
     low.launch(source, "linear_attention", arguments, *line(low, count))

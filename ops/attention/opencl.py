@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Unsupported, Word
+from subgraph.engine.planner.lowering import Argument, Lowering, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
@@ -54,7 +54,7 @@ def emit_attention(low: Lowering, r: Request) -> None:
         "T": register(dtype),
         "VALUES": values,
     }
-    words: list[Word | np.generic[Any]] = [queries, r.q.operand, r.k.operand, r.v.operand]
+    words: list[Argument | np.generic[Any]] = [queries, r.q.operand, r.k.operand, r.v.operand]
     words += [r.out.operand, r.mask or r.q.operand, keys, heads, heads // shared]
     for of in (r.q.steps, r.k.steps, r.v.steps, r.out.steps, steps):
         words += of

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import (
     Lowering,
     Operand,
@@ -77,7 +77,7 @@ def viewed(low: Lowering, operand: Operand, shape: Sequence[int]) -> Operand:
     if operand.constant:
         recipe, make = f"as {same.shape}", partial(_reshaped, shape=same.shape)
         same.derived = low.weight(recipe, make, operand)
-        plain = Weight("plain", as_it_is, (same.derived,))
+        plain = Weight("plain", contiguous_array, (same.derived,))
         same.storage, same.offset = Storage("weight", operand.nbytes, weight=plain), 0
     return same
 

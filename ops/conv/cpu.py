@@ -9,7 +9,7 @@ import math
 
 import attrs
 
-from subgraph.engine.planner.lowering import Layout, Lowering, Scratch, Weight, Word, lowering
+from subgraph.engine.planner.lowering import Argument, Layout, Lowering, Scratch, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -91,7 +91,7 @@ def emit(job: Job, algorithm: Algorithm) -> None:
             _direct(job, plain=algorithm.method is Method.IMAGE)
 
 
-def _packed(job: Job) -> Word:
+def _packed(job: Job) -> Argument:
     """Emit the step that packs computed weights as `direct_weights` does; return its target."""
     low, of, g = job.low, job.of, job.g
     columns, depth = job.channels_out, round_up(g.inputs, of.lanes)
@@ -123,7 +123,7 @@ def _packed(job: Job) -> Word:
     return target
 
 
-def _bias(job: Job) -> Word:
+def _bias(job: Job) -> Argument:
     if job.bias is None:
         return 0
     if not job.bias.constant:
@@ -267,7 +267,7 @@ def _polyphase(job: Job) -> None:
     _by_winograd(job, phases.g, x, weight, m)
 
 
-def _by_winograd(job: Job, g: Geometry, x: Word, weight: Word, m: int) -> None:
+def _by_winograd(job: Job, g: Geometry, x: Argument, weight: Argument, m: int) -> None:
     """Emit Winograd's convolution of blocks that lie at ``x``, and what surrounds it."""
     low, of = job.low, job.of
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
@@ -287,14 +287,14 @@ def _generic(job: Job) -> None:
     part = max(of.width, min(8 * of.width, round_up(g.pixels, of.lanes)))
     while part > of.width and part * depth * of.item > caches().l2 // 2:
         part = max(of.width, round_up(part // 2, of.lanes))
-    scratch: Word = 0
+    scratch: Argument = 0
     scratch_bytes = 0
     if not in_place:
         scratch = low.scratch(depth * part * of.item, per_worker=True)
         scratch_bytes = scratch.nbytes
     image_in = g.groups * g.inputs * math.prod(g.source) * of.item
     image_out = g.groups * g.outputs * g.pixels * of.item
-    bias: Word = 0 if job.bias is None else job.bias
+    bias: Argument = 0 if job.bias is None else job.bias
     arguments = GenericArguments(
         x=x,
         weights=job.w,

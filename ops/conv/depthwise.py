@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from subgraph.engine.codegen.arguments import KernelArguments
-from subgraph.engine.planner.lowering import Lowering, Word
+from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import Activation, Tiles, grain
@@ -30,9 +30,9 @@ def emit_depthwise(
     low: Lowering,
     of: Tiles,
     g: Geometry,
-    x: Word,
-    weight: Word,
-    bias: Word,
+    x: Argument,
+    weight: Argument,
+    bias: Argument,
     out: DirectOutput,
     act: Activation,
 ) -> None:
@@ -47,7 +47,7 @@ def emit_depthwise(
     def strip_bytes() -> int:
         return g.reach(0, 1) * g.reach(1, rows) * g.reach(2, g.target[2]) * pixel
 
-    scratch: Word = 0
+    scratch: Argument = 0
     scratch_bytes = 0
     outer = g.images * blocks * g.target[0]
     if windows:

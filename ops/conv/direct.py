@@ -6,7 +6,7 @@ import math
 
 import attrs
 
-from subgraph.engine.planner.lowering import Lowering, Word
+from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, plain, recorded, smaller
 from subgraph.ops.movement.geometry import Geometry
@@ -42,8 +42,8 @@ class DirectOutput:
         sizes: Spatial sizes of y, None: those of the convolution's output.
     """
 
-    y: Word
-    residual: Word
+    y: Argument
+    residual: Argument
     steps: tuple[int, int, int]
     offset: int
     sizes: tuple[int, int, int] | None = None
@@ -184,7 +184,7 @@ def tile_cycles(pixels: int, of: Tiles) -> float:
     return waiting + 0.5 * tiles
 
 
-def _strip(c: Cut, ahead: bool) -> Word:
+def _strip(c: Cut, ahead: bool) -> Argument:
     """Return the strip that runs rows of outputs where there is one, or 0."""
     of, g = c.of, c.g
     if not of.low or of.lanes == 1 or of.weights:
@@ -283,7 +283,7 @@ def _cut_tall(c: Cut) -> None:
         c.part = min(c.panels, 4)
 
 
-def _gather_first(low: Lowering, of: Tiles, g: Geometry, x: Word) -> tuple[Word, Geometry]:
+def _gather_first(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> tuple[Argument, Geometry]:
     """Emit the step that lays out what each tap reads, for threads that share the same pixels.
 
     Returns:
@@ -312,14 +312,14 @@ def emit_direct(
     low: Lowering,
     of: Tiles,
     g: Geometry,
-    x: Word,
-    weight: Word,
-    bias: Word,
+    x: Argument,
+    weight: Argument,
+    bias: Argument,
     out: DirectOutput,
     act: Activation,
     *,
     plain: bool,
-    table: Word = 0,
+    table: Argument = 0,
     flops: int = 0,
 ) -> None:
     """Emit the kernel `direct`; ``flops``: those that count, where weights are zero."""
@@ -333,7 +333,7 @@ def emit_direct(
         c = cut(of, g, plain, table != 0, low.threads)
     blocks_in = c.blocks_in
     weights = blocks_in * g.taps * (1 if plain else lanes) * blocks_out * lanes * item
-    scratch: Word = 0
+    scratch: Argument = 0
     scratch_bytes = 0
     if c.strip:
         scratch = low.scratch(c.reads(), per_worker=True)

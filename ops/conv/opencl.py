@@ -11,7 +11,7 @@ import math
 import attrs
 
 from subgraph.dtypes import HALVES
-from subgraph.engine.planner.lowering import Operand, Unsupported, Word
+from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.opencl.runtime import ClSource
@@ -176,7 +176,7 @@ def _product(low: ClLowering, job: Convolution) -> None:
         raise Unsupported(f"a convolution whose pixels take {packed * count * 4 / 1e9:.1f} GB")
     target = temporary(low, y.dtype, (packed * count,))
     source = program(low, y.dtype, PACK=1, **{"ACT(x, p, q)": "x"}, BIAS=0, RESIDUAL=0)
-    words: list[Word] = [x, target, g.inputs, *sizes_of(g), panels]
+    words: list[Argument] = [x, target, g.inputs, *sizes_of(g), panels]
     moved = x.nbytes + packed * count * 4
     low.launch(source, "pixels", words, (panels, count), (1, 1), bytes=moved)
     launch_panels(low, product, target, [0, g.groups * packed, packed])
@@ -267,7 +267,7 @@ def _pool(
     lowest = _BYTES.get(y.dtype, "-INFINITY") if kind == "max" else "0"
     flags: dict[str, str | int] = {"INCLUDE": include, "INDICES": order, "LOWEST": lowest}
     source = _program(y.dtype, POOL=_KINDS[kind], **flags)
-    words: list[Word] = [y.size, x, y, *sizes_of(g), *after, *places]
+    words: list[Argument] = [y.size, x, y, *sizes_of(g), *after, *places]
     work = y.size * g.taps
     low.launch(source, "window", words, *line(low, y.size), flops=work, bytes=x.nbytes + y.nbytes)
     settle(low, y, out)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Scratch, Word
+from subgraph.engine.planner.lowering import Argument, Lowering, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array
 from subgraph.ops.movement.arguments import PhasesArguments
@@ -80,7 +80,7 @@ def phase_weights(of: Tiles, phases: Phases) -> Callable[[Array], Array]:
     return make
 
 
-def emit_phases(low: Lowering, of: Tiles, g: Geometry, phases: Phases, x: Word) -> Scratch:
+def emit_phases(low: Lowering, of: Tiles, g: Geometry, phases: Phases, x: Argument) -> Scratch:
     """Emit the step that sorts an image by its phases; return where they are, in blocks."""
     rows, columns = phases.g.source[1:]
     blocks = round_up(phases.g.inputs, of.lanes) // of.lanes

@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import (
+    Argument,
     Lowering,
     Operand,
     Storage,
     Unsupported,
     Weight,
-    Word,
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
@@ -258,7 +258,7 @@ def _turned(low: Lowering, w: Operand, groups: int) -> Operand:
 
     turned = Operand(f"{w.name}.turned", w.dtype, (groups, flat, inputs))
     turned.derived = low.weight(f"conv transpose columns of {groups} groups", make, w)
-    plain = Weight("plain", as_it_is, (turned.derived,))
+    plain = Weight("plain", contiguous_array, (turned.derived,))
     turned.storage = Storage("weight", turned.nbytes, weight=plain)
     return turned
 
@@ -437,7 +437,7 @@ def _packed(
         f"outputs {sizes.target} of {sizes.source}"
     )
     weight = low.weight(recipe, _packed_weights(per_axis, sizes.kernel, of), w)
-    kept_bias: Word = 0
+    kept_bias: Argument = 0
     if bias is not None:
         recipe = f"conv bias {count} times of {of.lanes}"
         kept_bias = low.weight(recipe, _repeated(count, of), bias)

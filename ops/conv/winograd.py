@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from subgraph.engine.codegen.tiling import LOW_ROWS
-from subgraph.engine.planner.lowering import Lowering, Word
+from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, recorded, smaller
 from subgraph.ops.movement.geometry import Geometry
@@ -25,11 +25,11 @@ def emit_winograd(
     low: Lowering,
     of: Tiles,
     g: Geometry,
-    x: Word,
-    weight: Word,
-    bias: Word,
-    residual: Word,
-    y: Word,
+    x: Argument,
+    weight: Argument,
+    bias: Argument,
+    residual: Argument,
+    y: Argument,
     act: Activation,
     m: int,
     apart: int = 0,

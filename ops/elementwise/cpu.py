@@ -16,12 +16,12 @@ import numpy as np
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.planner.lowering import (
+    Argument,
     Lowering,
     Operand,
     Storage,
     Unsupported,
     Weight,
-    Word,
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
@@ -290,7 +290,7 @@ def _words(
     strides: Sequence[Ints],
     operands: Sequence[Operand | Weight],
     items: Sequence[int],
-) -> tuple[list[Word], int, int]:
+) -> tuple[list[Argument], int, int]:
     """Return the argument words, the number of tiles and the elements of one."""
     size = dims[-1]
     rows = dims[-2] if len(dims) > 1 else 1
@@ -298,7 +298,7 @@ def _words(
     block = smaller(size, TILE)
     row_block = larger(1, smaller(rows, TILE // block))
     chunks, row_chunks = -(-size // block), -(-rows // row_block)
-    words: list[Word] = [size, block, rows, row_block, chunks, row_chunks]
+    words: list[Argument] = [size, block, rows, row_block, chunks, row_chunks]
     words += [_signed(number) for number in expression.numbers]
     words += outer
     for operand, steps, item in zip(operands, strides, items, strict=True):

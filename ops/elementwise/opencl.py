@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from subgraph.dtypes import HALVES
-from subgraph.engine.planner.lowering import Operand, Weight, Word
+from subgraph.engine.planner.lowering import Argument, Operand, Weight
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
@@ -375,7 +375,7 @@ def emit_expression(
     walk = _walk(low, sources, target)
     outputs = [(term, operand.dtype) for term, operand in results]
     source = ClSource("elementwise", program(expression, outputs, walk))
-    words: list[Word | np.generic[Any]] = [target.size]
+    words: list[Argument | np.generic[Any]] = [target.size]
     if walk.rows:
         words.append(walk.size)
     for k, number in enumerate(expression.numbers):

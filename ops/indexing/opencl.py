@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Unsupported, Word
+from subgraph.engine.planner.lowering import Argument, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
@@ -100,7 +100,7 @@ def nd(low: ClLowering, kernel: Kernel, a: TuplesArguments) -> None:
     source, item = _program(kernel, DEPTH=a.depth)
     sizes = np.array([*a.dims[::2], 0], np.int32)
     steps = np.array([*(s // item for s in a.dims[1::2]), 0], np.int32)
-    tables: list[Word] = [low.weight("table32", np.array, t) for t in (sizes, steps)]
+    tables: list[Argument] = [low.weight("table32", np.array, t) for t in (sizes, steps)]
     items, shares = a.tuples * a.inner, 1
     if _reduces(low, kernel):
         shares = -(-(_SHARES if low.traits.is_gpu else low.traits.units) // a.inner)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from subgraph.engine.codegen.tiling import LOW_ROWS
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import recorded, smaller
@@ -115,8 +115,8 @@ def emit_product(low: Lowering, product: Product) -> None:
         return
     n = b.columns
     bias, residual = product.bias, product.residual
-    init: Word = 0
-    added: Word = residual or 0
+    init: Argument = 0
+    added: Argument = residual or 0
     if bias is not None and product.beta != 0.0:
         if bias.size in (1, n) and (bias.size == 1 or bias.shape[-1] == n):
             init = _scaled_row(low, bias, n, product.beta, of)
@@ -129,7 +129,7 @@ def emit_product(low: Lowering, product: Product) -> None:
     _emit(low, product, of, init, added)
 
 
-def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) -> Word:
+def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) -> Argument:
     """Return one element per column, padded so that whole vectors may be read."""
     if bias.constant:
 
@@ -144,7 +144,9 @@ def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) ->
     return _computed(low, bias, (n,), beta)
 
 
-def _spread(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float, of: Tiles) -> Word:
+def _spread(
+    low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float, of: Tiles
+) -> Argument:
     """Return C brought to the shape of the result."""
     if not bias.constant:
         return _computed(low, bias, shape, beta)
@@ -194,7 +196,7 @@ def _batch(product: Product) -> tuple[Matrix, list[int], list[list[int]]]:
     return a, [1] * missing + list(sizes), [[0] * missing + list(of) for of in steps]
 
 
-def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word) -> None:
+def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: Argument) -> None:
     a, sizes, steps = _batch(product)
     b = product.b
     of = weight_tiles(of, low, b.operand)
@@ -223,11 +225,11 @@ def _blocks_of_panels(
     low: Lowering,
     product: Product,
     left: Matrix,
-    right: tuple[Word, int],
+    right: tuple[Argument, int],
     of: Tiles,
     sizes: Sequence[int],
     steps: Sequence[Sequence[int]],
-    ends: tuple[Word, Word],
+    ends: tuple[Argument, Argument],
 ) -> None:
     """Emit the product of blocks of rows and packed panels.
 
@@ -250,7 +252,7 @@ def _blocks_of_panels(
     packed_a = packed_a or (a.row_step != 1 and a.column_step != 1)
     kc = _pass_depth(depth) if packed_a else max(depth, 1)
     mb, pb = _blocks(low.threads, count, m, panels, of, packed_a)
-    scratch: Word = 0
+    scratch: Argument = 0
     scratch_bytes = 0
     if packed_a:
         scratch = low.scratch(mb * (kc + 16) * item, per_worker=True)
@@ -349,7 +351,7 @@ def _panels_recipe(product: Product, of: Tiles) -> str:
 
 def _right_side(
     low: Lowering, product: Product, of: Tiles, rows: int, steps: Sequence[int]
-) -> tuple[Word, int, list[int]]:
+) -> tuple[Argument, int, list[int]]:
     """Return B's word, its row step in bytes (0: packed) and its steps along the batch."""
     b, alpha = product.b, product.alpha
     n, depth = b.columns, b.rows

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from subgraph.dtypes import HALVES
-from subgraph.engine.planner.lowering import Operand, Unsupported, Word
+from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering
@@ -22,7 +22,7 @@ from subgraph.ops.shared.strides import broadcast_strides, collapse
 
 from .products import Matrix, matrix
 
-Words = list["Word | np.generic[Any]"]
+Words = list["Argument | np.generic[Any]"]
 _LEVELS = 3  # of a stack of matrices
 
 
@@ -197,7 +197,7 @@ def defines_of(product: Product) -> tuple[dict[str, str | int], float, float]:
 
 
 def arguments(
-    product: Product, right: Word, right_steps: Sequence[int], numbers: tuple[float, float]
+    product: Product, right: Argument, right_steps: Sequence[int], numbers: tuple[float, float]
 ) -> Words:
     """Return the arguments that both kinds of kernels take."""
     a, out, dtype = product.a, product.out, product.out.dtype
@@ -218,7 +218,7 @@ def _cost(product: Product) -> dict[str, int]:
 
 
 def launch_panels(
-    low: ClLowering, product: Product, right: Word, right_steps: Sequence[int]
+    low: ClLowering, product: Product, right: Argument, right_steps: Sequence[int]
 ) -> None:
     """Launch the CPU's kernel over packed panels of B."""
     flags, p, q = defines_of(product)
@@ -248,7 +248,7 @@ def launch_panels(
 def launch_tiles(
     low: ClLowering,
     product: Product,
-    right: Word,
+    right: Argument,
     more: Sequence[int],
     **defines: str | int,
 ) -> None:
@@ -266,7 +266,7 @@ def launch_tiles(
     low.launch(source, "tiles", words, size, (group, group, 1), **_cost(product))
 
 
-def _packed(low: ClLowering, product: Product) -> tuple[Word, list[int]]:
+def _packed(low: ClLowering, product: Product) -> tuple[Argument, list[int]]:
     """Return B in panels, packed once if it is a weight, and its steps along the stack."""
     b, dtype = product.b, product.out.dtype
     width = panel_width(low, dtype)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Word
+from subgraph.engine.planner.lowering import Argument, Lowering, Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array
 from subgraph.ops.shared.tile_planning import Activation, Tiles, even_part, grain, round_up
@@ -65,12 +65,12 @@ def emit_strassen(
     low: Lowering,
     of: Tiles,
     left: tuple[Operand, int],
-    weight: Word,
-    alike: Word,
+    weight: Argument,
+    alike: Argument,
     out: Operand,
     sizes: tuple[int, int, int],
-    init: Word,
-    residual: Word,
+    init: Argument,
+    residual: Argument,
     act: Activation,
 ) -> None:
     """Emit ``strassen_kernels.product``.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import (
     Lowering,
     Operand,
@@ -42,8 +42,8 @@ def weight_operand(low: Lowering, recipe: str, array: Array) -> Operand:
     """Return an array made of attributes as an operand that is a weight."""
     array = np.ascontiguousarray(array)
     operand = Operand(f"{low.node.name} {recipe}", dtype_of(array), array.shape)
-    operand.derived = low.weight(f"ml {recipe}", as_it_is, array)
-    plain = Weight("plain", as_it_is, (operand.derived,))
+    operand.derived = low.weight(f"ml {recipe}", contiguous_array, array)
+    plain = Weight("plain", contiguous_array, (operand.derived,))
     operand.storage = Storage("weight", operand.nbytes, weight=plain)
     return operand
 
@@ -194,8 +194,8 @@ def _emit_search(low: Lowering, x: Operand, y: Operand, keys: Array, values: Arr
     if not sought.size:
         raise Unsupported("an encoder without keys")
     kernel = Kernel("subgraph.ops.ml.encoder_kernels", "search", dtype=x.dtype, item=y.itemsize)
-    table = low.weight("ml keys", as_it_is, sought)
-    found = low.weight("ml values", as_it_is, order)
+    table = low.weight("ml keys", contiguous_array, sought)
+    found = low.weight("ml values", contiguous_array, order)
     arguments = SearchArguments(x=x, y=y, keys=table, values=found, count=len(sought))
     low.emit(kernel, arguments, x.size, grain=1024, bytes=x.nbytes + y.nbytes)
 
@@ -249,7 +249,7 @@ def one_hot_encoder(node: Node, low: Lowering) -> None:
         raise Unsupported(f"a OneHotEncoder of {count} categories that gives {y.shape}")
     places = temporary(low, "int64", x.shape)
     _emit_search(low, x, places, keys, np.arange(count + 1))
-    ends = low.weight("ml one hot", as_it_is, np.array([0, 1], np.float32))
+    ends = low.weight("ml one hot", contiguous_array, np.array([0, 1], np.float32))
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=y.itemsize)
     arguments = OneHotArguments(indices=places, values=ends, y=y, depth=count, inner=1, wraps=0)
     low.emit(kernel, arguments, x.size, grain=1024, bytes=y.nbytes)

@@ -13,7 +13,7 @@ from itertools import combinations, pairwise
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -109,7 +109,7 @@ def _emit_kernel(low: Lowering, machine: Machine, x: Operand, found: Operand) ->
         padded = np.zeros((features, -(-count // (2 * lanes)) * 2 * lanes), np.float32)
         padded[:, :count] = vectors.T
         kernel = Kernel("subgraph.ops.ml.svm_kernels", "distances", lanes=lanes)
-        table = low.weight(f"ml vectors {lanes}", as_it_is, padded)
+        table = low.weight(f"ml vectors {lanes}", contiguous_array, padded)
         arguments = DistancesArguments(
             x=x, y=products, table=table, samples=samples, features=features, vectors=count
         )
@@ -221,9 +221,9 @@ def _emit_pairs(low: Lowering, made: _Scores, x: Operand, scores: Operand) -> No
     arguments = PairScoresArguments(
         products=found,
         scores=scores,
-        coefficients=low.weight("machine rows", as_it_is, rows),
-        constants=low.weight("machine constants", as_it_is, rho),
-        ends=low.weight("machine ends", as_it_is, made.ends),
+        coefficients=low.weight("machine rows", contiguous_array, rows),
+        constants=low.weight("machine constants", contiguous_array, rho),
+        ends=low.weight("machine ends", contiguous_array, made.ends),
         classes=len(made.ends) - 1,
         vectors=len(made.machine.vectors),
     )

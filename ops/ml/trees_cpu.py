@@ -12,7 +12,7 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import Lowering, Unsupported, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -186,7 +186,7 @@ def _emit(
     filled = np.broadcast_to(base if base.size else np.zeros(1, np.float32), (count,))
 
     def weight(name: str, array: Array) -> Weight:
-        return low.weight(f"trees {name}", as_it_is, np.ascontiguousarray(array))
+        return low.weight(f"trees {name}", contiguous_array, np.ascontiguousarray(array))
 
     scratch = low.scratch(BLOCK * count, per_worker=True)
     arguments = EnsembleArguments(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Word
+from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.elementwise.cpu import clear_padding
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up
@@ -12,7 +12,7 @@ from subgraph.ops.shared.tile_planning import Tiles, grain, round_up
 _PART = 2048  # pixels of a unit
 
 
-def blocked(low: Lowering, of: Tiles, operand: Operand) -> Word:
+def blocked(low: Lowering, of: Tiles, operand: Operand) -> Argument:
     """Return where an operand lies in the blocked layout, turning it if it must be."""
     if operand.layout == "blocked" or _same(operand, of):
         return operand
@@ -31,7 +31,7 @@ def plain(low: Lowering, of: Tiles, operand: Operand) -> Operand | Scratch:
     return target
 
 
-def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Word:
+def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
     """Return where to write an output in the blocked layout; `settle` brings it home."""
     if operand.layout == "blocked" or _same(operand, of):
         return operand
@@ -39,7 +39,7 @@ def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Word:
     return low.scratch(channels * math.prod(operand.shape[2:]) * of.item)
 
 
-def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Word:
+def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
     """Return where to write an output in the plain layout; `settle` brings it home."""
     if operand.layout == "plain" or _same(operand, of):
         return operand
@@ -47,7 +47,7 @@ def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Word:
 
 
 def settle(
-    low: Lowering, of: Tiles, operand: Operand, written: Word, *, keeps_zero: bool = True
+    low: Lowering, of: Tiles, operand: Operand, written: Argument, *, keeps_zero: bool = True
 ) -> None:
     """Turn what was written elsewhere into the output's own layout.
 
@@ -72,7 +72,7 @@ def _same(operand: Operand, of: Tiles) -> bool:
 
 
 def _turn(
-    low: Lowering, of: Tiles, kind: str, source: Word, target: Word, shape: tuple[int, ...]
+    low: Lowering, of: Tiles, kind: str, source: Argument, target: Argument, shape: tuple[int, ...]
 ) -> None:
     pixels = math.prod(shape[2:])
     blocks = -(-shape[1] // of.lanes)

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Unsupported, Weight, Word
+from subgraph.engine.planner.lowering import (
+    Argument,
+    Lowering,
+    Operand,
+    Scratch,
+    Unsupported,
+    Weight,
+)
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
@@ -101,14 +108,19 @@ def emit_copy(
         raise Unsupported(f"a copy over {len(dims)} dimensions that do not merge")
     levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MOST
     count = math.prod(dims)
-    places: list[Word] = [as_words(source, item), from_offset, as_words(target, item), to_offset]
+    places: list[Argument] = [
+        as_words(source, item),
+        from_offset,
+        as_words(target, item),
+        to_offset,
+    ]
     moved = 2 * count * item
     rows = count // size
     if not low.traits.is_gpu and size >= _SHORT and rows >= min(4, size // _LONG):
         outer = [*_spread(dims[:-1], levels - 1, 1, _MOST - 1)[:-1]]
         outer += _spread(origin[:-1], levels - 1, 0, _MOST - 1)
         outer += _spread(goal[:-1], levels - 1, 0, _MOST - 1)
-        words: list[Word] = [rows, size, step, stride, *outer, *places]
+        words: list[Argument] = [rows, size, step, stride, *outer, *places]
         program = _source(item, LEVELS=levels)
         low.launch(program, "copy_rows", words, (rows,), (1,), bytes=moved)
         return
@@ -133,7 +145,7 @@ def emit_fill(low: Lowering, target: Place, size: int, value: Array | Operand) -
         raise Unsupported(f"a fill with elements of {item} bytes")
     element: Place
     element = value if isinstance(value, Operand) else low.weight("element", np.array, value)
-    words: list[Word] = [size, as_words(target, item), as_words(element, item)]
+    words: list[Argument] = [size, as_words(target, item), as_words(element, item)]
     low.launch(_source(item, LEVELS=2), "fill", words, *line(low, size), bytes=size * item)
 
 
@@ -161,7 +173,7 @@ def emit_take(
     else:
         element = low.weight("element", np.array, np.zeros(16, np.uint8) if pad is None else pad)
     count = outer * len(table) * inner
-    words: list[Word] = [count, as_words(source_, item), as_words(target, item), held]
+    words: list[Argument] = [count, as_words(source_, item), as_words(target, item), held]
     words += [as_words(element, item), shape[axis], len(table), inner]
     source = _source(item, LEVELS=2)
     low.launch(source, "take", words, *line(low, count), bytes=2 * count * item)

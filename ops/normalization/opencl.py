@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Word
+from subgraph.engine.planner.lowering import Argument
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.ops.reduce.opencl import program, team, variant_of
@@ -17,7 +17,7 @@ from subgraph.ops.shared.opencl_code import line, number, require
 
 from .arguments import GroupNormArguments, LocalNormArguments, RowNormArguments, SoftmaxArguments
 
-Words = list["Word | np.generic[Any]"]
+Words = list["Argument | np.generic[Any]"]
 
 cl_shared(
     *("Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"),
@@ -46,7 +46,7 @@ def rows(low: ClLowering, kernel: Kernel, a: RowNormArguments) -> None:
     require(low, dtype)
     count = a.x.size // a.size
     group, *ranges = team(low, count, a.size)
-    optional: list[Word] = [a.bias, a.means, a.deviations]
+    optional: list[Argument] = [a.bias, a.means, a.deviations]
     there = [int(not isinstance(word, int)) for word in optional]
     source = program(
         dtype,

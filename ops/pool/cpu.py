@@ -6,7 +6,14 @@ import math
 from typing import Any
 
 from subgraph.engine.codegen.arguments import KernelArguments
-from subgraph.engine.planner.lowering import Layout, Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import (
+    Argument,
+    Layout,
+    Lowering,
+    Operand,
+    Unsupported,
+    lowering,
+)
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.movement.geometry import Geometry, auto_pad, ints, pads_before, steps, triple
@@ -181,7 +188,7 @@ def whole(node: Node, low: Lowering) -> None:
         emit_whole(low, x, y, pool_kind(node, _WHOLE[node.op_type]))
 
 
-def emit_whole(low: Lowering, x: Operand, y: Word, kind: str) -> None:
+def emit_whole(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
     """Emit the pooling of whole images; y is one pixel for each, in the layout of x."""
     of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
     lanes, images, blocks = _split(x, of)

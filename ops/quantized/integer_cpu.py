@@ -7,7 +7,14 @@ import math
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
+from subgraph.engine.planner.lowering import (
+    Argument,
+    Lowering,
+    Operand,
+    Unsupported,
+    Weight,
+    lowering,
+)
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -26,12 +33,12 @@ _VECTORS = 2
 class Sides:
     """The two sides of a product as the kernel reads them, and what takes out zero points."""
 
-    a: Word
-    b: Word
-    za: Word
-    ra: Word
-    sb: Word
-    zb: Word
+    a: Argument
+    b: Argument
+    za: Argument
+    ra: Argument
+    sb: Argument
+    zb: Argument
 
 
 def _zero_point(operand: Operand | None) -> Array:
@@ -64,7 +71,7 @@ def _lanes() -> int:
 def _emit(
     low: Lowering, sides: Sides, y: Operand, sizes: tuple[int, int, int], *,
     stack: tuple[int, int] = (1, 1), b_bytes: int = 0, sums: int = 0,
-    scale: Word = 0, per_row: bool = False, zero: int = 0, bias: Word = 0,
+    scale: Argument = 0, per_row: bool = False, zero: int = 0, bias: Argument = 0,
 ) -> None:  # fmt: skip
     """Emit ``integer_kernels.product``; ``stack``: matrices and groups."""
     m, n, depth = sizes
@@ -130,7 +137,7 @@ def _scales(low: Lowering, indices: tuple[int, int, int], count: int, pad: int) 
 
 def _conv(
     node: Node, low: Lowering, x: Operand, w: Operand, x_zero: Operand | None,
-    w_zero: Operand | None, *, scale: Word = 0, zero: int = 0, bias: Word = 0,
+    w_zero: Operand | None, *, scale: Argument = 0, zero: int = 0, bias: Argument = 0,
 ) -> None:  # fmt: skip
     """Emit the windows of x as the right side, and the weights as the left."""
     _check(x, w)

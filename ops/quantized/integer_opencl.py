@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from subgraph.dtypes import HALVES
-from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import Operand, Storage, Unsupported, Weight
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -78,7 +78,7 @@ def _centred_weight(
     made = Operand(f"{x.name} centred", "int32", x.shape)
     operands = [x] if zero is None else [x, zero]
     made.derived = low.weight(f"less the zero point of shape {shape}", make, *operands)
-    plain = Weight("plain", as_it_is, (made.derived,))
+    plain = Weight("plain", contiguous_array, (made.derived,))
     made.storage = Storage("weight", made.nbytes, weight=plain)
     return made
 

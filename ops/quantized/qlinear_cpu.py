@@ -22,12 +22,12 @@ import attrs
 import numpy as np
 
 from subgraph.engine.planner.lowering import (
+    Argument,
     Layout,
     Lowering,
     Operand,
     Unsupported,
     Weight,
-    Word,
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
@@ -97,9 +97,9 @@ class Weights:
         excess: What each column is too large by; 0: nothing.
     """
 
-    packed: Word
-    bounds: Word
-    excess: Word
+    packed: Argument
+    bounds: Argument
+    excess: Argument
 
 
 @attrs.frozen
@@ -113,10 +113,10 @@ class Sums:
         of_weights: Sums of weights, by which the zero point of the input leaves; 0: not needed.
     """
 
-    bias: Word
-    scale: Word
-    shift: Word
-    of_weights: Word
+    bias: Argument
+    scale: Argument
+    shift: Argument
+    of_weights: Argument
 
 
 def quantised(node: Node, low: Lowering) -> Quantised:
@@ -233,7 +233,7 @@ def sums_of(
     def of_weights(weight: Array) -> Array:
         return sums(weight.astype(np.int64) - usual)
 
-    total: Word = 0
+    total: Argument = 0
     if tile.flavour != "pairs" and (q.x_zero is None or q.x_zero.known is not None):
         shifted = int(known_zero(q.x_zero)[0]) + (128 if q.x.dtype == "int8" else 0)
         name += f" less {shifted} {summed}"
@@ -272,7 +272,7 @@ def _scale(q: Quantised, x_scale: Operand, w_scale: Operand, groups: int, output
     return q.low.weight(f"integer scale {groups}x{outputs}", make, x_scale, w_scale, *out)
 
 
-def _shift(q: Quantised, groups: int, outputs: int, exact: bool) -> Word:
+def _shift(q: Quantised, groups: int, outputs: int, exact: bool) -> Argument:
     """Return what is added to scaled sums: a bias that has another scale than they."""
     if q.bias is None or exact:
         return 0
@@ -292,7 +292,7 @@ def _shift(q: Quantised, groups: int, outputs: int, exact: bool) -> Word:
     return q.low.weight(f"integer shift {groups}x{outputs} {scaled} {rounded}", make, *sources)
 
 
-def zero_word(low: Lowering, zero: Operand | None, dtype: str) -> Word:
+def zero_word(low: Lowering, zero: Operand | None, dtype: str) -> Argument:
     """Return where zero points lie; without any, one of a dtype that is 0."""
     if zero is None:
         return low.weight("integer constant", _as_given, np.zeros(1, dtype))
@@ -389,7 +389,7 @@ def _direct(q: Quantised, g: Geometry) -> None:
         g.groups * round_up(g.outputs, BLOCK) * g.pixels,
         BLOCK, g.pixels * BLOCK,
     )  # fmt: skip
-    bounds: Word = 0
+    bounds: Argument = 0
     if tile.flavour == "guarded":
         taps = g.kernel[1] * (1 if along else g.kernel[2])
         make = guards(tile, g.groups, (blocks, taps, kin), runs)
@@ -479,7 +479,7 @@ def emit_tiles(
         and g.source == g.target
         and not g.padded
     )
-    scratch: Word = 0
+    scratch: Argument = 0
     if not in_place:
         scratch = low.scratch(scratch_bytes, per_worker=True)
         scratch_bytes = scratch.nbytes

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -120,7 +120,7 @@ def _product(node: Node, q: Quantised) -> None:
     usual = [] if pairs else [np.full(1, usual_zero(q.w), q.w.dtype)]
     recipe = f"integer product {tile.flavour} {tile.weights} {tile.nv}x{tile.lanes} {int(turned)}"
     weight = q.low.weight(recipe, of_rows(packed(tile, 1, runs)), q.w, *zeros)
-    bounds: Word = 0
+    bounds: Argument = 0
     if tile.flavour == "guarded":
         make = of_rows(guards(tile, 1, (1, 1, kin), runs))
         bounds = q.low.weight(f"bounds of {recipe}", make, q.w)
@@ -230,7 +230,7 @@ def _tiles_pay(q: Quantised, s: _Stack) -> bool:
     return s.depth > TERMS or (host.has_vnni() and s.m * s.depth * s.n >= _SMALL)
 
 
-def _excess(q: Quantised, tile: Tile, outputs: int) -> Word:
+def _excess(q: Quantised, tile: Tile, outputs: int) -> Argument:
     """Return what packed columns are too large by: zero points less what packing takes off."""
     if tile.flavour == "pairs" or has_usual_zero(q.w, q.w_zero):
         return 0

@@ -7,7 +7,14 @@ from functools import partial
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
+from subgraph.engine.planner.lowering import (
+    Argument,
+    Lowering,
+    Operand,
+    Unsupported,
+    Weight,
+    lowering,
+)
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
@@ -75,7 +82,7 @@ def read_byte_cells(node: Node, low: Lowering) -> Cells:
     )
 
 
-def _weights(low: Lowering, of: Tiles, r: Operand) -> tuple[Word, int]:
+def _weights(low: Lowering, of: Tiles, r: Operand) -> tuple[Argument, int]:
     """Return R in panels of bytes, and the bytes of a direction."""
     _, hidden, _ = r.shape
     padded = round_up(hidden, of.lanes)
@@ -108,7 +115,7 @@ def _byte_panels(weights: Array, *, of: Tiles, padded: int) -> Array:
 
 def _columns(
     low: Lowering, padded: int, hidden: int, r: Operand, scale: Operand, zero: Operand
-) -> tuple[Word, Word, Word]:
+) -> tuple[Argument, Argument, Argument]:
     """Return scales, sums and zero points of R's columns, of padded gates."""
 
     def weight(name: str, make: Callable[[Array], Array], source: Operand) -> Weight:

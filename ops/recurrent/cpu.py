@@ -8,14 +8,14 @@ from functools import partial
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import (
+    Argument,
     Lowering,
     Operand,
     Storage,
     Unsupported,
     Weight,
-    Word,
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
@@ -216,7 +216,7 @@ def _constant(
     """Return what ``make`` gives of a weight as an operand."""
     made = Operand(f"{source.name}.{recipe}", source.dtype, shape)
     made.derived = low.weight(recipe, make, source)
-    plain = Weight("plain", as_it_is, (made.derived,))
+    plain = Weight("plain", contiguous_array, (made.derived,))
     made.storage = Storage("weight", made.nbytes, weight=plain)
     return made
 
@@ -238,7 +238,7 @@ def input_products(low: Lowering, c: Cells, padded: int) -> Operand:
     return products
 
 
-def last_bias(low: Lowering, c: Cells, padded: int) -> Word:
+def last_bias(low: Lowering, c: Cells, padded: int) -> Argument:
     """Return the recurrence bias of GRU's last gate ``[directions, padded]``."""
     if c.bias is None:
         return low.weight("zeros", np.array, np.zeros((c.sizes[4], padded), c.x.dtype))
@@ -283,7 +283,7 @@ def emit_cells(low: Lowering, c: Cells) -> None:
     products = input_products(low, c, padded)
     first_gates = 2 if c.kind == "GRU" else c.gates
 
-    def panels(first: int, last: int) -> tuple[Word, int]:
+    def panels(first: int, last: int) -> tuple[Argument, int]:
         """Return the recurrence weights of some gates, and the bytes of a direction."""
         if first == last:
             return 0, 0
@@ -321,12 +321,12 @@ class Recurrence:
         columns: Of weights of bytes the scales, sums and zero points of their columns.
     """
 
-    inputs: Word
+    inputs: Argument
     strides: tuple[int, ...]
-    weights: tuple[Word, int]
-    last_weights: tuple[Word, int] = (0, 0)
-    last_bias: Word = 0
-    columns: tuple[Word, Word, Word] | None = None
+    weights: tuple[Argument, int]
+    last_weights: tuple[Argument, int] = (0, 0)
+    last_bias: Argument = 0
+    columns: tuple[Argument, Argument, Argument] | None = None
 
 
 def emit_steps(low: Lowering, c: Cells, of: Tiles, rows: int, r: Recurrence) -> None:
@@ -374,7 +374,7 @@ def _arguments(
     """Return what makes the arguments of `kernels.cells` from a first direction."""
     steps, batch, _, hidden, _ = c.sizes
     padded = round_up(hidden, of.lanes)
-    peepholes: Word = 0
+    peepholes: Argument = 0
     if c.peepholes is not None:
         peepholes = low.weight(f"peepholes {padded}", partial(_holes, padded=padded), c.peepholes)
     beside = rows * (padded + BESIDE) if r.columns else 0

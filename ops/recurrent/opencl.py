@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Word
+from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_primitive, cl_shared
@@ -49,7 +49,7 @@ def emit_cells(low: Lowering, c: Cells) -> None:
     assert isinstance(low, ClLowering)
     require(low, c.x.dtype)
     batch, hidden = c.sizes[1], c.sizes[3]
-    given: list[Word] = [input_products(low, c, hidden), low.weight("turned", _recurrence, c.r)]
+    given: list[Argument] = [input_products(low, c, hidden), low.weight("turned", _recurrence, c.r)]
     given.append(last_bias(low, c, hidden))
     _launch(low, c, "cells", given, batch, {c.x.dtype: (c.gates + 3) * hidden})
 
@@ -61,7 +61,7 @@ def quantized_lstm(node: Node, low: ClLowering) -> None:
     batch, hidden = c.sizes[1], c.sizes[3]
     r, scales, zeros = (low.input(k) for k in range(1, 4))
     spread = partial(per_column, hidden=hidden)
-    given: list[Word] = [
+    given: list[Argument] = [
         c.x,
         low.weight("less zero points of columns", partial(_centred, hidden=hidden), r, zeros),
         low.weight(f"scales of {4 * hidden} columns", spread, scales),
@@ -76,7 +76,7 @@ def _centred(weights: Array, zeros: Array, *, hidden: int) -> Array:
 
 
 def _launch(
-    low: ClLowering, c: Cells, name: str, given: list[Word], groups: int, memory: dict[str, int]
+    low: ClLowering, c: Cells, name: str, given: list[Argument], groups: int, memory: dict[str, int]
 ) -> None:
     """Launch a kernel for all directions, or for each if their activations differ.
 
@@ -94,7 +94,7 @@ def _launch(
     group, block = (_TEAM, 1) if low.traits.is_gpu else (1, _BLOCK)
     held = [temporary(low, dtype, (count * groups * each,)) for dtype, each in memory.items()]
     outputs = dict(enumerate(low.outputs))
-    optional: dict[str, Word | None] = {
+    optional: dict[str, Argument | None] = {
         "PEEPHOLES": c.peepholes,
         "HAS_H": c.hidden,
         "HAS_C": c.cell,
@@ -108,7 +108,7 @@ def _launch(
     defines |= {"LINEAR": int(c.linear), "COUPLED": int(c.coupled)}
     defines |= {"BYTES": int(name == "byte_cells")}
     # A buffer that is not there is never touched; the memory of the groups stands in for it.
-    places: list[Word] = [*given, *(of or held[0] for of in optional.values()), *held]
+    places: list[Argument] = [*given, *(of or held[0] for of in optional.values()), *held]
     for first in range(1 if together else directions):
         own = c.activations[first]
         texts = [_ACTIVATIONS[key] for key in own.names]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word
+from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
@@ -22,7 +22,7 @@ from subgraph.ops.shared.strides import collapse, contiguous
 from .arguments import CumulativeArguments, ExtremeArguments, MinMaxArguments
 from .cpu import emit_empty_reduction
 
-Words = list["Word | np.generic[Any]"]
+Words = list["Argument | np.generic[Any]"]
 _TEAM = 128  # work-items of a GPU that share a row
 _LONG = 64  # shorter rows belong to one work-item
 _LEVELS = 4

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Operand, Unsupported, Word
+from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
@@ -114,7 +114,7 @@ def _ordered(
     def launch(kernel: str, count: int, *more: int) -> None:
         if count >= _MOST:
             raise Unsupported(f"an order of {count} elements; kernels count to 2^31")
-        words: list[Word] = [count, x, order, spare, counts, size, inner, length, most, width]
+        words: list[Argument] = [count, x, order, spare, counts, size, inner, length, most, width]
         low.launch(source, kernel, [*words, *more], *line(low, count))
 
     runs = -(-size // width)
@@ -155,7 +155,7 @@ def _numbered(
     low: ClLowering,
     size: int,
     total: Operand,
-    arguments: Sequence[Word],
+    arguments: Sequence[Argument],
     dtype: str = "",
     **defines: int,
 ) -> None:
@@ -171,7 +171,7 @@ def _numbered(
     if not alone:
         low.launch(source, "tally", [size, chunk, counts, *arguments], *_teams(low, teams))
         low.launch(source, "starts", [teams, counts, total], *_teams(low, 1))
-    words: list[Word] = [size, chunk, counts, total, *arguments]
+    words: list[Argument] = [size, chunk, counts, total, *arguments]
     low.launch(source, "number", words, *_teams(low, teams))
 
 
@@ -181,7 +181,7 @@ def _indices(
     """Launch what finds elements that are not zero: ``indices`` [rank, size]."""
     table = low.weight("table32", np.array, np.array(dims, np.int32))
     dtype = "uint16" if half else "uint8" if x.dtype == "bool" else x.dtype
-    arguments: list[Word] = [x, indices, table]
+    arguments: list[Argument] = [x, indices, table]
     flags = {"SCAN": 0, "HALF": int(half), "RANK": len(dims)}
     _numbered(low, math.prod(dims), total, arguments, dtype, **flags)
 
@@ -215,7 +215,7 @@ def unique(low: ClLowering, kernel: Kernel, a: UniqueArguments) -> None:
     rows, total = a.rows, a.count
     order = _ordered(low, a.x, 1, rows, length=a.length)
     groups, begins, firsts = (temporary(low, "int32", (rows,)) for _ in range(3))
-    arguments: list[Word] = [a.x, order, groups, begins, firsts, a.length]
+    arguments: list[Argument] = [a.x, order, groups, begins, firsts, a.length]
     _numbered(low, rows, total, arguments, dtype, SCAN=1)
     numbers = groups
     if not variant["in_order"]:
@@ -245,7 +245,7 @@ def suppress(low: ClLowering, kernel: Kernel, a: SuppressArguments) -> None:
     source = _program(low, BOXES=1, **flags)
     order = temporary(low, "int32", (lines, number))
     counts = temporary(low, "int32", (lines,))
-    arguments: list[Word] = [lines, a.scores, a.least or a.scores, order, counts, number]
+    arguments: list[Argument] = [lines, a.scores, a.least or a.scores, order, counts, number]
     low.launch(source, "candidates", arguments, *_teams(low, lines))
     order = _ordered(low, a.scores, lines, number, descending=True, chosen=(order, counts))
     arguments = [lines, a.boxes, order, counts, a.most, a.overlap or a.boxes, a.picked, a.counts]

@@ -171,7 +171,7 @@ class ClExecutablePlan:
         bound = _Launch(step, kernel)
         with driver_errors(self._runtime, bound.what):
             position = 0
-            for word in step.words:
+            for word in step.arguments:
                 position = self._argument(bound.kernel, position, word)
             taken = bound.kernel.num_args
         if position != taken:

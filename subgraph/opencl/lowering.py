@@ -21,12 +21,12 @@ import numpy as np
 from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.lowering import (
     LOWERINGS,
+    Argument,
     EmittedStep,
     Lowering,
     LoweringRule,
     Operand,
     Unsupported,
-    Word,
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import UnsupportedOpError
@@ -120,7 +120,7 @@ def cl_kernel(module: str, *factories: str) -> Callable[[_K], _K]:
     """Decorate the function that launches what stands for a kernel of the CPU.
 
     ``module`` is the full name of the module of kernels. The function is called as
-    ``function(low, kernel, words)`` with what a shared lowering has emitted.
+    ``function(low, kernel, arguments)`` with what a shared lowering has emitted.
     """
 
     def register(function: _K) -> _K:
@@ -144,7 +144,7 @@ class ClLowering(Lowering):
     def emit(
         self,
         kernel: Kernel,
-        words: Sequence[Word] | KernelArguments,
+        arguments: Sequence[Argument] | KernelArguments,
         units: int,
         *,
         grain: int = 0,
@@ -161,7 +161,7 @@ class ClLowering(Lowering):
             raise Unsupported(f"{self.node.op_type} has no OpenCL kernel for {kernel.factory}")
         before = len(self.steps)
         if units > 0:
-            translate(self, kernel, words)
+            translate(self, kernel, arguments)
         for k, step in enumerate(self.steps[before:], before):
             self.steps[k] = attrs.evolve(step, flops=step.flops or flops, bytes=step.bytes or bytes)
 
@@ -195,7 +195,7 @@ class ClLowering(Lowering):
         self,
         source: ClSource,
         name: str,
-        arguments: Sequence[Word | np.generic[Any]],
+        arguments: Sequence[Argument | np.generic[Any]],
         global_size: Sequence[int],
         local_size: Sequence[int] | None = None,
         *,
@@ -228,5 +228,5 @@ class ClLowering(Lowering):
         size = tuple(int(n) for n in global_size)
         group = None if local_size is None else tuple(int(n) for n in local_size)
         kernel = cast(Kernel, ClLaunch(source, name, size, group))
-        words = cast("tuple[Word, ...]", tuple(arguments))
+        words = cast("tuple[Argument, ...]", tuple(arguments))
         self.steps.append(EmittedStep(self.node, kernel, words, 1, 0, flops, bytes))

@@ -106,7 +106,7 @@ class Memory:
     def words(self, step: EmittedStep) -> list[int]:
         """Return a step's argument block; reports go to a slot that nobody reads."""
         found: list[int] = []
-        for word in step.words:
+        for word in step.arguments:
             if isinstance(word, Report):
                 found += [self.slot.ctypes.data, 1]
             else:

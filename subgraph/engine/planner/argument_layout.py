@@ -191,11 +191,11 @@ class _Block:
     def add(self, step: EmittedStep) -> int:
         """Append a step's words; return where they begin."""
         if guard_pages.MODE:
-            begin = guard_pages.block_begin(len(self.words), len(step.words))
+            begin = guard_pages.block_begin(len(self.words), len(step.arguments))
         else:
             begin = -(-len(self.words) // _BLOCK) * _BLOCK
         self.words += [0] * (begin - len(self.words))
-        for word in step.words:
+        for word in step.arguments:
             if type(word) is int:  # most words are
                 self.words.append(word)
             else:

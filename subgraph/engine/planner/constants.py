@@ -213,7 +213,7 @@ class Weights:
     def add_parameter(self, parameter: Parameter) -> int:
         """Return the index of the entry of a parameter's own array."""
         # It is not copied from the mapped file of the model.
-        return self._position(self._cache.entry("plain", _contiguous, parameter))
+        return self._position(self._cache.entry("plain", contiguous_array, parameter))
 
     def _position(self, entry: WeightEntry) -> int:
         position = self._index.get(entry)
@@ -223,10 +223,6 @@ class Weights:
         return position
 
 
-def _contiguous(array: Array) -> Array:
-    return np.ascontiguousarray(array)
-
-
-def as_it_is(array: Array) -> Array:
-    """Return the array; the recipe of a derived weight that a kernel reads in plain layout."""
+def contiguous_array(array: Array) -> Array:
+    """Return an array in C order: the recipe of a weight that kernels read in plain layout."""
     return np.ascontiguousarray(array)

@@ -354,7 +354,7 @@ class _Layout:
     def _item_size(self, step: int) -> int:
         item = self._plan.items[step]
         assert isinstance(item, EmittedStep)
-        operand = item.words[1]
+        operand = item.arguments[1]
         return operand.itemsize if isinstance(operand, Operand) else abi.WORD
 
     def _first_reader(self, program: ArgumentLayout, kind: str, index: tuple[int, int]) -> int:

@@ -225,7 +225,7 @@ class Weight:
     sources: tuple[Parameter | Array | Weight, ...]
 
 
-Word = int | float | Operand | Scratch | Weight | Kernel | Report
+Argument = int | float | Operand | Scratch | Weight | Kernel | Report
 
 
 @attrs.frozen(eq=False)
@@ -234,7 +234,7 @@ class EmittedStep:
 
     node: Node
     kernel: Kernel
-    words: tuple[Word, ...]
+    arguments: tuple[Argument, ...]
     units: int
     grain: int
     flops: int
@@ -398,7 +398,7 @@ class Lowering:
     def emit(
         self,
         kernel: Kernel,
-        words: Sequence[Word] | KernelArguments,
+        arguments: Sequence[Argument] | KernelArguments,
         units: int,
         *,
         grain: int = 0,
@@ -409,19 +409,19 @@ class Lowering:
 
         Args:
             kernel: The kernel.
-            words: Its arguments, by name (`KernelArguments`) or in order: integers, floats (passed
-                as the bits of a float64), operands, scratch, weights and kernels (passed as
-                addresses), and reports (two words: address of the slot, number of the report).
+            arguments: Its arguments, by name (`KernelArguments`) or in order: integers, floats
+                (passed as the bits of a float64), operands, scratch, weights and kernels (passed
+                as addresses), and reports (two words: address of the slot, number of the report).
             units: Number of work units, at least 0; with 0 no step is added.
             grain: Least work units of a thread; with 0 the step runs on one thread.
             flops: Floating-point operations of the whole step, for the profile.
             bytes: Bytes that the step reads and writes, for the profile.
         """
         if units > 0:
-            if isinstance(words, KernelArguments):
-                words = words.words()
+            if isinstance(arguments, KernelArguments):
+                arguments = arguments.words()
             self.steps.append(
-                EmittedStep(self.node, kernel, tuple(words), units, grain, flops, bytes)
+                EmittedStep(self.node, kernel, tuple(arguments), units, grain, flops, bytes)
             )
 
     def report(self, operand: str) -> Report:

@@ -22,7 +22,7 @@ from subgraph.engine.planner.concrete_types import (
     is_shape_like,
     known_concrete,
 )
-from subgraph.engine.planner.constants import as_it_is, derive, made, parameters_of
+from subgraph.engine.planner.constants import contiguous_array, derive, made, parameters_of
 from subgraph.engine.planner.layouts import Arranger, copying
 from subgraph.engine.planner.lowering import (
     Lowering,
@@ -309,7 +309,9 @@ class Planner:
             self.derived_bytes += operand.nbytes
             operand.derived = derive(node, inputs, k, type_)
             operand.storage = Storage(
-                "weight", operand.nbytes, weight=Weight("plain", as_it_is, (operand.derived,))
+                "weight",
+                operand.nbytes,
+                weight=Weight("plain", contiguous_array, (operand.derived,)),
             )
             self.operands[value] = operand
         return True
@@ -421,7 +423,7 @@ class Planner:
         for (value, _), operand in zip(outputs, low.outputs, strict=True):
             self.operands[value] = operand
         for output, source in low.in_place_pairs:
-            step = next((k for k, s in enumerate(low.steps) if output in s.words), None)
+            step = next((k for k, s in enumerate(low.steps) if output in s.arguments), None)
             if step is not None:
                 self.pairs.append((output, source, first + step))
 

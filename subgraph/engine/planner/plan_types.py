@@ -147,11 +147,11 @@ def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
 
 def mentioned(item: Item) -> list[Storage]:
     """Return the storages that a step reads or writes."""
-    words: Sequence[Any]
-    words = (*item.inputs, *item.outputs) if isinstance(item, ReferenceStep) else item.words
+    arguments: Sequence[Any]
+    arguments = item.arguments if isinstance(item, EmittedStep) else (*item.inputs, *item.outputs)
     found: list[Storage] = []
-    for word in words:
-        storage = None if isinstance(word, (int, float)) else getattr(word, "storage", None)
+    for argument in arguments:
+        storage = None if isinstance(argument, (int, float)) else getattr(argument, "storage", None)
         if storage is not None:
             found.append(storage)
     return found

@@ -168,7 +168,9 @@ def test_pooling_windows_stay_in_the_layout_they_meet(first: str) -> None:
 
 
 def _all(plan: Plan) -> list[Operand]:
-    found = [word for step in plan.items if isinstance(step, EmittedStep) for word in step.words]
+    found = [
+        word for step in plan.items if isinstance(step, EmittedStep) for word in step.arguments
+    ]
     return [word for word in found if isinstance(word, Operand)]
 
 

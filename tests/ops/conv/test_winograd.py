@@ -295,7 +295,7 @@ def test_one_form_of_weights_that_maps_of_several_sizes_share() -> None:
     types = [TensorType("float32", (1, 64, side, side)) for side in (40, 12, 5)]
     shared = make_plan(graph, [*types], {}, PlanOptions())
     steps = [item for item in shared.items if isinstance(item, EmittedStep)]
-    words = [word for step in steps for word in step.words if isinstance(word, Weight)]
+    words = [word for step in steps for word in step.arguments if isinstance(word, Weight)]
     recipes = {word.recipe for word in words if w.parameter in word.sources}
     assert len(recipes) == 1
     given = [rng.standard_normal((1, 64, side, side)).astype(np.float32) for side in (40, 12, 5)]
@@ -316,7 +316,7 @@ def test_weights_of_large_maps_are_transformed_in_each_run(monkeypatch: pytest.M
     plan = make_plan(graph, types, {}, PlanOptions())
     steps = [item for item in plan.items if isinstance(item, EmittedStep)]
     made = [step for step in steps if step.kernel.factory == "winograd_of_panels"]
-    words = [word for step in steps for word in step.words if isinstance(word, Weight)]
+    words = [word for step in steps for word in step.arguments if isinstance(word, Weight)]
     kept = {word.recipe for word in words if w.parameter in word.sources}
     if host.lanes("float32") > 1:
         assert len(made) == 1
