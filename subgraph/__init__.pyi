@@ -2,15 +2,16 @@
 from . import ops, passes, testing
 from ._version import __version__
 from .devices.backends.property import BackendState, backends
-from .devices.core import (
-    Core,
+from .devices.core import Core
+from .devices.default_core import (
     compile_model,
     default_core,
     get_versions,
     import_model,
     query_model,
 )
-from .devices.device import Device, QueryResult
+from .devices.device import Device
+from .devices.query import QueryResult
 from .engine.toolchain.toolchain import CompileEvent, watch_compilation
 from .errors import (
     BlobError,

@@ -11,7 +11,9 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast, runtime_checkable
 
-from subgraph.devices.device import Config, Device, QueryResult, class_name, without_defaults
+from subgraph.devices.device import Config, Device, class_name
+from subgraph.devices.model_input import without_defaults
+from subgraph.devices.query import QueryResult
 from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Graph
 from subgraph.partition.constants import constant_nodes, constants_to_weights

@@ -1,20 +1,15 @@
-"""`Core`: finds devices, compiles models for them and imports exported models.
-
-``sg.compile_model`` and the other functions of this module use one default Core.
-"""
+"""`Core`: finds devices, compiles models for them and imports exported models."""
 
 from __future__ import annotations
 
-import importlib
 import io
 import logging
-import pkgutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import partial
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from subgraph._version import __version__
 from subgraph.devices.calls import (
@@ -28,14 +23,18 @@ from subgraph.devices.calls import (
     query_on,
     set_properties,
 )
-from subgraph.devices.device import (
-    Config,
-    Device,
-    QueryResult,
-    package_version,
-    without_defaults,
+from subgraph.devices.device import Config, Device, package_version
+from subgraph.devices.device_sources import (
+    BACKENDS,
+    PLUGINS,
+    device_from,
+    device_modules,
+    device_of_module,
+    installed_devices,
+    unknown_device,
 )
-from subgraph.devices.model_input import Model, prepared, read_model
+from subgraph.devices.model_input import Model, prepared, read_model, without_defaults
+from subgraph.devices.query import QueryResult
 from subgraph.errors import (
     BlobError,
     ConfigError,
@@ -54,14 +53,7 @@ from subgraph.system.gc_control import paused_gc
 from subgraph.system.registry import defined_at, nearest
 from subgraph.system.trusted_files import open_regular
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
 _log = logging.getLogger("subgraph")
-_GROUP = "subgraph.devices"  # of entry points
-_PLUGINS = "subgraph.devices.plugins"
-_BACKENDS = "subgraph.devices.backends"
-_SHARED_FILES = ("base", "property")  # modules of these packages that define no device
 
 
 class Core:
@@ -75,8 +67,8 @@ class Core:
         self._devices: dict[str, Device] = {}
         self._failed: dict[str, str] = {}
         self._extensions: list[Operator] = []
-        for name, module in _device_files(_PLUGINS).items():
-            self._makers[name] = (partial(_device_of_file, module), module)
+        for name, module in device_modules(PLUGINS).items():
+            self._makers[name] = (partial(device_of_module, module), module)
 
     def _find_installed(self) -> None:
         """Register the devices of other packages from their entry points, once.
@@ -87,11 +79,8 @@ class Core:
         with self._lock:
             if self._searched_installed:
                 return
-            from importlib.metadata import entry_points
-
-            for point in sorted(entry_points(group=_GROUP), key=lambda p: p.name):
-                owner = f"entry point {point.value}"
-                self._claim(point.name, partial(_loaded, point), owner)
+            for name, make, owner in installed_devices():
+                self._claim(name, make, owner)
             self._searched_installed = True
 
     @property
@@ -100,7 +89,7 @@ class Core:
 
         Such a device starts when it is asked for by name; no list of available devices has it.
         """
-        return [name for name in _device_files(_BACKENDS) if name not in self._makers]
+        return [name for name in device_modules(BACKENDS) if name not in self._makers]
 
     def _claim(self, name: str, make: Callable[[], Device], owner: str) -> None:
         known = self._makers.get(name)
@@ -126,7 +115,7 @@ class Core:
             raise DeviceError(f"device {name!r}: {device!r} is no sg.Device, nor a class of them")
         with self._lock:
             self._find_installed()
-            self._claim(name, lambda: _made(device), defined_at(kind))
+            self._claim(name, lambda: device_from(device), defined_at(kind))
             self._devices.pop(name, None)
             self._failed.pop(name, None)
 
@@ -155,7 +144,7 @@ class Core:
             self._find_installed()
             for name in extension.kernels:
                 if name not in self._makers:
-                    raise _unknown_device(name, self._makers)
+                    raise unknown_device(name, self._makers)
             known = extension in self._extensions
             register_operator(extension)
             taken: list[Device] = []
@@ -251,11 +240,11 @@ class Core:
         if name not in self._makers:
             self._find_installed()
         maker = self._makers.get(name)
-        module = _device_files(_BACKENDS).get(name, "")
+        module = device_modules(BACKENDS).get(name, "")
         if maker is None and not module:
-            raise _unknown_device(name, [*self._makers, *_device_files(_BACKENDS)])
+            raise unknown_device(name, [*self._makers, *device_modules(BACKENDS)])
         try:
-            device = _device_of_file(module) if maker is None else maker[0]()
+            device = device_of_module(module) if maker is None else maker[0]()
             device.name = name
             device.core = self
             device.ensure_started()
@@ -547,89 +536,3 @@ def _opened(path: str | PathLike[str]) -> IO[bytes]:
         return open_regular(path)
     except OSError as error:
         raise file_error("read", path, error) from error
-
-
-def _made(device: Device | type[Device]) -> Device:
-    return device() if isinstance(device, type) else device
-
-
-@cache
-def _device_files(package: str) -> dict[str, str]:
-    """Return the modules of a package that define a device each, by the device's name."""
-    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    names = sorted(info.name for info in found if info.name not in _SHARED_FILES)
-    return {name.upper(): f"{package}.{name}" for name in names}
-
-
-def _loaded(point: EntryPoint) -> Device:
-    return _made(point.load())
-
-
-def _device_of_file(module_name: str) -> Device:
-    """Return an instance of the one device class that a module defines."""
-    module = importlib.import_module(module_name)
-    found = [
-        thing
-        for thing in vars(module).values()
-        if isinstance(thing, type)
-        and issubclass(thing, Device)
-        and thing.__module__ == module.__name__
-    ]
-    if len(found) != 1:
-        raise DeviceError(f"{module.__name__} must define one Device, it defines {len(found)}")
-    return found[0]()
-
-
-@cache
-def default_core() -> Core:
-    """Return the Core of the process, which ``sg.compile_model`` and its like use."""
-    return Core()
-
-
-def compile_model(
-    model: Model,
-    device_name: str = "AUTO",
-    config: Config | None = None,
-    *,
-    preprocess: Mapping[str, Any] | None = None,
-) -> CompiledModel:
-    """Compile a model on the default core: see `Core.compile_model`."""
-    return default_core().compile_model(model, device_name, config, preprocess=preprocess)
-
-
-def import_model(
-    source: str | PathLike[str] | bytes | IO[bytes],
-    device_name: str = "",
-    config: Config | None = None,
-) -> CompiledModel:
-    """Import an exported model on the default core: see `Core.import_model`."""
-    return default_core().import_model(source, device_name, config)
-
-
-def get_versions(device_name: str = "") -> dict[str, str]:
-    """Return versions, of the default core's devices: see `Core.get_versions`."""
-    return default_core().get_versions(device_name)
-
-
-def query_model(
-    model: Model,
-    device_name: str = "AUTO",
-    config: Config | None = None,
-    *,
-    preprocess: Mapping[str, Any] | None = None,
-) -> QueryResult:
-    """Ask which nodes a device supports on the default core: see `Core.query_model`."""
-    return default_core().query_model(model, device_name, config, preprocess=preprocess)
-
-
-# Device names of other frameworks for hardware that OPENCL can use.
-_OPENCL_NAMES = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
-
-
-def _unknown_device(name: str, known: Iterable[str]) -> DeviceError:
-    """Return the error for a name without a registered device."""
-    if name.partition(".")[0].upper() in _OPENCL_NAMES:
-        hint = "graphics processors are reached by OPENCL: pip install 'subgraph-ml[opencl]'"
-    else:
-        hint = nearest(name, known)
-    return DeviceError(f"no device named {name!r}; {hint}")

@@ -11,13 +11,18 @@ from __future__ import annotations
 import copy
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import IO, Any, ClassVar, Protocol, Self
 
-import attrs
-
+from subgraph.devices.query import (
+    PreparedGraph,
+    QueryResult,
+    origins,
+    own_op_reason,
+    reason_of,
+    refuse_with_users,
+)
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.operator import Operator
@@ -84,53 +89,6 @@ class DeviceTable(Protocol):
     def add_extension(self, extension: Operator) -> None:
         """Make a custom operator known."""
         ...
-
-
-@attrs.frozen
-class PreparedGraph:
-    """What a device has made of a graph to answer a query, for a compilation that follows.
-
-    Attributes:
-        graph: What `Device.transform` made of the graph.
-        refused: For nodes of ``graph`` that the device cannot run the reason why, by name;
-            `Device.supports` is asked about the others.
-        found: What else the device has found out, in a form of its own.
-    """
-
-    graph: Graph
-    refused: Mapping[str, str] = attrs.field(factory=dict[str, str])
-    found: Any = None
-
-
-class QueryResult(dict[str, str]):
-    """Node name to device name for the nodes that are supported.
-
-    Attributes:
-        reasons: For each other node why it is not.
-        prepared: What the device has made of the graph, for a compilation that follows.
-        weights: Names of the constants that the device takes as weights of other nodes only.
-        lifted: The graph with these constants as Parameters, which is what to compile; None where
-            there are none.
-        refused: Nodes whose affinity names a device that does not take them, and that device's
-            reason; another device has them.
-    """
-
-    def __init__(
-        self,
-        supported: Mapping[str, str],
-        reasons: Mapping[str, str],
-        prepared: PreparedGraph | None = None,
-        weights: AbstractSet[str] = frozenset(),
-        lifted: Graph | None = None,
-        refused: Mapping[str, str] | None = None,
-    ) -> None:
-        """Take the supported nodes and the reasons of the others."""
-        super().__init__(supported)
-        self.reasons: dict[str, str] = dict(reasons)
-        self.prepared = prepared
-        self.weights = weights
-        self.lifted = lifted
-        self.refused: dict[str, str] = dict(refused or {})
 
 
 class Device:
@@ -251,17 +209,17 @@ class Device:
         options = self.options_for(config)
         prepared = self._prepare(graph, options)
         known = {n.name for n in graph.nodes}
-        reasons = {n.name: text for n in graph.nodes if (text := self._own_op(n))}
+        reasons = {n.name: text for n in graph.nodes if (text := self._own_op_reason(n))}
         seen = set(reasons)
         for node in prepared.graph.nodes:
             names = set(origins(node))
             names.update((node.name, *region_of(node).split(",")))
             seen |= names
-            text = self._own_op(node) or prepared.refused.get(node.name, "")
+            text = self._own_op_reason(node) or prepared.refused.get(node.name, "")
             text = text or self._refusal(node, options)
             if text:
                 reasons.update((name, text) for name in names if name not in reasons)
-        _follow_users(graph, seen, reasons)
+        refuse_with_users(graph, seen, reasons)
         supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
         return QueryResult(supported, {k: v for k, v in reasons.items() if k in known}, prepared)
 
@@ -321,9 +279,9 @@ class Device:
             )
         return found
 
-    def _own_op(self, node: Node) -> str:
+    def _own_op_reason(self, node: Node) -> str:
         """Return why a node is left to its own op, "" if it has none."""
-        return own_op(node)
+        return own_op_reason(node)
 
     def _refusal(self, node: Node, options: DeviceOptions) -> str:
         """Return why the device does not run a node, "" if it does."""
@@ -496,56 +454,6 @@ class Device:
         return f"<{type(self).__name__} {self.name}>"
 
 
-def origins(node: Node) -> Iterator[str]:
-    """Yield the names of the original nodes that a node of a transformed graph stands for."""
-    if node.subgraph is not None:
-        work = list(node.subgraph.nodes)
-        while work:
-            inner = work.pop()
-            if inner.subgraph is None:
-                yield from _listed(inner)
-            else:
-                work.extend(inner.subgraph.nodes)
-        return
-    yield from _listed(node)
-
-
-def own_op(node: Node) -> str:
-    """Return why no device may take ``node``: it, or a region in its bodies, has a user's op.
-
-    Returns:
-        The reason; "" if a device may take it.
-    """
-    bodies = node.bodies if node.attrs else ()
-    inside = (each for body in bodies for level in body.levels() for each in level.nodes)
-    for each in (node, *inside):
-        if each.op is not None and type(each.op) is not DefaultSubgraphOp:
-            what = "" if each is node else f"holds {each.name!r}, which "
-            return f"{what}runs by its own op, {type(each.op).__name__}"
-    return ""
-
-
-def _listed(node: Node) -> list[str]:
-    origin = (node.metadata or {}).get("origin")
-    return origin.split("\n") if origin else [node.name]
-
-
-def reason_of(answer: object, node: Node, device: str) -> str:
-    """Return the text of a refusal."""
-    given = getattr(answer, "reason", "")
-    return str(given) or f"{device} does not run {node.op_type}"
-
-
-def _follow_users(graph: Graph, seen: set[str], reasons: dict[str, str]) -> None:
-    """Nodes that vanished in the transformation (constants, identities) follow their users."""
-    for node in reversed(graph.nodes):
-        if node.name in seen or node.name in reasons:
-            continue
-        refused = [user for user in node.successors() if user.name in reasons]
-        if refused:
-            reasons[node.name] = f"only node {refused[0].name!r} needs it, which is not supported"
-
-
 # Metrics that take time to find out, and are only found out when they are asked for.
 _ASKED_ALONE: dict[str, Callable[[Device], Any]] = {
     "RANGE_FOR_ASYNC_INFER_REQUESTS": lambda device: device.request_range(),
@@ -569,19 +477,6 @@ def package_version(kind: type[Device]) -> str:
 def class_name(kind: type[Device]) -> str:
     """Return what a device is called before it is registered."""
     return kind.__name__.removesuffix("Device").upper()
-
-
-def without_defaults(graph: Graph) -> Graph:
-    """Return the graph with inputs that have a default as plain weights.
-
-    Old models list every weight among the inputs; compiled as inputs nothing made of them would be
-    kept. `CompiledModel.offer_defaults` brings the inputs back.
-    """
-    if all(value.parameter is None for value in graph.inputs):
-        return graph
-    copy = graph.clone()
-    copy.inputs = tuple(value for value in copy.inputs if value.parameter is None)
-    return copy
 
 
 def whole_graph(graph: Graph, device: str, make_op: Callable[[Graph], SubgraphOp]) -> Graph:

@@ -66,3 +66,16 @@ def _partitioned(graph: Graph, names: list[str]) -> Graph:
     except PartitionError as error:
         error.add_note(f"the environment variable {BACKEND_VARIABLE} asks for {', '.join(names)}")
         raise
+
+
+def without_defaults(graph: Graph) -> Graph:
+    """Return the graph without the inputs that have a default value: they become plain weights.
+
+    Old models list every weight among the inputs. Packed forms are cached for weights, not for
+    inputs. `CompiledModel.offer_defaults` lets calls replace such weights.
+    """
+    if all(value.parameter is None for value in graph.inputs):
+        return graph
+    copy = graph.clone()
+    copy.inputs = tuple(value for value in copy.inputs if value.parameter is None)
+    return copy

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from subgraph.devices.core import compile_model
+from subgraph.devices.default_core import compile_model
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
 from subgraph.onnx_format.file import load

@@ -14,7 +14,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from subgraph.devices.core import Core, default_core
+from subgraph.devices.core import Core
+from subgraph.devices.default_core import default_core
 from subgraph.devices.device import Device, class_name
 from subgraph.errors import (
     BlobError,

@@ -13,7 +13,7 @@ import numpy as np
 
 from subgraph.devices.calls import known_properties
 from subgraph.devices.core import Core
-from subgraph.devices.device import QueryResult
+from subgraph.devices.query import QueryResult
 from subgraph.errors import DeviceError
 from subgraph.graph.graph import Graph
 from subgraph.operators import subgraph_op

@@ -363,7 +363,7 @@ def _check_results(
 
 def run_reference(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
     """Return the results of ``graph`` on the device REFERENCE, by position."""
-    from subgraph.devices.core import compile_model
+    from subgraph.devices.default_core import compile_model
 
     results = compile_model(graph, "REFERENCE", {"RUNTIME_FALLBACK": False})(inputs)
     return [results[position] for position in range(len(graph.outputs))]

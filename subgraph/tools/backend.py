@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-from subgraph.devices.core import default_core
+from subgraph.devices.default_core import default_core
 from subgraph.errors import DeviceError
 from subgraph.graph.types import Array, OptionalType, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.protobuf import type_to_proto

@@ -19,9 +19,9 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices import profiles
-from subgraph.devices.device import origins
 from subgraph.devices.placement import Link, place_by_cost, placement_cost, transfers
 from subgraph.devices.profiles import measure, measure_link, read_profile, write_profile
+from subgraph.devices.query import origins
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system.registry import Registry
 

@@ -17,7 +17,7 @@ import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
 
 import subgraph as sg
-from subgraph.devices.device import QueryResult
+from subgraph.devices.query import QueryResult
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
 from subgraph.runtime.cancel import Cancel

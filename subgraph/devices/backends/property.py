@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from subgraph.devices.backends.base import Backend, library_version
-from subgraph.devices.core import default_core
+from subgraph.devices.default_core import default_core
 from subgraph.errors import DeviceError
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import subgraph_node

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import attrs
 
-from subgraph.devices.device import Device, PreparedGraph
+from subgraph.devices.device import Device
+from subgraph.devices.query import PreparedGraph
 from subgraph.engine.cpu.region_op import CpuRegionOptions, CpuSubgraphOp
 from subgraph.engine.planner.dry_run import trial
 from subgraph.engine.planner.lowering import LOWERINGS, lowering

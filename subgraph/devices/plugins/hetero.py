@@ -21,12 +21,13 @@ from subgraph.devices.affinity_cut import (
     cut_by_affinity,
 )
 from subgraph.devices.calls import known_properties, query_on, require_support
-from subgraph.devices.device import Config, Device, QueryResult
+from subgraph.devices.device import Config, Device
 from subgraph.devices.export import region_nodes
 from subgraph.devices.fallback import DeviceFallback, compile_region, guard
 from subgraph.devices.placement import Link, place_by_cost, transfers, value_bytes
 from subgraph.devices.plugins.reference import ReferenceDevice
 from subgraph.devices.profiles import read_profile
+from subgraph.devices.query import QueryResult
 from subgraph.devices.region_dump import dump_regions
 from subgraph.devices.stage_placement import place_in_stages
 from subgraph.devices.virtual import VirtualDevice, listed, split_config

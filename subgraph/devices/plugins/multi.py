@@ -17,9 +17,10 @@ from typing import IO, Any
 import attrs
 
 from subgraph.devices.calls import query_on
-from subgraph.devices.device import Config, Device, QueryResult
+from subgraph.devices.device import Config, Device
 from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_model
 from subgraph.devices.fallback import are_finite, not_finite, stands
+from subgraph.devices.query import QueryResult
 from subgraph.devices.virtual import VirtualDevice, listed, split_config
 from subgraph.errors import (
     BlobError,

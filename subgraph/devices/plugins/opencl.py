@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from subgraph.devices.device import Device, PreparedGraph
+from subgraph.devices.device import Device
+from subgraph.devices.query import PreparedGraph
 from subgraph.engine.planner.dry_run import refusals
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.region.region_op import Guards, RegionOptions

@@ -21,7 +21,7 @@ class ReferenceDevice(Device):
         """Take every node."""
         return True
 
-    def _own_op(self, node: Node) -> str:
+    def _own_op_reason(self, node: Node) -> str:
         return ""  # the default executor walks over them
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:

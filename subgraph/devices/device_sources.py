@@ -1,0 +1,82 @@
+"""Sources of devices: modules of Subgraph, entry points of other packages, classes of users.
+
+A module of `PLUGINS` or `BACKENDS` defines one device; its name in capitals is the device's name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+
+from subgraph.devices.device import Device
+from subgraph.errors import DeviceError
+from subgraph.system.registry import nearest
+
+PLUGINS = "subgraph.devices.plugins"  # package of the built-in devices
+BACKENDS = "subgraph.devices.backends"  # package of the devices over other libraries
+_ENTRY_POINTS = "subgraph.devices"  # group of the entry points of other packages
+_SHARED_MODULES = ("base", "property")  # modules of the packages that define no device
+# Device names of other frameworks for hardware that OPENCL can use.
+_OPENCL_NAMES = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
+
+
+@cache
+def device_modules(package: str) -> dict[str, str]:
+    """Return the module of each device that a package defines, by the device's name."""
+    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    names = sorted(info.name for info in found if info.name not in _SHARED_MODULES)
+    return {name.upper(): f"{package}.{name}" for name in names}
+
+
+def device_of_module(module_name: str) -> Device:
+    """Return an instance of the one device class that a module defines.
+
+    Raises:
+        DeviceError: The module defines none or several.
+    """
+    module = importlib.import_module(module_name)
+    found = [
+        item
+        for item in vars(module).values()
+        if isinstance(item, type)
+        and issubclass(item, Device)
+        and item.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        raise DeviceError(f"{module.__name__} must define one Device, it defines {len(found)}")
+    return found[0]()
+
+
+def device_from(device: Device | type[Device]) -> Device:
+    """Return a device, or an instance of a class of devices."""
+    return device() if isinstance(device, type) else device
+
+
+def installed_devices() -> Iterator[tuple[str, Callable[[], Device], str]]:
+    """Yield the devices of other packages: name, function that makes the device, and owner.
+
+    Reading the metadata of all installed packages takes some milliseconds.
+    """
+    from importlib.metadata import EntryPoint, entry_points
+
+    def load(point: EntryPoint) -> Device:
+        return device_from(point.load())
+
+    for point in sorted(entry_points(group=_ENTRY_POINTS), key=lambda p: p.name):
+        yield point.name, partial(load, point), f"entry point {point.value}"
+
+
+def unknown_device(name: str, known: Iterable[str]) -> DeviceError:
+    """Return the error for a name without a registered device.
+
+    Args:
+        name: The name.
+        known: The names of all devices, of which the message lists the nearest.
+    """
+    if name.partition(".")[0].upper() in _OPENCL_NAMES:
+        hint = "graphics processors are reached by OPENCL: pip install 'subgraph-ml[opencl]'"
+    else:
+        hint = nearest(name, known)
+    return DeviceError(f"no device named {name!r}; {hint}")
