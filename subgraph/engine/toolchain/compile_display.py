@@ -1,6 +1,6 @@
-"""Shows the progress of compilation, in counts, in one line of a terminal or a notebook.
+"""Progress of compilation: one line, rewritten in place, on a terminal or in a notebook.
 
-Nothing is written to other streams; the log has one line when compilation begins.
+Nothing is written if the standard error is neither; the log then has one line per batch.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from subgraph.system.forking import free_in_child
 
 _lock = free_in_child(threading.Lock())
-_shown = 0  # width of the line that is shown
+_shown = 0  # characters of the line on the screen
 
 
 def show(done: int, total: int, doing: str) -> None:
-    """Show how many kernels are compiled; the line replaces the one before.
+    """Show how many kernels are compiled, in place of the previous line.
 
     Args:
-        done: Number of compiled kernels.
-        total: Number of kernels to compile.
-        doing: Name of the kernel that is being compiled.
+        done: Number of kernels that this process has compiled.
+        total: Number of kernels that it has compiled or knows that it must compile.
+        doing: Factory name of the kernel whose compilation begins or ended.
     """
     if _is_watched():
         _write(f"compiling kernels for this machine, once: {done}/{total} ({doing})")
@@ -35,7 +35,7 @@ def end() -> None:
 
 
 def _is_watched() -> bool:
-    """Return whether the standard error is a terminal or a notebook."""
+    """Return whether a person can see the standard error: a terminal or a notebook cell."""
     stream: Any = sys.stderr
     try:
         return bool(stream.isatty()) or _in_notebook()
@@ -44,6 +44,7 @@ def _is_watched() -> bool:
 
 
 def _in_notebook() -> bool:
+    """Return whether IPython runs as a Jupyter kernel, whose shell has this class name."""
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return type(shell).__name__ == "ZMQInteractiveShell"
 

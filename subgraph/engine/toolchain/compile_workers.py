@@ -1,8 +1,9 @@
-"""Worker processes that compile kernels into the cache, as numba compiles one kernel at a time.
+"""Worker processes that compile kernels into the cache in parallel.
 
-A worker is a new interpreter that reads kernels as lines of JSON and answers each with a line. One
-thread of this process feeds each worker from a common queue, and the calling thread compiles, too.
-A kernel that a worker fails to compile is compiled again by the caller, who gets the error.
+Processes rather than threads, because numba compiles under a global lock. A worker is a new
+interpreter that reads one kernel per line of JSON and answers each with one line. A feeder thread
+per worker takes kernels from a common queue; the calling thread compiles from it, too. Kernels that
+a worker could not compile are compiled again by the calling thread, which raises the error.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import host
 from subgraph.weights.sharing import start_threads
 
-_LEAST_PER_WORKER = 3  # kernels; compiling fewer takes less time than starting a worker
-_MOST_WORKERS = 15
+# Kernels per worker: starting an interpreter and importing numba costs about as much as compiling
+# this many (estimate).
+_LEAST_PER_WORKER = 3
+_MOST_WORKERS = 15  # bounds the memory of the processes (estimate)
 _DONE = "done"
+# The program of a worker. Its first line of input is this process's ``sys.path``.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
     "from subgraph.engine.toolchain.toolchain import compile_to_cache; "
@@ -33,9 +37,9 @@ _Report = Callable[[Kernel, float | None], None]
 
 
 def worthwhile_workers(kernels: int) -> int:
-    """Return the number of worker processes for the compilation of some kernels."""
+    """Return how many worker processes to start for a number of kernels; 0 to compile here."""
     if not Path(sys.executable or "none").stem.startswith(("python", "pypy")):
-        return 0  # inside another program, whose executable is no interpreter
+        return 0  # Python is embedded: the executable is not an interpreter
     return max(0, min(host.core_count() - 1, kernels // _LEAST_PER_WORKER, _MOST_WORKERS))
 
 
@@ -48,14 +52,14 @@ def compile_kernels(
     """Compile kernels into the cache with worker processes.
 
     Args:
-        kernels: The kernels.
-        workers: Number of worker processes.
-        compile_here: Compiles one in this process.
-        report: Called with a kernel before a worker compiles it, with None, and after, with the
-            seconds that it took.
+        kernels: The kernels to compile.
+        workers: Number of worker processes to start.
+        compile_here: Compiles a kernel into the cache in this process.
+        report: ``(kernel, None)`` is called before a worker compiles a kernel, and
+            ``(kernel, seconds)`` after it has. Called from feeder threads.
 
     Raises:
-        KernelError: Raised by ``compile_here``.
+        KernelError: ``compile_here`` raised it. No further kernel is started then.
     """
     tasks: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
     left: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
@@ -78,6 +82,7 @@ def compile_kernels(
 
 
 def _drain(tasks: queue.SimpleQueue[Kernel], use: Callable[[Kernel], None]) -> None:
+    """Call ``use`` with kernels of a queue until it is empty."""
     while True:
         try:
             kernel = tasks.get_nowait()
@@ -87,7 +92,7 @@ def _drain(tasks: queue.SimpleQueue[Kernel], use: Callable[[Kernel], None]) -> N
 
 
 class _Worker:
-    """A worker process."""
+    """A worker process and the pipes to it; see `work` for the protocol."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -105,20 +110,24 @@ class _Worker:
             self._process.stdin.flush()
 
     def compile(self, kernel: Kernel) -> bool:
-        """Compile a kernel; return whether it is in the cache now."""
+        """Have the worker compile a kernel into the cache; return whether it succeeded."""
         self._send([kernel.module, kernel.factory, dict(kernel.variant)])
         answer = self._process.stdout.readline() if self._process.stdout is not None else ""
         return answer.strip() == _DONE
 
     def close(self) -> None:
-        """End the process by closing its input."""
+        """Close the worker's input, which ends it, and wait for its end."""
         self._process.communicate()
 
 
 def _feed(
     tasks: queue.SimpleQueue[Kernel], left: queue.SimpleQueue[Kernel], report: _Report
 ) -> None:
-    """Send kernels to one worker until there are none; the body of a feeder's thread."""
+    """Send kernels to one worker until the queue is empty; the body of a feeder thread.
+
+    The worker starts with the first kernel. A kernel that it does not compile, also because its
+    process cannot start or has died, is put into ``left``.
+    """
     worker: _Worker | None = None
 
     def ask(kernel: Kernel) -> None:
@@ -141,15 +150,17 @@ def _feed(
 
 
 def _frozen(value: Any) -> Any:
-    """Return an option of a variant, with tuples again instead of JSON's lists."""
+    """Return an option of a variant as it was before JSON: lists become tuples."""
     return value if isinstance(value, int | float | str) else tuple(value)
 
 
 def work(compile_to_cache: Callable[[Kernel], None]) -> None:
     """Compile the kernels that the standard input names until it ends; the body of a worker.
 
+    A line of input is ``[module, factory, variant]``; the answer is ``done`` or ``failed``.
+
     Args:
-        compile_to_cache: Compiles a kernel into the cache.
+        compile_to_cache: Compiles a kernel into the cache, or raises.
     """
     answers, sys.stdout = sys.stdout, sys.stderr  # a kernel module may print
     for line in sys.stdin:
@@ -158,7 +169,7 @@ def work(compile_to_cache: Callable[[Kernel], None]) -> None:
         try:
             compile_to_cache(Kernel(module, factory, **options))
         except Exception:
-            # The caller compiles the kernel again, and gets the error.
+            # The parent process compiles the kernel again and so raises the error itself.
             answers.write("failed\n")
         else:
             answers.write(f"{_DONE}\n")

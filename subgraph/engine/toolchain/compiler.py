@@ -1,9 +1,17 @@
-"""From a kernel factory to object code, with numba; imported only when something must be compiled.
+"""The compiler: a kernel's Python function to object code, through numba and LLVM.
 
-Numba's frontend types and lowers the kernel; its modules are linked without numba's own passes and
-optimised once, by our target machine for the instruction set in force. That takes interfaces which
-numba does not document (`subgraph.system.numba_internals`). Where they are missing, numba compiles
-the kernel as any function for C, which takes longer, and its result is optimised again.
+1. Numba's frontend infers types and lowers the function, and each function that it calls, to LLVM
+   IR (`_lower`).
+2. A wrapper with the kernel's C signature is added, and all modules are linked into one.
+3. LLVM's -O3 pipeline runs once over that module, for the target machine of one `Isa`
+   (`_optimised`), and emits an object file.
+
+Numba by itself would optimise every function alone and then again after linking. To leave that out
+takes interfaces that numba does not document (`subgraph.system.numba_internals`). If this version
+of numba lacks one, step 1 is numba's public ``cfunc`` (`_lower_plainly`), whose optimised result
+passes through step 3 once more: slower to compile, and for this machine's architecture only.
+
+This module imports numba; it is itself imported only when a kernel must be compiled.
 """
 
 from __future__ import annotations
@@ -26,11 +34,13 @@ from subgraph.system.host import Isa
 
 _LOG = logging.getLogger("subgraph.engine")
 _WORD = ir.IntType(64)
+# Numba's types of the values in kernels; for calls with these alone numba's answers are memoised.
 _VALUES = (types.Number, types.Boolean, VecType, ArgumentsView)
 
 
 @cache
 def _context(isa: Isa) -> Any:
+    """Return numba's target context that lowers code for an instruction set."""
     ll.initialize_native_asmparser()  # without it LLVM aborts at inline assembly
     triple = targets.triple()
     codegen = internals.make_codegen(isa.cpu, isa.features, triple, _make_machine)
@@ -38,27 +48,37 @@ def _context(isa: Isa) -> Any:
 
 
 def _make_machine(**options: Any) -> Any:
+    """Return an LLVM target machine for the architecture in force."""
     return targets.target().create_target_machine(**options)
 
 
 @cache
 def _machine(isa: Isa) -> Any:
-    """Return the target machine that optimises for an instruction set and emits its code."""
+    """Return the target machine that optimises for an instruction set and emits its code.
+
+    Its code is position independent, as `objectfile` places it at any address.
+    """
     return _make_machine(
         cpu=isa.cpu, features=isa.features, reloc="pic", codemodel="default", opt=3
     )
 
 
 def make_function(module: str, factory: str, variant: dict[str, Any]) -> Any:
-    """Import a kernel module, call its factory and return the plain Python kernel."""
+    """Import a kernel module and return the Python function that its factory makes.
+
+    Args:
+        module: Full dotted name of the module.
+        factory: Name of the factory function in it.
+        variant: Keyword arguments of the factory.
+    """
     return getattr(importlib.import_module(module), factory)(**variant)
 
 
 def _lower(function: Any, symbol: str, isa: Isa) -> Any:
-    """Return the linked, unoptimised LLVM module with the kernel under its C name.
+    """Return the linked, unoptimised LLVM module that defines ``symbol`` as the kernel's function.
 
     Raises:
-        MissingInterface: Numba lacks an interface that this takes.
+        MissingInterface: This version of numba lacks an interface that is used here.
     """
     with internals.pieces().lock:
         context = _context(isa)
@@ -68,7 +88,8 @@ def _lower(function: Any, symbol: str, isa: Isa) -> Any:
             try:
                 with internals.few_passes():
                     result = internals.typed_and_lowered(function, symbol, context, fastmath)
-            except Exception as error:  # it may need more of numba than our own kernels do
+            except Exception as error:
+                # Kernels of others may need passes that `few_passes` leaves out.
                 name = function.__qualname__
                 _LOG.debug("%s is compiled with all of numba: %s", name, error)
                 result = internals.typed_and_lowered(function, symbol, context, fastmath)
@@ -87,18 +108,18 @@ def _lower(function: Any, symbol: str, isa: Isa) -> Any:
 
 
 def _start_wrapper(module: Any, symbol: str) -> tuple[Any, Any]:
-    """Begin the C function that calls a kernel; return it and the builder of its only block."""
+    """Declare ``void symbol(int64, int64, int64, int64)``; return it and a builder in its body."""
     wrapper = ir.Function(module, ir.FunctionType(ir.VoidType(), [_WORD] * 4), symbol)
     align_stack(wrapper)
     return wrapper, ir.IRBuilder(wrapper.append_basic_block("entry"))
 
 
 def _lower_plainly(function: Any, symbol: str) -> Any:
-    """Return the LLVM module of a kernel by numba's public interface alone.
+    """Return the LLVM module that defines ``symbol``, made by numba's public interface alone.
 
     Raises:
-        DeviceError: The code is for another processor than this one, for which numba cannot
-            compile, or numba's way to call functions is not known.
+        DeviceError: The code is for another architecture than this machine's, or the compiled
+            function does not have the signature that is expected of numba.
     """
     if targets.triple():
         raise DeviceError(
@@ -110,8 +131,8 @@ def _lower_plainly(function: Any, symbol: str) -> Any:
     options: dict[str, Any] = {"fastmath": fastmath} if fastmath else {}
     made = cfunc(signature, error_model="numpy", boundscheck=False, **options)(function)
     module = ll.parse_assembly(made.inspect_llvm())
-    # The function for C asks for Python's lock to report errors; ours calls what is behind it,
-    # with places for a result and for an error before the arguments.
+    # Numba's C function takes Python's lock to report errors. The wrapper calls the function that
+    # it wraps, by numba's calling convention: status(result *, error **, arguments ...).
     name = made.native_name.removeprefix("cfunc.")
     places = [each for each in module.functions if each.name == name]
     if len(places) != 1 or len(list(places[0].arguments)) != 2 + len(signature.args):
@@ -135,29 +156,37 @@ def compile_object(function: Any, symbol: str, isa: Isa) -> bytes:
     """Compile a kernel to object code.
 
     Args:
-        function: A Python function of four int64, no result; its attribute ``fastmath`` (a set of
-            LLVM flags such as ``{"contract"}``) allows that much freedom in plain float arithmetic.
+        function: A Python function of four int64 without a result. Its attribute ``fastmath``, if
+            it has one, is the set of LLVM's fast-math flags (such as ``"contract"``) for its
+            arithmetic on Python floats; vectors' operations are unaffected.
         symbol: Name of the C function in the object.
-        isa: What to compile for.
+        isa: The instruction set to compile for.
 
     Returns:
         A relocatable object file that defines ``symbol``.
 
     Raises:
-        Exception: Whatever numba raises about the kernel's source.
+        Exception: Numba or LLVM rejects the kernel; the type is theirs.
     """
     module = _optimised(function, symbol, isa)
     return bytes(_machine(isa).emit_object(module))
 
 
 def object_and_assembly(function: Any, symbol: str, isa: Isa) -> tuple[bytes, str]:
-    """Return the object code of a kernel and its assembly, to look at; for any processor."""
+    """Return the object code of a kernel and its assembly text, for inspection and tests.
+
+    Args:
+        function: As in `compile_object`.
+        symbol: Name of the C function in the object.
+        isa: The instruction set; this machine need not have it.
+    """
     module = _optimised(function, symbol, isa)
     machine = _machine(isa)
     return bytes(machine.emit_object(module)), str(machine.emit_assembly(module))
 
 
 def _optimised(function: Any, symbol: str, isa: Isa) -> Any:
+    """Return the optimised LLVM module of a kernel, in which only ``symbol`` is external."""
     try:
         module = _lower(function, symbol, isa)
     except internals.MissingInterface as error:

@@ -1,8 +1,9 @@
-"""Levels of instruction sets, for which kernels are compiled ahead of time.
+"""Instruction set levels for which the kernels of the package are compiled ahead of time.
 
-A level is a set of features that many processors have: LLVM's ``x86-64-v3`` and ``x86-64-v4``, the
-latter also with VNNI and with the features of the first processors with bfloat16, and NEON. A
-machine runs the code of every level whose features it has.
+A level is a set of features that many processors share: the psABI's ``x86-64-v3`` and
+``x86-64-v4``, the latter also with AVX512-VNNI and with all that Zen 4 and Sapphire Rapids share,
+and AArch64 with NEON. A machine can run the code of every level whose features it has
+(`IsaLevel.runs_on`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _BF16 = (
     *(*_VNNI, "avx512bf16", "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2"),
     *("avx512vpopcntdq", "gfni", "vaes", "vpclmulqdq"),
 )
-# The processor for which LLVM schedules instructions. Its x86-64-v4 means the first processors with
-# AVX-512. Code scheduled for Zen 4 took as long as code for the machine itself, and that for
-# x86-64-v4 took 2 to 5 % longer (ResNet-50 on Zen 5, in pairs).
+# The processor whose scheduling model LLVM uses for the AVX-512 levels. LLVM's own x86-64-v4 uses
+# that of the first AVX-512 processors, whose code took 2 to 5 % longer; code scheduled for Zen 4
+# took as long as code for the machine itself (measured: ResNet-50 on Zen 5, in pairs).
 _V4_SCHEDULE = "znver4"
-# Features of that processor beyond those of a level, which are switched off.
+# Features that LLVM implies by that processor's name; those that a level lacks are switched off.
 _ZNVER4 = (
     *("adx", "aes", "clflushopt", "clwb", "clzero", "fsgsbase", "invpcid", "mwaitx", "pclmul"),
     *("pku", "prfchw", "rdpid", "rdpru", "rdrnd", "rdseed", "sha", "shstk", "sse4a", "wbnoinvd"),
@@ -37,14 +38,16 @@ _ZNVER4 = (
 
 
 class IsaLevel(NamedTuple):
-    """A level of an instruction set.
+    """An instruction set for which kernels are compiled ahead of time.
 
     Attributes:
-        name: The level's name, which is also that of the file with its kernels.
+        name: Name of the level, and stem of the file with its kernels.
         architecture: ``"x86_64"`` or ``"aarch64"``.
-        isa: The instruction set.
-        needs: LLVM's features that a machine must have.
-        planned_as: LLVM's names of processors, one for each way in which kernels are chosen.
+        isa: The instruction set that its kernels are compiled for.
+        needs: Names of LLVM's features that a machine must have to run the code.
+        planned_as: LLVM's names of processors. Lowerings choose among kernels by the processor's
+            name, too (`subgraph.system.host.halves_cost_half`): models are planned once as on each
+            of these, so that the file has the kernels of all choices.
     """
 
     name: str
@@ -54,7 +57,15 @@ class IsaLevel(NamedTuple):
     planned_as: tuple[str, ...] = ("generic",)
 
     def runs_on(self, isa: Isa, architecture: str) -> bool:
-        """Return whether code of this level can be used instead of code for an instruction set."""
+        """Return whether a machine can use this level's code as its own.
+
+        Also the vector width and the number of registers must agree, as kernels' variants, and so
+        their names in the file, depend on them.
+
+        Args:
+            isa: The instruction set in force on the machine.
+            architecture: The machine's architecture, as `subgraph.system.host.architecture` says.
+        """
         if isa.like or architecture != self.architecture or sys.byteorder != "little":
             return False
         own = (self.isa.name, self.isa.vector_bytes, self.isa.registers, self.isa.fma)
@@ -64,7 +75,7 @@ class IsaLevel(NamedTuple):
 
 
 def _text(on: Iterable[str], off: Iterable[str] = ()) -> str:
-    """Return LLVM's feature string."""
+    """Return LLVM's feature string, such as ``"+avx2,-avx512f"``; ``on`` wins over ``off``."""
     signs = {**dict.fromkeys(off, "-"), **dict.fromkeys(on, "+")}
     return ",".join(f"{sign}{feature}" for feature, sign in sorted(signs.items()))
 
@@ -74,7 +85,7 @@ def _avx512(name: str, features: tuple[str, ...]) -> IsaLevel:
     return IsaLevel(name, "x86_64", isa, frozenset(features), ("generic", "znver4"))
 
 
-# The widest last: a later level is preferred if a machine has several.
+# In order of preference, the best last: `prebuilt` searches them from the end.
 LEVELS = (
     IsaLevel(
         "x86-64-v3",

@@ -1,6 +1,7 @@
-"""Kernels: the specification of one compiled function by a kernel factory and its variant.
+"""Kernels: one compiled function, named by its factory and the factory's arguments.
 
-A factory is a plain function in a kernel module. Called with the variant it returns the kernel::
+A *factory* is a function in a kernel module. Called with a *variant* (constants: dtype, lanes,
+activation) it returns the Python function that is compiled::
 
     def direct(*, mr: int, nv: int, lanes: int, act: str):   # in ops/conv/kernels.py
         ...
@@ -9,8 +10,9 @@ A factory is a plain function in a kernel module. Called with the variant it ret
 
     Kernel("subgraph.ops.conv.kernels", "direct", mr=14, nv=2, lanes=16, act="Relu").address
 
-The kernel is compiled as ``void(int64, int64, int64, int64)``: the address of a block of argument
-words, a range of work units, and the index of the executing thread.
+The compiled function has the C signature ``void(int64, int64, int64, int64)``: the address of the
+kernel's argument block, the first and one past the last work unit to do, and the index of the
+executing thread. See docs/kernels.md.
 """
 
 from __future__ import annotations
@@ -26,17 +28,18 @@ _address: Hook[[Kernel], int] = Hook("address of a kernel")
 
 
 class Kernel:
-    """A frozen, hashable specification of one compiled function.
+    """An immutable, hashable name of one compiled function; nothing is imported or compiled yet.
 
     Args:
-        module: Full name of the module with the factory.
+        module: Full dotted name of the kernel module.
         factory: Name of the factory function in it.
-        **variant: The arguments of the factory; constants only.
+        **variant: Keyword arguments of the factory. A symbolic integer is fixed to its present
+            value, so that the plan which uses it serves that value alone.
 
     Attributes:
-        module: Full dotted name of the module.
+        module: Full dotted name of the kernel module.
         factory: Name of the factory.
-        variant: Sorted (name, value) pairs.
+        variant: Keyword arguments of the factory as (name, value) pairs, sorted by name.
     """
 
     __slots__ = ("_description", "_hash", "factory", "module", "variant")
@@ -49,15 +52,15 @@ class Kernel:
             options = [(name, _plain(option)) for name, option in options]
         self.variant: Final = tuple(sorted(options))
         self._description = ""
-        # 1 == True == 1.0, but their kernels may differ; `__eq__` also compares descriptions.
+        # 1 == True == 1.0, but their kernels may differ: `__eq__` compares the descriptions, too.
         self._hash: Final = hash((self.module, factory, self.variant))
 
     @property
     def address(self) -> int:
-        """Machine address of the function; compiled or loaded from the cache at first use.
+        """Machine address of the function, which the first use compiles or loads from the cache.
 
         Raises:
-            KernelError: It cannot be compiled or loaded.
+            KernelError: The kernel cannot be compiled or loaded.
         """
         return _address(self)
 
@@ -73,7 +76,7 @@ class Kernel:
 
     @property
     def description(self) -> str:
-        """The kernel as text, the same in every process; part of its cache key."""
+        """``module.factory(variant)`` as text, the same in every process; part of the cache key."""
         if not self._description:
             options = ", ".join(f"{name}={value!r}" for name, value in self.variant)
             self._description = f"{self.module}.{self.factory}({options})"
@@ -84,7 +87,7 @@ class Kernel:
 
 
 def _plain(option: Option) -> Option:
-    """Return an option without symbolic integers, which are fixed to their present value."""
+    """Return an option with symbolic integers fixed to their present values."""
     if isinstance(option, tuple):
         return tuple(map(pinned, option))
     return pinned(option)

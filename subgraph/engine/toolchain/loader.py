@@ -1,7 +1,7 @@
-"""Loads object code into this process: images directly, other objects by LLVM's linker.
+"""Loads object code into this process: images by mapping them, other objects by LLVM's JIT linker.
 
-The symbols that the code calls are checked before it is loaded, so that a missing one is an error
-and does not abort the process.
+The undefined symbols of the code are checked first: kernels may call only the functions listed
+here, and a symbol that this process does not have is an error instead of an abort inside LLVM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from subgraph.errors import DeviceError
 from subgraph.system.objectcache import ObjectCode
 from subgraph.weights.mapped_files import release_library
 
-# Functions that kernels may call: of the C library, the compiler runtime, and Python's lock.
+# The functions that kernels may call, of the C library, the compiler runtime and Python's C API.
 _MATH = (
     "exp exp2 expm1 log log2 log10 log1p logb pow sqrt cbrt sin cos tan sincos asin acos atan atan2"
     " sinh cosh tanh asinh acosh atanh erf erfc lgamma tgamma fmod remainder floor ceil trunc round"
@@ -39,23 +39,27 @@ _ALLOWED = frozenset([*_MATH.split(), *(f"{n}f" for n in _MATH.split()), *_OTHER
 
 
 class KernelError(DeviceError):
-    """A kernel cannot be compiled or loaded."""
+    """A kernel cannot be compiled, or its code cannot be loaded."""
 
 
-_ALIGN, _WORD = 64, 8
-_trackers: list[Any] = []  # LLVM's handles of loaded code, which is unloaded without them
-_numbers = itertools.count()
+_ALIGN, _WORD = 64, 8  # bytes: alignment of an image (a cache line), and of an address in its table
+_trackers: list[Any] = []  # LLVM's handles of linked code; LLVM unloads code without a handle
+_numbers = itertools.count()  # makes the names of LLVM's libraries unique
 
 
 @cache
 def _jit() -> Any:
+    """Return LLVM's just-in-time linker of this process."""
     from llvmlite import binding
 
     return binding.create_lljit_compiler(targets.machine())
 
 
 def rest() -> None:
-    """Release the memory of LLVM's own code, tens of megabytes that only linking needs."""
+    """Give the pages of LLVM's own library back to the system if it is loaded.
+
+    They are tens of megabytes, needed for compiling and linking only, and are read again on use.
+    """
     if "llvmlite.binding" in sys.modules:
         release_library("libllvmlite")
 
@@ -73,8 +77,8 @@ def symbol_address(name: str) -> int:
 
 
 def _libraries() -> Iterator[str | None]:
-    """Yield the libraries that kernels call, last those whose search may start a process."""
-    yield None  # all libraries that are loaded
+    """Yield libraries to search for symbols; `find_library`, which may start a process, last."""
+    yield None  # ctypes' name of everything that is loaded already
     if sys.platform.startswith("linux"):
         yield from ("libm.so.6", "libgcc_s.so.1")
     import ctypes.util
@@ -84,14 +88,14 @@ def _libraries() -> Iterator[str | None]:
 
 
 def check_symbols(what: str, needs: Iterable[str]) -> None:
-    """Check the undefined symbols of object code.
+    """Raise an error unless all undefined symbols of object code may be and can be linked.
 
     Args:
-        what: The code, as the message begins.
-        needs: The symbols.
+        what: Name of the code, with which messages begin.
+        needs: The undefined symbols.
 
     Raises:
-        KernelError: A symbol is not allowed in kernels, or does not exist in this process.
+        KernelError: Kernels may not call a symbol, or this process does not have it.
     """
     for name in needs:
         if name not in _ALLOWED and name.removeprefix("_") not in _ALLOWED:
@@ -104,16 +108,17 @@ def check_symbols(what: str, needs: Iterable[str]) -> None:
 
 
 def load(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
-    """Load object code.
+    """Load object code for the rest of the process's life.
 
     Args:
-        objects: Pairs of the name of a function and the code that defines it.
+        objects: Pairs of a function's symbol and the code that defines it.
 
     Returns:
-        The addresses of the functions.
+        The addresses of the functions, in the order of the objects.
 
     Raises:
-        KernelError: An object has a symbol that is not allowed, or is not an object file.
+        KernelError: Code has an undefined symbol that `check_symbols` rejects, is damaged, or is
+            rejected by LLVM's linker or the operating system.
     """
     for symbol, code in objects:
         check_symbols(symbol, code.needs)
@@ -125,14 +130,14 @@ def load(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
 
 
 def as_image(symbol: str, code: ObjectCode) -> ObjectCode:
-    """Return code as an image if that is possible, and unchanged otherwise.
+    """Return object code linked as an image if `objectfile` can link it, else the code unchanged.
 
     Args:
-        symbol: Name of its function.
-        code: The code.
+        symbol: Name of the function that the code defines.
+        code: An object file or an image.
 
     Raises:
-        KernelError: The code is damaged: the function begins outside of it.
+        KernelError: The function's offset lies outside the image: the code is damaged.
     """
     image = linked(code.data, symbol, code.needs) if code.start is None else None
     made = code if image is None else ObjectCode(code.needs, image.data, image.start)
@@ -145,7 +150,10 @@ def as_image(symbol: str, code: ObjectCode) -> ObjectCode:
 
 
 def _map(images: Sequence[ObjectCode]) -> list[int]:
-    """Copy images to executable memory that cannot be written; return the functions' addresses."""
+    """Copy images into memory that is executable and read-only; return the functions' addresses.
+
+    One mapping holds all images, because a mapping takes whole pages.
+    """
     if not images:
         return []
     offsets: list[int] = []
@@ -165,12 +173,13 @@ def _map(images: Sequence[ObjectCode]) -> list[int]:
     if libc.mprotect(pointer, length, mmap.PROT_READ | mmap.PROT_EXEC):
         reason = os.strerror(ctypes.get_errno())
         raise KernelError(f"compiled code cannot be made executable: {reason}")
-    # Never unmapped, not even at the end of the interpreter: threads may still run the code.
+    # The extra reference keeps the mapping past the interpreter's end: helpers may still run it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     return [begin + at + (image.start or 0) for at, image in zip(offsets, images, strict=True)]
 
 
 def _link(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
+    """Link object files together by LLVM; return the functions' addresses."""
     if not objects:
         return []
     from llvmlite import binding
@@ -180,7 +189,7 @@ def _link(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
         for symbol, code in objects:
             builder.add_object_img(code.data).export_symbol(symbol)
         if not sys.platform.startswith("linux"):
-            builder.add_current_process()  # as the undefined symbols are not known there
+            builder.add_current_process()  # only of ELF objects are the undefined symbols known
         for name in sorted({name for _, code in objects for name in code.needs}):
             builder.import_symbol(name, symbol_address(name))
         tracker = builder.link(_jit(), f"subgraph.{next(_numbers)}")

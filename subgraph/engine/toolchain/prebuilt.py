@@ -1,9 +1,10 @@
-"""Kernels that come compiled with the package, one file for each level of instruction sets.
+"""Prebuilt kernels: object code that comes with the package, one file (*pack*) per `IsaLevel`.
 
-Each is a file of `subgraph.system.prebuilt_files`: a manifest, and the kernels' compressed code.
-
-A kernel is used if its sources and the versions of numba and llvmlite are those with which it was
-compiled. Otherwise a warning says so, and the kernel is compiled for this machine.
+A pack is a file of `subgraph.system.prebuilt_files`: a manifest, then the kernels' code, each
+compressed by zlib. A kernel is used if its sources and the versions of numba and llvmlite are still
+those with which it was compiled, and if the machine has, and lacks, the features that were queried
+during its compilation. A stale pack or kernel is reported by a warning, once, and its kernels are
+compiled for this machine.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from subgraph.system.trusted_files import UntrustedFileError, check_folder, open
 
 
 class PackedKernel(NamedTuple):
-    """The position of a kernel's code in a file, and the machines for which it is.
+    """One kernel's entry in a manifest: where its code is, and which machines may run it.
 
     Attributes:
         offset: Offset of the compressed code from the end of the manifest, in bytes.
@@ -45,7 +46,7 @@ class PackedKernel(NamedTuple):
         checksum: SHA-256 of the compressed code, in hexadecimal digits.
         start: As in `ObjectCode`.
         needs: As in `ObjectCode`.
-        features: As in `ObjectCode`: features that a machine must have, or must not have.
+        features: As in `ObjectCode`: (feature, whether the machine must have or must lack it).
     """
 
     offset: int
@@ -58,15 +59,15 @@ class PackedKernel(NamedTuple):
 
 @attrs.frozen
 class Manifest:
-    """The header of a file.
+    """The header of a pack.
 
     Attributes:
-        level: Name of the level.
-        platform: Python's name of the operating system.
-        versions: `compiler_versions` with which the kernels were compiled.
+        level: Name of the `IsaLevel`.
+        platform: Operating system, as ``sys.platform``.
+        versions: `compiler_versions` with which the kernels were compiled; others make it stale.
         names: Versions of numba and llvmlite, for messages.
-        sources: Hash of the sources of each module with kernels.
-        kernels: The kernels by the hash of their description.
+        sources: `source_digest` of each module with kernels, by module name.
+        kernels: The kernels by `kernel_key`.
     """
 
     level: str
@@ -78,20 +79,20 @@ class Manifest:
 
 
 class Pack:
-    """A file of kernels for one level.
+    """An open pack; its code is read kernel by kernel.
 
     Attributes:
         path: The file.
-        manifest: Its header.
+        manifest: The file's header.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open a file and check its manifest.
+        """Read and check the manifest of a file.
 
         Raises:
-            UntrustedFileError: Others can write it.
-            KernelError: It is damaged.
-            OSError: It cannot be read.
+            UntrustedFileError: Other users can write the file or its folder.
+            KernelError: The file is damaged.
+            OSError: The file cannot be read.
         """
         check_folder(path.parent)
         self.path = path
@@ -106,9 +107,12 @@ class Pack:
     def read(self, key: str) -> ObjectCode:
         """Return the code of a kernel.
 
+        Args:
+            key: The kernel's `kernel_key`.
+
         Raises:
-            KernelError: It is damaged.
-            LookupError: It is not in the file.
+            KernelError: The code is damaged.
+            LookupError: The kernel is not in the file.
             OSError: The file cannot be read.
         """
         entry = self.manifest.kernels[key]
@@ -127,7 +131,7 @@ class Pack:
 
 
 def _read_manifest(file: BinaryIO) -> tuple[Manifest, int]:
-    """Return the manifest of a file and the offset of the code after it."""
+    """Return the manifest of a file, and the offset in bytes at which the code begins."""
     fields, begin = read_table(file)
     kernels = {key: _packed_kernel(*entry) for key, entry in fields.pop("kernels").items()}
     return Manifest(**fields, kernels=kernels), begin
@@ -136,6 +140,7 @@ def _read_manifest(file: BinaryIO) -> tuple[Manifest, int]:
 def _packed_kernel(
     offset: int, size: int, checksum: str, start: int | None, needs: Any, features: Any
 ) -> PackedKernel:
+    """Return an entry from the values that JSON has for its fields."""
     return PackedKernel(
         int(offset),
         int(size),
@@ -153,14 +158,14 @@ def write_pack(
     sources: Mapping[str, str],
     kernels: Mapping[str, ObjectCode],
 ) -> None:
-    """Write the file of one level; kernels with the same code share it.
+    """Write the pack of one level. Equal code is stored once.
 
     Args:
-        path: The file.
-        level: The level.
-        names: Versions of numba and llvmlite, for messages.
-        sources: Hash of the sources of each module with kernels.
-        kernels: Code by key.
+        path: The file to write.
+        level: The level for which the kernels were compiled.
+        names: Versions of numba and llvmlite, for messages (`version_names`).
+        sources: `source_digest` of each module with kernels, by module name.
+        kernels: The kernels' code by `kernel_key`.
     """
     entries: dict[str, PackedKernel] = {}
     written: dict[bytes, tuple[int, int, str]] = {}
@@ -180,23 +185,33 @@ def write_pack(
 
 
 def write_manifest(path: Path, manifest: Manifest, body: bytes) -> None:
-    """Write a file of a manifest and the code that it describes."""
+    """Write a pack's file.
+
+    Args:
+        path: The file to write.
+        manifest: The header, whose entries refer to ``body``.
+        body: The kernels' compressed code, one after the other.
+    """
     header = json.dumps(attrs.asdict(manifest, recurse=False), sort_keys=True)
     write_raw(path, header.encode(), body)
 
 
 def kernel_key(description: str) -> str:
-    """Return the name of a kernel, or of a text of code, in a manifest."""
+    """Return the key of an entry in a manifest: a hash that is the same in every version.
+
+    Args:
+        description: `Kernel.description`, or the LLVM assembly that `toolchain.native` compiles.
+    """
     return hashlib.sha256(description.encode()).hexdigest()[:32]
 
 
 def symbol_of(key: str) -> str:
-    """Return the name of the function in object code under a key."""
+    """Return the symbol that the code of an entry defines, from its `kernel_key`."""
     return f"sg_{key}"
 
 
 def find(kernel: Kernel, isa: host.Isa) -> tuple[str, ObjectCode] | None:
-    """Return the name of a kernel's function and its prebuilt code; None if there is none."""
+    """Return the symbol and code of a prebuilt kernel; None if there is none that is up to date."""
     found = _find(kernel_key(kernel.description), isa)
     if found is None:
         return None
@@ -212,13 +227,13 @@ def find(kernel: Kernel, isa: host.Isa) -> tuple[str, ObjectCode] | None:
 
 
 def find_text(text: str, isa: host.Isa) -> tuple[str, ObjectCode] | None:
-    """Return the name of the function and the prebuilt code of a text; None if there is none."""
+    """Return the symbol and prebuilt code of an LLVM assembly text; None if there is none."""
     found = _find(kernel_key(text), isa)
     return None if found is None else _code(*found)
 
 
 def holds(kernel: Kernel, isa: host.Isa) -> bool:
-    """Return whether there is prebuilt code of a kernel, for its present sources."""
+    """Return whether there is prebuilt code of a kernel, made from its present sources."""
     found = _find(kernel_key(kernel.description), isa)
     if found is None:
         return False
@@ -226,6 +241,7 @@ def holds(kernel: Kernel, isa: host.Isa) -> bool:
 
 
 def _find(key: str, isa: host.Isa) -> tuple[Pack, str] | None:
+    """Return the best pack with an entry that this machine may run, and the entry's key."""
     for pack in _packs(folder(), isa, host.architecture()):
         entry = pack.manifest.kernels.get(key)
         if entry is not None and all(isa.has(name) == answer for name, answer in entry.features):
@@ -234,6 +250,7 @@ def _find(key: str, isa: host.Isa) -> tuple[Pack, str] | None:
 
 
 def _code(pack: Pack, key: str) -> tuple[str, ObjectCode] | None:
+    """Return the symbol and code of an entry; warn and return None if it cannot be read."""
     try:
         return symbol_of(key), pack.read(key)
     except (KernelError, OSError, ValueError, zlib.error) as error:
@@ -243,7 +260,7 @@ def _code(pack: Pack, key: str) -> tuple[str, ObjectCode] | None:
 
 @cache
 def _packs(folder: Path | None, isa: host.Isa, architecture: str) -> tuple[Pack, ...]:
-    """Return the files whose code this machine runs, the widest level first."""
+    """Return the packs in a folder whose level this machine can run, the best level first."""
     if folder is None:
         return ()
     fitting = [level for level in reversed(LEVELS) if level.runs_on(isa, architecture)]
@@ -251,11 +268,12 @@ def _packs(folder: Path | None, isa: host.Isa, architecture: str) -> tuple[Pack,
 
 
 def _opened(paths: Iterable[Path]) -> Iterable[Pack]:
+    """Yield the packs that exist, are trusted and are up to date; warn of the others."""
     for path in paths:
         try:
             pack = Pack(path)
         except FileNotFoundError:
-            continue  # a checkout, or a wheel without prebuilt kernels
+            continue  # normal in a checkout and in a wheel built without prebuilt kernels
         except UntrustedFileError as error:
             warn_once(f"prebuilt kernels are not used: {error.strerror}")
         except (KernelError, OSError) as error:
@@ -270,6 +288,7 @@ def _opened(paths: Iterable[Path]) -> Iterable[Pack]:
 
 
 def _stale(pack: Pack) -> str:
+    """Return the warning about a pack that another compiler made."""
     now = version_names()
     changed = [
         f"{k} {v}, here {now.get(k)}" for k, v in pack.manifest.names.items() if v != now.get(k)
@@ -282,7 +301,7 @@ def _stale(pack: Pack) -> str:
 
 
 def version_names() -> dict[str, str]:
-    """Return the versions of the packages that compile kernels, for messages."""
+    """Return the installed versions of numba and llvmlite by package name, for messages."""
     from importlib.metadata import PackageNotFoundError, version
 
     names: dict[str, str] = {}

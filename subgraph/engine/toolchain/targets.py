@@ -1,4 +1,7 @@
-"""What LLVM compiles for: this machine's architecture, or another one's ahead of time."""
+"""LLVM's target: this machine's architecture or, for code made ahead of time, another one.
+
+The architecture in force is that of `subgraph.system.host.architecture`.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from subgraph.system import host
 
 
 def triple() -> str:
-    """Return LLVM's name of the system that is compiled for; empty if this process runs on it."""
+    """Return LLVM's target triple of the architecture in force; empty for this machine's own."""
     architecture = host.architecture()
     return "" if architecture == host.native_architecture() else f"{architecture}-unknown-linux-gnu"
 
 
 def target() -> Any:
-    """Return LLVM's target for the architecture that is compiled for.
+    """Return LLVM's target for the architecture in force.
 
     Raises:
-        DeviceError: This LLVM cannot compile for it.
+        DeviceError: This build of LLVM lacks a backend for it.
     """
     from llvmlite import binding
 
@@ -36,5 +39,5 @@ def target() -> Any:
 
 
 def machine() -> Any:
-    """Return an LLVM target machine without special instructions."""
+    """Return a target machine for the architecture's baseline instruction set."""
     return target().create_target_machine(opt=3, reloc="pic", codemodel="default")

@@ -1,7 +1,14 @@
-"""From kernels to addresses: object code of the package, of an exported model, or of the cache.
+"""From a kernel to its machine address.
 
-A kernel that is in none of them is compiled once and written to the cache. A process that compiles
-nothing does not import numba, nor LLVM if all code is stored as images.
+The code of a kernel is looked for, in this order, among
+
+1. the functions that this process has loaded (`address`),
+2. the kernels that came with the package (`prebuilt`),
+3. the code of an exported and signed model that this process imported (`carry`),
+4. the user's cache folder (`subgraph.system.objectcache`),
+
+and is compiled and written to the cache if it is in none of them. A process that compiles nothing
+does not import numba, nor LLVM if all code is stored as images (`objectfile`).
 """
 
 from __future__ import annotations
@@ -29,13 +36,14 @@ _LOG = logging.getLogger("subgraph.engine")
 
 
 class CompileEvent(NamedTuple):
-    """The argument of listeners of `watch_compilation`, before and after a kernel is compiled.
+    """The argument of the listeners of `watch_compilation`.
 
     Attributes:
-        kernel: The kernel.
-        seconds: Seconds that it took; None before.
+        kernel: The kernel whose compilation begins or has ended.
+        seconds: Seconds that the compilation took; None when it begins.
         done: Number of kernels that this process has compiled.
-        total: Number of kernels that it has compiled, or knows that it has to; may grow later.
+        total: Number of kernels that this process has compiled or knows that it must compile. It
+            may grow when another model is compiled.
     """
 
     kernel: Kernel
@@ -47,8 +55,13 @@ class CompileEvent(NamedTuple):
 class Statistics:
     """Counts of compiled and loaded kernels in this process, and the seconds that they took.
 
-    ``expected`` counts kernels that are compiled or will be; ``announced``: whether a warning said
-    that kernels are compiled.
+    Attributes:
+        compiled: Kernels compiled by this process and its workers.
+        expected: Kernels compiled, or known to be compiled next.
+        loaded: Kernels loaded from stored code.
+        compile_seconds: Sum of the compilations' seconds; workers compile at the same time.
+        load_seconds: Seconds spent on loading stored code.
+        announced: Whether a warning in the log has said that kernels are compiled.
     """
 
     def __init__(self) -> None:
@@ -61,22 +74,24 @@ class Statistics:
 
 
 statistics = Statistics()
-_Named = tuple[str, ObjectCode]  # the name of a function and the code that defines it
+_Named = tuple[str, ObjectCode]  # a function's symbol and the code that defines it
+# Held while kernels are looked for, compiled and loaded. It is also taken around a fork, so that a
+# child never inherits a half-done compilation.
 lock = held_while_forking(threading.RLock())
 _statistics_lock = free_in_child(threading.Lock())
 _addresses: dict[tuple[Kernel, host.Isa], int] = {}
 _listeners: list[Callable[[CompileEvent], None]] = []
-_carried: dict[str, ObjectCode] = {}
-_recorded: dict[Kernel, None] | None = None
+_carried: dict[str, ObjectCode] = {}  # by cache key: see `carry`
+_recorded: dict[Kernel, None] | None = None  # what `recording` yields; None outside of it
 
 
 def watch_compilation(listener: Callable[[CompileEvent], None]) -> Callable[[], None]:
-    """Call ``listener`` before and after every compilation of a kernel, to show progress.
+    """Call a function before and after every compilation of a kernel, to show progress.
 
-    It may be called from several threads. While there is a listener, Subgraph shows no progress.
+    While there is a listener, Subgraph itself shows no progress.
 
     Args:
-        listener: Called with a `CompileEvent`.
+        listener: Called with a `CompileEvent`, possibly from several threads.
 
     Returns:
         A function that removes the listener.
@@ -88,8 +103,10 @@ def watch_compilation(listener: Callable[[CompileEvent], None]) -> Callable[[], 
 def address(kernel: Kernel) -> int:
     """Return the machine address of a kernel for the instruction set in force.
 
+    The first call loads or compiles the kernel.
+
     Raises:
-        KernelError: It cannot be compiled or loaded.
+        KernelError: The kernel cannot be compiled or loaded.
     """
     isa = host.isa()
     found = _addresses.get((kernel, isa))
@@ -107,21 +124,22 @@ def is_loaded(kernel: Kernel) -> bool:
 
 
 def is_cached(kernel: Kernel) -> bool:
-    """Return whether a kernel is available without compiling it."""
+    """Return whether stored code of a kernel exists; it is not read, and may prove damaged."""
     isa = host.isa()
     return prebuilt.holds(kernel, isa) or objectcache.holds(cache_key(kernel, isa))
 
 
 def prepare(kernels: Iterable[Kernel]) -> int:
-    """Compile or load kernels before their use, faster than one by one.
+    """Load kernels before their use, compiling those that have no stored code.
 
-    If many have to be compiled, worker processes compile them, too, one per core.
+    Faster than `address` for each: loads are batched, and worker processes help to compile
+    (`compile_workers`).
 
     Returns:
-        Number of compiled kernels.
+        Number of kernels that were compiled.
 
     Raises:
-        KernelError: One cannot be compiled or loaded.
+        KernelError: A kernel cannot be compiled or loaded.
     """
     isa = host.isa()
     with lock:
@@ -144,7 +162,7 @@ def addresses(kernels: Iterable[Kernel]) -> dict[Kernel, int]:
     """Prepare kernels and return their machine addresses.
 
     Raises:
-        KernelError: One cannot be compiled or loaded.
+        KernelError: A kernel cannot be compiled or loaded.
     """
     wanted = dict.fromkeys(kernels)
     prepare(wanted)
@@ -153,28 +171,28 @@ def addresses(kernels: Iterable[Kernel]) -> dict[Kernel, int]:
 
 
 def carry(codes: Mapping[str, ObjectCode]) -> None:
-    """Use the code of a model that this user has signed for kernels that are not in the cache.
+    """Add the code that an imported model brought along to the sources of stored code.
 
     Args:
-        codes: Code by cache key.
+        codes: Code by cache key. The caller has checked the model's signature, as it is executed.
     """
     _carried.update(codes)
 
 
 def object_code(kernel: Kernel) -> ObjectCode | None:
-    """Return the code of a kernel for an exported model; None if it is not stored."""
+    """Return a kernel's stored code, linked where possible, to export it; None if there is none."""
     found = next(_stored(kernel, host.isa()), None)
     return None if found is None else loader.as_image(*found)
 
 
 def native_code(text: str) -> ObjectCode | None:
-    """Return the code that `native` compiled from a text; None if it is not stored."""
+    """Return the stored code that `native` compiled from a text, to export it; None if none is."""
     found = next(_stored_text(text, host.isa()), None)
     return None if found is None else loader.as_image(*found)
 
 
 def _stored(kernel: Kernel, isa: host.Isa) -> Iterator[_Named]:
-    """Yield the stored forms of a kernel's code, with the name of its function."""
+    """Yield the symbol and code of a kernel from each place that stores it, the best first."""
     packed = prebuilt.find(kernel, isa)
     if packed is not None:
         yield packed
@@ -182,6 +200,7 @@ def _stored(kernel: Kernel, isa: host.Isa) -> Iterator[_Named]:
 
 
 def _stored_text(text: str, isa: host.Isa) -> Iterator[_Named]:
+    """Yield the symbol and code of an assembly text from each place that stores it."""
     packed = prebuilt.find_text(text, isa)
     if packed is not None:
         yield packed
@@ -189,6 +208,7 @@ def _stored_text(text: str, isa: host.Isa) -> Iterator[_Named]:
 
 
 def _of_key(key: str) -> Iterator[_Named]:
+    """Yield the entries of a cache key: of an imported model, and of the cache folder."""
     if key in _carried:
         yield _symbol(key), _carried[key]
     code = objectcache.read(key)
@@ -198,7 +218,10 @@ def _of_key(key: str) -> Iterator[_Named]:
 
 @contextmanager
 def _expecting(count: int) -> Generator[None]:
-    """Add to the count of expected kernels until they are compiled, or fail to."""
+    """Count kernels as expected while the body compiles them.
+
+    Afterwards, also after an error, no more kernels are expected than are compiled.
+    """
     with _statistics_lock:
         statistics.expected += count
     try:
@@ -210,9 +233,10 @@ def _expecting(count: int) -> Generator[None]:
 
 
 def _compile_absent(kernels: list[Kernel]) -> None:
+    """Compile kernels into the cache, with worker processes if they are many."""
     writable = objectcache.writable()
     if not _listeners and not statistics.announced:
-        # No listener shows progress, and compilation may take half a minute.
+        # Nobody listens for progress, and compilation may take half a minute.
         statistics.announced = True
         if writable:
             _LOG.warning(
@@ -225,7 +249,7 @@ def _compile_absent(kernels: list[Kernel]) -> None:
             _LOG.warning("compiling %d kernel(s) for this process", len(kernels))
     workers = compile_workers.worthwhile_workers(len(kernels))
     with _expecting(len(kernels)):
-        if workers and writable:
+        if workers and writable:  # workers pass their results through the cache folder
             compile_workers.compile_kernels(kernels, workers, compile_to_cache, _report)
         else:
             for kernel in kernels:
@@ -233,13 +257,13 @@ def _compile_absent(kernels: list[Kernel]) -> None:
 
 
 def compile_for_level(kernel: Kernel) -> ObjectCode:
-    """Return the code of a kernel for the instruction set in force, from the cache or compiled.
+    """Return the code of a kernel to be shipped with the package, for the instruction set in force.
 
-    Its ``features`` say for which machines it is. The name of its function is the result of
-    `prebuilt.symbol_of`.
+    Its ``features`` are those that were queried during its compilation, with the answers. Its
+    symbol is that of `prebuilt.symbol_of`. The code is cached under a key of its own.
 
     Raises:
-        KernelError: It cannot be compiled.
+        KernelError: The kernel cannot be compiled.
     """
     isa = host.isa()
     key = prebuilt.kernel_key(kernel.description)
@@ -249,12 +273,18 @@ def compile_for_level(kernel: Kernel) -> ObjectCode:
 
 
 def assemble_for_level(text: str) -> ObjectCode:
-    """Return the code that `native` compiles from a text, for the architecture in force."""
+    """Return `native`'s code of a text to be shipped with the package, as `compile_for_level`."""
     key = prebuilt.kernel_key(text)
     return _made_ahead(text_key(text, host.isa()), lambda: _assemble(text, prebuilt.symbol_of(key)))
 
 
 def _made_ahead(key: str, make: Callable[[], ObjectCode]) -> ObjectCode:
+    """Return code with the features that its compilation queried, from the cache if possible.
+
+    Args:
+        key: Cache key of the same code when it is compiled for one machine.
+        make: Compiles the code.
+    """
     code = objectcache.read(f"{key}-level")
     if code is None:
         with host.recorded_features() as features:
@@ -265,10 +295,10 @@ def _made_ahead(key: str, make: Callable[[], ObjectCode]) -> ObjectCode:
 
 
 def compile_to_cache(kernel: Kernel) -> None:
-    """Compile a kernel and write it to the cache; if that cannot be written, load the code.
+    """Compile a kernel and write its code to the cache; if that fails, load the code at once.
 
     Raises:
-        KernelError: It cannot be compiled.
+        KernelError: The kernel cannot be compiled.
     """
     isa = host.isa()
     key = cache_key(kernel, isa)
@@ -278,6 +308,7 @@ def compile_to_cache(kernel: Kernel) -> None:
 
 
 def _load_together(codes: dict[Kernel, _Named], isa: host.Isa) -> None:
+    """Load kernels in one batch; after an error none is loaded, and `address` loads each alone."""
     if not codes:
         return
     start = time.perf_counter()
@@ -293,18 +324,19 @@ def _load_together(codes: dict[Kernel, _Named], isa: host.Isa) -> None:
 
 
 def forget(kernel: Kernel) -> None:
-    """Let the next use of a kernel read the cache again; loaded code is not unloaded."""
+    """Have the next use of a kernel look for its code again; loaded code stays in memory."""
     with lock:
         _addresses.pop((kernel, host.isa()), None)
 
 
 def native(text: str) -> int:
-    """Compile LLVM assembly that defines the function ``@entry``; return its address.
+    """Load the function that LLVM assembly defines as ``@entry``; return its address.
 
-    Used for functions that numba cannot express, such as those of Python's C interface.
+    The code is stored and compiled like a kernel's. This serves functions that numba cannot
+    express, such as those with Python's C calling convention.
 
     Raises:
-        KernelError: It cannot be compiled or loaded.
+        KernelError: The code cannot be compiled or loaded.
     """
     with lock:
         isa = host.isa()
@@ -317,6 +349,11 @@ def native(text: str) -> int:
 
 
 def _assemble(text: str, symbol: str) -> ObjectCode:
+    """Compile LLVM assembly, its function ``@entry`` renamed to a symbol.
+
+    Raises:
+        KernelError: The text is not valid, or calls what kernels may not.
+    """
     from llvmlite import binding
 
     machine = targets.machine()
@@ -330,24 +367,35 @@ def _assemble(text: str, symbol: str) -> ObjectCode:
 
 
 def _checked(what: str, symbol: str, data: bytes) -> ObjectCode:
+    """Return an object file as an image where possible, its undefined symbols checked.
+
+    Args:
+        what: Name of the code, with which messages begin.
+        symbol: The function that it defines.
+        data: The object file.
+
+    Raises:
+        KernelError: Kernels may not call one of the symbols.
+    """
     code = ObjectCode(undefined_symbols(data), data)
     loader.check_symbols(what, code.needs)
     return loader.as_image(symbol, code)
 
 
 def _symbol(key: str) -> str:
+    """Return the symbol of the function that is cached under a key."""
     return f"sg_{key[:32]}"
 
 
 @contextmanager
 def recording() -> Generator[dict[Kernel, None]]:
-    """Use an empty function for every kernel, and record the kernels.
+    """Replace every kernel by an empty function within the body, and record the kernels.
 
-    Models that run meanwhile in this process compute nothing. This finds the kernels that they
-    need on another machine.
+    It is how `make kernels` finds the kernels that models need on another machine. Models that run
+    meanwhile in this process compute nothing.
 
     Yields:
-        The kernels, in the order of their first use.
+        The kernels in the order of their first use, filled meanwhile.
     """
     global _recorded
     recorded: dict[Kernel, None] = {}
@@ -369,6 +417,7 @@ def _nothing() -> Any:
 
 
 def _obtain(kernel: Kernel, isa: host.Isa) -> int:
+    """Load a kernel's stored code, or compile it; return the function's address."""
     if _recorded is not None:
         _recorded[kernel] = None
         return ctypes.cast(_nothing(), ctypes.c_void_p).value or 0
@@ -384,7 +433,12 @@ def _obtain(kernel: Kernel, isa: host.Isa) -> int:
 
 
 def _load_first(what: str, stored: Iterable[_Named]) -> int | None:
-    """Load the first code that can be loaded, and return its address; None if there is none."""
+    """Load the first code that can be loaded; return its address, None if none can.
+
+    Args:
+        what: Name of the code, for the log.
+        stored: Symbols and code, the best first.
+    """
     start = time.perf_counter()
     for code in stored:
         try:
@@ -399,12 +453,12 @@ def _load_first(what: str, stored: Iterable[_Named]) -> int | None:
 
 
 def _store_and_load(what: str, key: str, make: Callable[[str], ObjectCode]) -> int:
-    """Compile code, write it to the cache, and load it.
+    """Compile code, write it to the cache and load it; return its address.
 
     Args:
-        what: The code, as errors begin.
-        key: Its cache key.
-        make: Compiles the code with a name for its function.
+        what: Name of the code, with which messages begin.
+        key: Cache key of the code.
+        make: Compiles the code; its argument is the symbol of the function to define.
     """
     symbol = _symbol(key)
     code = make(symbol)
@@ -416,6 +470,11 @@ def _store_and_load(what: str, key: str, make: Callable[[str], ObjectCode]) -> i
 
 
 def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
+    """Compile a kernel as a function with a symbol, and report its progress.
+
+    Raises:
+        KernelError: The kernel cannot be compiled, or calls what kernels may not.
+    """
     check_time(f"compiling kernel {kernel.factory!r} of {kernel.module}")
     _LOG.info("compiling %s for %s", kernel.description, isa.name)
     _report(kernel, None)
@@ -433,11 +492,11 @@ def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
 
 
 def _report(kernel: Kernel, seconds: float | None) -> None:
-    """Count a compilation, and call the listeners; without listeners, show the progress.
+    """Count a compilation, then call the listeners or, without any, show the progress.
 
     Args:
-        kernel: The kernel.
-        seconds: Seconds that the compilation took; None if it begins.
+        kernel: The kernel whose compilation begins or has ended.
+        seconds: Seconds that the compilation took; None when it begins.
     """
     with _statistics_lock:
         if seconds is not None:
