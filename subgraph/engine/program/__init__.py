@@ -1,1 +1,6 @@
-"""Programs at run time: steps, the thread pool, the memory of results, reports of kernels."""
+"""Programs at run time: rows of steps, the walker that runs them, the thread pool, reports.
+
+`program` builds the rows, `abi` is the memory layout shared with compiled code, `walker_kernels`
+runs them and distributes steps over the threads of a `pool`, `entry` makes a run callable from
+Python. `branch_kernels`, `iteration_kernels` and `size_kernels` are the control flow of programs.
+"""

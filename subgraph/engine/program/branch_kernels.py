@@ -1,4 +1,4 @@
-"""The compiled function that decides which branch of an If runs."""
+"""The conditional jump of programs: runs or skips the steps of one branch of an If."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from subgraph.engine.program import abi
 
 
 def branch() -> Callable[..., None]:
-    """Return the kernel of a step before the rows of a branch; its work units are these rows.
+    """Return the kernel of the step before a branch's steps; a work unit is one of these steps.
 
-    It has the walker skip the rows unless the condition has the value for which they run. Its
-    arguments are `abi.BRANCH_CONDITION` and the following words.
+    It writes how many of the next steps the walker skips: none if the condition has the branch's
+    value, else all of them. Its arguments are `abi.BRANCH_CONDITION` and the following words.
     """
 
     def kernel(args: int, _begin: int, end: int, _worker: int) -> None:

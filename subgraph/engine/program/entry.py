@@ -1,4 +1,9 @@
-"""A Python callable for one compiled function and its argument block."""
+"""The entry: makes a compiled function with a run block callable from Python.
+
+The entry itself is machine code with CPython's calling convention for methods, so that a call costs
+a tenth of one through ctypes. It calls the function, releases Python's lock meanwhile if the run
+block says so, and returns the status as a Python integer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from subgraph.engine.program import abi
 from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain import toolchain
 
-# Calls the function at RUN_WALK; releases Python's lock meanwhile if RUN_RELEASE is set.
+# The entry: ``self`` is a Python integer, the address of a run block.
 TEXT: Final = f"""
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare ptr @PyLong_FromLongLong(i64)
@@ -47,6 +52,8 @@ _NO_ARGUMENTS = 0x0004  # METH_NOARGS
 
 
 class _MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
     _fields_ = (
         ("name", ctypes.c_char_p),
         ("function", ctypes.c_void_p),
@@ -55,11 +62,11 @@ class _MethodDef(ctypes.Structure):
     )
 
 
-_methods: list[_MethodDef] = []  # never emptied, as function objects point to its items
+_methods: list[_MethodDef] = []  # at most one; never removed, as function objects point to it
 
 
 def method() -> _MethodDef:
-    """Return the compiled method; the first call compiles it."""
+    """Return the method definition of the entry, which the first call loads or compiles."""
     with toolchain.lock:
         if not _methods:
             code = toolchain.native(TEXT)
@@ -70,11 +77,12 @@ def method() -> _MethodDef:
 def entry(run_block: int) -> Callable[[], int]:
     """Return a callable that calls the function at RUN_WALK with its block and returns RUN_STATUS.
 
-    On CPython it is a function object of the C interface, whose call takes a tenth of the time of a
-    call through ctypes.
+    On CPython it is a built-in function object over the compiled entry, elsewhere a call through
+    ctypes.
 
     Args:
-        run_block: Address of a run block (`abi.RUN_ROWS` and the following).
+        run_block: Address of a run block (`abi.RUN_ROWS` and the following), which must outlive
+            the callable.
     """
     if sys.implementation.name != "cpython":
         return lambda: _plain_call(run_block)
@@ -85,6 +93,7 @@ def entry(run_block: int) -> Callable[[], int]:
 
 
 def _plain_call(run_block: int) -> int:
+    """Do through ctypes, which always releases Python's lock, what the compiled entry does."""
     words = (ctypes.c_int64 * abi.RUN_WORDS).from_address(run_block)
     call(words[abi.RUN_WALK // abi.WORD], run_block, 0, 0, 0)
     return words[abi.RUN_STATUS // abi.WORD]

@@ -1,6 +1,7 @@
-"""The compiled function that runs a program repeatedly (`subgraph.engine.cpu.iterations`).
+"""The loop of programs: runs a program repeatedly by one call (`subgraph.engine.cpu.iterations`).
 
-Between two iterations it copies outputs of the program to the inputs that the next one reads.
+Before and after each iteration it copies memory: slices of scanned inputs, carried values from
+outputs to inputs, and outputs to their slices of the stacked results.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _STEP = abi.WORD * abi.COPY_WORDS
 
 @register_jitable
 def _copy(rows: int, count: int) -> None:
+    """Make the copies of ``count`` rows (`abi.COPY_SOURCE`), and advance the rows' addresses."""
     for row in range(rows, rows + count * _STEP, _STEP):
         source, target = ld_i64(row + abi.COPY_SOURCE), ld_i64(row + abi.COPY_TARGET)
         memcpy(target, source, ld_i64(row + abi.COPY_BYTES))
@@ -25,7 +27,10 @@ def _copy(rows: int, count: int) -> None:
 
 
 def iterate() -> Callable[..., None]:
-    """Return the kernel that runs iterations; its block begins with `abi.ITERATIONS_INNER`."""
+    """Return the kernel that runs iterations.
+
+    Its first argument is the address of a block of `abi.ITERATIONS_WORDS`; it has no work units.
+    """
 
     def kernel(block: int, _begin: int, _end: int, _worker: int) -> None:
         inner = ld_i64(block + abi.ITERATIONS_INNER)
@@ -41,7 +46,7 @@ def iterate() -> Callable[..., None]:
                 ld_i64(block + abi.ITERATIONS_BEFORE + abi.WORD),
             )
             call_kernel(ld_i64(inner + abi.RUN_WALK), inner, 0, 0, 0)
-            # A program without steps does not read the word itself.
+            # The walker reads this word before each step; a program without steps never does.
             if atomic_load(ld_i64(inner + abi.RUN_CANCEL)) != 0:
                 status = 1
                 break

@@ -1,10 +1,12 @@
-"""Pools of threads that help programs: Python daemon threads that run one compiled loop.
+"""Thread pools for programs: Python daemon threads that run one compiled loop.
 
-A pool of ``size`` threads has ``size - 1`` helpers; the calling thread is the first. Helpers spin
-for some microseconds after the last step and then sleep, so an idle pool takes no processor time.
-They are woken on other cores than their caller's (`walker_kernels`). No program waits for a helper
-to arrive: a pool that cannot help (after a fork, or because another program uses it) makes the
-program run on fewer threads, and never stops it.
+A pool of ``size`` threads has ``size - 1`` helpers; the calling thread is the first. After the last
+step of a program helpers spin for some microseconds and then sleep, so that an idle pool takes no
+processor time. Where possible they sleep on a futex, which the walker wakes by itself
+(`walker_kernels`); elsewhere on a condition of Python, which `Pool.rouse` notifies before a run.
+
+No program ever waits for a helper to arrive. A pool without helpers (after a fork), or one that
+another program uses, makes the program run on fewer threads and never blocks it.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from subgraph.weights.sharing import start_threads
 
 _MODULE = "subgraph.engine.program.walker_kernels"
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-_JOIN_SECONDS = 1.0
+_JOIN_SECONDS = 1.0  # longest wait for each helper to end; then it is left behind, as a daemon
 
 
 def sleeps_in_kernel() -> bool:
-    """Return whether helpers sleep on a futex (Linux) rather than in Python."""
+    """Return whether helpers can sleep on a futex: on Linux, if its system call is known."""
     return sys.platform == "linux" and host.architecture() in (
         "x86_64",
         "aarch64",
@@ -45,20 +47,28 @@ def sleeps_in_kernel() -> bool:
 
 
 def call(address: int, args: int, begin: int, end: int, worker: int) -> None:
-    """Call a compiled kernel once from Python, without Python's lock."""
+    """Call a compiled kernel through ctypes, which releases Python's lock meanwhile.
+
+    Args:
+        address: Machine address of the kernel.
+        args: Address of its argument block.
+        begin: First work unit.
+        end: One past the last work unit.
+        worker: Index of the executing thread.
+    """
     _SIGNATURE(address)(args, begin, end, worker)
 
 
 @cache
 def helper_kernels(in_kernel: bool) -> tuple[Kernel, ...]:
-    """Return the kernels that helper threads need, which sleep on a futex or in Python."""
+    """Return the kernels of helpers that sleep on a futex, or in Python if not ``in_kernel``."""
     loop = (Kernel(_MODULE, "spin"), Kernel(_MODULE, "worker", sleep=in_kernel))
     return (*loop, Kernel(_MODULE, "wake")) if in_kernel else loop
 
 
 @cache
 def _pauses_per_microsecond() -> float:
-    """Measure how many pause instructions this machine executes in a microsecond."""
+    """Return how many pause instructions this machine executes in a microsecond (best of 5)."""
     spin = Kernel(_MODULE, "spin").address
     best = float("inf")
     for _ in range(5):
@@ -69,6 +79,7 @@ def _pauses_per_microsecond() -> float:
 
 
 def _spin_microseconds() -> float:
+    """Return how long a helper spins before it sleeps: SUBGRAPH_SPIN_US, else 50 microseconds."""
     text = os.environ.get("SUBGRAPH_SPIN_US", "50")
     try:
         return max(0.0, float(text))
@@ -77,7 +88,18 @@ def _spin_microseconds() -> float:
 
 
 class _State:
-    """The memory that a pool's threads share and, off Linux, the condition on which they sleep."""
+    """The memory that a pool's threads share, and the condition on which they sleep in Python.
+
+    Helpers hold the state and not the pool, so that a pool without users is collected.
+
+    Attributes:
+        size: Threads of the pool, the caller included.
+        in_kernel: Whether helpers sleep on a futex.
+        words: The state that compiled code uses (`abi.POOL_SEQUENCE` and the following), int64.
+        address: Address of the words, a multiple of `abi.LINE`.
+        wakened: Notified to wake helpers that sleep in Python.
+        waiting: Number of helpers that sleep in Python.
+    """
 
     def __init__(self, size: int, in_kernel: bool) -> None:
         self.size = size
@@ -91,16 +113,18 @@ class _State:
         self.waiting = 0
 
     def get(self, offset: int) -> int:
+        """Return the word at an offset in bytes."""
         return int(self.words[offset // abi.WORD])
 
     def put(self, offset: int, value: int) -> None:
+        """Set the word at an offset in bytes."""
         self.words[offset // abi.WORD] = value
 
 
-# The states of pools whose helpers may still run compiled code after their pool was deleted.
+# Keeps the states whose helpers may still run compiled code after their pool was collected.
 _states: set[_State] = set()
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_shared: dict[int, Pool] = {}
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()  # all pools, for the interpreter's end and forks
+_shared: dict[int, Pool] = {}  # by size: see `shared`
 _shared_lock = free_in_child(threading.Lock())
 
 
@@ -109,10 +133,12 @@ class Pool:
 
     Args:
         size: Number of threads, the caller of a program included.
-        in_kernel: Whether helpers sleep in the operating system's kernel; None: if it is possible.
+        in_kernel: Whether helpers sleep on a futex rather than in Python; None to do so where it
+            is possible.
 
     Attributes:
         size: Number of threads.
+        in_kernel: Whether helpers sleep on a futex.
         address: Address of the pool's state, for run blocks; the same also after a fork.
         started: Whether the helpers run. The first program that uses the pool starts them.
 
@@ -135,7 +161,7 @@ class Pool:
         _pools.add(self)
 
     def start(self) -> None:
-        """Start the helpers unless they run; a closed pool gets none."""
+        """Start the helpers unless they run or the pool is closed."""
         with self._lock:
             if self.started or self._closed:
                 return
@@ -153,12 +179,12 @@ class Pool:
             ]
             self._threads = start_threads(self._threads)
             if not self._threads:
-                return  # programs run on their callers' threads; the next one tries again
+                return  # no thread could be started: the next program tries again
             self.started = True
             weakref.finalize(self, _stop, state, tuple(self._threads), wake).atexit = False
 
     def rouse(self) -> None:
-        """Start the helpers, and wake those that sleep in Python; called before a program runs."""
+        """Start the helpers, or wake those that sleep in Python; called before a program runs."""
         if not self.started:
             self.start()
         if self._state.waiting:
@@ -166,7 +192,7 @@ class Pool:
                 self._state.wakened.notify_all()
 
     def close(self) -> None:
-        """End the helpers; programs of this pool then run on their caller's thread only."""
+        """End the helpers; programs of this pool then run on their callers' threads alone."""
         with self._lock:
             self._closed = True
             if self.started and self._threads:
@@ -174,7 +200,7 @@ class Pool:
                 self._threads = []
 
     def forget_threads(self) -> None:
-        """Reset the pool in a forked child, which has no helpers and no published step."""
+        """Reset the pool in a forked child, which has no helpers and whose locks may be held."""
         self._lock = threading.Lock()
         self._state.wakened = threading.Condition()
         self._state.waiting = 0
@@ -186,20 +212,29 @@ class Pool:
 
 
 def _reset(state: _State) -> None:
+    """Set the words that stay the same while a pool's helpers run."""
     cores = host.core_count()
-    # Helpers without a core of their own would take the caller's.
+    # With more threads than cores a helper that spins takes the core that the caller needs.
     microseconds = _spin_microseconds() if state.size <= cores else 1.0
     state.put(abi.POOL_SIZE, state.size)
     state.put(abi.POOL_SPINS, int(microseconds * _pauses_per_microsecond()))
 
 
 def _helper(state: _State, loop: int, worker: int) -> None:
-    """Body of a helper's thread."""
+    """Run a helper's compiled loop until the pool stops; the body of its thread.
+
+    Args:
+        state: The pool's state.
+        loop: Machine address of the loop (`walker_kernels.worker`). It returns only to end the
+            helper or, if it does not sleep on a futex, for lack of programs.
+        worker: Index of the thread.
+    """
     enter: Callable[..., None] = _SIGNATURE(loop)
     line = abi.POOL_TICKETS + worker * abi.LINE
     state.put(line + abi.POOL_THREAD, threading.get_native_id())
     while not state.get(abi.POOL_STOP):
-        # One less than the present number, so that a step that is already published is seen, too.
+        # A sequence number other than the present one, so that the loop looks at the step that is
+        # published already.
         enter(state.address, state.get(abi.POOL_SEQUENCE) - 1, 0, worker)
         if state.in_kernel:
             continue
@@ -212,7 +247,13 @@ def _helper(state: _State, loop: int, worker: int) -> None:
 
 
 def _stop(state: _State, threads: tuple[threading.Thread, ...], wake: int) -> None:
-    """End helpers. As it may run during garbage collection, nothing may be compiled here."""
+    """End helpers and wait for them. Nothing may be compiled here: garbage collection may call it.
+
+    Args:
+        state: The pool's state.
+        threads: The helpers.
+        wake: Machine address of `walker_kernels.wake`; 0 if helpers sleep in Python.
+    """
     state.put(abi.POOL_STOP, 1)
     if state.in_kernel:
         call(wake, state.address, 0, 0, 0)
@@ -228,7 +269,7 @@ def _stop(state: _State, threads: tuple[threading.Thread, ...], wake: int) -> No
 
 
 def shared(size: int) -> Pool:
-    """Return the process-wide pool of that many threads."""
+    """Return the pool of ``size`` threads that all programs of this process share."""
     with _shared_lock:
         if size not in _shared:
             _shared[size] = Pool(size)

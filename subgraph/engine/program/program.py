@@ -1,7 +1,7 @@
-"""A program: steps (kernel, arguments, units) that one call from Python runs from first to last.
+"""A program: steps (kernel, arguments, work units) that one call from Python runs in order.
 
-A step with a grain may be divided among a pool's threads, in pieces of at least that many units. A
-step without one runs on the caller's thread.
+A step with a grain may be divided among the threads of a pool, each of which takes at least that
+many units at a time. A step without a grain runs on the calling thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from subgraph.engine.program.pool import Pool, helper_kernels, sleeps_in_kernel
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import guard_pages
 
-# Least nanoseconds of a step that is shared among threads, and of a piece of it. Publishing a step
-# takes about 300, and its data must also move between cores.
+# Least nanoseconds of a step that is divided among threads, and of what a thread takes at a time
+# (estimates: publishing a step takes about 300 ns, and its data must move between cores, too).
 _LEAST_SHARED_NS = 4000.0
 _LEAST_PIECE_NS = 1000.0
 
@@ -29,11 +29,12 @@ class Step(NamedTuple):
     """One row of a program.
 
     Attributes:
-        kernel: Machine address of a kernel.
-        args: Address of its arguments, which must live as long as the program.
+        kernel: Machine address of the kernel.
+        args: Address of its argument block, which must live as long as the program.
         units: Number of work units.
-        grain: Least work units of a thread; with 0 the step runs on one thread. With
-            `abi.BRANCH_GRAIN` the units are the next rows, which the step may have skipped.
+        grain: Least work units that a thread takes; 0 to run the step on the calling thread.
+            `abi.BRANCH_GRAIN` marks a branch step, whose units are the next rows: it decides
+            whether they run.
     """
 
     kernel: int
@@ -43,16 +44,16 @@ class Step(NamedTuple):
 
 
 def grain(units: int, nanoseconds: float, least: int = 1) -> int:
-    """Return the grain of a step from an estimate of its time on one thread.
+    """Return the grain of a step from an estimate of its duration.
 
     Args:
         units: Work units of the step.
-        nanoseconds: Estimated time of all units.
-        least: Least units of a piece.
+        nanoseconds: Estimated duration of all units on one thread.
+        least: Lower bound of the grain in units, for kernels with a cost per call.
 
     Returns:
-        Units of the smallest piece, which takes at least a microsecond; 0, for one thread, if the
-        step is too short to be shared.
+        The units that take about a microsecond, at least ``least``; 0 for a step that is too short
+        to be divided.
     """
     if units < 2 or nanoseconds < _LEAST_SHARED_NS:
         return 0
@@ -60,7 +61,7 @@ def grain(units: int, nanoseconds: float, least: int = 1) -> int:
 
 
 def runtime_kernels(pool: Pool | None) -> tuple[Kernel, ...]:
-    """Return the kernels that every program needs: the walker, and those of the pool's helpers."""
+    """Return the kernels that a program on a pool needs: the walker, and those of the helpers."""
     if pool is None or pool.size == 1:
         return (walker(sleeps_in_kernel()),)
     return (walker(pool.in_kernel), *helper_kernels(pool.in_kernel))
@@ -68,26 +69,27 @@ def runtime_kernels(pool: Pool | None) -> tuple[Kernel, ...]:
 
 @cache
 def walker(in_kernel: bool) -> Kernel:
-    """Return the kernel that walks a program.
+    """Return the walker, the kernel that runs a program.
 
     Args:
-        in_kernel: Whether idle helpers sleep on a futex and must be woken; otherwise in Python.
+        in_kernel: Whether idle helpers sleep on a futex, so that the walker must wake them; False
+            if they sleep in Python.
     """
     return Kernel("subgraph.engine.program.walker_kernels", "walk", sleep=in_kernel)
 
 
 class Program:
-    """Steps in the order in which they run, ready to be called.
+    """Steps in the order in which they run, ready to be called. One run at a time.
 
     Args:
         steps: The steps.
-        threads: Most threads of a step.
-        pool: The pool whose helpers run pieces of steps; None with one thread.
-        tiny: Whether a run takes some microseconds only. Python's lock is then held during the
-            run, because releasing it takes longer than others could use it.
+        threads: Most threads of a step, the caller included.
+        pool: The pool whose helpers take part; None for one thread.
+        tiny: Whether a run takes a few microseconds only. Python's lock is then held during the
+            run, as other threads could hardly use it in that time.
 
     Attributes:
-        rows: The program's rows, int64 (steps, 4), for inspection.
+        rows: The steps as the walker reads them, int64 (steps, 4): `abi.ROW_KERNEL` and following.
         tiny: As passed.
     """
 
@@ -113,6 +115,7 @@ class Program:
         self._call = entry(self._block.ctypes.data)
 
     def _make_block(self, times: int) -> NDArray[np.int64]:
+        """Return a run block; ``times`` is the address for the steps' times, 0 for none."""
         block = np.zeros(abi.RUN_WORDS, np.int64)
         words = {
             abi.RUN_ROWS: self.rows.ctypes.data,
@@ -129,35 +132,39 @@ class Program:
         return block
 
     def resize(self, sizes: NDArray[np.int64]) -> None:
-        """Set the units and grains of all steps, int64 (steps, 2)."""
+        """Set the work units and grains of all steps: int64 (steps, 2)."""
         self.rows[:, 2:] = sizes
 
     def run(self) -> bool:
-        """Run all steps; return False when ``cancel`` ended the run before the last."""
+        """Run all steps; return False if `cancel` or a `misfit` stopped the run before the last."""
         self.rouse()
         return not self._call()
 
     def rouse(self) -> None:
-        """Wake the pool's helpers."""
+        """Start or wake the pool's helpers, before a run."""
         if self._pool is not None:
             self._pool.rouse()
 
     @property
     def block_address(self) -> int:
-        """Address of its run block, for a compiled function that runs it repeatedly."""
+        """Address of the run block, for a compiled loop that runs the program repeatedly."""
         return self._block.ctypes.data
 
     @property
     def function(self) -> Callable[[], object]:
-        """A callable that runs all steps; with one thread it is the compiled entry itself."""
+        """A callable that runs all steps; its result is not that of `run`.
+
+        On one thread it is the compiled entry itself, without a Python function around it.
+        """
         return self.run if self._pool is not None else self._call
 
     def run_timed(self) -> tuple[bool, NDArray[np.int64]]:
-        """Run all steps and measure each.
+        """Run all steps and measure the time of each.
 
         Returns:
-            What ``run`` returns, and the start and end of every step, int64 (steps, 2): nanoseconds
-            of the monotonic clock (``time.perf_counter_ns`` on Linux); 0 for steps not reached.
+            The result of `run`, and the start and end of every step, int64 (steps, 2), in
+            nanoseconds of the monotonic clock (``time.perf_counter_ns`` on Linux). Both are 0 for
+            steps that did not run. Other systems than Linux and macOS count processor cycles.
         """
         times = np.zeros((len(self.rows), 2), np.int64)
         block = self._make_block(times.ctypes.data)
@@ -165,25 +172,25 @@ class Program:
         return not entry(block.ctypes.data)(), times
 
     def running(self) -> list[int]:
-        """Return the steps that have begun and not ended; only recorded with guard pages."""
+        """Return the indices of steps that have begun and not ended; empty without guard pages."""
         return np.flatnonzero(self._times[:, 0] > self._times[:, 1]).tolist()
 
     @property
     def cancel_address(self) -> int:
-        """Address of the word that ends a run before its next step once it is not 0."""
+        """Address of the word that stops a run before its next step once it is not 0."""
         return self._cancel.ctypes.data
 
     def cancel(self) -> None:
-        """Make a run stop before its next step, also a run that is yet to start."""
+        """Stop the run before its next step; if none is running, stop the next run at its start."""
         self._cancel[0] = 1
 
     def misfit(self) -> bool:
-        """Return whether the run ended because of sizes that it does not serve, and clear that."""
+        """Return whether the plan does not serve the sizes of the last run, and clear that."""
         found = int(self._cancel[0]) == abi.MISFIT
         if found:
             self.clear()
         return found
 
     def clear(self) -> None:
-        """Undo ``cancel``."""
+        """Undo `cancel`, so that the program can run again."""
         self._cancel[0] = 0

@@ -1,8 +1,8 @@
-"""Reports: how a kernel says that an index or a count that it read is out of range.
+"""Reports: how a kernel says that an index or a count among its inputs is out of range.
 
-A kernel uses the nearest value in range instead, so that nothing outside the tensors is touched,
-and writes the value to the report slot of the run. The first report of a run is raised after the
-run, as the error that the reference would have raised.
+Kernels cannot raise. A kernel goes on with the nearest value in range, so that nothing outside the
+tensors is touched, and writes the bad value to the report slot of the request. After the run the
+first report of the slot is raised as an error.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import attrs
 from subgraph.errors import ShapeError
 from subgraph.graph.types import Array
 
-# Words of a slot: number of the report, 0 for none; the value; the least and the greatest allowed.
+# Words of a slot: number of the report, 0 for none; the bad value; the least and greatest allowed.
 SLOT_WORDS: Final = 4
 
 
 @attrs.frozen
 class Report:
-    """A report that a kernel may make; its arguments are the slot's address and a number.
+    """A report that a step may make. Its two argument words are the slot's address and its number.
 
     Attributes:
-        where: The node, for the message.
+        where: Description of the node, with which the message begins.
         operand: Name of the input that holds the value.
     """
 
@@ -32,31 +32,37 @@ class Report:
     operand: str
 
     def error(self, value: int, least: int, most: int) -> ShapeError:
-        """Return the error for a value that is out of range."""
+        """Return the error for a value that is out of range.
+
+        Args:
+            value: The value that the kernel read.
+            least: Least value allowed.
+            most: Greatest value allowed.
+        """
         return ShapeError(
             f"{self.where}: {self.operand} holds {value}, which is outside [{least}, {most}]"
         )
 
 
 class ReportSlot:
-    """The memory to which the kernels of one request's program report."""
+    """The memory into which the kernels of one request's program write their first report."""
 
     def __init__(self, words: Array, reports: Sequence[Report]) -> None:
-        """Take a slot.
+        """Use some words as a slot.
 
         Args:
-            words: The slot, int64 of `SLOT_WORDS` elements, zero.
-            reports: The reports, by their numbers from 1 on.
+            words: The slot: int64, `SLOT_WORDS` elements, all zero.
+            reports: The program's reports, in the order of their numbers, which begin at 1.
         """
         self._words = words.data
         self._reports = tuple(reports)
 
     def clear(self) -> None:
-        """Clear a report of a run that was ended early."""
+        """Discard the report of a run that was cancelled."""
         self._words[0] = 0
 
     def check(self) -> None:
-        """Raise an error if a value was reported since the last check.
+        """Raise the report that was made since the last check, if any, and discard it.
 
         Raises:
             ShapeError: A value was out of range.

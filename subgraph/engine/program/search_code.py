@@ -1,4 +1,8 @@
-"""Machine code of the partition's search, in the interface of its `backend`."""
+"""The partition search as machine code: implements `subgraph.partition.search.backend.SearchCode`.
+
+The search is a kernel whose block begins with a run block (`abi.RUN_ROWS`), so that the entry of
+programs calls it.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,16 @@ from subgraph.engine.toolchain.kernel import Kernel
 
 
 class CompiledSearch:
-    """The compiled functions of the search; see `subgraph.partition.search.backend.SearchCode`.
+    """The compiled search.
 
     Attributes:
-        first: Index of the first word of a block that the search may use.
+        first: Index of the first int64 word of a block after the run block; the search's own state.
     """
 
     first = abi.RUN_WORDS
 
     def __init__(self) -> None:
-        """Name the kernel; its code is not loaded yet."""
+        """Name the kernel without loading its code."""
         self._kernel = Kernel(
             "subgraph.partition.search.search_kernels",
             "search",
@@ -40,6 +44,10 @@ class CompiledSearch:
         return toolchain.is_cached(self._kernel)
 
     def bind(self, block: NDArray[np.int64]) -> Callable[[], int]:
-        """Return a callable that runs the search over a block of words and returns its result."""
+        """Return a callable that runs the search and returns its status.
+
+        Args:
+            block: The run block and the state of the search, int64; it must outlive the callable.
+        """
         block[abi.RUN_WALK // abi.WORD] = self._kernel.address
         return entry(block.ctypes.data)

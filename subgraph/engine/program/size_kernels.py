@@ -1,8 +1,9 @@
-"""The compiled interpreter of size expressions, for programs whose own data decide sizes.
+"""The compiled interpreter of size expressions, for programs whose own results decide sizes.
 
-It reads integers that earlier steps have computed, evaluates the expressions of a data-dependent
-plan (`subgraph.engine.planner.size_code`) and writes the results to the arguments of later steps.
-It ends the run where a guard does not hold or a number exceeds 64 bits.
+It runs as a step between others. It reads integers that earlier steps have computed, evaluates the
+expressions of a data-dependent plan (`subgraph.engine.planner.size_code`) in registers, and writes
+the results to the arguments of later steps. It ends the run if a guard of the plan does not hold or
+a result differs from that of Python's unbounded integers.
 """
 
 from __future__ import annotations
@@ -17,20 +18,28 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.simd import atomic_cas, bits_f64, ld_f64, ld_i32, ld_i64, st_i64
 from subgraph.engine.program import abi
 
-# In the order of `abi.SIZE_OPERATIONS`.
+# The numbers of the operations: their indices in `abi.SIZE_OPERATIONS`.
 (_ADD, _SUB, _MUL, _FLOORDIV, _MOD, _MAX, _MIN, _ABS, _AND, _OR, _XOR) = range(11)
 (_SHL, _SHR, _INVERT, _FLOAT, _FADD, _FSUB, _FMUL, _FDIV, _FMAX, _FMIN, _FABS) = range(11, 22)
 (_CEIL, _FLOOR, _TRUNC, _SINGLE, _EQ, _LT, _LE, _FEQ, _FLT, _FLE) = range(22, 32)
-# Two integers whose product as floats is below this have a product of at most 64 bits.
+# A product below this as float64 fits in int64: 2**63 less two units in its last place, which
+# rounding of the product can hide.
 _MOST_WHOLE = 2.0**63 - 2.0**11
-_MOST_EXACT = 1 << 53  # up to here a float holds every integer
-_LEAST = -(1 << 63)
-_STEP = abi.WORD * abi.SIZE_CODE_WORDS
-_PATCH = abi.WORD * abi.SIZE_PATCH_WORDS
+_MOST_EXACT = 1 << 53  # up to here float64 represents every integer
+_LEAST = -(1 << 63)  # the least int64, whose negative does not fit
+_STEP = abi.WORD * abi.SIZE_CODE_WORDS  # bytes of a row of code
+_PATCH = abi.WORD * abi.SIZE_PATCH_WORDS  # bytes of a row of patches
 
 
 @register_jitable
 def _whole(code: int, one: int, other: int) -> Any:
+    """Return the result of an operation on integers; for "float", the bits of the float64.
+
+    Args:
+        code: Number of the operation.
+        one: Address of the first operand's register.
+        other: Address of the second operand's register; that of the first for unary operations.
+    """
     a, b = ld_i64(one), ld_i64(other)
     if code == _ADD:
         return a + b
@@ -65,7 +74,10 @@ def _whole(code: int, one: int, other: int) -> Any:
 
 @register_jitable
 def _overflows(code: int, one: int, other: int) -> Any:
-    """Return whether a result is not exact in 64 bits, which those of a plan's sizes are."""
+    """Return whether a result does not fit in 64 bits, or is not exact; arguments as `_whole`'s.
+
+    Python, with which the plan was made, computes sizes with unbounded integers.
+    """
     a, b = ld_i64(one), ld_i64(other)
     if code == _ADD:
         return ((a ^ (a + b)) & (b ^ (a + b))) < 0
@@ -90,6 +102,7 @@ def _overflows(code: int, one: int, other: int) -> Any:
 
 @register_jitable
 def _floating(code: int, one: int, other: int) -> Any:
+    """Return the result of an operation on floats: an integer, or the bits of a float64."""
     a, b = ld_f64(one), ld_f64(other)
     if code == _FADD:
         return bits_f64(a + b)
@@ -116,6 +129,7 @@ def _floating(code: int, one: int, other: int) -> Any:
 
 @register_jitable
 def _holds(code: int, one: int, other: int) -> Any:
+    """Return the outcome of a comparison; arguments as `_whole`'s."""
     if code == _EQ:
         return ld_i64(one) == ld_i64(other)
     if code == _LT:
@@ -130,10 +144,10 @@ def _holds(code: int, one: int, other: int) -> Any:
 
 
 def resize() -> Callable[..., None]:
-    """Return the kernel.
+    """Return the kernel that reads integers, runs the code and applies the patches of a block.
 
-    Its arguments are the addresses of a block (`abi.SIZE_READ` and the following words) and of the
-    integers that it reads.
+    Its argument words are the address of the block (`abi.SIZE_READ` and the following) and that of
+    the integers to read. It has no work units.
     """
 
     def kernel(args: int, _begin: int, _end: int, _worker: int) -> None:

@@ -1,19 +1,26 @@
-"""The two compiled functions that run programs: the walker, and the loop of its helpers.
+"""The compiled functions that run programs: the walker, and the loop of its helpers.
 
-The *walker* (the thread that calls a program) executes the steps in order. It publishes a step with
-enough units to the helpers of the pool: the units are divided into one contiguous region per
-thread. A region's ticket word holds (threads, slices, next slice), so one compare-and-swap both
-checks that the step is still open to this thread and takes the next slices. A thread takes half of
-the slices that are left, so that large pieces come first and small ones balance cores of different
-speed. Each thread empties its own region first and then helps with the others. The walker waits for
-slices that were taken, never for a thread, so a helper that sleeps or was descheduled delays
-nothing. A step stays open while a thread holds slices of it, so published words cannot change under
-that thread. A slice is one unit, or more where the number of units does not fit in a ticket.
+**Work distribution.** The *walker* (the thread that calls a program) executes the steps in order.
+It *publishes* a step with enough work units to the helpers of the pool: the units are divided into
+one contiguous region per thread, each of equal *slices*. A slice is one unit, or more if the number
+of units does not fit in a ticket. A region's *ticket* is one word with (threads, slices, next
+slice), so that one compare-and-swap both checks that the step is still open to a thread and takes
+the next slices. A thread takes half of the slices that a region has left, at least the step's
+grain: large pieces come first, and small ones balance cores of different speeds. Each thread
+empties its own region first, then those of the others (guided self-scheduling with stealing).
 
-Sleeping helpers are woken on other cores than the walker's. Otherwise the scheduler may queue them
-behind the walker: on a virtual machine Linux takes a core that the host has put to sleep for a busy
-one, and the helper starts milliseconds late. The walker therefore removes its own core from the
-sleeper's set before it wakes it, and the helper restores the set after its first step.
+**Completion.** The walker waits until POOL_REMAINING, the number of unfinished slices, is 0. It
+waits for slices that were taken, never for a thread, so a helper that sleeps or was descheduled
+delays nothing. The published words change only after that, so they cannot change under a thread
+that holds slices.
+
+**Waking.** Sleeping helpers are woken on other cores than the walker's. Otherwise the scheduler may
+queue them behind the walker: on a virtual machine Linux takes a core that the host has put to sleep
+for a busy one, and the helper starts milliseconds late. The walker therefore removes its own core
+from the sleeper's set of cores before it wakes it; the helper restores the set after its first
+step.
+
+The words of a pool's state and of a run block are those of `subgraph.engine.program.abi`.
 """
 
 from __future__ import annotations
@@ -45,17 +52,29 @@ from subgraph.engine.program import abi
 from subgraph.system import host
 
 Function = Callable[..., Any]
-# Without wrappers for Python a helper compiles in two thirds of the time.
+# The decorator of functions that kernels call. Without wrappers for Python and C they compile in
+# two thirds of the time.
 _helper = njit(
     nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
 )
 _WAIT, _WAKE = 128, 129  # FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE
+# Numbers of the system call futex, and of the monotonic clock, by system.
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
+# Rounds of POOL_SPINS pauses that a helper spins after Python woke it, until its program starts:
+# a millisecond by default (estimate).
 _PATIENCE = 20
 _CLOCK_MONOTONIC = {"linux": 1, "darwin": 6}
 
 
 def _emit_futex(builder: Any, operation: int, address: Any, value: Any) -> None:
+    """Emit the system call futex(address, operation, value); its result is not used.
+
+    Args:
+        builder: LLVM's builder.
+        operation: `_WAIT` or `_WAKE`.
+        address: Address of a word; the futex is its lower half (little-endian).
+        value: The value to sleep on, or the most threads to wake.
+    """
     number = _FUTEX[host.architecture()]
     fnty = ir.FunctionType(I64, [I64], var_arg=True)
     module = builder.module
@@ -69,6 +88,7 @@ def _emit_yield(builder: Any, _context: Any, _args: Any) -> None:
 
 
 def _emit_now(builder: Any, _context: Any, _args: Any) -> Any:
+    """Emit the monotonic clock in nanoseconds; processor cycles where it is not known."""
     clock = _CLOCK_MONOTONIC.get(sys.platform)
     if clock is None:
         return call_intrinsic(builder, "llvm.readcyclecounter", I64, [])
@@ -84,7 +104,11 @@ def _emit_own_core(builder: Any, _context: Any, _args: Any) -> Any:
 
 
 def _emit_cores(name: str) -> Any:
-    """Return the emitter of ``name(thread, cores)``, to read or set a thread's cores."""
+    """Return the emitter of a C function that reads or sets the set of cores of a thread.
+
+    The intrinsic is ``(thread, cores) -> int64``: the thread's identifier (0 for the caller), the
+    address of a set of `abi.LINE` bytes, and 0 for success.
+    """
 
     def emit(builder: Any, _context: Any, args: Any) -> Any:
         thread, cores = args
@@ -107,7 +131,16 @@ yield_core = define(VOID, [], _emit_yield if sys.platform != "win32" else lambda
 
 @_helper
 def _drain(pool: int, region: int, worker: int) -> int:
-    """Take and run slices of one region until none is left; return their number."""
+    """Take and run slices of one region until none is left.
+
+    Args:
+        pool: Address of the pool's state.
+        region: Index of the region.
+        worker: Index of the executing thread.
+
+    Returns:
+        Number of slices that were run.
+    """
     ticket = pool + abi.POOL_TICKETS + region * abi.LINE
     done = 0
     while True:
@@ -122,7 +155,8 @@ def _drain(pool: int, region: int, worker: int) -> int:
         take = max(least, (left + 1) // 2)
         if left - take < least:
             take = left
-        # If another step was published meanwhile, any number up to what is left is correct.
+        # Another step with an equal ticket may have been published meanwhile. The swap then takes
+        # slices of that one, of which any number up to what is left is correct.
         if atomic_cas(ticket, word, word + take) != word:
             continue
         units = ld_i64(pool + abi.POOL_UNITS)
@@ -141,7 +175,12 @@ def _drain(pool: int, region: int, worker: int) -> int:
 
 @_helper
 def _help(pool: int, worker: int) -> None:
-    """Run the remaining slices of the published step, those of the own region first."""
+    """Run the remaining slices of the published step, those of the thread's own region first.
+
+    Args:
+        pool: Address of the pool's state.
+        worker: Index of the executing thread.
+    """
     size = ld_i64(pool + abi.POOL_SIZE)
     done = 0
     for k in range(size):
@@ -154,11 +193,14 @@ def _help(pool: int, worker: int) -> None:
 
 
 def worker(*, sleep: bool) -> Function:
-    """Return the kernel with the loop of a pool's helper.
+    """Return the kernel of a helper: it runs slices of published steps until the pool stops.
+
+    Its arguments are the address of the pool's state, a sequence number, 0, and the helper's index.
+    It waits for POOL_SEQUENCE to differ from the sequence number.
 
     Args:
-        sleep: Whether an idle helper sleeps on a futex; otherwise the loop returns, and the helper
-            sleeps in Python.
+        sleep: Whether an idle helper sleeps on a futex. If not, the kernel returns when no program
+            runs on the pool, and the helper sleeps in Python.
     """
 
     def wait(pool: int, seen: int, worker: int) -> int:
@@ -209,7 +251,7 @@ def worker(*, sleep: bool) -> Function:
 
 
 def spin() -> Function:
-    """Return the kernel that executes as many pauses as its first argument says, to time them."""
+    """Return the kernel that executes ``count``, its first argument, pauses; it is timed."""
 
     def kernel(count: int, _begin: int, _end: int, _worker: int) -> None:
         for _ in range(count):
@@ -229,13 +271,16 @@ def wake() -> Function:
 
 
 def walk(*, sleep: bool) -> Function:
-    """Return the walker, the kernel that runs the program of a run block.
+    """Return the walker, the kernel that runs a program: its first argument is a run block.
+
+    The inner functions take addresses: ``pool`` of the pool's state, ``row`` of a program's row.
 
     Args:
-        sleep: Whether idle helpers sleep on a futex and must be woken.
+        sleep: Whether idle helpers sleep on a futex, so that the walker must wake them.
     """
 
     def place(pool: int) -> None:
+        """Restrict all sleeping helpers to other cores than the one this thread runs on."""
         cores, others = pool + abi.POOL_CORES, pool + abi.POOL_OTHER_CORES
         own = own_core()
         if own < 0 or own >= 8 * abi.LINE or get_cores(0, cores) != 0:
@@ -257,6 +302,7 @@ def walk(*, sleep: bool) -> Function:
     place_elsewhere = _helper(place)
 
     def publish(pool: int, row: int, units: int, threads: int, grain: int) -> None:
+        """Publish a step, divided into a region per thread, and wake the helpers."""
         size = (units >> abi.TICKET_BITS) + 1
         total = (units + size - 1) // size
         st_i64(pool + abi.POOL_KERNEL, ld_i64(row + abi.ROW_KERNEL))
@@ -277,6 +323,7 @@ def walk(*, sleep: bool) -> Function:
     share_step = _helper(publish)
 
     def finish(pool: int) -> None:
+        """Wait until all slices of the published step are finished, and unpublish it."""
         limit = ld_i64(pool + abi.POOL_SPINS)
         spins = 0
         while atomic_load(pool + abi.POOL_REMAINING) > 0:
