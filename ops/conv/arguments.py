@@ -7,14 +7,14 @@ from subgraph.ops.movement.window_arguments import WindowArguments
 
 
 class ConvOperands(KernelArguments):
-    """With what the arguments of convolutions begin.
+    """The first arguments of every convolution kernel.
 
     Attributes:
         x: First element of the images.
         weights: First element of the packed weights.
         y: First element of the output images.
         bias: First element of the bias, padded to whole blocks where y has blocks; 0: none.
-        residual: First element of what is added, shaped as y; 0: none.
+        residual: First element of an array shaped as y that is added to the sums; 0: none.
     """
 
     x: Address
@@ -25,12 +25,12 @@ class ConvOperands(KernelArguments):
 
 
 class ConvTile(WindowArguments):
-    """Sizes of images and windows, with what computes the outputs.
+    """Sizes of images and windows, and the kernels that compute a tile of outputs.
 
     Attributes:
-        tile: The tile: a register tile of sums, a strip or a row of windows.
-        post: The kernel applied to finished outputs; 0: none.
-        flags: ``F_*`` flags of the tile.
+        tile: Kernel of a tile: a register tile, a strip or a row of windows.
+        post: Kernel of the activation, applied to finished outputs; 0: none.
+        flags: ``F_*`` flags of the tile (``subgraph.engine.codegen.tiling``).
         low: Lower bound of the outputs, if the flags ask for it; or a parameter of ``post``.
         high: Upper bound of the outputs, if the flags ask for it; or a parameter of ``post``.
     """
@@ -61,20 +61,21 @@ class DirectArguments(DirectOperands, ConvTile):
 
     There are images * groups * output depth * row blocks * column blocks * panel blocks units.
 
-    The sums run over segments of the input blocks, so short that the weights of a panel stay in the
-    first cache while all pixels of a unit pass; a later segment goes on from what y holds.
+    The sums run over segments of the input blocks. A segment is so short that the weights of a
+    panel stay in the L1 cache while all pixels of a unit are computed; each later segment adds to
+    the partial sums in y.
 
-    Bands are three numbers for each panel: the first of the input blocks that it reads, their
-    number, and where its weights begin, in bytes. That is how groups that are no whole blocks run,
-    as one.
+    Bands are three int64 for each panel: the first input block that it reads, the number of
+    blocks, and the offset of its weights in bytes. Groups that are not whole blocks of channels run
+    as one convolution over bands.
 
-    y and the residual share their strides; those of whole images unless only some of the pixels are
-    written (transposed convolution). With scratch, the part of x that a unit reads for a segment is
-    copied there with its padding. A worker needs as many pixels for each block as
-    ``reach(depth) * reach(height) * reach(width)``, where
+    y and the residual have the same strides. They are those of whole images unless only some of the
+    pixels are written (transposed convolution). With scratch, the part of x that a unit reads for a
+    segment is copied there together with its padding. A worker needs for each block
+    ``reach(depth) * reach(height) * reach(width)`` pixels, where
     ``reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1`` over the outputs of a unit (one
-    along the depth), or as the outputs of a unit times the taps. Blocked input with a dilation
-    along the width needs a kernel of depth 1.
+    along the depth); if ``gathered``, the outputs of a unit times the taps. Blocked input with a
+    dilation along the width needs a kernel of depth 1.
 
     Attributes:
         rows: Output rows of a unit.
@@ -92,14 +93,14 @@ class DirectArguments(DirectOperands, ConvTile):
         y_block: Pixels of y between blocks of output channels.
         y_offset: Bytes from the start of an image of y to its first output.
         bands: The first band; 0: none.
-        rest: Channels of the last input block that count (0: all). That block is a segment of its
-            own with more than one tap, which takes a kernel of depth 1.
+        rest: Channels of the last input block that exist (0: all). With more than one tap that
+            block is a segment of its own, and the kernel must have depth 1.
         segment: Input blocks of a segment.
-        gathered: Whether the scratch holds for each tap the pixels that it reads (1) or a box of
-            pixels (0).
-        strip: The strip (``subgraph.engine.codegen.strip``) that runs a row of outputs in place of
-            tiles; 0: none. With a kernel of some depth only from a box, without dilation along it.
-        joined: Units over panels that may run as one.
+        gathered: 1 if the scratch holds for each tap the pixels that it reads, 0 if it holds a box
+            of pixels.
+        strip: The strip (``subgraph.engine.codegen.strip``) that computes a row of outputs instead
+            of tiles; 0: none. A kernel deeper than 1 needs a box and no dilation along the depth.
+        joined: Most units of the same pixels that may run as one.
     """
 
     rows: int
@@ -168,7 +169,7 @@ class GatherOperands(KernelArguments):
 
     Attributes:
         x: First element of the images, in blocks.
-        y: First element of what is written.
+        y: First element of the result.
         blocks: Input blocks of an image.
     """
 
@@ -281,34 +282,36 @@ class WinogradArguments(WinogradOperands, ConvTile):
     """Arguments of `winograd`; a work unit is a block of tiles and of output panels.
 
     There are ceil(images * tiles of an image / tiles of a unit) * panel blocks units, panels
-    innermost; units of one block of tiles that run in one call transform it once. Of the stages
-    (low tiles): input blocks of the sums; points * blocks of panels, panels innermost; output
-    blocks.
+    innermost; consecutive units of the same tiles transform their input once. The stages (few-row
+    tiles only) have as units: input blocks of the sums; points * blocks of panels, panels
+    innermost; output blocks.
 
-    A tile has n x n inputs and as many values (n = m + taps - 1, or 5 with stride 2) at ``n n``, or
-    9, points. A worker's scratch, aligned to 64 bytes, holds ``2 n n`` vectors, then for each of
-    ``tiles | 1`` tiles ``n n (input blocks + 1)`` vectors, then ``points (panels of a unit * nv +
-    1)``; if ``over``, only one point of the latter, before the values.
+    A tile has n x n inputs and as many transformed values (n = m + taps - 1, or 5 with stride 2) at
+    ``n n`` points, or 9 with stride 2. A worker's scratch, aligned to 64 bytes, holds ``2 n n``
+    vectors; then for each of ``tiles | 1`` tiles ``n n (input blocks + 1)`` vectors of values; then
+    for each ``points (panels of a unit * nv + 1)`` vectors of sums. If ``over``, the sums of one
+    point alone come before the values.
 
     Attributes:
         tiles: Tiles of a unit.
-        over: Whether sums lie where the values of earlier points were (0 or 1), so that half as
-            much must stay in the cache: no more blocks out than in, all panels in one unit.
+        over: 1 if sums overwrite the values of earlier points, which halves the memory that must
+            stay in the cache; needs at most as many output blocks as input blocks, and all panels
+            in one unit. Else 0.
         panels: Panels of a unit.
         scratch: Scratch of the first worker.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
-        stage: What units do: all (0), or one stage of a single block of tiles, of which all panels
-            are one unit's: transform the input (1), multiply (2), transform the sums (3).
+        stage: 0: units do everything. Otherwise there is a single block of tiles with all panels,
+            and units transform the input (1), multiply (2) or transform the sums (3).
         x_image: Bytes between images of x.
         y_image: Bytes between images of y.
         residual_image: Bytes between images of the residual.
         shared: Values and sums that the stages share; 0: none.
         stage_panels: Panels of a unit that multiplies.
-        rest: Channels of the last input block that count (stride 1; 0: all).
-        weights_apart: Bytes between the weights of points, beyond the weights (stride 1).
-        blocks_before: Output blocks of y, of the residual and of the bias that come before those
-            computed.
-        segment: Steps of a segment of the sums (strips), in blocks.
+        rest: Channels of the last input block that exist (stride 1; 0: all).
+        weights_apart: Padding between the weights of neighbouring points, in bytes (stride 1).
+        blocks_before: Output blocks of y, of the residual and of the bias before the first one that
+            is computed.
+        segment: Input blocks of a segment of the sums (strips).
     """
 
     tiles: int

@@ -1,7 +1,8 @@
-"""Which algorithm a convolution on the CPU device runs on.
+"""The choice of the algorithm of a convolution on the CPU device.
 
 The cost of an algorithm is estimated in cycles of one core: one for each product of two vectors,
-and those in which weights arrive from memory. The algorithm of least cost is chosen.
+and the time in which the weights arrive from memory. The algorithm of least cost is chosen. All
+constants below are estimates unless a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class Method(StrEnum):
 
     GENERIC = "generic"  # a matrix product over gathered patches; serves every convolution
     DEPTHWISE = "depthwise"
-    BANDS = "bands"  # groups as one convolution whose panels read only their blocks of channels
+    BANDS = "bands"  # groups as one convolution; each panel reads only its blocks of channels
     IMAGE = "first"  # direct, over a plain image of few channels
     POLYPHASE = "phases"  # Winograd's, over the phases of a strided convolution of an image
     DIRECT = "direct"  # over blocks of channels
     WINOGRAD = "winograd"
-    STRIDED_WINOGRAD = "strided"  # of stride 2
-    ON_THE_FLY_WINOGRAD = "on-the-fly"  # weights are transformed in each run, from direct's
+    STRIDED_WINOGRAD = "strided"  # Winograd's for stride 2
+    ON_THE_FLY_WINOGRAD = "on-the-fly"  # the weights of DIRECT are transformed in each run
 
 
 @attrs.frozen
@@ -61,24 +62,24 @@ class Algorithm:
 
 GENERIC, DEPTHWISE, BANDS, IMAGE, POLYPHASE, DIRECT = map(Algorithm, list(Method)[:6])
 
-# Bytes of weights that arrive from memory while a core multiplies one vector of at most 32 bytes,
-# with tiles of many rows and with few-row tiles.
+# Bytes of weights that arrive from memory in the cycle in which a core multiplies one vector of at
+# most 32 bytes, with many-row tiles and with few-row tiles.
 _MEMORY, _MEMORY_LOW = 8.0, 3.0
-_COLOURS = 3  # most channels of an image, for which IMAGE serves vectors of any size
-_WASTE = 8  # most products with zeros for each product of a grouped convolution
+_COLOURS = 3  # channels of an image: up to here IMAGE is used with vectors of any size
+_WASTE = 8  # most multiplications, zeros included, for each one that a grouped convolution needs
 _TRANSFORM = 7  # cycles for each vector that Winograd's transforms read or write
 MADE = 5  # cycles for each vector of weights that is transformed in a run
 _SORTED = 2  # cycles for each element that is written to its phase
-_SMALLER = 1.08  # most times the least cost, for weights of a fraction of the size
-_BETTER = 0.95  # most times the cost of a simpler algorithm, to be chosen before it
-_LEAST_PIXELS = 16  # least output pixels for which weights are packed in every run
-# Bytes by which Winograd's weights may exceed direct's: always for volumes, otherwise where an
-# algorithm without the excess costs at most _SMALLER times as much.
+_SMALLER = 1.08  # ratio to the least cost up to which an algorithm with far smaller weights is used
+_BETTER = 0.95  # ratio to the cost of a simpler algorithm below which another one replaces it
+_LEAST_PIXELS = 16  # output pixels: from here on packing the weights in every run is faster
+# Bytes by which Winograd's weights may exceed direct's. Volumes never exceed it; other convolutions
+# only if the algorithm without the excess costs more than _SMALLER times as much.
 _MORE_WEIGHTS = 4_000_000
 
 
 def choose(job: Job) -> Algorithm:
-    """Return the algorithm that a convolution runs on.
+    """Return the algorithm of a convolution.
 
     Args:
         job: The convolution.
@@ -99,7 +100,7 @@ def choose(job: Job) -> Algorithm:
         return GENERIC
     together = merged(g, of.lanes)
     if g.groups > 1:
-        # In cycles for one output pixel: groups merged to whole blocks, or panels in bands.
+        # Cycles for one output pixel, with groups merged to whole blocks or with panels in bands.
         blocks = round_up(together * g.outputs, of.lanes) // of.lanes
         dense = -(-g.groups // together) * round_up(together * g.inputs, of.lanes) * blocks
         banded = sum(count * of.lanes * of.nv for _, count in bands(g, of))
@@ -113,7 +114,7 @@ def choose(job: Job) -> Algorithm:
 
 
 def _computed(job: Job) -> Algorithm:
-    """Choose for weights or a bias that are computed at run time."""
+    """Return the algorithm for weights or a bias that are computed at run time."""
     g, of = job.g, job.of
     if job.w.layout == "blocked":
         raise Unsupported("weights that are computed at run time, in blocks of channels")
@@ -130,7 +131,7 @@ def _computed(job: Job) -> Algorithm:
 
 
 def _image(job: Job) -> Algorithm:
-    """Choose between reading an image as it is and Winograd's algorithm over its phases."""
+    """Return IMAGE or POLYPHASE for a plain image of few channels."""
     g, of, found = job.g, job.of, phases_of(job.g)
     if found is None or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
         return IMAGE
@@ -144,7 +145,7 @@ def _image(job: Job) -> Algorithm:
 
 
 def _square(job: Job) -> Algorithm:
-    """Choose between direct convolution and the sizes of Winograd's."""
+    """Return DIRECT or Winograd's algorithm with the best size of its tile."""
     g, of = job.g, job.of
     strided = g.strides[1:] == (2, 2) and of.low
     taps = g.kernel[1]
@@ -153,7 +154,7 @@ def _square(job: Job) -> Algorithm:
         and taps in OUTPUTS
         and ((strided and taps == 3) or g.strides[1:] == (1, 1))
         and g.dilations[1:] == (1, 1)
-        # Volumes were not measured with tall tiles.
+        # Volumes were not measured with many-row tiles.
         and (of.low or g.source[0] == g.target[0] == g.kernel[0] == 1)
     )
     if not square or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
@@ -189,11 +190,11 @@ def _square(job: Job) -> Algorithm:
 
 
 def _shared(weight: Operand, costs: Mapping[Algorithm, float]) -> Algorithm:
-    """Return the algorithm of least cost, or one that needs no further form of the weight.
+    """Return the algorithm of least cost, or one that reads the weight as it is packed already.
 
-    A detector's head runs on maps of all sizes with the same weights, and every form of them takes
-    memory. An algorithm that reads the form of an earlier convolution is therefore preferred if it
-    costs at most as much more as the earlier convolution costs at all.
+    A detector's head applies the same weights to feature maps of several sizes, and each packed
+    form of the weights takes memory. An algorithm that reads the form of an earlier convolution is
+    therefore preferred as long as its extra cost is at most the cost of that convolution.
     """
     best, least = DIRECT, costs[DIRECT]
     for algorithm, cost in costs.items():
@@ -221,18 +222,20 @@ def _transforms(of: Tiles, g: Geometry, m: int) -> int:
 
 
 def _transforms_in(of: Tiles, g: Geometry, m: int) -> int:
-    """Return the cycles of Winograd's transforms of what all tiles read."""
+    """Return the cycles of Winograd's transforms of the inputs of all tiles."""
     values, _ = winograd_sizes(m, g.kernel[1], g.strides[1])
     return _TRANSFORM * _tiles(g, m) * values * g.kernel[0] * -(-g.inputs // of.lanes)
 
 
 def _tiles(g: Geometry, m: int) -> int:
+    """Return the number of Winograd's tiles of ``m`` x ``m`` outputs."""
     return g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
 
 
 def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:
+    """Return the cycles of multiplications of vectors whose weights come from memory or L2."""
     if weight_bytes <= caches().l2:
         return multiplications
-    wide = max(1, of.lanes * of.item // 32)  # such vectors take as many times as long
+    wide = max(1, of.lanes * of.item // 32)  # a vector of 64 bytes takes as long as two of 32
     arrival = weight_bytes / (_MEMORY_LOW * wide if of.low else _MEMORY)
     return max(multiplications, arrival) + 0.2 * arrival

@@ -1,4 +1,4 @@
-"""Copies of what convolutions read: boxes of an image, or for each tap the pixels it meets."""
+"""Copies of the inputs of convolutions: boxes of an image, or for each tap the pixels it reads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .arguments import GatherArguments
 
 
 class Box(WordBlock):
-    """A box of pixels of an image; some are outside of it.
+    """A box of pixels, which may extend beyond the borders of the image.
 
     Attributes:
-        depth: Its first plane.
-        row: Its first row.
-        column: Its first column.
-        depths: Its planes.
-        rows: Its rows.
-        columns: Its columns.
+        depth: First plane; may be negative.
+        row: First row; may be negative.
+        column: First column; may be negative.
+        depths: Number of planes.
+        rows: Number of rows.
+        columns: Number of columns.
     """
 
     depth: int
@@ -40,10 +40,17 @@ _box = stack_block(Box)
 
 
 def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> Any:
-    """Return the function that copies a box of an image, with what lies outside it filled in.
+    """Return the compiled function that copies a box of an image and fills in the pixels outside.
 
-    ``copy(sizes, blocks, x, to, where)`` copies, for each of the blocks (channels when plain), the
-    box ``where``; ``sizes`` has those of the image.
+    Its signature is ``copy(sizes, blocks, x, to, where)``. It copies the box ``where`` of each of
+    ``blocks`` blocks (channels if plain) from address ``x`` to address ``to``; ``sizes`` are
+    `WindowArguments` with the sizes of the image.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Channels of a block.
+        plain: The image is in the plain layout, else in the blocked one.
+        border: Value of the pixels outside the image.
     """
     v = vec(dtype, lanes)
     load, store, splat = v.load, v.store, v.splat
@@ -94,11 +101,16 @@ def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> An
 
 
 def pixel_gatherer(dtype: str, lanes: int, plain: bool) -> Any:
-    """Return the function that copies for each tap the pixels that outputs read.
+    """Return the compiled function that copies for each tap the pixels that outputs read.
 
-    ``gather(sizes, x, to, blocks, where)`` copies, for each of the blocks (channels when plain) and
-    each tap, what the rows and columns of outputs of ``where`` read, whose first window starts at
-    its first pixel; ``sizes`` has those of image and windows.
+    ``gather(sizes, x, to, blocks, where)`` copies, for each of the blocks (channels if plain) and
+    each tap, the pixels that ``where.rows * where.columns`` outputs read. The window of the first
+    output begins at the depth, row and column of ``where``; ``sizes`` are `WindowArguments`.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Channels of a block.
+        plain: The image is in the plain layout, else in the blocked one.
     """
     v = vec(dtype, lanes)
     load, store, zero = v.load, v.store, v.zero
@@ -138,11 +150,11 @@ def pixel_gatherer(dtype: str, lanes: int, plain: bool) -> Any:
 
 
 def gather(*, dtype: str, lanes: int) -> Callable[..., None]:
-    """Return the kernel of `GatherArguments`: what a convolution reads, by block and tap.
+    """Return the kernel of `GatherArguments`, which copies the input of a convolution by taps.
 
-    What it writes, ``[N][D][input block][tap][H][W of the output][lanes]``, is the input of a
-    convolution of one tap with as many times more blocks, which has the same sums in the same
-    order.
+    The result, ``[N][D][input block][tap][H][W of the output][lanes]``, is the input of a
+    convolution of one tap whose input blocks are the pairs of block and tap; it adds the same terms
+    in the same order.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.

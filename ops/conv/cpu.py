@@ -1,6 +1,6 @@
 """Convolutions on the CPU device: the steps and the packed weights of each algorithm.
 
-Operands that do not have the layout of a kernel are turned into scratch memory first.
+Operands that do not have a kernel's layout are converted to scratch memory first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ from .job import Job, read_job
 from .polyphase import OUTPUTS, emit_phases, phase_weights, phases_of
 from .winograd import emit_winograd, on_the_fly_outputs, winograd_sizes
 
-_APART = 64  # bytes between points of such weights: else they meet in the same lines of a cache
+# Padding in bytes between the points of weights transformed on the fly: a cache line, so that the
+# points do not fall into the same cache sets.
+_APART = 64
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
 
@@ -66,14 +68,14 @@ def lower_conv(job: Job) -> None:
     """Emit the steps of a convolution.
 
     Raises:
-        Unsupported: No kernel can do it.
+        Unsupported: No kernel can compute it.
     """
     if job.y.size:
         emit(job, choose(job))
 
 
 def emit(job: Job, algorithm: Algorithm) -> None:
-    """Emit the steps of a convolution by an algorithm."""
+    """Emit the steps of a convolution with the algorithm ``algorithm``."""
     match algorithm.method:
         case Method.GENERIC:
             _generic(job)
@@ -92,7 +94,10 @@ def emit(job: Job, algorithm: Algorithm) -> None:
 
 
 def _packed(job: Job) -> Argument:
-    """Emit the step that packs computed weights as `direct_weights` does; return its target."""
+    """Emit the step that packs weights computed at run time, and return its target.
+
+    The packed form is that of `direct_weights`.
+    """
     low, of, g = job.low, job.of, job.g
     columns, depth = job.channels_out, round_up(g.inputs, of.lanes)
     size = packed_size(columns, depth * g.taps, of)
@@ -127,7 +132,7 @@ def _bias(job: Job) -> Argument:
     if job.bias is None:
         return 0
     if not job.bias.constant:
-        return job.bias  # whole blocks, as it is
+        return job.bias  # `choose` made sure that it has whole blocks
     return job.low.weight(f"conv bias of {job.of.lanes}", blocked_vector(job.of), job.bias)
 
 
@@ -157,7 +162,7 @@ def _direct(job: Job, *, plain: bool) -> None:
 
 
 def _banded(job: Job) -> None:
-    """Run a grouped convolution as one group whose panels read only the blocks they need."""
+    """Run a grouped convolution as one group; each panel reads only the input blocks it needs."""
     low, of = job.low, job.of
     table = low.weight("conv bands", as_given, band_table(job.g, of))
     recipe = f"conv bands {of.nv}x{of.lanes} groups {job.g.groups}"
@@ -176,7 +181,7 @@ def _banded(job: Job) -> None:
 
 
 def as_given(array: Array) -> Array:
-    """Return the array: the recipe of a constant."""
+    """Return the array itself: the recipe of a constant."""
     return array
 
 
@@ -202,7 +207,7 @@ def _winograd(job: Job, m: int, stride: int) -> None:
 
 
 def _winograd_on_the_fly(job: Job, m: int) -> None:
-    """Run Winograd's algorithm with weights that are transformed in each run, a part at a time."""
+    """Run Winograd's algorithm; each run transforms the weights, some outputs at a time."""
     low, of, g = job.low, job.of, job.g
     x = blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
@@ -220,7 +225,10 @@ def _winograd_on_the_fly(job: Job, m: int) -> None:
 
 
 def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
-    """Return where the transformed weights are of the outputs of ``g``, from ``first`` on."""
+    """Return the transformed weights of ``g.outputs`` outputs from output ``first`` on.
+
+    The weights of all outputs are shared with the other convolutions of the plan that use them.
+    """
     low, of, taps = job.low, job.of, g.kernel[1]
     key = job.made_key(m) if g.outputs == job.g.outputs else None
     if key in low.shared_scratch:
@@ -268,7 +276,7 @@ def _polyphase(job: Job) -> None:
 
 
 def _by_winograd(job: Job, g: Geometry, x: Argument, weight: Argument, m: int) -> None:
-    """Emit Winograd's convolution of blocks that lie at ``x``, and what surrounds it."""
+    """Emit Winograd's convolution of ``x`` (blocked) and the conversions of the other operands."""
     low, of = job.low, job.of
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)

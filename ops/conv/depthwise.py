@@ -1,4 +1,4 @@
-"""Depthwise convolutions on the CPU device, and those of small groups: the step that does them."""
+"""The step of depthwise convolutions, and of those of small groups, on the CPU device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .direct import DirectOutput
 
 
 def has_windows(of: Tiles, g: Geometry) -> bool:
-    """Return whether rows of windows can do a depthwise convolution: see ``Tiles.windows``."""
+    """Return whether the kernel `windows` can do a depthwise convolution (``Tiles.windows``)."""
     outside = (g.target[2] - 1) * g.strides[2] - g.pads[2] + g.kernel[2] - g.source[2]
     return (
         g.kernel[0] == g.source[0] == g.target[0] == 1 == g.dilations[2]
@@ -36,7 +36,18 @@ def emit_depthwise(
     out: DirectOutput,
     act: Activation,
 ) -> None:
-    """Emit `depthwise` or `windows` over blocked x, weights and output."""
+    """Emit the kernel `depthwise` or `windows`.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles.
+        g: Sizes of the convolution.
+        x: Input in the blocked layout.
+        weight: Weights as `depthwise_weights` packs them.
+        bias: Bias, padded to whole blocks; 0: none.
+        out: Output in the blocked layout.
+        act: The activation.
+    """
     whole = out.sizes is None and out.steps == (1, 1, 1)
     windows = whole and has_windows(of, g)
     blocks = -(-g.groups * g.inputs // of.lanes)

@@ -1,4 +1,4 @@
-"""Depthwise convolution in the blocked layout: every channel has its own filter."""
+"""Kernels of depthwise convolution (each channel has its own filter) in the blocked layout."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ from .copy_kernels import Box, strip_copier
 
 _tile_block = stack_block(TileBlock)
 _box = stack_block(Box)
-_NEAR = 256  # outputs that wait in the first cache for their activation
+_NEAR = 256  # vectors of outputs that fit in the L1 cache until their activation (estimate)
 _zeros = stack_words(8)  # as many bytes as the widest vector
 
 
 @register_jitable
 def taps_inside(first: int, last: int, taps: int, dilation: int, size: int) -> tuple[int, int]:
-    """Return the first tap of some windows that reads a pixel of the image, and how many may.
+    """Return the first tap of neighbouring windows inside the image, and the number of such taps.
 
-    ``first`` and ``last`` are where the first tap of the first and of the last window reads.
+    Args:
+        first: Pixel that the first tap of the first window reads.
+        last: Pixel that the first tap of the last window reads.
+        taps: Taps along the axis.
+        dilation: Pixels from a tap to the next one.
+        size: Pixels of the image along the axis.
     """
     begin = max(0, (dilation - 1 - last) // dilation)
     return begin, max(0, min(taps, (size - first + dilation - 1) // dilation) - begin)
@@ -129,9 +134,9 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
 
 
 def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
-    """Return the kernel of `WindowRowsArguments`: depthwise convolution, or of small groups.
+    """Return the kernel of `WindowRowsArguments`: convolution of single channels or small groups.
 
-    It loads every pixel once for all outputs of its row, and needs no scratch.
+    It loads each pixel once for all outputs of its row, and needs no scratch.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -169,7 +174,8 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         t.c_row = ow_n * pixel
         t.left = pw
         t.right = max(0, (ow_n - 1) * a.stride_width - pw + kw - width)
-        # Rows between those that meet the border; all at once, or few that are still near.
+        # Rows whose windows lie inside the image run in one call; with an activation, as many as
+        # stay in the L1 cache until it reads them.
         middle = (ph + sh - 1) // sh
         after = max(middle, (height + ph - (kh - 1) * dh - 1) // sh + 1)
         most = oh_n if post == 0 else max(1, _NEAR // ow_n)

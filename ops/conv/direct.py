@@ -1,4 +1,4 @@
-"""Direct convolution on the CPU device: how its work is cut, and the step that does it."""
+"""Direct convolution on the CPU device: the tiling of its loops, and the step that runs it."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from subgraph.system.host import caches
 
 from .arguments import DirectArguments, GatherArguments
 
+# Estimates, where no hardware figure is named.
 _GATHER = 6.0  # cycles to copy a vector of channels
-_FINE = 4  # times more units where they can be joined again
-_LATENCY = 4  # rows below which a tile waits for its sums
-# What a segment of few channels costs, in steps of the sums: at all, and for each of its steps.
+_FINE = 4  # factor of the units per thread if a thread can join neighbouring ones again
+_LATENCY = 4  # rows of a tile below which the latency of fused multiply-add bounds its speed
+# Cost of a segment of few channels, in steps of the sums: fixed, and added for each of its steps.
 _SEGMENT, _SHORT = 8, 0.2
 
 
 @attrs.frozen
 class DirectOutput:
-    """Where a direct convolution writes: every ``steps``-th pixel from ``offset`` (in pixels).
+    """The output of a direct convolution: every ``steps``-th pixel of y from ``offset`` on.
 
     Attributes:
-        y: Blocked output.
-        residual: Of the same shape, or 0.
+        y: Output in the blocked layout.
+        residual: Array of the same shape and layout that is added, or 0.
         steps: Pixels between outputs along D, H, W.
-        offset: Pixel of the first output.
-        sizes: Spatial sizes of y, None: those of the convolution's output.
+        offset: Index of the first output's pixel.
+        sizes: Spatial sizes (D, H, W) of y; None: those of the convolution's output.
     """
 
     y: Argument
@@ -51,21 +52,22 @@ class DirectOutput:
 
 @attrs.define
 class Cut:
-    """How the work of a direct convolution is cut into units.
+    """The tiling of a direct convolution's loops into units.
 
     Attributes:
-        of: The tiles.
-        g: The sizes.
-        plain: The input is plain.
-        gathered: Units copy for each tap the pixels that it reads, else the box around them.
+        of: The contraction tiles.
+        g: Sizes of the convolution.
+        plain: The input is in the plain layout.
+        gathered: Units copy for each tap the pixels that it reads, instead of the box around them.
         blocks_in: Input blocks of a group.
         panels: Output panels of a group.
         segment: Input blocks of a segment of the sums.
         rows: Output rows of a unit.
         columns: Output columns of a unit.
         part: Panels of a unit.
-        most: Panels that run together at most.
-        rest: Channels of the last input block that count; 0: all.
+        most: Most panels that a thread may run as one unit.
+        rest: Channels of the last input block that exist, if the kernel leaves out the others; 0:
+            it multiplies all lanes.
     """
 
     of: Tiles
@@ -83,12 +85,12 @@ class Cut:
 
     @property
     def strip(self) -> bool:
-        """Whether units copy what they read."""
+        """Whether units copy their input to scratch memory."""
         return self.plain or self.gathered or self.g.padded
 
     @property
     def apart(self) -> bool:
-        """Whether rows of the kernel lie apart, and units copy all between them."""
+        """Whether the kernel's rows are dilated, so that copied boxes have unused rows."""
         return self.strip and not self.gathered and self.g.dilations[1] > 1
 
     def reads(self) -> int:
@@ -101,7 +103,7 @@ class Cut:
         return self.segment * pixels * self.of.item * (1 if self.plain else self.of.lanes)
 
     def places(self) -> int:
-        """Return the number of boxes of pixels."""
+        """Return the number of boxes of output pixels, over all images and groups."""
         g = self.g
         boxes = -(-g.target[1] // self.rows) * -(-g.target[2] // self.columns)
         return g.images * g.groups * g.target[0] * boxes
@@ -112,7 +114,15 @@ class Cut:
 
 
 def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
-    """Cut a direct convolution for so many threads; sums do not depend on their number."""
+    """Return the tiling of a direct convolution; results do not depend on the number of threads.
+
+    Args:
+        of: The contraction tiles.
+        g: Sizes of the convolution.
+        plain: The input is in the plain layout.
+        banded: Each panel reads a band of the input blocks (`band_table`).
+        threads: Threads that share the units.
+    """
     blocks_in = g.inputs if plain else -(-g.inputs // of.lanes)
     panels = -(-g.outputs // of.width)
     gathered = of.low and not plain and _gathers(g, of)
@@ -130,11 +140,11 @@ def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
 
 
 def _rest(of: Tiles, g: Geometry) -> int:
-    """Return how many channels of the last input block count, where it pays to know; else 0."""
+    """Return the channels of a partial last input block if skipping its padding is faster, or 0."""
     rest = g.inputs % of.lanes
     if g.taps == 1:
         return rest
-    # Its sums are a segment of their own, of short rounds, for which tiles are called anew.
+    # The block's sums are a segment of short rounds, for which all tiles are called once more.
     spared = g.taps * (of.lanes - rest)
     return rest if g.kernel[0] == 1 and spared > _SEGMENT + _SHORT * g.taps * rest else 0
 
@@ -145,12 +155,12 @@ def summed_channels(of: Tiles, g: Geometry) -> int:
 
 
 def _share(c: Cut, threads: int) -> None:
-    """Cut into so many units that threads of unequal speed end at the same time."""
+    """Divide the work further, so that threads of unequal speed finish at the same time."""
     of, enough = c.of, 4 * threads
     if of.low and c.columns < c.g.target[2]:
         others = c.places() // -(-c.g.target[2] // c.columns)
         c.columns = even_part(c.g.target[2], c.columns, others, threads)
-    # Units of the same pixels run as one where one thread takes several.
+    # A thread that takes several units of the same pixels runs them as one.
     fine = (_FINE if of.low else 1) * enough
     c.part = shared(c.part, c.panels, c.places(), fine, 1, 1)
     rows, columns = c.g.target[1:]
@@ -161,21 +171,21 @@ def _share(c: Cut, threads: int) -> None:
 
 
 def _gathers(g: Geometry, of: Tiles) -> bool:
-    """Return whether it pays to copy the pixels of each tap, so that tiles run across rows."""
+    """Return whether copying the pixels of each tap, for tiles across rows, takes fewer cycles."""
     if g.taps == 1:
         return g.strides != (1, 1, 1)
     steps = -(-g.outputs // of.width) * of.lanes
     row, image = g.target[2], g.target[1] * g.target[2]
     apart = tile_cycles(row, of) * g.target[1]
-    # The sums are the same: sizes that differ from call to call keep what suits the first of them.
+    # Both ways add the same sums, so a symbolic plan keeps the choice that suits its first sizes.
     return plain(apart) > plain(tile_cycles(image, of) + image * _GATHER / steps)
 
 
 def tile_cycles(pixels: int, of: Tiles) -> float:
-    """Return the cycles that low tiles take for one step of the sums of so many pixels.
+    """Return the cycles that few-row tiles take for one step of the sums of ``pixels`` pixels.
 
-    They come in two heights (``subgraph.engine.codegen.tiling.tile_rows``), so that they can be
-    counted: sizes that differ from call to call trace no loop over pixels.
+    Tiles have two heights (``subgraph.engine.codegen.tiling.tile_rows``), and are counted by a
+    formula instead of a loop, so that symbolic sizes can be traced.
     """
     tiles = larger(-(-pixels // of.mr), 1)
     rows = pixels // tiles
@@ -185,14 +195,14 @@ def tile_cycles(pixels: int, of: Tiles) -> float:
 
 
 def _strip(c: Cut, ahead: bool) -> Argument:
-    """Return the strip that runs rows of outputs where there is one, or 0."""
+    """Return the strip that computes rows of outputs, or 0 if no strip fits the sizes."""
     of, g = c.of, c.g
     if not of.low or of.lanes == 1 or of.weights:
         return 0
     pixel = 1 if c.plain else of.lanes
     if c.gathered or g.taps == 1:
         return of.strip(pixel if c.gathered else g.strides[2] * pixel, pixel, ahead)
-    # Each is a function of its own: only those that networks use.
+    # Each variant is compiled separately: only the sizes that networks use have one.
     usual = g.kernel[2] in ((3, 5, 7, 11) if c.plain else (1, 3)) and g.strides[2] in (1, 2, 4)
     boxed = g.kernel[0] == 1 or (c.strip and g.dilations[0] == 1)
     if not boxed or g.dilations[2] > 1 or not usual:
@@ -201,7 +211,7 @@ def _strip(c: Cut, ahead: bool) -> Argument:
 
 
 def _fit(c: Cut, most: int) -> None:
-    """Halve units until they read ``most`` bytes, or until halves would read nearly as much."""
+    """Halve units until they read at most ``most`` bytes, or halving saves too little."""
     if not c.apart:
         c.rows = _halved(c, 1, c.rows, 1, most)
         return
@@ -216,18 +226,18 @@ def _fit(c: Cut, most: int) -> None:
 def _of_rows_apart(
     axis: int, rows: int, columns: int, mr: int, most: int, down: int, high: int, on: int, wide: int
 ) -> int:
-    """Return the rows (axis 1) or columns (2) of units whose rows of taps lie apart.
+    """Return the rows (axis 1) or columns (axis 2) of a unit if the kernel's rows are dilated.
 
     Args:
-        axis: Which are wanted.
-        rows: Rows before.
-        columns: Columns before.
-        mr: What columns are rounded up to.
-        most: Pixels that a unit may read.
-        down: Rows between outputs.
-        high: Rows that one output reads.
-        on: Columns between outputs.
-        wide: Columns that one output reads.
+        axis: 1 for the rows, 2 for the columns.
+        rows: Output rows of a unit at first.
+        columns: Output columns of a unit at first.
+        mr: Columns are rounded up to a multiple of it.
+        most: Most input pixels that a unit may read.
+        down: Input rows from an output to the next one.
+        high: Input rows that one output spans.
+        on: Input columns from an output to the next one.
+        wide: Input columns that one output spans.
     """
 
     def reads(rows: int, columns: int) -> int:
@@ -245,7 +255,7 @@ def _of_rows_apart(
 
 
 def _halved(c: Cut, axis: int, count: int, least: int, most: int) -> int:
-    """Return rows (axis 1) or columns (2), halved until units read ``most`` bytes."""
+    """Return ``count`` rows (axis 1) or columns (2), halved until units read ``most`` bytes."""
     step = 1 if c.gathered else c.g.strides[axis]
     rest = 0 if c.gathered else c.g.reach(axis, 1) - step
     multiple = 1 if axis == 1 else c.of.mr
@@ -254,11 +264,14 @@ def _halved(c: Cut, axis: int, count: int, least: int, most: int) -> int:
 
 
 def _cut_low(c: Cut, banded: bool) -> None:
-    """Cut for low tiles: they read a weight so often that it must come from a near cache."""
+    """Choose segments, rows, columns and panels for few-row tiles.
+
+    A few-row tile uses a loaded weight for few products, so weights must come from a near cache.
+    """
     of, l2 = c.of, caches().l2
     if not banded and c.g.pixels > of.mr:
         steps = c.g.taps * (1 if c.plain else of.lanes)
-        # Where a weight serves six rows it must come from the first cache; eight can wait longer.
+        # With six rows a weight must come from the L1 cache; with eight, L2 is fast enough.
         near = caches().l1 // 2 if of.mr <= 6 else 2 * caches().l1
         most = max(1, near // (of.width * of.item * steps))
         c.segment = -(-c.blocks_in // -(-c.blocks_in // most))
@@ -270,7 +283,7 @@ def _cut_low(c: Cut, banded: bool) -> None:
 
 
 def _cut_tall(c: Cut) -> None:
-    """Cut for tall tiles: weights stream from the second cache."""
+    """Choose rows, columns and panels for many-row tiles, whose weights stream from L2."""
     of, g, l2 = c.of, c.g, caches().l2
     if c.strip:
         _fit(c, l2 // 4)
@@ -284,10 +297,10 @@ def _cut_tall(c: Cut) -> None:
 
 
 def _gather_first(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> tuple[Argument, Geometry]:
-    """Emit the step that lays out what each tap reads, for threads that share the same pixels.
+    """Emit the step that copies the input by taps once for all threads that share the pixels.
 
     Returns:
-        What it writes, and the sizes of the convolution of one tap that goes on from there.
+        Its result, and the sizes of the one-tap convolution that reads it.
     """
     blocks = -(-g.inputs // of.lanes)
     pixel = of.lanes * of.item
@@ -322,7 +335,21 @@ def emit_direct(
     table: Argument = 0,
     flops: int = 0,
 ) -> None:
-    """Emit the kernel `direct`; ``flops``: those that count, where weights are zero."""
+    """Emit the kernel `direct`.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles.
+        g: Sizes of the convolution, its groups merged to whole blocks of channels.
+        x: Input, in the blocked layout unless ``plain``.
+        weight: Weights as `direct_weights` or `band_weights` packs them.
+        bias: Bias, padded to whole blocks; 0: none.
+        out: Output in the blocked layout.
+        act: The activation.
+        plain: The input is in the plain layout.
+        table: Bands of the panels (`band_table`); 0: every panel reads all input blocks.
+        flops: Operations to report, without those on zeros in the weights; 0: those of ``g``.
+    """
     lanes, item = of.lanes, of.item
     pixel = (1 if plain else lanes) * item
     blocks_out = -(-g.outputs // lanes)
@@ -338,14 +365,14 @@ def emit_direct(
     if c.strip:
         scratch = low.scratch(c.reads(), per_worker=True)
         scratch_bytes = scratch.nbytes
-    # Low tiles: a thread keeps its pixels, which it has written itself a step before.
+    # With few-row tiles a thread runs all panels of its pixels, which are in its own cache.
     over_pixels = not c.strip and not (of.low and low.threads > 1)
     joined = -(-c.panels // c.part) if c.most >= c.panels else max(1, c.most // c.part)
     sizes = out.sizes or g.target
     pixels = math.prod(sizes)
     image_in = g.groups * blocks_in * math.prod(g.source) * pixel
     image_out = g.groups * blocks_out * pixels * lanes * item
-    # Few pixels for each weight: what comes next must be on its way.
+    # Weights from memory that serve few pixels are prefetched.
     ahead = weights > caches().l2 and g.pixels <= 64 * of.mr
     arguments = DirectArguments(
         x=x,

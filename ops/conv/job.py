@@ -1,4 +1,4 @@
-"""A convolution on the CPU device: its sizes, its operands and the tiles that it runs on."""
+"""A convolution on the CPU device: its sizes, its operands and its contraction tiles."""
 
 from __future__ import annotations
 
@@ -18,8 +18,19 @@ from subgraph.ops.shared.tile_planning import Activation, Tiles, activation, dir
 class Job:
     """A convolution to be lowered: ``act(conv(x, w) + bias + residual)``.
 
-    ``g`` leaves out the ``taps`` of ``whole`` that read nothing but padding. Direct convolutions
-    run on the tiles ``of``, as Winograd's do, plain ones on ``high``.
+    Attributes:
+        low: Collects the plan's steps, weights and scratch memory.
+        whole: Sizes of the convolution.
+        g: Its sizes without the taps that read nothing but padding.
+        taps: The taps along D, H and W that ``g`` has.
+        of: Tiles of direct and Winograd convolutions.
+        high: Tiles of the kernel `generic`.
+        x: The input.
+        w: The weights, ``[O, I / groups, ...]``.
+        bias: The bias, ``[O]``, or None.
+        residual: An array shaped as ``y`` that is added, or None.
+        y: The output.
+        act: The activation.
     """
 
     low: Lowering
@@ -47,11 +58,16 @@ class Job:
 
     @property
     def constant(self) -> bool:
-        """Whether weights and bias follow from weights of the model alone."""
+        """Whether weights and bias depend on the model's weights only."""
         return self.w.constant and (self.bias is None or self.bias.constant)
 
     def weight(self, recipe: str, make: Callable[[Array], Array]) -> Weight:
-        """Return the weights as ``make`` packs them, of the taps that read something."""
+        """Return the packed weights of the taps that read pixels.
+
+        Args:
+            recipe: Names the packed form in the weight cache.
+            make: Packs an array ``[O, I / groups, ...]``.
+        """
         kernel, taps = self.whole.kernel, self.taps
         if self.g.kernel == kernel:
             return self.low.weight(recipe, make, self.w)
@@ -63,17 +79,20 @@ class Job:
 
     @property
     def taps_text(self) -> str:
-        """What tells the taps that read something."""
+        """The taps of ``g`` as text, for keys of the weight cache."""
         return " ".join(f"{t.start}:{t.stop}" for t in self.taps)
 
     def made_key(self, m: int) -> Hashable:
-        """Return what tells the weights as Winograd's of ``m`` outputs; None of known numbers."""
+        """Return the key of weights transformed in a run for Winograd's tiles of ``m`` outputs.
+
+        None if the weights are an array of the plan instead of a parameter.
+        """
         origin = self.w.origin
         return None if isinstance(origin, np.ndarray) else (origin, self.taps_text, m)
 
 
 def read_job(node: Node, low: Lowering) -> Job:
-    """Return what a node asks for."""
+    """Return the convolution that a node describes."""
     x, w, y = low.input(0), low.input(1), low.output()
     lanes = low.block_lanes(x.dtype)
     of, high = direct_tiles(x.dtype, lanes), tiles(x.dtype, lanes)

@@ -1,11 +1,14 @@
-// Convolutions without a product (few channels a group), transposed ones, and pooling: one
-// work-item for each output element. T: element; spatial sizes as (D, H, W).
+// Direct convolutions (few channels per group), transposed ones, and pooling: one work-item for each
+// output element, unless a comment says otherwise. T: type of an element. An array `a` begins at its
+// element `a0`. `p` and `q` are the numbers of the activation ACT.
+
+// Spatial sizes of source, target and kernel, strides, dilations (far) and pads, each (D, H, W).
 
 #define SIZES                                                                                  \
   int sd, int sh, int sw, int td, int th, int tw, int kd, int kh, int kw, int step_d,          \
       int step_h, int step_w, int far_d, int far_h, int far_w, int pad_d, int pad_h, int pad_w
 
-// This work-item's pixel, and its channel counted over all images.
+// The output pixel (pd, ph, pw) of this work-item, and its channel counted over all images.
 #define PIXEL                                                                         \
   int id = get_global_id(0);                                                          \
   if (id >= count) return;                                                            \
@@ -40,7 +43,8 @@ __kernel void direct(int count, __global const T *x, int x0, __global const T *w
   y[y0 + id] = ACT(sum, p, q);
 }
 
-// A CPU: LINE neighbouring pixels of a row in one work-item; those inside need no checks.
+// For a CPU: a work-item computes a row of outputs, LINE pixels at a time. Windows inside the image
+// need no checks.
 #if defined(LINE)
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void rows(
     int count, __global const T *x, int x0, __global const T *w, int w0, __global T *y, int y0,
@@ -99,7 +103,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void rows(
 }
 #endif
 
-// Each output gathers the inputs whose window reaches it.
+// Each output sums the inputs whose transposed window reaches it.
 __kernel void transposed(int count, __global const T *x, int x0, __global const T *w, int w0,
                          __global T *y, int y0, __global const T *bias, int bias0, T p, T q,
                          int groups, int inputs, int outputs, SIZES) {
@@ -133,9 +137,9 @@ __kernel void transposed(int count, __global const T *x, int x0, __global const 
 #define POOL_L1 2
 #define POOL_L2 3
 
-// LOWEST: what a window without pixels gives. after_*: pads behind, which count in an average that
-// includes the padding. INDICES: places of the
-// maxima in the input are wanted, in row-major (1) or column-major (2) order of a channel's pixels.
+// LOWEST: the result of a window without pixels. after_*: pads after the image, which count in an
+// average that includes the padding. INDICES: if not 0, the index of each maximum in the input is
+// written, with a channel's pixels in row-major (1) or column-major (2) order.
 __kernel void window(int count, __global const T *x, int x0, __global T *y, int y0, SIZES,
                      int after_d, int after_h, int after_w
 #if INDICES

@@ -1,10 +1,11 @@
 """Direct convolution kernels over contraction tiles: blocked layout, first layer, plain layout.
 
-Blocked activations are ``[N][C / lanes][D][H][W][lanes]``, the last block padded with channels that
-must hold finite values (their weights are zero). 1-D and 2-D convolutions set the leading sizes to
-1. Weights are packed per group as ``[panel][K][columns]`` like the B of ``gemm_kernels``: a panel
-is ``nv`` blocks of output channels (the last one as many as are left) and K runs over
-``(input block, kd, kh, kw, lane)``, or ``(channel, kd, kh, kw)`` for plain input.
+Blocked activations are ``[N][C / lanes][D][H][W][lanes]``. The last block is padded with channels
+that must hold finite values, since their weights are zero. In 1-D and 2-D convolutions the missing
+leading sizes are 1. Weights are packed per group as ``[panel][K][columns]``, like B in
+``subgraph.ops.matmul.kernels``: a panel is ``nv`` blocks of output channels (the last one has the
+rest) and K runs over ``(input block, kd, kh, kw, lane)``, or ``(channel, kd, kh, kw)`` for plain
+input.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from subgraph.engine.codegen.tiling import (
 from .arguments import DirectArguments, GenericArguments
 from .copy_kernels import Box, pixel_gatherer, strip_copier
 
-_NEAR = 8  # tiles of a row whose sums wait in the first cache for their activation
+_NEAR = 8  # tiles whose sums fit in the L1 cache until their activation (estimate)
 _tile_block = stack_block(TileBlock)
 _box = stack_block(Box)
 
@@ -40,8 +41,8 @@ def direct(
         lanes: Channels of one block.
         mr: Most pixels of a tile.
         nv: Blocks of output channels of a panel.
-        plain: The input is plain (``[N][C][D][H][W]``), the output blocked all the same.
-        weights: ``"bfloat16"`` where the weights are held in it.
+        plain: The input is plain, ``[N][C][D][H][W]``; the output is blocked in any case.
+        weights: ``"bfloat16"`` if the weights are stored as bfloat16, "" if as ``dtype``.
     """
     arguments = view_of(DirectArguments)
     item = item_bytes(dtype)
@@ -55,7 +56,11 @@ def direct(
     def set_loops(
         a: DirectArguments, t: TileBlock, row: int, plane: int, volume: int, tap: int, narrow: bool
     ) -> None:
-        """Set what is the same for all tiles of a segment: the loops over K and the strides."""
+        """Set the tile arguments that all tiles of a segment share: loops over K and strides.
+
+        ``row``, ``plane``, ``volume`` and ``tap`` are the bytes between rows, planes, input blocks
+        and gathered taps of the pixels that tiles read; ``narrow`` is that of `is_narrow`.
+        """
         kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
         dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
         t.a_row = a.stride_width * pixel
@@ -86,7 +91,7 @@ def direct(
 
     @register_jitable
     def is_narrow(a: DirectArguments, begin: int) -> bool:
-        """Return whether the segment from block ``begin`` is a last block that lacks channels."""
+        """Return whether the segment from block ``begin`` on is a partial last block alone."""
         taps = a.kernel_depth * a.kernel_height * a.kernel_width
         return taps > 1 and a.rest != 0 and begin + 1 == a.input_blocks
 
@@ -126,7 +131,7 @@ def direct(
         narrow = is_narrow(a, begin)
         t.last_steps = a.rest if end == a.input_blocks else 0
         if narrow and strip_of(a, narrow) != 0:
-            # A strip takes what a block lacks behind its rounds: here behind none, for each tap.
+            # A strip ends its rounds with a partial one: here each tap is a partial round.
             t.outer_count = taps
             t.inner_count = 0
             t.outer_a = t.inner_a
@@ -136,7 +141,7 @@ def direct(
             t.inner_count = t.outer_count - 1
             t.outer_count = 1
         elif (taps == 1 or a.gathered) and t.last_steps == 0:
-            # The innermost of the segment loops costs least.
+            # The innermost loop over segments has the least overhead.
             t.inner_count = t.outer_count * taps
             t.outer_count = 1
         elif taps == 1:
@@ -149,7 +154,7 @@ def direct(
         t.middle_b = within * t.steps * columns
         t.outer_b = (1 if narrow else taps) * step * columns
         if a.strip != 0 and a.kernel_depth > 1 and a.gathered == 0:
-            # In the box planes lie as far apart as blocks: strips have one loop over both.
+            # Planes of the box are as far apart as its blocks, so one loop of a strip runs both.
             t.outer_count = t.outer_count * a.kernel_depth
             t.outer_a = t.middle_a
             t.outer_b = t.middle_b
@@ -163,7 +168,7 @@ def direct(
 
     @register_jitable
     def run_strips(strip: int, t: TileBlock, pixels: int, vectors: int, post: int) -> None:
-        """Run a row of outputs; with an activation in parts that are still near afterwards."""
+        """Compute a row of outputs; with an activation, in parts that stay in the L1 cache."""
         part = pixels if post == 0 else _NEAR * mr
         c = t.c
         for i in range(0, pixels, part):
@@ -189,9 +194,11 @@ def direct(
         left: int,
         strip: int,
     ) -> None:
-        """Run the tiles of a row of outputs, or its strip; ``more``: go on from what y holds.
+        """Run the tiles of a row of outputs, or its strip.
 
-        ``left`` is the column of the image that the first tap of the first output reads.
+        ``x``, ``y`` and ``res`` (0: none) are addresses of the first pixel, ``size`` the bytes of
+        the panel's weights in this segment. ``more``: add to the partial sums in y. ``left`` is the
+        column of the image that the first tap of the first output reads.
         """
         if strip != 0:
             t.a = x
@@ -213,7 +220,7 @@ def direct(
                 t.start = t.c
             t.ahead = t.ahead + share
             if apart:
-                # Taps that read nothing but padding are left out.
+                # Skip the taps that read nothing but padding.
                 at = left + i * a.stride_width
                 end = at + (m - 1) * a.stride_width
                 tap = max(0, (dw - 1 - end) // dw)
@@ -230,7 +237,7 @@ def direct(
 
     @register_jitable
     def skip_planes(a: DirectArguments, t: TileBlock, above: int) -> int:
-        """Leave out the kernel planes that read nothing but padding; return how many come first.
+        """Skip the kernel planes that read nothing but padding; return how many come first.
 
         ``above`` is the plane of the input that the first kernel plane reads.
         """
@@ -242,7 +249,7 @@ def direct(
 
     @register_jitable
     def skip_border(a: DirectArguments, t: TileBlock, top: int, weights: int, narrow: bool) -> int:
-        """Leave out the kernel rows that read nothing but padding; return how many come first.
+        """Skip the kernel rows that read nothing but padding; return how many come first.
 
         ``top`` is the row of the image that the first kernel row reads.
         """
@@ -293,7 +300,7 @@ def direct(
             together = 1
             if a.over_pixels == 0:
                 place, panel = rest // panel_blocks, rest % panel_blocks * pb
-                # Units of the same pixels share what is copied of them, and their part of x.
+                # Units of the same pixels share the copy of their input.
                 together = min(end - unit, panel_blocks - rest % panel_blocks, a.joined)
             else:
                 place, panel = rest % spatial, rest // spatial * pb
@@ -326,7 +333,7 @@ def direct(
             where.columns = cols if gathered else nw
             out = (od * a.y_plane + oh * a.y_row) * lanes * item + ow * along
             down = row if gathered else sh * row
-            # Rows of outputs without a gap between them are one row.
+            # Contiguous rows of outputs run as one row.
             runs, length = rows, cols
             if gathered and a.y_row == cols * a.y_column:
                 runs, length = 1, rows * cols
@@ -393,10 +400,10 @@ def direct(
 
 
 def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
-    """Return the kernel of `GenericArguments`: in the plain layout, of any sizes and groups.
+    """Return the kernel of `GenericArguments`: plain layout, any sizes and groups.
 
-    Output channels are the rows of tiles and pixels the lanes. What a unit reads is first laid out
-    as a matrix ``[K][pixels]`` unless the input is that already (1x1, stride 1, no pads).
+    Tiles have output channels as rows and pixels as lanes. The input of a unit is first copied to a
+    matrix ``[K][pixels]``, unless it has that form already (1x1, stride 1, no pads).
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -466,9 +473,10 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
 
 
 def _matrix_of_windows(dtype: str, lanes: int) -> Any:
-    """Return ``f(a, x, to, first, count, step)``: windows as a matrix ``[K][pixels]``.
+    """Return ``f(a, x, to, first, count, step)``, which writes windows as ``[K][pixels]``.
 
-    Its columns are ``count`` outputs from ``first`` on, its rows ``step`` bytes apart.
+    The columns of the matrix are ``count`` outputs from ``first`` on; its rows are ``step`` bytes
+    apart.
     """
     v = vec(dtype, lanes)
     load, store, item = v.load, v.store, v.itemsize
@@ -529,14 +537,18 @@ def _matrix_of_windows(dtype: str, lanes: int) -> Any:
 
 
 def _channel_runner(dtype: str, lanes: int, mr: int) -> Any:
-    """Return ``f(a, t, b, w, c, bias, res)``: the tiles of all output channels of a group."""
+    """Return ``f(a, t, b, w, c, bias, res)``, which runs the tiles of a group's output channels."""
     item = item_bytes(dtype)
 
     @register_jitable
     def channels(
         a: GenericArguments, t: TileBlock, b: int, w: int, c: int, bias: int, res: int
     ) -> None:
-        """Run all output channels of a group over the pixels at column block ``c``."""
+        """Compute a block of columns (pixels) for all output channels of a group.
+
+        Addresses: ``b`` the matrix of windows, ``w`` the group's weights, ``c`` the outputs,
+        ``bias`` and ``res`` the bias and the residual (0: none).
+        """
         outputs, post = a.outputs, a.post
         tail, vectors = t.tail, t.start_vector
         tile = a.tile if tail == lanes else a.masked_tile

@@ -1,4 +1,4 @@
-"""Convolutions: what operands must satisfy, and shape rules."""
+"""Convolutions: requirements of operands, and shape inference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,17 @@ from . import reference
 
 
 def conv_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
-    """Raise ShapeError unless filters and bias fit the input's channels (ONNX Conv, 1 to 22)."""
+    """Require that filters and bias fit the input's channels (ONNX Conv, opset 1 to 22).
+
+    Args:
+        node: The node; ``group`` and the attributes of windows are checked.
+        x: Input, ``[N, C, *spatial]``, of a float dtype.
+        w: Filters, ``[M, C / group, *kernel]``.
+        bias: ``[M]``, or None.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     require_dtype("X", x, *FLOATS)
     for name, operand in (("W", w), ("B", bias)):
         require_dtype(name, operand, x.dtype)
@@ -43,7 +53,18 @@ def conv_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) 
 def conv_integer_operands(
     node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless filters and zero points fit the input (ONNX ConvInteger, 10)."""
+    """Require that filters and zero points fit the input (ONNX ConvInteger, opset 10).
+
+    Args:
+        node: The node.
+        x: Input, ``[N, C, *spatial]``, uint8 or int8.
+        w: Filters, ``[M, C / group, *kernel]``, uint8 or int8.
+        x_zero: Zero point of x, one number; None: 0.
+        w_zero: Zero point of w, one number or one for each filter; None: 0.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     _require_bytes(("x", x, x_zero), ("w", w, w_zero))
     require_filters(node, x, w, None)
     require_filter_numbers("x_zero_point", x_zero, 1)
@@ -62,7 +83,23 @@ def qlinear_conv_operands(
     y_zero: Tensor,
     bias: Tensor | None = None,
 ) -> None:
-    """Raise ShapeError unless filters, scales and zero points fit the input (QLinearConv, 10)."""
+    """Require that filters, scales and zero points fit the input (ONNX QLinearConv, opset 10).
+
+    Args:
+        node: The node.
+        x: Input, ``[N, C, *spatial]``, uint8 or int8.
+        x_scale: Scale of x, one float32.
+        x_zero: Zero point of x, one number.
+        w: Filters, ``[M, C / group, *kernel]``, uint8 or int8.
+        w_scale: Scale of w, one float32 or one for each filter.
+        w_zero: Zero point of w, as many.
+        y_scale: Scale of the result, one float32.
+        y_zero: Zero point of the result, one number; its dtype is that of the result.
+        bias: ``[M]``, int32, in units of ``x_scale * w_scale``; None: none.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     _require_bytes(("x", x, x_zero), ("w", w, w_zero), ("y", y_zero, y_zero))
     require_dtype("B", bias, "int32")
     require_filters(node, x, w, bias)
@@ -81,7 +118,16 @@ def _require_bytes(*rows: tuple[str, Tensor, Tensor | None]) -> None:
 
 
 def require_filter_numbers(name: str, operand: Tensor | None, count: int) -> None:
-    """Require that a scale or zero point is one number, or one for each of ``count`` filters."""
+    """Require that a scale or zero point is one number, or one for each of ``count`` filters.
+
+    Args:
+        name: The operand's name in the error.
+        operand: The scale or zero point; None passes.
+        count: Number of filters.
+
+    Raises:
+        ShapeError: It has another shape.
+    """
     if operand is None or operand.rank == 0:
         return
     fits = operand.rank == 1 and (operand.shape[0] == 1 or operand.shape[0] == count)
@@ -89,10 +135,18 @@ def require_filter_numbers(name: str, operand: Tensor | None, count: int) -> Non
 
 
 def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
-    """Raise ShapeError unless filters and bias fit the input's channels (ConvTranspose, 1 to 22).
+    """Require that filters and bias fit the input's channels (ONNX ConvTranspose, opset 1 to 22).
 
-    The result has one channel for each of the filters of each group, and ``output_shape`` may
-    begin with the sizes of the batch and of the channels, which say nothing new.
+    ``output_shape`` may begin with the sizes of the batch and of the channels, which are ignored.
+
+    Args:
+        node: The node.
+        x: Input, ``[N, C, *spatial]``, of a float dtype.
+        w: Filters, ``[C, M / group, *kernel]``.
+        bias: ``[M]``, or None.
+
+    Raises:
+        ShapeError: They do not fit, or the result would have a negative size.
     """
     require_dtype("X", x, *FLOATS)
     for name, operand in (("W", w), ("B", bias)):
@@ -125,18 +179,36 @@ def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | Non
 
 
 def convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give one channel for each filter, and as many places as filters fit."""
+    """Infer ``[N, M, *spatial]`` of Conv: a channel for each filter, a pixel for each window.
+
+    Args:
+        node: The node, with the attributes of windows.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     x = tensor(types[0])
     return [None if x is None else _filtered(node, x.dtype, types[0], types[1])]
 
 
 def convolution_of_bytes(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """As Conv, of bytes: with sums of 32 bits."""
+    """Infer the type of ConvInteger: the shape of Conv, int32.
+
+    Args:
+        node: The node, with the attributes of windows.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     return [_filtered(node, "int32", types[0], types[1])]
 
 
 def qlinear_convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """As Conv; the dtype is that of the result's zero point."""
+    """Infer the type of QLinearConv: the shape of Conv, the dtype of the result's zero point.
+
+    Args:
+        node: The node, with the attributes of windows.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     zero = tensor(types[7])
     return [None if zero is None else _filtered(node, zero.dtype, types[0], types[3])]
 
@@ -153,7 +225,15 @@ def _filtered(
 
 
 def transposed(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give room for the filters of all places; other ways of saying the size are left to onnx."""
+    """Infer the type of ConvTranspose.
+
+    ``auto_pad``, ``output_shape`` and unknown sizes are left to the inference of the onnx package.
+
+    Args:
+        node: The node, with the attributes of windows.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs.
+    """
     x, w = tensor(types[0]), tensor(types[1])
     auto = text(node.attrs.get("auto_pad", "NOTSET"))
     if x is None or w is None or auto != "NOTSET" or node.attrs.get("output_shape"):

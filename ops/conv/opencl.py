@@ -1,7 +1,8 @@
 """Convolutions and pooling on OPENCL.
 
-A convolution is a product of the weights with its input pixels taken apart: packed into panels on a
-CPU, read through local memory on a GPU. Groups of few channels are summed directly.
+A convolution is a matrix product of the weights with the input pixels of all taps (im2col). A CPU
+packs these pixels into panels; a GPU reads them through local memory. Groups of few channels are
+summed directly.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from .transpose_cpu import transpose_pads
 _KINDS = {"max": 0, "average": 1, "l1": 2, "l2": 3}
 _POOLS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
 _WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
-_BYTES = {"int8": "-128", "uint8": "0"}  # with the least of them
-_FEW = 16  # weights of an output channel below which a product is not worth its panels
-_LINE = 16
-_FAR = 1 << 30  # elements along a dimension: sums of two such numbers have 32 bits
-_PIXELS = 1 << 26  # elements of panels at a time
+_BYTES = {"int8": "-128", "uint8": "0"}  # dtype: its lowest value
+_FEW = 16  # weights of an output channel below which packing panels costs more than it saves (est.)
+_LINE = 16  # output pixels of a row that one work-item of a CPU computes at a time
+_FAR = 1 << 30  # bound of elements along a dimension, so that the sum of two fits in 32 bits
+_PIXELS = 1 << 26  # an eighth of the most elements of the panels of pixels (estimate)
 
 
 @cl_lowering("Conv")
@@ -64,7 +65,11 @@ def _floats(low: ClLowering, operand: Operand) -> None:
 
 
 def lower_conv(node: Node, low: ClLowering) -> None:
-    """Lower Conv or its fused form."""
+    """Lower Conv or its fused form.
+
+    Raises:
+        Unsupported: A dtype, or sizes, that the kernels cannot handle.
+    """
     out = low.output()
     _floats(low, out)
     if not out.size:
@@ -83,12 +88,12 @@ class Convolution:
     """A convolution between operands of one dtype.
 
     Attributes:
-        g: Its geometry.
-        x: The input.
-        w: The weights.
-        y: The result.
-        bias: What is added to each channel.
-        residual: What is added to each element.
+        g: Its sizes.
+        x: The input, ``[N, C, *spatial]``.
+        w: The weights, ``[M, C / groups, *kernel]``.
+        y: The result, ``[N, M, *spatial]``.
+        bias: One number for each output channel; None: none.
+        residual: An array shaped as y that is added; None: none.
     """
 
     g: Geometry
@@ -100,7 +105,7 @@ class Convolution:
 
 
 def convolve(low: ClLowering, job: Convolution) -> None:
-    """Launch a convolution, as a product where that pays."""
+    """Launch a convolution: directly for few weights or channels, else as a matrix product."""
     g = job.g
     if g.inputs * g.taps < _FEW or (g.groups > 1 and g.outputs < 4):
         _direct(low, job)
@@ -109,10 +114,10 @@ def convolve(low: ClLowering, job: Convolution) -> None:
 
 
 def sizes_of(g: Geometry) -> list[int]:
-    """Return the arguments SIZES of the kernels.
+    """Return the kernel arguments SIZES.
 
     Raises:
-        Unsupported: places of windows may be more than the kernels count in 32 bits.
+        Unsupported: Positions of windows may exceed the kernels' 32-bit integers.
     """
     for k in range(3):
         first, last = g.pads[k], g.reach(k, g.target[k] + _LINE) + g.source[k]
@@ -183,7 +188,7 @@ def _product(low: ClLowering, job: Convolution) -> None:
 
 
 def _window(g: Geometry) -> list[int]:
-    """Return the arguments of the GPU's kernel that tell which pixel a row of B is."""
+    """Return the sizes from which the GPU's kernel computes the pixels of a row of B."""
     sizes = sizes_of(g)
     return [*sizes[:3], *sizes[4:]]
 
@@ -225,7 +230,7 @@ def conv_transpose(node: Node, low: ClLowering) -> None:
 
 @cl_lowering("MaxPool", "AveragePool", "LpPool")
 def window(node: Node, low: ClLowering) -> None:
-    """Lower a pooling window; MaxPool of bytes, too."""
+    """Lower MaxPool (of int8 and uint8, too), AveragePool and LpPool."""
     out = low.output()
     if node.op_type != "MaxPool" or out.dtype not in _BYTES:
         _floats(low, out)
@@ -241,7 +246,7 @@ def window(node: Node, low: ClLowering) -> None:
 
 @cl_lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
 def whole(node: Node, low: ClLowering) -> None:
-    """Lower the pooling of whole images."""
+    """Lower global pooling: a window as large as the image."""
     out = low.output()
     _floats(low, out)
     if not out.size:

@@ -1,9 +1,9 @@
 """Strided convolutions of few channels, as convolutions without stride over an image's phases.
 
-Of an image that is read with stride s, every s-th row and column is a phase. A convolution over C
-channels is one with stride 1 over the ``s * s * C`` phases, whose kernel has s times fewer taps
-each way: the 7 x 7 kernel that many networks begin with, of stride 2 over 3 colours, becomes a
-4 x 4 one over 12 phases. Winograd's algorithm does that.
+The phases of an image for stride s are its s * s sub-images of every s-th row and column. A
+convolution of stride s over C channels equals one of stride 1 over the ``s * s * C`` phases, whose
+kernel has s times fewer taps along each axis: the 7 x 7 kernel with which many networks begin, of
+stride 2 over 3 colours, becomes a 4 x 4 kernel over 12 phases, which Winograd's algorithm computes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from subgraph.ops.movement.arguments import PhasesArguments
 from subgraph.ops.movement.geometry import Geometry, winograd_weights
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up
 
-# Outputs of a tile of Winograd's along an axis, for so many taps: of six values, as with 3 taps.
+# Taps along an axis: outputs of Winograd's tile along it. Every such tile reads 6 inputs.
 OUTPUTS = {3: 4, 4: 3, 5: 2}
 
 
@@ -30,9 +30,9 @@ class Phases:
     """A convolution over the phases of its image.
 
     Attributes:
-        step: The stride of what is replaced: there are ``step * step`` phases of each channel.
-        shift: Taps of zeros before the first, along H and W: phases begin where windows do.
-        g: The sizes of the convolution over the phases.
+        step: Stride of the replaced convolution; each channel has ``step * step`` phases.
+        shift: Zero taps added before the first along H and W, so that windows begin at phase 0.
+        g: Sizes of the convolution over the phases.
     """
 
     step: int
@@ -41,7 +41,7 @@ class Phases:
 
 
 def phases_of(g: Geometry) -> Phases | None:
-    """Return the convolution over phases; None where it is none that Winograd's algorithm does."""
+    """Return the convolution over phases, or None if Winograd's algorithm cannot compute it."""
     step = g.strides[1]
     flat = g.kernel[0] == g.source[0] == g.target[0] == 1
     if not flat or g.groups > 1 or step == 1 or step != g.strides[2] or g.dilations[1:] != (1, 1):
@@ -62,7 +62,7 @@ def phases_of(g: Geometry) -> Phases | None:
 
 
 def phase_weights(of: Tiles, phases: Phases) -> Callable[[Array], Array]:
-    """Return the recipe of the weights: each phase's taps, as Winograd's kernels read them."""
+    """Return the function that packs weights ``[O, I, H, W]`` by phases for Winograd's kernel."""
     step, (rows, columns), taps = phases.step, phases.shift, phases.g.kernel[1]
     pack = winograd_weights(of, OUTPUTS[taps])
 
@@ -74,19 +74,30 @@ def phase_weights(of: Tiles, phases: Phases) -> Callable[[Array], Array]:
             outputs, inputs, height, width
         )
         split = whole.reshape(outputs, inputs, taps, step, taps, step)
-        # In the order of the kernel ``phases``: row of the phase, channel, column of the phase.
+        # The order of channels of the kernel ``phases``: row of the phase, channel, its column.
         return pack(split.transpose(0, 3, 1, 5, 2, 4).reshape(outputs, -1, taps, taps))
 
     return make
 
 
 def emit_phases(low: Lowering, of: Tiles, g: Geometry, phases: Phases, x: Argument) -> Scratch:
-    """Emit the step that sorts an image by its phases; return where they are, in blocks."""
+    """Emit the step that writes the phases of an image as channels in the blocked layout.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles.
+        g: Sizes of the strided convolution.
+        phases: The convolution over the phases.
+        x: The image in the plain layout.
+
+    Returns:
+        The phases, ``[N][blocks][rows][columns][lanes]``.
+    """
     rows, columns = phases.g.source[1:]
     blocks = round_up(phases.g.inputs, of.lanes) // of.lanes
     pixel = of.lanes * of.item
     target = low.scratch(g.images * blocks * rows * columns * pixel)
-    # Two neighbours go together where both are always there.
+    # Two neighbouring floats are copied as one 8-byte element if no pair is split.
     pair = 2 if of.item == 4 and phases.step % 2 == g.source[2] % 2 == of.lanes % 2 == 0 else 1
     arguments = PhasesArguments(
         source=x,

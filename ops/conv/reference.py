@@ -1,8 +1,8 @@
-"""Conv and ConvTranspose for the reference, where onnx.reference has another result, or none.
+"""Conv and ConvTranspose for the reference, in the cases where onnx.reference is wrong or fails.
 
-It multiplies NaN and Inf between the points of a dilated filter by 0. Of ConvTranspose it cuts the
-weights of groups along a wrong axis, pads nothing where the shape of the output is given, and has
-no result for a batch of 0.
+onnx.reference multiplies NaN and Inf between the taps of a dilated filter by 0. In ConvTranspose
+it splits the weights of groups along the wrong axis, ignores the padding that ``output_shape``
+implies, and fails for a batch of 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHAPING = ("auto_pad", "output_padding", "output_shape", "pads")
 
 
 def conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the convolution; of a dilated filter only its own points count."""
+    """Return the convolution; pixels between the taps of a dilated filter have no effect."""
     x, weight = inputs[:2]
     dilations = [int(d) for d in node.attrs.get("dilations") or [1] * (x.ndim - 2)]
     if max(dilations, default=1) == 1 or np.isfinite(x).all():
@@ -45,7 +45,7 @@ def conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 def _conv_pads(
     node: Node, sizes: Sequence[int], strides: Sequence[int], reach: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return what Conv pads before and after each axis."""
+    """Return the pads of Conv before and after each axis."""
     rank = len(sizes)
     how = _text(node.attrs.get("auto_pad", "NOTSET"))
     if how == "VALID":
@@ -65,18 +65,18 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-# Of which an empty one counts as left out.
+# Attributes whose empty list means the default.
 _LISTS = ("dilations", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
 
 
 def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the groups' transposed convolutions side by side."""
+    """Return the transposed convolution, computed one group at a time."""
     empty = [name for name in _LISTS if name in node.attrs and not node.attrs[name]]
     node = variant(node, drop=empty) if empty else node
     if inputs[0].shape[0] == 0:
         one = np.zeros((1, *inputs[0].shape[1:]), inputs[0].dtype)
         return [conv_transpose(node, [one, *inputs[1:]])[0][:0]]
-    if inputs[1].shape[1] == 0:  # no results
+    if inputs[1].shape[1] == 0:  # no output channels
         filters = np.zeros((inputs[1].shape[0], 1, *inputs[1].shape[2:]), inputs[1].dtype)
         return [conv_transpose(node, [inputs[0], filters])[0][:, :0]]
     wanted = node.attrs.get("output_shape")

@@ -1,10 +1,11 @@
-"""ConvTranspose on the CPU device: for each phase of the strides a direct convolution.
+"""ConvTranspose on the CPU device: a direct convolution for each phase of the strides.
 
 Output ``o`` of one dimension sums ``x[i] * w[t]`` over the taps with ``i * stride + t * dilation =
-o + pad``. The outputs ``o = phase + stride * q`` all use the same taps, and consecutive q
+o + pad``. The outputs ``o = phase + stride * q`` all use the same taps, and consecutive q use
 consecutive inputs: each phase is a convolution of stride 1 that writes every stride-th pixel. With
-few channels of outputs all phases are one convolution, or a product to the channels of all taps.
-Weights that are computed at run time are not worth their packing: a product, then Col2Im's sums.
+few output channels, all phases are computed by one convolution, or a matrix product computes the
+contributions of all taps, which are then summed. Weights computed at run time are not packed: they
+take a matrix product and the sums of Col2Im.
 """
 
 from __future__ import annotations
@@ -51,20 +52,20 @@ from subgraph.ops.unfold.cpu import emit_sums
 from .depthwise import emit_depthwise
 from .direct import DirectOutput, emit_direct
 
-# Combinations of phases: each is a step with weights of its own, which take time to plan.
+# Most combinations of phases; each is a step with its own weights, which take time to plan.
 _MOST_PHASES = 4096
 
 
 @attrs.frozen
 class Phase:
-    """What one phase of one dimension reads.
+    """One phase of one dimension, as a convolution of stride 1.
 
     Attributes:
         first: First output.
         count: Number of outputs.
-        taps: Taps in the order of the inputs they read; empty: the outputs get no input.
-        dilation: Inputs between taps, 1 with fewer than two.
-        pad: Pads before.
+        taps: Taps in the order of the inputs that they read; empty: the outputs are zero.
+        dilation: Inputs from a tap to the next one; 1 with fewer than two taps.
+        pad: Pads before the first input.
     """
 
     first: int
@@ -75,13 +76,21 @@ class Phase:
 
 
 def phases(outputs: int, kernel: int, stride: int, dilation: int, pad: int) -> list[Phase]:
-    """Return the phases of a dimension that have outputs."""
+    """Return the phases of a dimension that have outputs.
+
+    Args:
+        outputs: Outputs along the dimension.
+        kernel: Taps along the dimension.
+        stride: Outputs from an input to the next one.
+        dilation: Outputs from a tap to the next one.
+        pad: Pads before, which cut off outputs.
+    """
     found: list[Phase] = []
     for first in range(min(stride, outputs)):
         taps = [t for t in range(kernel) if (first + pad - t * dilation) % stride == 0]
         taps.reverse()  # the last tap reads the first input
         start = (first + pad - taps[0] * dilation) // stride if taps else 0
-        # One tap has no dilation: convolutions walk rows that are dilated in another order.
+        # One tap has dilation 1: kernels treat dilated rows differently.
         step = dilation // math.gcd(dilation, stride) if len(taps) > 1 else 1
         count = -(-(outputs - first) // stride)
         found.append(Phase(first, count, tuple(taps), step, -start))
@@ -89,7 +98,16 @@ def phases(outputs: int, kernel: int, stride: int, dilation: int, pad: int) -> l
 
 
 def transpose_pads(node: Node, x: Operand, w: Operand, y: Operand) -> list[int]:
-    """Return the pads before of a ConvTranspose; see its specification for ``output_shape``."""
+    """Return the pads before each spatial dimension of a ConvTranspose.
+
+    With ``output_shape`` or ``auto_pad`` they follow from the sizes (ONNX ConvTranspose).
+
+    Args:
+        node: The node.
+        x: Input, ``[N, C, *spatial]``.
+        w: Weights, ``[C, M / group, *kernel]``.
+        y: Output, ``[N, M, *spatial]``.
+    """
     rank = x.rank - 2
     mode = auto_pad(node)
     if mode == "VALID":
@@ -114,7 +132,7 @@ def _weights(
     kernel: tuple[int, int, int],
     of: Tiles,
 ) -> Callable[[Array], Array]:
-    """Return the recipe of one combination of phases: its taps of ``[I, O / groups, ...]``."""
+    """Return the function that packs the taps of one phase per axis of ``[I, O / groups, ...]``."""
 
     def make(weight: Array) -> Array:
         whole = _taps_of(weight, parts, kernel)
@@ -131,7 +149,7 @@ def _weights(
 def _depthwise_weights(
     parts: tuple[Phase, Phase, Phase], kernel: tuple[int, int, int], of: Tiles
 ) -> Callable[[Array], Array]:
-    """Return the recipe of one combination of phases of ``[C, 1, ...]``."""
+    """Return the function that packs the taps of one phase per axis of ``[C, 1, ...]``."""
     packed = depthwise_weights(of)
     return lambda weight: packed(_taps_of(weight, parts, kernel))
 
@@ -139,7 +157,7 @@ def _depthwise_weights(
 def _taps_of(
     weight: Array, parts: tuple[Phase, Phase, Phase], kernel: tuple[int, int, int]
 ) -> Array:
-    """Return the taps of a combination of phases; a zero where a phase has none."""
+    """Return the taps of one phase per axis; a single zero tap along an axis without taps."""
     whole = weight.reshape(*weight.shape[:2], *kernel)
     for axis, phase in enumerate(parts):
         if phase.taps:
@@ -220,7 +238,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
 def _columns(
     node: Node, low: Lowering, x: Operand, w: Operand, bias: Operand | None, y: Operand
 ) -> None:
-    """Lower to a product in the plain layout, whose columns then add up to the image."""
+    """Emit a matrix product in the plain layout and the sum of its columns (Col2Im)."""
     if "blocked" in (x.layout, y.layout) or not x.size or node.attrs.get("activation"):
         raise Unsupported("weights of a transposed convolution that are computed at run time")
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
@@ -245,7 +263,7 @@ def _columns(
 
 
 def _turned(low: Lowering, w: Operand, groups: int) -> Operand:
-    """Return weights as the left side of a product: [groups, outputs * taps, inputs]."""
+    """Return the weights as the left side of a product: [groups, outputs * taps, inputs]."""
     inputs, flat = w.shape[0] // groups, math.prod(w.shape[1:])
     if not w.constant:
         turned = temporary(low, w.dtype, (groups, flat, inputs))
@@ -264,20 +282,20 @@ def _turned(low: Lowering, w: Operand, groups: int) -> Operand:
 
 
 def _window(parts: Sequence[Phase]) -> tuple[int, int]:
-    """Return the first input that the phases of a dimension read, and how many they span."""
+    """Return the first input that the phases of a dimension read, and the inputs that they span."""
     first = min((-p.pad for p in parts if p.taps), default=0)
     return first, max((-p.pad + len(p.taps) for p in parts if p.taps), default=first + 1) - first
 
 
 def _apart(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
-    """Return how often the convolutions of all phases multiply a pixel by a block of weights."""
+    """Return the products of a pixel and a block of weights in separate convolutions of phases."""
     return -(-sizes.outputs // of.lanes) * math.prod(
         sum(p.count * max(len(p.taps), 1) for p in parts) for parts in per_axis
     )
 
 
 def _together(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
-    """Return how often one convolution to the channels of all phases does."""
+    """Return the products of a pixel and a block of weights in one convolution for all phases."""
     count = math.prod(len(parts) for parts in per_axis)
     return -(-count * sizes.outputs // of.lanes) * math.prod(
         parts[0].count * _window(parts)[1] for parts in per_axis
@@ -285,21 +303,21 @@ def _together(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -
 
 
 def _packs(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:
-    """Return whether one convolution to the channels of all phases multiplies less than many."""
+    """Return whether one convolution for all phases has fewer products than separate ones."""
     if sizes.dilations != (1, 1, 1):
         return False
     return _together(of, sizes, per_axis) < _apart(of, sizes, per_axis)
 
 
-# Multiplications of a pixel's channel by a block in the time of one sum; of sums in the plain
-# layout, which vectors do.
+# Cost of adding one tap's contribution to an output, in products of a pixel's channel and a block:
+# from the blocked layout, and from the plain one, where the sum is vectorized (estimates).
 _SUM, _PLAIN_SUM = 2.5, 0.7
 
 
 def _spreads(
     of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]], *, plain: bool
 ) -> bool:
-    """Return whether a product to the channels of all taps, then their sums, take clearly less."""
+    """Return whether a product for all taps and the sums of its columns cost clearly less."""
     products = sizes.outputs * sizes.taps
     each = _PLAIN_SUM if plain else _SUM
     cost = -(-products // of.lanes) + products * each / max(sizes.inputs, 1)
@@ -311,7 +329,7 @@ def _spreads(
 
 
 def _tap_weights(of: Tiles) -> Callable[[Array], Array]:
-    """Return the recipe of a product to the channels of all taps of ``[I, O, ...]``."""
+    """Return the function that packs ``[I, O, ...]`` for a product with the columns (O, tap)."""
 
     def make(weight: Array) -> Array:
         flat = weight.reshape(len(weight), -1)
@@ -321,7 +339,7 @@ def _tap_weights(of: Tiles) -> Callable[[Array], Array]:
 
 
 def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand | None) -> None:
-    """Multiply each pixel by the weights of all taps, then add up what the taps give."""
+    """Emit the product of each pixel with the weights of all taps, then the sums over taps."""
     x, y = low.input(0), low.output()
     one = (1, 1, 1)
     g = attrs.evolve(
@@ -379,7 +397,7 @@ def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand
 def _packed_weights(
     per_axis: Sequence[Sequence[Phase]], kernel: tuple[int, int, int], of: Tiles
 ) -> Callable[[Array], Array]:
-    """Return the recipe of all phases: their taps of ``[I, O, ...]``, zeros around them."""
+    """Return the function that packs the taps of all phases of ``[I, O, ...]``, with zeros."""
     windows = [_window(parts) for parts in per_axis]
 
     def make(weight: Array) -> Array:
@@ -401,7 +419,7 @@ def _packed_weights(
 
 
 def _repeated(count: int, of: Tiles) -> Callable[[Array], Array]:
-    """Return the recipe of a bias that all phases have."""
+    """Return the function that repeats a bias for ``count`` phases and pads it to whole blocks."""
     padded = blocked_vector(of)
 
     def make(bias: Array) -> Array:
@@ -419,7 +437,7 @@ def _packed(
     bias: Operand | None,
     act: Activation,
 ) -> None:
-    """Run all phases as channels of one convolution, then put them where they belong."""
+    """Emit one convolution whose channels are those of all phases, then the interleaving step."""
     x, y = low.input(0), low.output()
     counts = [len(parts) for parts in per_axis]
     count = math.prod(counts)

@@ -1,4 +1,4 @@
-"""Winograd convolution on the CPU device: how its work is cut, and the steps that do it."""
+"""Winograd convolution on the CPU device: the tiling of its loops, and the steps that run it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from subgraph.system.host import caches
 
 from .arguments import WinogradArguments
 
-_PANEL_BLOCKS = 2  # into which the products of a point are cut where threads share them
-# Bytes of weights transformed on the fly at a time; they stay in the last-level cache.
+_PANEL_BLOCKS = 2  # units of the products of one point that threads share (estimate)
+# Bytes of weights transformed on the fly at a time, which fit in the last-level cache (estimate).
 _ON_THE_FLY_BYTES = 1 << 24
-_TRANSFORM = 16  # multiplications' worth of time for each byte that a transform writes
+_TRANSFORM = 16  # cost of each byte that a transform writes, in multiplications (estimate)
 
 
 def emit_winograd(
@@ -36,13 +36,25 @@ def emit_winograd(
     before: int = 0,
     total_out: int = 0,
 ) -> None:
-    """Emit ``winograd_kernels.winograd`` with tiles of ``m`` x ``m`` outputs.
+    """Emit the kernel ``winograd`` with tiles of ``m`` x ``m`` outputs.
 
-    The weights of points lie ``apart`` bytes from one another. The outputs of ``g`` may be some of
-    ``total_out``, so many blocks ``before`` them.
+    If several threads share a single block of tiles, its transforms and its products are three
+    steps; otherwise every unit transforms the tiles that it multiplies.
 
-    Several threads with a single block of tiles share its transforms, each a step of its own; else
-    every unit transforms what it multiplies.
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles.
+        g: Sizes of the convolution; its outputs may be a part of all.
+        x: Input in the blocked layout.
+        weight: Weights as `winograd_weights` or the kernel ``winograd_of_panels`` packs them.
+        bias: Bias of all outputs, padded to whole blocks; 0: none.
+        residual: Blocked array shaped as y that is added; 0: none.
+        y: Output in the blocked layout, with all output channels.
+        act: The activation.
+        m: Outputs of a tile along an axis.
+        apart: Padding between the weights of neighbouring points, in bytes.
+        before: Output blocks of y before the first one of ``g``.
+        total_out: Output channels of y; 0: those of ``g``.
     """
     stride = g.strides[1]
     pixel = of.lanes * of.item
@@ -51,7 +63,7 @@ def emit_winograd(
     image_in = -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
     image_out = blocks_out * g.pixels * pixel
     images_apart = -(-max(total_out, g.outputs) // of.lanes) * g.pixels * pixel
-    # The slices of a volume that an output reads count as so many more channels.
+    # The planes of a volume that an output reads are further input channels.
     blocks_in = g.kernel[0] * -(-g.inputs // of.lanes)
     panels = -(-blocks_out // of.nv)
     total = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
@@ -61,7 +73,7 @@ def emit_winograd(
     staged = of.low and low.threads > 1 and count == total and grain(products, g.flops) > 0
     if staged:
         part = panels
-    # Sums may take the place of values that are done with.
+    # Sums may overwrite the values of points that are finished.
     over = of.low and not staged and part == panels and part * of.nv <= blocks_in
     room = values * (blocks_in + 1) + (1 if over else points) * (part * of.nv + 1)
     room *= (count | 1) * pixel
@@ -69,7 +81,7 @@ def emit_winograd(
     scratch = low.scratch(own, per_worker=True)
     tile = of.strip(of.lanes, of.lanes, ahead=True) if of.low else of.contraction()
     rest = g.inputs % of.lanes if stride == g.kernel[0] == 1 else 0
-    # So many steps of the sums that the weights of a panel stay in the first cache.
+    # The weights of a panel for one segment of the sums fill half of the L1 cache.
     most = max(1, caches().l1 // 2 // (of.width * of.item * of.lanes))
     shared_room = low.scratch(room) if staged else 0
 
@@ -129,7 +141,13 @@ def emit_winograd(
 
 
 def on_the_fly_outputs(of: Tiles, g: Geometry, m: int) -> int:
-    """Return of how many outputs weights are held at once that are made in each run."""
+    """Return the outputs whose weights are transformed together, in whole panels.
+
+    Args:
+        of: The contraction tiles.
+        g: Sizes of the convolution.
+        m: Outputs of a tile along an axis.
+    """
     values, _ = winograd_sizes(m, g.kernel[1], g.strides[1])
     panel = values * round_up(g.inputs, of.lanes) * of.width * of.item
     panels = -(-g.outputs // of.width)
@@ -138,30 +156,38 @@ def on_the_fly_outputs(of: Tiles, g: Geometry, m: int) -> int:
 
 
 def cut(of: Tiles, total: int, blocks_in: int, panels: int, threads: int) -> tuple[int, int, int]:
-    """Return the tiles and the panels of a unit, and the units that a thread takes together."""
+    """Return the tiling: the tiles of a unit, its panels, and the units a thread takes at once.
+
+    Args:
+        of: The contraction tiles.
+        total: Tiles of all images.
+        blocks_in: Input blocks of the sums.
+        panels: Output panels.
+        threads: Threads that share the units.
+    """
     sizes = (total, blocks_in * of.lanes, panels, threads)
     return _cut(0, of.mr, *sizes), _cut(1, of.mr, *sizes), _cut(2, of.mr, *sizes)
 
 
 @recorded
 def _cut(which: int, mr: int, total: int, channels: int, panels: int, threads: int) -> int:
-    """Return one of the three numbers of `cut`."""
+    """Return number ``which`` (0 to 2) of `cut`; ``channels`` counts the channels of the sums."""
     low = mr <= LOW_ROWS
     if low:
-        # Low tiles: several must share a panel of weights that comes from far.
+        # Several few-row tiles must share a panel of weights, which comes from L2 or memory.
         part, most = panels, 4 * mr
     else:
         part = min(panels, 8 if total <= mr + 2 else 4)
         most = mr if channels > 128 else -(-mr // 2)
-    # Few tiles: all at once, so that the weights are read once; else what the caches like.
+    # Few tiles form one block, so that the weights are read once; else blocks fit in the caches.
     blocks = 1 if total <= mr + 2 else -(-total // most)
     if low and blocks >= threads:
-        # As many for each thread, a few tiles more rather than many less.
+        # Each thread gets as many blocks: larger ones if they stay small enough, else more of them.
         fewer = blocks // threads * threads
         blocks = fewer if -(-total // fewer) <= 5 * mr else fewer + threads
     count = -(-total // blocks)
     blocks = -(-total // count)
-    # Units of one block of tiles share its transform: a thread takes them together if it can.
+    # Units of one block of tiles share its transform, so a thread should take them together.
     whole = blocks >= 2 * threads or (low and blocks % threads == 0)
     wanted = 1 if whole else 2 * threads
     part = shared(part, panels, blocks, wanted, 1, 1)
@@ -170,14 +196,20 @@ def _cut(which: int, mr: int, total: int, channels: int, panels: int, threads: i
 
 
 def winograd_sizes(m: int, taps: int, stride: int) -> tuple[int, int]:
-    """Return the values that a tile of Winograd's has for a channel, and the points they are at."""
+    """Return the transformed values of a tile for each channel, and the number of its points.
+
+    Args:
+        m: Outputs of a tile along an axis.
+        taps: Weights along an axis.
+        stride: 1 or 2; with 2, a point has several values.
+    """
     if stride == 1:
         return (m + taps - 1) ** 2, (m + taps - 1) ** 2
     return (2 * m + 1) ** 2, (m + 1) ** 2
 
 
 def winograd_values(g: Geometry, m: int) -> int:
-    """Return how many values of all tiles there are for a channel; short tiles have fewer."""
+    """Return the transformed values of all tiles for each channel; short tiles have fewer."""
     full = m + g.kernel[1] - 1 if g.strides[1] == 1 else 2 * m + 1
     found = g.images * g.target[0]
     for outputs in g.target[1:]:

@@ -1,6 +1,6 @@
 """Winograd's transforms along one axis: of an input tile, and of the products back to outputs.
 
-`winograd_kernels` runs them along both axes, and says what they are and where they come from.
+`winograd_kernels` applies them along both axes; its docstring has the algorithm and its source.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-_A, _B = 2.0 / 3.0, 1.5  # what F(4) evaluates at, besides 0 and infinity
+_A, _B = 2.0 / 3.0, 1.5  # F(4) evaluates at 0, A, -A, B, -B and infinity
 
 
 def forward_along(v: Any, n: int) -> Any:
-    """Return ``f(source, step)``: the values of an input tile of n pixels along one axis."""
+    """Return ``f(source, step)``, which transforms n pixels along an axis to n vectors of values.
+
+    ``source`` is the address of the first pixel's vector, ``step`` the bytes to the next one.
+    """
     load, fma, splat = v.load, v.fma, v.splat
 
     @register_jitable
@@ -45,16 +48,22 @@ def forward_along(v: Any, n: int) -> Any:
     def forward_strided(s: int, ss: int) -> Any:
         d0, d1, d2 = load(s), load(s + ss), load(s + 2 * ss)
         d3, d4 = load(s + 3 * ss), load(s + 4 * ss)
-        # Even and odd inputs at 0, at 1, even ones at infinity.
+        # Even and odd inputs at point 0 and at point 1, even inputs at infinity.
         return d0 - d2, d1 - d3, d2, d3, d4 - d2
 
     return {4: forward2, 5: forward_strided, 6: forward4}[n]
 
 
 def backward_along(v: Any, m: int, n: int) -> Any:
-    """Return ``f(source, step, last)``: the m outputs of a tile of n inputs along one axis.
+    """Return ``f(source, step, last)``, which transforms products along an axis to m outputs.
 
-    ``last`` is where the point at infinity lies, which the last output alone needs.
+    ``source`` is the address of the vector at point 0, ``step`` the bytes to that of the next
+    point, ``last`` the address of the vector at infinity, which only the last output needs.
+
+    Args:
+        v: The vector operations (``subgraph.engine.codegen.simd.vec``).
+        m: Outputs of a tile along the axis.
+        n: Inputs of a tile along the axis: 4, 6, or 5 with stride 2.
     """
     load, fma, splat = v.load, v.fma, v.splat
 
@@ -107,7 +116,10 @@ def backward_along(v: Any, m: int, n: int) -> Any:
 
 
 def storer(v: Any, count: int) -> Any:
-    """Return ``f(values, target, step, last)`` that stores vectors, the last one at ``last``."""
+    """Return ``f(values, target, step, last)``, which stores ``count`` vectors.
+
+    They are stored from address ``target`` on, ``step`` bytes apart, and the last one at ``last``.
+    """
     store = v.store
 
     @register_jitable
@@ -139,7 +151,11 @@ def storer(v: Any, count: int) -> Any:
 
 
 def finisher(v: Any, m: int) -> Any:
-    """Return ``f(values, bias, low, high, y, residual, row, rows)``: ends a column of a tile."""
+    """Return ``f(values, bias, low, high, y, residual, row, rows)``: the end of a tile's column.
+
+    It adds the bias and the residual (address 0: none) to the first ``rows`` of the m values,
+    clamps them to ``low`` and ``high`` and stores them from address ``y`` on, ``row`` bytes apart.
+    """
     load, store, at_least, at_most = v.load, v.store, v.max, v.min
 
     @register_jitable

@@ -1,26 +1,27 @@
 """Winograd convolution in the blocked layout: 3 x 3 kernels with stride 1 or 2, 4 x 4, 5 x 5.
 
 Input tiles are transformed, multiplied point by point with the transformed weights (a batch of
-GEMMs over contraction tiles) and transformed back, a block of tiles at a time so that everything
-but the weights stays in the second cache level.
+GEMMs over contraction tiles) and transformed back. A block of tiles is processed at a time, so that
+everything but the weights stays in the L2 cache.
 
 Stride 1, F(m x m, 3 x 3): ``m * m`` outputs are computed from ``(m + 2)^2`` inputs with as many
 multiplications: 2.25 times fewer for m = 2, 4 times fewer for m = 4. Lavin and Gray, "Fast
 Algorithms for Convolutional Neural Networks" (2015). F(4) evaluates at ``0, 2/3, -2/3, 3/2, -3/2,
 infinity``: of the points tried, those with the smallest error in float32 (about 3e-6 of the largest
 output over 256 channels; 1e-5 at the usual 0, 1, -1, 2, -2). F(3 x 3, 4 x 4) and F(2 x 2, 5 x 5)
-evaluate there, too: their inputs are transformed alike.
+use the same points and the same transform of inputs.
 
-Stride 2: along an axis even inputs meet the first and the last weight, F(2, 2) at ``0, 1,
-infinity``, and odd ones the weight between, at ``0, 1``: an output of the sum of both. So
-``2 * 2`` outputs take 25 multiplications in place of 36. The values of a point are so many more
-channels of its GEMM: 4 times as many where both coordinates are finite, 2 where one is.
+Stride 2: along an axis the even inputs are multiplied by the first and the last weight, F(2, 2) at
+``0, 1, infinity``, and the odd inputs by the middle weight, at ``0, 1``; an output is the sum of
+both. So ``2 * 2`` outputs take 25 multiplications instead of 36. Each value of a point is a further
+channel of its GEMM: 4 times as many channels if both coordinates are finite, 2 if one is.
 
-Where a side of the image is no multiple of m, its last tiles overlap nothing: they have one output
-less, short ones, all the full ones before them. The last output alone needs the point at infinity,
-so a short tile has no values there: 14 outputs are 4 + 4 + 3 + 3 from 22 products in place of 24.
+Short tiles: if a side of the image is no multiple of m, its last tiles have one output less instead
+of overlapping others, and all full tiles come before them. Only the last output of a tile needs the
+point at infinity, so a short tile has no values there: 14 outputs are 4 + 4 + 3 + 3 from 22
+products instead of 24.
 
-Volumes, with any kernel along D: so are the values of the slices that an output reads.
+Volumes, with any kernel along D: the planes that an output reads are further input channels.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def winograd(
         lanes: Channels of one block.
         mr: Most rows of a contraction tile.
         nv: Blocks of output channels of a panel.
-        m: 2 or 4, output pixels of a tile along each side; 3 with 4 taps, 2 with 5.
-        stride: 1, or 2 with m = 2, 3 taps and low tiles.
+        m: Output pixels of a tile along each side: 2 or 4 with 3 taps, 3 with 4 taps, 2 with 5.
+        stride: 1, or 2 with m = 2, 3 taps and few-row tiles.
         taps: Weights along each side.
     """
     arguments = view_of(WinogradArguments)
@@ -76,19 +77,19 @@ def winograd(
 
     @register_jitable
     def places(a: WinogradArguments) -> int:
-        """Return the tiles for which a unit has room: an odd number spreads over the caches."""
+        """Return the tile capacity of a unit; odd, so that points use different cache sets."""
         return a.tiles | 1 if low else a.tiles
 
     @register_jitable
     def values_of(point: int) -> int:
-        """Return how many values a tile has at a point, for each input channel."""
+        """Return the number of values of a tile at a point, for each input channel."""
         if not strided:
             return 1
         return (1 if point // 3 == 2 else 2) * (1 if point % 3 == 2 else 2)
 
     @register_jitable
     def first_of(point: int) -> int:
-        """Return how many values come before those of a point."""
+        """Return the number of values at all points before this one."""
         if not strided:
             return point
         i, j = point // 3, point % 3
@@ -96,17 +97,17 @@ def winograd(
 
     @register_jitable
     def full_tiles(outputs: int) -> int:
-        """Return how many tiles along an axis are not short."""
+        """Return the number of full tiles along an axis; the others are short."""
         return max(0, outputs - (outputs + m - 1) // m * (m - 1))
 
     @register_jitable
     def start_of(tile: int, full: int) -> int:
-        """Return the first output of a tile along an axis of which so many come full first."""
+        """Return the first output of a tile along an axis whose first ``full`` tiles are full."""
         return tile * m - max(0, tile - full)
 
     @register_jitable
     def values_at(a: WinogradArguments, point: int, first: int, count: int) -> int:
-        """Return how many of a unit's tiles have values at a point."""
+        """Return how many of ``count`` tiles from tile ``first`` on have values at a point."""
         inf_i, inf_j = point // side == side - 1, point % side == side - 1
         if not (inf_i or inf_j):
             return count
@@ -128,7 +129,7 @@ def winograd(
 
     @register_jitable
     def region(a: WinogradArguments, point: int) -> int:
-        """Return the bytes before the values of a point."""
+        """Return the offset of the values of a point, in bytes."""
         if not strided:
             return point * (a.input_blocks + 1) * places(a) * pixel
         return (first_of(point) * a.input_blocks + point) * places(a) * pixel
@@ -151,9 +152,10 @@ def winograd(
         step: int,
         apart: int,
     ) -> None:
-        """Transform column j of what the rows gave and store it at its points.
+        """Transform column j of the rows' transforms (at address ``half``) and store its values.
 
-        Those in the row of infinity begin at ``below``, the others at ``to``.
+        Values in the last row of points (infinity) are stored from ``below`` on, the others from
+        ``to`` on; ``step`` is the bytes between points, ``apart`` those between input blocks.
         """
         d = forward(half + j * pixel, n * pixel)
         if not strided:
@@ -184,9 +186,10 @@ def winograd(
         step: int,
         apart: int,
     ) -> None:
-        """Transform the tile at row h0 and column w0 of a block of an image.
+        """Transform the tile at row h0 and column w0 of a block of an image (address ``x``).
 
-        ``to`` is where its values go: those of no infinity, of a row, of a column, and of both.
+        ``to`` has four target addresses: for values at finite points, in the row of infinity, in
+        the column of infinity, and at both. ``step`` and ``apart`` are those of `keep_values`.
         """
         height, width = a.image_height, a.image_width
         patch, half = scratch, scratch + n * n * pixel
@@ -213,7 +216,7 @@ def winograd(
 
     @register_jitable
     def announce(a: WinogradArguments, x: int, h0: int, w0: int) -> None:
-        """Ask for what a tile will read: little is computed for each value of it."""
+        """Prefetch the inputs of a tile: the transform is bound by loads."""
         row = a.image_width * pixel
         s = x + h0 * row + w0 * pixel
         for _ in range(n):
@@ -238,11 +241,11 @@ def winograd(
         row = pixel if low else (blocks + 1) * pixel
         step, apart = region(a, 1), places(a) * pixel if low else pixel
         depth, slices, own = a.image_depth, a.output_depth, blocks // a.kernel_depth
-        # Neighbours of a tile lie beside it: in the input, and among the values of its block.
+        # Neighbouring tiles read neighbouring pixels and write neighbouring values.
         for b in range(begin, end):
             above = b // own * a.dilation_depth - a.pad_depth
             plane, i, j = first // (across * down), first // across % down, first % across
-            # The values at infinity of short tiles are overwritten by those of the next full one.
+            # A short tile's values at infinity are unused: the next full tile overwrites them.
             to, low_to, right_to, corner_to = values, values, values, values
             for _ in range(count):
                 d = plane % slices * a.stride_depth + above
@@ -271,7 +274,7 @@ def winograd(
     def run_tiles(
         a: WinogradArguments, t: TileBlock, count: int, vectors: int, values: int, c: int
     ) -> None:
-        """Run the contraction tiles of a panel of a point."""
+        """Run the contraction tiles of a panel at a point, from values to the sums at ``c``."""
         i = 0
         while i < count:
             rows = rows_of(count - i, mr)
@@ -291,9 +294,9 @@ def winograd(
         c: int,
         coming: int,
     ) -> None:
-        """Run the strips of a panel of a point, as many blocks of the sums at a time as fit.
+        """Run the strips of a panel at a point, one segment of the sums after the other.
 
-        ``coming`` is where the weights are that follow.
+        ``coming`` is the address of the weights used next, which are prefetched.
         """
         most = a.segment
         t.inner_b = lanes * vectors * pixel
@@ -325,9 +328,10 @@ def winograd(
         values: int,
         c: int,
     ) -> None:
-        """Multiply the values of a point by the weights of panels.
+        """Multiply the values at a point by the weights of panels.
 
-        ``then`` is the panel with which the next point begins, ``c`` the sums of the first panel.
+        ``then`` is the panel with which the next point begins, ``c`` the address of the sums of the
+        first panel; the values are those of ``tiles`` tiles from tile ``first`` on.
         """
         count = values_at(a, point, first, tiles)
         if count == 0:
@@ -370,9 +374,10 @@ def winograd(
         rows: int,
         cols: int,
     ) -> None:
-        """Transform a tile of a block back, finish what lies inside the image and store it.
+        """Transform the sums of a tile back, and store the outputs inside the image.
 
-        ``s`` is where its sums begin, numbered as those of ``transform_tile`` are.
+        ``s`` has the four addresses of its sums, in the order of ``to`` in `transform_tile`;
+        ``point`` is the bytes between the sums of points, ``row`` those between rows of y.
         """
         line, end = scratch, (side - 1) * point
         for i in range(side - 1):
