@@ -1,6 +1,6 @@
-"""Strided copies as steps: what moving operators are made of (Transpose, Slice, Concat, Pad, ...).
+"""Strided copies as steps, for the operators that move elements (Transpose, Slice, Concat, Pad).
 
-`emit_copy` takes any array with strides to any other; it merges dimensions and chooses the kernel.
+`emit_copy` copies any array with strides to any other; it merges dimensions and chooses the kernel.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from subgraph.system.host import has_masked_stores
 from .arguments import CopyArguments, FillArguments, TransposeArguments, ZipArguments
 
 Place = Operand | Scratch | Weight
-_UNIT_BYTES = 32768
-_SMALL = 16384  # fewer bytes are not worth a thread
-_TILE = 64
-_FEW = (2, 3, 4)  # rows that a kernel of its own zips
-_LEAST = 8  # elements of the shortest rows that it does
+_UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
+_SMALL = 16384  # least bytes for which a thread is started (estimate)
+_TILE = 64  # rows and columns of a unit of a transposition
+_FEW = (2, 3, 4)  # numbers of rows that the kernel `zip_rows` interleaves
+_LEAST = 8  # elements of the shortest rows for which it is used (estimate)
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 class _Ends(TypedDict):
-    """First arguments of all kernels that copy; see `Transfer`."""
+    """The first arguments of all kernels that copy (`Transfer`)."""
 
     source: Place
     target: Place
@@ -64,15 +64,15 @@ def emit_copy(
     """Emit the step that copies an array of ``shape`` from strides to strides.
 
     Args:
-        low: Where the step goes.
-        source: Where the array lies.
-        target: Where it goes; no two elements to one place.
-        shape: Its sizes.
+        low: Collects the plan's steps.
+        source: Memory that is read.
+        target: Memory that is written; each element at most once.
+        shape: Sizes of the array.
         from_strides: Elements between neighbours in the source; may be 0 or negative.
         to_strides: Elements between neighbours in the target.
         item: Bytes of an element: 1, 2, 4, 8 or 16.
-        from_offset: Elements before the first one in the source.
-        to_offset: Elements before the first one in the target.
+        from_offset: Elements of the source before the first that is read.
+        to_offset: Elements of the target before the first that is written.
     """
     if 0 in shape:
         return
@@ -132,12 +132,12 @@ def _turned(dims: Ints, origin: Ints, goal: Ints) -> int | None:
     if len(dims) < 2 or goal[-1] != 1 or origin[-1] in (0, 1) or dims[-1] < 4:
         return None
     found = [d for d in range(len(dims) - 1) if origin[d] == 1]
-    # A few columns (the channels of an image) are faster one after the other.
+    # A few columns (the channels of an image) are faster copied one after the other.
     return found[0] if len(found) == 1 and dims[found[0]] > 4 else None
 
 
 def _longest_last(dims: Ints, origin: Ints, goal: Ints) -> tuple[Ints, Ints, Ints]:
-    """Let the inner loop of a strided copy run over a long dimension."""
+    """Return the dimensions ordered so that the inner loop of a strided copy is a long one."""
     last = len(dims) - 1
     if (origin[-1] == 1 and goal[-1] == 1) or dims[-1] >= 16:
         return dims, origin, goal
@@ -149,7 +149,7 @@ def _longest_last(dims: Ints, origin: Ints, goal: Ints) -> tuple[Ints, Ints, Int
 
 
 def _emit_zip(low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, item: int) -> bool:
-    """Emit the copy where it only zips a few rows together, or apart; return whether it does.
+    """Emit the copy if it only interleaves a few rows or takes them apart; return whether it does.
 
     The channels of an image between the layouts NCHW and NHWC are such rows.
     """
@@ -196,7 +196,7 @@ def _emit_zip(low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, 
 def _emit_transpose(
     low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, item: int
 ) -> bool:
-    """Emit the copy as transpositions of matrices, if it is that; return whether it is."""
+    """Emit the copy if it transposes matrices; return whether it does."""
     turned = _turned(dims, origin, goal)
     if turned is None:
         return False
@@ -205,7 +205,7 @@ def _emit_transpose(
     columns, rows = dims[turned], dims[-1]
     lanes = min(16, low.lanes(_WORDS[item]))
     if not has_masked_stores():
-        # Parts of blocks cost as much as many whole ones.
+        # Without masked stores a partial block costs as much as several whole ones.
         while lanes > min(columns, rows):
             lanes //= 2
     kernel = Kernel("subgraph.ops.movement.kernels", "transpose", item=item, lanes=lanes)
@@ -230,7 +230,7 @@ def _emit_transpose(
 
 
 def _widen(item: int, dims: Ints, origin: Ints, goal: Ints) -> tuple[int, Ints, Ints, Ints]:
-    """Copy short contiguous rows as one wider element each."""
+    """Return the copy with each short contiguous row as one wider element, if that is possible."""
     size = dims[-1]
     if len(dims) < 2 or origin[-1] != 1 or goal[-1] != 1 or size * item not in (2, 4, 8):
         return item, dims, origin, goal
@@ -248,7 +248,14 @@ def emit_fill(
     size: int,
     value: np.ndarray[tuple[int], np.dtype[np.generic]] | Operand,
 ) -> None:
-    """Emit the step that sets ``size`` elements of ``target`` to one value (array or operand)."""
+    """Emit the step that sets elements to one value.
+
+    Args:
+        low: Collects the plan's steps and constants.
+        target: Memory that is written.
+        size: Number of elements.
+        value: The element, an array or operand of one element.
+    """
     item = value.itemsize
     element = value if isinstance(value, Operand) else low.weight("element", np.array, value)
     kernel = Kernel("subgraph.ops.movement.kernels", "fill", item=item)

@@ -1,6 +1,7 @@
-"""Operators that move elements or only rename them, on the CPU device: views, copies, Pad.
+"""Operators that move elements or only change shapes, on the CPU device: views, copies, Pad.
 
-What keeps the elements in order is an alias and costs nothing; the rest is one strided copy.
+An operator that keeps the order of elements is an alias without a step; most others are one strided
+copy.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from .arguments import (
 from .copies_cpu import emit_copy, emit_fill, is_contiguous
 from .op import Repeats, whole_numbers
 
-_ITEMS = (1, 2, 4, 8, 16)
-_TABLE_BYTES = 16384
-_UNIT_BYTES = 32768
-_REPEATED = (1, 2, 3, 4)  # how often elements of a row may be repeated without a table
+_ITEMS = (1, 2, 4, 8, 16)  # bytes of the elements that kernels move
+_TABLE_BYTES = 16384  # bytes of a unit of `take`, and least bytes for a thread (estimate)
+_UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
+_REPEATED = (1, 2, 3, 4)  # repetitions of the elements of a row that need no table
 
 
 def known(low: Lowering, index: int) -> Array:
-    """Return the content of an input that the plan must know.
+    """Return the content of an input on which the plan depends.
 
     Raises:
-        ValueNeeded: it is not known yet.
+        ValueNeeded: The plan does not know it yet.
     """
     operand = low.input(index)
     if operand.known is None:
@@ -61,7 +62,19 @@ def known(low: Lowering, index: int) -> Array:
 
 
 def known_ints(low: Lowering, index: int, attribute: str) -> list[int] | None:
-    """Return numbers that came as an attribute in old versions and as an input since; or None."""
+    """Return integers that are an attribute in old versions of an operator and now an input.
+
+    Args:
+        low: The node's lowering.
+        index: Position of the input.
+        attribute: Name of the attribute, if there is no input.
+
+    Returns:
+        The integers, None if the node has neither.
+
+    Raises:
+        ValueNeeded: The plan does not know the input's content yet.
+    """
     operand = low.optional(index)
     if operand is not None:
         return whole_numbers(known(low, index))
@@ -72,7 +85,11 @@ def known_ints(low: Lowering, index: int, attribute: str) -> list[int] | None:
 
 
 def element_bytes(operand: Operand) -> int:
-    """Return the bytes of an element; refuse what does not fill whole bytes, and strings."""
+    """Return the bytes of an element.
+
+    Raises:
+        Unsupported: Elements are strings, or smaller than a byte.
+    """
     if operand.dtype == "string" or operand.itemsize not in _ITEMS:
         raise Unsupported(f"elements of dtype {operand.dtype} cannot be moved")
     if "int4" in operand.dtype or "int2" in operand.dtype:
@@ -81,7 +98,13 @@ def element_bytes(operand: Operand) -> int:
 
 
 def emit_view(low: Lowering, strides: Sequence[int], offset: int = 0) -> None:
-    """Make output 0 what input 0 is with other strides: an alias if contiguous, else a copy."""
+    """Emit output 0 as input 0 read with other strides: an alias if contiguous, else a copy.
+
+    Args:
+        low: Collects the plan's steps and aliases.
+        strides: Elements of the input between neighbours along each dimension of the output.
+        offset: Element of the input that is the first of the output.
+    """
     x, y = low.input(0), low.output()
     item = element_bytes(x)
     if y.size == 0:
@@ -100,13 +123,13 @@ def emit_view(low: Lowering, strides: Sequence[int], offset: int = 0) -> None:
     "Unsqueeze",
 )
 def view(node: Node, low: Lowering) -> None:
-    """Give the same elements in the same order."""
+    """Lower operators that change only the shape: an alias."""
     low.alias(low.output(), low.input(0))
 
 
 @lowering("Required", domain=INTERNAL_DOMAIN)
 def required(node: Node, low: Lowering) -> None:
-    """Give the first input; labels of a loss that are no classes are reported."""
+    """Lower Required to an alias of its first input; a loss's labels must be classes."""
     x = low.input(0)
     if node.attrs[OF] in LOSSES:
         ignored = node.attrs.get("ignore_index")
@@ -116,7 +139,7 @@ def required(node: Node, low: Lowering) -> None:
 
 @lowering("Dropout")
 def dropout(node: Node, low: Lowering) -> None:
-    """Give the input; the mask is all true."""
+    """Lower Dropout without training: an alias, and a mask of ones."""
     training = low.optional(2)
     if training is not None and (training.known is None or bool(training.known.any())):
         raise Unsupported("Dropout may be in training mode")
@@ -130,7 +153,7 @@ def dropout(node: Node, low: Lowering) -> None:
 
 @lowering("Constant")
 def constant(node: Node, low: Lowering) -> None:
-    """Give the attribute's value."""
+    """Lower Constant: the plan knows its value."""
     y = low.output()
     for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
         if name in node.attrs:
@@ -141,20 +164,20 @@ def constant(node: Node, low: Lowering) -> None:
 
 @lowering("Shape")
 def shape(node: Node, low: Lowering) -> None:
-    """Give the shape, which the plan knows."""
+    """Lower Shape: the plan knows its value."""
     dims = low.input(0).shape[node.attrs.get("start", 0) : node.attrs.get("end")]
     low.set_constant(low.output(), np.array(dims, np.int64))
 
 
 @lowering("Size")
 def size(node: Node, low: Lowering) -> None:
-    """Give the number of elements, which the plan knows."""
+    """Lower Size: the plan knows its value."""
     low.set_constant(low.output(), np.array(low.input(0).size, np.int64))
 
 
 @lowering("ConstantOfShape")
 def constant_of_shape(node: Node, low: Lowering) -> None:
-    """Fill with the attribute's element."""
+    """Lower ConstantOfShape: a value of the plan if it is small, else a fill."""
     y = low.output()
     value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)[:1]
     if not is_symbolic(y.size) and y.size <= 1024:
@@ -166,7 +189,7 @@ def constant_of_shape(node: Node, low: Lowering) -> None:
 
 @lowering("EyeLike")
 def eye_like(node: Node, low: Lowering) -> None:
-    """Give ones on a diagonal."""
+    """Lower EyeLike: the plan knows its value."""
     y = low.output()
     dtype = numpy_dtype(y.dtype)
     rows, columns = y.shape
@@ -176,7 +199,7 @@ def eye_like(node: Node, low: Lowering) -> None:
 
 @lowering("Range")
 def range_(node: Node, low: Lowering) -> None:
-    """Give numbers that the plan knows, or, where it is for several sizes, compute them."""
+    """Lower Range: a value of the plan, or a step if the plan is symbolic."""
     start, _, delta = (known(low, k) for k in range(3))
     y = low.output()
     if is_symbolic(y.size) or has_symbolic(start) or has_symbolic(delta):
@@ -194,7 +217,7 @@ def range_(node: Node, low: Lowering) -> None:
 
 @lowering("Transpose")
 def transpose(node: Node, low: Lowering) -> None:
-    """Permute the dimensions."""
+    """Lower Transpose."""
     x = low.input(0)
     order = node.attrs.get("perm") or tuple(reversed(range(x.rank)))
     steps = contiguous(x.shape)
@@ -203,7 +226,7 @@ def transpose(node: Node, low: Lowering) -> None:
 
 @lowering("Slice")
 def slice_(node: Node, low: Lowering) -> None:
-    """Take a box with steps, which may be negative."""
+    """Lower Slice; steps may be negative."""
     x = low.input(0)
     starts, ends = known_ints(low, 1, "starts"), known_ints(low, 2, "ends")
     if starts is None or ends is None:
@@ -221,9 +244,9 @@ def slice_(node: Node, low: Lowering) -> None:
 
 @lowering("Expand")
 def expand(node: Node, low: Lowering) -> None:
-    """Repeat along dimensions of size 1.
+    """Lower Expand.
 
-    The shape is read even where sizes beside it decide that of the result: it may not fit them.
+    The shape is read even if the output's type is known, so that one that does not fit is an error.
     """
     x, y = low.input(0), low.output()
     known(low, 1)
@@ -234,7 +257,16 @@ def expand(node: Node, low: Lowering) -> None:
 
 
 def repeat(low: Lowering, x: Operand, y: Operand) -> None:
-    """Emit what broadcasts ``x`` to ``y``."""
+    """Emit the step that broadcasts ``x`` to ``y``.
+
+    Args:
+        low: Collects the plan's steps.
+        x: The source; its shape broadcasts to that of ``y``.
+        y: The target, of the same dtype.
+
+    Raises:
+        Unsupported: No kernel moves this dtype.
+    """
     e = Expression()
     try:
         term = e.input(x.dtype)
@@ -245,7 +277,7 @@ def repeat(low: Lowering, x: Operand, y: Operand) -> None:
 
 @lowering("Tile")
 def tile(node: Node, low: Lowering) -> None:
-    """Repeat the whole along dimensions."""
+    """Lower Tile: a copy from a source whose repeated dimensions have stride 0."""
     x, y = low.input(0), low.output()
     item = element_bytes(x)
     if x.size == y.size:
@@ -258,7 +290,7 @@ def tile(node: Node, low: Lowering) -> None:
 
 
 def _memory_shape(operand: Operand) -> tuple[int, ...]:
-    """Return the dimensions as they lie in memory."""
+    """Return the dimensions in memory, of either layout."""
     if operand.layout == "plain":
         return operand.shape
     return (operand.shape[0], operand.blocks, *operand.shape[2:], operand.lanes)
@@ -266,7 +298,7 @@ def _memory_shape(operand: Operand) -> tuple[int, ...]:
 
 @lowering("Concat", layouts=("plain", "blocked"))
 def concat(node: Node, low: Lowering) -> None:
-    """Put arrays one after the other along an axis."""
+    """Lower Concat: operands are computed in place in the result if they are contiguous there."""
     y = low.output()
     axis = normal_axis(int(node.attrs.get("axis", 1)), y.rank)
     item = element_bytes(y)
@@ -286,14 +318,14 @@ def concat(node: Node, low: Lowering) -> None:
         shape = _memory_shape(x)
         offset = at * target[axis]
         at += shape[axis]
-        # With nothing around the axis, what makes an operand may write it where it belongs.
+        # Without dimensions before the axis, an operand's producer can write it into the result.
         if not joined or not low.place(x, y, offset * item):
             emit_copy(low, x, y, shape, contiguous(shape), target, item=item, to_offset=offset)
 
 
 @lowering("Split")
 def split(node: Node, low: Lowering) -> None:
-    """Cut an array along an axis: views when nothing lies around the axis, else copies."""
+    """Lower Split: aliases if there are no dimensions before the axis, else copies."""
     x = low.input(0)
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
     item = element_bytes(x)
@@ -312,7 +344,7 @@ def split(node: Node, low: Lowering) -> None:
 
 @lowering("DepthToSpace")
 def depth_to_space(node: Node, low: Lowering) -> None:
-    """Move channels into blocks of pixels."""
+    """Lower DepthToSpace, which moves channels into blocks of pixels."""
     x = low.input(0)
     n, c, h, w = x.shape
     b = int(node.attrs["blocksize"])
@@ -326,7 +358,7 @@ def depth_to_space(node: Node, low: Lowering) -> None:
 
 @lowering("SpaceToDepth")
 def space_to_depth(node: Node, low: Lowering) -> None:
-    """Move blocks of pixels into channels."""
+    """Lower SpaceToDepth, which moves blocks of pixels into channels."""
     n, c, h, w = low.input(0).shape
     b = int(node.attrs["blocksize"])
     by_channel = text(node.attrs.get("mode", "DCR")) == "CRD"
@@ -335,6 +367,7 @@ def space_to_depth(node: Node, low: Lowering) -> None:
 
 
 def _permute(low: Lowering, dims: Sequence[int], order: Sequence[int]) -> None:
+    """Emit output 0 as input 0, read with the shape ``dims`` and permuted to ``order``."""
     x, y = low.input(0), low.output()
     steps = contiguous(dims)
     shape = [dims[d] for d in order]
@@ -344,7 +377,7 @@ def _permute(low: Lowering, dims: Sequence[int], order: Sequence[int]) -> None:
 
 @lowering("Trilu")
 def trilu(node: Node, low: Lowering) -> None:
-    """Keep the upper or lower triangle."""
+    """Lower Trilu, which keeps the upper or lower triangle of matrices."""
     x, y = low.input(0), low.output()
     diagonal = int(known(low, 1).reshape(-1)[0]) if low.optional(1) else 0
     item = element_bytes(x)
@@ -364,7 +397,7 @@ def trilu(node: Node, low: Lowering) -> None:
 
 @lowering("ReverseSequence")
 def reverse_sequence(node: Node, low: Lowering) -> None:
-    """Reverse the first elements of each sequence of a batch."""
+    """Lower ReverseSequence, which reverses the first elements of each sequence of a batch."""
     x, lengths, y = low.input(0), low.input(1), low.output()
     if lengths.dtype != "int64":
         raise Unsupported(f"ReverseSequence with lengths of {lengths.dtype}")
@@ -406,7 +439,18 @@ def emit_take(
     item: int,
     pad: Operand | Array | None = None,
 ) -> None:
-    """Emit the step that takes slices along ``axis`` by a table; -1 gives the pad element."""
+    """Emit the step that takes slices along ``axis`` by a table.
+
+    Args:
+        low: Collects the plan's steps and constants.
+        source_: The array.
+        target: The result; ``shape`` with ``len(table)`` slices along the axis.
+        shape: Sizes of the source.
+        axis: The axis.
+        table: For each slice of the result its index in the source, or -1 for the pad element.
+        item: Bytes of an element.
+        pad: The pad element, an array or operand of one element; None: zero bytes.
+    """
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     block = max(1, min(len(table), _TABLE_BYTES // max(inner * item, 1)))
     held = low.weight("table", np.array, np.ascontiguousarray(table, np.int64))
@@ -444,9 +488,19 @@ def emit_take_places(
     *,
     item: int,
 ) -> None:
-    """Emit the step that takes elements of the last two axes by a table for each; none as it is."""
+    """Emit the step that takes elements of the last two axes by a table for each axis.
+
+    Args:
+        low: Collects the plan's steps and constants.
+        source_: The array.
+        target: The result.
+        shape: Sizes of the source.
+        tables: For the last or the last but one axis, the index in the source of each element of
+            the result; an axis without a table is copied as it is.
+        item: Bytes of an element.
+    """
     if len(shape) - 2 not in tables:
-        # Rows stay: each is an image of its own, so that no table depends on how many there are.
+        # Each row counts as an image, so that no table depends on the number of rows.
         tables = {len(shape): tables[len(shape) - 1]}
         shape = (*shape[:-1], 1, shape[-1])
     before = (1, *shape)[-2:]
@@ -494,19 +548,19 @@ def emit_take_places(
 
 
 def _longest_run(table: Array) -> tuple[int, int]:
-    """Return where the longest part of a table begins that counts up by one, and its length."""
+    """Return start and length of the longest part of a table that counts up by one, or (0, 0)."""
     table = table.astype(np.int64)
     broken = (np.diff(table) != 1) | (table[:-1] < 0)
     edges = np.concatenate([[0], np.flatnonzero(broken) + 1, [len(table)]])
     longest = int(np.argmax(np.diff(edges)))
     first, size = int(edges[longest]), int(edges[longest + 1] - edges[longest])
-    # A slice or two, or padding, are not worth a case of their own.
+    # One or two slices are copied like the others.
     return (first, size) if size > 2 and table[first] >= 0 else (0, 0)
 
 
 @lowering("Pad")
 def pad(node: Node, low: Lowering) -> None:
-    """Put elements around: constant, edge, reflect or wrap; negative pads cut off."""
+    """Lower Pad of all modes; negative pads cut elements off."""
     x, y = low.input(0), low.output()
     item = element_bytes(x)
     mode = text(node.attrs.get("mode", "constant"))
@@ -535,7 +589,7 @@ def pad(node: Node, low: Lowering) -> None:
         for axis in range(x.rank)
         if before[axis] or after[axis]
     }
-    # Images, the last two axes, are padded at once.
+    # The last two axes are padded together by one step, the others by a step each.
     around = [axis for axis in tables if axis < x.rank - 2]
     for axis in around:
         shape_after = [*shape[:axis], len(tables[axis]), *shape[axis + 1 :]]
@@ -575,8 +629,8 @@ def _pad_constant(
 
 
 def _pad_table(mode: str, size: int, before: int, after: int) -> Array:
-    """Return which element of the axis stands at each place of the padded axis."""
-    # What negative pads cut off takes no part in the pattern.
+    """Return for each element of the padded axis its index in the axis before."""
+    # Elements that negative pads cut off are not part of the repeated pattern.
     first, size = max(-before, 0), size - max(-before, 0) - max(-after, 0)
     if size <= 0:
         raise Unsupported("Pad that cuts a whole axis off")

@@ -1,4 +1,4 @@
-"""The sizes of a convolution, brought to three spatial dimensions, and its weights, repacked."""
+"""Sizes of convolutions and pooling in three spatial dimensions, and packing of their weights."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd, pack_w
 from .window_arguments import WindowArguments
 
 Triple = tuple[int, int, int]
-_STEP = 64  # elements: a stride for which kernels may set memory aside, whatever the image
+# Pixels: strides up to here are kept even along axes with a single window. Larger ones become 1
+# there, since the scratch memory of kernels grows with the stride.
+_STEP = 64
 
 
 @attrs.frozen
 class Geometry:
-    """Sizes of a convolution (or pooling); spatial ones as (D, H, W).
+    """Sizes of a convolution or pooling; spatial ones as (D, H, W), in pixels.
 
     Attributes:
         images: Batch size.
-        groups: Number of groups.
+        groups: Number of groups of channels.
         inputs: Input channels of one group.
         outputs: Output channels of one group.
         source: Spatial sizes of the input.
         target: Spatial sizes of the output.
-        kernel: Sizes of the kernel.
-        strides: Strides.
-        dilations: Dilations.
-        pads: Pads before.
+        kernel: Taps of a window along each axis.
+        strides: Input pixels from a window to the next one.
+        dilations: Input pixels from a tap to the next one.
+        pads: Padding before the image.
     """
 
     images: int
@@ -51,7 +53,7 @@ class Geometry:
 
     @property
     def taps(self) -> int:
-        """Weights of one input and output channel."""
+        """Taps of a window: weights for one input and one output channel."""
         return math.prod(self.kernel)
 
     @property
@@ -82,7 +84,7 @@ class Geometry:
         )
 
     def reach(self, axis: int, outputs: int) -> int:
-        """Return how many input pixels the windows of so many outputs span."""
+        """Return the input pixels along ``axis`` that the windows of ``outputs`` outputs span."""
         windows = (outputs - 1) * self.strides[axis]
         return windows + (self.kernel[axis] - 1) * self.dilations[axis] + 1
 
@@ -124,10 +126,10 @@ class Geometry:
         return self
 
     def trimmed(self) -> tuple[Geometry, tuple[slice, slice, slice]]:
-        """Leave out the first and last taps of each axis where they read nothing but padding.
+        """Drop the first and last taps of each axis if they read nothing but padding.
 
         Returns:
-            The sizes, and which taps are left.
+            The new sizes, and the taps that remain along each axis.
         """
         cuts = [self._taps_inside(axis) for axis in range(3)]
         each = list(zip(cuts, self.pads, self.dilations, strict=True))
@@ -152,23 +154,34 @@ class Geometry:
         return slice(taps[0], taps[-1] + 1) if taps else slice(0, self.kernel[axis])
 
     def arguments(self) -> dict[str, int]:
-        """Return the fields of `WindowArguments`, which kernels of windows take."""
+        """Return the fields of `WindowArguments`, with which kernels of windows are called."""
         return dict(zip(WindowArguments.fields, self.words(), strict=True))
 
     def words(self) -> list[int]:
-        """Return words 8 to 25 of the convolution kernels."""
+        """Return the values of the fields of `WindowArguments`, in their order."""
         sizes = (self.source, self.target, self.kernel, self.strides, self.dilations, self.pads)
         return [value for triple in sizes for value in triple]
 
 
 def ints(node: Node, name: str, rank: int, default: int) -> list[int]:
-    """Return an attribute with one number for each spatial dimension."""
+    """Return an attribute that has one integer for each spatial dimension.
+
+    Args:
+        node: The node.
+        name: The attribute's name.
+        rank: Number of values if it is missing.
+        default: Each of these values.
+    """
     found: Any = node.attrs.get(name)
     return [int(v) for v in found] if found is not None else [default] * rank
 
 
 def triple(values: Sequence[int], fill: int) -> Triple:
-    """Put ones (or ``fill``) before one to three numbers."""
+    """Return one to three numbers as three, with ``fill`` before them.
+
+    Raises:
+        Unsupported: There are more than three.
+    """
     if not 1 <= len(values) <= 3:
         raise Unsupported(f"{len(values)} spatial dimensions; 1 to 3 have kernels")
     full = [*[fill] * (3 - len(values)), *values]
@@ -184,7 +197,14 @@ def auto_pad(node: Node) -> str:
 def pads_before(
     node: Node, source: Sequence[int], target: Sequence[int], kernel: Sequence[int]
 ) -> list[int]:
-    """Return the pads at the beginning of each dimension of a Conv or a pooling."""
+    """Return the pads before each spatial dimension of a Conv or a pooling.
+
+    Args:
+        node: The node, with ``pads`` or ``auto_pad``.
+        source: Spatial sizes of the input.
+        target: Spatial sizes of the output.
+        kernel: Taps along each dimension.
+    """
     rank = len(source)
     mode = auto_pad(node)
     if mode == "NOTSET":
@@ -202,8 +222,14 @@ def pads_before(
 def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
     """Return the sizes of a Conv node.
 
+    Args:
+        node: The node.
+        x: Input, ``[N, C, *spatial]``.
+        w: Weights, ``[M, C / group, *kernel]``.
+        y: Output, ``[N, M, *spatial]``.
+
     Raises:
-        Unsupported: Of a rank that has no kernels.
+        Unsupported: It has more than three spatial dimensions.
     """
     rank = x.rank - 2
     groups = int(node.attrs.get("group", 1))
@@ -218,28 +244,28 @@ def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
         triple(y.shape[2:], 1),
         triple(kernel, 1),
         triple(steps(ints(node, "strides", rank, 1), y.shape[2:]), 1),
-        # Along an axis with one tap nothing is dilated.
+        # The dilation of a single tap has no effect.
         triple(steps(ints(node, "dilations", rank, 1), kernel, 1), 1),
         triple(before, 0),
     )
 
 
 def steps(given: Sequence[int], counts: Sequence[int], most: int = _STEP) -> list[int]:
-    """Return strides, or dilations, 1 along axes with one place alone, where they mean nothing.
+    """Return strides or dilations, replaced by 1 along axes where they have no effect.
 
     Args:
-        given: The strides.
-        counts: How many places there are along each axis.
-        most: Strides up to here are kept: smaller ones lead nowhere.
+        given: The strides (or dilations) of the axes.
+        counts: The windows (or taps) along each axis; with a single one there is no step.
+        most: Strides up to here are not replaced.
     """
     pairs = zip(given, counts, strict=True)
     return [step if step <= most or count > 1 else 1 for step, count in pairs]
 
 
 def merged(g: Geometry, lanes: int) -> int:
-    """Return how many groups must go together so that they are whole blocks of channels.
+    """Return how many groups must be merged so that they are whole blocks of channels.
 
-    Of the last ones fewer may be left, where that block of channels is filled up anyway.
+    The last merged group may have fewer groups if padding completes its block of channels.
     """
     if g.groups == 1:
         return 1
@@ -250,7 +276,7 @@ def merged(g: Geometry, lanes: int) -> int:
 
 
 def merge(g: Geometry, together: int) -> Geometry:
-    """Return the sizes with so many groups as one."""
+    """Return the sizes with every ``together`` groups merged to one."""
     return attrs.evolve(
         g,
         groups=-(-g.groups // together),
@@ -260,9 +286,15 @@ def merge(g: Geometry, together: int) -> Geometry:
 
 
 def dense_groups(weight: Array, groups: int, together: int) -> Array:
-    """Merge groups: ``[O, I / groups, ...]`` gets zeros where outputs and inputs are strangers.
+    """Return the weights of merged groups, with zeros between channels of different groups.
 
-    Groups of zeros fill up the last of the merged ones.
+    Args:
+        weight: ``[O, I / groups, ...]``.
+        groups: Number of groups.
+        together: Groups merged to one; groups of zeros complete the last one.
+
+    Returns:
+        ``[outputs of all merged groups, inputs of one merged group, ...]``.
     """
     if together == 1:
         return weight
@@ -279,7 +311,17 @@ def dense_groups(weight: Array, groups: int, together: int) -> Array:
 
 
 def direct_weights(g: Geometry, of: Tiles, together: int, plain: bool) -> Callable[[Array], Array]:
-    """Return the recipe of ``conv_kernels.direct``: panels of each (merged) group."""
+    """Return the function that packs weights for the kernel ``direct``.
+
+    Args:
+        g: Sizes of the convolution, its groups not yet merged.
+        of: The contraction tiles.
+        together: Groups that are merged to one (`merged`).
+        plain: The kernel reads a plain input: rows of panels are (channel, tap).
+
+    Returns:
+        A function from ``[O, I / groups, *kernel]`` to the panels of each merged group, flat.
+    """
     groups = merge(g, together).groups
 
     def make(weight: Array) -> Array:
@@ -294,7 +336,7 @@ def direct_weights(g: Geometry, of: Tiles, together: int, plain: bool) -> Callab
 
 
 def bands(g: Geometry, of: Tiles) -> list[tuple[int, int]]:
-    """Return for each panel of all output channels the first input block and how many it needs."""
+    """Return for each panel of output channels the first input block it reads, and their number."""
     channels = g.groups * g.outputs
     found: list[tuple[int, int]] = []
     for start in range(0, channels, of.width):
@@ -306,7 +348,7 @@ def bands(g: Geometry, of: Tiles) -> list[tuple[int, int]]:
 
 
 def band_table(g: Geometry, of: Tiles) -> Array:
-    """Return the words of the bands: first block, blocks, bytes to the panel's weights."""
+    """Return the bands, ``[panels, 3]`` int64: first block, blocks, offset of weights in bytes."""
     at = 0
     rows: list[tuple[int, int, int]] = []
     left = round_up(g.groups * g.outputs, of.lanes)
@@ -318,7 +360,7 @@ def band_table(g: Geometry, of: Tiles) -> Array:
 
 
 def band_weights(g: Geometry, of: Tiles) -> Callable[[Array], Array]:
-    """Return the recipe of the panels of a grouped convolution that runs in bands."""
+    """Return the function that packs the weights of a grouped convolution that runs in bands."""
 
     def make(weight: Array) -> Array:
         flat = weight.reshape(g.groups, g.outputs, g.inputs, -1)
@@ -340,7 +382,7 @@ def band_weights(g: Geometry, of: Tiles) -> Callable[[Array], Array]:
 
 
 def blocked_vector(of: Tiles) -> Callable[[Array], Array]:
-    """Return the recipe of a bias: padded to whole blocks."""
+    """Return the function that pads a bias with zeros to whole blocks."""
 
     def make(bias: Array) -> Array:
         padded = np.zeros(round_up(bias.size, of.lanes), of.dtype)
@@ -351,7 +393,10 @@ def blocked_vector(of: Tiles) -> Callable[[Array], Array]:
 
 
 def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
-    """Return the recipe of ``depthwise_kernels``: ``[C / lanes][rows][group][columns][lanes]``."""
+    """Return the function that packs weights to ``[C / lanes][rows][group][columns][lanes]``.
+
+    The kernels of ``subgraph.ops.conv.depthwise_kernels`` read that form.
+    """
 
     def make(weight: Array) -> Array:
         channels, group, columns = weight.shape[0], weight.shape[1], weight.shape[-1]
@@ -364,17 +409,17 @@ def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
 
 
 def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
-    """Return the recipe of ``winograd_kernels``: panels of each of a tile's points."""
+    """Return the function that packs weights for the kernel ``winograd`` with stride 1."""
     return lambda weight: pack_winograd(_slices(weight, of), of, m)
 
 
 def strided_winograd_weights(of: Tiles) -> Callable[[Array], Array]:
-    """Return the recipe of ``winograd_kernels`` with stride 2."""
+    """Return the function that packs weights for the kernel ``winograd`` with stride 2."""
     return lambda weight: pack_winograd_strided(_slices(weight, of), of)
 
 
 def _slices(weight: Array, of: Tiles) -> Array:
-    """Return ``[O, I, (D,) H, W]`` with the slices of D as further blocks of inputs."""
+    """Return ``[O, I, (D,) H, W]`` as ``[O, D * I padded to whole blocks, H, W]``."""
     outputs, inputs, *_, rows, columns = weight.shape
     deep = weight.reshape(outputs, inputs, -1, rows, columns)
     if deep.shape[2] == 1:

@@ -1,4 +1,8 @@
-"""Conversions of operands between the plain and the blocked layout, through scratch memory."""
+"""Conversions of operands between the plain and the blocked layout, through scratch memory.
+
+A kernel that needs another layout than the plan chose reads `blocked` or `plain`, writes to
+`blocked_target` or `plain_target`, and ends with `settle`, which converts the output.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,17 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.elementwise.cpu import clear_padding
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up
 
-_PART = 2048  # pixels of a unit
+_PART = 2048  # pixels of a work unit (estimate)
 
 
 def blocked(low: Lowering, of: Tiles, operand: Operand) -> Argument:
-    """Return where an operand lies in the blocked layout, turning it if it must be."""
+    """Return an operand in the blocked layout, converted to scratch memory if necessary.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles; their lanes are the channels of a block.
+        operand: An input, ``[N, C, *spatial]``.
+    """
     if operand.layout == "blocked" or _same(operand, of):
         return operand
     low_bytes = operand.shape[0] * round_up(operand.shape[1], of.lanes)
@@ -23,7 +33,13 @@ def blocked(low: Lowering, of: Tiles, operand: Operand) -> Argument:
 
 
 def plain(low: Lowering, of: Tiles, operand: Operand) -> Operand | Scratch:
-    """Return where an operand lies in the plain layout, turning it if it must be."""
+    """Return an operand in the plain layout, converted to scratch memory if necessary.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles; their lanes are the channels of a block.
+        operand: An input, ``[N, C, *spatial]``.
+    """
     if operand.layout == "plain" or _same(operand, of):
         return operand
     target = low.scratch(operand.size * of.item)
@@ -32,7 +48,13 @@ def plain(low: Lowering, of: Tiles, operand: Operand) -> Operand | Scratch:
 
 
 def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
-    """Return where to write an output in the blocked layout; `settle` brings it home."""
+    """Return the memory for an output in the blocked layout: its own, or scratch for `settle`.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles; their lanes are the channels of a block.
+        operand: The output, ``[N, C, *spatial]``.
+    """
     if operand.layout == "blocked" or _same(operand, of):
         return operand
     channels = operand.shape[0] * round_up(operand.shape[1], of.lanes)
@@ -40,7 +62,13 @@ def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
 
 
 def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
-    """Return where to write an output in the plain layout; `settle` brings it home."""
+    """Return the memory for an output in the plain layout: its own, or scratch for `settle`.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles; their lanes are the channels of a block.
+        operand: The output, ``[N, C, *spatial]``.
+    """
     if operand.layout == "plain" or _same(operand, of):
         return operand
     return low.scratch(operand.size * of.item)
@@ -49,14 +77,15 @@ def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
 def settle(
     low: Lowering, of: Tiles, operand: Operand, written: Argument, *, keeps_zero: bool = True
 ) -> None:
-    """Turn what was written elsewhere into the output's own layout.
+    """Convert a result from the layout it was written in to the output's own layout.
 
     Args:
-        low: The lowering.
-        of: Tiles of the dtype.
-        operand: The output.
-        written: Where it was written.
-        keeps_zero: The channels beyond the last came out as zeros, as the layout promises.
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles; their lanes are the channels of a block.
+        operand: The output, ``[N, C, *spatial]``.
+        written: The memory from `blocked_target` or `plain_target`.
+        keeps_zero: The kernel wrote zeros to the channels beyond C, as the blocked layout requires;
+            otherwise they are cleared.
     """
     if written is operand:
         if operand.layout == "blocked" and operand.shape[1] % of.lanes and not keeps_zero:
@@ -67,7 +96,7 @@ def settle(
 
 
 def _same(operand: Operand, of: Tiles) -> bool:
-    """Return whether both layouts are the same bytes."""
+    """Return whether the operand has the same bytes in both layouts."""
     return math.prod(operand.shape[2:]) == 1 and operand.shape[1] % of.lanes == 0
 
 

@@ -1,6 +1,7 @@
-"""Recipes of reformatted weights: what kernels read is packed by kernels, one call each.
+"""Packing of weights into the forms that kernels read.
 
-A call holds no lock of Python's, so that several weights are made at once.
+Each weight is packed by one call of a compiled kernel, which releases Python's global interpreter
+lock, so that several weights are packed at once.
 """
 
 from __future__ import annotations
@@ -19,24 +20,30 @@ from subgraph.weights.mapped_files import release_array
 
 from .arguments import PackArguments, WinogradPackArguments
 
-_NARROWED = 1 << 16  # elements that are rounded together
-_SLICE = 16 << 20  # bytes of weights that are packed before their pages of the file are given back
-_STRIDED_VALUES = 25  # that meet the inputs of a tile at the 9 points of Winograd with stride 2
-LINE = 16  # rows of a matrix that are packed together: they lie in one line of the cache
+_NARROWED = 1 << 16  # elements rounded to bfloat16 at a time, so that temporaries stay in L2
+_SLICE = 16 << 20  # bytes of weights packed before their pages of the mapped file are released
+_STRIDED_VALUES = 25  # values of a tile at the 9 points of Winograd's algorithm with stride 2
+LINE = 16  # rows of a matrix packed together: 16 floats of a column fill a cache line of 64 bytes
 
 
 def packed_size(columns: int, depth: int, of: Tiles) -> int:
-    """Return the elements of the panels of so many columns and rows."""
+    """Return the number of elements of the panels of a matrix.
+
+    Args:
+        columns: Columns of the matrix, padded to whole vectors.
+        depth: Rows of the matrix.
+        of: The contraction tiles.
+    """
     return depth * round_up(columns, of.lanes)
 
 
 def matrix_panels(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Return a recipe that packs each of a stack of matrices ``change(weight)[S, K, N]``."""
+    """Return a function that packs each of a stack of matrices ``change(weight)[S, K, N]``."""
     return lambda weight: narrowed(pack_matrices(change(weight), of), of)
 
 
 def narrowed(panels: Array, of: Tiles) -> Array:
-    """Return packed weights as the tiles hold them: bfloat16 is rounded to nearest even."""
+    """Return packed weights in the tiles' dtype of weights; bfloat16 is rounded to nearest even."""
     if not of.weights:
         return panels
     result = aligned_empty(panels.shape, np.dtype(np.uint16))
@@ -50,7 +57,7 @@ def narrowed(panels: Array, of: Tiles) -> Array:
 
 
 def pack_matrices(stack: Array, of: Tiles) -> Array:
-    """Pack matrices ``[S, K, N]`` of any strides into panels, one after another; flat."""
+    """Pack matrices ``[S, K, N]`` of any strides into panels; return a flat array."""
     count, depth, columns = stack.shape
     target = _empty((count, packed_size(columns, depth, of)), of)
     for matrix, place in zip(stack, target, strict=True):
@@ -59,18 +66,27 @@ def pack_matrices(stack: Array, of: Tiles) -> Array:
 
 
 def pack_blocks(stack: Array, of: Tiles) -> Array:
-    """Pack weights ``[S, O, I, taps]`` whose rows are (block of inputs, tap, lane); flat."""
+    """Pack weights ``[S, O, I, taps]`` into panels with rows (block of inputs, tap, lane); flat."""
     count, outputs, inputs, taps = stack.shape
     depth = round_up(inputs, of.lanes)
     target = _empty((count, packed_size(outputs, depth * taps, of)), of)
     for weight, place in zip(stack, target, strict=True):
-        # One tap: the blocks of inputs lie in their order.
+        # With one tap the inputs are in order, so any number of rows can be packed together.
         _pack(weight, place, depth, of.lanes if taps > 1 else LINE, of)
     return target.reshape(-1)
 
 
 def pack_winograd(weight: Array, of: Tiles, m: int) -> Array:
-    """Transform ``[O, I, taps, taps]`` and pack each of the ``(m + taps - 1)^2`` points; flat."""
+    """Transform weights for Winograd's algorithm with stride 1 and pack them at each point.
+
+    Args:
+        weight: ``[O, I, taps, taps]``.
+        of: The contraction tiles.
+        m: Outputs of a tile along an axis.
+
+    Returns:
+        The panels of the ``(m + taps - 1)^2`` points, one point after the other, flat.
+    """
     weight = np.ascontiguousarray(weight, of.dtype)
     outputs, inputs, taps = weight.shape[:3]
     depth = round_up(inputs, of.lanes)
@@ -100,17 +116,17 @@ def pack_winograd(weight: Array, of: Tiles, m: int) -> Array:
 
 
 def taps_variant(taps: int) -> dict[str, int]:
-    """Return what tells kernels of Winograd's for other than three taps along an axis."""
+    """Return the variant of Winograd's kernels for ``taps`` along an axis; 3 is the default."""
     return {} if taps == 3 else {"taps": taps}
 
 
 def pack_winograd_strided(weight: Array, of: Tiles) -> Array:
     """Transform ``[O, I, 3, 3]`` for stride 2 and pack each of the 9 points; flat.
 
-    Along an axis point 0 has the first weight and the middle one, point 1 the sum of the first and
-    the last and the middle one, point 2 (infinity) the last.
+    Along an axis, point 0 has two values: the first weight, and the middle one; point 1 two: the
+    sum of the first and the last, and the middle one; point 2 (infinity) one, the last weight.
     """
-    # Each tap lies together, as what is added and packed does.
+    # All weights of a tap are contiguous, so that sums and packing read memory in order.
     taps = np.ascontiguousarray(weight.transpose(2, 3, 0, 1), of.dtype)
     outputs, inputs = weight.shape[:2]
     size = packed_size(outputs, round_up(inputs, of.lanes), of)
@@ -127,17 +143,17 @@ def pack_winograd_strided(weight: Array, of: Tiles) -> Array:
 
 
 def _strided_values(w: Sequence[Array]) -> list[list[Array]]:
-    """Return what meets the inputs of a tile at each of three points."""
+    """Return the weights' values along an axis at each of the three points."""
     return [[w[0], w[1]], [w[0] + w[2], w[1]], [w[2]]]
 
 
 def _empty(shape: tuple[int, ...], of: Tiles) -> Array:
-    # Aligned, so that the weight cache keeps it as it is.
+    # Aligned, so that the weight cache need not copy it.
     return aligned_empty(shape, np.dtype(of.dtype))
 
 
 def _pack(source: Array, target: Array, depth: int, block: int, of: Tiles) -> None:
-    """Pack ``[columns, inputs, taps]``; see ``packing_kernels.pack``."""
+    """Pack ``[columns, inputs, taps]`` with the kernel `pack`, ``block`` inputs at a time."""
     if not target.size:
         return
     source = np.asarray(source, of.dtype)

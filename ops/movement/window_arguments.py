@@ -1,4 +1,4 @@
-"""Arguments of every kernel that moves a window over images: convolutions and pooling."""
+"""Arguments of every kernel that applies windows to images: convolutions and pooling."""
 
 from __future__ import annotations
 
