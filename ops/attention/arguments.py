@@ -21,7 +21,7 @@ class AttentionOperands(KernelArguments):
         key_size: Elements of a key.
         value_size: Elements of a value.
         heads: Heads of Q.
-        sharing: Heads of Q that share a head of K and V.
+        sharing: Adjacent heads of Q that share a head of K and V.
         q_batch: Stride of Q between samples.
         q_head: Between heads.
         q_row: Between queries.
@@ -74,11 +74,11 @@ class LineStrides(KernelArguments):
         k_batch: Stride of K between samples.
         k_head: Between heads.
         k_line: Between lines.
-        k_across: Whether a line of K is an element of all keys (1).
+        k_across: Whether a line of K is one element of all keys (1).
         v_batch: Stride of V between samples.
         v_head: Between heads.
         v_line: Between lines.
-        v_across: Whether a line of V is an element of all values (1).
+        v_across: Whether a line of V is one element of all values (1).
     """
 
     k_batch: int
@@ -94,11 +94,12 @@ class LineStrides(KernelArguments):
 class AttentionArguments(AttentionOperands, LineStrides, OutputStrides):
     """Arguments of `attention`; a work unit is some panels of queries of one head.
 
-    There are batch * heads * ceil(panels / panels of a unit) units. A mask with a stride of queries
-    needs keys one element apart.
+    There are batch * heads * ceil(panels of a head / panels of a unit) units. A mask whose rows
+    differ (``mask_row`` is not 0) has adjacent keys.
 
-    A worker's scratch holds, with a panel of ``nv * lanes`` queries, ``key_size + value_size + 3``
-    rows of a panel for each panel of a unit, a row for each key of a block, and the copies.
+    A worker's scratch has rows of ``nv * lanes`` elements, one for each query of a panel: for each
+    panel of a unit ``key_size + value_size + 3`` (queries, results; maximum, sum and factor of the
+    softmax), then one for each key of a block (scores). The copies of K and V follow.
 
     Attributes:
         k_panel: The panel (``subgraph.engine.codegen.panel``) for K's kind of lines.
@@ -112,7 +113,7 @@ class AttentionArguments(AttentionOperands, LineStrides, OutputStrides):
         scratch_bytes: Bytes from a worker's scratch to the next one's.
         k_pitch: Bytes between the lines of the copy of a block of K; 0: it is read in place.
         v_pitch: The same of V.
-        zero_unseen: Whether a query that may look at no key gives 0 (1), not NaN (0).
+        zero_unseen: Whether a query that sees no key gives 0 (1), not NaN (0).
     """
 
     k_panel: Address
@@ -156,9 +157,9 @@ class ElementStrides(KernelArguments):
 class FewQueriesArguments(AttentionOperands, ElementStrides, OutputStrides):
     """Arguments of `few_queries`; a work unit is a head with all its queries.
 
-    The elements of a value are adjacent, those of a key unless ``across``, a mask's keys too. A
-    worker's scratch holds for each query the scores of all keys, rounded up to whole vectors, and
-    one element more.
+    The elements of a value are adjacent, a mask's keys too, and of K the elements of a key or, if
+    ``across``, the keys. A worker's scratch holds for each query the scores of all keys, rounded up
+    to whole vectors, and then for each query the sum of its weights.
 
     Attributes:
         scale: Factor of the scores.
@@ -166,7 +167,7 @@ class FewQueriesArguments(AttentionOperands, ElementStrides, OutputStrides):
         offset: Keys before the first query.
         scratch: Scratch of the first worker, aligned to 64 bytes.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
-        zero_unseen: Whether a query that may look at no key gives 0 (1), not NaN (0).
+        zero_unseen: Whether a query that sees no key gives 0 (1), not NaN (0).
     """
 
     scale: float
@@ -181,23 +182,23 @@ class LinearAttentionArguments(KernelArguments):
     """Arguments of `linear_attention`; a work unit is a head of keys and values of a sample.
 
     Attributes:
-        query: ``[batch][tokens][heads][keys]``.
-        key: ``[batch][tokens][owners][keys]``.
-        value: ``[batch][tokens][owners][values]``.
+        query: ``[batch][tokens][heads][key_size]``.
+        key: ``[batch][tokens][kv_heads][key_size]``.
+        value: ``[batch][tokens][kv_heads][value_size]``.
         past: The state to begin with, shaped as ``state``, if there is one.
-        decay: The factors of the state, ``[batch][tokens][owners][decays]``, if it decays.
+        decay: The factors of the state, ``[batch][tokens][kv_heads][decays]``, if it decays.
         beta: Update rates, ``[batch][tokens][betas]``, for the delta rules.
-        y: ``[batch][tokens][heads][values]``.
-        state: ``[batch][owners][keys][values]``.
+        y: ``[batch][tokens][heads][value_size]``.
+        state: ``[batch][kv_heads][key_size][value_size]``, that after the last token.
         tokens: Tokens of a sample.
         heads: Heads of queries.
-        owners: Heads of keys and values.
-        keys: Elements of a key.
-        values: Elements of a value.
+        kv_heads: Heads of keys and values.
+        key_size: Elements of a key.
+        value_size: Elements of a value.
         scale: Factor of the queries.
-        decays: Factors of a head: 1 or ``keys``.
-        betas: Rates of a token: 1 or ``owners``.
-        scratch: Scratch of the first worker: a value.
+        decays: Factors of a head: 1 or ``key_size``.
+        betas: Rates of a token: 1 or ``kv_heads``.
+        scratch: Scratch of the first worker: one value.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
     """
 
@@ -211,9 +212,9 @@ class LinearAttentionArguments(KernelArguments):
     state: Address
     tokens: int
     heads: int
-    owners: int
-    keys: int
-    values: int
+    kv_heads: int
+    key_size: int
+    value_size: int
     scale: float
     decays: int
     betas: int
@@ -226,7 +227,7 @@ class BiasArguments(KernelArguments):
 
     Attributes:
         y: What is added to the scores, ``[batch][heads][queries][keys]``.
-        mask: First element of the mask, if there is one.
+        mask: First element of the mask; 0: none.
         mask_batch: Elements between samples of the mask.
         mask_head: Between heads.
         mask_row: Between queries.
@@ -237,11 +238,11 @@ class BiasArguments(KernelArguments):
         keys: Keys of a head.
         causal: Whether a query sees no key after it (1).
         past: Keys before the first query.
-        left: Keys before its own that a query sees; -1: all.
-        right: Keys after its own that a query sees; -1: all.
-        counts: int64, how many keys of each sample count, the queries being the last of them; 0:
-            all keys of all samples.
-        flags: For each row, as an element: whether it sees anything.
+        left: Keys before its own position that a query sees; -1: all.
+        right: Keys after its own position that a query sees; -1: all.
+        counts: int64 for each sample: keys that are no padding, the queries' own being the last of
+            them; 0: no key is padding.
+        flags: For each row, as an element of y's dtype: 1 if it sees any key, else 0.
     """
 
     y: Address
@@ -270,7 +271,7 @@ class RotateArguments(KernelArguments):
         y: First element of the output, which has the same strides.
         cosines: Rows of ``half`` elements.
         sines: Rows of ``half`` elements.
-        positions: The row of each token, int64; 0: the number of the token.
+        positions: The row of each token, int64; 0: token i of all samples has row i.
         heads: Heads of a token.
         tokens: Tokens of a sample.
         size: Elements of a head.

@@ -1,19 +1,19 @@
 """ONNX's Attention on the CPU device: caches, grouped heads, every kind of mask, softcap, scores.
 
-One kernel without scores in memory where that goes; else scores, softmax and products in turn.
+The fused kernel, which stores no scores, runs it unless scores are an output or have a softcap;
+those are lowered to MatMul, Softmax and MatMul.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import attrs
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.ops.composite.cpu import delegate
+from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.movement.copies_cpu import emit_copy
@@ -22,18 +22,30 @@ from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import FLOATS
 
 from .arguments import BiasArguments
-from .fused_cpu import Heads, Request, emit_attention, ordered, split_heads
+from .fused_cpu import AttentionSpec, Heads, emit_attention, ordered, split_heads
 
-_WORK = 4096  # numbers of the mask that are worth a thread
+# Estimate: fewer elements of the mask take less time than starting a thread.
+_MIN_ELEMENTS_PER_THREAD = 4096
 
 
 @attrs.frozen
 class _Sizes:
-    """Batch, heads, heads of keys, queries, keys before, keys in all, sizes of heads."""
+    """Sizes of an Attention.
+
+    Attributes:
+        batch: Samples.
+        heads: Heads of queries.
+        kv_heads: Heads of keys and values.
+        queries: Queries of a head.
+        past: Cached keys, which come before the new ones.
+        keys: All keys of a head, cached and new.
+        depth: Elements of a query and of a key.
+        values: Elements of a value.
+    """
 
     batch: int
     heads: int
-    shared: int
+    kv_heads: int
     queries: int
     past: int
     keys: int
@@ -66,20 +78,21 @@ def attention(node: Node, low: Lowering) -> None:
     softcap = float(node.attrs.get("softcap", 0.0))
     mask, flags = _mask(node, low, sizes, causal, always=False)
     if len(low.outputs) < 4 and softcap == 0.0:
-        frontier = causal and mask is low.optional(3)
-        # What a fusion made of Softmax gives NaN there, as Softmax does.
+        # A mask that `_mask` wrote holds causality already.
+        causal = causal and mask is low.optional(3)
+        # A node with a subgraph was fused from a Softmax, which gives NaN where no key is seen.
         zero_unseen = node.subgraph is None
-        request = Request(q, k, v, out, mask, scale, frontier, sizes.past, zero_unseen)
-        emit_attention(low, request)
+        spec = AttentionSpec(q, k, v, out, mask, scale, causal, sizes.past, zero_unseen)
+        emit_attention(low, spec)
         return
     if flags is None:
         mask, flags = _mask(node, low, sizes, causal, always=True)
     assert mask is not None
-    _in_turn(node, low, sizes, (q, k, v, out), (mask, flags), scale, softcap)
+    _emit_unfused(node, low, sizes, (q, k, v, out), (mask, flags), scale, softcap)
 
 
-def _heads_copied(low: Lowering, x: Heads, target: Operand, first: int) -> None:
-    """Copy heads into ``target`` [batch, heads, positions, size] from a position on."""
+def _copy_heads(low: Lowering, x: Heads, target: Operand, first: int) -> None:
+    """Copy heads into ``target`` [batch, heads, positions, size], the first one to ``first``."""
     steps = contiguous(target.shape)
     emit_copy(
         low,
@@ -94,7 +107,14 @@ def _heads_copied(low: Lowering, x: Heads, target: Operand, first: int) -> None:
 
 
 def _present(low: Lowering, x: Heads, past: Operand | None, output: int) -> Heads:
-    """Return the keys or values with those before them, which may be an output."""
+    """Return the cached and the new keys (values) as one operand.
+
+    Args:
+        low: The lowering.
+        x: The new keys (values).
+        past: The cached ones [batch, heads, positions, size]; None: there are none.
+        output: Index of the output that holds all of them, if the node has it.
+    """
     listed = output < len(low.outputs)
     if past is None and not listed:
         return x
@@ -103,24 +123,31 @@ def _present(low: Lowering, x: Heads, past: Operand | None, output: int) -> Head
     shape = (batch, heads, before + positions, size)
     whole = low.output(output) if listed else temporary(low, x.operand.dtype, shape)
     if past is not None and past.size:
-        _heads_copied(low, ordered(past, "bhtd"), whole, 0)
+        _copy_heads(low, ordered(past, "bhtd"), whole, 0)
     if x.operand.size:
-        _heads_copied(low, x, whole, before)
+        _copy_heads(low, x, whole, before)
     return ordered(whole, "bhtd")
 
 
 def _mask(
     node: Node, low: Lowering, sizes: _Sizes, causal: bool, *, always: bool
 ) -> tuple[Operand | None, Operand | None]:
-    """Return what is added to the scores and which rows see anything.
+    """Return what is added to the scores, and for each row of them whether it sees any key.
 
-    The mask as it came, and no flags, where the kernel can do with that; unless ``always``.
+    The mask input itself (None without one) and no flags, where the fused kernel takes it so.
+
+    Args:
+        node: The Attention node.
+        low: Its lowering.
+        sizes: Its sizes.
+        causal: Queries see no later keys.
+        always: Write the mask and the flags in any case, with causality in the mask.
     """
     given, counts = low.optional(3), low.optional(6)
     windows = [int(node.attrs.get(f"{side}_window_size", -1)) for side in ("left", "right")]
     dtype = low.input(0).dtype
-    plain = given is None or (given.dtype == dtype and given.shape[-1] == sizes.keys)
-    if plain and counts is None and max(windows) < 0 and not always:
+    as_given = given is None or (given.dtype == dtype and given.shape[-1] == sizes.keys)
+    if as_given and counts is None and max(windows) < 0 and not always:
         return given, None
     if given is not None and given.dtype not in ("bool", dtype):
         raise Unsupported(f"a mask of {given.dtype}")
@@ -131,14 +158,14 @@ def _mask(
     if not fits or full[3] > sizes.keys:
         raise Unsupported(f"a mask of shape {shape}")
     heads = full[1]
-    made = temporary(low, dtype, (sizes.batch, heads, sizes.queries, sizes.keys))
+    bias = temporary(low, dtype, (sizes.batch, heads, sizes.queries, sizes.keys))
     flags = temporary(low, dtype, (sizes.batch, heads, sizes.queries, 1))
     strides = contiguous(full)
     steps = [0 if s == 1 else step for s, step in zip(full, strides, strict=True)]
     if counts is not None:
         emit_range_check(low, counts, "nonpad_kv_seqlen", 0, sizes.keys)
     arguments = BiasArguments(
-        y=made,
+        y=bias,
         mask=given or 0,
         mask_batch=steps[0],
         mask_head=steps[1],
@@ -158,17 +185,17 @@ def _mask(
     kind = "" if given is None else given.dtype
     kernel = Kernel("subgraph.ops.attention.mask_kernels", "bias", dtype=dtype, mask=kind)
     rows = sizes.batch * heads * sizes.queries
-    low.emit(kernel, arguments, rows, grain=max(1, _WORK // sizes.keys), bytes=made.nbytes)
-    return made, flags
+    low.emit(
+        kernel,
+        arguments,
+        rows,
+        grain=max(1, _MIN_ELEMENTS_PER_THREAD // sizes.keys),
+        bytes=bias.nbytes,
+    )
+    return bias, flags
 
 
-def _view(x: Operand, shape: Sequence[int]) -> Operand:
-    same = Operand(x.name, x.dtype, tuple(shape))
-    same.storage, same.offset = x.storage, x.offset
-    return same
-
-
-def _in_turn(
+def _emit_unfused(
     node: Node,
     low: Lowering,
     sizes: _Sizes,
@@ -177,25 +204,28 @@ def _in_turn(
     scale: float,
     softcap: float,
 ) -> None:
-    """Emit scores, what is done to them, softmax and product, each in a step of its own."""
+    """Emit scores, softmax and the product with the values, each in a step of its own.
+
+    Args:
+        node: The Attention node.
+        low: Its lowering.
+        sizes: Its sizes.
+        heads: Q, K, V and the output.
+        mask: What is added to the scores, and for each row of them whether it sees any key.
+        scale: Factor of the scores.
+        softcap: Bound c of ``c * tanh(score / c)``; 0: none.
+    """
     q, k, v, out = heads
     dtype = q.operand.dtype
-    stacks, rows = sizes.batch * sizes.shared, sizes.heads // sizes.shared * sizes.queries
-    queries = temporary(low, dtype, (sizes.batch, sizes.heads, sizes.queries, sizes.depth))
-    _heads_copied(low, q, queries, 0)
-    turned = temporary(low, dtype, (stacks, sizes.depth, sizes.keys))
-    shape = (sizes.batch, sizes.shared, sizes.depth, sizes.keys)
-    steps = (k.steps[0], k.steps[1], k.steps[3], k.steps[2])
-    emit_copy(low, k.operand, turned, shape, steps, contiguous(shape), item=turned.itemsize)
+    # Heads of queries that share a head of keys are rows of one product.
+    stacks, rows = sizes.batch * sizes.kv_heads, sizes.heads // sizes.kv_heads * sizes.queries
     full = (sizes.batch, sizes.heads, sizes.queries, sizes.keys)
-    # Each score is written anew at every stage: one of them may be an output.
+    # Each stage of the scores has memory of its own, as one of them may be an output.
     stages = [temporary(low, dtype, full) for _ in range(4)]
-    shown = int(node.attrs.get("qk_matmul_output_mode", 0))
     if len(low.outputs) > 3:
-        stages[shown] = low.output(3)
+        stages[int(node.attrs.get("qk_matmul_output_mode", 0))] = low.output(3)
     raw = temporary(low, dtype, full)
-    left = _view(queries, (stacks, rows, sizes.depth))
-    delegate(low, "MatMul", [left, turned], _view(raw, (stacks, rows, sizes.keys)))
+    _emit_products(low, sizes, q, k, viewed(low, raw, (stacks, rows, sizes.keys)))
     e = Expression()
     value = e("mul", e.input(dtype), e.number(scale, dtype))
     emit_expression(low, e, [source(raw)], [(value, stages[0])])
@@ -208,33 +238,35 @@ def _in_turn(
     e = Expression()
     value = e("add", e.input(dtype), e.input(dtype))
     emit_expression(low, e, [source(stages[1]), source(mask[0])], [(value, stages[2])])
-    soft = temporary(low, dtype, full)
-    delegate(low, "Softmax", [stages[2]], soft)
+    softmax = temporary(low, dtype, full)
+    delegate(low, "Softmax", [stages[2]], softmax)
     flags = mask[1]
     assert flags is not None
+    # Softmax is NaN in a row that sees no key; ONNX wants 0.
     e = Expression()
     value, seen = e.input(dtype), e.input(dtype)
     none = e.number(0.0, dtype)
     value = e("where", e("gt", seen, none), value, none, dtype=dtype)
-    emit_expression(low, e, [source(soft), source(flags)], [(value, stages[3])])
+    emit_expression(low, e, [source(softmax), source(flags)], [(value, stages[3])])
     result = temporary(low, dtype, (sizes.batch, sizes.heads, sizes.queries, sizes.values))
-    held = temporary(low, dtype, (sizes.batch, sizes.shared, sizes.keys, sizes.values))
-    _heads_copied(low, v, held, 0)
-    delegate(
-        low,
-        "MatMul",
-        [
-            _view(stages[3], (stacks, rows, sizes.keys)),
-            _view(held, (stacks, sizes.keys, sizes.values)),
-        ],
-        _view(result, (stacks, rows, sizes.values)),
-    )
-    emit_copy(
-        low,
-        result,
-        out.operand,
-        result.shape,
-        contiguous(result.shape),
-        out.steps,
-        item=result.itemsize,
-    )
+    values = temporary(low, dtype, (sizes.batch, sizes.kv_heads, sizes.keys, sizes.values))
+    _copy_heads(low, v, values, 0)
+    operands = [
+        viewed(low, stages[3], (stacks, rows, sizes.keys)),
+        viewed(low, values, (stacks, sizes.keys, sizes.values)),
+    ]
+    delegate(low, "MatMul", operands, viewed(low, result, (stacks, rows, sizes.values)))
+    shape, item = result.shape, result.itemsize
+    emit_copy(low, result, out.operand, shape, contiguous(shape), out.steps, item=item)
+
+
+def _emit_products(low: Lowering, sizes: _Sizes, q: Heads, k: Heads, scores: Operand) -> None:
+    """Emit Q K^T into ``scores`` [batch * heads of keys, queries that share a head, keys]."""
+    dtype, (stacks, rows, _) = q.operand.dtype, scores.shape
+    queries = temporary(low, dtype, (sizes.batch, sizes.heads, sizes.queries, sizes.depth))
+    _copy_heads(low, q, queries, 0)
+    transposed = temporary(low, dtype, (stacks, sizes.depth, sizes.keys))
+    shape = (sizes.batch, sizes.kv_heads, sizes.depth, sizes.keys)
+    steps = (k.steps[0], k.steps[1], k.steps[3], k.steps[2])
+    emit_copy(low, k.operand, transposed, shape, steps, contiguous(shape), item=transposed.itemsize)
+    delegate(low, "MatMul", [viewed(low, queries, (stacks, rows, sizes.depth)), transposed], scores)

@@ -1,4 +1,4 @@
-"""Operators of decoders: what the operands of rotary embeddings, states and caches must satisfy."""
+"""Requirements of the operators of decoders: rotary embeddings, linear attention, caches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,27 @@ from subgraph.operators.requirements import (
 
 
 def require_heads(node: Node, name: str) -> int:
-    """Return how many heads an attribute says there are; at least one."""
+    """Return the number of heads that attribute ``name`` gives.
+
+    Raises:
+        ShapeError: It is missing, or below 1.
+    """
     heads = node.attrs.get(name, 0)
     require(isinstance(heads, int) and heads >= 1, "{} is {}, not at least 1", name, heads)
     return int(heads)
 
 
 def require_split(name: str, x: Tensor, heads: int) -> int:
-    """Return the size of a head of ``x`` [batch, positions, heads * size], which is whole."""
+    """Return the elements of a head.
+
+    Args:
+        name: The operand's name in the standard.
+        x: The operand [batch, positions, heads * size].
+        heads: Number of heads.
+
+    Raises:
+        ShapeError: The last dimension is no multiple of it.
+    """
     require(x.shape[2] % heads == 0, "{} {} does not split into {} heads", name, x, heads)
     return x.shape[2] // heads
 
@@ -32,7 +45,16 @@ def require_split(name: str, x: Tensor, heads: int) -> int:
 def rotary_operands(
     node: Node, x: Tensor, cosines: Tensor, sines: Tensor, positions: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless there is an angle for each pair of each token (ONNX, 23)."""
+    """Raise ShapeError unless there is an angle for each pair of each token (ONNX, 23).
+
+    Args:
+        node: The RotaryEmbedding node; ``num_heads`` for rank 3, ``rotary_embedding_dim`` elements
+            of each head are rotated (0: all).
+        x: [batch, heads, tokens, size], or [batch, tokens, heads * size].
+        cosines: [batch, tokens, pairs], or with positions [rows, pairs].
+        sines: As the cosines.
+        positions: The row of cosines and sines for each token [batch, tokens], int64.
+    """
     require_rank("X", x, 3, 4)
     require_dtype("cos_cache", cosines, x.dtype)
     require_dtype("sin_cache", sines, x.dtype)
@@ -40,16 +62,16 @@ def rotary_operands(
         (batch, tokens, _), size = x.shape, require_split("X", x, require_heads(node, "num_heads"))
     else:
         batch, _, tokens, size = x.shape
-    turned = node.attrs.get("rotary_embedding_dim", 0)
-    require(isinstance(turned, int) and turned >= 0, "rotary_embedding_dim is {}", turned)
-    turned = turned or size
+    rotated = node.attrs.get("rotary_embedding_dim", 0)
+    require(isinstance(rotated, int) and rotated >= 0, "rotary_embedding_dim is {}", rotated)
+    rotated = rotated or size
     require(
-        turned % 2 == 0 and size >= turned,
-        "{} elements of a head of {} are to be turned in pairs",
-        turned,
+        rotated % 2 == 0 and size >= rotated,
+        "rotary_embedding_dim is {}; it must be even, and at most {}, the size of a head",
+        rotated,
         size,
     )
-    half = turned // 2
+    half = rotated // 2
     if positions is None:
         why = "an angle for each pair of each token"
         require_shape("cos_cache", cosines, (batch, tokens, half), why)
@@ -65,6 +87,7 @@ def rotary_operands(
     require_within("position_ids", positions, 0, rows - 1)
 
 
+# Update rules of LinearAttention: "g" needs factors of decay, "d" an update rate.
 _RULES = {"linear": "", "gated": "g", "delta": "d", "gated_delta": "gd"}
 
 
@@ -72,34 +95,66 @@ def linear_attention_operands(
     node: Node, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None = None,
     decay: Tensor | None = None, beta: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise ShapeError unless heads, state, decay and update rate fit (ONNX, 27)."""
-    for name, given in (("query", query), ("key", key), ("value", value)):
-        require_rank(name, given, 3)
-        require_dtype(name, given, query.dtype)
-    heads, owners = require_heads(node, "q_num_heads"), require_heads(node, "kv_num_heads")
-    require(heads % owners == 0, "{} query heads do not share {} heads of keys", heads, owners)
-    size, own = require_split("query", query, heads), require_split("value", value, owners)
+    """Raise ShapeError unless heads, state, decay and update rate fit (ONNX, 27).
+
+    Args:
+        node: The LinearAttention node: numbers of heads, and the update rule.
+        query: [batch, tokens, heads * key_size].
+        key: [batch, tokens, kv_heads * key_size]; kv_heads divides heads.
+        value: [batch, tokens, kv_heads * value_size].
+        past: State to begin with [batch, kv_heads, key_size, value_size].
+        decay: [batch, tokens, kv_heads or kv_heads * key_size], which gated rules need.
+        beta: Update rates [batch, tokens, kv_heads or 1], which delta rules need.
+    """
+    for name, operand in (("query", query), ("key", key), ("value", value)):
+        require_rank(name, operand, 3)
+        require_dtype(name, operand, query.dtype)
+    heads, kv_heads = require_heads(node, "q_num_heads"), require_heads(node, "kv_num_heads")
+    require(
+        heads % kv_heads == 0,
+        "{} heads of queries are no multiple of {} heads of keys",
+        heads,
+        kv_heads,
+    )
+    key_size = require_split("query", query, heads)
+    value_size = require_split("value", value, kv_heads)
     batch, tokens = query.shape[:2]
-    require_shape("key", key, (batch, tokens, owners * size), "the size of the queries' heads")
-    require_shape("value", value, (batch, tokens, value.shape[2]), "as many as queries")
-    require_shape("past_state", past, (batch, owners, size, own), "a matrix for each head")
+    require_shape("key", key, (batch, tokens, kv_heads * key_size), "heads of the queries' size")
+    require_shape("value", value, (batch, tokens, value.shape[2]), "one for each query")
+    state = (batch, kv_heads, key_size, value_size)
+    require_shape("past_state", past, state, "a matrix for each head")
     rule = choice(node, "update_rule", "gated_delta", *_RULES)
     require("g" not in _RULES[rule] or decay is not None, "update_rule {!r} needs decay", rule)
     require("d" not in _RULES[rule] or beta is not None, "update_rule {!r} needs beta", rule)
-    for name, gate, most in (("decay", decay, owners * size), ("beta", beta, 1)):
+    for name, gate, other in (("decay", decay, kv_heads * key_size), ("beta", beta, 1)):
         if gate is None:
             continue
         require_rank(name, gate, 3)
         require_dtype(name, gate, query.dtype)
         columns = gate.shape[2]
         require_shape(name, gate, (batch, tokens, columns), "one for each token")
-        require(columns in (owners, most), "{} {} is not of {} heads", name, gate, owners)
+        require(
+            columns in (kv_heads, other),
+            "{} has {} columns, {} or {} are needed for {} heads",
+            name,
+            columns,
+            kv_heads,
+            other,
+            kv_heads,
+        )
 
 
 def flex_attention_operands(node: Node, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ShapeError unless heads of queries share those of keys and values (preview, 1)."""
-    for name, given in (("Q", q), ("K", k), ("V", v)):
-        require_rank(name, given, 4)
+    """Raise ShapeError unless heads of queries share those of keys and values (preview, 1).
+
+    Args:
+        node: The FlexAttention node.
+        q: [batch, heads, queries, size].
+        k: [batch, kv_heads, keys, size]; kv_heads divides heads.
+        v: [batch, kv_heads, keys, value_size].
+    """
+    for name, operand in (("Q", q), ("K", k), ("V", v)):
+        require_rank(name, operand, 4)
     require_dtype("K", k, q.dtype)
     batch, heads, _, size = q.shape
     shared, keys = k.shape[1:3]
@@ -107,7 +162,7 @@ def flex_attention_operands(node: Node, q: Tensor, k: Tensor, v: Tensor) -> None
     require_shape("V", v, (batch, shared, keys, v.shape[3]), "batch, heads and positions as K's")
     require(
         shared >= 1 and heads % shared == 0,
-        "{} heads of queries do not share {} heads of keys",
+        "{} heads of queries are no multiple of {} heads of keys",
         heads,
         shared,
     )
@@ -116,18 +171,25 @@ def flex_attention_operands(node: Node, q: Tensor, k: Tensor, v: Tensor) -> None
 def tensor_scatter_operands(
     node: Node, cache: Tensor, update: Tensor, first: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless the update fits into the cache for each sample (ONNX, 24)."""
+    """Raise ShapeError unless the update fits into the cache for each sample (ONNX, 24).
+
+    Args:
+        node: The TensorScatter node; ``axis`` is that of the positions (default -2), not the first.
+        cache: The cache, its first dimension the samples.
+        update: As the cache, with at most as many positions.
+        first: Position of the update's first entry for each sample [samples], int64; None: 0.
+    """
     require(cache.rank >= 2, "past_cache has shape {}; it needs rank 2 or more", list(cache.shape))
     require_dtype("update", update, cache.dtype)
     axis = require_axis(node, cache.rank, default=-2)
-    require(axis != 0, "axis is that of the samples")
+    require(axis != 0, "axis is 0, the dimension of the samples")
     mode = choice(node, "mode", "linear", "linear", "circular")
     require_rank("update", update, cache.rank)
-    count, places = update.shape[axis], cache.shape[axis]
+    count, capacity = update.shape[axis], cache.shape[axis]
     shape = (*cache.shape[:axis], count, *cache.shape[axis + 1 :])
-    require_shape("update", update, shape, "that of the cache off the axis")
-    require(places >= count, "an update of {} places into a cache of {}", count, places)
+    require_shape("update", update, shape, "that of the cache except along the axis")
+    require(capacity >= count, "an update of {} positions, a cache of {}", count, capacity)
     require_dtype("write_indices", first, "int64")
     require_shape("write_indices", first, (cache.shape[0],), "one for each sample")
-    if mode == "linear" and is_known(places) and is_known(count):
-        require_within("write_indices", first, 0, places - count)
+    if mode == "linear" and is_known(capacity) and is_known(count):
+        require_within("write_indices", first, 0, capacity - count)

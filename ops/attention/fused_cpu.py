@@ -1,12 +1,13 @@
-"""Attention on the CPU device: the kernel behind the fused form and ONNX's operator.
+"""Attention on the CPU device: the fused kernels, for FusedAttention and ONNX's Attention.
 
-Heads are read and written where they lie: the fused form names the order of the dimensions of each
-operand, so that transpositions around it need not run.
+Kernels take strides for each operand, so that a Transpose before or after needs no step of its own:
+FusedAttention names the order of the dimensions of each operand in its attributes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -20,19 +21,24 @@ from subgraph.system import host
 
 from .arguments import AttentionArguments, FewQueriesArguments
 
-_KEYS = 512  # keys of a block at most
-_KEYS_LOW = 192  # the same for low tiles
+# Keys of a block at most (estimates): the scores of a panel, keys * queries, stay in the cache. The
+# second is for low tiles, whose units have several panels.
+_MAX_BLOCK_KEYS = 512
+_MAX_BLOCK_KEYS_LOW = 192
+# Lines a multiple of so many bytes apart use one or two sets of an L1 cache with 64 sets of 64-byte
+# lines (hardware figure), and evict each other.
+_CACHE_SET_PERIOD = 2048
 _ORDERS = ("bhtd", "bthd", "bhdt")
 
 
 @attrs.frozen
 class Heads:
-    """A stack of heads inside an operand: sizes, and strides in elements.
+    """An operand read as heads.
 
     Attributes:
         operand: The operand.
-        sizes: Batch, heads, positions, size of a head.
-        steps: Elements between them.
+        sizes: Samples, heads, positions, elements of a head.
+        steps: Strides along these dimensions, in elements.
     """
 
     operand: Operand
@@ -41,7 +47,16 @@ class Heads:
 
 
 def ordered(operand: Operand, order: str) -> Heads:
-    """Read a 4-D operand whose dimensions come in an order, such as ``"bthd"``."""
+    """Return the heads of an operand of rank 4.
+
+    Args:
+        operand: The operand.
+        order: Its dimensions, outermost first: batch ``b``, head ``h``, position ``t``, element
+            ``d``.
+
+    Raises:
+        Unsupported: The rank is not 4, or the order names other dimensions.
+    """
     if operand.rank != 4 or sorted(order) != sorted("bhtd"):
         raise Unsupported(f"attention over {operand.shape} in the order {order!r}")
     strides: dict[str, int] = {}
@@ -58,15 +73,27 @@ def ordered(operand: Operand, order: str) -> Heads:
 
 
 def split_heads(operand: Operand, heads: int) -> Heads:
-    """Read ``[batch, positions, heads * size]``."""
+    """Return the heads of an operand ``[batch, positions, heads * size]``."""
     batch, positions, hidden = operand.shape
     size = hidden // heads
     return Heads(operand, (batch, heads, positions, size), (positions * hidden, size, hidden, 1))
 
 
 @attrs.define
-class Request:
-    """``softmax(scale * Q K^T + mask) V``."""
+class AttentionSpec:
+    """What an attention computes: ``softmax(scale * Q K^T + mask) V``.
+
+    Attributes:
+        q: Queries. Each head of K and V serves as many adjacent heads of Q.
+        k: Keys, of the queries' size.
+        v: Values, one for each key.
+        out: The output: positions of Q, elements of V.
+        mask: What is added to the scaled scores; it broadcasts to them. None: nothing.
+        scale: Factor of the scores.
+        causal: Query i sees keys up to ``i + offset`` only.
+        offset: Keys before the first query.
+        zero_unseen: A query that sees no key gives 0, not NaN.
+    """
 
     q: Heads
     k: Heads
@@ -76,7 +103,7 @@ class Request:
     scale: float
     causal: bool
     offset: int = 0
-    zero_unseen: bool = False  # a query that may look at no key gives 0, not NaN
+    zero_unseen: bool = False
 
 
 @lowering("FusedAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
@@ -86,11 +113,19 @@ def fused(node: Node, low: Lowering) -> None:
     operands = [low.input(0), low.input(1), low.input(2), low.output()]
     q, k, v, out = (ordered(o, order) for o, order in zip(operands, orders, strict=True))
     scale, causal = float(node.attrs.get("scale", 1.0)), bool(node.attrs.get("causal", 0))
-    emit_attention(low, Request(q, k, v, out, low.optional(3), scale, causal))
+    emit_attention(low, AttentionSpec(q, k, v, out, low.optional(3), scale, causal))
 
 
 def mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """Return the strides of a mask along batch, head, query and key, in elements."""
+    """Return the strides of a mask along batch, head, query and key, in elements; 0 along size 1.
+
+    Args:
+        mask: The mask.
+        shape: Batch, heads, queries and keys of the scores.
+
+    Raises:
+        Unsupported: The mask does not broadcast to the scores.
+    """
     full = (1,) * (4 - mask.rank) + tuple(mask.shape)
     if mask.rank > 4 or any(s not in (1, n) for s, n in zip(full, shape, strict=True)):
         raise Unsupported(f"a mask of shape {mask.shape} for scores of shape {tuple(shape)}")
@@ -104,11 +139,11 @@ def mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int]
 
 
 @primitive
-def emit_attention(low: Lowering, r: Request) -> None:
-    """Emit the step of an attention.
+def emit_attention(low: Lowering, r: AttentionSpec) -> None:
+    """Emit the step of an attention: `attention`, or `few_queries` for few.
 
     Raises:
-        Unsupported: The kernel cannot do it.
+        Unsupported: There is no kernel for these operands.
     """
     of = tiles(r.q.operand.dtype)
     batch, heads, queries, depth = r.q.sizes
@@ -126,11 +161,13 @@ def emit_attention(low: Lowering, r: Request) -> None:
         steps = mask_steps(r.mask, (batch, heads, queries, keys))
         if steps[2] and not steps[3] and keys > 1:
             raise Unsupported("a mask that is the same for all keys")
-    if _few(r, of, steps):
-        _emit_few(low, r, of, steps)
+    if _has_few_queries(r, of, steps):
+        _emit_few_queries(low, r, of, steps)
         return
     panels = -(-queries // of.width)
-    together = _panels(of, panels, batch * heads, low.threads, (depth + values + 3) * of.width)
+    together = _panels_per_unit(
+        of, panels, batch * heads, low.threads, (depth + values + 3) * of.width
+    )
     units = batch * heads * -(-panels // together)
     flops = 2 * batch * heads * queries * keys * (depth + values)
     low.emit(
@@ -140,43 +177,37 @@ def emit_attention(low: Lowering, r: Request) -> None:
         # A vector takes as long with fewer queries than fill it.
         grain=grain(units, flops * round_up(queries, of.lanes) // queries),
         flops=flops,
-        bytes=_moved(r, of),
+        bytes=_bytes_moved(r, of),
     )
 
 
 def _arguments(
-    low: Lowering, r: Request, of: Tiles, mask_steps: Sequence[int], together: int
+    low: Lowering, r: AttentionSpec, of: Tiles, mask_steps: Sequence[int], together: int
 ) -> AttentionArguments:
-    """Return the arguments of `attention` with so many panels of queries together in a unit."""
+    """Return the arguments of `attention`.
+
+    Args:
+        low: The lowering, which gives scratch memory.
+        r: The attention.
+        of: The tiles of its dtype.
+        mask_steps: Strides of the mask, as of `mask_steps`.
+        together: Panels of queries of a work unit.
+    """
     _, heads, queries, depth = r.q.sizes
     _, shared, keys, values = r.v.sizes
-    block = _block(of, keys)
+    block = _keys_per_block(of, keys)
     k_across, v_across = r.k.steps[3] != 1, r.v.steps[3] != 1
-    k_pitch = _copied(of, r.k, block, together)
-    v_pitch = _copied(of, r.v, block, together)
+    k_pitch = _copy_pitch(of, r.k, block, together)
+    v_pitch = _copy_pitch(of, r.v, block, together)
     elements = ((depth + values + 3) * together + block) * of.width
     copies = k_pitch * (depth if k_across else block) + v_pitch * (values if v_across else block)
     scratch = low.scratch(elements * of.item + copies, per_worker=True)
-    q, k, v, y = (
-        [step * of.item for step in steps]
-        for steps in (r.q.steps, _lines(r.k), _lines(r.v), r.out.steps)
-    )
-    mask = [step * of.item for step in mask_steps]
+    k, v = ([step * of.item for step in _lines(each)] for each in (r.k, r.v))
     return AttentionArguments(
-        q=r.q.operand,
-        k=r.k.operand,
-        v=r.v.operand,
-        y=r.out.operand,
-        mask=r.mask or 0,
+        **_operands_and_strides(r, of, r.q.steps, r.out.steps, mask_steps),
         queries=queries,
-        keys=keys,
-        key_size=depth,
-        value_size=values,
         heads=heads,
         sharing=heads // shared,
-        q_batch=q[0],
-        q_head=q[1],
-        q_row=q[2],
         k_batch=k[0],
         k_head=k[1],
         k_line=k[2],
@@ -185,75 +216,90 @@ def _arguments(
         v_head=v[1],
         v_line=v[2],
         v_across=int(v_across),
-        y_batch=y[0],
-        y_head=y[1],
-        y_row=y[2],
-        mask_batch=mask[0],
-        mask_head=mask[1],
-        mask_row=mask[2],
-        mask_key=mask[3],
         k_panel=of.panel(across=k_across),
         v_panel=of.panel(across=not v_across),
-        scale=r.scale,
         causal=int(r.causal),
-        offset=r.offset,
         keys_block=block,
         panels=together,
         scratch=scratch,
         scratch_bytes=scratch.nbytes,
         k_pitch=k_pitch,
         v_pitch=v_pitch,
-        zero_unseen=int(r.zero_unseen),
     )
 
 
-def _few(r: Request, of: Tiles, mask: Sequence[int]) -> bool:
-    """Return whether so few queries look at each key that they are rows, not a panel."""
-    lie = r.v.steps[3] == 1 and 1 in (r.k.steps[2], r.k.steps[3]) and mask[3] in (0, 1)
-    return _rows(r) <= of.width // 4 and lie and (r.mask is None or mask[3] == 1)
+def _operands_and_strides(
+    r: AttentionSpec, of: Tiles, q: Sequence[int], out: Sequence[int], mask: Sequence[int]
+) -> dict[str, Any]:
+    """Return the arguments that `attention` and `few_queries` have in common, by name.
+
+    Args:
+        r: The attention.
+        of: The tiles of its dtype.
+        q: Strides of Q along batch, head and query, in elements.
+        out: Those of the output.
+        mask: Those of the mask, and along keys.
+    """
+    named = {"q": q, "y": out, "mask": mask}
+    strides = {
+        f"{name}_{along}": step * of.item
+        for name, steps in named.items()
+        for along, step in zip(("batch", "head", "row"), steps, strict=False)
+    }
+    return strides | {
+        "q": r.q.operand,
+        "k": r.k.operand,
+        "v": r.v.operand,
+        "y": r.out.operand,
+        "mask": r.mask or 0,
+        "keys": r.v.sizes[2],
+        "key_size": r.q.sizes[3],
+        "value_size": r.v.sizes[3],
+        "mask_key": mask[3] * of.item,
+        "scale": r.scale,
+        "offset": r.offset,
+        "zero_unseen": int(r.zero_unseen),
+    }
 
 
-def _rows(r: Request) -> int:
-    """Return how many queries look at the same key: of one query, all heads that share it."""
+def _has_few_queries(r: AttentionSpec, of: Tiles, mask: Sequence[int]) -> bool:
+    """Return whether `few_queries` computes this attention: few queries see each key.
+
+    A quarter of a panel's width is an estimate: a panel takes as long with any number of queries.
+    """
+    contiguous = r.v.steps[3] == 1 and 1 in (r.k.steps[2], r.k.steps[3])
+    return _rows_of_a_key(r) <= of.width // 4 and contiguous and (r.mask is None or mask[3] == 1)
+
+
+def _rows_of_a_key(r: AttentionSpec) -> int:
+    """Return how many queries read the same key: with one query, all heads that share the key."""
     _, heads, queries, _ = r.q.sizes
-    return queries if queries > 1 or _hides(r) else heads // r.k.sizes[1]
+    return queries if queries > 1 or _is_causally_masked(r) else heads // r.k.sizes[1]
 
 
-def _hides(r: Request) -> bool:
-    """Return whether there is a key that the first query must not see."""
+def _is_causally_masked(r: AttentionSpec) -> bool:
+    """Return whether causality hides any key: the first query does not see all of them."""
     return r.causal and r.offset + 1 < r.k.sizes[2]
 
 
-def _emit_few(low: Lowering, r: Request, of: Tiles, mask: Sequence[int]) -> None:
+def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence[int]) -> None:
     """Emit the step of an attention of few queries."""
     batch, heads, queries, depth = r.q.sizes
     _, shared, keys, values = r.v.sizes
-    q, out, rows, group = list(r.q.steps), list(r.out.steps), _rows(r), heads // shared
+    q, out, rows, group = list(r.q.steps), list(r.out.steps), _rows_of_a_key(r), heads // shared
     mask = list(mask)
     if queries < rows:
-        # Heads that share keys look at them as queries do.
+        # One query: the heads that share keys become the queries of one head.
         for steps in (q, out, mask):
             steps[1:3] = [steps[1] * rows, steps[1]]
         heads, group = shared, 1
     scratch = low.scratch((rows * round_up(keys, of.lanes) + rows) * of.item, per_worker=True)
-    q, k, v, out, mask = (
-        [step * of.item for step in steps] for steps in (q, r.k.steps, r.v.steps, out, mask)
-    )
+    k, v = ([step * of.item for step in each.steps] for each in (r.k, r.v))
     arguments = FewQueriesArguments(
-        q=r.q.operand,
-        k=r.k.operand,
-        v=r.v.operand,
-        y=r.out.operand,
-        mask=r.mask or 0,
+        **_operands_and_strides(r, of, q, out, mask),
         queries=rows,
-        keys=keys,
-        key_size=depth,
-        value_size=values,
         heads=heads,
         sharing=group,
-        q_batch=q[0],
-        q_head=q[1],
-        q_row=q[2],
         k_batch=k[0],
         k_head=k[1],
         k_row=k[2],
@@ -262,22 +308,12 @@ def _emit_few(low: Lowering, r: Request, of: Tiles, mask: Sequence[int]) -> None
         v_head=v[1],
         v_row=v[2],
         v_element=v[3],
-        y_batch=out[0],
-        y_head=out[1],
-        y_row=out[2],
-        mask_batch=mask[0],
-        mask_head=mask[1],
-        mask_row=mask[2],
-        mask_key=mask[3],
-        scale=r.scale,
-        causal=int(_hides(r)),
-        offset=r.offset,
+        causal=int(_is_causally_masked(r)),
         scratch=scratch,
         scratch_bytes=scratch.nbytes,
-        zero_unseen=int(r.zero_unseen),
     )
     flops = 2 * batch * heads * rows * keys * (depth + values)
-    moved = _moved(r, of)
+    moved = _bytes_moved(r, of)
     low.emit(
         Kernel(
             "subgraph.ops.attention.row_kernels",
@@ -294,45 +330,63 @@ def _emit_few(low: Lowering, r: Request, of: Tiles, mask: Sequence[int]) -> None
     )
 
 
-def _block(of: Tiles, keys: int) -> int:
-    """Return the keys of a block: equal blocks of whole tiles."""
+def _keys_per_block(of: Tiles, keys: int) -> int:
+    """Return the keys of a block, such that blocks are equal and consist of whole tiles."""
     if not of.low:
-        return min(_KEYS, keys)
-    blocks = -(-keys // _KEYS_LOW)
+        return min(_MAX_BLOCK_KEYS, keys)
+    blocks = -(-keys // _MAX_BLOCK_KEYS_LOW)
     return min(round_up(-(-keys // blocks), of.mr), keys)
 
 
-def _panels(of: Tiles, panels: int, others: int, threads: int, elements: int) -> int:
+def _panels_per_unit(of: Tiles, panels: int, others: int, threads: int, elements: int) -> int:
     """Return the panels of queries of a unit: equal units, enough of them for all threads.
 
-    ``elements`` is what a panel holds; those of a unit fill a part of the second cache.
+    Args:
+        of: The tiles of the dtype.
+        panels: Panels of a head.
+        others: Heads of all samples.
+        threads: Threads that share the units.
+        elements: Elements of a panel's queries, results and softmax state.
     """
     if not of.low:
         return 1
+    # Panels of a unit fill at most a quarter of the L2 cache; blocks of K and V need room as well.
     most = max(1, host.caches().l2 // 4 // (elements * of.item))
     pieces = -(-panels // most)
     if threads > 1:
+        # Four units for each thread, so that threads finish together (estimate).
         pieces = max(pieces, min(panels, -(-4 * threads // others)))
     return -(-panels // pieces)
 
 
 def _lines(heads: Heads) -> tuple[int, int, int]:
-    """Return the strides of batch, head and line, a line being adjacent elements."""
+    """Return the strides along batch, head and line, in elements.
+
+    A line is contiguous: the elements of one position, or one element of all positions.
+    """
     batch, head, position, element = heads.steps
     return batch, head, position if element == 1 else element
 
 
-def _copied(of: Tiles, heads: Heads, block: int, together: int) -> int:
-    """Return the bytes between the lines of a copy of a block, 0 where it is read in place."""
+def _copy_pitch(of: Tiles, heads: Heads, block: int, together: int) -> int:
+    """Return the bytes between the lines of a copy of a block of K or V; 0: it is read in place.
+
+    Args:
+        of: The tiles of the dtype.
+        heads: K or V.
+        block: Keys of a block.
+        together: Panels of a unit, which all read the copy.
+    """
     positions = heads.steps[3] == 1
     length = heads.sizes[3] if positions else block
     step = _lines(heads)[2] * of.item
-    if step % 2048 and (not of.low or together < 2 or step == length * of.item):
+    if step % _CACHE_SET_PERIOD and (not of.low or together < 2 or step == length * of.item):
         return 0
-    # An odd number of cache lines apart, they spread over all sets.
+    # An odd number of cache lines (64 bytes), so that lines spread over all cache sets.
     return 64 * (-(-length * of.item // 64) | 1)
 
 
-def _moved(r: Request, of: Tiles) -> int:
+def _bytes_moved(r: AttentionSpec, of: Tiles) -> int:
+    """Return the bytes that a step reads and writes at least."""
     operands = [r.q.operand, r.k.operand, r.v.operand, r.out.operand]
     return of.item * sum(operand.size for operand in operands)

@@ -1,7 +1,7 @@
-// Attention: softmax(scale * Q K' + mask) V, the softmax online over blocks of BLOCK keys, so that
-// scores are never stored. One work-item has one query. DEPTH, VALUES: sizes of a head; SHARED: a
-// GPU's group reads each block of keys through local memory. SPARE: a query that may look at no key
-// gives 0, not NaN. T: element.
+// Attention: softmax(scale * Q K' + mask) V, with running maximum and sum over blocks of BLOCK keys,
+// so scores are never stored. One work-item computes one query. DEPTH, VALUES: sizes of a head;
+// SHARED: a GPU's work-group reads each block through local memory. ZERO_UNSEEN: a query that sees
+// no key gives 0, not NaN. T: element.
 
 #if defined(DEPTH)
 #define STEPS(name) int name##_b, int name##_h, int name##_t, int name##_d
@@ -86,7 +86,7 @@ __kernel void attention(int queries, __global const T *q, int q0, __global const
     }
   }
   if (!real) return;
-#if SPARE
+#if ZERO_UNSEEN
   if (total == 0) total = 1;
 #endif
   out += out0 + batch * o_b + head * o_h + row * o_t;
@@ -96,9 +96,9 @@ __kernel void attention(int queries, __global const T *q, int q0, __global const
 
 #if defined(MASK)
 // What is added to the scores: the mask (MASK 1: booleans, 2: numbers, 0: none), minus infinity
-// where a query may not look. A row belongs to one work-item (GROUP 1) or to a group. M: element of
-// the mask, which knows ``known`` keys; ``before``: keys before the first query; COUNTED: only so
-// many keys of a batch count, and the queries are the last of them.
+// where a query does not see a key. A work-item (GROUP 1) or a work-group writes a row. M: element
+// of the mask, which has ``known`` keys; ``before``: keys before the first query; COUNTED: the keys
+// of a sample after the first ``counts`` are padding, and the queries are the last before it.
 __kernel void bias(int rows, __global T *y, int y0, __global const M *mask, int mask0, int m_b,
                    int m_h, int m_q, int m_k, int known, int heads, int queries, int keys,
                    int causal, int before, int left, int right, __global const long *counts, int c0,

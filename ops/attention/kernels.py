@@ -1,9 +1,10 @@
 """Fused attention: softmax(scale * Q K^T + mask) V without the matrix of scores in memory.
 
 Everything is computed transposed: keys are rows, queries are lanes. K and V are then the broadcast
-operand of panels (``subgraph.engine.codegen.panel``), and the softmax runs down the rows without
-any horizontal step. Keys come in blocks, with running maximum and sum of the softmax (Milakov and
-Gimelshein 2018; Dao et al., "FlashAttention", 2022); several panels of queries share a block.
+operand of panels (``subgraph.engine.codegen.panel``), and the softmax reduces across rows, without
+horizontal operations. Keys are read in blocks, with running maximum and sum of the softmax (Milakov
+and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention",
+2022); several panels of queries use a block while it is in the cache.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from subgraph.engine.codegen.tiling import TileBlock
 from .arguments import AttentionArguments
 from .panel_parts import (
     block_softmax,
-    future_hider,
+    future_masker,
     line_reader,
-    mask_layer,
+    mask_writer,
     query_packer,
     result_writer,
 )
 
 
 class PanelBlock(TileBlock):
-    """Arguments of a panel, and the blocks of K and V that it is to multiply with.
+    """Arguments of a panel, and the blocks of K and V that it multiplies.
 
     Attributes:
         k_lines: First line of the block of K.
@@ -60,7 +61,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
     """
     arguments = view_of(AttentionArguments)
     pack_queries, block_lines = query_packer(dtype, lanes), line_reader(dtype, lanes)
-    write, attend = result_writer(dtype, lanes), _attender(dtype, lanes, nv)
+    write, attend = result_writer(dtype, lanes), _panel_attention(dtype, lanes, nv)
     item, width = item_bytes(dtype), nv * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -69,9 +70,9 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         queries, keys, depth, values = a.queries, a.keys, a.key_size, a.value_size
         heads, keys_block, panels = a.heads, a.keys_block, a.panels
         row = width * item
-        place_bytes = (depth + values + 3) * row
-        places = a.scratch + worker * a.scratch_bytes
-        scores = places + panels * place_bytes
+        panel_bytes = (depth + values + 3) * row
+        first_panel = a.scratch + worker * a.scratch_bytes
+        scores = first_panel + panels * panel_bytes
         k_copy = scores + keys_block * row
         v_copy = k_copy + a.k_pitch * (depth if a.k_across != 0 else keys_block)
         pieces = (queries + panels * width - 1) // (panels * width)
@@ -87,76 +88,78 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
             if mask != 0:
                 mask += batch * a.mask_batch + head * a.mask_head
             for first in range(start, stop, width):
-                place = places + (first - start) // width * place_bytes
+                panel = first_panel + (first - start) // width * panel_bytes
                 step, count = a.q_row, min(width, queries - first)
-                pack_queries(q + first * step, step, count, depth, place, a.scale)
-            seen = keys
+                pack_queries(q + first * step, step, count, depth, panel, a.scale)
+            visible_keys = keys
             if a.causal != 0:
-                seen = max(min(keys, stop + a.offset), 1)
-            for key in range(0, seen, keys_block):
-                taken = min(keys_block, seen - key)
-                at, step = block_lines(
-                    a.k_pitch, k_copy, k, a.k_line, a.k_across, key, taken, depth
+                visible_keys = max(min(keys, stop + a.offset), 1)
+            for key in range(0, visible_keys, keys_block):
+                block_keys = min(keys_block, visible_keys - key)
+                line, step = block_lines(
+                    a.k_pitch, k_copy, k, a.k_line, a.k_across, key, block_keys, depth
                 )
-                t.k_lines = at
+                t.k_lines = line
                 t.k_pitch = step
-                at, step = block_lines(
-                    a.v_pitch, v_copy, v_at, a.v_line, a.v_across, key, taken, values
+                line, step = block_lines(
+                    a.v_pitch, v_copy, v_at, a.v_line, a.v_across, key, block_keys, values
                 )
-                t.v_lines = at
+                t.v_lines = line
                 t.v_pitch = step
                 for first in range(start, stop, width):
-                    place = places + (first - start) // width * place_bytes
-                    of_panel = taken
+                    panel = first_panel + (first - start) // width * panel_bytes
+                    panel_keys = block_keys
                     if a.causal != 0:
                         last = min(first + width, queries) + a.offset
-                        of_panel = min(taken, max(last, 1) - key)
-                    if of_panel > 0:
-                        attend(a, t, place, first, key, of_panel, mask, scores)
+                        panel_keys = min(block_keys, max(last, 1) - key)
+                    if panel_keys > 0:
+                        attend(a, t, panel, first, key, panel_keys, mask, scores)
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, width):
-                place = places + (first - start) // width * place_bytes
+                panel = first_panel + (first - start) // width * panel_bytes
                 step, count = a.y_row, min(width, queries - first)
                 write(
                     out + first * step,
                     step,
                     count,
                     values,
-                    place + depth * row,
-                    place + (depth + values) * row,
+                    panel + depth * row,
+                    panel + (depth + values) * row,
                     a.zero_unseen,
                 )
 
     return kernel
 
 
-def _attender(dtype: str, lanes: int, nv: int) -> Any:
-    """Return ``f(a, t, place, first, key, keys, mask, scores)``.
+def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
+    """Return ``f(a, t, panel, first, key, keys, mask, scores)``.
 
-    It adds what a block of ``keys`` keys from ``key`` on gives to the panel of queries from
-    ``first`` on, which is at ``place``: the queries, then the results, then the softmax's state.
+    It updates the results of a panel of queries by a block of keys. ``panel`` is the panel's
+    scratch: its queries, its results, the state of its softmax. ``first`` is the number of its
+    first query, ``key`` that of the block's first key, ``keys`` how many the block has. ``mask`` is
+    the mask of the head, 0 for none, and ``scores`` scratch for keys * queries elements.
     """
-    lay_mask, hide_future = mask_layer(dtype, lanes), future_hider(dtype, lanes)
-    soften, item = block_softmax(dtype, lanes), item_bytes(dtype)
+    write_mask, mask_future = mask_writer(dtype, lanes), future_masker(dtype, lanes)
+    softmax, item = block_softmax(dtype, lanes), item_bytes(dtype)
     size, width = lanes * item, nv * lanes
 
     @register_jitable
     def attend(
         a: AttentionArguments,
         t: PanelBlock,
-        place: int,
+        panel: int,
         first: int,
         key: int,
         keys: int,
         mask: int,
         scores: int,
     ) -> None:
-        """Attend with a panel of queries to a block of keys, whose lines ``t`` holds."""
+        """Update a panel's results by a block of keys, whose lines ``t`` holds."""
         depth, values = a.key_size, a.value_size
         count = min(width, a.queries - first)
         vectors = (count + lanes - 1) // lanes
         row = width * item
-        out, state = place + depth * row, place + (depth + values) * row
+        out, state = panel + depth * row, panel + (depth + values) * row
         t.row_bias = 0
         t.start_row = 0
         t.start = 0
@@ -166,18 +169,18 @@ def _attender(dtype: str, lanes: int, nv: int) -> Any:
             if step == 0 and key_step == item:
                 t.row_bias = at
             else:
-                lay_mask(at, step, key_step, count, keys, scores)
+                write_mask(at, step, key_step, count, keys, scores)
                 t.start_row = 1
         t.a = t.k_lines
         t.a_row = t.k_pitch
-        t.b = place
+        t.b = panel
         t.c = scores
         t.steps = depth
         call_kernel(a.k_panel, t, keys, vectors, 0)
         limit = key - a.offset - first
         if a.causal != 0:
-            hide_future(limit, keys, vectors, scores)
-        soften(scores, keys, vectors, state, key > 0)
+            mask_future(limit, keys, vectors, scores)
+        softmax(scores, keys, vectors, state, key > 0)
         t.row_bias = 0
         t.start_row = 0
         if key > 0:

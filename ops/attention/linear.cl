@@ -1,6 +1,6 @@
-// LinearAttention: a work-item has one column of a head's state and goes from token to token. T:
-// element; GATED: the state decays; DELTA: a token replaces what the state says of its key; PAST:
-// there is a state to begin with.
+// LinearAttention (linear_kernels.py): a work-item computes one column of a head's state, token by
+// token. T: element; GATED: the state decays; DELTA: update by the delta rule; PAST: there is a
+// state to begin with.
 
 __kernel void linear_attention(int count, __global const T *query, int q0, __global const T *key,
                                int k0, __global const T *value, int v0, __global const T *past,

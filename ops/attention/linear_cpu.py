@@ -1,4 +1,4 @@
-"""LinearAttention on the CPU device: one unit is the recurrent state of a head."""
+"""LinearAttention on the CPU device: a work unit is the recurrent state of a head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from subgraph.ops.elementwise.expressions import text
 
 from .arguments import LinearAttentionArguments
 
-# Whether the state decays, and whether a token replaces what the state says of its key.
+# Whether the state decays, and whether a delta rule updates it (`linear_kernels.linear_attention`).
 _RULES = {
     "linear": (False, False),
     "gated": (True, False),
@@ -22,18 +22,22 @@ _RULES = {
 
 @lowering("LinearAttention", dtypes=("float32", "float64"))
 def linear_attention(node: Node, low: Lowering) -> None:
-    """Lower LinearAttention with every update rule, shared heads, and a state that comes along."""
+    """Lower LinearAttention: every update rule, shared heads, a state as input and output."""
     query, key, value = (low.input(k) for k in range(3))
     y, past = low.output(), low.optional(3)
     rule = text(node.attrs.get("update_rule", "gated_delta"))
     if rule not in _RULES or y.size == 0:
-        raise Unsupported(f"LinearAttention with update_rule {rule!r}, or of nothing")
+        raise Unsupported(f"LinearAttention with update_rule {rule!r}, or an empty output")
     gated, delta = _RULES[rule]
-    heads, owners = int(node.attrs["q_num_heads"]), int(node.attrs["kv_num_heads"])
+    heads, kv_heads = int(node.attrs["q_num_heads"]), int(node.attrs["kv_num_heads"])
     batch, tokens = query.shape[:2]
-    keys, values = query.shape[2] // heads, value.shape[2] // owners
-    if heads % owners or keys * heads != query.shape[2] or keys * owners != key.shape[2]:
-        raise Unsupported(f"LinearAttention of {heads} heads over {owners}")
+    key_size, value_size = query.shape[2] // heads, value.shape[2] // kv_heads
+    if (
+        heads % kv_heads
+        or key_size * heads != query.shape[2]
+        or key_size * kv_heads != key.shape[2]
+    ):
+        raise Unsupported(f"LinearAttention of {heads} heads over {kv_heads}")
     decay: Operand | int = 0
     beta: Operand | int = 0
     if gated:
@@ -42,15 +46,15 @@ def linear_attention(node: Node, low: Lowering) -> None:
         delegate(low, "Exp", [given], decay)
     if delta:
         beta = low.input(5)
-    shape = (batch, owners, keys, values)
-    held = low.outputs[1] if len(low.outputs) > 1 else None
-    state = held
-    if held is None or held.dtype != query.dtype:
+    shape = (batch, kv_heads, key_size, value_size)
+    present = low.outputs[1] if len(low.outputs) > 1 else None
+    state = present
+    if present is None or present.dtype != query.dtype:
         state = temporary(low, query.dtype, shape)
     begin = None if past is None else cast_to(low, past, query.dtype)
-    scratch = low.scratch(8 * values, per_worker=True)
-    scale = float(node.attrs.get("scale", 0.0)) or keys**-0.5
-    assert state is not None, "there is a state of its own where none is wanted"
+    scratch = low.scratch(8 * value_size, per_worker=True)
+    scale = float(node.attrs.get("scale", 0.0)) or key_size**-0.5
+    assert state is not None
     arguments = LinearAttentionArguments(
         query=query,
         key=key,
@@ -62,11 +66,11 @@ def linear_attention(node: Node, low: Lowering) -> None:
         state=state,
         tokens=tokens,
         heads=heads,
-        owners=owners,
-        keys=keys,
-        values=values,
+        kv_heads=kv_heads,
+        key_size=key_size,
+        value_size=value_size,
         scale=scale,
-        decays=decay.shape[2] // owners if isinstance(decay, Operand) else 1,
+        decays=decay.shape[2] // kv_heads if isinstance(decay, Operand) else 1,
         betas=beta.shape[2] if isinstance(beta, Operand) else 1,
         scratch=scratch,
         scratch_bytes=scratch.nbytes,
@@ -79,7 +83,7 @@ def linear_attention(node: Node, low: Lowering) -> None:
         delta=delta,
         past=past is not None,
     )
-    flops = 2 * tokens * batch * owners * keys * values * (2 + heads // owners)
-    low.emit(kernel, arguments, batch * owners, grain=1, flops=flops, bytes=2 * y.nbytes)
-    if held is not None and held is not state:
-        emit_cast(low, state, held)
+    flops = 2 * tokens * batch * kv_heads * key_size * value_size * (2 + heads // kv_heads)
+    low.emit(kernel, arguments, batch * kv_heads, grain=1, flops=flops, bytes=2 * y.nbytes)
+    if present is not None and present is not state:
+        emit_cast(low, state, present)

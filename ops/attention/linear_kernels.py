@@ -1,4 +1,9 @@
-"""Kernel of LinearAttention: a recurrent state for each head, one token after the other."""
+"""Kernel of LinearAttention: a recurrent state for each head, updated token by token.
+
+The state is a matrix S of keys by values. A token with key k and value v adds ``k (beta * (v - S^T
+k))^T`` by the delta rule (Yang et al., "Parallelizing Linear Transformers with the Delta Rule",
+2024), else ``k v^T``; its query q then gives ``S^T q``.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +27,24 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
-        gated: Whether the state decays.
-        delta: Whether a token replaces what the state says of its key, not adds to it.
-        past: Whether there is a state to begin with; else it is zero.
+        gated: The state is multiplied by factors of decay before each token.
+        delta: Update by the delta rule.
+        past: There is a state to begin with; else it is zero.
     """
     arguments = view_of(LinearAttentionArguments)
     load, store = ld(dtype), st(dtype)
     item, real = item_bytes(dtype), np.dtype(dtype).type
 
     @register_jitable
-    def update(a: LinearAttentionArguments, token: int, own: int, state: int, spare: int) -> None:
-        keys, values, heads = a.keys, a.values, a.owners
-        key = a.key + (token * heads + own) * keys * item
-        value = a.value + (token * heads + own) * values * item
+    def update(
+        a: LinearAttentionArguments, token: int, kv_head: int, state: int, difference: int
+    ) -> None:
+        keys, values, heads = a.key_size, a.value_size, a.kv_heads
+        key = a.key + (token * heads + kv_head) * keys * item
+        value = a.value + (token * heads + kv_head) * values * item
         if gated:
             each = a.decays
-            decay = a.decay + (token * heads + own) * each * item
+            decay = a.decay + (token * heads + kv_head) * each * item
             for i in range(keys):
                 factor = load(decay + i % each * item)
                 row = state + i * values * item
@@ -45,18 +52,18 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
                     store(row + j * item, load(row + j * item) * factor)
         if delta:
             each = a.betas
-            beta = load(a.beta + (token * each + own % each) * item)
+            beta = load(a.beta + (token * each + kv_head % each) * item)
             for j in range(values):
-                store(spare + j * item, load(value + j * item))
+                store(difference + j * item, load(value + j * item))
             for i in range(keys):
                 factor = load(key + i * item)
                 row = state + i * values * item
                 for j in range(values):
-                    held = load(spare + j * item) - factor * load(row + j * item)
-                    store(spare + j * item, held)
+                    error = load(difference + j * item) - factor * load(row + j * item)
+                    store(difference + j * item, error)
             for j in range(values):
-                store(spare + j * item, load(spare + j * item) * beta)
-            value = spare
+                store(difference + j * item, load(difference + j * item) * beta)
+            value = difference
         for i in range(keys):
             factor = load(key + i * item)
             row = state + i * values * item
@@ -64,8 +71,10 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
                 store(row + j * item, load(row + j * item) + factor * load(value + j * item))
 
     @register_jitable
-    def answer(a: LinearAttentionArguments, token: int, head: int, state: int, scale: Any) -> None:
-        keys, values, heads = a.keys, a.values, a.heads
+    def read_state(
+        a: LinearAttentionArguments, token: int, head: int, state: int, scale: Any
+    ) -> None:
+        keys, values, heads = a.key_size, a.value_size, a.heads
         query = a.query + (token * heads + head) * keys * item
         y = a.y + (token * heads + head) * values * item
         for j in range(values):
@@ -78,12 +87,12 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        tokens, heads, owners = a.tokens, a.heads, a.owners
-        size = a.keys * a.values * item
-        scale, shared = real(a.scale), heads // owners
-        spare = a.scratch + worker * a.scratch_bytes
+        tokens, heads, kv_heads = a.tokens, a.heads, a.kv_heads
+        size = a.key_size * a.value_size * item
+        scale, shared = real(a.scale), heads // kv_heads
+        difference = a.scratch + worker * a.scratch_bytes
         for unit in range(begin, end):
-            sample, own = unit // owners, unit % owners
+            sample, kv_head = unit // kv_heads, unit % kv_heads
             state = a.state + unit * size
             if past:
                 memcpy(state, a.past + unit * size, size)
@@ -92,8 +101,8 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
                     store(state + i * item, real(0))
             for t in range(tokens):
                 token = sample * tokens + t
-                update(a, token, own, state, spare)
-                for head in range(own * shared, (own + 1) * shared):
-                    answer(a, token, head, state, scale)
+                update(a, token, kv_head, state, difference)
+                for head in range(kv_head * shared, (kv_head + 1) * shared):
+                    read_state(a, token, head, state, scale)
 
     return kernel

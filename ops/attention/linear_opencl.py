@@ -1,4 +1,4 @@
-"""LinearAttention on OPENCL: the CPU's shape work, another kernel."""
+"""LinearAttention on OPENCL: the CPU's lowering with a kernel of its own."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ cl_shared("LinearAttention")
 
 @cl_kernel("subgraph.ops.attention.linear_kernels", "linear_attention")
 def linear_attention(low: ClLowering, kernel: Kernel, a: LinearAttentionArguments) -> None:
-    """Launch a work-item for each column of the states."""
+    """Launch the kernel with a work-item for each column of the states."""
     variant: dict[str, Any] = dict(kernel.variant)
     dtype = variant["dtype"]
     require(low, dtype)
-    places = (a.query, a.key, a.value, a.past, a.decay, a.beta, a.y, a.state)
-    operands = [a.query if isinstance(place, int) else place for place in places]
-    count = a.state.size // a.keys
+    # 0 is an omitted operand, which the kernel does not read: any buffer stands for it.
+    given = (a.query, a.key, a.value, a.past, a.decay, a.beta, a.y, a.state)
+    operands = [a.query if isinstance(operand, int) else operand for operand in given]
+    count = a.state.size // a.key_size
     defines: dict[str, str | int] = {"T": register(dtype)}
     defines |= {name.upper(): int(variant[name]) for name in ("gated", "delta", "past")}
     arguments: list[Argument | np.generic[Any]] = [count, *operands, a.tokens, a.heads]
-    arguments += [a.owners, a.keys, a.values, number(dtype, a.scale), a.decays, a.betas]
+    arguments += [a.kv_heads, a.key_size, a.value_size, number(dtype, a.scale), a.decays, a.betas]
     source = ClSource("attention/linear", defines=tuple(sorted(defines.items())))
     low.launch(source, "linear_attention", arguments, *line(low, count))

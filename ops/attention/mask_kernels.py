@@ -1,4 +1,4 @@
-"""The kernel that writes what Attention adds to its scores: masks, windows, causality, padding."""
+"""Kernel that writes what Attention adds to its scores: masks, windows, causality, padding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def bias(*, dtype: str, mask: str) -> Callable[..., Any]:
 
     Args:
         dtype: Dtype of the scores.
-        mask: Dtype of the mask: bool (True is seen), or ``dtype``, which is added; "" for none.
+        mask: Dtype of the mask: "bool" (True: seen), or ``dtype`` (added); "": no mask.
     """
     arguments = view_of(BiasArguments)
     load, store, count_of = ld(mask or "uint8"), st(dtype), ld("int64")

@@ -1,7 +1,8 @@
-"""Attention: what operands must satisfy, and the types of all outputs, of which onnx infers some.
+"""Attention and the operators of decoders: requirements, types, reference.
 
-Raw scores without softcap, and causal attention with a mask of one row for all queries, whose rows
-onnx.reference takes for the queries.
+onnx's own inference knows only some outputs of Attention. Its reference differs from the standard
+in two points, which `attention_reference` mends: raw scores (mode 0) come with the softcap, and a
+mask of one row for all queries is taken for a mask of one query if attention is causal.
 """
 
 from __future__ import annotations
@@ -39,18 +40,29 @@ def _divided(a: Dim, b: int) -> Dim:
 
 
 def _heads(type_: ValueType | None, count: Any) -> tuple[Dim, Dim, Dim, Dim] | None:
-    """Return batch, heads, positions and size of a head, None if the rank is unknown."""
+    """Return batch, heads, positions and size of a head, None if the rank is unknown.
+
+    Args:
+        type_: Type of Q, K or V.
+        count: Its number of heads, needed for rank 3.
+
+    Raises:
+        ShapeError: The rank is neither 3 with a number of heads, nor 4.
+    """
     if not isinstance(type_, TensorType) or type_.shape is None:
         return None
     if len(type_.shape) == 4:
         return type_.shape[0], type_.shape[1], type_.shape[2], type_.shape[3]
     if len(type_.shape) != 3 or not count:
-        raise ShapeError(f"Attention takes 3 dimensions with numbers of heads, or 4; got {type_}")
+        raise ShapeError(f"Attention needs rank 4, or rank 3 with numbers of heads; got {type_}")
     return type_.shape[0], int(count), type_.shape[1], _divided(type_.shape[2], int(count))
 
 
 def _required_heads(node: Node, name: str, x: Tensor, attribute: str) -> tuple[int, int, int, int]:
-    """Return batch, heads, positions and size of a head."""
+    """Return batch, heads, positions and size of a head of operand ``x``, called ``name``.
+
+    ``attribute`` is the number of heads, needed for rank 3.
+    """
     if x.rank == 4:
         return x.shape[0], x.shape[1], x.shape[2], x.shape[3]
     heads = require_heads(node, attribute)
@@ -61,7 +73,19 @@ def attention_operands(
     node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
     past_key: Tensor | None = None, past_value: Tensor | None = None, counts: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise ShapeError unless heads, caches and mask fit together (ONNX, 23 to 25)."""
+    """Raise ShapeError unless heads, caches and mask fit together (ONNX, 23 to 25).
+
+    Args:
+        node: The Attention node; ``q_num_heads`` and ``kv_num_heads`` for rank 3.
+        q: [batch, heads, queries, size], or [batch, queries, heads * size].
+        k: [batch, kv_heads, keys, size], or of rank 3 as Q; kv_heads divides heads.
+        v: As K, with a size of its own.
+        mask: Added to the scores, or booleans (True: seen); it broadcasts to [batch, heads,
+            queries, cached and new keys], but may end before the last keys.
+        past_key: Cached keys [batch, kv_heads, positions, size], with ``past_value`` or not at all.
+        past_value: Cached values, of V's size.
+        counts: ``nonpad_kv_seqlen`` [batch]: keys of each sample that are no padding.
+    """
     require_rank("Q", q, 3, 4)
     require_rank("K", k, q.rank)
     require_rank("V", v, q.rank)
@@ -85,7 +109,7 @@ def attention_operands(
         )
     require(
         shared >= 1 and heads % shared == 0,
-        "{} heads of queries do not share {} heads of keys",
+        "{} heads of queries are no multiple of {} heads of keys",
         heads,
         shared,
     )
@@ -113,13 +137,13 @@ def attention_operands(
 
 
 def _require_mask(mask: Tensor | None, scores: tuple[int, int, int, int]) -> None:
-    """Require a mask that broadcasts to the scores; it may know fewer keys than there are."""
+    """Require a mask that broadcasts to the scores; it may have fewer keys."""
     if mask is None:
         return
     require_rank("attn_mask", mask, 1, 2, 3, 4)
-    places = list(zip(reversed(mask.shape), reversed(scores), strict=False))
+    (mask_keys, keys), *others = zip(reversed(mask.shape), reversed(scores), strict=False)
     require(
-        all(a == 1 or a == b for a, b in places[1:]) and places[0][1] >= places[0][0],
+        all(a == 1 or a == b for a, b in others) and keys >= mask_keys,
         "attn_mask has shape {}, which does not broadcast to the scores {}",
         list(mask.shape),
         list(scores),
@@ -129,7 +153,13 @@ def _require_mask(mask: Tensor | None, scores: tuple[int, int, int, int]) -> Non
 def attention(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> Sequence[ValueType | None]:
-    """Return the types of Y, the present keys and values, and the scores."""
+    """Return the types of Y, the present keys and values, and the scores.
+
+    Args:
+        node: The Attention node; numbers of heads for rank 3.
+        types: Of Q, K, V, mask and cached keys.
+        values: Not used.
+    """
     q = _heads(types[0], node.attrs.get("q_num_heads"))
     k = _heads(types[1], node.attrs.get("kv_num_heads"))
     v = _heads(types[2], node.attrs.get("kv_num_heads"))
@@ -151,8 +181,8 @@ def attention(
     ][: len(node.outputs)]
 
 
-def all_results(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return Attention's results; the raw scores (mode 0) without the softcap."""
+def attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return Attention's results: onnx.reference's, corrected as said above."""
     inputs = list(inputs)
     if len(inputs) > 3 and inputs[3] is not None and node.attrs.get("is_causal", 0):
         mask, queries = inputs[3], inputs[0].shape[-2]
@@ -166,7 +196,7 @@ def all_results(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 # The operators of this family, each in all its versions.
-declare("Attention", requires=attention_operands, infer=attention, compute=all_results)
+declare("Attention", requires=attention_operands, infer=attention, compute=attention_reference)
 declare("LinearAttention", requires=decoding.linear_attention_operands)
 declare("RotaryEmbedding", requires=decoding.rotary_operands)
 declare("TensorScatter", requires=decoding.tensor_scatter_operands)

@@ -1,4 +1,4 @@
-"""Attention on OPENCL: a kernel with an online softmax, no scores in memory; RotaryEmbedding."""
+"""Attention on OPENCL, by a kernel that stores no scores; RotaryEmbedding."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.opencl_code import line, number, register, require, storage
 
 from .arguments import BiasArguments, RotateArguments
-from .fused_cpu import Request, mask_steps
+from .fused_cpu import AttentionSpec, mask_steps
 
 cl_shared("Attention", "RotaryEmbedding")
 cl_shared("FusedAttention", domain=INTERNAL_DOMAIN)
-_KEYS = 16  # of a block
-_QUERIES = 64  # of a GPU's group
-_LARGEST = 256  # elements of a head that a work-item keeps
+# Estimates: a block of keys and values fits into local memory, the queries of a work-group fill the
+# SIMD units of a GPU, and the elements of a head fit into a work-item's private memory.
+_BLOCK_KEYS = 16
+_GROUP_QUERIES = 64
+_MAX_HEAD_SIZE = 256
 
 
 @cl_primitive
-def emit_attention(low: Lowering, r: Request) -> None:
-    """Launch an attention; see the CPU's function of this name."""
+def emit_attention(low: Lowering, r: AttentionSpec) -> None:
+    """Launch an attention; the function of this name in ``fused_cpu.py`` says more.
+
+    Raises:
+        Unsupported: There is no kernel for these operands.
+    """
     assert isinstance(low, ClLowering)
     dtype = r.q.operand.dtype
     require(low, dtype)
@@ -37,7 +43,7 @@ def emit_attention(low: Lowering, r: Request) -> None:
         raise Unsupported(f"attention of heads {r.q.sizes}, {r.k.sizes}, {r.v.sizes}")
     if keys == 0 or not r.out.operand.size:
         raise Unsupported("attention over nothing")
-    if max(depth, values) > _LARGEST:
+    if max(depth, values) > _MAX_HEAD_SIZE:
         raise Unsupported(f"attention over heads of {max(depth, values)} elements")
     steps: tuple[int, ...] = (0, 0, 0, 0)
     if r.mask is not None:
@@ -46,20 +52,20 @@ def emit_attention(low: Lowering, r: Request) -> None:
         steps = mask_steps(r.mask, (batch, heads, queries, keys))
     gpu = low.traits.is_gpu
     defines: dict[str, str | int] = {
-        "BLOCK": _KEYS,
+        "BLOCK": _BLOCK_KEYS,
         "DEPTH": depth,
         "MASKED": int(r.mask is not None),
         "SHARED": int(gpu),
-        "SPARE": int(r.zero_unseen),
         "T": register(dtype),
         "VALUES": values,
+        "ZERO_UNSEEN": int(r.zero_unseen),
     }
     words: list[Argument | np.generic[Any]] = [queries, r.q.operand, r.k.operand, r.v.operand]
     words += [r.out.operand, r.mask or r.q.operand, keys, heads, heads // shared]
     for of in (r.q.steps, r.k.steps, r.v.steps, r.out.steps, steps):
         words += of
     words += [number(dtype, r.scale), int(r.causal), r.offset]
-    group = _QUERIES if gpu else 1
+    group = _GROUP_QUERIES if gpu else 1
     low.launch(
         ClSource("attention/kernels", defines=tuple(sorted(defines.items()))),
         "attention",
@@ -73,11 +79,11 @@ def emit_attention(low: Lowering, r: Request) -> None:
 
 @cl_kernel("subgraph.ops.attention.mask_kernels", "bias")
 def bias(low: ClLowering, kernel: Kernel, a: BiasArguments) -> None:
-    """Launch what writes a mask with causality, windows and padding."""
+    """Launch the kernel that writes a mask with causality, windows and padding."""
     variant: dict[str, Any] = dict(kernel.variant)
     dtype, mask = variant["dtype"], variant["mask"]
     require(low, dtype)
-    group = _QUERIES if low.traits.is_gpu else 1
+    group = _GROUP_QUERIES if low.traits.is_gpu else 1
     defines: dict[str, str | int] = {
         "COUNTED": int(a.counts != 0),
         "GROUP": group,
@@ -103,12 +109,12 @@ def rotate(low: ClLowering, kernel: Kernel, r: RotateArguments) -> None:
     known = not isinstance(r.positions, int)
     flags = {"PAIRS": int(variant["interleaved"]), "POSITIONS": int(known)}
     defines: dict[str, str | int] = {"T": register(dtype), **flags}
-    places = [r.x, r.y, r.cosines, r.sines, r.positions if known else r.x]
+    operands = [r.x, r.y, r.cosines, r.sines, r.positions if known else r.x]
     strides = (r.batch_stride, r.head_stride, r.token_stride)
     elements = [stride // r.x.itemsize for stride in strides]
     low.launch(
         ClSource("attention/rotary", defines=tuple(sorted(defines.items()))),
-        "turn",
-        [r.x.size, *places, r.heads, r.tokens, r.size, r.half, *elements, r.rows],
+        "rotate_pairs",
+        [r.x.size, *operands, r.heads, r.tokens, r.size, r.half, *elements, r.rows],
         *line(low, r.x.size),
     )

@@ -1,7 +1,7 @@
-"""Parts of fused attention: what happens to a panel of queries and a block of keys.
+"""Parts of fused attention: packing, mask, softmax and results of a panel of queries.
 
-Keys are rows and queries are lanes, see ``kernels.py``. Each function here returns a small function
-over addresses, which a kernel calls; strides are bytes, a row of ``count`` queries is
+Keys are rows and queries are lanes, see ``kernels.py``. Each function here returns a compiled
+function over addresses, which a kernel calls. Steps are bytes; a row holds ``count`` queries in
 ``ceil(count / lanes)`` vectors.
 """
 
@@ -19,14 +19,17 @@ _LOWEST = float("-inf")
 
 
 def query_packer(dtype: str, lanes: int) -> Any:
-    """Return ``f(q, step, count, depth, to, scale)``: a panel of queries, transposed and scaled."""
+    """Return ``f(q, step, count, depth, to, scale)``, which packs a panel of queries.
+
+    ``count`` queries of ``depth`` elements, ``step`` bytes apart, become ``depth`` rows at ``to``.
+    """
     v = vec(dtype, lanes)
     load, store, splat, zero, item = v.load, v.store, v.splat, v.zero, v.itemsize
     transpose, size = transposer(dtype, lanes), lanes * v.itemsize
 
     @register_jitable
     def pack_queries(q: int, step: int, count: int, depth: int, to: int, scale: float) -> None:
-        """Transpose queries into lanes, times a factor; lanes without a query are zeros."""
+        """Write the queries, times ``scale``, transposed; lanes without a query are 0."""
         factor = splat(scale)
         row = (count + lanes - 1) // lanes * size
         if count * item < row:
@@ -51,7 +54,9 @@ def query_packer(dtype: str, lanes: int) -> Any:
 def line_reader(dtype: str, lanes: int) -> Any:
     """Return ``f(pitch, to, at, step, across, key, keys, length)``: the lines of a block of K or V.
 
-    They are copied to ``to`` if their copies are to be ``pitch`` bytes apart, not 0.
+    ``at`` is the first line of a head, ``step`` the bytes between lines; the block is ``keys`` keys
+    from ``key`` on. Lines are the ``length`` elements of a key, or if ``across`` one element of all
+    keys. If ``pitch`` is not 0, they are copied to ``to``, ``pitch`` bytes apart.
     """
     v = vec(dtype, lanes)
     load, store, load_m, store_m = v.load, v.store, v.load_m, v.store_m
@@ -59,7 +64,7 @@ def line_reader(dtype: str, lanes: int) -> Any:
 
     @register_jitable
     def copy(source: int, step: int, lines: int, count: int, to: int, pitch: int) -> None:
-        """Copy lines to where they do not all fall into the same cache sets."""
+        """Copy ``lines`` lines of ``count`` elements, ``step`` bytes apart, ``pitch`` after."""
         whole, rest = count // lanes * size, count % lanes
         mask = first_lanes(rest)
         for r in range(lines):
@@ -86,15 +91,19 @@ def line_reader(dtype: str, lanes: int) -> Any:
     return block_lines
 
 
-def mask_layer(dtype: str, lanes: int) -> Any:
-    """Return ``f(mask, step, key_step, count, keys, scores)``: a mask is laid over a block."""
+def mask_writer(dtype: str, lanes: int) -> Any:
+    """Return ``f(mask, step, key_step, count, keys, scores)``, which writes a mask to the scores.
+
+    The mask has ``step`` bytes between queries (0: one row for all) and ``key_step`` between keys,
+    which are adjacent unless ``step`` is 0.
+    """
     v = vec(dtype, lanes)
     store, splat, load1, item = v.store, v.splat, ld(dtype), v.itemsize
     transpose, size = transposer(dtype, lanes), lanes * v.itemsize
 
     @register_jitable
-    def lay_mask(mask: int, step: int, key_step: int, count: int, keys: int, scores: int) -> None:
-        """Lay a mask where the scores will be added to it."""
+    def write_mask(mask: int, step: int, key_step: int, count: int, keys: int, scores: int) -> None:
+        """Write the mask, transposed, to where the product adds the scores."""
         row = (count + lanes - 1) // lanes * size
         if step == 0:
             for k in range(keys):
@@ -112,25 +121,28 @@ def mask_layer(dtype: str, lanes: int) -> Any:
                     row,
                 )
 
-    return lay_mask
+    return write_mask
 
 
-def future_hider(dtype: str, lanes: int) -> Any:
-    """Return ``f(limit, keys, vectors, scores)``: scores of later keys become minus infinity."""
+def future_masker(dtype: str, lanes: int) -> Any:
+    """Return ``f(limit, keys, vectors, scores)``: scores of later keys become minus infinity.
+
+    Query j of the panel sees key k of the block if ``j >= limit + k``.
+    """
     v = vec(dtype, lanes)
     load, store, splat, select, iota = v.load, v.store, v.splat, v.select, v.iota
     size = lanes * v.itemsize
 
     @register_jitable
-    def hide_future(limit: int, keys: int, vectors: int, scores: int) -> None:
-        """Hide key k of a block from the queries before ``limit + k``."""
+    def mask_future(limit: int, keys: int, vectors: int, scores: int) -> None:
+        """Set the scores of keys that a query does not see."""
         for k in range(max(0, 1 - limit), keys):
             for j in range(vectors):
                 at = scores + (k * vectors + j) * size
                 seen = iota() >= splat(float(limit + k - j * lanes))
                 store(at, select(seen, load(at), splat(_LOWEST)))
 
-    return hide_future
+    return mask_future
 
 
 def block_softmax(dtype: str, lanes: int) -> Any:
@@ -144,11 +156,11 @@ def block_softmax(dtype: str, lanes: int) -> Any:
     exp = function("exp_flushed", dtype, lanes)
 
     @register_jitable
-    def soften(scores: int, keys: int, vectors: int, state: int, later: bool) -> None:
-        """Turn a block of scores into weights; update maximum and sum of each query.
+    def softmax(scores: int, keys: int, vectors: int, state: int, later: bool) -> None:
+        """Replace a block of scores by weights; update maximum and sum of each query.
 
-        ``state`` has a row of maxima, one of sums, and in a later block one of factors: what the
-        results of earlier blocks are to be multiplied with.
+        ``state`` has a row of maxima and one of sums. In a ``later`` block, not the head's first,
+        it gets a row of factors, by which the results of earlier blocks must be multiplied.
         """
         row = vectors * size
         even = scores + keys // 2 * 2 * row
@@ -162,7 +174,7 @@ def block_softmax(dtype: str, lanes: int) -> Any:
             if keys & 1:
                 top = largest(load(even + j), top)
             top = largest(other, top)
-            # A row of nothing but -inf must not become NaN here: a later block may hold more.
+            # -inf - -inf is NaN, but a query may see no key of this block and some of a later one.
             base = select(top > splat(_LOWEST), top, zero())
             total = zero()
             if later:
@@ -176,11 +188,15 @@ def block_softmax(dtype: str, lanes: int) -> Any:
             store(state + j, top)
             store(state + row + j, total)
 
-    return soften
+    return softmax
 
 
 def result_writer(dtype: str, lanes: int) -> Any:
-    """Return ``f(out, step, count, values, source, state, zero_unseen)``: a panel's results."""
+    """Return ``f(out, step, count, values, source, state, zero_unseen)``: writes a panel's results.
+
+    ``source`` has ``values`` rows of results, ``state`` a row of sums of weights; the output gets
+    ``count`` rows of ``values`` elements, ``step`` bytes apart.
+    """
     v = vec(dtype, lanes)
     load, store, splat, zero = v.load, v.store, v.splat, v.zero
     select, transpose = v.select, transposer(dtype, lanes)
@@ -190,7 +206,10 @@ def result_writer(dtype: str, lanes: int) -> Any:
     def write(
         out: int, step: int, count: int, values: int, source: int, state: int, zero_unseen: int
     ) -> None:
-        """Divide the sums of ``count`` queries by those of their weights, and transpose them."""
+        """Divide the results by the sums of weights, and transpose them.
+
+        ``zero_unseen``: a sum of 0 divides as 1, so that its query gives 0 (1), not NaN (0).
+        """
         row = (count + lanes - 1) // lanes * size
         for j in range(0, row, size):
             total = load(state + row + j)

@@ -1,5 +1,5 @@
 // RotaryEmbedding: one work-item for each element; T: element. Of the first 2 * part elements of a
-// head, pairs are turned by the angle of their token: (2 i, 2 i + 1) if PAIRS, else (i, i + part).
+// head, pairs are rotated by the angle of their token: (2 i, 2 i + 1) if PAIRS, else (i, i + part).
 
 #if POSITIONS
 #define POSITION long
@@ -7,7 +7,7 @@
 #define POSITION T  // not read
 #endif
 
-__kernel void turn(int count, __global const T *x, int x0, __global T *y, int y0,
+__kernel void rotate_pairs(int count, __global const T *x, int x0, __global T *y, int y0,
                    __global const T *cosines, int cosines0, __global const T *sines, int sines0,
                    __global const POSITION *positions, int positions0, int heads, int tokens,
                    int size, int part, int batch_step, int head_step, int token_step, int rows) {

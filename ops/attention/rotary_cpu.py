@@ -9,8 +9,7 @@ from subgraph.ops.shared.range_check_cpu import emit_range_check
 
 from .arguments import RotateArguments
 
-# Elements of a unit range at least: fewer take less time than a thread to start on them.
-_WORK = 8192
+_MIN_ELEMENTS_PER_THREAD = 8192  # estimate: more work than starting a thread
 
 
 @lowering("RotaryEmbedding", dtypes=("float32", "float64"))
@@ -64,5 +63,5 @@ def rotary(node: Node, low: Lowering) -> None:
         lanes=low.lanes(x.dtype),
         interleaved=bool(node.attrs.get("interleaved", 0)),
     )
-    grain = max(1, _WORK // (heads * size))
+    grain = max(1, _MIN_ELEMENTS_PER_THREAD // (heads * size))
     low.emit(kernel, arguments, batch * tokens, grain=grain, flops=6 * x.size, bytes=2 * x.nbytes)

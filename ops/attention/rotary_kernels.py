@@ -1,4 +1,7 @@
-"""The kernel of RotaryEmbedding: pairs of elements rotated by the angle of their position."""
+"""Kernel of RotaryEmbedding: rotates pairs of elements by the angle of their position.
+
+After Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
+"""
 
 from __future__ import annotations
 

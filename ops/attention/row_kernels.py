@@ -1,7 +1,7 @@
-"""Fused attention of few queries, as when a decoder makes one token after the other.
+"""Fused attention of few queries, as in a decoder, which computes one token at a time.
 
-Queries are rows here: each key and each value is read once, as it lies, for all of them. The panels
-of `kernels.attention` would take as long as with all their queries.
+Queries are rows here: each key and each value is read once, without packing, for all of them. The
+panels of `kernels.attention` take as long for one query as for a panel's full width.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
     Args:
         dtype: Of the elements, ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector.
-        across: The elements of a key are not adjacent, but those of all keys are.
+        across: Adjacent in K are the keys, for each of their elements; else the elements of a key.
     """
     arguments = view_of(FewQueriesArguments)
     v = vec(dtype, lanes)
@@ -40,7 +40,11 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
 
     @register_jitable
     def soften(scores: int, mask: int, seen: int, room: int) -> float:
-        """Turn the scores of a row into weights, 0 where it does not look; return their sum."""
+        """Replace the scores of a row by weights; return their sum.
+
+        ``seen`` keys are visible; the row has ``room`` elements, whole vectors, and the rest gets
+        weight 0. ``mask`` is added to the scores; 0: none.
+        """
         if mask != 0:
             for k in range(0, seen, lanes):
                 n, at = min(lanes, seen - k), k * item
@@ -51,7 +55,7 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
         for at in range(0, room * item, size):
             top = maximum(top, load(scores + at))
         most = hmax(top)
-        # A row of nothing but -inf: all weights are 0, none is NaN.
+        # -inf - -inf is NaN; so the weights of a row that sees no key are 0.
         base = splat(most if most != lowest else 0.0)
         total = zero()
         for at in range(0, room * item, size):
@@ -63,7 +67,7 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
 
     @register_jitable
     def score(a: FewQueriesArguments, q: int, k: int, scores: int, row: int) -> None:
-        """Write the scaled scores of the queries of a head."""
+        """Write the scaled scores of the queries of a head, ``row`` bytes for each."""
         rows, keys = a.queries, a.keys
         for i in range(rows):
             for at in range(0, row, size):

@@ -1,4 +1,4 @@
-"""Sums of products of few rows by a matrix that is read once, as it lies."""
+"""Product of a matrix of few rows and a matrix that is read once, without packing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from subgraph.engine.codegen.simd import ld, st, vec
 
 
 def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
-    """Return what adds ``alpha * A @ B`` to C: B by its rows, and B by its columns.
+    """Return two functions that add ``alpha * A @ B`` to C, for contiguous rows or columns of B.
 
-    Both take addresses and bytes between rows: M, K, A, its row step (by rows of B also the step
-    between its elements), B, its row or column step, C, its row step, columns, alpha.
+    Their arguments are addresses, and distances in bytes: ``m`` rows of A (``ars`` apart; with rows
+    of B its elements are ``aks`` apart, else contiguous), ``depth`` terms of each sum, rows or
+    columns of B (``ldb`` apart), rows of C (``crs`` apart), ``count`` columns of C.
     """
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
@@ -24,7 +25,7 @@ def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
 
     @register_jitable
     def add_eight(c: int, a: int, aks: int, b: int, ldb: int, count: int, alpha: float) -> None:
-        """Add eight elements of a row of A times their rows of B."""
+        """Add the products of eight elements of a row of A with their rows of B."""
         a0, a1 = splat(load1(a) * alpha), splat(load1(a + aks) * alpha)
         a2, a3 = splat(load1(a + 2 * aks) * alpha), splat(load1(a + 3 * aks) * alpha)
         a4, a5 = splat(load1(a + 4 * aks) * alpha), splat(load1(a + 5 * aks) * alpha)
@@ -51,7 +52,7 @@ def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
 
     @register_jitable
     def add_one(c: int, a: int, b: int, count: int, alpha: float) -> None:
-        """Add an element of a row of A times its row of B."""
+        """Add the product of one element of A with its row of B."""
         factor = splat(load1(a) * alpha)
         for j in range(0, count, lanes):
             n, at = min(lanes, count - j), j * item
@@ -71,7 +72,7 @@ def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
         count: int,
         alpha: float,
     ) -> None:
-        """Add all rows of B to ``count`` columns."""
+        """Add the product, eight rows of B at a time while they are in the cache."""
         whole = depth // 8 * 8
         for k in range(0, whole, 8):
             for i in range(m):
@@ -131,7 +132,7 @@ def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
         count: int,
         alpha: float,
     ) -> None:
-        """Add the products with ``count`` columns, each contiguous as rows of A are."""
+        """Add the product, four columns of B at a time."""
         whole = count // 4 * 4
         for j in range(0, whole, 4):
             for i in range(m):
