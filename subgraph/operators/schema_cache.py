@@ -1,9 +1,9 @@
-"""The standard's schemas as one text, so that a process need not import onnx to know them.
+"""The standard's schemas as one text, which a process reads without importing onnx.
 
-The text holds every operator in every version, a line each. It comes with the package (``make
-kernels``), for the release of onnx that it was made from; with another, it is made once and kept in
-the user's cache folder. Its name is a hash of the onnx package and of the code that writes and
-reads it, so it is never of another: one that is not there, or is damaged, is made anew.
+The text has a line for each version of each operator. The package has a file of it (``make
+kernels``) for one release of onnx; for another release it is computed once and stored in the user's
+cache folder. Both are found by a hash of the onnx package and of the code that writes and reads the
+text, so that they always fit; a missing or damaged text is computed again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from subgraph.system import objectcache
 from subgraph.system.objectcache import ObjectCode
 from subgraph.system.prebuilt_files import read_data
 
-PREBUILT: Final = "schemas"  # name of the file that comes with the package
+PREBUILT: Final = "schemas"  # name of the file in the package
 
 
 @attrs.frozen
 class SchemaCache:
-    """Schemas as text: ``domain``, operator, version and the rest as JSON, tabs between them.
+    """Schemas as text: lines of domain, operator, version and a JSON object, separated by tabs.
 
     Attributes:
-        lines: A newline before and after each; versions of an operator ascend.
+        lines: The lines, with a newline before and after each; versions of an operator ascend.
         newest: The newest operator set of each domain.
     """
 
@@ -40,7 +40,13 @@ class SchemaCache:
     newest: Mapping[str, int]
 
     def find(self, op_type: str, domain: str, version: int) -> Schema | None:
-        """Return the schema in force at opset ``version``, or None."""
+        """Return the schema in force in an operator set, None if there is no such operator.
+
+        Args:
+            op_type: Name of the operator.
+            domain: Its domain; "" is ONNX's own.
+            version: Version of the domain's operator set, at least 1.
+        """
         start = f"\n{domain}\t{op_type}\t".encode()
         found: bytes | None = None
         at = self.lines.find(start)
@@ -56,7 +62,7 @@ class SchemaCache:
 
 @cache
 def cached_schemas() -> SchemaCache | None:
-    """Return the schemas of the onnx package that is installed; None where none can be kept."""
+    """Return the schemas of the installed onnx package; None if there is no text and no cache."""
     release = release_key()
     if release is None:
         return None
@@ -68,7 +74,7 @@ def cached_schemas() -> SchemaCache | None:
 
 
 def _from_cache(release: str) -> bytes | None:
-    """Return the text from the user's cache, where it is put if it is not there."""
+    """Return the text from the user's cache, computing and storing it if it is not there."""
     key = _library_key(release)
     if key is None:
         return None
@@ -82,7 +88,10 @@ def _from_cache(release: str) -> bytes | None:
 
 
 def release_key() -> str | None:
-    """Return a hash of onnx's release and of our code; None where onnx is laid out otherwise."""
+    """Return a hash of onnx's release and of this code; None if onnx's files are not as expected.
+
+    It names the text in the package, which depends on the release of onnx only.
+    """
     folder = _onnx_folder()
     if folder is None:
         return None
@@ -95,7 +104,7 @@ def release_key() -> str | None:
 
 
 def _library_key(release: str) -> str | None:
-    """Return a hash of the very library that is installed, which may differ from its release."""
+    """Return a hash of ``release`` and onnx's installed libraries, which a user may have built."""
     folder = _onnx_folder()
     if folder is None:
         return None

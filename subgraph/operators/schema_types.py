@@ -1,4 +1,4 @@
-"""What a schema is, and how one is read from the onnx package."""
+"""Types of schemas, and their conversion from the onnx package."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ ATTRIBUTE_KINDS: tuple[AttributeKind, ...] = get_args(AttributeKind)
 
 @attrs.frozen
 class Attribute:
-    """An attribute of an operator; ``default`` None means that it has none."""
+    """An attribute of an operator.
+
+    Attributes:
+        name: Name of the attribute.
+        kind: Its type, ONNX's AttributeType in lower case.
+        required: Whether every node must have it.
+        default: Its value where a node omits it; None: it has no default.
+    """
 
     name: str
     kind: AttributeKind
@@ -41,10 +48,24 @@ class Attribute:
 
 @attrs.frozen
 class Schema:
-    """An operator's form: names of inputs and outputs, how many may be given, attributes.
+    """The signature of an operator: inputs, outputs and attributes.
 
-    ``input_dtypes`` lists for each of ``inputs`` the dtypes of tensors that it takes (None: not
-    known, or more than tensors); ``one_dtype`` groups positions that must have the same one.
+    Attributes:
+        op_type: Name of the operator.
+        domain: Its domain; "" is ONNX's own.
+        since_version: First operator set of the domain with this version of the operator.
+        inputs: Names of the inputs; the last one may be variadic.
+        outputs: Names of the outputs; the last one may be variadic.
+        min_inputs: Smallest number of inputs.
+        max_inputs: Largest number of inputs, 2**31 - 1 if variadic.
+        min_outputs: Smallest number of outputs.
+        max_outputs: Largest number of outputs.
+        attributes: The attributes by name.
+        deprecated: Whether the standard has withdrawn the operator.
+        input_dtypes: For each of ``inputs`` the dtypes of tensors that it takes; None: not known,
+            or also other types than tensors.
+        one_dtype: For each of ``inputs`` the name of a group whose inputs must have one dtype; "":
+            none.
     """
 
     op_type: str
@@ -73,7 +94,7 @@ def newest_of_package(domain: str) -> int:
 
     if domain == "":
         return onnx.defs.onnx_opset_version()
-    if domain == "subgraph":  # our own; a look through all takes a while
+    if domain == "subgraph":  # onnx has none of this domain; the loop below is slow
         return 1
     versions = [
         s.since_version
@@ -113,7 +134,7 @@ def from_onnx(found: Any) -> Schema:
         attributes=attributes,
         deprecated=bool(found.deprecated),
         input_dtypes=tuple(_dtypes(i.types) for i in found.inputs),
-        # A variadic input of mixed types binds nothing: each use is a group of its own.
+        # The items of a heterogeneous variadic input may differ in dtype: no group.
         one_dtype=tuple(i.type_str if i.is_homogeneous else "" for i in found.inputs),
     )
 
@@ -128,7 +149,7 @@ def _dtypes(types: Iterable[str]) -> frozenset[str] | None:
 
 @cache
 def _dtype_of(name: str) -> str:
-    """Return our name of a dtype for that of schemas: float8e4m3fn, float4e2m1, double."""
+    """Return Subgraph's name of a dtype for that of schemas: float8e4m3fn, float4e2m1, double."""
     known = {ours.replace("_", ""): ours for ours in ONNX_DTYPE}
     longer = (full for full in known if full.startswith(f"{name}fn"))  # float4e2m1: float4_e2m1fn
     return known[name] if name in known else canonical_dtype(known.get(next(longer, name), name))

@@ -1,9 +1,9 @@
-"""Testing tools for users: partition invariants, graph strategies, one-line property checks.
+"""Test kit for users: checks of partitions, properties and devices, strategies for graphs.
 
-`check_partition` proves that a partition is right. The strategies (`graphs`, `topologies`,
-`selectors`, `misbehaving_selectors`) are for hypothesis, which must be installed
-(``pip install subgraph-ml[testing]``); `check_property` uses them to try a property, and
-`check_device` a device.
+`check_partition` checks the invariants of a partition, `check_property` a property and
+`check_device` a device on random graphs. The strategies (`graphs`, `topologies`, `selectors`,
+`misbehaving_selectors`) are for hypothesis, which all but `check_partition` need
+(``pip install subgraph-ml[testing]``).
 """
 
 from __future__ import annotations

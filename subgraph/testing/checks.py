@@ -1,4 +1,4 @@
-"""One line for a user's accelerator: `check_property` tries it on random graphs."""
+"""`check_property`: tests a property and the ops of its regions on random graphs."""
 
 from __future__ import annotations
 
@@ -43,34 +43,37 @@ def check_property(
     atol: float = 1e-5,
     **options: Any,
 ) -> Coverage:
-    """Try a property on random graphs: every invariant, and the results against the reference.
+    """Test a property on random graphs: all invariants, and results against the reference.
 
-    The selector is asked which operators it takes; the graphs hold these, with their attributes,
-    among other operators, in forks that join again. Each partitioned graph runs several times, with
-    other inputs, with the same again, and after its weights were changed. The graphs are always the
-    same, and a failure is shrunk to a small one, which the error shows, also as a Python test.
+    The check first finds which operators the selector takes, and draws graphs of these, with their
+    attributes, among other operators, with branches that join again. Each partitioned graph runs
+    with two sets of inputs, with the first set again, and after its weights were changed. The
+    random graphs are the same in every call. The error shows the smallest failing graph that was
+    found, also as a Python test.
 
     Args:
-        prop: What ``graph.attrs["subgraph_property"]`` may hold: a property's class, an instance, a
+        prop: A value of ``graph.attrs["subgraph_property"]``: a property's class, an instance, a
             selector, a registered name.
-        max_examples: How many random graphs; 0: only ``models``.
-        max_nodes: How many operators at most in each, not counting those that join branches.
-        ops: Operators to use, of the domain of ONNX; None: those that the selector takes, among all
+        max_examples: Number of random graphs; 0: only ``models``.
+        max_nodes: Largest number of operators in a random graph, not counting those that join
+            branches.
+        ops: Operators of ONNX's own domain to draw; None: those that the selector takes, among all
             others that `graphs` knows.
-        strategy: Graphs of your own instead.
-        models: Models of your own to try first: graphs, or what `subgraph.load` reads.
-        device: The device that runs the partitioned graphs. A property that makes nodes of an
-            operator which only some device knows is tried on that device.
+        strategy: A strategy that replaces the random graphs.
+        models: Models to test first: graphs, or arguments of `subgraph.load`.
+        device: The device that runs the partitioned graphs. A property whose nodes have an
+            operator that only one device knows needs that device.
         rtol: Relative tolerance of results.
         atol: Absolute tolerance of results.
         **options: Options of the pass PartitionGraph.
 
     Returns:
-        What was tried: graphs, regions, nodes, calls.
+        The numbers of graphs, regions, nodes and calls that were tested.
 
     Raises:
-        PartitionError: an invariant is broken, or the property raised; shows the graph. Or nothing
-            was tried: no region was made, or no op of the property's own was called.
+        PartitionError: an invariant is broken, results differ, or the property raised; the message
+            shows the graph. Or nothing was tested: the property made no region, or none of its own
+            ops was called.
     """
     trial = _Trial(prop, device, rtol, atol, options)
     for model in models:
@@ -91,7 +94,7 @@ def check_property(
 def _strategy(
     trial: _Trial, ops: Collection[str] | None, max_nodes: int
 ) -> st.SearchStrategy[Graph]:
-    """Return graphs of the operators that the selector takes."""
+    """Return a strategy for graphs of the operators that the selector takes."""
     every = templates_of(ops) if ops is not None else {**TEMPLATES, **TABLE}
     taken = taken_operators(trial.prop)
     trial.coverage.taken = tuple(taken)
@@ -102,22 +105,27 @@ def _strategy(
 
 
 class Drawn(Protocol):
-    """What is done with random graphs."""
+    """A test of one graph, for `try_drawn`."""
 
     def attempt(self, graph: Graph) -> None:
-        """Try one; raise if it fails."""
+        """Test one graph; raise if it fails."""
         ...
 
     def fail(self, graph: Graph, error: Exception) -> NoReturn:
-        """Raise the error that shows a graph which fails."""
+        """Raise an error that shows ``graph``, whose test raised ``error``."""
         ...
 
 
 def try_drawn(trial: Drawn, strategy: st.SearchStrategy[Graph], max_examples: int) -> None:
-    """Try random graphs that the reference runs, always the same ones.
+    """Test random graphs; those that the reference does not run are skipped.
+
+    Args:
+        trial: The test.
+        strategy: Draws the graphs, without randomness: the same ones in every call.
+        max_examples: Number of graphs.
 
     Raises:
-        Exception: what ``trial.fail`` raised for the smallest graph that fails.
+        Exception: the error of ``trial.fail`` for the smallest failing graph of the strategy.
     """
     failed: list[Graph] = []
 
@@ -148,7 +156,7 @@ def try_drawn(trial: Drawn, strategy: st.SearchStrategy[Graph], max_examples: in
     try:
         attempt()
     except Unsatisfiable:
-        return  # no graph of the strategy runs; the counts say so
+        return  # the reference runs no graph of the strategy; the caller sees 0 graphs
     except Exception as error:
         if not failed:
             raise
@@ -156,7 +164,7 @@ def try_drawn(trial: Drawn, strategy: st.SearchStrategy[Graph], max_examples: in
 
 
 def runs(graph: Graph) -> bool:
-    """Return whether the reference runs the graph, with other inputs and weights, too."""
+    """Return whether the reference runs the graph with the inputs and weights of the checks."""
     try:
         graph.verify()
         for seed in (0, 1):
@@ -169,11 +177,11 @@ def runs(graph: Graph) -> bool:
 
 
 class _Trial:
-    """A property and how it is tried; counts what was tried.
+    """The test of a property.
 
     Attributes:
-        prop: The property.
-        coverage: What was tried.
+        prop: The property, as given to `check_property`.
+        coverage: The numbers of graphs, regions, nodes and calls that were tested.
     """
 
     def __init__(
@@ -191,7 +199,7 @@ class _Trial:
         """Partition one graph, check the invariants, compare results, partition again.
 
         Raises:
-            PartitionError: something is wrong.
+            PartitionError: an invariant is broken, or results differ.
         """
         cut = optimize_for(graph, self.prop, **self._options)
         check_partition(graph, cut)
@@ -207,7 +215,7 @@ class _Trial:
             raise PartitionError("invariant 8: partitioning again changes the graph")
 
     def fail(self, graph: Graph, error: Exception) -> NoReturn:
-        """Raise the error that shows a small graph which fails as ``graph`` does.
+        """Shrink ``graph``, whose test raised ``error``, and raise an error that shows the result.
 
         Raises:
             PartitionError: always.
@@ -216,7 +224,7 @@ class _Trial:
 
         def fails(candidate: Graph) -> bool:
             if not runs(candidate):
-                return False  # it is the candidate that does not run
+                return False  # the candidate is no valid graph
             try:
                 self.attempt(candidate)
             except Exception as found:
@@ -235,10 +243,10 @@ class _Trial:
         ) from said[-1]
 
     def check_tried(self) -> None:
-        """Refuse a check in which nothing of the property has run.
+        """Raise if the check has tested nothing of the property.
 
         Raises:
-            PartitionError: nothing has.
+            PartitionError: there was no region, no call, or no call of the property's own ops.
         """
         tried = self.coverage
         where = f"property {self._name} was tried on {tried.graphs} graphs, but"
@@ -266,7 +274,7 @@ class _Trial:
 
 
 def _check_runs(graph: Graph, request: InferRequest, rtol: float, atol: float) -> None:
-    """Compare several runs of one request with the reference: an op may keep state."""
+    """Compare several runs of one request with the reference, as an op may keep state."""
     names = [value.name for value in graph.outputs]
     reference = compile_model(graph, "REFERENCE", {"RUNTIME_FALLBACK": False})
 
@@ -296,7 +304,7 @@ def _check_runs(graph: Graph, request: InferRequest, rtol: float, atol: float) -
 
 @contextmanager
 def other_weights(graph: Graph) -> Generator[None]:
-    """Assign other numbers to the float parameters, of the same signs, until the block ends."""
+    """Scale the float parameters by 0.75 until the block ends."""
     kept = {p: p.array for p in graph.parameters.values() if p.type.dtype.startswith("float")}
     for parameter, array in kept.items():
         parameter.assign((array * 0.75).astype(array.dtype))

@@ -1,6 +1,6 @@
-"""ONNX's own test suite as data: its cases, its judge, what nobody can pass, ways to run a model.
+"""ONNX's backend test suite: its cases, its comparison, cases that cannot pass, ways to run models.
 
-``make conformance`` and the tests stand on it; with it a device of a user's own is judged too:
+``make conformance`` and the tests use it. It also tests other implementations:
 ``for case in cases(): run(case, lambda model: MyRunner(model))``.
 """
 
@@ -60,8 +60,8 @@ _EPSILON = (
     "its expected values were made with an epsilon that its model leaves out; the model of onnx "
     "1.23.2 has it"
 )
-# Cases of older releases whose expected values were corrected since, with what was wrong: to pass
-# them is to fail the newest suite.
+# Cases of older releases whose expected values were corrected since, with the error. Who passes
+# them fails the newest suite.
 CORRECTED: Mapping[str, str] = MappingProxyType(
     {
         "test_adam_multiple": _EPSILON,
@@ -81,7 +81,8 @@ CORRECTED: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# First match names the category of a node case; the rest is "other operators".
+# (category, pattern of case names) of node cases; the first match counts. Without match: "other
+# operators".
 _CATEGORIES = (
     ("ai.onnx.ml", r"^test_ai_onnx_ml"),
     ("training", r"^test_(adam|adagrad|momentum|nesterov|gradient)"),
@@ -109,7 +110,7 @@ class Case:
     """One case of the suite.
 
     Attributes:
-        name: As the suite names it.
+        name: The suite's name of the case.
         kind: "node", "simple", "real", "pytorch-converted" or "pytorch-operator".
         rtol: Relative tolerance.
         atol: Absolute tolerance.
@@ -124,7 +125,7 @@ class Case:
 
     @property
     def category(self) -> str:
-        """The line of the table that counts it."""
+        """The line of the table of results in which the case is counted."""
         if self.kind != "node":
             return f"models: {self.kind}"
         for category, pattern in _CATEGORIES:
@@ -133,7 +134,7 @@ class Case:
         return "other operators"
 
     def load(self) -> tuple[onnx.ModelProto, list[DataSet]]:
-        """Return the model, and inputs with expected outputs."""
+        """Return the model, and pairs of inputs and expected outputs."""
         source = self._source
         if source.model is not None:
             sets = [([_value(v) for v in a], [_value(v) for v in b]) for a, b in source.data_sets]
@@ -145,11 +146,11 @@ class Case:
 
 @cache
 def cases(package: str = "") -> tuple[Case, ...]:
-    """Return the 2,033 cases of onnx 1.23.2 (another release of onnx: its own number).
+    """Return the cases of the installed onnx package: 2,033 in onnx 1.23.2.
 
     Args:
-        package: Folder of the package ``onnx`` of another release that keeps all its cases as
-            files (1.21 and older), to read the cases from; empty: the installed one.
+        package: Folder of the package ``onnx`` of another release that has all its cases as files
+            (1.21 and older), to read the cases from; "": the installed one.
     """
     from onnx.backend.test.loader import load_model_tests
 
@@ -169,13 +170,13 @@ def excused(package: str = "") -> Mapping[str, str]:
     """Return the cases of a suite that need not pass, with the reason.
 
     Args:
-        package: As in `cases`: an older release's suite has those of `CORRECTED` too.
+        package: As in `cases`; for an older release the result includes `CORRECTED`.
     """
     return {**IMPOSSIBLE, **CORRECTED} if package else IMPOSSIBLE
 
 
 def _stored(package: Path, kind: str) -> list[Any]:
-    """Return what the loader of another release would: its cases of a kind, from its files."""
+    """Return the cases of a kind of another release, read from its files as its loader does."""
     from onnx.backend.test.case.test_case import TestCase
 
     found: list[Any] = []
@@ -228,7 +229,7 @@ def _read_value(path: Path, type_: onnx.TypeProto) -> Any:
 
 
 def _light(path: Path) -> tuple[onnx.ModelProto, list[DataSet]]:
-    """Return a model without trained weights that ships in the onnx package, and its results."""
+    """Return a model of the onnx package without trained weights, and its data set."""
     from onnx.backend.test.runner import Runner
 
     model = onnx.ModelProto.FromString(path.read_bytes())
@@ -246,11 +247,16 @@ def _light(path: Path) -> tuple[onnx.ModelProto, list[DataSet]]:
 
 
 def judge(case: Case, expected: Sequence[Any], got: Sequence[Any]) -> None:
-    """Compare as the suite does.
+    """Compare results as the suite does.
+
+    Args:
+        case: The case, for its tolerances.
+        expected: The expected outputs.
+        got: The outputs of the implementation that is tested.
 
     Raises:
         AssertionError: the results differ.
-        TypeError: the judge cannot compare them (see `IMPOSSIBLE`).
+        TypeError: the suite's comparison cannot handle them (see `IMPOSSIBLE`).
     """
     from onnx.backend.test.runner import Runner
 
@@ -259,11 +265,15 @@ def judge(case: Case, expected: Sequence[Any], got: Sequence[Any]) -> None:
 
 
 def run(case: Case, prepare: Callable[[onnx.ModelProto], Run]) -> None:
-    """Prepare the case's model and judge what it gives for each set of inputs.
+    """Run a case and compare the results of each of its data sets.
+
+    Args:
+        case: The case.
+        prepare: Returns the function that runs a model, from inputs to outputs by position.
 
     Raises:
         AssertionError: the results differ.
-        Exception: whatever ``prepare`` or the run raises.
+        Exception: an error of ``prepare`` or of the run.
     """
     model, sets = case.load()
     ready = prepare(model)
@@ -271,11 +281,11 @@ def run(case: Case, prepare: Callable[[onnx.ModelProto], Run]) -> None:
         judge(case, expected, list(ready(inputs)))
 
 
-# --- ways to get a model to run: what must not change the result -----------------------------
+# --- ways to load a model that must not change its results -----------------------------------
 
 
 def random_selector(seed: int) -> Any:
-    """Return a property whose regions are drawn at random but legal; for `partitioned`.
+    """Return a property that chooses nodes at random but obeys the selectors' contract.
 
     Every answer is a function of the seed and the names, so that a failure can be repeated.
     """
@@ -307,7 +317,7 @@ def random_selector(seed: int) -> Any:
 
 
 def partitioned(model: onnx.ModelProto, seed: int) -> Any:
-    """Return the model's graph cut by a random legal selector."""
+    """Return the model's graph, partitioned by `random_selector`."""
     import subgraph as sg
 
     graph = sg.load(model)
@@ -326,7 +336,7 @@ def saved(model: onnx.ModelProto, folder: str | os.PathLike[str]) -> Any:
 
 
 def reprinted(model: onnx.ModelProto) -> Any:
-    """Return the model's graph printed as text and parsed, with the weights put back."""
+    """Return the model's graph printed as text and parsed, with the original weights."""
     import subgraph as sg
 
     graph = sg.load(model)
@@ -334,16 +344,16 @@ def reprinted(model: onnx.ModelProto) -> Any:
 
 
 def names(categories: Iterable[str] = ()) -> list[str]:
-    """Return the names of all cases, or of those in some categories."""
+    """Return the names of the cases of these categories, of all if there is none."""
     wanted = set(categories)
     return [case.name for case in cases() if not wanted or case.category in wanted]
 
 
 @contextmanager
 def traced() -> Generator[None]:
-    """Let every plan of the CPU come from a template, each dimension of its inputs traced alone.
+    """Make every CPU plan of the ``with`` block symbolic in all dimensions of its inputs.
 
-    As it is, only dimensions that differed from call to call are traced, from the second shape on.
+    Usually only dimensions that differed between calls are symbolic, from the second shape on.
     """
     from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
 

@@ -1,4 +1,4 @@
-"""A counterexample as a Python test: the graph as text, and the weights that text leaves out."""
+"""Source of a Python test for a counterexample: the graph as text, and its large weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from subgraph.text_form.parser import parse
 
 
 def as_test(graph: Graph, prop: Any, options: str) -> str:
-    """Return the source of a test that fails as ``graph`` does.
+    """Return the source of a test of `check_property` on one graph.
 
     Args:
-        graph: What fails.
-        prop: The property: a class is imported, anything else is written as it prints.
-        options: Further arguments of `check_property`, as source.
+        graph: The graph.
+        prop: The property: the source imports a class, and has the ``repr`` of anything else.
+        options: Further arguments of `check_property`, as source that begins with a comma.
     """
     imports = "import base64\n\nimport numpy as np\n\nimport subgraph as sg\n"
     shown = repr(prop)
@@ -44,7 +44,7 @@ def as_test(graph: Graph, prop: Any, options: str) -> str:
 
 
 def _left_out(graph: Graph, text: str) -> dict[str, Any]:
-    """Return the weights whose numbers the text does not hold."""
+    """Return the weights whose elements the text omits."""
     kept = parse(text).parameters
     return {
         name: parameter.array

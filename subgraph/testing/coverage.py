@@ -1,4 +1,4 @@
-"""What a check has tried: regions, their nodes, and calls of the ops that run them, counted."""
+"""Counts of what a check has tested: regions, their nodes, and calls of the ops that run them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from subgraph.operators.subgraph_op import (
 
 @attrs.define
 class Coverage:
-    """What `check_property` has tried.
+    """Counts of what `check_property` has tested.
 
     Attributes:
         graphs: Graphs that were partitioned.
-        regions: Regions that were made in them.
+        regions: Regions of the partitions.
         nodes: Nodes of these regions, by operator.
-        own: Regions whose node has an op of the property's own, or is of another operator.
+        own: Regions that an op or operator of the property runs, not the default op.
         calls: Calls of the ops that run the regions.
-        own_calls: Calls of ops of the property's own, and runs of its operators by a device.
-        taken: Operators of ONNX that the selector takes, where it was asked.
+        own_calls: Calls of ops of the property, and runs of its operators by a device.
+        taken: Operators of ONNX that the selector takes, if `check_property` chose the operators.
     """
 
     graphs: int = 0
@@ -46,8 +46,13 @@ class Coverage:
     def add(self, before: Graph, after: Graph) -> tuple[list[SubgraphOp], set[str]]:
         """Count the regions of a partition.
 
+        Args:
+            before: The graph that was partitioned.
+            after: The partitioned graph.
+
         Returns:
-            Their ops; and the names of regions without one, whose operator a device has to know.
+            The ops of the regions, and the names of subgraph nodes without op, whose operator only
+            a device knows.
         """
         self.graphs += 1
         old = {node.name for graph in before.levels() for node in graph.nodes if node.subgraph}
@@ -67,8 +72,13 @@ class Coverage:
         return ops, operators
 
     def count_run(self, profile: Iterable[ProfileEntry], operators: set[str]) -> None:
-        """Count the regions among ``operators`` that a device has run, by itself or in others."""
-        plain = ("REFERENCE", SubgraphOp.device)  # the default executor, which runs what is inside
+        """Count the subgraph nodes named in ``operators`` that a device ran as a node or a part.
+
+        Args:
+            profile: Profile of the run.
+            operators: Names of subgraph nodes without op.
+        """
+        plain = ("REFERENCE", SubgraphOp.device)  # these run the inner graph, not the operator
         ran: set[str] = set()
         for entry in profile:
             if entry.device not in plain:
@@ -78,7 +88,7 @@ class Coverage:
 
     @contextmanager
     def counted(self, ops: list[SubgraphOp]) -> Generator[None]:
-        """Count the calls of these ops through sessions that are opened in the block."""
+        """Count the calls of these ops through sessions that are opened in the ``with`` block."""
         known = {id(op) for op in ops}
         made: dict[type[Session], type[Session]] = {}
         opened = subgraph_op.open_own
@@ -100,7 +110,7 @@ class Coverage:
         self.own_calls += type(op) is not DefaultSubgraphOp
 
     def _counting(self, kind: type[Session]) -> type[Session]:
-        """Return a child of a session's class that counts its calls; the same memory layout."""
+        """Return a child of a session's class that counts calls; instances can change to it."""
         coverage = self
 
         def call(session: Session, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One line for a device: `check_device` tries what the contract of devices says of it."""
+"""`check_device`: tests a device against the contract of `subgraph.Device`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from subgraph.testing.device_trial import (
     fail,
 )
 
-_GENERIC = "does not list it as supported"  # what Core says for a device that gives no reason
+_GENERIC = "does not list it as supported"  # end of Core's text for a device without reason
 
 
 def check_device(
@@ -55,28 +55,29 @@ def check_device(
     rtol: float = 1e-4,
     atol: float = 1e-5,
 ) -> DeviceReport:
-    """Try a device: what it says it takes, what it compiles, how it runs, fails and is kept.
+    """Test a device: queries, compilation, runs, errors, failures and exported models.
 
-    The checks are in `DEVICE_CHECKS`, each with a sentence. Models are made of the operators that
-    the device takes when it is asked, and results compared with those of REFERENCE.
+    `DEVICE_CHECKS` lists the checks with a sentence each. The test models consist of operators that
+    the device takes in a query; results are compared with those of REFERENCE.
 
     Args:
         device: A device string, such as "CPU" or "HETERO:MYDEV,CPU"; or a device, or its class,
-            which is then registered with a Core of its own.
-        config: Options for every compile call.
-        core: The Core that knows the device; None: the default one.
-        models: Graphs, or what `subgraph.load` reads, that the device takes; to try, too.
-        only: Names of the checks to make; None: all.
-        max_examples: How many random graphs the last check tries.
+            which is then registered with a new Core.
+        config: Options of every compile call.
+        core: The Core that has the device; None: the default one.
+        models: Further test models that the device takes: graphs, or arguments of `subgraph.load`.
+        only: Names of the checks to run; None: all.
+        max_examples: Number of random graphs of the check "random".
         rtol: Relative tolerance of results.
         atol: Absolute tolerance of results.
 
     Returns:
-        What passed, what does not apply to the device and why, and what was run.
+        The checks that passed, those that do not apply, and the numbers of graphs and runs.
 
     Raises:
-        DeviceError: the device cannot start, or fails checks; says which, how, and on what graph.
-        ConfigError: ``only`` names a check that is not there.
+        DeviceError: the device cannot start or fails checks; the message says how each one failed,
+            and on what graph.
+        ConfigError: ``only`` has the name of no check.
     """
     names = list(DEVICE_CHECKS) if only is None else list(only)
     for name in names:
@@ -147,7 +148,7 @@ def _query(trial: DeviceTrial) -> None:
 
 
 def _agree(trial: DeviceTrial, graph: Graph) -> None:
-    """Compare what HETERO says of a graph with what it compiles."""
+    """Check that HETERO's ``query_model`` and ``compile_model`` place nodes on the same devices."""
     found = trial.query(graph, trial.beside_reference)
     model = trial.compile(graph, trial.beside_reference)
     homes: dict[str, str] = {}
@@ -285,7 +286,7 @@ def _memory(trial: DeviceTrial) -> None:
 
 
 def _strided(array: Any) -> Any:
-    """Return a read-only view of the same numbers with gaps between them."""
+    """Return a read-only view of the same elements that is not contiguous."""
     wide = np.repeat(array, 2, axis=-1) if array.ndim else array.copy()
     view = wide[..., ::2] if array.ndim else wide
     view.flags.writeable = False
@@ -395,7 +396,7 @@ def _export(trial: DeviceTrial) -> None:
 
 
 def _other_hardware(trial: DeviceTrial, graph: Graph, data: bytes) -> None:
-    """Check that a file does not fit where the device's capability is another."""
+    """Check that a file is refused, or compiled anew, if the device's capability differs."""
     device = trial.core.device(trial.compile(graph).execution_devices[0])
     capability = device.capability()
     if not any(capability.values()):
@@ -461,7 +462,7 @@ def _threads(trial: DeviceTrial) -> None:
 
 
 def _thread_count() -> int:
-    """Return how many threads the process has, native ones too where the system tells."""
+    """Return the number of threads of the process, on Linux including native ones."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
@@ -493,7 +494,7 @@ def _errors(trial: DeviceTrial) -> None:
 
 
 def _expect(kind: type[Exception], text: str, do: Callable[[], object]) -> None:
-    """Call ``do``, which is to raise a ``kind`` that mentions ``text``."""
+    """Check that ``do`` raises a ``kind`` whose message mentions ``text``."""
     try:
         do()
     except kind as error:

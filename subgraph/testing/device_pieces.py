@@ -1,4 +1,4 @@
-"""Operators that keep a shape, of which `check_device` makes the models that a device takes."""
+"""Operators that preserve the shape of their input, for the small models of `check_device`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WITH_WEIGHT = ("Add", "Mul", "Sub", "Div", "Max", "Min", "PRelu")
 
 
 def _numbers(name: str, shape: Sequence[int], low: float = -1.0) -> Array:
-    """Return the same numbers for the same name, none near zero if ``low`` is positive."""
+    """Return uniform random numbers in [low, 1) that depend only on the name and the shape."""
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     return generator.uniform(low, 1.0, shape).astype(np.float32)
 
@@ -34,11 +34,11 @@ class Piece:
     """One operator, applied so that its result has the shape of its input.
 
     Attributes:
-        name: What messages call it.
-        shape: The shape, its first size free.
-        apply: Makes the result of a value; takes the value and a name for the weights.
-        dtype: Element type of both.
-        has_weights: Whether it takes weights.
+        name: Name of the operator.
+        shape: Shape of input and result; the first dimension is symbolic.
+        apply: ``(input, name) -> result``; the name distinguishes the weights.
+        dtype: Element type of input and result.
+        has_weights: Whether it has weights.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Piece:
     has_weights: bool = False
 
     def input(self, name: str = "x", *, fixed: bool = False) -> Value:
-        """Return a graph input that the piece takes; ``fixed``: with 2 as its first size."""
+        """Return a graph input of the shape; ``fixed``: the first dimension is 2, not symbolic."""
         shape = (2, *self.shape[1:]) if fixed else self.shape
         return input(name, shape, self.dtype)
 
     def chain(self, length: int, *, fixed: bool = False) -> Graph:
-        """Return a graph that applies the piece again and again."""
+        """Return a graph that applies the operator ``length`` times in a row."""
         x = value = self.input(fixed=fixed)
         for number in range(length):
             value = self.apply(value, f"{self.name}{number}")
@@ -134,12 +134,14 @@ def _pieces() -> list[Piece]:
 
 
 def pieces_where(takes: Callable[[Graph], bool]) -> tuple[list[Piece], list[Piece], bool]:
-    """Return the pieces of which a device takes chains, and those that it refuses.
-
-    The last item says whether it takes them with fixed sizes alone.
+    """Sort the operators by whether a device takes a chain of two.
 
     Args:
         takes: Whether the device takes every node of a graph.
+
+    Returns:
+        The operators that the device takes, those that it refuses, and whether it takes them only
+        with static shapes.
     """
     for fixed in (False, True):
         taken: list[Piece] = []

@@ -1,4 +1,4 @@
-"""The last check of a device: random graphs of the operators that it takes, among others."""
+"""The check "random" of `check_device`: random graphs of operators that the device takes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ _MOST_NODES = 10
 
 
 def random_graphs(trial: DeviceTrial, max_examples: int) -> None:
-    """Compile and run random graphs on a device beside REFERENCE.
+    """Compile and run random graphs by HETERO on a device and REFERENCE.
+
+    Args:
+        trial: The device that is tested.
+        max_examples: Number of random graphs.
 
     Raises:
-        SkippedCheck: the device takes too little for random graphs, and models were given.
-        FailedCheck: one gives wrong results, or compiles otherwise than the query says; or not one
-            node has run on the device.
+        SkippedCheck: no node of the random graphs ran on the device, and the user gave models.
+        FailedCheck: results differ, compilation failed, or no node ran on the device.
     """
     focus = templates_of(_taken(trial))
     if focus:
@@ -46,7 +49,7 @@ def random_graphs(trial: DeviceTrial, max_examples: int) -> None:
 
 
 def _taken(trial: DeviceTrial) -> list[str]:
-    """Return the operators of ONNX that the device takes with plain operands."""
+    """Return the operators of ONNX that the device takes with float operands, no attributes."""
     found: list[str] = []
     for name, domain in standard_operators():
         if domain:
@@ -65,7 +68,12 @@ def _taken(trial: DeviceTrial) -> list[str]:
 
 
 class _Drawn:
-    """Random graphs that are tried on a device; counts them."""
+    """The test of a device on random graphs.
+
+    Attributes:
+        graphs: Number of tested graphs.
+        nodes: Number of their nodes that ran on the device.
+    """
 
     def __init__(self, trial: DeviceTrial) -> None:
         self._trial = trial
@@ -73,7 +81,7 @@ class _Drawn:
         self.nodes = 0
 
     def attempt(self, graph: Graph) -> None:
-        """Compile one graph beside REFERENCE, and alone if the device takes all of it; run both."""
+        """Compile and run one graph by HETERO, and by the device alone if it takes all nodes."""
         trial = self._trial
         self.graphs += 1
         whole = trial.takes(graph)
@@ -92,7 +100,11 @@ class _Drawn:
                 trial.run(model, graph, "a random graph, after weights were changed")
 
     def fail(self, graph: Graph, error: Exception) -> Any:
-        """Raise the error that shows a small graph which fails as ``graph`` does."""
+        """Shrink ``graph``, whose test raised ``error``, and raise an error that shows the result.
+
+        Raises:
+            FailedCheck: always.
+        """
 
         def fails(candidate: Graph) -> bool:
             if not runs(candidate):

@@ -1,4 +1,4 @@
-"""What the checks of a device share: its models, the results they should give, broken sessions."""
+"""Shared parts of the checks of a device: test models, expected results, failing sessions."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from subgraph.testing.random_graphs import feeds
 
 
 class SkippedCheck(Exception):
-    """A check does not apply to a device; its text says why."""
+    """A check does not apply to a device; the message is the reason."""
 
 
 class FailedCheck(Exception):
-    """A device does not do what the contract says; its text says what, and what to do."""
+    """A device breaks the contract; the message says how, and how to correct it."""
 
 
 @attrs.define
 class DeviceReport:
-    """What `check_device` has tried.
+    """The result of `check_device`.
 
     Attributes:
         device: The device string.
         passed: Names of the checks that the device passed.
-        skipped: Those that do not apply to it, with the reason.
-        graphs: Graphs that were compiled for it.
-        nodes: Nodes of these that it ran, by operator.
-        runs: Runs whose results were compared with the reference's.
+        skipped: Reasons of the checks that do not apply to the device, by name.
+        graphs: Number of graphs that were compiled.
+        nodes: Numbers of nodes of these graphs, by operator.
+        runs: Number of runs whose results were compared with the reference's.
     """
 
     device: str
@@ -53,7 +53,7 @@ class DeviceReport:
     runs: int = 0
 
     def __str__(self) -> str:
-        """Return a line for each check."""
+        """Return a line of counts, then one for each check."""
         lines = [f"{self.device}: {self.graphs} graphs, {self.runs} runs"]
         lines += [f"  {name}: passed" for name in self.passed]
         lines += [f"  {name}: does not apply, {why}" for name, why in self.skipped.items()]
@@ -61,18 +61,18 @@ class DeviceReport:
 
 
 class DeviceTrial:
-    """A device that is being checked.
+    """A device that is tested.
 
     Attributes:
-        core: The Core that knows it.
+        core: The Core that has the device.
         name: The device string.
-        device: The device itself.
-        config: The options of every compile call.
-        models: Graphs of the user's own.
-        taken: Operators of which it takes whole chains.
-        refused: Those that it does not take.
-        fixed: Whether it takes fixed sizes alone.
-        report: What was tried.
+        device: The device itself, the first one of the string.
+        config: Options of every compile call.
+        models: The user's models.
+        taken: Operators of which the device takes chains.
+        refused: Operators of which it does not.
+        fixed: Whether it takes only static shapes.
+        report: The results so far.
     """
 
     def __init__(
@@ -83,10 +83,17 @@ class DeviceTrial:
         models: Sequence[Graph],
         tolerances: tuple[float, float],
     ) -> None:
-        """Ask the device what it takes.
+        """Query which operators the device takes.
+
+        Args:
+            core: The Core that has the device.
+            name: The device string.
+            config: Options of every compile call.
+            models: The user's models.
+            tolerances: Relative and absolute tolerance of results.
 
         Raises:
-            FailedCheck: it takes nothing that is known here.
+            FailedCheck: it takes none of the operators, and there are no models.
         """
         self.core, self.name, self.config, self.models = core, name, dict(config), models
         self.device, _ = core.split(name)
@@ -99,11 +106,11 @@ class DeviceTrial:
                 "models that it takes (models=[...])"
             )
 
-    # ------------------------------------------------------------------ what to try
+    # ------------------------------------------------------------------ test models
 
     @property
     def pieces(self) -> list[Piece]:
-        """A few operators that the device takes, those with weights first."""
+        """Up to five operators that the device takes, those with weights first."""
         return [*[p for p in self.taken if p.has_weights][:3], *self.plain[:2]]
 
     @property
@@ -113,32 +120,32 @@ class DeviceTrial:
 
     @property
     def graphs(self) -> list[Graph]:
-        """Small graphs that the device takes, and the user's own."""
+        """Small graphs that the device takes, then the user's models."""
         return [*(piece.chain(2, fixed=self.fixed) for piece in self.pieces), *self.models]
 
     def some_graph(self) -> Graph:
-        """Return one graph that the device takes, with weights if any has."""
+        """Return one graph that the device takes, with weights if there is one."""
         return self.graphs[0]
 
     @property
     def is_alone(self) -> bool:
-        """Whether the device runs models itself, and not on others."""
+        """Whether the device runs models itself, unlike HETERO and AUTO."""
         return not self.device.is_virtual
 
     @property
     def beside_reference(self) -> str:
-        """The device string with REFERENCE behind it."""
+        """The string of a HETERO device that uses REFERENCE for nodes that the device refuses."""
         return f"HETERO:{self.name},REFERENCE" if self.is_alone else self.name
 
     @property
     def options(self) -> dict[str, str]:
-        """The properties that the device says to have, with "RW" or "RO"."""
+        """The device's SUPPORTED_PROPERTIES: names with "RW" or "RO"."""
         return known_properties(self.device)
 
-    # ------------------------------------------------------------------ what it does
+    # ------------------------------------------------------------------ calls of the device
 
     def query(self, graph: Graph, device: str = "") -> QueryResult:
-        """Return what the device says to a graph."""
+        """Return the result of ``query_model``; ``device`` "": the tested device."""
         return self.core.query_model(graph, device or self.name, self.config)
 
     def takes(self, graph: Graph) -> bool:
@@ -147,9 +154,12 @@ class DeviceTrial:
         return all(node.name in found for node in graph.nodes)
 
     def compile(self, graph: Graph, device: str = "", /, **config: Any) -> CompiledModel:
-        """Return the graph compiled; what fails while it runs is not run elsewhere, unless asked.
+        """Return the compiled graph; without RUNTIME_FALLBACK, unless ``config`` has it.
 
-        Errors of a graph that the device has said to take are its fault.
+        Args:
+            graph: The graph.
+            device: A device string; "": the tested device.
+            **config: Options besides those of every compile call.
         """
         given = {**self.config, **config}
         if "RUNTIME_FALLBACK" in self.options:
@@ -160,20 +170,32 @@ class DeviceTrial:
         return model
 
     def inputs(self, graph: Graph, seed: int = 0, size: int = 2) -> dict[str, Any]:
-        """Return inputs for a graph; ``size`` is that of every free dimension."""
+        """Return random inputs for a graph.
+
+        Args:
+            graph: The graph.
+            seed: Seed of the random numbers.
+            size: Size of every symbolic dimension.
+        """
         free = {d for v in graph.inputs for d in getattr(v.type, "shape", None) or ()}
         return feeds(graph, seed, {d: size for d in free if isinstance(d, str)})
 
     def expected(self, graph: Graph, inputs: Mapping[str, Any]) -> list[Any]:
-        """Return what the reference gives, with the weights as they are now."""
+        """Return the results of the reference with the present weights, by position."""
         with np.errstate(all="ignore"):
             return run_reference(graph, inputs)
 
     def compare(self, graph: Graph, got: Any, expected: Sequence[Any], when: str) -> None:
         """Compare results with those of the reference.
 
+        Args:
+            graph: The graph that ran.
+            got: The results, by position.
+            expected: The results of the reference.
+            when: Circumstances of the run, for the message: "after Parameter.update".
+
         Raises:
-            FailedCheck: they differ; says in which output and where.
+            FailedCheck: they differ; the message has the output and the element.
         """
         names = [value.name for value in graph.outputs]
         self.report.runs += 1
@@ -186,13 +208,23 @@ class DeviceTrial:
             raise FailedCheck(f"{when}: {text}; the graph\n{graph}") from error
 
     def run(self, model: Callable[[Any], Any], graph: Graph, when: str, **how: int) -> None:
-        """Run a model, or a request's ``infer``, and compare its results with the reference's."""
+        """Run a model and compare its results with the reference's.
+
+        Args:
+            model: A compiled model, or the method ``infer`` of a request.
+            graph: Its graph.
+            when: Circumstances of the run, for the message.
+            **how: ``seed`` and ``size`` for `inputs`.
+
+        Raises:
+            FailedCheck: the results differ.
+        """
         inputs = self.inputs(graph, **how)
         self.compare(graph, model(inputs), self.expected(graph, inputs), when)
 
 
 def fail(text: str) -> NoReturn:
-    """Say what is wrong.
+    """Fail the present check with this message.
 
     Raises:
         FailedCheck: always.
@@ -202,10 +234,10 @@ def fail(text: str) -> NoReturn:
 
 @contextmanager
 def broken_sessions(devices: Sequence[str]) -> Generator[list[bool]]:
-    """Let sessions of these devices' ops that are opened in the block fail on demand.
+    """Make sessions of these devices' ops, if opened in the ``with`` block, fail on demand.
 
     Yields:
-        A list whose one item says whether they fail now.
+        A list of one item, False; the sessions fail while a caller sets it to True.
     """
     state = [False]
     kinds: dict[type[Session], type[Session]] = {}
@@ -228,7 +260,7 @@ def broken_sessions(devices: Sequence[str]) -> Generator[list[bool]]:
 
 
 def _breaking(kind: type[Session], state: Sequence[bool]) -> type[Session]:
-    """Return a child of a session's class that raises when told to; the same memory layout."""
+    """Return a child of a session's class that raises while ``state[0]``, and only has calls."""
 
     def call(session: Session, *args: Any, **kwargs: Any) -> Any:
         if state[0]:

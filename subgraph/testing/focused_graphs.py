@@ -1,4 +1,4 @@
-"""A strategy for graphs of chosen operators and their neighbours, in topologies that join."""
+"""A strategy for graphs of chosen operators among others, with branches that join."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from subgraph.testing.samples import samples
 _FLOATS = ((4,), (2, 3), (3, 3), (2, 3, 4), (1, 2, 4, 4), (2, 6, 5, 5), (1, 2, 3, 4, 3), ())
 _OTHERS = ("bool", "int64", "int32", "int8", "uint8", "float64", "float16")
 _JOINS = ("Add", "Sub", "Mul", "Max", "Concat")
-_MOST_SAMPLED = 12  # operators beyond which samples stand in only where there is no template
+# With more operators than this, only those without template get samples (whose import is slow), and
+# at most this many of them.
+_MOST_SAMPLED = 12
 
 
 def templates_of(op_types: Collection[str]) -> dict[str, Apply]:
-    """Return templates of these operators: common and rare ones, and samples of ONNX's suite."""
+    """Return the templates of these operators, and samples of them from ONNX's test suite."""
     every = {**TEMPLATES, **rare.TABLE}
     table = {name: apply for name, apply in every.items() if name.removesuffix("*") in op_types}
     known = {name.removesuffix("*") for name in table}
@@ -47,7 +49,7 @@ def templates_of(op_types: Collection[str]) -> dict[str, Apply]:
 
 
 def _pair(draw: Draw, pool: Pool, name: str) -> Any:
-    """Apply an operator to two inputs or results of one shape, the first that it takes."""
+    """Apply an operator to two values of one shape, the first pair that it accepts."""
     op_type = name.partition("#")[0]
     floats = [v for v in pool.values if dtype(v) == "float32"]
     first = whole(draw, 0, len(floats)) if floats else 0
@@ -62,7 +64,10 @@ def _pair(draw: Draw, pool: Pool, name: str) -> Any:
 
 
 def by_operator(table: Mapping[str, Apply]) -> dict[str, Apply]:
-    """Return one template for each operator: half the time one for any shape, else a sample."""
+    """Return one template for each operator, which draws one of the operator's templates.
+
+    Templates and samples of an operator that has both are equally likely.
+    """
     general: dict[str, list[str]] = {}
     sampled: dict[str, list[str]] = {}
     for name in table:
@@ -88,15 +93,16 @@ def focused_graphs(
     neighbours: Mapping[str, Apply],
     max_nodes: int = 10,
 ) -> Graph:
-    """Draw a graph in which operators of ``focus`` stand among others.
+    """Draw a graph in which operators of ``focus`` are among others.
 
-    Values fork into two operators and join again; second operands are weights, inputs or results.
+    Some values are inputs of two branches that join again; second operands are weights, graph
+    inputs or results.
 
     Args:
         draw: Given by hypothesis.
-        focus: Templates of the operators that matter.
-        neighbours: Templates of those around.
-        max_nodes: How many operators at most are applied, joins not counted.
+        focus: Templates of the operators that are tested.
+        neighbours: Templates of the other operators.
+        max_nodes: Largest number of applied operators, not counting joins.
     """
     shape = draw(st.sampled_from(_FLOATS))
     starts = [(shape, "float32"), *((other, "float32") for other in _FLOATS)]
@@ -131,7 +137,7 @@ def focused_graphs(
 def _apply_to(
     draw: Draw, pool: Pool, table: Mapping[str, Apply], sources: Sequence[Value], count: int
 ) -> list[Value]:
-    """Apply operators, each to the same one of ``sources`` alone."""
+    """Apply ``count`` operators of ``table`` to the same value, drawn from ``sources``."""
     fitting = [value for value in sources if value in pool.values]
     if not fitting:
         return []
@@ -147,7 +153,7 @@ def _apply_to(
 
 
 def _join(draw: Draw, pool: Pool, made: list[Value]) -> list[Value]:
-    """Bring two results of one shape together."""
+    """Combine two values of ``made`` of one shape by an operator; [] if there is no such pair."""
     here = set(pool.values)
     floats = [v for v in made if v in here and dtype(v) == "float32"]
     pairs = [

@@ -1,4 +1,4 @@
-"""Operators that random graphs draw, each with a function that applies it to values at hand."""
+"""Templates of random graphs: for each operator a function that applies it to values of a pool."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Apply = Callable[[Draw, "Pool", str], Any]
 
 @attrs.define
 class Pool:
-    """Values that nodes may use, by kind; weights are made when a template asks.
+    """The values of a random graph that further nodes may use.
 
     Attributes:
-        values: The values.
-        weights: How many weights were made.
-        rng: Gives the numbers of the weights.
-        inputs: Graph inputs that were made in place of weights.
-        fed: Whether graph inputs and other values take the place of some weights.
+        values: The values, all of static shape, in the order in which they were made.
+        weights: Number of weights that were made; the next one's name follows from it.
+        rng: Generator of the weights' elements.
+        inputs: Graph inputs that were made instead of weights.
+        fed: Whether `weight` returns a graph input or another value half the time.
     """
 
     values: list[Value]
@@ -44,27 +44,39 @@ class Pool:
         *,
         empty: bool = False,
     ) -> Value | None:
-        """Draw a value of these dtypes with ``rank`` to ``most`` dimensions, None if none is.
+        """Draw a value of the pool, None if it has none of this kind.
 
         Args:
             draw: Given by hypothesis.
             dtypes: Allowed dtypes.
-            rank: Fewest dimensions.
-            most: Most dimensions.
-            empty: Whether it may have no elements.
+            rank: Smallest number of dimensions.
+            most: Largest number of dimensions.
+            empty: Whether values without elements are allowed.
         """
         found = [v for v in self.values if dtype(v) in dtypes and rank <= len(dims(v)) <= most]
         found = [v for v in found if empty or 0 not in dims(v)]
-        # The newest first: shrinking then makes chains.
+        # 0, to which hypothesis shrinks, is the newest value, so that shrunk graphs are chains.
         return found[-1 - whole(draw, 0, len(found) - 1)] if found else None
 
     def like(self, draw: Draw, shape: Sequence[int], kind: str) -> Value | None:
-        """Draw a value of this shape and dtype."""
+        """Draw a value of the pool, None if it has none of this shape and dtype.
+
+        Args:
+            draw: Given by hypothesis.
+            shape: The shape.
+            kind: The dtype.
+        """
         found = [v for v in self.values if dtype(v) == kind and dims(v) == tuple(shape)]
         return found[-1 - whole(draw, 0, len(found) - 1)] if found else None
 
     def weight(self, shape: Sequence[int], scale: float = 0.5, low: float = -1) -> Value:
-        """Make a float weight with values in [low, 1) times ``scale``; see ``fed``."""
+        """Return a float32 weight or, if ``fed`` and ``low`` is negative, perhaps another value.
+
+        Args:
+            shape: The shape.
+            scale: Factor of the elements.
+            low: The elements are uniform in [low, 1) times ``scale``.
+        """
         self.weights += 1
         if self.fed and low < 0 and self.rng.random() < 0.5:
             same = [v for v in self.values if dtype(v) == "float32" and dims(v) == tuple(shape)]
@@ -75,18 +87,24 @@ class Pool:
         return sg.parameter(f"w{self.weights}", array)
 
     def feed(self, shape: Sequence[int]) -> Value:
-        """Make a graph input of float32."""
+        """Add a float32 graph input of this shape."""
         self.inputs.append(sg.input(f"y{len(self.inputs)}", tuple(shape), "float32"))
         return self.inputs[-1]
 
     def constant(self, numbers: Any, dtype: str = "int64") -> Value:
-        """Make a weight of these numbers."""
+        """Return a weight of these numbers."""
         self.weights += 1
         return sg.parameter(f"w{self.weights}", np.array(numbers, numpy_dtype(dtype)))
 
 
 def whole(draw: Draw, low: int, high: int) -> int:
-    """Draw a whole number."""
+    """Draw a whole number in [low, high].
+
+    Args:
+        draw: Given by hypothesis.
+        low: Smallest number, to which hypothesis shrinks.
+        high: Largest number.
+    """
     return int(draw(st.integers(low, high)))
 
 
@@ -106,7 +124,11 @@ TEMPLATES: dict[str, Apply] = {}
 
 
 def template(*names: str, table: dict[str, Apply] = TEMPLATES) -> Callable[[Apply], Apply]:
-    """Decorate what applies these operators to the pool."""
+    """Return a decorator that registers the template of these operators in ``table``.
+
+    A template is a function ``(draw, pool, name) -> value, tuple of values, or None`` if the pool
+    has no operands for it.
+    """
 
     def register(apply: Apply) -> Apply:
         table.update(dict.fromkeys(names, apply))
@@ -116,7 +138,7 @@ def template(*names: str, table: dict[str, Apply] = TEMPLATES) -> Callable[[Appl
 
 
 def make(op_type: str, /, *inputs: Any, **attributes: Any) -> Any:
-    """Apply an operator."""
+    """Return the outputs of a new node of an operator of ONNX's own domain."""
     return getattr(sg.ops, op_type)(*inputs, **attributes)
 
 
@@ -399,13 +421,29 @@ def _branch(draw: Draw, pool: Pool, name: str) -> Any:
 
 
 def grow(draw: Draw, pool: Pool, table: Mapping[str, Apply], steps: int) -> None:
-    """Apply operators to the pool; those that fit nothing are passed over."""
+    """Apply drawn operators to values of the pool and add their results to it.
+
+    Args:
+        draw: Given by hypothesis.
+        pool: The pool.
+        table: Templates by operator.
+        steps: Number of draws; operators without fitting operands add nothing.
+    """
     for _ in range(steps):
         apply_one(draw, pool, table)
 
 
 def apply_one(draw: Draw, pool: Pool, table: Mapping[str, Apply]) -> list[Value]:
-    """Apply one operator to the pool; return its results, none if it fits nothing."""
+    """Apply a drawn operator to values of the pool and add its results to it.
+
+    Args:
+        draw: Given by hypothesis.
+        pool: The pool.
+        table: Templates by operator.
+
+    Returns:
+        The results; [] if the pool has no operands for the operator.
+    """
     name = draw(st.sampled_from(tuple(table)))
     made = table[name](draw, pool, name)
     if made is None:

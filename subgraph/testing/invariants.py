@@ -1,7 +1,6 @@
-"""Proof that a partition is right: `check_partition` compares the graphs before and after.
+"""`check_partition`: checks the invariants of a partition from the graphs before and after.
 
-Everything is checked in time linear in nodes and edges, from the two graphs alone: nothing here
-uses the code that made the partition.
+The check takes time linear in nodes and edges, and uses nothing of the code that partitions.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from subgraph.operators.reference import evaluate
 from subgraph.partition.record import KEY, MADE, PartitionRecord
 
 Source = Value | Parameter | None
-# Operators whose initializers at these inputs are shapes: nobody can assign another one.
+# (operator, input) whose parameters are shapes, which passes may fold: they cannot be assigned.
 _SHAPES = frozenset(
     {("ConstantOfShape", 0), ("Expand", 1), ("Reshape", 1), ("Tile", 1), ("Unsqueeze", 1)}
 )
@@ -33,23 +32,31 @@ def check_partition(
     rtol: float = 1e-5,
     atol: float = 1e-6,
 ) -> None:
-    """Prove that ``after`` is a right partition of ``before``; linear in nodes and edges.
+    """Check that ``after`` is a correct partition of ``before``, in linear time.
 
-    The invariants, by number: 1 regions are disjoint and lose no node; 2 each is connected; 3 each
-    is convex; 4 all together form no cycle; 5 every member was found by its selector, as far as
-    the record tells; 6 subgraph nodes list inputs and outputs once, the graph's own are untouched;
-    7 every node still computes the same from the same values, where a parameter may hold what
-    constants gave. Bodies are checked alike.
+    The invariants, by number:
+
+    1. Regions are disjoint, and no node is missing.
+    2. Each region is weakly connected.
+    3. Each region is convex.
+    4. The graph in which every region is one node has no cycle.
+    5. A selector chose every node of a region, according to the partition's record if there is one.
+    6. Subgraph nodes list each input and output once; the graph's own are unchanged.
+    7. Every node computes the same from the same values; a parameter may replace a constant
+       subgraph of equal value.
+
+    Bodies of control-flow nodes are checked, too.
 
     Args:
         before: The graph that was partitioned.
-        after: What came out.
-        inputs: If given, both graphs run on them on the device REFERENCE, and results must agree.
+        after: The partitioned graph.
+        inputs: If not None, both graphs run on these inputs on the device REFERENCE, and the
+            results must agree.
         rtol: Relative tolerance of that comparison.
         atol: Absolute tolerance of that comparison.
 
     Raises:
-        PartitionError: says which invariant is broken, and where.
+        PartitionError: an invariant is broken; the message has its number and the node or value.
     """
     for graph in (before, after):
         require_type(graph, Graph, PartitionError, "the graphs before and after the partition")
@@ -68,7 +75,13 @@ def _fail(number: int, text: str) -> NoReturn:
 
 
 class _Checker:
-    """Checks one graph; pairs of bodies to check next gather in ``bodies``."""
+    """Check of one graph, without its bodies.
+
+    Attributes:
+        before: The graph that was partitioned.
+        after: The partitioned graph.
+        bodies: Pairs of bodies of control-flow nodes that are still to be checked.
+    """
 
     def __init__(self, before: Graph, after: Graph) -> None:
         self.before = before
@@ -81,10 +94,10 @@ class _Checker:
         self._known: dict[Value, Array] | None = None
 
     def check(self) -> None:
-        """Check every invariant.
+        """Check all invariants, and collect the bodies.
 
         Raises:
-            PartitionError: one is broken.
+            PartitionError: an invariant is broken.
         """
         try:
             self.after.verify()
@@ -121,14 +134,14 @@ class _Checker:
         return value
 
     def _walk(self) -> None:
-        """Follow every value of the new graph to the old value that it carries."""
+        """Map every value of the new graph to the old value that it stands for; check all nodes."""
         env: dict[Value, Source] = {}
         for old, new in (
             *zip(self.before.inputs, self.after.inputs, strict=True),
             *zip(self.before.captures, self.after.captures, strict=True),
         ):
             env[new] = old
-        # Entries: a node to check, or a subgraph node whose inner results are known by then.
+        # (node, subgraph node around it, whether the nodes inside it have been checked)
         stack: list[tuple[Node, Node | None, bool]] = [
             (node, None, False) for node in reversed(self.after.nodes)
         ]
@@ -207,14 +220,14 @@ class _Checker:
             env[result] = source
 
     def _is_folded(self, got: Source, wanted: Source) -> bool:
-        """Return whether a Parameter holds what constants gave before."""
+        """Return whether ``got`` is a Parameter with the value of a constant old value."""
         if not isinstance(got, Parameter) or not isinstance(wanted, Value):
             return False
         array = self._constants().get(wanted)
         return array is not None and _equal(got.array, array)
 
     def _constants(self) -> Mapping[Value, Array]:
-        """Return the results of the old graph's nodes that follow from constants and shapes."""
+        """Return the values of the old graph's nodes that depend on constants and shapes only."""
         if self._known is None:
             self._known = {}
             for node in self.before.nodes:
@@ -257,7 +270,7 @@ class _Checker:
                 )
 
     def _check_order(self) -> None:
-        """Sort the graph in which every region is one node (Kahn); show the cycle if there is."""
+        """Sort the graph in which every region is one node topologically (Kahn's algorithm)."""
         waits: dict[Node, set[Node]] = {}
         feeds: dict[Node, list[Node]] = {}
         for node in self.before.nodes:
@@ -321,7 +334,7 @@ class _Checker:
 
 
 def _constant_result(node: Node, known: Mapping[Value, Array]) -> Array | None:
-    """Return what a node of one output gives if that follows from constants, None otherwise."""
+    """Return the output of a node whose inputs are all constant; None for other nodes."""
     if len(node.outputs) != 1 or node.domain or node.subgraph is not None or node.bodies:
         return None
     given: list[Array | None] = []
@@ -374,8 +387,15 @@ def check_results(
 ) -> None:
     """Compare results output by output; NaN equals NaN.
 
+    Args:
+        expected: The results of the reference.
+        got: The results to check.
+        names: Names of the outputs.
+        rtol: Relative tolerance, of floats only.
+        atol: Absolute tolerance, of floats only.
+
     Raises:
-        PartitionError: invariant 7 is broken; names the output and the largest difference.
+        PartitionError: they differ (invariant 7); the message has the output and an element.
     """
     for name, one, two in zip(names, expected, got, strict=True):
         if all(hasattr(item, "append") for item in (one, two)):  # sequences

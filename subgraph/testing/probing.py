@@ -1,4 +1,4 @@
-"""Which operators a property takes: its selector is asked about nodes of every operator."""
+"""Which operators a property takes: the answers of its selector for a node of each operator."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from subgraph.partition.property import SubgraphProperty, property_from
 from subgraph.partition.selector import SubgraphSelector
 
 SHAPES = ((1, 2, 4, 4), (2, 3))
-_MOST_STARTS = 8  # operators whose neighbours are asked about
+_MOST_STARTS = 8  # start operators for which growth to every other operator is tried
 
 
 def taken_operators(prop: Any) -> list[str]:
     """Return the operators of ONNX's domain at which a region may start or to which it may grow.
 
-    The nodes asked about have float operands and no attributes; where a selector raises at them,
-    it may take the operator, and the operator counts.
+    The nodes have float operands and no attributes. An operator at whose node the selector raises
+    counts as taken, because the selector may need attributes.
+
+    Args:
+        prop: A value of ``graph.attrs["subgraph_property"]``.
     """
     owner = copy.copy(property_from(prop))
-    with suppress(Exception):  # what is refused here is tried on real graphs
+    with suppress(Exception):  # an empty graph may be refused; the checks use real graphs
         owner.pre_partition(Graph(), {})
     names = [name for name, domain in standard_operators() if not domain]
     starts = [name for name in names if _says_yes(owner, lambda s, n: s.select(n), name)]
@@ -37,7 +40,13 @@ def taken_operators(prop: Any) -> list[str]:
 
 
 def plain_node(op_type: str, shape: tuple[int, ...], first: Value | None = None) -> Node:
-    """Return a node without attributes on float operands of one shape; ``first`` may be given."""
+    """Return a node without attributes on float operands of one shape.
+
+    Args:
+        op_type: An operator of ONNX's own domain.
+        shape: Shape of the operands, and of the outputs as far as types are stated.
+        first: The first operand; None: a new value.
+    """
     schema = get_schema(op_type)
     count = max(schema.min_inputs, min(schema.max_inputs, 2))
     type_ = TensorType("float32", shape)
@@ -62,7 +71,7 @@ def _says_yes(
 
 
 def _grows(owner: SubgraphProperty, start: str, name: str) -> bool:
-    """Return whether a region that starts at ``start`` grows to ``name``, either way."""
+    """Return whether a region that starts at ``start`` grows to a consumer or producer ``name``."""
     for shape in SHAPES:
         above = plain_node(start, shape)
         below = plain_node(name, shape, above.outputs[0])

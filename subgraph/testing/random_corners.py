@@ -1,7 +1,8 @@
-"""Templates of `random_graphs` for what models seldom do: rare attributes, dtypes, shapes, bodies.
+"""Templates of random graphs for rare attributes, dtypes, shapes and bodies.
 
-Broadcasting from both sides, integers and half precision, empty and 0-d tensors, paddings, strides
+Broadcasting of both operands, integers and half precision, empty and 0-d tensors, paddings, strides
 and groups of every kind, reductions over several axes, negative indices and steps, loops and scans.
+Names end in "*", to distinguish them from those of `subgraph.testing.graph_templates`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TABLE: dict[str, Apply] = {}
 SHAPES = ((), (1,), (0, 3), (5, 1), (2, 0, 4), (1, 6, 5, 5), (2, 4, 7), (1, 2, 3, 4, 3))
 _WHOLE = ("int32", "int64", "int8", "uint8")
 DTYPES = (*("float32",) * 8, *_WHOLE, "float64", "bool", "float16")
-_MOST = 600  # elements of a value that is made larger
+_MOST = 600  # elements of a value that an operator may enlarge
 
 
 def _rare(*names: str) -> Callable[[Apply], Apply]:
@@ -46,7 +47,7 @@ def _size(shape: Iterable[int]) -> int:
 
 @_rare("Add", "Sub", "Mul", "Max", "Min", "Equal", "Greater", "GreaterOrEqual", "Div", "Pow")
 def _broadcast(draw: Draw, pool: Pool, name: str) -> Any:
-    """Broadcast from either side, any number dtype; divisors and powers are harmless."""
+    """Broadcast either operand, in any dtype of numbers; divisors and exponents are in [1, 3]."""
     name = name.removesuffix("*")
     x = pool.pick(draw, ("float32", "float64", "float16", *_WHOLE), empty=True)
     if x is None:
@@ -84,7 +85,7 @@ def _bits(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("Cast")
 def _cast(draw: Draw, pool: Pool, name: str) -> Any:
-    """Cast to anything; floats are brought near zero before they become whole numbers."""
+    """Cast to any dtype of numbers; floats are brought into [-20, 20] before a cast to integers."""
     x = pool.pick(draw, ("float32", "float64", "float16", "bool", *_WHOLE), empty=True)
     if x is None:
         return None
@@ -97,7 +98,7 @@ def _cast(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("Sqrt", "Log", "Exp", "Reciprocal", "Atan", "Asinh", "Sinh", "Acosh", "IsNaN", "IsInf")
 def _partial(draw: Draw, pool: Pool, name: str) -> Any:
-    """Functions of bounded arguments; both float dtypes."""
+    """Functions that need bounded arguments or have a limited domain, in float32 and float64."""
     x = pool.pick(draw, ("float32", "float64"), empty=True)
     if x is None:
         return None
@@ -122,14 +123,20 @@ def _activation(draw: Draw, pool: Pool, name: str) -> Any:
     if name == "Gelu":
         return make(name, x, approximate=draw(st.sampled_from(["none", "tanh"])))
     if name == "Shrink":
-        return make(name, x, lambd=alpha, bias=alpha)  # no jump at the ends
+        return make(name, x, lambd=alpha, bias=alpha)  # equal, so that the function is continuous
     more = {"beta": 0.4} if name == "HardSigmoid" else {}
     more = {"gamma": 0.9} if name == "Selu" else more
     return make(name, x, alpha=alpha, **more)
 
 
 def _window(draw: Draw, x: Any, least: int = 1) -> dict[str, Any]:
-    """Return kernel, strides, dilations and pads that fit an image."""
+    """Return attributes of a window (kernel, strides, dilations, pads) that fit the input.
+
+    Args:
+        draw: Given by hypothesis.
+        x: The input, (batch, channels, sizes...).
+        least: Smallest kernel size.
+    """
     space = dims(x)[2:]
     kernel = [whole(draw, min(least, size), min(3, size)) for size in space]
     strides = [whole(draw, 1, 3) for _ in space]
@@ -173,7 +180,7 @@ def _pool(draw: Draw, pool: Pool, name: str) -> Any:
         return None
     window = _window(draw, x)
     if window.get("auto_pad", "").startswith("SAME"):
-        # Gaps between windows: ONNX Runtime pads by less than nothing there.
+        # With larger strides ONNX Runtime, with which tests compare, computes negative pads.
         pairs = zip(window["strides"], window["kernel_shape"], strict=True)
         window["strides"] = [min(stride, size) for stride, size in pairs]
     ceil = {"ceil_mode": whole(draw, 0, 1)} if "auto_pad" not in window else {}
@@ -223,10 +230,10 @@ def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("MatMul")
 def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
-    """Products of batches that broadcast, of vectors, with the weight on either side."""
+    """Products of batches that broadcast, and of vectors; either operand is the weight."""
     x = pool.pick(draw, rank=1, empty=True)
     if x is None or _size(dims(x)) > _MOST or 0 in dims(x)[-2:-1]:
-        return None  # over sums of nothing ONNX Runtime forgets the other factor's batch
+        return None  # ONNX Runtime drops the other operand's batch if the inner size is 0
     batch = list(dims(x)[:-2])
     batch = [1 if draw(st.booleans()) else d for d in batch][whole(draw, 0, len(batch)) :]
     if draw(st.booleans()) and len(batch) < 2:
@@ -285,7 +292,7 @@ def _slice(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 def _indexed(draw: Draw, pool: Pool, name: str) -> Any:
-    """Indices of any shape from either end; scattered ones are distinct or added up."""
+    """Indices of any shape, also negative; scatters reduce, as duplicates have no order."""
     name = name.removesuffix("*")
     x = pool.pick(draw, ("float32", "int64", "float64"), rank=1)
     if x is None or _size(dims(x)) > _MOST:
@@ -429,7 +436,7 @@ def _quantized(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("NonZero", "Compress", "Unique")
 def _found(draw: Draw, pool: Pool, name: str) -> Any:
-    """What a run finds, brought to a known shape by a sum."""
+    """Operators whose output size depends on values; a sum makes the shape static again."""
     name = name.removesuffix("*")
     x = pool.pick(draw, ("float32", "bool", "int64"), rank=1, empty=True)
     if x is None:
@@ -447,7 +454,7 @@ def _found(draw: Draw, pool: Pool, name: str) -> Any:
 
 
 def _body(draw: Draw, pool: Pool, own: Sequence[Any], x: Any) -> Pool:
-    """Grow what a body computes from its own inputs and from captured values."""
+    """Return the pool of a new body: its inputs ``own``, captures of ``x`` and another, results."""
     other = pool.pick(draw, DTYPES, empty=True)
     captured = [x] if other in (None, x) else [x, other]
     inner = Pool([*(sg.capture(value) for value in captured), *own], pool.weights, pool.rng)
@@ -457,14 +464,14 @@ def _body(draw: Draw, pool: Pool, own: Sequence[Any], x: Any) -> Pool:
 
 
 def _next(draw: Draw, inner: Pool, state: Any) -> Any:
-    """Return a bounded value of the state's shape, of what a body computes."""
+    """Return the next state of a loop: a bounded function of a result of its shape."""
     found = inner.like(draw, dims(state), "float32")
     return make("Tanh", make("Add", state, found))
 
 
 @_rare("Loop", "Scan")
 def _repeated(draw: Draw, pool: Pool, name: str) -> Any:
-    """A value that goes through a body a few times, with captures of others."""
+    """A loop of a few iterations with a carried value and captures."""
     x = pool.pick(draw, rank=1)
     if x is None or _size(dims(x)) > _MOST:
         return None
@@ -481,7 +488,7 @@ def _repeated(draw: Draw, pool: Pool, name: str) -> Any:
     inner = _body(draw, pool, [turn, state], x)
     following = _next(draw, inner, state)
     on: Any = make("Identity", go)
-    if draw(st.booleans()):  # ends early, or not at all, as the numbers will
+    if draw(st.booleans()):  # a condition that depends on values
         on = make("Less", make("ReduceMean", following, keepdims=0), np.float32(0.1))
     rows = inner.pick(draw, DTYPES)
     body = Graph([turn, go, state], [on, following, make("Cast", rows, to=1)], f"loop{number}")
@@ -491,7 +498,7 @@ def _repeated(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("If")
 def _branches(draw: Draw, pool: Pool, name: str) -> Any:
-    """One of two bodies, chosen by what is computed or by a constant."""
+    """Two branches, chosen by a computed value or a constant."""
     x = pool.pick(draw)
     if x is None:
         return None

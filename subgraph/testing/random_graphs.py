@@ -1,4 +1,4 @@
-"""Hypothesis strategies for graphs: of real operators that run, or for their links alone."""
+"""Hypothesis strategies for graphs: of various operators, or of various topologies."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ def graphs(
     ops: Collection[str] | None = None,
     corners: bool = False,
 ) -> Graph:
-    """Draw a graph of real operators that runs: static shapes, seeded weights.
+    """Draw a valid graph of various operators, with static shapes and seeded weights.
 
     Args:
         draw: Given by hypothesis.
-        min_nodes: Fewest operators to apply (one that fits nothing is passed over).
-        max_nodes: Most operators to apply.
-        ops: Operators to use; None: all of `TEMPLATES`. Those without a template are passed over.
-        corners: Whether also rare operators, attributes, dtypes and shapes are drawn: those of
+        min_nodes: Smallest number of draws of an operator; one without fitting operands adds no
+            node.
+        max_nodes: Largest number of draws of an operator.
+        ops: Operators to draw; None: all that have a template. Others are ignored.
+        corners: Whether rare operators, attributes, dtypes and shapes are drawn, too: those of
             `subgraph.testing.random_corners`.
     """
     table = TEMPLATES
@@ -60,13 +61,13 @@ _MANY = ("Sum", "Max", "Mean", "Min")
 
 @st.composite
 def topologies(draw: Draw, *, min_nodes: int = 1, max_nodes: int = 24, reach: int = 6) -> Graph:
-    """Draw a graph for its links alone: vectors of four numbers, operators of any number of inputs.
+    """Draw a graph of arbitrary topology: elementwise operators on vectors of four floats.
 
     Args:
         draw: Given by hypothesis.
-        min_nodes: Fewest nodes.
-        max_nodes: Most nodes.
-        reach: How many nodes back a node may reach for an input.
+        min_nodes: Smallest number of nodes.
+        max_nodes: Largest number of nodes.
+        reach: A node's inputs are among the outputs of this many nodes before it.
     """
     x = sg.input("x", (4,), "float32")
     made: list[Value] = []
@@ -83,7 +84,16 @@ def topologies(draw: Draw, *, min_nodes: int = 1, max_nodes: int = 24, reach: in
 
 
 def feeds(graph: Graph, seed: int = 0, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return seeded inputs for a graph: small numbers, no zeros; free dimensions: sizes, or 2."""
+    """Return random inputs for a graph: uniform in [-2, 2), integers truncated, unsigned in [0, 2).
+
+    Args:
+        graph: The graph; all its inputs are tensors.
+        seed: Seed of the random numbers.
+        sizes: Sizes of symbolic dimensions by name; others, and unknown dimensions, are 2.
+
+    Returns:
+        The arrays by name of the input.
+    """
     rng = np.random.default_rng(seed)
     out: dict[str, Any] = {}
     for value in graph.inputs:

@@ -1,7 +1,7 @@
-"""Hypothesis strategies for selectors: legal ones of every temper, and ones that misbehave.
+"""Hypothesis strategies for selectors: some that obey the contract, some that break it.
 
-A drawn item is a `Recipe`: a factory of fresh selectors that answers the same questions the same
-way, from its seed alone, and prints as the call that makes it.
+A drawn item is a `Recipe`: a factory of selectors whose answers depend only on a seed and on names,
+and whose ``repr`` is the call that makes it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from subgraph.partition.selector import ContainOpSelector, Reject, SubgraphSelec
 
 
 def _share(*parts: object) -> float:
-    """Return a number in [0, 1) that depends on ``parts`` alone."""
+    """Return a hash of ``parts`` as a number in [0, 1)."""
     return crc32(repr(parts).encode()) / 2**32
 
 
 class ByOperator(ContainOpSelector):
-    """Takes some operators, everywhere."""
+    """Takes all nodes of some operators."""
 
     def __init__(self, seed: int) -> None:
         """Choose the operators by ``seed``."""
@@ -32,7 +32,7 @@ class ByOperator(ContainOpSelector):
 
 
 class ByNode(SubgraphSelector):
-    """Takes most nodes, whichever way they are reached."""
+    """Takes three of four nodes; the answer depends on the node only."""
 
     def __init__(self, seed: int) -> None:
         """Choose the nodes by ``seed``."""
@@ -55,7 +55,7 @@ class ByNode(SubgraphSelector):
 
 
 class ByEdge(ByNode):
-    """Takes most edges: a node refused over one may be taken over another."""
+    """Answers by edge: it may take a node over one edge and refuse it over another."""
 
     def select_input(self, node: Node, input_node: Node) -> bool | Reject:
         """Answer by both names."""
@@ -87,10 +87,10 @@ class Upwards(ByNode):
 
 
 class Budget(ByNode):
-    """Keeps count: takes only so many nodes."""
+    """Takes at most one to five nodes for a region."""
 
     def __init__(self, seed: int) -> None:
-        """Choose the size by ``seed``."""
+        """Choose the largest number of nodes by ``seed``."""
         super().__init__(seed)
         self.left = 1 + crc32(str(seed).encode()) % 5
 
@@ -103,28 +103,28 @@ class Budget(ByNode):
         return False
 
     def reset(self) -> None:
-        """Start over."""
+        """Restore the number of nodes that may be taken."""
         self.left = 1 + crc32(str(self.seed).encode()) % 5
 
 
 class Dropping(ByNode):
-    """Its filter drops some candidates, and so tears regions apart."""
+    """Its filter removes some candidates, so that a region may fall into several parts."""
 
     def filter(self, candidates: list[Node]) -> list[Node]:
-        """Drop by name."""
+        """Remove candidates by name."""
         return [node for node in candidates if _share(self.seed, "keep", node.name) < 0.7]
 
 
 class AllOrNothing(ByNode):
-    """Its filter keeps candidates only if there are at least three."""
+    """Its filter returns all candidates if there are at least three, else none."""
 
     def filter(self, candidates: list[Node]) -> list[Node]:
-        """Keep all or none."""
+        """Return all or none."""
         return candidates if len(candidates) > 2 else []
 
 
 class Raising(ByNode):
-    """Raises when asked about some node."""
+    """Raises for some nodes."""
 
     def _takes(self, node: Node) -> bool | Reject:
         if _share(self.seed, "raise", node.name) < 0.3:
@@ -133,7 +133,7 @@ class Raising(ByNode):
 
 
 class RaisingFilter(ByNode):
-    """Raises when it should filter."""
+    """Its filter raises."""
 
     def filter(self, candidates: list[Node]) -> list[Node]:
         """Raise."""
@@ -141,16 +141,16 @@ class RaisingFilter(ByNode):
 
 
 class Foreign(ByNode):
-    """Its filter gives nodes that were not offered."""
+    """Its filter returns nodes that are no candidates."""
 
     def filter(self, candidates: list[Node]) -> list[Node]:
-        """Add the neighbours."""
+        """Add neighbours of the candidates and a node of no graph."""
         around = [n for c in candidates for n in (*c.predecessors(), *c.successors())]
         return [*candidates, *around, Node("Relu", name="never seen")]
 
 
 class Moody(ByNode):
-    """Changes its mind: answers differ from one question to the next."""
+    """Inconsistent: the answer for one node differs from call to call."""
 
     asked = 0
 
@@ -159,12 +159,12 @@ class Moody(ByNode):
         return _share(self.seed, Moody.asked) < 0.6
 
     def filter(self, candidates: list[Node]) -> list[Node]:
-        """Drop whatever."""
+        """Remove candidates independently of their names."""
         return [node for node in candidates if self._takes(node)]
 
 
 class Odd(ByNode):
-    """Answers with things that are no bools."""
+    """Answers with objects that are no bools."""
 
     def _takes(self, node: Node) -> Any:
         answers: tuple[Any, ...] = (None, 0, "yes", (), 1.5)
@@ -173,13 +173,18 @@ class Odd(ByNode):
 
 @attrs.frozen
 class Recipe:
-    """A factory of fresh selectors that prints as it is called."""
+    """A factory of selectors.
+
+    Attributes:
+        make: Class of the selectors.
+        seed: Seed of their answers.
+    """
 
     make: Callable[[int], SubgraphSelector]
     seed: int
 
     def __call__(self) -> SubgraphSelector:
-        """Return a fresh selector."""
+        """Return a new selector."""
         return self.make(self.seed)
 
     def __repr__(self) -> str:
@@ -192,10 +197,10 @@ _SEEDS = st.integers(0, 10_000)
 
 
 def selectors() -> st.SearchStrategy[Recipe]:
-    """Draw factories of legal selectors, stateless and stateful."""
+    """Draw factories of selectors that obey the contract, stateless and stateful ones."""
     return st.builds(Recipe, st.sampled_from(LEGAL), _SEEDS)
 
 
 def misbehaving_selectors() -> st.SearchStrategy[Recipe]:
-    """Draw factories of selectors that raise, give foreign candidates, or change their mind."""
+    """Draw factories of selectors that raise, return foreign nodes, or answer inconsistently."""
     return st.builds(Recipe, st.sampled_from(MISBEHAVING), _SEEDS)

@@ -1,7 +1,7 @@
-"""Single operators with valid operands and attributes, from ONNX's own test suite.
+"""Single operators with valid operands and attributes, from ONNX's backend test suite.
 
-Only the parts of the suite that deal with the operators asked for are loaded. A sample is applied
-to a pool of `subgraph.testing.random_graphs` as a template is.
+A sample is a template of random graphs (`subgraph.testing.graph_templates`). Only the modules of
+the suite that mention the wanted operators are imported.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import get_schema
 from subgraph.testing.graph_templates import Apply, Draw, Pool
 
-ANY, WEIGHT, FIXED = "any", "weight", "fixed"
-_MOST_ELEMENTS = 4000
+ANY, WEIGHT, FIXED = "any", "weight", "fixed"  # roles of operands, see `Sample`
+_MOST_ELEMENTS = 4000  # of all operands of a sample, so that it runs in milliseconds (estimate)
 _MOST_SAMPLES = 16  # of one operator
 
 
 @attrs.frozen(eq=False)
 class Sample:
-    """One operator with operands that it takes.
+    """A node of the suite with valid operands.
 
     Attributes:
-        node: The node, whose attributes and version apply.
-        arrays: Its operands, None where one is left out.
-        roles: What each may be: any float numbers (a graph input, a result), a weight whose
-            numbers may be scaled, or exactly these numbers.
+        node: The node, with its attributes and version.
+        arrays: Its operands, None for an omitted one.
+        roles: For each operand ANY (any float32 values of this shape: a graph input, a result or a
+            weight), WEIGHT (a weight with these values, which may be scaled) or FIXED (a constant
+            with exactly these values).
     """
 
     node: Node
@@ -47,7 +48,7 @@ class Sample:
     roles: Sequence[str]
 
     def __call__(self, draw: Draw, pool: Pool, name: str) -> Any:
-        """Apply the operator to values of the pool, to weights and to fresh graph inputs."""
+        """Apply the operator to values of the pool, weights and new graph inputs."""
         given = [self._operand(draw, pool, k) for k in range(len(self.arrays))]
         node = self.node
         return operator(node.op_type, node.domain)(
@@ -75,7 +76,7 @@ class Sample:
 
 
 def samples(op_types: Sequence[str]) -> Mapping[str, Apply]:
-    """Return templates of these operators of ONNX's domain, as far as the suite has any."""
+    """Return the samples of these operators of ONNX's own domain, named "Operator#number"."""
     table: dict[str, Apply] = {}
     for op_type in op_types:
         for number, sample in enumerate(_samples(op_type)):
@@ -105,7 +106,7 @@ def _samples(op_type: str) -> tuple[Sample, ...]:
 
 
 def _sample(case: Any) -> Sample | None:
-    """Return the sample of a case, None if its operands are not plain or its results vary."""
+    """Return the sample of a case, None if it has other than numeric tensors or random results."""
     inputs = case.data_sets[0][0]
     plain = all(isinstance(array, (np.ndarray, np.generic)) for array in inputs)
     if not plain or sum(np.size(array) for array in inputs) > _MOST_ELEMENTS:
@@ -127,7 +128,7 @@ def _sample(case: Any) -> Sample | None:
     if expected is None or again is None:
         return None
     if not all(np.array_equal(a, b) for a, b in zip(expected, again, strict=True)):
-        return None  # a random draw, or NaN
+        return None  # random or NaN
     roles = [_role(node, arrays, position, expected) for position in range(len(arrays))]
     return Sample(node, arrays, roles)
 
@@ -137,7 +138,7 @@ def _results(node: Node, arrays: Sequence[Array | None]) -> list[Array] | None:
         with np.errstate(all="ignore"):
             results: list[Any] = list(evaluate(node, list(arrays)))
     except Exception:
-        return None  # operands that the operator does not take
+        return None  # operands that the operator refuses
     plain = all(isinstance(result, (np.ndarray, np.generic)) for result in results)
     return [np.asarray(result) for result in results] if plain else None
 
@@ -145,7 +146,7 @@ def _results(node: Node, arrays: Sequence[Array | None]) -> list[Array] | None:
 def _role(
     node: Node, arrays: Sequence[Array | None], position: int, expected: Sequence[Array]
 ) -> str:
-    """Return what an operand may be: tried with other numbers, results must keep their shapes."""
+    """Return the role of an operand: runs with other values must give results of equal shapes."""
     array = arrays[position]
     if array is None or array.dtype.kind != "f":
         return WEIGHT  # `check_property` changes float weights only
@@ -162,7 +163,8 @@ def _role(
     shape: tuple[int, ...] = array.shape
     drawn = np.random.default_rng(0).uniform(-2, 2, shape)
     signed = "scale" not in names[min(position, len(names) - 1)]
-    # Numbers of which the operator makes NaN, such as a negative variance, suit the data alone.
+    # Only the first operand may have values for which the result is NaN. Others could be such as a
+    # variance, which must not be negative.
     if array.dtype == np.float32 and signed and runs(drawn, finite=position > 0):
         return ANY
     return WEIGHT if runs(array * 0.75) else FIXED

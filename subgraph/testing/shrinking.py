@@ -1,7 +1,7 @@
-"""A failing graph made smaller, node by node: what `check_property` shows in the end.
+"""Shrinking of a failing graph, node by node, for the error messages of the checks.
 
-Hypothesis shrinks the draws that made a graph; here the graph itself is taken apart, so that what
-is left is small whatever strategy drew it.
+Hypothesis shrinks the draws of a strategy. This file shrinks the graph itself, which works for
+models, too, and for strategies that shrink badly.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType
 from subgraph.operators.builder import input as graph_input
 
-_MOST_TRIES = 400
+_MOST_TRIES = 400  # candidates, each of which is partitioned and run: seconds in all (estimate)
 
 
 def shrink_graph(graph: Graph, fails: Callable[[Graph], bool]) -> Graph:
-    """Return a graph no larger than ``graph`` that still fails; greedy, with bounded effort.
+    """Return a graph no larger than ``graph`` that still fails; greedy, at most 400 candidates.
 
     Args:
-        graph: One that fails; it stays as it is.
-        fails: Whether a candidate, a graph that verifies, fails as well.
+        graph: A graph that fails; it is not changed.
+        fails: Whether a candidate fails in the same way.
     """
     tries = 0
     smaller = True
@@ -42,7 +42,10 @@ def _size(graph: Graph) -> tuple[int, int, int]:
 
 
 def _candidates(graph: Graph) -> Iterator[Graph]:
-    """Yield graphs with fewer outputs, then graphs in which a node gave way to what it was fed."""
+    """Yield smaller copies: with one output, then without one node, then without unused inputs.
+
+    A graph input, or an input of the node, replaces its output.
+    """
     if len(graph.outputs) > 1:
         for kept in graph.outputs:
             yield _only(graph, kept)
@@ -62,7 +65,7 @@ def _only(graph: Graph, kept: Value) -> Graph:
 
 
 def _without(graph: Graph, node: Node) -> Graph:
-    """Return the graph with inputs in place of what ``node`` and those before it gave."""
+    """Return a copy in which new graph inputs replace the outputs of ``node``."""
     copy, values = graph.clone_with_map()
     taken = {value.name for value in graph.values()}
     names = (name for k in count() if (name := f"in_{k}") not in taken)
@@ -84,6 +87,6 @@ def _bypassed(graph: Graph, node: Node, source: Value) -> Graph:
 
 
 def _tidy(graph: Graph) -> Graph:
-    """Drop inputs that nothing uses."""
+    """Remove unused graph inputs, and return the graph."""
     graph.inputs = tuple(v for v in graph.inputs if v.uses or v in graph.outputs)
     return graph
