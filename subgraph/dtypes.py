@@ -70,6 +70,11 @@ FLOATS = ("float32", "float64", *HALVES)
 NOT_RAW = frozenset(name for name, each in DTYPES.items() if each.bits < 8)
 
 
+def compute_dtype(dtype: str) -> str:
+    """Return the dtype in which kernels compute elements that are stored as ``dtype``."""
+    return "float32" if dtype in HALVES else dtype
+
+
 def item_bytes(dtype: str) -> int:
     """Return the bytes of an element in memory; not of a string, which is a Python object."""
     return -(-DTYPES[dtype].bits // 8)

@@ -1,4 +1,4 @@
-"""Arguments of two kernels of ``ops/movement`` that elementwise operators emit."""
+"""Arguments of two kernels of ``ops/movement`` that the lowerings of elementwise operators use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from subgraph.engine.codegen.arguments import Address, KernelArguments
 
 
 class ClearPaddingArguments(KernelArguments):
-    """Arguments of `clear_padding`; a work unit is an image.
+    """Arguments of `clear_padding`, which zeroes the padding channels. A work unit is one image.
 
     Attributes:
-        array: The blocked array, ``[images][blocks][pixels][lanes]``.
+        array: First element of the array, blocked layout ``[images][blocks][pixels][lanes]``.
         blocks: Blocks of channels of an image.
         pixels: Pixels of an image.
-        pixel: Bytes of a pixel of a block.
-        used: Bytes of a pixel of the last block that hold channels.
+        pixel: Bytes of one pixel of a block.
+        used: Bytes of one pixel of the last block that hold channels; the rest is padding.
     """
 
     array: Address
@@ -24,14 +24,14 @@ class ClearPaddingArguments(KernelArguments):
 
 
 class ByteTableArguments(KernelArguments):
-    """Arguments of `byte_table`; a work unit is a tile of elements.
+    """Arguments of `byte_table`, a lookup ``y[i] = table[x[i]]``; a work unit is one tile.
 
     Attributes:
-        x: Bytes that are looked up.
-        y: What the table has for each of them.
-        table: 256 elements.
+        x: First input element, one byte each.
+        y: First output element.
+        table: 256 elements of the output's dtype.
         size: Number of elements.
-        block: Elements in a unit.
+        block: Elements of a tile.
     """
 
     x: Address

@@ -1,7 +1,7 @@
 """Elementwise operators and fused chains of them on the CPU device: one kernel, one pass.
 
 `emit_expression` turns an expression into a step: it finds how each operand lies in memory, merges
-dimensions, and cuts the work into tiles. Other families use it for what is elementwise in them
+dimensions, and cuts the work into tiles. Other families use it for their elementwise parts
 (BatchNormalization, ranges, casts of indices).
 """
 
@@ -14,7 +14,7 @@ from functools import partial
 import attrs
 import numpy as np
 
-from subgraph.dtypes import item_bytes
+from subgraph.dtypes import compute_dtype, item_bytes
 from subgraph.engine.planner.lowering import (
     Argument,
     Lowering,
@@ -33,17 +33,24 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, contiguous
 
 from .byte_arguments import ByteTableArguments, ClearPaddingArguments
-from .expressions import EXPANSIONS, Expression, Term, expand, expand_graph, in_one_order, register
+from .expressions import EXPANSIONS, Expression, Term, canonical_order, expand, expand_graph
 from .op import is_legacy_broadcast
 from .primitives import primitive
 
-TILE = 16384  # elements of a unit: two operands of it stay in the first-level cache
-_SMALL = 8192  # fewer elements are not worth a thread
-# Elements and instructions (for each lane) from which on bytes are looked up in a table, and what
-# functions made of many instructions count.
-_TABLE_LEAST, _TABLE_WORTH = 1024, 2
-_COUNTS = {"exp": 16, "log": 16, "tanh": 20, "sigmoid": 20, "erf": 24, "silu": 20, "gelu": 26}
-# Operators whose result is 0 where all blocked inputs are 0: padding channels stay zero.
+TILE = 16384  # elements of a work unit; two operands of float32 take 128 KiB, part of an L2 cache
+_MIN_ELEMENTS_PER_THREAD = 8192  # an estimate
+MAX_FUSED = 64  # instructions of a fused chain
+# A function of one byte is computed by a table of 256 results from this many elements on, if its
+# vector code takes at least this many instructions an element. Estimates.
+_MIN_TABLE_ELEMENTS, _MIN_TABLE_INSTRUCTIONS = 1024, 2
+# Instructions of a vector that these primitives take (estimates); all others count as one.
+_INSTRUCTIONS = {"exp": 16, "log": 16, "tanh": 20, "sigmoid": 20, "erf": 24, "silu": 20, "gelu": 26}
+# Operands of one kernel. A kernel of more takes seconds to compile, and nodes with other numbers of
+# operands cannot use it.
+_MAX_OPERANDS = 16
+# The primitive that combines two operands of operators that take any number of them.
+_FOLDS = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
+# Operators whose result is 0 where all inputs are 0: padding channels stay zero.
 _KEEPS_ZERO = frozenset(
     [
         "Relu",
@@ -73,11 +80,11 @@ _KEEPS_ZERO = frozenset(
 
 @attrs.frozen
 class Source:
-    """An input of an expression: where it lies and with which shape it is read.
+    """An input of an expression: an operand, and the shape and layout in which it is read.
 
     Attributes:
-        operand: The operand, or a weight.
-        shape: The shape with which it broadcasts.
+        operand: The operand, or a weight computed once with the plan.
+        shape: The shape in which it broadcasts to the output; may differ from the operand's own.
         layout: "plain" or "blocked".
         dtype: Its dtype.
     """
@@ -89,10 +96,10 @@ class Source:
 
 
 def source(operand: Operand, shape: Sequence[int] | None = None) -> Source:
-    """Return an operand as the input of an expression, perhaps read with another shape.
+    """Return an operand as the input of an expression, read in ``shape`` (None: in its own).
 
     Raises:
-        Unsupported: it has not as many elements as that shape.
+        Unsupported: The shape has another number of elements than the operand.
     """
     wanted = operand.shape if shape is None else tuple(shape)
     if shape is not None and math.prod(wanted) != operand.size:
@@ -112,14 +119,15 @@ def emit_expression(
     """Emit the step that computes an expression over all elements of its outputs.
 
     Args:
-        low: Where the step goes.
-        expression: What to compute.
+        low: The lowering that gets the step.
+        expression: The program to compute.
         sources: Its inputs, in order; each broadcasts to the outputs' shape.
-        results: Which term goes to which output; all outputs have one shape and layout.
-        keeps_zero: Whether the padding of the blocked layout comes out as zeros by itself.
+        results: The term stored in each output; all outputs have one shape and layout.
+        keeps_zero: Whether the expression maps zeros to zero, so that the padding channels of the
+            blocked layout need no clearing.
 
     Raises:
-        Unsupported: an operand does not broadcast in the layout.
+        Unsupported: An operand does not broadcast in the layout.
     """
     target = results[0][1]
     if any(o.shape != target.shape or o.layout != target.layout for _, o in results):
@@ -132,7 +140,7 @@ def emit_expression(
     blocks = [s.operand for s in sources if s.layout == "blocked" == target.layout]
     if any(isinstance(o, Operand) and o.lanes != target.lanes for o in blocks):
         raise Unsupported("blocks of another size: the dtypes differ in width")
-    sizes = [register(dtype) for dtype in (*expression.dtypes, *(o.dtype for _, o in results))]
+    sizes = [compute_dtype(dtype) for dtype in (*expression.dtypes, *(o.dtype for _, o in results))]
     lanes = min(low.lanes("uint8" if d == "bool" else d) for d in (*sizes, *_work(expression)))
     operands: list[Operand | Weight]
     if target.layout == "blocked":
@@ -142,7 +150,7 @@ def emit_expression(
         strides += [contiguous(shape)] * len(results)
         dims, strides, periodic = _merge_blocks(shape, strides, lanes)
     elif any(s.layout == "blocked" for s in sources):
-        raise Unsupported("a result that has no blocked layout, of inputs in it")
+        raise Unsupported("inputs in the blocked layout, but a result in the plain one")
     else:
         operands = [s.operand for s in sources]
         strides = [broadcast_strides(s.shape, target.shape) for s in sources]
@@ -156,7 +164,7 @@ def emit_expression(
     if dims[-1] == 1:
         modes = tuple("v" for _ in modes)
     outputs = [o for _, o in results]
-    program, order = in_one_order(expression.instructions, modes[: len(sources)])
+    program, order = canonical_order(expression.instructions, modes[: len(sources)])
     name = {f"i{old}": f"i{new}" for new, old in enumerate(order)}
     kernel = Kernel(
         "subgraph.ops.elementwise.kernels",
@@ -171,13 +179,15 @@ def emit_expression(
     operands = [operands[k] for k in order]
     strides = [*(strides[k] for k in order), *strides[len(order) :]]
     items = [item_bytes(sources[k].dtype) for k in order] + [o.itemsize for o in outputs]
-    words, units, tile = _words(expression, dims, strides, [*operands, *outputs], items)
+    arguments, units, tile = _kernel_arguments(
+        expression, dims, strides, [*operands, *outputs], items
+    )
     moved = sum(s.operand.nbytes for s in sources if isinstance(s.operand, Operand))
     low.emit(
         kernel,
-        words,
+        arguments,
         units,
-        grain=larger(1, _SMALL // tile),
+        grain=larger(1, _MIN_ELEMENTS_PER_THREAD // tile),
         flops=len(expression.instructions) * target.size,
         bytes=moved + sum(o.nbytes for o in outputs),
     )
@@ -187,7 +197,7 @@ def emit_expression(
 def _finish(
     low: Lowering, sources: Sequence[Source], outputs: Sequence[Operand], keeps_zero: bool
 ) -> None:
-    """Clear the padding of the blocked layout; let an output take the place of an input."""
+    """Clear the padding of the blocked layout, and allow the output to overwrite an input."""
     target = outputs[0]
     if target.layout == "blocked" and target.shape[1] % target.lanes and not keeps_zero:
         for output in outputs:
@@ -204,26 +214,29 @@ def _emit_table(
     sources: Sequence[Source],
     results: Sequence[tuple[Term, Operand]],
 ) -> bool:
-    """Emit a costly function of one byte by a table of its 256 values, where that is shorter.
+    """Emit a costly function of one byte as a lookup in a table of its 256 results.
 
-    The table is computed in each run, by the program itself: scales and zero points may change.
+    Each run computes the table anew, since scales and zero points may be inputs.
+
+    Returns:
+        False if no step was emitted: the expression is cheap, or not a function of one byte.
     """
     term, target = results[0]
     whole = [s for s in sources if s.shape == target.shape]
     if len(results) > 1 or len(whole) != 1:
         return False
-    x, held = whole[0], whole[0].operand
-    if not isinstance(held, Operand):
+    x, operand = whole[0], whole[0].operand
+    if not isinstance(operand, Operand):
         return False
-    if item_bytes(x.dtype) != 1 or target.size < _TABLE_LEAST:
+    if item_bytes(x.dtype) != 1 or target.size < _MIN_TABLE_ELEMENTS:
         return False
-    if x.layout != target.layout or held.lanes != target.lanes:
+    if x.layout != target.layout or operand.lanes != target.lanes:
         return False
     if any(s is not x and math.prod(s.shape) != 1 for s in sources):
         return False
     names = [text.partition(".")[0] for text in expression.instructions]
-    cost = sum(_COUNTS.get(name, 1) for name in names)
-    if cost < _TABLE_WORTH * min(low.lanes(dtype) for dtype in _work(expression)):
+    cost = sum(_INSTRUCTIONS.get(name, 1) for name in names)
+    if cost < _MIN_TABLE_INSTRUCTIONS * min(low.lanes(dtype) for dtype in _work(expression)):
         return False
     every = low.weight("every byte", np.array, np.arange(256, dtype=np.uint8).view(x.dtype))
     scalars = [
@@ -232,10 +245,10 @@ def _emit_table(
     ]
     table = temporary(low, target.dtype, (256,))
     emit_expression(low, expression, scalars, [(term, table)])
-    count = held.nbytes
+    count = operand.nbytes
     low.emit(
         Kernel("subgraph.ops.movement.kernels", "byte_table", item=target.itemsize),
-        ByteTableArguments(x=held, y=target, table=table, size=count, block=TILE),
+        ByteTableArguments(x=operand, y=target, table=table, size=count, block=TILE),
         -(-count // TILE),
         grain=1,
         flops=len(names) * target.size,
@@ -247,32 +260,33 @@ def _emit_table(
 def allow_in_place(
     low: Lowering,
     output: Operand,
-    held: Operand,
+    x: Operand,
     read: Sequence[tuple[Operand | Weight, tuple[int, ...]]],
 ) -> None:
-    """Let ``output`` overwrite ``held`` unless the step reads that memory in another way too.
+    """Allow ``output`` to overwrite ``x``, unless the step also reads that memory otherwise.
 
     Args:
-        low: Where the step goes.
-        output: What is written, element after element.
-        held: The input whose elements are read at the same places.
-        read: Everything that the step reads, with the shape as which it is read.
+        low: The lowering that gets the permission.
+        output: The output, written element after element.
+        x: An input of which each element is read just before the output's element is written.
+        read: Every operand that the step reads, with the shape in which it is read.
     """
-    if (held.layout, held.itemsize, held.shape) != (output.layout, output.itemsize, output.shape):
+    if (x.layout, x.itemsize, x.shape) != (output.layout, output.itemsize, output.shape):
         return
-    root, offset = _root(held)
+    root, offset = _root(x)
     for other, shape in read:
-        if isinstance(other, Operand) and other is not held:
+        if isinstance(other, Operand) and other is not x:
             other_root, other_offset = _root(other)
-            same = (other_offset, shape, other.itemsize) == (offset, held.shape, held.itemsize)
+            same = (other_offset, shape, other.itemsize) == (offset, x.shape, x.itemsize)
             if other_root is not None and other_root is root and not same:
                 return
-        elif other is held and shape != output.shape:
+        elif other is x and shape != output.shape:
             return
-    low.in_place(output, held)
+    low.in_place(output, x)
 
 
 def _root(operand: Operand) -> tuple[Storage | None, int]:
+    """Return the storage that holds an operand (None: not placed) and the byte offset in it."""
     if operand.storage is None:
         return None, 0
     root, offset = operand.storage.root()
@@ -280,35 +294,35 @@ def _root(operand: Operand) -> tuple[Storage | None, int]:
 
 
 def _work(expression: Expression) -> list[str]:
-    """Return the dtypes in which the instructions work."""
+    """Return the dtypes in which the instructions compute."""
     return [d for text in expression.instructions for d in text.split(" ", 1)[0].split(".")[1:]]
 
 
-def _words(
+def _kernel_arguments(
     expression: Expression,
     dims: Ints,
     strides: Sequence[Ints],
     operands: Sequence[Operand | Weight],
     items: Sequence[int],
 ) -> tuple[list[Argument], int, int]:
-    """Return the argument words, the number of tiles and the elements of one."""
+    """Return the arguments of the kernel `run`, the number of tiles, and the elements of a tile."""
     size = dims[-1]
     rows = dims[-2] if len(dims) > 1 else 1
     outer = dims[:-2]
     block = smaller(size, TILE)
     row_block = larger(1, smaller(rows, TILE // block))
     chunks, row_chunks = -(-size // block), -(-rows // row_block)
-    words: list[Argument] = [size, block, rows, row_block, chunks, row_chunks]
-    words += [_signed(number) for number in expression.numbers]
-    words += outer
+    arguments: list[Argument] = [size, block, rows, row_block, chunks, row_chunks]
+    arguments += [_signed(number) for number in expression.numbers]
+    arguments += outer
     for operand, steps, item in zip(operands, strides, items, strict=True):
-        words += [operand, steps[-2] * item if len(dims) > 1 else 0]
-        words += [step * item for step in steps[:-2]]
-    return words, math.prod(outer) * chunks * row_chunks, block * row_block
+        arguments += [operand, steps[-2] * item if len(dims) > 1 else 0]
+        arguments += [step * item for step in steps[:-2]]
+    return arguments, math.prod(outer) * chunks * row_chunks, block * row_block
 
 
 def _signed(number: float) -> int | float:
-    """Return a number as a word: integers as int64."""
+    """Return a number as a kernel argument; an integer beyond int64 as the int64 of its bits."""
     if isinstance(number, float):
         return number
     return number - 2**64 if number >= 2**63 else number
@@ -317,7 +331,7 @@ def _signed(number: float) -> int | float:
 def _blocked(
     low: Lowering, sources: Sequence[Source], target: Operand
 ) -> tuple[list[Operand | Weight], Ints, list[Ints]]:
-    """Return operands, dimensions [N, blocks, pixels, lanes] and strides in the blocked layout."""
+    """Return operands, dimensions [images, blocks, pixels, lanes], and strides along them."""
     lanes = target.lanes
     shape = (target.shape[0], target.blocks, math.prod(target.shape[2:]), lanes)
     operands: list[Operand | Weight] = []
@@ -332,6 +346,14 @@ def _blocked(
 def _blocked_source(
     low: Lowering, s: Source, target: Operand, dims: Ints
 ) -> tuple[Operand | Weight, Ints]:
+    """Return an input and its strides, in elements, along [images, blocks, pixels, lanes].
+
+    A plain input must hold one number, one for each image, or one for each channel; the latter is
+    padded to whole blocks.
+
+    Raises:
+        Unsupported: The input does not broadcast to the output in blocks of channels.
+    """
     images, blocks, _, lanes = dims
     channels = target.shape[1]
     shape = (1,) * (len(target.shape) - len(s.shape)) + s.shape
@@ -358,6 +380,7 @@ def _blocked_source(
 
 
 def _pad(array: Array, size: int) -> Array:
+    """Append zeros to a weight, up to ``size`` elements."""
     flat = array.reshape(-1)
     return np.concatenate([flat, np.zeros(size - flat.size, flat.dtype)])
 
@@ -365,7 +388,12 @@ def _pad(array: Array, size: int) -> Array:
 def _merge_blocks(
     shape: Ints, strides: Sequence[Ints], lanes: int
 ) -> tuple[Ints, list[Ints], list[bool]]:
-    """Merge pixels and lanes: along them a channel block repeats (mode "p")."""
+    """Merge the dimensions of the blocked layout; pixels and lanes become one row.
+
+    Returns:
+        The merged dimensions, the strides of each operand along them, and for each operand whether
+        it is one block of channels that repeats along the row (mode "p").
+    """
     block = shape[3]
     last = [(s[2], s[3]) for s in strides]
     if block != lanes or any(pair not in ((lanes, 1), (0, 0), (0, 1)) for pair in last):
@@ -382,7 +410,7 @@ def _merge_blocks(
 
 
 def clear_padding(low: Lowering, output: Operand) -> None:
-    """Emit the step that zeroes the channels beyond the last in the blocked layout."""
+    """Emit the step that zeroes the padding channels of the blocked layout."""
     used = output.shape[1] % output.lanes
     if used == 0 or output.size == 0:
         return
@@ -396,18 +424,35 @@ def clear_padding(low: Lowering, output: Operand) -> None:
         used=used * item,
     )
     kernel = Kernel("subgraph.ops.movement.kernels", "clear_padding")
-    low.emit(kernel, arguments, output.shape[0], grain=max(1, _SMALL // max(pixels, 1)))
+    low.emit(
+        kernel, arguments, output.shape[0], grain=max(1, _MIN_ELEMENTS_PER_THREAD // max(pixels, 1))
+    )
 
 
 def temporary(low: Lowering, dtype: str, shape: Sequence[int]) -> Operand:
-    """Return an operand in scratch memory."""
+    """Return a new operand in the scratch memory of the node.
+
+    Args:
+        low: The lowering of the node.
+        dtype: Its element type.
+        shape: Its shape, plain layout.
+    """
     operand = Operand(f"{low.node.name}.temporary", dtype, tuple(shape))
     operand.storage = low.scratch(max(operand.nbytes, 1)).storage
     return operand
 
 
 def emit_cast(low: Lowering, x: Operand, y: Operand) -> None:
-    """Emit the conversion of ``x`` to the dtype of ``y``."""
+    """Emit the conversion of ``x`` to the dtype of ``y``.
+
+    Args:
+        low: The lowering that gets the step.
+        x: The input, with as many elements as ``y``.
+        y: The output.
+
+    Raises:
+        Unsupported: The kernels do not take one of the dtypes.
+    """
     e = Expression()
     try:
         result = e.cast(e.input(x.dtype), y.dtype)
@@ -417,7 +462,13 @@ def emit_cast(low: Lowering, x: Operand, y: Operand) -> None:
 
 
 def cast_to(low: Lowering, x: Operand, dtype: str) -> Operand:
-    """Return an operand in a dtype that kernels compute in; itself where it has it."""
+    """Return ``x`` in another dtype: ``x`` itself if it has that dtype, else a converted temporary.
+
+    Args:
+        low: The lowering that gets the conversion.
+        x: The operand.
+        dtype: The dtype in which a kernel takes it.
+    """
     if x.dtype == dtype:
         return x
     y = temporary(low, dtype, x.shape)
@@ -426,7 +477,7 @@ def cast_to(low: Lowering, x: Operand, dtype: str) -> Operand:
 
 
 def _legacy_shape(node: Node, first: Operand, second: Operand) -> tuple[int, ...]:
-    """Return the shape with which the second operand broadcasts before opset 7."""
+    """Return the shape in which the second operand broadcasts; ``axis`` aligns it before 7."""
     shape = second.shape
     if not is_legacy_broadcast(node):
         return shape
@@ -438,10 +489,14 @@ def _legacy_shape(node: Node, first: Operand, second: Operand) -> tuple[int, ...
     return (*shape, *(1,) * (first.rank - int(axis) % first.rank - len(shape)))
 
 
-def lower_chain(low: Lowering, operands: Sequence[Operand]) -> None:
-    """Lower one operator over these operands."""
-    node = low.node
-    if len(operands) > _MOST_OPERANDS:
+@lowering(
+    *(name for name in EXPANSIONS if name not in ("Identity", "CastLike")),
+    layouts=("plain", "blocked"),
+)
+def elementwise(node: Node, low: Lowering) -> None:
+    """Lower one elementwise operator."""
+    operands = [operand for operand in low.inputs if operand is not None]
+    if len(operands) > _MAX_OPERANDS:
         _lower_in_groups(low, operands)
         return
     e = Expression()
@@ -461,19 +516,18 @@ def lower_chain(low: Lowering, operands: Sequence[Operand]) -> None:
 
 
 def _lower_in_groups(low: Lowering, operands: Sequence[Operand]) -> None:
-    """Lower an operator over many operands by kernels over few of them.
+    """Lower an operator of many operands as several steps of at most `_MAX_OPERANDS` each.
 
-    A kernel for all takes long to compile, and no node with another number of operands can use it.
-    The operands are taken in the same order, so results are those of one kernel.
+    The operands are combined in order, so the results equal those of a single kernel.
     """
     node, y = low.node, low.output()
     if any(operand.layout != "plain" for operand in (*operands, y)):
         raise Unsupported(f"{node.op_type} of {len(operands)} operands in the blocked layout")
     name = _FOLDS[node.op_type]
-    held: list[Operand] = []
-    for first in range(0, len(operands), _MOST_OPERANDS - 1):
-        group = [*held, *operands[first : first + _MOST_OPERANDS - 1]]
-        last = first + _MOST_OPERANDS - 1 >= len(operands)
+    partial_result: list[Operand] = []
+    for first in range(0, len(operands), _MAX_OPERANDS - 1):
+        group = [*partial_result, *operands[first : first + _MAX_OPERANDS - 1]]
+        last = first + _MAX_OPERANDS - 1 >= len(operands)
         e = Expression()
         try:
             terms = [e.input(operand.dtype) for operand in group]
@@ -486,21 +540,12 @@ def _lower_in_groups(low: Lowering, operands: Sequence[Operand]) -> None:
             raise Unsupported(str(error)) from error
         target = y if last else temporary(low, y.dtype, y.shape)
         emit_expression(low, e, [source(operand) for operand in group], [(result, target)])
-        held = [target]
-
-
-@lowering(
-    *(name for name in EXPANSIONS if name not in ("Identity", "CastLike")),
-    layouts=("plain", "blocked"),
-)
-def elementwise(node: Node, low: Lowering) -> None:
-    """Lower one elementwise operator."""
-    lower_chain(low, [operand for operand in low.inputs if operand is not None])
+        partial_result = [target]
 
 
 @lowering("CastLike", layouts=("plain", "blocked"))
 def cast_like(node: Node, low: Lowering) -> None:
-    """Lower a cast to the dtype of the second input, which is not read."""
+    """Lower a cast to the dtype of the second input, whose elements are not read."""
     e = Expression()
     x = low.input(0)
     try:
@@ -536,9 +581,3 @@ def fused(node: Node, low: Lowering) -> None:
         list(zip(results, low.outputs, strict=True)),
         keeps_zero=keeps,
     )
-
-
-MAX_FUSED = 64
-# Operands of a kernel. One of more takes seconds to compile, and other nodes have other numbers.
-_MOST_OPERANDS = 16
-_FOLDS = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}

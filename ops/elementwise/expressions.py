@@ -1,8 +1,8 @@
 """What elementwise operators compute, as programs for the elementwise kernels of any device.
 
-An `Expression` collects inputs, numbers and instructions; `expand` adds one operator to it. A chain
-of operators (a fused node's inner graph) is one expression: `expand_graph`. The program's text is
-described in ``elementwise_kernels``. Nothing here knows a device.
+An `Expression` collects inputs, numbers and instructions; `expand` adds one operator to it, and
+`expand_graph` a chain of operators (the inner graph of a fused node). ``kernels.py`` describes the
+text of a program. Nothing in this module depends on a device.
 """
 
 from __future__ import annotations
@@ -12,73 +12,92 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from subgraph.dtypes import FLOATS, HALVES
+from subgraph.dtypes import FLOATS, HALVES, compute_dtype
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = frozenset((*FLOATS, *INTEGERS, "bool"))
-_WITHIN_SINGLE = (*HALVES, "float32", "bool", "int8", "int16", "uint8", "uint16")
-_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+# Dtypes whose values are all exact in float32.
+_EXACT_IN_FLOAT32 = (*HALVES, "float32", "bool", "int8", "int16", "uint8", "uint16")
 
 
 class Term(NamedTuple):
-    """A value of a program: how an instruction names it, and its ONNX dtype."""
+    """A value of a program.
+
+    Attributes:
+        name: How instructions name it: ``i0`` (input), ``t0`` (result), ``c0`` (number).
+        dtype: Its ONNX dtype.
+    """
 
     name: str
     dtype: str
 
 
 class Expression:
-    """A program while it is written.
+    """A program under construction.
 
     Attributes:
-        instructions: Texts of the instructions.
+        instructions: Texts of the instructions, in order.
         dtypes: Dtype of each input.
-        numbers: The numbers ``c0, c1, ...``.
+        numbers: Values of ``c0, c1, ...``, which the kernel reads from its arguments.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start an empty program."""
         self.instructions: list[str] = []
         self.dtypes: list[str] = []
         self.numbers: list[int | float] = []
 
     def input(self, dtype: str) -> Term:
-        """Add an input."""
+        """Add an input and return its term.
+
+        Raises:
+            UnsupportedOpError: The kernels do not take the dtype.
+        """
         if dtype not in DTYPES:
             raise UnsupportedOpError(f"elementwise kernels do not take dtype {dtype}")
         self.dtypes.append(dtype)
         return Term(f"i{len(self.dtypes) - 1}", dtype)
 
     def number(self, value: float, dtype: str) -> Term:
-        """Add a number that the program reads from its words: attributes come so."""
+        """Add a number that is an argument of the kernel and return its term.
+
+        Attributes of nodes become such numbers, so that nodes that differ in them share a kernel.
+        """
         real = dtype in FLOATS
         self.numbers.append(float(value) if real else int(value))
         return Term(f"c{len(self.numbers) - 1}", dtype)
 
     def __call__(self, name: str, *operands: Term | float, dtype: str = "") -> Term:
-        """Add an instruction; numbers among the operands become literals.
+        """Add an instruction and return its result; numbers among the operands become literals.
 
-        ``dtype`` is that of the work (by default that of the first operand).
+        Args:
+            name: Name of a primitive.
+            operands: Its operands; at least one is a term.
+            dtype: Dtype in which it computes; "" is that of the first term.
         """
         terms = [o for o in operands if isinstance(o, Term)]
         work = dtype or terms[0].dtype
         texts = [o.name if isinstance(o, Term) else f"#{o!r}" for o in operands]
-        self.instructions.append(f"{name}.{register(work)} {' '.join(texts)}")
+        self.instructions.append(f"{name}.{compute_dtype(work)} {' '.join(texts)}")
         result = "bool" if name in _TO_BOOL else work
         return Term(f"t{len(self.instructions) - 1}", result)
 
     def cast(self, x: Term, dtype: str) -> Term:
-        """Convert to another dtype, rounded as if it were stored."""
+        """Convert to another dtype, with the rounding of a store in that dtype.
+
+        Raises:
+            UnsupportedOpError: The kernels do not produce the dtype.
+        """
         if dtype not in DTYPES:
             raise UnsupportedOpError(f"elementwise kernels do not give dtype {dtype}")
         if x.dtype == dtype:
             return x
         name = x.name
-        if register(x.dtype) != register(dtype):
-            self.instructions.append(f"cast.{register(x.dtype)}.{register(dtype)} {name}")
+        if compute_dtype(x.dtype) != compute_dtype(dtype):
+            self.instructions.append(f"cast.{compute_dtype(x.dtype)}.{compute_dtype(dtype)} {name}")
             name = f"t{len(self.instructions) - 1}"
         if dtype in HALVES:
             self.instructions.append(f"round_{dtype}.float32 {name}")
@@ -86,12 +105,15 @@ class Expression:
         return Term(name, dtype)
 
     def power(self, base: Term, exponent: Term) -> Term:
-        """Raise to a power whose exponent may be wider than float32, which holds not all of them.
+        """Return ``base ** exponent``; an exponent beyond float32 is taken as float64.
 
-        A whole number beyond 2**24 would be rounded to an even one, which changes the sign.
+        float32 would round an integer beyond 2**24 to an even one, which changes the sign of the
+        power of a negative base.
         """
-        if exponent.dtype in _WITHIN_SINGLE or base.dtype == "float64":
-            return self("pow", base, self.cast(exponent, register(base.dtype)), dtype=base.dtype)
+        if exponent.dtype in _EXACT_IN_FLOAT32 or base.dtype == "float64":
+            return self(
+                "pow", base, self.cast(exponent, compute_dtype(base.dtype)), dtype=base.dtype
+            )
         wide = self.cast(exponent, "float64")
         self.instructions.append(f"pow.float64.float32 {base.name} {wide.name}")
         return Term(f"t{len(self.instructions) - 1}", base.dtype)
@@ -100,30 +122,33 @@ class Expression:
 _TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
 
 
-def register(dtype: str) -> str:
-    """Return the dtype in which a dtype is computed."""
-    return "float32" if dtype in HALVES else dtype
-
-
 Expand = Callable[[Expression, Node, list[Term]], Term]
 
 
 def _single(number: float) -> float:
-    """Round to float32, in which ONNX keeps attributes."""
+    """Round to float32, the precision of ONNX attributes."""
     rounded: float = struct.unpack("f", struct.pack("f", number))[0]
     return rounded
 
 
 def _attribute(node: Node, name: str, default: float) -> float:
+    """Return a float attribute of a node, rounded to float32."""
     return _single(float(node.attrs.get(name, default)))
 
 
 def _real(node: Node, x: Term) -> None:
+    """Check that an operand is of a floating-point dtype.
+
+    Raises:
+        UnsupportedOpError: It is not.
+    """
     if x.dtype not in FLOATS:
         raise UnsupportedOpError(f"{node.op_type} of {x.dtype}")
 
 
 def _primitive(name: str) -> Expand:
+    """Return the rule of an operator that is one primitive on floating-point numbers."""
+
     def expand(e: Expression, node: Node, args: list[Term]) -> Term:
         _real(node, args[0])
         return e(name, args[0])
@@ -132,14 +157,18 @@ def _primitive(name: str) -> Expand:
 
 
 def _any_primitive(name: str) -> Expand:
+    """Return the rule of an operator that is one primitive on any dtype."""
     return lambda e, node, args: e(name, args[0])
 
 
 def _binary(name: str) -> Expand:
+    """Return the rule of an operator that is one primitive of two operands."""
     return lambda e, node, args: e(name, args[0], args[1])
 
 
 def _folded(name: str) -> Expand:
+    """Return the rule of an operator that combines any number of operands by one primitive."""
+
     def expand(e: Expression, node: Node, args: list[Term]) -> Term:
         result = args[0]
         for other in args[1:]:
@@ -234,7 +263,8 @@ def _hard_swish(e: Expression, node: Node, args: list[Term]) -> Term:
 
 
 def _mish(e: Expression, node: Node, args: list[Term]) -> Term:
-    # tanh(log(1 + e**x)) is n / (n + 2) with n = e**x (e**x + 2); from 20 on (40) it is 1.
+    # tanh(log(1 + e**x)) is n / (n + 2) with n = e**x (e**x + 2). From x = 20 on it rounds to 1 in
+    # float32, from 40 on in float64; the bound keeps e**x finite.
     x = args[0]
     _real(node, x)
     power = e("exp", e("min", x, 40.0 if x.dtype == "float64" else 20.0))
@@ -273,15 +303,15 @@ def _shrink(e: Expression, node: Node, args: list[Term]) -> Term:
 
 
 def _clip(e: Expression, node: Node, args: list[Term]) -> Term:
-    # numpy.clip: the lower bound first; NaN stays.
+    # As in numpy.clip: the lower bound is applied first, and NaN stays NaN.
     x = args[0]
     if 0 < node.version < 11:
         least, most = node.attrs.get("min"), node.attrs.get("max")
         bounds = [None if b is None else e.number(float(b), x.dtype) for b in (least, most)]
     else:
-        given = iter(args[1:])
+        bound_terms = iter(args[1:])
         present = [k < len(node.inputs) and node.inputs[k] is not None for k in (1, 2)]
-        bounds = [next(given) if there else None for there in present]
+        bounds = [next(bound_terms) if there else None for there in present]
     if bounds[0] is not None:
         x = e("max", x, bounds[0])
     return x if bounds[1] is None else e("min", x, bounds[1])
@@ -390,6 +420,7 @@ EXPANSIONS: dict[str, Expand] = {
 
 
 def _quantize(e: Expression, node: Node, args: list[Term]) -> Term:
+    """Return round(x / scale) + zero point, saturated to 8 bits."""
     dtype = dtype_of_value(node.outputs[0])
     least, most = (-128.0, 127.0) if dtype == "int8" else (0.0, 255.0)
     rounded = e("rint", e("div", args[0], args[1]))
@@ -399,21 +430,27 @@ def _quantize(e: Expression, node: Node, args: list[Term]) -> Term:
 
 
 def _dequantize(e: Expression, node: Node, args: list[Term]) -> Term:
+    """Return (x - zero point) * scale."""
     value = e.cast(args[0], "float32")
     if len(args) > 2:
         value = e("sub", value, e.cast(args[2], "float32"))
     return e("mul", value, args[1])
 
 
-# Inside fused chains only: between bytes and float32, with one scale.
+# Only inside fused chains, which admit them between 8-bit integers and float32, with one scale.
 _CONVERSIONS: dict[str, Expand] = {"QuantizeLinear": _quantize, "DequantizeLinear": _dequantize}
 
 
 def expand(e: Expression, node: Node, args: Sequence[Term]) -> Term:
-    """Add the operator of ``node`` on the terms of the inputs it has; return its result.
+    """Add the operator of ``node`` to a program and return the term of its result.
+
+    Args:
+        e: The program.
+        node: A node of an elementwise operator.
+        args: Terms of the node's inputs, in order, without omitted ones.
 
     Raises:
-        UnsupportedOpError: it is no elementwise operator, or its dtype is not supported.
+        UnsupportedOpError: The operator is not elementwise, or its dtype is not supported.
     """
     rules = EXPANSIONS if node.op_type in EXPANSIONS else _CONVERSIONS
     rule = rules.get(node.op_type) if node.domain == "" else None
@@ -423,7 +460,19 @@ def expand(e: Expression, node: Node, args: Sequence[Term]) -> Term:
 
 
 def expand_graph(e: Expression, graph: Graph, inputs: Sequence[Term]) -> list[Term]:
-    """Add all nodes of a graph of elementwise operators; return the terms of its outputs."""
+    """Add all nodes of a graph of elementwise operators to a program.
+
+    Args:
+        e: The program.
+        graph: The inner graph of a fused node.
+        inputs: Terms of the graph's inputs.
+
+    Returns:
+        The terms of the graph's outputs.
+
+    Raises:
+        UnsupportedOpError: A node is not elementwise, or a dtype is not supported.
+    """
     terms: dict[Value, Term] = dict(zip(graph.inputs, inputs, strict=True))
     for node in graph.nodes:
         args = [_term(e, terms, value) for value in node.inputs if value is not None]
@@ -443,17 +492,20 @@ def _term(e: Expression, terms: dict[Value, Term], value: Value) -> Term:
 _COMMUTATIVE = frozenset({"add", "mul", "and", "or", "xor", "eq", "ne"})
 
 
-def in_one_order(
+def canonical_order(
     instructions: Sequence[str], kinds: Sequence[str]
 ) -> tuple[tuple[str, ...], list[int]]:
-    """Write a program so that others that compute the same share its kernel.
+    """Rewrite a program so that programs which compute the same function share a compiled kernel.
+
+    Operands of commutative instructions are sorted, and inputs are numbered by first use.
 
     Args:
         instructions: The program.
-        kinds: How each input is read; of two that may change places the later letter comes first.
+        kinds: How each input is read (`kernels.run`, ``modes``). Of two inputs that may be swapped
+            the one whose letter comes later in the alphabet comes first.
 
     Returns:
-        The program, and which of its old inputs stands at each place.
+        The rewritten program, and for each input of it the old number of that input.
     """
     place: dict[str, int] = {}
     written: list[str] = []
@@ -483,5 +535,5 @@ def text(value: Any) -> str:
 
 
 def dtype_of_value(value: Value) -> str:
-    """Return the dtype of a tensor value, "" while unknown."""
+    """Return the dtype of a tensor value, "" while it is unknown."""
     return value.type.dtype if isinstance(value.type, TensorType) else ""

@@ -1,15 +1,15 @@
-"""One kernel for every elementwise operator and for every chain of them: a program over vectors.
+"""The kernel of every elementwise operator and every fused chain: a program over vectors.
 
 A *program* is a tuple of instructions, each the text ``"name.dtype operand ..."``::
 
     ("mul.float32 i0 c0", "add.float32 t0 i1", "max.float32 t1 #0")
 
-Names are those of ``primitive_kernels`` (``cast.source.target`` has two dtypes). Operands: ``iK``
-is input K, ``tK`` the result of instruction K, ``cK`` a number among the argument words, ``#x`` a
-literal. An output is ``"operand:dtype"``: what is stored and how.
+Names are those of ``primitive_kernels.py`` (``cast.source.target`` has two dtypes). Operands:
+``iK`` is input K, ``tK`` the result of instruction K, ``cK`` a number among the kernel arguments,
+``#x`` a literal. An output is ``"operand:dtype"``: the operand to store, and the dtype to store.
 
-The loop runs over a tile of rows times a row of contiguous elements; the dimensions around them are
-taken apart once a tile. Along a row an input is
+A tile is a number of rows of contiguous output elements. The index along the dimensions outside the
+rows is computed once for each tile. An input is read along a row in one of three modes:
 
 - ``v``: contiguous like the output,
 - ``s``: one element for the whole row,
@@ -25,6 +25,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from subgraph.dtypes import compute_dtype
 from subgraph.engine.codegen.irtools import (
     I32,
     I64,
@@ -47,17 +48,18 @@ from .primitive_kernels import (
     constant,
     element,
     from_memory,
-    register_dtype,
     result_dtype,
     storage,
     to_memory,
 )
 
 Value = Any
-HEADER = 6
-# Longer programs keep the registers busy with one vector at a time, costly functions 32 of them.
-_UNROLLED_LENGTH, _UNROLL = 6, 4
-_LONG = frozenset(
+HEADER = 6  # arguments before the numbers: sizes of rows and tiles
+# Short programs compute this many vectors at once, so that the latencies of their instructions
+# overlap. Longer programs have that parallelism in one vector, and so have costly functions where
+# the machine has 32 vector registers. Estimates.
+_MAX_UNROLLED_INSTRUCTIONS, _UNROLL = 6, 4
+_COSTLY = frozenset(
     [
         "exp",
         "expm1",
@@ -88,7 +90,7 @@ _LONG = frozenset(
 
 
 class _Program:
-    """A program taken apart: instructions, operand dtypes, outputs."""
+    """A parsed program: its instructions, and the dtypes of inputs, results and outputs."""
 
     def __init__(
         self, program: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
@@ -105,7 +107,7 @@ class _Program:
         self.numbers = self._numbers()
 
     def _numbers(self) -> dict[str, str]:
-        """Return the dtype in which each number among the words is used."""
+        """Return the dtype in which each number among the kernel arguments is used."""
         found: dict[str, str] = {}
         for _, dtypes, operands in self.instructions:
             for operand in operands:
@@ -113,22 +115,22 @@ class _Program:
                     found[operand] = dtypes[0]
         for operand, dtype in self.outputs:
             if operand.startswith("c"):
-                found[operand] = register_dtype(dtype)
+                found[operand] = compute_dtype(dtype)
         return dict(sorted(found.items(), key=lambda item: int(item[0][1:])))
 
     @property
-    def together(self) -> int:
-        """Return how many vectors to compute at once, so that their chains overlap."""
+    def unroll(self) -> int:
+        """Return the number of vectors to compute at once, so that their latencies overlap."""
         names = [name for name, _, _ in self.instructions]
-        if len(names) > _UNROLLED_LENGTH:
+        if len(names) > _MAX_UNROLLED_INSTRUCTIONS:
             return 1
-        costly = _LONG.intersection(names)
+        costly = _COSTLY.intersection(names)
         return 1 if costly and host.has_32_registers() else _UNROLL
 
     def evaluate(
         self, builder: Any, loaded: Sequence[Value], numbers: dict[str, Value], lanes: int
     ) -> list[Value]:
-        """Emit the program for one vector of each input; return what is stored."""
+        """Emit the program for one vector of each input; return the vectors to store."""
         values: dict[str, Value] = {f"i{k}": value for k, value in enumerate(loaded)}
         for name, scalar in numbers.items():
             values[name] = splat_value(builder, scalar, lanes)
@@ -156,7 +158,19 @@ def _loop(
     carried: Sequence[Value],
     body: Callable[[Value, list[Value]], list[Value]],
 ) -> tuple[Value, list[Value]]:
-    """Emit ``while at + step <= stop``; return where it ended and the carried values there."""
+    """Emit the loop ``while at + step <= stop``.
+
+    Args:
+        builder: LLVM IR builder; ends up behind the loop.
+        start: First value of the counter ``at``.
+        stop: Its bound.
+        step: Its step.
+        carried: Values that each iteration passes to the next.
+        body: Emits an iteration, given the counter and the carried values; returns the new ones.
+
+    Returns:
+        The counter and the carried values after the loop.
+    """
     before = builder.block
     head, inside, done = (builder.append_basic_block(n) for n in ("head", "body", "done"))
     builder.branch(head)
@@ -178,11 +192,13 @@ def _loop(
     return at, list(phis)
 
 
-def _word(builder: Any, args: Value, index: int) -> Value:
+def _argument(builder: Any, args: Value, index: int) -> Value:
+    """Load kernel argument ``index``, 64 bits."""
     return load_at(builder, builder.add(args, I64(8 * index)), I64, 8)
 
 
 def _repeat(builder: Any, vector: Value, lanes: int, times: int) -> Value:
+    """Return a vector ``times`` times in a row."""
     if times == 1:
         return vector
     picks = ir.Constant(
@@ -202,10 +218,10 @@ class _Tile:
         self.lanes = lanes
 
     def numbers(self, builder: Any, args: Value) -> dict[str, Value]:
-        """Load the numbers among the words."""
+        """Load the numbers among the kernel arguments."""
         found: dict[str, Value] = {}
         for name, dtype in self.program.numbers.items():
-            word = _word(builder, args, HEADER + int(name[1:]))
+            word = _argument(builder, args, HEADER + int(name[1:]))
             ty = element(dtype)
             if isinstance(ty, ir.IntType):
                 found[name] = builder.trunc(word, ty) if ty.width < 64 else word
@@ -215,11 +231,12 @@ class _Tile:
         return found
 
     def emit(self, builder: Any, args: Value, unit: Value, numbers: dict[str, Value]) -> None:
+        """Emit the code of tile ``unit``: find its rows in each operand, and loop over them."""
         size, block, rows, row_block, chunks, row_chunks = (
-            _word(builder, args, k) for k in range(HEADER)
+            _argument(builder, args, k) for k in range(HEADER)
         )
         at = HEADER + len(self.program.numbers)
-        outer_sizes = [_word(builder, args, at + d) for d in range(self.outer)]
+        outer_sizes = [_argument(builder, args, at + d) for d in range(self.outer)]
         at += self.outer
         column = builder.mul(builder.urem(unit, chunks), block)
         rest = builder.udiv(unit, chunks)
@@ -232,10 +249,10 @@ class _Tile:
         bases: list[Value] = []
         steps: list[Value] = []
         for mode, dtype in zip(self.modes, self.dtypes, strict=True):
-            base, step = _word(builder, args, at), _word(builder, args, at + 1)
+            base, step = _argument(builder, args, at), _argument(builder, args, at + 1)
             base = builder.add(base, builder.mul(row, step))
             for d in range(self.outer):
-                stride = _word(builder, args, at + 2 + d)
+                stride = _argument(builder, args, at + 2 + d)
                 base = builder.add(base, builder.mul(index[d], stride))
             if mode == "v":
                 base = builder.add(base, builder.mul(column, I64(storage(dtype)[1])))
@@ -254,6 +271,7 @@ class _Tile:
     def row(
         self, builder: Any, bases: Sequence[Value], count: Value, numbers: dict[str, Value]
     ) -> None:
+        """Emit a row of ``count`` elements: unrolled vectors, single vectors, and a masked rest."""
         lanes = self.lanes
         fixed = [
             self._fixed(builder, k, bases[k], mode)
@@ -268,7 +286,7 @@ class _Tile:
             return body
 
         at: Value = I64(0)
-        times = self.program.together
+        times = self.program.unroll
         if times > 1:
             at, _ = _loop(builder, at, count, I64(lanes * times), [], vectors(times))
         if lanes > 1:
@@ -280,7 +298,7 @@ class _Tile:
             _loop(builder, at, count, I64(1), [], vectors(1))
 
     def _fixed(self, builder: Any, k: int, base: Value, mode: str) -> Value:
-        """Load what stays the same along a row; None for contiguous inputs."""
+        """Load a vector that stays the same along a row; None for inputs of mode "v"."""
         if mode == "v":
             return None
         ty, size = storage(self.dtypes[k])
@@ -300,6 +318,7 @@ class _Tile:
         numbers: dict[str, Value],
         mask: Value,
     ) -> None:
+        """Emit ``times`` vectors from element ``at`` on; ``mask`` selects lanes, None: all."""
         lanes = self.lanes * times
         count = len(self.program.inputs)
         loaded: list[Value] = []
@@ -323,6 +342,7 @@ def _least(builder: Any, a: Value, b: Value) -> Value:
 
 
 def _load(builder: Any, address: Value, ty: Any, size: int, mask: Value) -> Value:
+    """Load a vector; lanes outside ``mask`` are not read and are 0."""
     if mask is None:
         return load_at(builder, address, ty, size)
     args = [pointer(builder, address, ty), I32(size), mask, ty(None)]
@@ -330,6 +350,7 @@ def _load(builder: Any, address: Value, ty: Any, size: int, mask: Value) -> Valu
 
 
 def _store(builder: Any, address: Value, value: Value, size: int, mask: Value) -> None:
+    """Store a vector; lanes outside ``mask`` are not written."""
     if mask is None:
         store_at(builder, address, value, size)
         return
@@ -345,7 +366,7 @@ def run(
     outer: int,
     lanes: int,
 ) -> Callable[..., None]:
-    """Return the kernel of a program (see the module's text); one unit is one tile.
+    """Return the kernel of a program (see the module's docstring); one work unit is one tile.
 
     Args:
         program: Instructions.
@@ -355,14 +376,14 @@ def run(
         outer: Number of dimensions around the rows.
         lanes: Elements of one vector.
 
-    Words::
+    Kernel arguments, 64 bits each::
 
-        0 elements of a row  1 of them in a tile  2 rows  3 of them in a tile
+        0 elements of a row  1 elements of a row in a tile  2 rows  3 rows in a tile
         4 tiles along a row  5 tiles along the rows  6.. numbers (float64 bits or integers)
         then the sizes of the outer dimensions
         then for each input and output: address, bytes between rows, bytes per outer dimension
 
-    Units: outer sizes * word 5 * word 4.
+    There are (outer sizes * argument 5 * argument 4) work units.
     """
     tile = _Tile(_Program(program, inputs, outputs), modes, outer, lanes)
 

@@ -1,6 +1,7 @@
-"""Elementwise operators: shape rules of arithmetic, comparisons, activations and conversions.
+"""Elementwise operators: requirements and output types of arithmetic, comparisons and conversions.
 
-``elementwise_expressions`` says what each computes, ``elementwise_cpu`` how the CPU device runs it.
+``expressions.py`` says what each operator computes; ``cpu.py`` and ``opencl.py`` run that on a
+device. For the REFERENCE device ``reference.py`` replaces onnx.reference where that is inexact.
 """
 
 from __future__ import annotations
@@ -34,32 +35,45 @@ VARIADIC = ("Max", "Mean", "Min", "Sum")
 
 
 def unary_operands(node: Node, x: Tensor) -> None:
-    """Take every tensor: each element of the result follows from the element at its place."""
+    """Accept every tensor: each output element depends on the input element at its index alone."""
 
 
 def gelu_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the approximation is one of the standard (ONNX, 20)."""
+    """Raise ShapeError unless ``approximate`` is "none" or "tanh" (ONNX Gelu, opset 20)."""
     choice(node, "approximate", "none", "none", "tanh")
 
 
 def identity_operands(node: Node, x: ValueType | Tensor) -> None:
-    """Take every value."""
+    """Accept every value, also sequences and optionals."""
 
 
 def cast_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the rounding to float8e8m0 is one of the standard (ONNX, 1 to 28)."""
+    """Raise ShapeError unless ``round_mode`` is one of the standard (ONNX Cast, opsets 1 to 28)."""
     choice(node, "round_mode", "up", "up", "down", "nearest")
 
 
 def cast_like_operands(node: Node, x: Tensor, like: Tensor) -> None:
-    """As `cast_operands`; of the second operand only its dtype matters."""
+    """Raise ShapeError unless ``round_mode`` is a mode of the standard (ONNX CastLike, opset 15).
+
+    Args:
+        node: The CastLike node.
+        x: The tensor to convert.
+        like: A tensor of the target dtype; its shape and elements do not matter.
+    """
     cast_operands(node, x)
 
 
 def clip_operands(
     node: Node, x: Tensor, least: Tensor | None = None, most: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless both bounds are numbers of the input's dtype (ONNX, 1 to 13)."""
+    """Raise ShapeError unless both bounds are scalars of the input's dtype (Clip, opsets 1 to 13).
+
+    Args:
+        node: The Clip node.
+        x: The tensor to clip.
+        least: Lower bound; None: unbounded. Before opset 11 the bounds are attributes.
+        most: Upper bound; None: unbounded.
+    """
     require_single("min", least, x.dtype)
     require_single("max", most, x.dtype)
 
@@ -67,13 +81,28 @@ def clip_operands(
 def dropout_operands(
     node: Node, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless ratio and training mode are single values (ONNX, 1 to 22)."""
+    """Raise ShapeError unless ratio and training mode are scalars (ONNX Dropout, opsets 1 to 22).
+
+    Args:
+        node: The Dropout node.
+        x: The tensor, of any shape.
+        ratio: Probability that an element is zeroed in training; None: 0.5.
+        training: Whether elements are zeroed at all (bool); None: no.
+    """
     require_single("ratio", ratio)
     require_single("training_mode", training, "bool")
 
 
 def binary_operands(node: Node, a: Tensor, b: Tensor) -> None:
-    """Raise ShapeError unless the operands broadcast and have one dtype (Pow: any)."""
+    """Raise ShapeError unless the operands broadcast and have one dtype (Pow: any two).
+
+    Args:
+        node: A node of arithmetic, comparison or logic. Before opset 7 the second operand
+            broadcasts to the first, and only if attribute ``broadcast`` is set; ``axis`` is then
+            the dimension of the first with which the second's dimensions begin.
+        a: The first operand.
+        b: The second operand.
+    """
     if node.op_type != "Pow":
         require_same_dtype(a, b)
     if node.op_type == "BitShift":
@@ -93,7 +122,13 @@ def binary_operands(node: Node, a: Tensor, b: Tensor) -> None:
 
 
 def prelu_operands(node: Node, x: Tensor, slope: Tensor) -> None:
-    """Raise ShapeError unless the slope broadcasts to the input; before 7 it may be of channels."""
+    """Raise ShapeError unless the slope broadcasts to the input (ONNX PRelu, opsets 1 to 16).
+
+    Args:
+        node: The PRelu node.
+        x: The tensor.
+        slope: Factor of negative elements. Before opset 7 one of rank 1 has a number per channel.
+    """
     require_same_dtype(x, slope)
     if is_legacy_broadcast(node) and slope.rank == 1 and x.rank > 2:
         per_channel = Tensor(slope.dtype, (*slope.shape, *(1,) * (x.rank - 2)))
@@ -103,7 +138,7 @@ def prelu_operands(node: Node, x: Tensor, slope: Tensor) -> None:
 
 
 def variadic_operands(node: Node, first: Tensor, *others: Tensor) -> None:
-    """Raise ShapeError unless the operands broadcast; before version 8 they have one shape."""
+    """Raise ShapeError unless the operands broadcast; before opset 8 they must have one shape."""
     require_same_dtype(first, *others)
     if 0 < node.version < 8:
         for k, other in enumerate(others, 1):
@@ -113,14 +148,21 @@ def variadic_operands(node: Node, first: Tensor, *others: Tensor) -> None:
 
 
 def where_operands(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> None:
-    """Raise ShapeError unless the condition is bool and all broadcast (ONNX, 9 to 16)."""
+    """Raise ShapeError unless the condition is bool and all broadcast (ONNX Where, opsets 9 to 16).
+
+    Args:
+        node: The Where node.
+        condition: Where the result is taken from ``x``.
+        x: Elements where the condition is true.
+        y: Elements where it is false, of the same dtype.
+    """
     require_dtype("condition", condition, "bool")
     require_same_dtype(x, y)
     require_broadcast_together(condition, x, y)
 
 
 def bit_cast_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless elements of the new dtype have as many bits (ONNX, 26)."""
+    """Raise ShapeError unless elements of the new dtype have as many bits (ONNX BitCast, 26)."""
     to = DTYPE_OF_ONNX.get(node.attrs.get("to", 0), "")
     require(bool(to) and "string" not in (to, x.dtype), "to is {}", node.attrs.get("to"))
     sizes = [numpy_dtype(dtype).itemsize for dtype in (x.dtype, to)]
@@ -128,15 +170,21 @@ def bit_cast_operands(node: Node, x: Tensor) -> None:
 
 
 def first_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the type of the first input, whatever it is."""
+    """Return the type of the first input, of any kind.
+
+    Args:
+        node: Any node; not read.
+        types: Types of the inputs, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     return [types[0]]
 
 
 def tensor(kind: ValueType | None) -> TensorType | None:
-    """Return a tensor type, None for what is unknown.
+    """Return ``kind`` as a tensor type, None if it is unknown.
 
     Raises:
-        ShapeError: it is the type of something else.
+        ShapeError: It is the type of a sequence, optional or map.
     """
     if kind is None or isinstance(kind, TensorType):
         return kind
@@ -150,10 +198,10 @@ def shape_of(kind: ValueType | None) -> Shape | None:
 
 
 def same_dtype(types: Types) -> str | None:
-    """Return the dtype that all known types have.
+    """Return the dtype that all known types share, None if none is known.
 
     Raises:
-        ShapeError: two differ.
+        ShapeError: Two differ.
     """
     found = {known.dtype for kind in types if (known := tensor(kind)) is not None}
     if len(found) > 1:
@@ -162,6 +210,7 @@ def same_dtype(types: Types) -> str | None:
 
 
 def _broadcast(node: Node, types: Types) -> Shape | None:
+    """Return the broadcast shape of the inputs, None while it is unknown."""
     shapes = [shape_of(kind) for kind in types]
     if is_legacy_broadcast(node) and shapes:
         return shapes[0]
@@ -169,36 +218,66 @@ def _broadcast(node: Node, types: Types) -> Shape | None:
 
 
 def is_legacy_broadcast(node: Node) -> bool:
-    """Return whether a binary operator broadcasts as before opset 7: the second to the first."""
+    """Return whether only the second operand broadcasts, as in binary operators before opset 7."""
     return 0 < node.version < 7 and node.domain == "" and node.op_type not in VARIADIC
 
 
 def unary(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the type of the first input."""
+    """Return the type of the first input.
+
+    Args:
+        node: A node of one tensor, or a Clip, whose bounds must have the tensor's dtype.
+        types: Types of the inputs, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     if node.op_type == "Clip" and len(types) > 1:
         same_dtype([kind for kind in types if kind is not None])
     return [tensor(types[0])]
 
 
 def broadcasting(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Broadcast the shapes, keep the dtype (Pow: of the base)."""
+    """Return the broadcast shape in the dtype of the inputs (Pow: in that of the base).
+
+    Args:
+        node: A node of arithmetic or logic.
+        types: Types of the operands, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     dtype = same_dtype(types[:1] if node.op_type == "Pow" else types)
     return [None if dtype is None else TensorType(dtype, _broadcast(node, types))]
 
 
 def comparison(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Broadcast the shapes; the result is bool."""
+    """Return the broadcast shape as bool.
+
+    Args:
+        node: A comparison.
+        types: Types of the operands, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     same_dtype(types)
     return [TensorType("bool", _broadcast(node, types))]
 
 
 def test(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the shape of the input in bool."""
+    """Return the shape of the input as bool.
+
+    Args:
+        node: An IsInf or IsNaN node.
+        types: Type of the input, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     return [TensorType("bool", shape_of(types[0]))]
 
 
 def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Keep the type; the mask is bool from opset 10 on, before it has the input's dtype."""
+    """Return the types of Dropout's result and mask.
+
+    Args:
+        node: The node; from opset 10 on its mask is bool, before it has the input's dtype.
+        types: Types of input, ratio and training mode, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     x = tensor(types[0])
     if x is None:
         return [None, None]
@@ -206,14 +285,27 @@ def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def where(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Broadcast all three shapes; the dtype is that of the second and third input."""
+    """Return the broadcast shape of all three inputs, in the dtype of the second and third.
+
+    Args:
+        node: The Where node.
+        types: Types of condition and both alternatives, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     dtype = same_dtype(types[1:])
     shape = broadcast_shapes([shape_of(kind) for kind in types])
     return [None if dtype is None else TensorType(dtype, shape)]
 
 
 def cast(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Change the dtype to the attribute ``to``."""
+    """Return the input's shape in the dtype that attribute ``to`` names.
+
+    Args:
+        node: The Cast node; in opset 1 ``to`` is a name ("FLOAT"), later a number of
+            TensorProto.DataType.
+        types: Type of the input, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     to = node.attrs["to"]
     dtype = str(to).lower() if isinstance(to, str) else DTYPE_OF_ONNX.get(int(to))
     if dtype is None:
@@ -222,7 +314,13 @@ def cast(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def cast_like(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Change the dtype to that of the second input."""
+    """Return the first input's shape in the dtype of the second.
+
+    Args:
+        node: The CastLike node.
+        types: Types of both inputs, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     like = tensor(types[1])
     return [None if like is None else TensorType(like.dtype, shape_of(types[0]))]
 

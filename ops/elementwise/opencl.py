@@ -1,7 +1,7 @@
 """Elementwise operators and fused chains of them on OPENCL: one generated kernel for each program.
 
-The text depends on the program, the dtypes and how each operand is walked (element by element, one
-element for all, with strides), never on sizes.
+The text depends on the program, the dtypes and the access mode of each operand (element by element,
+one element for all, strided), never on sizes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.dtypes import HALVES
+from subgraph.dtypes import compute_dtype
 from subgraph.engine.planner.lowering import Argument, Operand, Weight
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_primitive, cl_shared
@@ -25,8 +25,9 @@ from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, conti
 from .cpu import Source, allow_in_place
 from .expressions import EXPANSIONS, INTEGERS, Expression, Term
 
-_CHUNK = 1024  # elements of a row where the elements lie in order
-_SHORT = 16  # shorter rows are not worth a loop
+_CHUNK = 1024  # elements of a work-item where all operands are contiguous; an estimate
+_MIN_ROW = 16  # elements of a row for which a work-item loops over it; an estimate
+_MIN_ROWS_PER_UNIT = 4  # rows for each compute unit, so that all have work; an estimate
 _UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 _INFIX = {
     "add": "+",
@@ -41,7 +42,7 @@ _INFIX = {
 }
 _BITS = {"and": "&", "or": "|", "xor": "^"}
 _TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
-# Names of OpenCL's own functions on floats.
+# Primitives on floats that are functions of OpenCL C of the same name.
 _BUILTIN = frozenset(
     [
         *("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "tan", "asin", "acos", "atan"),
@@ -49,7 +50,8 @@ _BUILTIN = frozenset(
         *("trunc", "pow", "fmod", "isnan"),
     ]
 )
-_CHAINS = {
+# Expressions of the other primitives; {0} and {1} are operands, {T} the C type.
+_REAL = {
     "recip": "(1 / {0})",
     "sigmoid": "(1 / (1 + exp(-{0})))",
     "silu": "({0} / (1 + exp(-{0})))",
@@ -112,6 +114,7 @@ float round_to_half(float x) { ushort held; vstore_half(x, 0, (half*)&held);
 
 
 def _helpers(dtype: str) -> str:
+    """Return the C functions that the expressions of a dtype call."""
     kind = register(dtype)
     if dtype not in INTEGERS:
         return _REAL_HELPERS.format(T=kind)
@@ -124,10 +127,15 @@ def _helpers(dtype: str) -> str:
 
 
 class Writer:
-    """Turns the instructions of an expression into OpenCL C."""
+    """Translates the instructions of an expression to OpenCL C.
+
+    Attributes:
+        expression: The expression.
+        helpers: Texts of the C functions that the statements call, in order of first use.
+    """
 
     def __init__(self, expression: Expression) -> None:
-        """Take the expression."""
+        """Start without helper functions."""
         self.expression = expression
         self.helpers: dict[str, None] = {}
 
@@ -136,7 +144,7 @@ class Writer:
         return [self._instruction(k, text) for k, text in enumerate(self.expression.instructions)]
 
     def prelude(self) -> str:
-        """Return the functions that the statements call; `body` comes first."""
+        """Return the functions that the statements call; valid after `body`."""
         return "".join(self.helpers)
 
     def _instruction(self, index: int, text: str) -> str:
@@ -150,8 +158,8 @@ class Writer:
         elif name == "where":
             condition, a, b = operands
             kind = _ctype(dtype)
-            chosen = self._operand(a, dtype), self._operand(b, dtype)
-            value = f"({condition} ? {chosen[0]} : {chosen[1]})"
+            first, second = self._operand(a, dtype), self._operand(b, dtype)
+            value = f"({condition} ? {first} : {second})"
         else:
             kind = "bool" if name in _TO_BOOL else _ctype(dtype)
             value = self._apply(name, dtype, [self._operand(o, dtype) for o in operands])
@@ -168,8 +176,8 @@ class Writer:
         if name.startswith("round_"):
             return self._rounded(name, args[0])
         if name in _INFIX:
-            made = f"{args[0]} {_INFIX[name]} {args[1]}"
-            return made if name in _TO_BOOL else f"({kind})({made})"
+            value = f"{args[0]} {_INFIX[name]} {args[1]}"
+            return value if name in _TO_BOOL else f"({kind})({value})"
         if name in _BITS:
             return f"({kind})({args[0]} {_BITS[name]} {args[1]})"
         if dtype in INTEGERS:
@@ -182,7 +190,7 @@ class Writer:
             return f"{name}({', '.join(args)})"
         if name == "mod":
             self.helpers[_helpers(dtype)] = None
-        return _CHAINS[name].format(*args, T=kind)
+        return _REAL[name].format(*args, T=kind)
 
     def _rounded(self, name: str, value: str) -> str:
         if name == "round_bfloat16":
@@ -208,10 +216,12 @@ class Writer:
 
 
 def _ctype(dtype: str) -> str:
+    """Return the C type in which a dtype is computed; comparisons are bool."""
     return "bool" if dtype == "bool" else register(dtype)
 
 
 def _boolean(name: str, args: list[str]) -> str:
+    """Return the expression of a primitive on truth values."""
     if name == "not":
         return f"!{args[0]}"
     return f"({args[0]} {({**_INFIX, **_BITS})[name]} {args[1]})"
@@ -232,12 +242,13 @@ def literal(number: str, dtype: str) -> str:
 
 @attrs.frozen
 class Walk:
-    """How a kernel walks the elements.
+    """How the work-items of a kernel traverse the elements.
 
     Attributes:
-        dims: Merged dimensions.
-        strides: Of each input along them.
-        rows: Whether a work-item has a whole row, else one element.
+        dims: Merged dimensions of the output.
+        strides: Strides of each input along them, in elements.
+        rows: Whether a work-item computes a row (or `_CHUNK` contiguous elements), else one
+            element.
     """
 
     dims: Ints
@@ -246,7 +257,7 @@ class Walk:
 
     @property
     def modes(self) -> list[str]:
-        """How each input is walked: "flat" like the output, "one" element for all, "strided"."""
+        """Access mode of each input: "flat" as the output, "one" element for all, "strided"."""
         whole = contiguous(self.dims)
         return [
             "one" if not any(steps) else "flat" if steps == whole else "strided"
@@ -255,16 +266,16 @@ class Walk:
 
     @property
     def strided(self) -> bool:
-        """Whether some input is neither walked like the output nor a single element."""
+        """Whether some input has the mode "strided"."""
         return "strided" in self.modes
 
     @property
     def size(self) -> int:
-        """Elements of a row."""
+        """Elements of a row, the work of one work-item if `rows`."""
         return self.dims[-1] if self.strided else _CHUNK
 
     def at(self, k: int) -> str:
-        """Return where element ``j`` of the row (or the work-item's element) of input k is."""
+        """Return the C expression of the index in input ``k`` of element ``j`` of the row."""
         mode, steps = self.modes[k], self.strides[k]
         if mode != "strided":
             return f"o{k} + first + j" if mode == "flat" else f"o{k}"
@@ -278,9 +289,9 @@ def program(expression: Expression, outputs: Sequence[tuple[Term, str]], walk: W
     """Return the text of the kernel ``run``.
 
     Args:
-        expression: What to compute.
-        outputs: Terms to store and the dtypes as which.
-        walk: How the elements are walked.
+        expression: The expression to compute.
+        outputs: The term stored in each output, and the dtype of that output.
+        walk: How the work-items traverse the elements.
     """
     writer = Writer(expression)
     body = writer.body()
@@ -288,7 +299,7 @@ def program(expression: Expression, outputs: Sequence[tuple[Term, str]], walk: W
     rank = len(walk.dims) if walk.strided else 0
     parameters = ["int total", "int size"] if walk.rows else ["int total"]
     parameters += [
-        f"{storage(_register(_number_dtype(expression, k)))} c{k}"
+        f"{storage(compute_dtype(_number_dtype(expression, k)))} c{k}"
         for k in range(len(expression.numbers))
     ]
     parameters += [f"int n{d}" for d in range(1, rank)]
@@ -326,17 +337,13 @@ def _around(inner: Sequence[str], walk: Walk, rank: int) -> list[str]:
     lines += ["  int d0 = rest;"] if outer > 0 else []
     if not walk.rows:
         return [*lines, *inner]
-    # An output may overwrite an input, but only element by element.
+    # Iterations are independent: an output that overwrites an input does so element by element.
     loop = ["#pragma clang loop vectorize(assume_safety)", "  for (j = 0; j < many; j++) {"]
     return [*lines, *loop, *(f"  {line_}" for line_ in inner), "  }"]
 
 
-def _register(dtype: str) -> str:
-    return "float32" if dtype in HALVES else dtype
-
-
 def _number_dtype(expression: Expression, index: int) -> str:
-    """Return the dtype of a number: that of the work of the instruction that reads it."""
+    """Return the dtype of a number: that in which the instruction that reads it computes."""
     for text in expression.instructions:
         head, *operands = text.split(" ")
         if f"c{index}" in operands:
@@ -345,14 +352,16 @@ def _number_dtype(expression: Expression, index: int) -> str:
 
 
 def _walk(low: ClLowering, sources: Sequence[Source], target: Operand) -> Walk:
-    """Return how the elements are best walked."""
+    """Return how the work-items traverse the elements: rows on CPUs, single elements on GPUs."""
     strides = [broadcast_strides(s.shape, target.shape) for s in sources]
     strides.append(contiguous(target.shape))
     dims, merged = collapse(target.shape, strides)
     walk = Walk(dims, tuple(merged[:-1]), not low.traits.is_gpu)
     if walk.rows and walk.strided:
-        few = target.size // dims[-1] < 4 * low.traits.units and dims[-1] > _CHUNK
-        return attrs.evolve(walk, rows=dims[-1] >= _SHORT and not few)
+        few_rows = (
+            target.size // dims[-1] < _MIN_ROWS_PER_UNIT * low.traits.units and dims[-1] > _CHUNK
+        )
+        return attrs.evolve(walk, rows=dims[-1] >= _MIN_ROW and not few_rows)
     return walk
 
 
@@ -365,7 +374,15 @@ def emit_expression(
     *,
     keeps_zero: bool = False,
 ) -> None:
-    """Launch the kernel of an expression; see the CPU's function of this name."""
+    """Launch the kernel of an expression: the OPENCL form of the primitive in ``cpu.py``.
+
+    Args:
+        low: The lowering that gets the launch.
+        expression: The program to compute.
+        sources: Its inputs, in order; each broadcasts to the outputs' shape.
+        results: The term stored in each output; all outputs have one shape.
+        keeps_zero: Not used: there is no blocked layout on OPENCL.
+    """
     target = results[0][1]
     if target.size == 0:
         return
@@ -375,24 +392,24 @@ def emit_expression(
     walk = _walk(low, sources, target)
     outputs = [(term, operand.dtype) for term, operand in results]
     source = ClSource("elementwise", program(expression, outputs, walk))
-    words: list[Argument | np.generic[Any]] = [target.size]
+    arguments: list[Argument | np.generic[Any]] = [target.size]
     if walk.rows:
-        words.append(walk.size)
+        arguments.append(walk.size)
     for k, number in enumerate(expression.numbers):
         dtype = _number_dtype(expression, k)
-        kind = "uint8" if dtype == "bool" else _register(dtype)
-        words.append(numpy_dtype(kind).type(number))
-    words += walk.dims[1:] if walk.strided else []
+        kind = "uint8" if dtype == "bool" else compute_dtype(dtype)
+        arguments.append(numpy_dtype(kind).type(number))
+    arguments += walk.dims[1:] if walk.strided else []
     operands: list[Operand | Weight] = [s.operand for s in sources]
     for operand, mode, steps in zip(operands, walk.modes, walk.strides, strict=True):
-        words.append(operand)
-        words += steps if mode == "strided" else []
-    words += [o for _, o in results]
+        arguments.append(operand)
+        arguments += steps if mode == "strided" else []
+    arguments += [o for _, o in results]
     moved = sum(o.nbytes for o in operands if isinstance(o, Operand))
     low.launch(
         source,
         "run",
-        words,
+        arguments,
         *(((-(-target.size // walk.size),), (1,)) if walk.rows else line(low, target.size)),
         flops=len(expression.instructions) * target.size,
         bytes=moved + sum(o.nbytes for _, o in results),

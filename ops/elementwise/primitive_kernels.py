@@ -1,7 +1,7 @@
-"""Primitive operations on vectors, as LLVM IR: what programs of elementwise kernels are made of.
+"""Primitive operations on vectors, as LLVM IR: the instructions of the elementwise programs.
 
-A primitive is named with the dtype it works in, ``add.float32``; `apply` emits one. Values of dtype
-``bool`` are vectors of bits; float16 and bfloat16 are computed in float32 (`register_dtype`).
+A primitive is named with the dtype in which it computes, ``add.float32``; `apply` emits one. Values
+of dtype ``bool`` are vectors of bits; float16 and bfloat16 are computed in float32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from subgraph.dtypes import HALVES
+from subgraph.dtypes import HALVES, compute_dtype
 from subgraph.engine.codegen import vmath
 from subgraph.engine.codegen.irtools import (
     ELEMENTS,
@@ -40,14 +40,9 @@ from subgraph.system import host
 Value = Any
 
 
-def register_dtype(dtype: str) -> str:
-    """Return the dtype in which elements stored as ``dtype`` are computed."""
-    return "float32" if dtype in HALVES else dtype
-
-
 def element(dtype: str) -> Any:
     """Return the LLVM type of one element in a register."""
-    return I1 if dtype == "bool" else ELEMENTS[register_dtype(dtype)][1]
+    return I1 if dtype == "bool" else ELEMENTS[compute_dtype(dtype)][1]
 
 
 def storage(dtype: str) -> tuple[Any, int]:
@@ -61,7 +56,13 @@ def storage(dtype: str) -> tuple[Any, int]:
 
 
 def from_memory(builder: Any, raw: Value, dtype: str) -> Value:
-    """Turn a vector as it lies in memory into what is computed with."""
+    """Convert a vector as it is stored to one to compute with.
+
+    Args:
+        builder: LLVM IR builder.
+        raw: The loaded vector, of elements of `storage`.
+        dtype: Dtype of the tensor.
+    """
     if dtype == "bool":
         return builder.icmp_unsigned("!=", raw, raw.type(None))
     if dtype == "bfloat16":
@@ -73,7 +74,13 @@ def from_memory(builder: Any, raw: Value, dtype: str) -> Value:
 
 
 def to_memory(builder: Any, value: Value, dtype: str) -> Value:
-    """Turn a computed vector into what lies in memory."""
+    """Convert a computed vector to one to store, rounded to ``dtype``.
+
+    Args:
+        builder: LLVM IR builder.
+        value: The vector, of elements of `element`.
+        dtype: Dtype of the tensor.
+    """
     if dtype == "bool":
         return builder.zext(value, ir.VectorType(I8, value.type.count))
     if dtype == "bfloat16":
@@ -85,7 +92,13 @@ def to_memory(builder: Any, value: Value, dtype: str) -> Value:
 
 
 def constant(dtype: str, number: float, lanes: int) -> Value:
-    """Return a vector constant."""
+    """Return a vector constant with one number in all lanes.
+
+    Args:
+        dtype: Dtype in which the number is used.
+        number: The number; truncated for integers.
+        lanes: Elements of the vector.
+    """
     ty = element(dtype)
     is_real = isinstance(ty, (ir.FloatType, ir.DoubleType))
     one = ir.Constant(ty, float(number) if is_real else int(number))
@@ -100,6 +113,8 @@ def _like(value: Value, dtype: str, number: float) -> Value:
 
 
 def _libm(name: str) -> Callable[[Any, str, Value], Value]:
+    """Return the emitter of an LLVM intrinsic of one operand."""
+
     def emit(builder: Any, dtype: str, x: Value) -> Value:
         return call_intrinsic(builder, f"llvm.{name}.{suffix(x.type)}", x.type, [x])
 
@@ -107,6 +122,8 @@ def _libm(name: str) -> Callable[[Any, str, Value], Value]:
 
 
 def _per_lane(name: str) -> Callable[[Any, str, Value], Value]:
+    """Return the emitter of a function of the C library, called for each lane."""
+
     def emit(builder: Any, dtype: str, x: Value) -> Value:
         ty = x.type.element
         symbol = f"{name}f" if dtype == "float32" else name
@@ -205,16 +222,18 @@ def _compare(op: str) -> Callable[[Any, str, Value, Value], Value]:
 
 
 def _number(vector: Value) -> float:
-    """Return the number that a vector constant has in all lanes, NaN for anything else."""
+    """Return the number that a vector constant has in all lanes; NaN for any other value."""
     elements: Any = getattr(vector, "constant", None)
     return math.nan if elements is None else float(elements[0].constant)
 
 
 def _pick(op: str) -> Callable[[Any, str, Value, Value], Value]:
+    """Return the emitter of ``max`` (">") or ``min`` ("<"); NaN in the first operand stays NaN."""
+
     def emit(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         bound = _number(b)
         if is_float(dtype) and not math.isnan(bound):
-            # Of zeros of two signs the bound is taken, as it is below.
+            # Between -0 and 0 the bound is chosen, as by the code below.
             beyond = op if bound else f"{op}="
             return builder.select(emit_compare(builder, beyond, dtype, b, a), b, a)
         chosen = builder.select(emit_compare(builder, op, dtype, a, b), a, b)
@@ -226,7 +245,7 @@ def _pick(op: str) -> Callable[[Any, str, Value, Value], Value]:
 
 
 def _safe_divisor(builder: Any, dtype: str, b: Value) -> tuple[Value, Value, Value]:
-    """Return a divisor that cannot trap, and where the true one is 0 and -1."""
+    """Return a divisor that cannot trap, and masks of lanes where the given one is 0 and -1."""
     zero, one = _like(b, dtype, 0), _like(b, dtype, 1)
     is_zero = builder.icmp_signed("==", b, zero)
     safe = builder.select(is_zero, one, b)
@@ -237,15 +256,23 @@ def _safe_divisor(builder: Any, dtype: str, b: Value) -> tuple[Value, Value, Val
 
 
 def _repeats(value: Value) -> bool:
-    """Return whether a vector is known to hold one element in all lanes, loop after loop."""
+    """Return whether a vector is a broadcast of one element, so that it is loop-invariant."""
     return bool(getattr(value, "opname", "") == "shufflevector")
 
 
 def _quotient(builder: Any, dtype: str, a: Value, b: Value, repeated: bool) -> Value:
-    """Divide integers by ones that cannot trap, towards zero; ``repeated``: all by the same one.
+    """Divide integers towards zero.
 
-    No machine divides vectors of integers. float64 holds those of 32 bits, and a quotient of two of
-    them is never so near to the next integer that rounding would reach it.
+    No instruction set has a vector division of integers, so 32 bits and less are divided in
+    float64: it holds the operands exactly, and a quotient of two of them is never so near to the
+    next integer that rounding would reach it.
+
+    Args:
+        builder: LLVM IR builder.
+        dtype: Integer dtype of both operands.
+        a: Dividend.
+        b: Divisor, of `_safe_divisor`.
+        repeated: Whether all lanes of the divisor hold one number: then it is inverted once.
     """
     signed = is_signed(dtype)
     if a.type.element.width > 32:
@@ -259,11 +286,11 @@ def _quotient(builder: Any, dtype: str, a: Value, b: Value, repeated: bool) -> V
 
 
 def _reciprocal(builder: Any, divisor: Value) -> Value:
-    """Return what an integer of 32 bits, as float64, is multiplied by instead of divided.
+    """Return a float64 factor that replaces the division by an integer of 32 bits.
 
-    One over the divisor and a little more: products that are integers stay above them when they are
-    rounded, and no other comes up to the next integer, from which it is 1 / divisor away at least.
-    For one divisor of many elements: the division is done once.
+    The factor is slightly more than 1 / divisor: products that are integers stay at or above them
+    when they are rounded, and no other product reaches the next integer, which is at least 1 /
+    divisor away. For a divisor that many elements share, the one division is outside the loop.
     """
     one, more = (
         ir.Constant(divisor.type, [ir.Constant(F64, value)] * divisor.type.count)
@@ -273,9 +300,10 @@ def _reciprocal(builder: Any, divisor: Value) -> Value:
 
 
 def _long_quotient(builder: Any, signed: bool, a: Value, b: Value) -> Value:
-    """Divide integers of 64 bits: as float64 while all are small, else one by one.
+    """Divide integers of 64 bits: in float64 if all are below 2**51, else lane by lane.
 
-    Below 2**51 adding 1.5 * 2**52 to the bits, or to the number, converts exactly.
+    Below 2**51 the conversion between integer and float64 is exact by adding the bits of 1.5 *
+    2**52 to the integer, or that number to the float.
     """
     wide = ir.VectorType(F64, a.type.count)
     magic = ir.Constant(wide, [ir.Constant(F64, 1.5 * 2.0**52)] * a.type.count)
@@ -300,7 +328,7 @@ def _long_quotient(builder: Any, signed: bool, a: Value, b: Value) -> Value:
 
 
 def _div(builder: Any, dtype: str, a: Value, b: Value) -> Value:
-    """Divide; integers towards zero, by zero gives 0."""
+    """Divide; integers truncate towards zero, and division by zero gives 0."""
     if is_float(dtype):
         return builder.fdiv(a, b)
     safe, is_zero, is_minus = _safe_divisor(builder, dtype, b)
@@ -319,15 +347,16 @@ def _fmod(builder: Any, dtype: str, a: Value, b: Value) -> Value:
     if is_float(dtype):
         return _float_remainder(builder, dtype, a, b)
     safe, _, _ = _safe_divisor(builder, dtype, b)
-    # By 1 the remainder is 0: what 0 and -1 give as well.
+    # The safe divisor is 1 instead of 0 and -1: the remainder is 0 for all three.
     return builder.sub(a, builder.mul(_quotient(builder, dtype, a, safe, _repeats(b)), safe))
 
 
 def _float_remainder(builder: Any, dtype: str, a: Value, b: Value) -> Value:
-    """Return C's fmod: exact while quotients are small, else one by one.
+    """Return C's fmod: computed from the quotient while quotients are small, else lane by lane.
 
-    A rounded quotient reaches at most the next integer; the remainder then has the wrong sign. It
-    is exact with a fused multiply-add; without one float32 is computed in float64.
+    A rounded quotient is at most the next integer; the remainder then has the wrong sign and is
+    corrected by one divisor. The remainder is exact with a fused multiply-add; without one, float32
+    is computed in float64.
     """
     fused, single = host.isa().fma, dtype == "float32"
     if not fused and not single:
@@ -346,7 +375,7 @@ def _float_remainder(builder: Any, dtype: str, a: Value, b: Value) -> Value:
 
     def common() -> Value:
         rest = emit_fma(builder, builder.fneg(unary("trunc", quotient)), y, x)
-        # A dividend below the divisor is the remainder, also where that is infinite.
+        # A dividend smaller than the divisor is the remainder, also if the divisor is infinite.
         below = builder.fcmp_ordered("<", unary("fabs", x), unary("fabs", y))
         rest = builder.select(below, x, rest)
         signed = builder.fmul(rest, unary("copysign", _like(x, work, 1.0), x))
@@ -378,6 +407,8 @@ def _mod(builder: Any, dtype: str, a: Value, b: Value) -> Value:
 
 
 def _shift(op: str) -> Callable[[Any, str, Value, Value], Value]:
+    """Return the emitter of a shift; by the width of the dtype and more it gives 0, or the sign."""
+
     def emit(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         width = 8 * ELEMENTS[dtype][2]
         fits = builder.icmp_unsigned("<", b, _like(b, dtype, width))
@@ -393,7 +424,7 @@ def _shift(op: str) -> Callable[[Any, str, Value, Value], Value]:
 def _merge(
     builder: Any, condition: Value, common: Callable[[], Value], rare: Callable[[], Value]
 ) -> Value:
-    """Branch on a scalar condition: ``common`` when it holds, else ``rare``."""
+    """Branch on a scalar condition: emit ``common`` for true, ``rare`` for false."""
     with builder.if_else(condition, likely=True) as (then, otherwise):
         with then:
             first = common()
@@ -408,6 +439,11 @@ def _merge(
 
 
 def _pow(builder: Any, dtypes: Sequence[str], a: Value, b: Value) -> Value:
+    """Emit a power.
+
+    A chain of branches serves the exponents of which all lanes are equal and that need few
+    instructions; any others take the general power.
+    """
     dtype, wide = dtypes[-1], dtypes[0]
     if not is_float(dtype):
         return _integer_power(builder, dtype, a, b)
@@ -436,20 +472,24 @@ def _square(builder: Any, a: Value) -> Value:
 
 
 def _root(builder: Any, dtype: str, a: Value) -> Value:
-    """Emit ``a ** 0.5``, which differs from the square root for -0 and -inf."""
+    """Emit ``a ** 0.5``, which differs from the square root at -0 and -inf."""
     endless = builder.fcmp_ordered("==", a, _like(a, dtype, float("-inf")))
     root = _libm("sqrt")(builder, dtype, builder.fadd(a, _like(a, dtype, 0.0)))
     return builder.select(endless, _like(a, dtype, float("inf")), root)
 
 
 def _real_power(builder: Any, dtype: str, a: Value, b: Value) -> Value:
+    """Emit the general power of floating-point numbers."""
     if dtype == "float64":
         return call_intrinsic(builder, f"llvm.pow.{suffix(a.type)}", a.type, [a, b])
     return vmath.emit_power(builder, a, b)
 
 
 def _integer_power(builder: Any, dtype: str, a: Value, b: Value) -> Value:
-    """Square and multiply, modulo the width; negative exponents give 0 but for bases 1 and -1."""
+    """Emit integer powers modulo 2**width, by squaring and multiplying.
+
+    Negative exponents give 0, except for bases 1 and -1.
+    """
     zero, one, minus = (_like(a, dtype, n) for n in (0, 1, -1))
     negative = builder.icmp_signed("<", b, zero) if is_signed(dtype) else None
     exponent = b if negative is None else builder.select(negative, zero, b)
@@ -521,7 +561,7 @@ def _cast(builder: Any, source: str, target: str, x: Value) -> Value:
 
 
 def _to_integer(builder: Any, source: str, target: str, x: Value) -> Value:
-    """Cut a float; through a wider signed integer, as C compilers (and NumPy) do on most hosts."""
+    """Truncate a float; via a wider signed integer, as C compilers (and NumPy) do on most hosts."""
     size = ELEMENTS[target][2]
     if size <= 2:
         wide = emit_convert(builder, x, source, "int32")
@@ -540,13 +580,22 @@ def _to_integer(builder: Any, source: str, target: str, x: Value) -> Value:
 
 
 def _longs(x: Value) -> Any:
+    """Return the type of a vector of int64 with as many lanes as ``x``."""
     return ir.VectorType(I64, x.type.count)
 
 
 def apply(builder: Any, name: str, dtypes: Sequence[str], args: Sequence[Value]) -> Value:
-    """Emit primitive ``name`` of one dtype on vectors (``cast``: source and target).
+    """Emit a primitive.
 
-    ``pow`` takes two dtypes as well: the exponent's, and that of the base and the result.
+    Args:
+        builder: LLVM IR builder.
+        name: Name of the primitive.
+        dtypes: The dtype in which it computes. ``cast`` has two, of source and target, and so may
+            ``pow``: of the exponent, and of base and result.
+        args: Its operands, vectors.
+
+    Returns:
+        The vector of results.
     """
     if name == "cast":
         return _cast(builder, dtypes[0], dtypes[1], args[0])
@@ -560,5 +609,5 @@ def apply(builder: Any, name: str, dtypes: Sequence[str], args: Sequence[Value])
 
 
 def result_dtype(name: str, dtypes: Sequence[str]) -> str:
-    """Return the dtype of what a primitive gives."""
+    """Return the dtype of the result of a primitive."""
     return "bool" if name in _TO_BOOL else dtypes[-1]

@@ -1,9 +1,9 @@
-"""Primitives: steps that most operators are made of, which each device emits in its own way.
+"""Primitives: steps that many lowerings share and that each device emits with kernels of its own.
 
-A function marked `primitive` is the CPU's way; it says what it does in terms that hold anywhere
-(copy this array with strides to those strides). A lowering of another device that has a function of
-the same name in its ``primitives`` gets that called, so that the shape work of Transpose, Pad or
-ReduceSum is written once.
+A function marked `primitive` is the CPU's implementation; its contract holds on any device (copy
+an array with strides to other strides). If the lowering of another device has a function of the
+same name in ``primitives``, that one is called, so the shape computations of Transpose, Pad or
+ReduceSum are written once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _P = ParamSpec("_P")
 def primitive(
     function: Callable[Concatenate[Lowering, _P], None],
 ) -> Callable[Concatenate[Lowering, _P], None]:
-    """Decorate the function that emits a step on the CPU."""
+    """Decorate the CPU implementation of a step; calls dispatch on the device of the lowering."""
 
     @wraps(function)
     def emit(low: Lowering, /, *args: _P.args, **kwargs: _P.kwargs) -> None:

@@ -1,4 +1,7 @@
-"""Erf, AffineGrid and losses, for the reference: onnx.reference is not exact, or counts wrongly."""
+"""Elementwise operators for the REFERENCE device, where onnx.reference is inexact or fails.
+
+Each function takes a node and the contents of its inputs, and returns those of its outputs.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,19 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def erf(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the error function of each element."""
+    """Return the error function of each element, computed in float64 and rounded once."""
     x: Array = inputs[0]
     wide: Array = np.asarray(_erf(x.astype(np.float64)), object)
     return [wide.astype(np.float64).astype(x.dtype)]
 
 
 def binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the operator's result; before opset 7 the second operand is laid out by ``axis``."""
+    """Return the result of a binary operator; before opset 7 ``axis`` aligns the second operand."""
     if node.version >= 7 or node.version == 0:
         return _binary(node, inputs)
     first, second = inputs
     if node.attrs.get("broadcast"):
-        second = _laid_out(first, second, node.attrs.get("axis"))
+        second = _aligned(first, second, node.attrs.get("axis"))
     elif first.shape != second.shape:
         raise ShapeError(
             f"shapes {first.shape} and {second.shape} differ and attribute broadcast is 0"
@@ -43,26 +46,26 @@ def binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def _binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if node.op_type == "Pow" and all(each.dtype.kind == "i" for each in inputs):
-        return [_whole_power(*inputs)]
+        return [_integer_power(*inputs)]
     found = standard(node, inputs)
     if node.op_type != "Pow":
         return found
-    # Of one exponent 0.5 NumPy takes the square root, which differs from C's pow below zero.
+    # For a scalar exponent 0.5 NumPy computes sqrt, which differs from C's pow at -0 and -inf.
     base, exponent = inputs
-    ends = (exponent == 0.5) & ((base == 0) | (base == -math.inf))
-    return [np.where(ends, np.abs(base), found[0])]
+    special = (exponent == 0.5) & ((base == 0) | (base == -math.inf))
+    return [np.where(special, np.abs(base), found[0])]
 
 
-def _whole_power(base: Array, exponent: Array) -> Array:
-    """Return powers of whole numbers, those to negative ones cut off; NumPy refuses them."""
+def _integer_power(base: Array, exponent: Array) -> Array:
+    """Return integer powers; negative exponents, which NumPy refuses, truncate to 0, 1 or -1."""
     sign = np.where(exponent & 1, -1, 1)
     below = np.where(base == 1, 1, np.where(base == -1, sign, 0))
     powers: Array = np.power(base, np.maximum(exponent, 0))
     return np.where(exponent < 0, below, powers).astype(base.dtype)
 
 
-def _laid_out(first: Array, second: Array, axis: int | None) -> Array:
-    """Return ``second`` with ones behind, so that its first dimension is at ``axis``."""
+def _aligned(first: Array, second: Array, axis: int | None) -> Array:
+    """Append dimensions of size 1 to ``second``, so that it begins at ``axis`` of ``first``."""
     if axis is None:
         return second
     start = axis + first.ndim if axis < 0 else axis
@@ -73,7 +76,7 @@ def _laid_out(first: Array, second: Array, axis: int | None) -> Array:
 
 
 def prelu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the leaky ReLU; before opset 7 a slope of one dimension counts channels."""
+    """Return the leaky ReLU; before opset 7 a slope of rank 1 has a number per channel."""
     x: Array = inputs[0]
     slope: Array = inputs[1]
     if 0 < node.version < 7 and slope.size > 1 and slope.ndim == 1 and x.ndim > 2:
@@ -83,7 +86,7 @@ def prelu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def cast(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the input in another dtype; opset 1 names it ("FLOAT") instead of numbering it."""
+    """Return the input in another dtype; opset 1 names it ("FLOAT"), later opsets number it."""
     to = node.attrs.get("to")
     if isinstance(to, str):
         from onnx import TensorProto
@@ -93,7 +96,7 @@ def cast(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def clip(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return clipped numbers; the first version is the one of opset 6 with a hint for memory."""
+    """Return the clipped input; opset 1 is opset 6 with one attribute more, ``consumed_inputs``."""
     if node.version == 1:
         node = variant(node, version=6, drop=("consumed_inputs",))
     bounds = [None if bound is None else bound.reshape(()) for bound in inputs[1:]]
@@ -115,10 +118,11 @@ def cast_like(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def dropout(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the input, and a mask of what was kept.
+    """Return the input and a mask that is true where an element was not zeroed.
 
-    Random only in training: by ``training_mode`` since opset 12, before opset 7 unless ``is_test``.
-    The mask is boolean since opset 10 and has the input's dtype before.
+    Elements are zeroed only in training: if ``training_mode`` is true from opset 12 on, and unless
+    ``is_test`` is set before opset 7. The mask is bool from opset 10 on; before it has the input's
+    dtype.
     """
     x: Array = inputs[0]
     if node.version >= 12:
@@ -142,7 +146,7 @@ def _dropout_since_12(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def mean(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Average with broadcasting; onnx.reference adds in place and so cannot broadcast."""
+    """Return the mean with broadcasting; onnx.reference adds in place, which cannot broadcast."""
     total = inputs[0]
     for other in inputs[1:]:
         total = total + other
@@ -150,6 +154,6 @@ def mean(node: Node, inputs: Sequence[Any]) -> list[Any]:
 
 
 def softsign(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Compute x / (1 + |x|); onnx.reference fails for rank 0."""
+    """Return x / (1 + |x|); onnx.reference fails for rank 0."""
     x = inputs[0]
     return [np.asarray(x / (1 + np.abs(x))).astype(x.dtype)]
