@@ -19,7 +19,7 @@ import numpy as np
 from subgraph.engine.planner.constants import Weights
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep
-from subgraph.engine.planner.step_profile import Span, entries_of
+from subgraph.engine.planner.step_profile import Span, profile_entries
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.parameters import Snapshot
@@ -128,7 +128,7 @@ class ClExecutablePlan:
     def __init__(self, plan: Plan, runtime: Runtime, cache: WeightCache, profiling: bool) -> None:
         """Make buffers and set arguments; build the programs that are not yet there."""
         self.plan = plan
-        self.entries = entries_of(plan)
+        self.entries = profile_entries(plan)
         self.epoch: int | None = None
         self._runtime = runtime
         self._queue = runtime.queue(profiling=profiling)
@@ -147,7 +147,7 @@ class ClExecutablePlan:
             }
             self._outputs: dict[int, Any] = {}
             for position, operand in enumerate(plan.outputs):
-                root, _ = plan.place_of(operand)
+                root, _ = plan.location_of(operand)
                 if root.kind == "output" and root.index == position:
                     self._outputs[position] = runtime.buffer(operand.nbytes)
         self._reports: dict[Report, int] = {}
@@ -397,7 +397,7 @@ class ClExecutablePlan:
         return array
 
     def _buffer_of(self, operand: Operand) -> tuple[cl.Buffer, int]:
-        root, offset = self.plan.place_of(operand)
+        root, offset = self.plan.location_of(operand)
         if root.kind == "arena":
             return self._arena, offset + self.plan.offsets[root]
         if root.kind == "input":

@@ -18,7 +18,7 @@ import attrs
 from subgraph.devices.device import Device
 from subgraph.devices.query import PreparedGraph
 from subgraph.engine.cpu.region_op import CpuRegionOptions, CpuSubgraphOp
-from subgraph.engine.planner.dry_run import trial
+from subgraph.engine.planner.dry_run import dry_run
 from subgraph.engine.planner.lowering import LOWERINGS, lowering
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.program import pool
@@ -75,7 +75,7 @@ class CpuDevice(Device):
     def _prepare(self, graph: Graph, options: DeviceOptions) -> PreparedGraph:
         assert isinstance(options, CpuOptions)
         fused, guards = fuse(graph, options)
-        found = trial(fused, plan_options(options))
+        found = dry_run(fused, plan_options(options))
         return PreparedGraph(fused, found.refused, (guards, found))
 
     def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:

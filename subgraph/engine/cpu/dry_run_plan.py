@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subgraph.engine.planner.dry_run import Trial
+from subgraph.engine.planner.dry_run import DryRun
 from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.region.strategy import Declined, Request
 from subgraph.graph.parameters import Versions
@@ -16,11 +16,11 @@ class DryRunPlan:
 
     def __init__(self) -> None:
         """Begin without one."""
-        self._trial: Trial | None = None
+        self._dry_run: DryRun | None = None
 
-    def adopt(self, trial: Trial) -> None:
+    def adopt(self, dry_run: DryRun) -> None:
         """Take the dry run of the region's fused graph."""
-        self._trial = trial
+        self._dry_run = dry_run
 
     def resolve(self, request: Request) -> Plan | None:
         """Return the plan of the dry run, None after the first request or if there was none.
@@ -28,18 +28,18 @@ class DryRunPlan:
         Raises:
             Declined: It was made for other shapes, or for other content of weights.
         """
-        trial, self._trial = self._trial, None
-        planner = None if trial is None else trial.planner
-        if trial is None or planner is None:
+        dry_run, self._dry_run = self._dry_run, None
+        planner = None if dry_run is None else dry_run.planner
+        if dry_run is None or planner is None:
             return None
         if request.contents:
             raise Declined("shapes depend on the content of inputs")
-        if planner.graph is not request.graph or list(trial.types) != request.types:
+        if planner.graph is not request.graph or list(dry_run.types) != request.types:
             raise Declined("the dry run was made for other shapes")
-        if not Versions(planner.guards.items()).are_current():
+        if not Versions(planner.read_versions.items()).are_current():
             raise Declined("a weight that decides a shape has changed")
         return planner.finish()
 
     def forget(self) -> None:
         """Drop it."""
-        self._trial = None
+        self._dry_run = None

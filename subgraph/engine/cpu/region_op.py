@@ -17,7 +17,7 @@ from subgraph.engine.cpu.stored_programs import StoredPrograms
 from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
 from subgraph.engine.planner.argument_layout import lay_out
 from subgraph.engine.planner.concrete_types import concrete
-from subgraph.engine.planner.dry_run import Trial
+from subgraph.engine.planner.dry_run import DryRun
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.planner.stored_program import describe as describe_program
@@ -89,14 +89,14 @@ class CpuSubgraphOp(RegionOp):
             self._stored.take_types()
             self._layouts.forget()
 
-    def adopt(self, fused: Graph, guards: Guards, trial: Trial) -> None:
+    def adopt(self, fused: Graph, guards: Guards, dry_run: DryRun) -> None:
         """Take what a query of the same graph has made: the fused graph and its dry run."""
         ends = [[v.name for v in g.inputs if v.parameter is None] for g in (fused, self.subgraph)]
         outputs = [[v.name for v in g.outputs] for g in (fused, self.subgraph)]
         if ends[0] == ends[1] and outputs[0] == outputs[1]:
             with self._lock:
                 self._fused = fused, Versions(guards)
-                self._dry_run.adopt(trial)
+                self._dry_run.adopt(dry_run)
 
     def prepare(self) -> None:
         """Plan, and lay out the weights, for the shapes that ran or, if none did, that are known.

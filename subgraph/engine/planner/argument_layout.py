@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from subgraph.engine.planner.constants import Weights
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.planner.plan_types import Plan
-from subgraph.engine.planner.step_profile import entries_of
+from subgraph.engine.planner.step_profile import profile_entries
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import float_bits, is_symbolic, larger
@@ -139,7 +139,7 @@ def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) 
         tuple((kernel, noted.frozen(as_array)) for kernel, noted in block.kernels.items()),
         tuple(steps),
         tuple(breaks),
-        partial(entries_of, plan),
+        partial(profile_entries, plan),
         _is_tiny(plan),
         tuple(block.reports),
         np.array(block.slot, np.intp),
@@ -149,11 +149,12 @@ def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) 
 
 def _areas(plan: Plan) -> tuple[tuple[int, int], ...]:
     """Return offset and bytes of each area of the arena."""
-    return tuple(
-        (offset + worker * storage.apart, storage.nbytes - (storage.workers - 1) * storage.apart)
-        for storage, offset in plan.offsets.items()
-        for worker in range(storage.workers)
-    )
+    areas: list[tuple[int, int]] = []
+    for storage, offset in plan.offsets.items():
+        stride = storage.worker_stride
+        nbytes = storage.nbytes - (storage.workers - 1) * stride
+        areas += [(offset + worker * stride, nbytes) for worker in range(storage.workers)]
+    return tuple(areas)
 
 
 def _end(position: int, operand: Operand, notes: dict[int, _Notes], as_array: AsArray) -> End:

@@ -17,14 +17,14 @@ from subgraph.system import host
 
 # Least ratio of the times for which half vectors are chosen, because tiles and copies of whole
 # vectors are faster.
-_GAIN = 1.1
-_COLOURS = 3  # most channels of an image, which is read in plain layout
-_PANEL = 2  # blocks of outputs in a packed panel
+_MIN_GAIN = 1.1
+_MAX_IMAGE_CHANNELS = 3  # most channels of an image, which is read in plain layout
+_PANEL_BLOCKS = 2  # blocks of outputs in a packed panel
 
 
 @attrs.frozen
-class Sums:
-    """The sums of a convolution.
+class ConvolutionSize:
+    """The sizes of a convolution.
 
     Attributes:
         pixels: Outputs of a channel, of one image.
@@ -49,9 +49,9 @@ class Sums:
         if self.groups > 1 and self.inputs == 1:
             return -(-channels // lanes)
         if self.groups > 1:
-            return min(self._merged(lanes), self._bands(lanes))
+            return min(self._merged(lanes), self._per_panel(lanes))
         # With one tap, and over an image, no products with lanes beyond the last channel are made.
-        exact = self.taps == 1 or self.inputs <= _COLOURS
+        exact = self.taps == 1 or self.inputs <= _MAX_IMAGE_CHANNELS
         return (self.inputs if exact else _padded(self.inputs, lanes)) * -(-channels // lanes)
 
     def _merged(self, lanes: int) -> int:
@@ -63,9 +63,9 @@ class Sums:
         blocks = -(-together * self.outputs // lanes)
         return self.groups // together * _padded(together * self.inputs, lanes) * blocks
 
-    def _bands(self, lanes: int) -> int:
+    def _per_panel(self, lanes: int) -> int:
         """Return the products if each panel of outputs reads only its blocks of inputs."""
-        channels, width = self.groups * self.outputs, _PANEL * lanes
+        channels, width = self.groups * self.outputs, _PANEL_BLOCKS * lanes
         total = 0
         for start in range(0, channels, width):
             end = min(channels, start + width)
@@ -87,22 +87,22 @@ def float_block(graph: Graph) -> int:
     lanes = host.lanes("float32")
     if not host.halves_cost_half():
         return lanes
-    sums: list[Sums] = []
+    sizes: list[ConvolutionSize] = []
     for node in (node for level in graph.levels() for node in level.nodes):
         if "QLinear" in node.op_type:
             return lanes  # as many as the channels in a block of bytes
         if node.op_type in ("Conv", "FusedConv"):
-            found = _sums(node)
+            found = _size_of(node)
             if found is None:
                 return lanes
-            sums.append(found)
-    whole = sum(s.vectors(lanes) for s in sums)
-    half = sum(s.vectors(lanes // 2) for s in sums) / 2
-    return lanes // 2 if whole > _GAIN * half else lanes
+            sizes.append(found)
+    whole = sum(s.vectors(lanes) for s in sizes)
+    half = sum(s.vectors(lanes // 2) for s in sizes) / 2
+    return lanes // 2 if whole > _MIN_GAIN * half else lanes
 
 
-def _sums(node: Node) -> Sums | None:
-    """Return the sums of a convolution of float32; None if its sizes are unknown."""
+def _size_of(node: Node) -> ConvolutionSize | None:
+    """Return the sizes of a convolution of float32; None if they are unknown."""
     weight, result = node.inputs[1], node.outputs[0].type
     if weight is None or not isinstance(result, TensorType) or result.dtype != "float32":
         return None
@@ -115,4 +115,6 @@ def _sums(node: Node) -> Sums | None:
         return None
     groups = int(node.attrs.get("group", 1))
     outputs, inputs = sizes[:2]
-    return Sums(math.prod(pixels), groups, inputs, outputs // groups, math.prod(sizes[2:]))
+    return ConvolutionSize(
+        math.prod(pixels), groups, inputs, outputs // groups, math.prod(sizes[2:])
+    )

@@ -18,13 +18,13 @@ from typing import ClassVar
 
 import attrs
 
-from subgraph.engine.planner.layouts import copying
+from subgraph.engine.planner.layouts import copy_step
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Storage
 from subgraph.engine.planner.plan_types import (
     PlanInProgress,
     ReferenceStep,
     UnknownShapeError,
-    mentioned,
+    storages_of,
 )
 from subgraph.engine.program.abi import BRANCH_GRAIN
 from subgraph.engine.toolchain.kernel import Kernel
@@ -69,7 +69,7 @@ def plan_if(planner: PlanInProgress, node: Node) -> None:
     """
     decides = node.inputs[0]
     assert decides is not None, "it is required"
-    condition = planner.arranger.plain(planner.operand(decides))
+    condition = planner.layouts.plain(planner.operand(decides))
     if condition.dtype != "bool" or condition.size != 1:
         raise UnplannedBranchError(node, (), "its condition is not one truth value")
     if condition.known is not None:
@@ -107,8 +107,8 @@ def _plan_nodes(planner: PlanInProgress, body: Graph, captured: Sequence[Value])
 
 def _stand_for(planner: PlanInProgress, new: Value, known: Value) -> None:
     planner.operands[new] = planner.operand(known)
-    if known in planner.partial:
-        planner.partial[new] = planner.partial[known]
+    if known in planner.known_elements:
+        planner.known_elements[new] = planner.known_elements[known]
 
 
 class _Branch:
@@ -134,13 +134,13 @@ class _Branch:
         step = EmittedStep(self._node, BRANCH, words, 1, BRANCH_GRAIN, 0, 0)
         self._items.append(step)
         shared = self._planner.shared_scratch
-        with self._planner.arranger.aside():
+        with self._planner.layouts.discarding_conversions():
             self._planner.branch_depth += 1
             _plan_nodes(self._planner, body, captured)
             self._planner.branch_depth -= 1
             self._planner.shared_scratch = shared
             operands = map(self._planner.operand, body.outputs)
-            results = [self._planner.arranger.plain(operand) for operand in operands]
+            results = [self._planner.layouts.plain(operand) for operand in operands]
             if not slots:
                 pairs = zip(self._node.outputs, results, strict=True)
                 slots += [_slot(value.name, result) for value, result in pairs]
@@ -173,7 +173,7 @@ class _Branch:
                     result.storage.parent = slot.storage
                     continue
             if result.size:
-                self._items.append(copying(self._node, result, slot))
+                self._items.append(copy_step(self._node, result, slot))
 
 
 def _slot(name: str, result: Operand) -> Operand:
@@ -196,7 +196,7 @@ def _is_whole(result: Operand) -> bool:
 
 
 def _roots(items: Sequence[EmittedStep | ReferenceStep]) -> set[Storage]:
-    return {storage.root()[0] for item in items for storage in mentioned(item)}
+    return {storage.root()[0] for item in items for storage in storages_of(item)}
 
 
 def _selecting(planner: PlanInProgress, condition: Value) -> list[int]:

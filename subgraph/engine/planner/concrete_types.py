@@ -17,9 +17,9 @@ from subgraph.operators.inference import infer_types
 from subgraph.operators.shape_values import from_array, propagate, to_array
 
 # Most elements of integer weights that may be shapes, axes or paddings, on which plans depend.
-SHAPE_LIKE = 256
+MAX_SHAPE_ELEMENTS = 256
 # Most elements of vectors of bytes that may be zero points, on which packed weights depend.
-_ZERO_POINTS = 1 << 16
+_MAX_ZERO_POINTS = 1 << 16
 
 
 def concrete(type_: TensorType) -> tuple[int, ...]:
@@ -46,10 +46,10 @@ def infer_concrete(
     if node.subgraph is None:
         return infer_types(node, types, values)
     known = [None if array is None else from_array(array) for array in values]
-    return _followed(node.subgraph, types, known)[0]
+    return _infer_inner(node.subgraph, types, known)[0]
 
 
-def known_concrete(
+def propagate_concrete(
     node: Node, known: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
     """Return the known elements of the first output; as `propagate`, also for fused nodes.
@@ -63,10 +63,10 @@ def known_concrete(
         return propagate(node, known, types)
     if any(elements is None for elements in known):
         return None
-    return _followed(node.subgraph, types, known)[1]
+    return _infer_inner(node.subgraph, types, known)[1]
 
 
-def _followed(
+def _infer_inner(
     inner: Graph, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> tuple[list[ValueType | None], Array | None]:
     """Return the types of a fused node's outputs, and the known elements of the first one."""
@@ -103,5 +103,5 @@ def is_shape_like(parameter: Parameter) -> bool:
     type_ = parameter.type
     shape = concrete(type_)
     if type_.dtype in ("int8", "uint8") and len(shape) <= 1:
-        return math.prod(shape) <= _ZERO_POINTS
-    return math.prod(shape) <= SHAPE_LIKE and numpy_dtype(type_.dtype).kind in "iub"
+        return math.prod(shape) <= _MAX_ZERO_POINTS
+    return math.prod(shape) <= MAX_SHAPE_ELEMENTS and numpy_dtype(type_.dtype).kind in "iub"

@@ -59,7 +59,7 @@ class _Composition:
         self.slots: list[Array | None] = [None] * len(positions)
         self.steps: list[tuple[Callable[..., Array], list[int], int, list[int]]] = []
         slot_of: dict[int, int] = {}
-        order = _inner_first(weight)
+        order = _sources_first(weight)
         for inner in order:
             reads: list[int] = []
             for source in inner.sources:
@@ -88,7 +88,7 @@ class _Composition:
         return result
 
 
-def _inner_first(weight: Weight) -> list[Weight]:
+def _sources_first(weight: Weight) -> list[Weight]:
     """Return a weight after all weights that it is computed from, each once after its sources."""
     order: list[Weight] = []
     done: set[int] = set()
@@ -151,14 +151,14 @@ def parameters_of(weight: Weight) -> tuple[Parameter, ...]:
     """Return all parameters that a weight is computed from, each once, inner ones first."""
     found = dict.fromkeys(
         source
-        for inner in _inner_first(weight)
+        for inner in _sources_first(weight)
         for source in inner.sources
         if isinstance(source, Parameter)
     )
     return tuple(found)
 
 
-def made(weight: Weight) -> Array:
+def evaluate_weight(weight: Weight) -> Array:
     """Return a weight's array for the parameter versions that this thread sees, not cached."""
     parameters = parameters_of(weight)
     positions = {parameter: k for k, parameter in enumerate(parameters)}
@@ -169,7 +169,7 @@ def _recipe(weight: Weight, positions: dict[Parameter, int]) -> str:
     """Return a text that identifies a weight's computation, without its parameters' content."""
     texts: dict[int, str] = {}
     text = ""
-    for inner in _inner_first(weight):
+    for inner in _sources_first(weight):
         parts: list[str] = []
         for source in inner.sources:
             if isinstance(source, Parameter):
@@ -200,7 +200,7 @@ class Weights:
         """Return the index of a weight's entry, or its array if it depends on no parameter."""
         parameters = parameters_of(weight)
         if not parameters:
-            return np.ascontiguousarray(made(weight))
+            return np.ascontiguousarray(evaluate_weight(weight))
         plain = all(isinstance(source, Parameter) for source in weight.sources)
         if plain and len(parameters) == len(weight.sources):
             entry = self._cache.entry(weight.recipe, weight.make, *parameters, align=_ALIGN)

@@ -139,7 +139,7 @@ class _DataDependentPlanner(Planner):
                 raise
             for value in missing:
                 self._read_at_run(node, value)
-            self.partial.pop(node.outputs[0], None)
+            self.known_elements.pop(node.outputs[0], None)
             super().add(node)
 
     def _deciding(self, node: Node) -> Iterator[Value]:
@@ -149,7 +149,7 @@ class _DataDependentPlanner(Planner):
                 yield value
 
     def _read_at_run(self, node: Node, value: Value) -> None:
-        operand = self.arranger.plain(self.operand(value))
+        operand = self.layouts.plain(self.operand(value))
         if operand.dtype not in ("int32", "int64") or is_symbolic(operand.size):
             raise Unsupported(f"{operand.dtype} as a size")
         if operand.size > _MOST_NUMBERS or len(self.dims) == _MOST_READS:
@@ -162,9 +162,11 @@ class _DataDependentPlanner(Planner):
         self.items.append(step)
         self.dims.append(int(seen.size))
         operand.known = numbers
-        self.partial.pop(value, None)
+        self.known_elements.pop(value, None)
 
-    def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
+    def place_storages(
+        self, sizes: Sequence[int], lives: Sequence[Life]
+    ) -> tuple[Sequence[int], int]:
         """Place storages by their capacity; guards limit the plan to sizes up to it."""
         rooms = [room_for(size) for size in sizes]
         if guard_pages.MODE:

@@ -25,7 +25,7 @@ _SAMPLES = (2, 8, 16, 3, 4, 32, 1)
 
 
 @attrs.frozen(eq=False)
-class Trial:
+class DryRun:
     """What a trial found.
 
     Attributes:
@@ -39,13 +39,13 @@ class Trial:
     planner: Planner | None
 
 
-def trial(graph: Graph, options: PlanOptions) -> Trial:
+def dry_run(graph: Graph, options: PlanOptions) -> DryRun:
     """Try to plan a graph."""
-    best: Trial | None = None
+    best: DryRun | None = None
     for start in range(3):
-        probe = _Probe(graph, options, start)
-        found = probe.run()
-        if probe.complete:
+        runner = _DryRunner(graph, options, start)
+        found = runner.run()
+        if runner.complete:
             return found
         if best is None or len(found.refused) < len(best.refused):
             best = found
@@ -55,10 +55,10 @@ def trial(graph: Graph, options: PlanOptions) -> Trial:
 
 def refusals(graph: Graph, options: PlanOptions) -> dict[str, str]:
     """Return for each node that has no kernel the reason why."""
-    return trial(graph, options).refused
+    return dry_run(graph, options).refused
 
 
-class _Probe:
+class _DryRunner:
     """One trial with one choice of sample sizes."""
 
     def __init__(self, graph: Graph, options: PlanOptions, start: int) -> None:
@@ -93,14 +93,14 @@ class _Probe:
         }
         self.unknown.update(graph.captures)
 
-    def run(self) -> Trial:
+    def run(self) -> DryRun:
         """Try every node; ``complete`` tells whether all shapes were known."""
         for node in self.graph.nodes:
             reason = self._node(node)
             if reason:
                 self.refused[node.name] = reason
         whole = self.complete and not self.unknown and not self.assumed
-        return Trial(self.refused, self.types, self.planner if whole else None)
+        return DryRun(self.refused, self.types, self.planner if whole else None)
 
     def _node(self, node: Node) -> str:
         if any(not isinstance(value.type, TensorType | None) for value in _touched(node)):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch
-from subgraph.engine.planner.constants import made
+from subgraph.engine.planner.constants import evaluate_weight
 from subgraph.engine.planner.lowering import Operand, Storage
 from subgraph.engine.planner.plan_types import Item, Plan, ReferenceStep
 from subgraph.engine.planner.step_profile import Span
@@ -492,9 +492,9 @@ class _Reader:
             return operand.known
         if operand.parameter is not None:
             return operand.parameter.array
-        root, offset = self._plan.place_of(operand)
+        root, offset = self._plan.location_of(operand)
         if root.weight is not None:
-            return made(root.weight).reshape(operand.shape)
+            return evaluate_weight(root.weight).reshape(operand.shape)
         memory = self._memory(root)
         dtype = numpy_dtype(operand.dtype)
         return memory[offset : offset + operand.nbytes].view(dtype).reshape(operand.shape)

@@ -29,11 +29,11 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.system import host
 
 Attempt = Callable[[Sequence[Operand | None], bool], Lowering]
-_ANCHORS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
-_DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
-_BYTE_BLOCK = 16  # channels of a block of bytes, on every machine
-_COPIED = 1 << 16  # bytes in a work unit of a copy
-_CHUNK = 2048  # pixels in a work unit of a conversion
+_CONVOLUTIONS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
+_BLOCKED_DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
+_BYTE_BLOCK_CHANNELS = 16  # channels of a block of bytes, on every machine
+_COPY_UNIT_BYTES = 1 << 16  # bytes in a work unit of a copy
+_CONVERSION_UNIT_PIXELS = 2048  # pixels in a work unit of a conversion
 
 
 def block_lanes(dtype: str, float_block: int = 0) -> int:
@@ -46,10 +46,10 @@ def block_lanes(dtype: str, float_block: int = 0) -> int:
     """
     if dtype == "float32" and float_block:
         return float_block
-    return _BYTE_BLOCK if dtype in ("uint8", "int8") else host.lanes(dtype)
+    return _BYTE_BLOCK_CHANNELS if dtype in ("uint8", "int8") else host.lanes(dtype)
 
 
-class Arranger:
+class LayoutAssigner:
     """Chooses layouts node by node and emits conversions.
 
     Attributes:
@@ -60,7 +60,6 @@ class Arranger:
     def __init__(
         self,
         emit: Callable[[EmittedStep], object],
-        threads: int,
         blocked: bool,
         float_block: int,
     ) -> None:
@@ -68,16 +67,14 @@ class Arranger:
 
         Args:
             emit: Receives the steps of conversions.
-            threads: Threads of a run.
             blocked: Whether the blocked layout is used at all.
             float_block: Channels of a block of float32 values.
         """
         self.reorders = 0
         self.float_block = float_block
         self._emit = emit
-        self._threads = threads
         self._enabled = blocked
-        self._other: dict[Operand, Operand] = {}
+        self._counterparts: dict[Operand, Operand] = {}
         self._pending: list[tuple[Operand, Operand, EmittedStep | None]] = []
 
     def lower(
@@ -100,9 +97,9 @@ class Arranger:
         Raises:
             Unsupported: The node cannot be lowered in either layout.
         """
-        if self._wants_blocks(node, rule, inputs, types):
+        if self._uses_blocks(node, rule, inputs, types):
             try:
-                low = attempt(self._as(node, inputs, types[0]), True)
+                low = attempt(self._in_blocks(node, inputs, types[0]), True)
             except Unsupported:
                 self._pending.clear()
             else:
@@ -124,21 +121,21 @@ class Arranger:
         return converted
 
     @contextmanager
-    def aside(self) -> Generator[None]:
+    def discarding_conversions(self) -> Generator[None]:
         """Drop the conversions made inside this context afterwards: a run may skip their steps."""
-        before = dict(self._other)
+        before = dict(self._counterparts)
         try:
             yield
         finally:
-            self._other = before
+            self._counterparts = before
 
     def make_blocked(self, operand: Operand) -> None:
         """Set the blocked layout for a new operand if its dtype has one."""
-        if operand.dtype in _DTYPES:
+        if operand.dtype in _BLOCKED_DTYPES:
             operand.layout = "blocked"
             operand.lanes = block_lanes(operand.dtype, self.float_block)
 
-    def _wants_blocks(
+    def _uses_blocks(
         self,
         node: Node,
         rule: LoweringRule,
@@ -153,23 +150,23 @@ class Arranger:
         return (
             first is not None
             and first.rank > 2
-            and node.op_type in _ANCHORS
-            and types[0].dtype in _DTYPES
+            and node.op_type in _CONVOLUTIONS
+            and types[0].dtype in _BLOCKED_DTYPES
             and block_lanes(first.dtype, self.float_block) > 1
         )
 
-    def _as(
+    def _in_blocks(
         self, node: Node, inputs: Sequence[Operand | None], result: TensorType
     ) -> list[Operand | None]:
         """Return the inputs of a node, those with the pixels of the result in blocked layout."""
         rank = len(result.shape or ())
-        filters = 1 if node.op_type in _ANCHORS else None  # computed, of the result's rank
+        filters = 1 if node.op_type in _CONVOLUTIONS else None  # computed, of the result's rank
         found: list[Operand | None] = []
         for position, operand in enumerate(inputs):
             moves = (
                 operand is not None
                 and not operand.constant
-                and operand.dtype in _DTYPES
+                and operand.dtype in _BLOCKED_DTYPES
                 and operand.rank == rank > 2
                 # An image of few channels is read in plain layout.
                 and self._fills_blocks(operand)
@@ -185,7 +182,7 @@ class Arranger:
     def _converted(self, operand: Operand, layout: Layout) -> Operand:
         if operand.layout == layout:
             return operand
-        known = self._other.get(operand)
+        known = self._counterparts.get(operand)
         if known is not None:
             return known
         for source, target, _ in self._pending:
@@ -199,14 +196,14 @@ class Arranger:
             target.storage, target.offset = operand.storage, operand.offset
         else:
             target.storage = Storage("arena", target.nbytes)
-            step = _reorder(operand, target)
+            step = _conversion_step(operand, target)
         self._pending.append((operand, target, step))
         return target
 
     def _commit(self) -> None:
         for source, target, step in self._pending:
-            self._other[source] = target
-            self._other[target] = source
+            self._counterparts[source] = target
+            self._counterparts[target] = source
             if step is not None:
                 self.reorders += 1
                 self._emit(step)
@@ -219,7 +216,7 @@ def _same_memory(a: Operand, b: Operand) -> bool:
     return math.prod(a.shape[2:]) == 1 and a.shape[1] % lanes == 0
 
 
-def copying(node: Node, source: Operand, target: Operand) -> EmittedStep:
+def copy_step(node: Node, source: Operand, target: Operand) -> EmittedStep:
     """Return the step that copies an operand in plain layout.
 
     Args:
@@ -228,16 +225,16 @@ def copying(node: Node, source: Operand, target: Operand) -> EmittedStep:
         target: An operand of the same type.
     """
     size = source.nbytes
-    units = -(-size // _COPIED)
+    units = -(-size // _COPY_UNIT_BYTES)
     kernel = Kernel("subgraph.ops.movement.reorder_kernels", "copy")
-    arguments = CopyBytesArguments(source=source, target=target, size=size, block=_COPIED)
+    arguments = CopyBytesArguments(source=source, target=target, size=size, block=_COPY_UNIT_BYTES)
     return EmittedStep(node, kernel, tuple(arguments.words()), units, 1, 0, 2 * size)
 
 
-def _reorder(source: Operand, target: Operand) -> EmittedStep:
+def _conversion_step(source: Operand, target: Operand) -> EmittedStep:
     blocked = target if target.layout == "blocked" else source
     pixels = math.prod(source.shape[2:])
-    chunks = -(-pixels // _CHUNK)
+    chunks = -(-pixels // _CONVERSION_UNIT_PIXELS)
     kernel = Kernel(
         "subgraph.ops.movement.reorder_kernels",
         "to_blocked" if target is blocked else "to_plain",
@@ -251,7 +248,7 @@ def _reorder(source: Operand, target: Operand) -> EmittedStep:
         channels=source.shape[1],
         pixels=pixels,
         blocks=blocked.blocks,
-        part=_CHUNK,
+        part=_CONVERSION_UNIT_PIXELS,
         parts=chunks,
     )
     units = source.shape[0] * blocked.blocks * chunks

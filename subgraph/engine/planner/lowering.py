@@ -70,7 +70,7 @@ class Storage:
         weight: The weight, if it is computed by a recipe.
         parameter: The weight, if it is a parameter's own array.
         workers: Number of threads with an area of it each.
-        apart: Bytes from one worker's area to the next one's.
+        worker_stride: Bytes from one worker's area to the next one's.
         parent: The memory of which this is a part (of a concatenation, or an input that is
             overwritten by an output), or None.
         parent_offset: Where in ``parent`` it begins, in bytes.
@@ -83,7 +83,7 @@ class Storage:
     weight: Weight | None = None
     parameter: Parameter | None = None
     workers: int = 1
-    apart: int = 0
+    worker_stride: int = 0
     parent: Storage | None = None
     parent_offset: int = 0
 
@@ -438,11 +438,12 @@ class Lowering:
         """
         workers = self.threads if per_worker else 1
         if self.uses_guard_pages:
-            apart = guard_pages.apart(nbytes) if per_worker else nbytes
+            stride = guard_pages.apart(nbytes) if per_worker else nbytes
         else:
-            nbytes = apart = -(-nbytes // 64) * 64
-        total = (workers - 1) * apart + nbytes
-        return Scratch(Storage("arena", total, workers=workers, apart=apart), per_worker, apart)
+            nbytes = stride = -(-nbytes // 64) * 64
+        total = (workers - 1) * stride + nbytes
+        storage = Storage("arena", total, workers=workers, worker_stride=stride)
+        return Scratch(storage, per_worker, stride)
 
     def weight(
         self, recipe: str, make: Callable[..., Array], *sources: Operand | Parameter | Array

@@ -18,7 +18,7 @@ ALIGN = 64
 FOREVER = 1 << 60
 # More storages are placed in the order of time: planning stays linear in their number, and
 # the gaps are a little larger.
-_MANY = 3000
+_MAX_BEST_FIT_STORAGES = 3000
 
 
 @attrs.define
@@ -125,15 +125,15 @@ def assign_offsets(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[in
         sizes: Bytes of each storage.
         lives: Life of each storage.
     """
-    if len(sizes) > _MANY:
-        return _by_time(sizes, lives)
+    if len(sizes) > _MAX_BEST_FIT_STORAGES:
+        return _first_fit_by_time(sizes, lives)
     order = sorted(range(len(sizes)), key=lambda k: (-sizes[k], k))
     placed: list[tuple[int, int, Life]] = []  # begin, end, life; sorted by begin
     offsets = [0] * len(sizes)
     total = 0
     for k in order:
         size = _rounded(sizes[k])
-        begin = _tightest(placed, lives[k], size)
+        begin = _best_fit(placed, lives[k], size)
         insort(placed, (begin, begin + size, lives[k]), key=lambda entry: entry[0])
         offsets[k] = begin
         total = max(total, begin + size)
@@ -144,7 +144,7 @@ def _rounded(nbytes: int) -> int:
     return max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
 
 
-def _tightest(placed: Sequence[tuple[int, int, Life]], life: Life, size: int) -> int:
+def _best_fit(placed: Sequence[tuple[int, int, Life]], life: Life, size: int) -> int:
     """Return the offset of the smallest gap of at least ``size`` bytes, else the end of all."""
     best, best_room, at = -1, FOREVER, 0
     for begin, end, other in placed:
@@ -157,7 +157,7 @@ def _tightest(placed: Sequence[tuple[int, int, Life]], life: Life, size: int) ->
     return at if best < 0 else best
 
 
-def _by_time(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
+def _first_fit_by_time(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
     """Place storages in the order of their first step, each in the first gap that fits."""
     offsets = [0] * len(sizes)
     alive: list[tuple[int, int, int]] = []  # begin, end, last step; sorted by begin

@@ -17,13 +17,18 @@ import numpy as np
 from subgraph.engine.planner.block_width import float_block
 from subgraph.engine.planner.branches import plan_if
 from subgraph.engine.planner.concrete_types import (
-    SHAPE_LIKE,
+    MAX_SHAPE_ELEMENTS,
     infer_concrete,
     is_shape_like,
-    known_concrete,
+    propagate_concrete,
 )
-from subgraph.engine.planner.constants import contiguous_array, derive, made, parameters_of
-from subgraph.engine.planner.layouts import Arranger, copying
+from subgraph.engine.planner.constants import (
+    contiguous_array,
+    derive,
+    evaluate_weight,
+    parameters_of,
+)
+from subgraph.engine.planner.layouts import LayoutAssigner, copy_step
 from subgraph.engine.planner.lowering import (
     Lowering,
     LoweringRule,
@@ -42,9 +47,9 @@ from subgraph.engine.planner.plan_types import (
     ReferenceStep,
     UnknownShapeError,
     constant,
-    mentioned,
+    storages_of,
 )
-from subgraph.engine.planner.schedule import gathered
+from subgraph.engine.planner.schedule import scheduled
 from subgraph.errors import ShapeError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.limits import (
@@ -65,21 +70,28 @@ from subgraph.runtime.control_flow import is_branching
 from subgraph.system import guard_pages
 
 # Most bytes of a value that is computed while planning; larger ones are computed by every run.
-_AHEAD = 1 << 28
+_MAX_FOLDED_BYTES = 1 << 28
 # Operators whose results can be far larger than their inputs.
-_GROWING = frozenset(
+_EXPANDING_OPS = frozenset(
     {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
-_KEY = 32  # most elements of an input on whose content plans may depend
+_MAX_KEY_ELEMENTS = 32  # most elements of an input on whose content plans may depend
 # Operators the content of whose first input has no influence on the shape of the result.
-_OF_DATA = frozenset(
+_DATA_FIRST_OPS = frozenset(
     {"Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK"}
     | {"Unsqueeze", "Upsample"}
 )
 # Operators of which floats among the inputs decide the shape of the result.
-_SCALED = frozenset({"Resize", "Upsample", "Range"})
+_FLOAT_SIZED_OPS = frozenset({"Resize", "Upsample", "Range"})
 
-_MISFITS = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+_INVALID_NODE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    TypeError,
+    ValueError,
+)
 
 
 def make_plan(
@@ -117,19 +129,17 @@ class Planner:
         self.graph = graph
         self.options = options
         self.operands: dict[Value, Operand] = {}
-        self.partial: dict[Value, Array | None] = {}  # known elements
+        self.known_elements: dict[Value, Array | None] = {}  # known elements
         self.items: list[Item] = []
-        self.pairs: list[tuple[Operand, Operand, int]] = []
-        self.guards: dict[Parameter, int] = {}
+        self.in_place_pairs: list[tuple[Operand, Operand, int]] = []
+        self.read_versions: dict[Parameter, int] = {}
         self.lowerings: list[Lowering] = []
         self.shared_scratch: dict[Hashable, Scratch] = {}
         self.memory_limit = memory_limit()
-        self.computed: list[Any] = []  # values computed while planning
+        self.folded: list[Any] = []  # values computed while planning
         self.derived_bytes = 0  # of these, and of weights that are computed from weights
         self.branch_depth = 0  # number of branches, which runs may skip, around the present node
-        self.arranger = Arranger(
-            self.items.append, options.threads, options.blocked, float_block(graph)
-        )
+        self.layouts = LayoutAssigner(self.items.append, options.blocked, float_block(graph))
         self.inputs = [
             self._input(k, value, types[k], values.get(k)) for k, value in enumerate(graph.inputs)
         ]
@@ -144,7 +154,7 @@ class Planner:
         operand.storage = Storage("input", operand.nbytes, index=position)
         self.operands[value] = operand
         if known is not None:
-            self.partial[value] = from_array(known)
+            self.known_elements[value] = from_array(known)
         return operand
 
     # ------------------------------------------------------------------ values
@@ -165,44 +175,44 @@ class Planner:
         operand.storage = Storage("weight", operand.nbytes, parameter=parameter)
         if is_shape_like(parameter):
             operand.known = parameter.array
-            self.guards[parameter] = parameter.version
+            self.read_versions[parameter] = parameter.version
         return operand
 
-    def _read(self, operand: Operand | None) -> bool:
+    def _read_weight(self, operand: Operand | None) -> bool:
         """Make the plan depend on the content of a small weight; False if it is not one."""
-        if operand is None or operand.known is not None or operand.size > SHAPE_LIKE:
+        if operand is None or operand.known is not None or operand.size > MAX_SHAPE_ELEMENTS:
             return False
         if operand.parameter is not None:
             operand.known = operand.parameter.array
             read: tuple[Parameter, ...] = (operand.parameter,)
         elif operand.derived is not None:
-            operand.known = made(operand.derived).reshape(operand.shape)
+            operand.known = evaluate_weight(operand.derived).reshape(operand.shape)
             read = parameters_of(operand.derived)
         else:
             return False
-        self.guards.update((parameter, parameter.version) for parameter in read)
+        self.read_versions.update((parameter, parameter.version) for parameter in read)
         return True
 
-    def _partial(self, value: Value | None) -> Array | None:
+    def _elements(self, value: Value | None) -> Array | None:
         if value is None:
             return None
-        if value in self.partial:
-            return self.partial[value]
+        if value in self.known_elements:
+            return self.known_elements[value]
         operand = self.operand(value)
         found = None if operand.known is None else from_array(operand.known)
-        self.partial[value] = found
+        self.known_elements[value] = found
         return found
 
-    def _partials(self, node: Node, inputs: Sequence[Operand | None]) -> list[Array | None]:
+    def _inputs_elements(self, node: Node, inputs: Sequence[Operand | None]) -> list[Array | None]:
         """Return the known elements of a node's inputs; with symbolic sizes, of weights, too."""
-        found = [self._partial(value) for value in node.inputs]
+        found = [self._elements(value) for value in node.inputs]
         most = max((e.size for e in found if e is not None and has_symbolic(e)), default=0)
         for k, (value, operand) in enumerate(zip(node.inputs, inputs, strict=True)):
             if value is None or operand is None or operand.size > most:
                 continue
-            if found[k] is None and self._read(operand):
-                del self.partial[value]
-                found[k] = self._partial(value)
+            if found[k] is None and self._read_weight(operand):
+                del self.known_elements[value]
+                found[k] = self._elements(value)
         return found
 
     def assume(self, value: Value, dtype: str, shape: tuple[int, ...]) -> None:
@@ -214,7 +224,7 @@ class Planner:
 
     def plan(self) -> Plan:
         """Plan all nodes, then the memory."""
-        for node in gathered(self.graph.nodes):
+        for node in scheduled(self.graph.nodes):
             self.add(node)
         return self.finish()
 
@@ -222,9 +232,11 @@ class Planner:
         """Plan the memory; all nodes are planned."""
         outputs = self._place_outputs()
         lives = self._lives(outputs)
-        joined = join_in_place(self.pairs, lives)
+        joined = join_in_place(self.in_place_pairs, lives)
         placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
-        offsets, total = self.placed([s.nbytes for s, _ in placed], [life for _, life in placed])
+        offsets, total = self.place_storages(
+            [s.nbytes for s, _ in placed], [life for _, life in placed]
+        )
         self._check_total(total + sum(operand.nbytes for operand in outputs) + self.derived_bytes)
         return Plan(
             self.graph,
@@ -233,8 +245,8 @@ class Planner:
             outputs,
             {storage: offset for (storage, _), offset in zip(placed, offsets, strict=True)},
             total,
-            Versions(self.guards.items()),
-            self.arranger.reorders,
+            Versions(self.read_versions.items()),
+            self.layouts.reorders,
             joined,
             tuple(self.lowerings),
         )
@@ -243,7 +255,9 @@ class Planner:
         if count > self.memory_limit:
             check_memory(count, f"graph {self.graph.name!r}, for what lives at a time in it,")
 
-    def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
+    def place_storages(
+        self, sizes: Sequence[int], lives: Sequence[Life]
+    ) -> tuple[Sequence[int], int]:
         """Return the offsets of storages in the arena, and its size, in bytes."""
         if self.options.lowering.uses_guard_pages:
             return guard_pages.place(sizes)
@@ -256,34 +270,34 @@ class Planner:
             plan_if(self, node)
             return
         inputs = [None if v is None else self.operand(v) for v in node.inputs]
-        if node.op_type in _SCALED:
+        if node.op_type in _FLOAT_SIZED_OPS:
             for operand in inputs[1:]:
-                self._read(operand)
+                self._read_weight(operand)
         present = [operand for operand in inputs if operand is not None]
         constant_inputs = not node.captures and all(operand.constant for operand in present)
-        if constant_inputs and self._constant_node(node, inputs):
+        if constant_inputs and self._fold(node, inputs):
             return
         try:
             outputs = self._outputs(node, inputs)
         except UnknownShapeError:
-            read = [self._read(operand) for operand in present]
+            read = [self._read_weight(operand) for operand in present]
             if not any(read):
                 raise
             for value in node.sources:
-                self.partial.pop(value, None)
+                self.known_elements.pop(value, None)
             self.add(node)
             return
         if outputs is not None:
             self._lower(node, inputs, outputs)
 
-    def _constant_node(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
+    def _fold(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
         """Compute a node on constants, or make its outputs weights; False if it has to run."""
         if node.bodies or is_random(node):
             return False
         if any(o is not None and o.known is not None and has_symbolic(o.known) for o in inputs):
             return False  # it differs from call to call
         if node.subgraph is not None:
-            self._one_by_one(node, inputs)
+            self._plan_inner_nodes(node, inputs)
             return True
         if all(operand is None or operand.known is not None for operand in inputs):
             if self._is_large(node, inputs):
@@ -319,14 +333,14 @@ class Planner:
     def _is_large(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
         """Return whether the outputs of a node on known inputs are too large for a plan."""
         read = sum(operand.nbytes for operand in inputs if operand is not None)
-        if read <= _AHEAD >> 8 and node.op_type not in _GROWING:
+        if read <= _MAX_FOLDED_BYTES >> 8 and node.op_type not in _EXPANDING_OPS:
             return False
         types = self._infer(node, inputs)
         tensors = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]
-        return sum(map(size_in_bytes, tensors)) > _AHEAD
+        return sum(map(size_in_bytes, tensors)) > _MAX_FOLDED_BYTES
 
     def _evaluate(self, node: Node, arrays: Sequence[Array | None]) -> list[Any]:
-        enter_run(self.computed)
+        enter_run(self.folded)
         try:
             results = evaluate(node, arrays)
         except SubgraphError as error:
@@ -334,7 +348,7 @@ class Planner:
             raise
         finally:
             leave_run()
-        self.computed += results
+        self.folded += results
         self.derived_bytes += sum(r.nbytes for r in results if isinstance(r, np.ndarray))
         return results
 
@@ -344,17 +358,17 @@ class Planner:
             if operand is None or operand.known is not None:
                 known.append(None if operand is None else operand.known)
             else:
-                known.append(to_array(self._partial(value), operand.type))
+                known.append(to_array(self._elements(value), operand.type))
         return infer_concrete(node, _types_of(inputs), known)
 
     def _outputs(
         self, node: Node, inputs: Sequence[Operand | None]
     ) -> list[tuple[Value, TensorType]] | None:
         """Return the outputs with concrete types; None if all their elements are known."""
-        partials = self._partials(node, inputs)
+        partials = self._inputs_elements(node, inputs)
         types = self._infer(node, inputs)
-        partial = known_concrete(node, partials, _types_of(inputs))
-        self.partial[node.outputs[0]] = partial
+        partial = propagate_concrete(node, partials, _types_of(inputs))
+        self.known_elements[node.outputs[0]] = partial
         first = to_array(partial, types[0])
         if first is not None and len(node.outputs) == 1:
             assert isinstance(types[0], TensorType), "its elements are known"
@@ -363,8 +377,8 @@ class Planner:
         outputs: list[tuple[Value, TensorType]] = []
         for value, type_ in zip(node.outputs, types, strict=True):
             if not isinstance(type_, TensorType) or not type_.is_static:
-                deciding = node.inputs[1:] if node.op_type in _OF_DATA else node.sources
-                raise UnknownShapeError(node, self._value_inputs(*deciding))
+                deciding = node.inputs[1:] if node.op_type in _DATA_FIRST_OPS else node.sources
+                raise UnknownShapeError(node, self._deciding_inputs(*deciding))
             self._check_size(node, size_in_bytes(type_))
             outputs.append((value, type_))
         return outputs
@@ -373,7 +387,7 @@ class Planner:
         if count > self.memory_limit:
             check_memory(count, f"node {node.name!r} ({node.op_type})")
 
-    def _value_inputs(self, *values: Value | None) -> list[int]:
+    def _deciding_inputs(self, *values: Value | None) -> list[int]:
         """Return the graph inputs, preferably of integers, from which values are computed."""
         position = {value: k for k, value in enumerate(self.graph.inputs)}
         found: list[int] = []
@@ -385,9 +399,9 @@ class Planner:
                 continue
             seen.add(value)
             operand = self.operands.get(value)
-            if operand is None or operand.size > SHAPE_LIKE:
+            if operand is None or operand.size > MAX_SHAPE_ELEMENTS:
                 continue
-            if value in position and operand.known is None and operand.size <= _KEY:
+            if value in position and operand.known is None and operand.size <= _MAX_KEY_ELEMENTS:
                 found.append(position[value])
             # Results of other operators are data, and plans for each content of no use.
             if value.producer is not None and is_arithmetic(value.producer):
@@ -407,15 +421,17 @@ class Planner:
             _check_dtype(node, rule, inputs)
             if node.subgraph is not None and has_requirement(node):
                 _check_fused(node, inputs)
-            low = self._attempt(node, rule, inputs, outputs)
+            low = self._run_lowering(node, rule, inputs, outputs)
         except Unsupported as reason:
             if node.subgraph is not None:
-                self._one_by_one(node, inputs)
+                self._plan_inner_nodes(node, inputs)
             else:
-                self._on_host(node, inputs, outputs, str(reason))
+                self._add_reference_step(node, inputs, outputs, str(reason))
             return
         except ValueNeeded as needed:
-            raise UnknownShapeError(node, self._value_inputs(node.inputs[needed.index])) from None
+            raise UnknownShapeError(
+                node, self._deciding_inputs(node.inputs[needed.index])
+            ) from None
         first = len(self.items)
         self.items += low.steps
         self.lowerings.append(low)
@@ -425,9 +441,9 @@ class Planner:
         for output, source in low.in_place_pairs:
             step = next((k for k, s in enumerate(low.steps) if output in s.arguments), None)
             if step is not None:
-                self.pairs.append((output, source, first + step))
+                self.in_place_pairs.append((output, source, first + step))
 
-    def _one_by_one(self, node: Node, inputs: Sequence[Operand | None]) -> None:
+    def _plan_inner_nodes(self, node: Node, inputs: Sequence[Operand | None]) -> None:
         """Plan the inner nodes of a fused node for which there is no kernel with these shapes."""
         inner = node.subgraph
         assert inner is not None
@@ -439,7 +455,7 @@ class Planner:
         for value, source in zip(node.outputs, inner.outputs, strict=True):
             self.operands[value] = self.operand(source)
 
-    def _attempt(
+    def _run_lowering(
         self,
         node: Node,
         rule: LoweringRule,
@@ -449,14 +465,14 @@ class Planner:
         """Lower a node in the first layout that its lowering supports."""
 
         def attempt(arranged: Sequence[Operand | None], blocked: bool) -> Lowering:
-            fresh = [self._fresh(value, type_, blocked) for value, type_ in outputs]
+            fresh = [self._new_operand(value, type_, blocked) for value, type_ in outputs]
             low = self.options.lowering(
                 node,
                 arranged,
                 fresh,
                 threads=self.options.threads,
                 options=dict(self.options.properties),
-                float_block=self.arranger.float_block,
+                float_block=self.layouts.float_block,
                 shared_scratch=self.shared_scratch,
             )
             try:
@@ -464,31 +480,31 @@ class Planner:
             except SubgraphError:
                 low.undo()
                 raise
-            except _MISFITS as error:
+            except _INVALID_NODE_ERRORS as error:
                 # Attributes or shapes that no valid node has: the reference raises the error.
                 low.undo()
                 reason = f"its lowering failed: {type(error).__name__}: {error}"
                 raise Unsupported(reason) from error
             return low
 
-        return self.arranger.lower(node, rule, inputs, [t for _, t in outputs], attempt)
+        return self.layouts.lower(node, rule, inputs, [t for _, t in outputs], attempt)
 
-    def _fresh(self, value: Value, type_: TensorType, blocked: bool) -> Operand:
+    def _new_operand(self, value: Value, type_: TensorType, blocked: bool) -> Operand:
         operand = Operand.of(value.name, type_)
         if blocked and operand.rank > 2:
-            self.arranger.make_blocked(operand)
+            self.layouts.make_blocked(operand)
         operand.storage = Storage("arena", operand.nbytes)
         return operand
 
-    def _on_host(
+    def _add_reference_step(
         self,
         node: Node,
         inputs: Sequence[Operand | None],
         outputs: Sequence[tuple[Value, TensorType]],
         reason: str,
     ) -> None:
-        plain = tuple(None if o is None else self.arranger.plain(o) for o in inputs)
-        made = tuple(self._fresh(value, type_, False) for value, type_ in outputs)
+        plain = tuple(None if o is None else self.layouts.plain(o) for o in inputs)
+        made = tuple(self._new_operand(value, type_, False) for value, type_ in outputs)
         for (value, _), operand in zip(outputs, made, strict=True):
             self.operands[value] = operand
         self.items.append(ReferenceStep(node, plain, made, reason))
@@ -503,29 +519,29 @@ class Planner:
         """
         outputs: list[Operand] = []
         for position, value in enumerate(self.graph.outputs):
-            operand = self.arranger.plain(self.operand(value))
+            operand = self.layouts.plain(self.operand(value))
             assert operand.storage is not None
             root, offset = operand.storage.root()
             whole = offset + operand.offset == 0 and root.nbytes == operand.nbytes
             own = root.kind == "arena" and whole
             if not own and self.options.lowering.copies_outputs:
                 root, own = Storage("arena", operand.nbytes), True
-                operand = self._copied(value, operand, root)
+                operand = self._copy_to(value, operand, root)
             if own:
                 root.kind, root.index = "output", position
             outputs.append(operand)
         return tuple(outputs)
 
-    def _copied(self, value: Value, source: Operand, place: Storage) -> Operand:
+    def _copy_to(self, value: Value, source: Operand, place: Storage) -> Operand:
         target = Operand(value.name, source.dtype, source.shape)
         target.storage = place
         node = value.producer or Node("Identity", name=value.name)
-        self.items.append(copying(node, source, target))
+        self.items.append(copy_step(node, source, target))
         return target
 
     def _lives(self, outputs: Sequence[Operand]) -> Lives:
         lives = Lives()
-        mentions = [mentioned(item) for item in self.items]
+        mentions = [storages_of(item) for item in self.items]
         for storages in reversed(mentions):  # a storage that contains others comes after them
             for storage in storages:
                 storage.flatten()

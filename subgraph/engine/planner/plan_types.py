@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.layouts import Arranger
+from subgraph.engine.planner.layouts import LayoutAssigner
 from subgraph.engine.planner.lowering import EmittedStep, Lowering, Operand, Scratch, Storage
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
@@ -73,7 +73,7 @@ class Plan:
     in_place: int
     lowerings: tuple[Lowering, ...]
 
-    def place_of(self, operand: Operand) -> tuple[Storage, int]:
+    def location_of(self, operand: Operand) -> tuple[Storage, int]:
         """Return the root storage of an operand and its offset there."""
         storage = operand.storage
         assert storage is not None, "every operand that is mentioned has storage"
@@ -107,20 +107,20 @@ class PlanInProgress(Protocol):
     Attributes:
         graph: The graph.
         operands: The operands so far, by value.
-        partial: Known elements of values.
+        known_elements: Known elements of values.
         items: The steps so far.
         shared_scratch: Scratch memory that steps of the plan share (`Lowering.shared_scratch`).
         branch_depth: Number of branches, which runs may skip, around the present node.
-        arranger: Converts layouts.
+        layouts: Converts layouts.
     """
 
     graph: Graph
     operands: dict[Value, Operand]
-    partial: dict[Value, Array | None]
+    known_elements: dict[Value, Array | None]
     items: list[Item]
     shared_scratch: dict[Hashable, Scratch]
     branch_depth: int
-    arranger: Arranger
+    layouts: LayoutAssigner
 
     def operand(self, value: Value) -> Operand:
         """Return the operand of a value."""
@@ -145,7 +145,7 @@ def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
     return operand
 
 
-def mentioned(item: Item) -> list[Storage]:
+def storages_of(item: Item) -> list[Storage]:
     """Return the storages that a step reads or writes."""
     arguments: Sequence[Any]
     arguments = item.arguments if isinstance(item, EmittedStep) else (*item.inputs, *item.outputs)

@@ -13,10 +13,10 @@ from subgraph.graph.graph import Node
 from subgraph.graph.order import producers
 from subgraph.graph.parameters import Parameter
 
-_LEAST_BYTES = 1 << 20  # smaller weights stay in the caches in any order
+_MIN_SHARED_WEIGHT_BYTES = 1 << 20  # smaller weights stay in the caches in any order
 
 
-def gathered(nodes: Sequence[Node]) -> Sequence[Node]:
+def scheduled(nodes: Sequence[Node]) -> Sequence[Node]:
     """Return nodes in topological order, convolutions that share a large weight adjacent.
 
     Convolutions of which one depends on another stay apart.
@@ -39,7 +39,7 @@ def _groups(nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
         if node.op_type not in ("Conv", "FusedConv") or node.inputs[1] is None:
             continue
         weight = node.inputs[1].parameter
-        if weight is not None and weight.nbytes >= _LEAST_BYTES:
+        if weight is not None and weight.nbytes >= _MIN_SHARED_WEIGHT_BYTES:
             users.setdefault(weight, []).append(node)
     return [tuple(members) for members in users.values() if len(members) > 1]
 

@@ -15,7 +15,7 @@ from subgraph.operators.subgraph_op import ProfileEntry
 Span = tuple[float, float]
 
 
-def entries_of(plan: Plan) -> tuple[ProfileEntry, ...]:
+def profile_entries(plan: Plan) -> tuple[ProfileEntry, ...]:
     """Return what is known of every step of a plan before it runs."""
     return tuple(map(_entry, plan.items))
 
@@ -33,7 +33,7 @@ def _entry(item: Item) -> ProfileEntry:
     )
 
 
-def timed(
+def with_times(
     entries: Sequence[ProfileEntry], spans: Sequence[Span], thread: int
 ) -> list[ProfileEntry]:
     """Return the entries of steps with their times; those of skipped ones, NaN, are left out.

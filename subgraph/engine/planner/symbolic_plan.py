@@ -135,7 +135,9 @@ class _TracedPlanner(Planner):
     trace: Trace
     lives: Sequence[Life] = ()
 
-    def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
+    def place_storages(
+        self, sizes: Sequence[int], lives: Sequence[Life]
+    ) -> tuple[Sequence[int], int]:
         """Place as ever, and say that it is to be done again for other sizes."""
         self.lives = lives
         known = [plain(size) for size in sizes]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from operator import is_not, itemgetter
 from typing import Any
 
-from subgraph.engine.planner.step_profile import timed
+from subgraph.engine.planner.step_profile import with_times
 from subgraph.engine.region.bound_plan import BoundPlan
 from subgraph.engine.region.contents import Key
 from subgraph.engine.region.region_op import RegionOp
@@ -221,7 +221,7 @@ class RegionSession(Session):
         self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
         results, spans = bound.run_timed(inputs, outputs)
-        self._profile = timed(bound.entries, spans, threading.get_ident())
+        self._profile = with_times(bound.entries, spans, threading.get_ident())
         return results
 
     def profile(self) -> list[ProfileEntry]:

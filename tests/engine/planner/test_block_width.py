@@ -7,7 +7,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.planner.block_width import Sums, float_block
+from subgraph.engine.planner.block_width import ConvolutionSize, float_block
 from subgraph.engine.planner.lowering import EmittedStep
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import PlanOptions
@@ -90,13 +90,13 @@ def test_products_are_those_of_the_kernels(
             banded += count * lanes * min(of.nv, left)
             left -= of.nv
         want = min(groups // together * dense, banded)
-    assert Sums(81, groups, inputs, outputs, taps).vectors(lanes) == 81 * taps * want
+    assert ConvolutionSize(81, groups, inputs, outputs, taps).vectors(lanes) == 81 * taps * want
 
 
 def test_depthwise_products() -> None:
-    assert Sums(10, 24, 1, 1, 9).vectors(16) == 10 * 9 * 2
-    assert Sums(10, 24, 1, 1, 9).vectors(8) == 10 * 9 * 3
-    assert Sums(10, 24, 1, 3, 9).vectors(16) == 10 * 9 * 5  # each channel repeated
+    assert ConvolutionSize(10, 24, 1, 1, 9).vectors(16) == 10 * 9 * 2
+    assert ConvolutionSize(10, 24, 1, 1, 9).vectors(8) == 10 * 9 * 3
+    assert ConvolutionSize(10, 24, 1, 3, 9).vectors(16) == 10 * 9 * 5  # each channel repeated
 
 
 @pytest.mark.usefixtures("halves")

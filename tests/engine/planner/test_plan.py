@@ -45,7 +45,7 @@ def test_storages_that_live_together_do_not_overlap(
     if by_time:
         from subgraph.engine.planner import memory
 
-        found, total = memory._by_time(sizes, whole)  # pyright: ignore[reportPrivateUsage]
+        found, total = memory._first_fit_by_time(sizes, whole)  # pyright: ignore[reportPrivateUsage]
     else:
         found, total = assign_offsets(sizes, whole)
     offsets = {storage: at for (storage, _), at in zip(storages, found, strict=True)}

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner import schedule
-from subgraph.engine.planner.schedule import gathered
+from subgraph.engine.planner.schedule import scheduled
 from subgraph.graph.graph import Node
 
 
 @pytest.fixture(autouse=True)
 def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(schedule, "_MIN_SHARED_WEIGHT_BYTES", 1)
 
 
 def _weights(count: int) -> list[sg.Value]:
@@ -36,7 +36,7 @@ def test_levels_of_a_head_take_turns() -> None:
     maps = [sg.input(f"x{k}", (1, 2, k, k)) for k in (5, 3, 1)]
     heads = [ops.Conv(ops.Relu(ops.Conv(x, first)), second) for x in maps]
     graph = sg.Graph(maps, heads)
-    order = gathered(graph.nodes)
+    order = scheduled(graph.nodes)
     assert [n.op_type for n in order] == ["Conv"] * 3 + ["Relu"] * 3 + ["Conv"] * 3
     assert _runs(order)
 
@@ -45,15 +45,15 @@ def test_what_needs_itself_keeps_its_order() -> None:
     (weight,) = _weights(1)
     x = sg.input("x", (1, 2, 3, 3))
     graph = sg.Graph([x], [ops.Conv(ops.Relu(ops.Conv(x, weight)), weight)])
-    assert gathered(graph.nodes) == graph.nodes
+    assert scheduled(graph.nodes) == graph.nodes
 
 
 def test_groups_that_need_each_other_crosswise() -> None:
-    """One of both can be gathered: not the other then."""
+    """Only one of two groups that depend on each other can be made adjacent."""
     a, b = _weights(2)
     x, y = (sg.input(name, (1, 2, 3, 3)) for name in "xy")
     graph = sg.Graph([x, y], [ops.Conv(ops.Conv(x, a), b), ops.Conv(ops.Conv(y, b), a)])
-    order = gathered(graph.nodes)
+    order = scheduled(graph.nodes)
     assert _runs(order)
     weights = [node.inputs[1] for node in order]
     assert weights in ([a, b, b, a], [b, a, a, b])
@@ -70,6 +70,6 @@ def test_every_order_runs(steps: list[tuple[int, int, int]]) -> None:
         a, b = values[left % len(values)], values[right % len(values)]
         values.append(ops.Add(a, b) if kind == 3 else ops.Conv(a, weights[kind]))
     graph = sg.Graph([x], values[1:])
-    order = gathered(graph.nodes)
+    order = scheduled(graph.nodes)
     assert sorted(map(id, order)) == sorted(map(id, graph.nodes))
     assert _runs(order)
