@@ -1,8 +1,8 @@
-"""Operators of the domain "subgraph.cpu": what the CPU device's fusions make, and what they mean.
+"""Operators of the domain "subgraph.cpu", which the CPU device's fusions create.
 
-A fused node keeps the original nodes as its inner graph, which is its definition: the reference
-runs it, and concrete types are inferred through it. Its inputs have roles; trailing ones may be
-missing, a missing one in the middle is None. All are lowered by ``@lowering``.
+A fused node has the original nodes as its inner graph, which is its definition: the reference runs
+it, and types are inferred through it. Trailing inputs may be missing; a missing one in the middle
+is None. Lowerings are registered with ``@lowering`` in the families.
 
 ``FusedConv(X, W, B, R)``
     ``act(Conv(X, W, B) + R)``. Attributes of Conv, and those of an activation.
@@ -13,20 +13,19 @@ missing, a missing one in the middle is None. All are lowered by ``@lowering``.
     ``softmax(scale * Q K' + M) V`` over four-dimensional operands. The attributes ``q_order``,
     ``k_order``, ``v_order`` and ``o_order`` (default ``"bhtd"``) name the dimensions of operands
     and result, a permutation of batch, heads, positions and size of a head: ``"bthd"`` and,
-    for K, ``"bhdt"`` spare a transposition. Q and the result must end in d. K and V may have fewer
-    heads than Q (each shared by consecutive ones). M is added and broadcasts to
+    for K, ``"bhdt"`` save a transposition. Q and the result must end in d. K and V may have fewer
+    heads than Q; consecutive heads of Q share one. M is added and broadcasts to
     ``[batch, heads, queries, keys]``. ``scale`` (float, default 1), ``causal`` (default 0).
 ``FusedElementwise(...)``
-    The chain of elementwise operators that its inner graph is, in one loop.
+    The elementwise operators of its inner graph, in one loop.
 
-The activation: ``activation`` is "" or one of `ACTIVATIONS`; ``activation_alpha`` and
-``activation_beta`` are its numbers (floats): Clip's lower and upper bound, HardSigmoid's alpha and
-beta, LeakyRelu's, Elu's and Swish's alpha.
+Attributes of an activation: ``activation`` is "" or one of `ACTIVATIONS`; ``activation_alpha`` and
+``activation_beta`` are its parameters (floats): Clip's lower and upper bound, HardSigmoid's alpha
+and beta, LeakyRelu's, Elu's and Swish's alpha.
 
-Weights that pass through operators before they are used (a folded BatchNormalization, a
-transposition) stay in the graph as nodes on parameters only; the plan turns each such value into a
-constant operand that the weight cache redoes when a parameter changes. Two operators exist for
-that alone:
+Operators on weights alone (a folded BatchNormalization, a transposition) remain nodes of the graph;
+the plan makes each of their results a constant operand, which the weight cache recomputes when a
+parameter changes. Two operators exist only for that:
 
 ``BatchNormScale(scale, var)``
     ``scale / sqrt(var + epsilon)``, attribute ``epsilon``.
@@ -80,9 +79,19 @@ ACTIVATIONS = (
 def fused_conv_operands(
     node: Node, x: Tensor, w: Tensor, b: Tensor | None = None, r: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless B has a number for each output channel, R the result's shape.
+    """Require a bias of one number per output channel, and a residual of the result's shape.
 
-    What was fused may still hold: its Add broadcasts, the kernel does not.
+    The Add that was fused would broadcast them; the kernel does not.
+
+    Args:
+        node: The FusedConv.
+        x: Input, ``[N, C, *spatial]``.
+        w: Filters, ``[M, C / group, *kernel]``.
+        b: Bias, ``[M]``, or None.
+        r: Residual, of the result's shape and x's dtype, or None.
+
+    Raises:
+        ShapeError: They do not fit.
     """
     require_shape("B", b, w.shape[:1], "one for each output channel")
     if r is None:
@@ -95,7 +104,10 @@ def fused_conv_operands(
 
 
 def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -> None:
-    """Raise ShapeError unless filters, scales, zero points and bias fit, as `ops.qlinear_cpu`."""
+    """Require that filters, scales, zero points and bias fit, as QLinearConv does.
+
+    ``others`` are x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias and its scale.
+    """
     padded: list[Tensor | None] = list(others)
     padded += [None] * 9
     x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale = padded[:9]
@@ -110,7 +122,7 @@ def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -
 
 
 def factors(node: Node, first: Tensor, *others: Tensor | None) -> None:
-    """Raise ShapeError unless all operands have a number for each channel."""
+    """Require that all operands have the first one's shape, one number for each channel."""
     for given in others:
         require_shape("an operand", given, first.shape, "as many as the first has")
 
@@ -118,9 +130,19 @@ def factors(node: Node, first: Tensor, *others: Tensor | None) -> None:
 def fused_attention_operands(
     node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless heads fit in the order of their dimensions, and the mask broadcasts.
+    """Require that batch, heads, positions and sizes fit, and that the mask broadcasts.
 
-    What was fused may still hold: its products broadcast, the kernel does not.
+    The products that were fused would broadcast; the kernel does not.
+
+    Args:
+        node: The FusedAttention, with the orders of dimensions.
+        q: Queries, 4-D in the order ``q_order``.
+        k: Keys, 4-D in the order ``k_order``.
+        v: Values, 4-D in the order ``v_order``.
+        mask: Added to the scores ``[batch, heads, queries, keys]``, to which it broadcasts; None.
+
+    Raises:
+        ShapeError: They do not fit.
     """
     sizes: list[dict[str, int]] = []
     for name, given in (("q", q), ("k", k), ("v", v)):
@@ -147,7 +169,24 @@ def fused_qlinear_matmul_operands(
     b_zero: Tensor | None, y_scale: Tensor | None = None, y_zero: Tensor | None = None,
     c: Tensor | None = None, c_scale: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise ShapeError unless A and Y have one scale, and B and C one or one for each column."""
+    """Require that scales and zero points fit: one for A and Y, one or one per column for B and C.
+
+    Args:
+        node: The FusedQLinearMatMul; with ``transB`` B is ``[N, K]``.
+        a: Left side, ``[..., K]``, uint8 or int8.
+        a_scale: Scale of a, one number.
+        a_zero: Zero point of a, one number; None: 0.
+        b: Right side, ``[K, N]``, uint8 or int8.
+        b_scale: Scale of b, one number or one for each column.
+        b_zero: Zero point of b, as many; None: 0.
+        y_scale: Scale of the result, one number; None if the result is a float.
+        y_zero: Zero point of the result, one number; None: 0.
+        c: Added to each row, ``[N]``; None: nothing.
+        c_scale: Scale of c, one number or one for each column.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     require_rank("B", b, 2)
     require(a.rank >= 1, "a matrix product of a scalar")
     rows, columns = b.shape[::-1] if node.attrs.get("transB", 0) else b.shape

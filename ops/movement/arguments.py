@@ -1,4 +1,4 @@
-"""Arguments of the kernels that move elements and reformat weights."""
+"""Arguments of the kernels that move elements and pack weights."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class SequenceArguments(KernelArguments):
 
 
 class TakeArguments(KernelArguments):
-    """Arguments of `take`; a work unit is a tile of the axis in y, of an outer index.
+    """Arguments of `take`; a work unit is a tile of the axis in y, for one outer index.
 
     Attributes:
         x: The source, ``[outer][axis_size][inner]``.
@@ -142,7 +142,7 @@ class TakeArguments(KernelArguments):
         taken: Slices along the axis in y.
         inner: Elements of a slice.
         block: Slices of y in a unit.
-        run: First slice of the longest run of y that is contiguous in x, too.
+        run: First slice of the longest run of y that is also contiguous in x.
         run_size: Slices of that run; 0: there is none.
     """
 
@@ -172,7 +172,7 @@ class TakePlacesArguments(KernelArguments):
         row_size: Elements of a row in x.
         taken_row_size: Elements of a row in y.
         block: Rows of y in a unit.
-        run: First element of the longest run of a row of y that is contiguous in x, too.
+        run: First element of the longest run of a row of y that is also contiguous in x.
         run_size: Elements of that run; 0: there is none.
     """
 
@@ -218,7 +218,7 @@ class ReverseSequenceArguments(KernelArguments):
         lengths: For each entry how many elements are reversed, int64.
         batch: Entries of the batch, the number of units.
         steps: Elements of a sequence.
-        inner: Numbers that an element of a sequence consists of.
+        inner: Numbers of an element of a sequence.
         batch_step: Bytes between entries of the batch.
         time_step: Bytes between elements of a sequence.
     """

@@ -1,6 +1,8 @@
-// Copies, fills, tables along an axis, triangles, reversed sequences. T: elements as plain words.
+// Copies, fills, tables along an axis, triangles, reversed sequences. T: unsigned integer of an
+// element's size. An array `a` begins at its element `a0`.
 
-// LEVELS dimensions, the innermost first: sizes n, steps in the source s and the target t.
+// Copy an array of up to LEVELS dimensions, the innermost first: sizes n, strides s in the source and
+// t in the target, in elements. The outermost dimension has the last strides and needs no size.
 __kernel void copy(int count, int n0, int n1, int n2, int n3, int n4, int n5, int s0, int s1,
                    int s2, int s3, int s4, int s5, int s6, int t0, int t1, int t2, int t3, int t4,
                    int t5, int t6, __global const T* x, int x0, int from, __global T* y, int y0,
@@ -26,7 +28,7 @@ __kernel void copy(int count, int n0, int n1, int n2, int n3, int n4, int n5, in
   *y = *x;
 }
 
-// The same with the innermost dimension walked by one work-item.
+// The same; a work-item copies the whole innermost dimension, of `size` elements.
 __kernel void copy_rows(int count, int size, int step, int stride, int n0, int n1, int n2, int n3,
                         int n4, int s0, int s1, int s2, int s3, int s4, int s5, int t0, int t1,
                         int t2, int t3, int t4, int t5, __global const T* x, int x0, int from,
@@ -58,7 +60,7 @@ __kernel void fill(int count, __global T* y, int y0, __global const T* value, in
   if (id < count) y[y0 + id] = value[v0];
 }
 
-// y[o, j, i] = x[o, table[j], i], or the pad where the table says -1.
+// y[o, j, i] = x[o, table[j], i], or the pad element if table[j] is -1.
 __kernel void take(int count, __global const T* x, int x0, __global T* y, int y0,
                    __global const long* table, int t0, __global const T* pad, int p0, int size,
                    int taken, int inner) {

@@ -1,7 +1,7 @@
 """Kernels that move elements: strided copies, transpositions, fills, tables along an axis.
 
-They know the size of an element only, not its dtype. Every one walks a grid: rows inside any number
-of outer dimensions, with strides in bytes.
+They depend on the size of an element, not on its dtype. Arrays are rows inside any number of outer
+dimensions, with strides in bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def outer_offset(dims: int, count: int, rest: int, which: int) -> int:
 
 
 def row_copy(item: int) -> Callable[..., None]:
-    """Return ``copy(to, source, bytes)``: short rows by vectors, long ones by the C library."""
+    """Return ``copy(to, source, bytes)``, which copies short rows by vectors, others by memcpy."""
     v = vec("uint8", 32)
     load, store = v.load, v.store
     one, put = loads(WORDS[item]), stores(WORDS[item])
@@ -83,7 +83,7 @@ def copy(*, item: int, kind: str) -> Callable[..., None]:
 
     Args:
         item: Bytes of an element.
-        kind: ``"rows"`` where both rows are contiguous, ``"strided"`` in general.
+        kind: ``"rows"`` if the rows of both arrays are contiguous, ``"strided"`` in general.
     """
     arguments = view_of(CopyArguments)
     load, store = loads(WORDS[item]), stores(WORDS[item])
@@ -154,7 +154,7 @@ def transpose(*, item: int, lanes: int) -> Callable[..., None]:
                     block = x + r * from_row + c * item
                     to = y + c * to_row + r * item
                     transpose_block(block, from_row, lanes, lanes, to, to_row)
-            # Blocks at the edges lie within the matrix, over what is copied beside them.
+            # Blocks at the edges are moved into the matrix and overlap the blocks before them.
             last_row, last_column = max(row_end - lanes, 0), max(column_end - lanes, 0)
             for c in range(column, column_end, lanes):
                 left = c if c < column_whole else last_column
@@ -173,13 +173,13 @@ def transpose(*, item: int, lanes: int) -> Callable[..., None]:
 
 
 def zip_rows(*, item: int, lanes: int, count: int, apart: bool) -> Callable[..., None]:
-    """Return the kernel of `ZipArguments`: it interleaves a few rows, or takes them apart.
+    """Return the kernel of `ZipArguments`, which interleaves a few rows or takes them apart.
 
     Args:
         item: Bytes of an element.
         lanes: Elements of a vector.
         count: Number of rows, 2 to 4.
-        apart: Take interleaved rows apart instead.
+        apart: Take interleaved rows apart instead of interleaving rows.
     """
     arguments = view_of(ZipArguments)
     zip_block = zipper(WORDS[item], lanes, count, apart)
@@ -259,7 +259,7 @@ def sequence(*, dtype: str) -> Callable[..., None]:
 def take(*, item: int) -> Callable[..., None]:
     """Return the kernel of `TakeArguments`, which takes slices along an axis by a table.
 
-    ``y[o, j, :] = x[o, table[j], :]``, a pad element where the table has -1.
+    ``y[o, j, :] = x[o, table[j], :]``, or the pad element if ``table[j]`` is -1.
 
     Args:
         item: Bytes of an element.
@@ -270,14 +270,14 @@ def take(*, item: int) -> Callable[..., None]:
 
     @register_jitable
     def take_each(a: TakeArguments, x: int, y: int, first: int, stop: int) -> None:
-        """Take slices ``first`` to ``stop`` one by one.
+        """Copy the slices from ``first`` to before ``stop`` of the target one by one.
 
         Args:
             a: The arguments.
             x: Address of the first slice of the axis in the source.
             y: Address of the first slice of the axis in the target.
             first: First slice of the target.
-            stop: The slice behind the last one.
+            stop: The slice after the last one.
         """
         table, inner = a.table, a.inner
         pad = load(a.pad)
@@ -319,12 +319,12 @@ def take(*, item: int) -> Callable[..., None]:
 
 
 def take_places(*, item: int, lanes: int, times: int) -> Callable[..., None]:
-    """Return the kernel of `TakePlacesArguments`: elements of the last two axes by tables.
+    """Return the kernel of `TakePlacesArguments`, which takes elements of two axes by tables.
 
     Args:
         item: Bytes of an element.
         lanes: Elements of a vector.
-        times: How often each element of a row is repeated; 0: what a table says.
+        times: Repetitions of each element of a row; 0: a table has the elements.
     """
     arguments = view_of(TakePlacesArguments)
     load, store, copy_row = loads(WORDS[item]), stores(WORDS[item]), row_copy(item)
@@ -332,7 +332,7 @@ def take_places(*, item: int, lanes: int, times: int) -> Callable[..., None]:
 
     @register_jitable
     def spread(a: TakePlacesArguments, x: int, y: int) -> None:
-        """Write a row."""
+        """Write the row at address ``y`` from the row at address ``x``."""
         size, taken = a.row_size, a.taken_row_size
         if times == 1:
             copy_row(y, x, size * item)
@@ -374,7 +374,7 @@ def take_places(*, item: int, lanes: int, times: int) -> Callable[..., None]:
 def clear_padding() -> Callable[..., None]:
     """Return the kernel of `ClearPaddingArguments`.
 
-    It zeroes what the last channel block has beyond the last channel.
+    It writes zeros to the lanes of the last channel block that have no channel.
     """
     arguments = view_of(ClearPaddingArguments)
 
@@ -448,7 +448,9 @@ def trilu(*, item: int, upper: bool) -> Callable[..., None]:
 
 
 def reverse_sequence(*, item: int) -> Callable[..., None]:
-    """Return the kernel of `ReverseSequenceArguments`, which reverses the first elements of each.
+    """Return the kernel of `ReverseSequenceArguments`.
+
+    It reverses the first elements of each sequence and copies the others.
 
     Args:
         item: Bytes of a number.

@@ -1,7 +1,6 @@
-"""Views and operators that move elements: shape rules, and Slice for the reference.
+"""Views and operators that move elements: shape inference.
 
-What a rule leaves out (a shape that is computed, parts that are not stated) comes out as unknown
-dimensions.
+Dimensions that depend on values that are not known yet (a computed shape) are inferred as unknown.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from subgraph.ops.shared.strides import broadcast_shapes, normal_axis, product
 
 from . import operands, reference
 
-_TABLE = 4096  # places of a table that serves many sizes
+_TABLE = 4096  # least elements of a table that serves many sizes, so that plans share it
 
 
 @attrs.frozen
 class Repeats:
-    """The table of elements that all come ``times`` times: its content depends on no size.
+    """A table in which each index is repeated ``times`` times, whatever the size.
 
     Attributes:
-        size: Elements that it is for.
-        times: How often each comes.
+        size: Number of different indices, from 0 on.
+        times: Repetitions of each.
     """
 
     size: int
@@ -48,15 +47,15 @@ class Repeats:
 
     @property
     def count(self) -> int:
-        """How many places it has."""
+        """Number of elements of the table."""
         return self.size * self.times
 
     def table(self) -> Array:
-        """Return the places."""
+        """Return the table."""
         return np.arange(self.count) // self.times
 
     def longer(self) -> Array:
-        """Return the places of a table that begins with this one and serves many sizes."""
+        """Return a longer table that begins with this one, so that many sizes share it."""
         length = _TABLE
         while length < self.count:
             length *= 2
@@ -64,9 +63,16 @@ class Repeats:
 
 
 def stated(node: Node, values: Values, index: int, name: str) -> list[int] | None:
-    """Return numbers that are an attribute in old versions and an input in new ones.
+    """Return integers that are an attribute in old versions of an operator and now an input.
 
-    None while they are not known; [] where they are left out.
+    Args:
+        node: The node.
+        values: Known contents of its inputs; None where unknown.
+        index: Position of the input.
+        name: Name of the attribute.
+
+    Returns:
+        The integers; [] if the node has neither, None if the input's content is unknown.
     """
     if index < len(node.inputs) and node.inputs[index] is not None:
         found = values[index] if index < len(values) else None
@@ -76,7 +82,7 @@ def stated(node: Node, values: Values, index: int, name: str) -> list[int] | Non
 
 
 def whole_numbers(array: Array) -> list[int]:
-    """Return the elements of a small array as Python's numbers, traced ones as they are."""
+    """Return the elements of a small array as Python integers; symbolic integers stay symbolic."""
     return [v if isinstance(v, int) else int(v) for v in array.reshape(-1).tolist()]
 
 
@@ -87,7 +93,13 @@ def _unknown(x: TensorType | None, rank: int | None = None) -> list[ValueType | 
 
 
 def transpose(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Permute the dimensions."""
+    """Infer the type of Transpose: permuted dimensions.
+
+    Args:
+        node: The node; attributes: ``perm``.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return _unknown(x)
@@ -100,7 +112,13 @@ def transpose(node: Node, types: Types, values: Values) -> list[ValueType | None
 
 
 def concat(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Add up the axis; the other dimensions agree."""
+    """Infer the type of Concat: the sum of sizes along the axis, the others equal.
+
+    Args:
+        node: The node; attributes: ``axis``.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     dtype = same_dtype(types)
     tensors = [tensor(kind) for kind in types]
     shapes = [x.shape for x in tensors if x is not None and x.shape is not None]
@@ -135,7 +153,13 @@ def _agreed(dims: Sequence[Dim], position: int) -> Dim:
 
 
 def flatten(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Make a matrix of the dimensions before and from the axis."""
+    """Infer the type of Flatten: a matrix of the dimensions before and from the axis.
+
+    Args:
+        node: The node; attributes: ``axis``.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return _unknown(x, 2)
@@ -147,7 +171,13 @@ def flatten(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def unsqueeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Insert dimensions of size 1."""
+    """Infer the type of Unsqueeze: dimensions of size 1 inserted.
+
+    Args:
+        node: The node; attributes: ``axes`` before opset 13.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs; None where unknown.
+    """
     x = tensor(types[0])
     axes = stated(node, values, 1, "axes")
     if x is None or x.shape is None or axes is None:
@@ -161,7 +191,13 @@ def unsqueeze(node: Node, types: Types, values: Values) -> list[ValueType | None
 
 
 def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Take dimensions of size 1 away."""
+    """Infer the type of Squeeze: dimensions of size 1 removed.
+
+    Args:
+        node: The node; attributes: ``axes`` before opset 13.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs; None where unknown.
+    """
     x = tensor(types[0])
     axes = stated(node, values, 1, "axes")
     if x is None or x.shape is None or axes is None:
@@ -181,7 +217,13 @@ def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def reshape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the shape that is asked for: 0 copies a dimension, -1 takes what is left."""
+    """Infer the type of Reshape: 0 copies a dimension, -1 stands for the remaining elements.
+
+    Args:
+        node: The node; attributes: ``allowzero``.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs; None where unknown.
+    """
     x = tensor(types[0])
     target = stated(node, values, 1, "shape")
     if x is None or target is None:
@@ -218,7 +260,7 @@ def _completed(dims: list[Dim], shape: Shape | None, target: list[int]) -> list[
 
 
 def _left(shape: Shape, others: list[Dim]) -> Dim:
-    """Return what is left of a shape without other dimensions: a number or one symbol."""
+    """Return the product of a shape divided by other dimensions; None if it is unknown."""
     rest: list[Dim] = []
     spare = [dim for dim in others if not isinstance(dim, int)]
     for dim in shape:
@@ -243,7 +285,7 @@ def _left(shape: Shape, others: list[Dim]) -> Dim:
 
 
 def _length(types: Types, index: int) -> int | None:
-    """Return the number of elements of a list of numbers, None while unknown."""
+    """Return the number of elements of input ``index``, a list; None if it is unknown."""
     kind = tensor(types[index]) if index < len(types) else None
     if kind is None or kind.shape is None or len(kind.shape) != 1:
         return None
@@ -254,7 +296,13 @@ def _length(types: Types, index: int) -> int | None:
 
 
 def shape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give as many numbers as there are dimensions."""
+    """Infer the type of Shape: one int64 for each dimension from ``start`` to ``end``.
+
+    Args:
+        node: The node; attributes: ``start``, ``end``.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [TensorType("int64", [None])]
@@ -263,12 +311,24 @@ def shape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def size(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give one number."""
+    """Infer the type of Size: one int64.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     return [TensorType("int64", [])]
 
 
 def expand(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Broadcast to a shape."""
+    """Infer the type of Expand: the shape broadcast with the input's.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs; None where unknown.
+    """
     x = tensor(types[0])
     target: Sequence[Dim] | None = stated(node, values, 1, "shape")
     count = _length(types, 1)
@@ -280,7 +340,13 @@ def expand(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def slice_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Count the elements that each slice takes."""
+    """Infer the type of Slice: the number of elements of each slice.
+
+    Args:
+        node: The node; attributes: before opset 10 all operands.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs; None where unknown.
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return _unknown(x)
@@ -310,7 +376,13 @@ def _taken(size: Dim, start: int, end: int, step: int) -> Dim:
 
 
 def split(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Cut the axis into parts."""
+    """Infer the types of Split: the parts of the axis.
+
+    Args:
+        node: The node; attributes: ``axis``, ``num_outputs``.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs; None where unknown.
+    """
     x = tensor(types[0])
     count = len(node.outputs)
     if x is None or x.shape is None:
@@ -356,7 +428,13 @@ _CONSTANTS = {
 
 
 def constant(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the type of the attribute's value."""
+    """Infer the type of Constant from the attribute's value.
+
+    Args:
+        node: The node; attributes: ``value`` and its other forms.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     value: Array | None = node.attrs.get("value")
     if value is not None:
         array = np.asarray(value)
@@ -368,7 +446,13 @@ def constant(node: Node, types: Types, values: Values) -> list[ValueType | None]
 
 
 def constant_of_shape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the shape that is asked for."""
+    """Infer the type of ConstantOfShape: the input's content is the shape.
+
+    Args:
+        node: The node; attributes: ``value``.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs; None where unknown.
+    """
     value = node.attrs.get("value")
     dtype = "float32" if value is None else np.asarray(value).dtype
     dims = stated(node, values, 0, "shape")
@@ -379,7 +463,13 @@ def constant_of_shape(node: Node, types: Types, values: Values) -> list[ValueTyp
 
 
 def range_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Count the numbers from start to before limit."""
+    """Infer the type of Range: the number of steps from start to before limit.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs; None where unknown.
+    """
     kinds = [kind for kind in map(tensor, types) if kind is not None]
     if len(kinds) < len(types):
         return [None]
@@ -397,7 +487,13 @@ def range_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def tile(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Repeat each dimension."""
+    """Infer the type of Tile: dimensions times repeats.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs; None where unknown.
+    """
     x = tensor(types[0])
     repeats = stated(node, values, 1, "repeats")
     if x is None or x.shape is None or repeats is None:
@@ -413,7 +509,13 @@ def tile(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def pad(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Add what stands before and after each dimension."""
+    """Infer the type of Pad: dimensions plus the pads before and after.
+
+    Args:
+        node: The node; attributes: before opset 11 the pads.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs; None where unknown.
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return _unknown(x)

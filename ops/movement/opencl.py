@@ -1,4 +1,4 @@
-"""Operators that move or only rename elements on OPENCL: the CPU's shape work over four kernels."""
+"""Operators that move elements on OPENCL: the CPU's lowerings over OpenCL's kernels of copies."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ from .op import Repeats
 
 Place = Operand | Scratch | Weight
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
-_SHORT, _LONG = 16, 4096  # elements of a row that one work-item copies
-_MOST = 7  # dimensions that do not merge
+# A CPU's work-item copies a whole row of _SHORT elements or more; there must be a row for each
+# _LONG elements of one, or 4, so that several compute units have work (estimates).
+_SHORT, _LONG = 16, 4096
+_MOST = 7  # most dimensions of a copy, after merging
 
 cl_shared(
     "BitCast",
@@ -63,7 +65,10 @@ cl_shared("Required", domain=INTERNAL_DOMAIN)
 
 
 def as_words(place: Place, item: int) -> Place:
-    """Return a place whose first element is counted in elements of ``item`` bytes."""
+    """Return memory as an operand of unsigned integers of ``item`` bytes.
+
+    Launches pass offsets in elements of an operand's dtype.
+    """
     if isinstance(place, Weight) or (isinstance(place, Operand) and place.itemsize == item):
         return place
     offset = place.offset if isinstance(place, Operand) else 0
@@ -92,7 +97,22 @@ def emit_copy(
     from_offset: int = 0,
     to_offset: int = 0,
 ) -> None:
-    """Launch a copy from strides to strides; see the CPU's function of this name."""
+    """Launch a copy from strides to strides; OPENCL's form of ``copies_cpu.emit_copy``.
+
+    Args:
+        low: Collects the plan's launches.
+        source: Memory that is read.
+        target: Memory that is written; each element at most once.
+        shape: Sizes of the array.
+        from_strides: Elements between neighbours in the source; may be 0 or negative.
+        to_strides: Elements between neighbours in the target.
+        item: Bytes of an element: 1, 2, 4, 8 or 16.
+        from_offset: Elements of the source before the first that is read.
+        to_offset: Elements of the target before the first that is written.
+
+    Raises:
+        Unsupported: More than 7 dimensions remain after merging.
+    """
     assert isinstance(low, ClLowering)
     if 0 in shape:
         return
@@ -130,7 +150,10 @@ def emit_copy(
 
 
 def _spread(values: Sequence[int], levels: int, fill: int, places: int = _MOST) -> list[int]:
-    """Return the innermost first, the outermost of ``levels`` in the last of all places."""
+    """Return values of dimensions as the kernels expect: innermost first, the outermost last.
+
+    ``fill`` stands for missing ones, up to ``places`` values; kernels read ``levels`` of them.
+    """
     padded = [fill] * (levels - len(values)) + list(values)
     inner = padded[:0:-1]
     return [*inner, *[fill] * (places - 1 - len(inner)), padded[0]]
@@ -138,7 +161,17 @@ def _spread(values: Sequence[int], levels: int, fill: int, places: int = _MOST) 
 
 @cl_primitive
 def emit_fill(low: Lowering, target: Place, size: int, value: Array | Operand) -> None:
-    """Launch a fill with one value; see the CPU's function of this name."""
+    """Launch a fill with one value; OPENCL's form of ``copies_cpu.emit_fill``.
+
+    Args:
+        low: Collects the plan's launches and constants.
+        target: Memory that is written.
+        size: Number of elements.
+        value: The element, an array or operand of one element.
+
+    Raises:
+        Unsupported: An element has more than 8 bytes.
+    """
     assert isinstance(low, ClLowering)
     item = value.itemsize
     if item not in _UNSIGNED:
@@ -161,7 +194,21 @@ def emit_take(
     item: int,
     pad: Operand | Array | None = None,
 ) -> None:
-    """Launch slices taken along an axis; see the CPU's function of this name."""
+    """Launch the selection of slices by a table; OPENCL's form of ``tables_cpu.emit_take``.
+
+    Args:
+        low: Collects the plan's launches and constants.
+        source_: The array.
+        target: The result; ``shape`` with ``len(table)`` slices along the axis.
+        shape: Sizes of the source.
+        axis: The axis.
+        table: For each slice of the result its index in the source, or -1 for the pad element.
+        item: Bytes of an element.
+        pad: The pad element, an array or operand of one element; None: zero bytes.
+
+    Raises:
+        Unsupported: An element has more than 8 bytes.
+    """
     assert isinstance(low, ClLowering)
     if item not in _UNSIGNED:
         raise Unsupported(f"elements of {item} bytes taken along an axis")
@@ -189,11 +236,21 @@ def emit_take_places(
     *,
     item: int,
 ) -> None:
-    """Launch elements taken along the last two axes, one after the other."""
+    """Launch selections along the last two axes; OPENCL's form of ``tables_cpu.emit_take_places``.
+
+    Args:
+        low: Collects the plan's launches and constants.
+        source_: The array.
+        target: The result.
+        shape: Sizes of the source.
+        tables: For the last or the last but one axis, the index in the source of each element of
+            the result; an axis without a table is copied as it is.
+        item: Bytes of an element.
+    """
     axes = [axis for axis in (len(shape) - 2, len(shape) - 1) if axis in tables]
     listed = {axis: tables[axis] for axis in axes}
     places = {a: t.table() if isinstance(t, Repeats) else t for a, t in listed.items()}
-    axes.sort(key=lambda axis: len(places[axis]) / shape[axis])  # later ones have less to do
+    axes.sort(key=lambda axis: len(places[axis]) / shape[axis])  # shrink first, enlarge last
     for axis in axes:
         after = [*shape[:axis], len(places[axis]), *shape[axis + 1 :]]
         place = target if axis == axes[-1] else low.scratch(math.prod(after) * item)

@@ -1,4 +1,8 @@
-"""What operands of operators that move elements, or make them from numbers, must satisfy."""
+"""Requirements of the operands of operators that move elements or generate them.
+
+Each function raises ShapeError unless its operands fit each other and the node's attributes.
+`Tensor.known` is an operand's content, if the caller knows it; only then is it checked.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +28,25 @@ from subgraph.operators.requirements import (
 
 
 def constant_operands(node: Node) -> None:
-    """Take nothing: the attribute is the value."""
+    """Constant has no operands; its attribute is the value."""
 
 
 def size_operands(node: Node, x: Tensor) -> None:
-    """Take every tensor."""
+    """Size accepts every tensor."""
 
 
 def shape_operands(node: Node, x: ValueType | Tensor) -> None:
-    """Take every value; ``start`` and ``end`` are brought to the dimensions that there are."""
+    """Shape accepts every value; ``start`` and ``end`` are clamped to the rank."""
 
 
 def reshape_operands(node: Node, x: Tensor, shape: Tensor | None = None) -> None:
-    """Raise ShapeError unless as many elements are asked for as there are (ONNX, 1 to 25)."""
+    """Require that the new shape has as many elements as the input (ONNX Reshape, 1 to 25).
+
+    Args:
+        node: The node; opset 1 has ``shape`` as an attribute.
+        x: The input.
+        shape: The new shape, 1-D int64; None in opset 1.
+    """
     if shape is not None:
         require_rank("shape", shape, 1)
         if is_known(shape.shape[0]) and shape.shape[0] == 0:
@@ -59,7 +69,13 @@ def reshape_operands(node: Node, x: Tensor, shape: Tensor | None = None) -> None
 
 
 def expand_operands(node: Node, x: Tensor, shape: Tensor) -> None:
-    """Raise ShapeError unless the input and the shape broadcast together (ONNX, 8 to 13)."""
+    """Require that the input and the shape broadcast together (ONNX Expand, 8 to 13).
+
+    Args:
+        node: The node.
+        x: The input.
+        shape: The shape, 1-D int64.
+    """
     require_rank("shape", shape, 1)
     dims = listed(node, "shape", shape)
     if dims is not None:
@@ -68,7 +84,7 @@ def expand_operands(node: Node, x: Tensor, shape: Tensor) -> None:
 
 
 def transpose_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless ``perm`` is an order of the axes (ONNX, 1 to 25)."""
+    """Require that ``perm`` is a permutation of the axes (ONNX Transpose, 1 to 25)."""
     order = node.attrs.get("perm")
     if order is not None:
         require(
@@ -77,7 +93,7 @@ def transpose_operands(node: Node, x: Tensor) -> None:
 
 
 def concat_operands(node: Node, first: Tensor, *others: Tensor) -> None:
-    """Raise ShapeError unless the inputs agree in all but the size of the axis (ONNX, 1 to 13)."""
+    """Require that the inputs agree except for the size of the axis (ONNX Concat, 1 to 13)."""
     require(first.rank >= 1, "input 0 is a scalar, which has no axis")
     axis = require_axis(node, first.rank, 1)
     require_same_dtype(first, *others)
@@ -89,14 +105,20 @@ def concat_operands(node: Node, first: Tensor, *others: Tensor) -> None:
 
 
 def flatten_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the axis is one, or behind the last (ONNX, 1 to 25)."""
+    """Require that the axis exists or is the rank (ONNX Flatten, 1 to 25)."""
     axis = node.attrs.get("axis", 1)
     least = 0 if 0 < node.version < 11 else -x.rank  # since opset 11 it may count from the end
     require(least <= axis <= x.rank, "axis is {}, outside [{}, {}]", axis, least, x.rank)
 
 
 def squeeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
-    """Raise ShapeError unless the axes exist and have one element (ONNX, 1 to 25)."""
+    """Require that the axes exist and have size 1 (ONNX Squeeze, 1 to 25).
+
+    Args:
+        node: The node; before opset 13 ``axes`` is an attribute.
+        x: The input.
+        axes: The axes, 1-D int64; None: all of size 1.
+    """
     found = listed(node, "axes", axes) or []
     require(x.rank >= 1 or not found, "axes are {}, but a scalar has none", found)
     for axis in require_axes(x.rank, found):
@@ -104,7 +126,13 @@ def squeeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
 
 
 def unsqueeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
-    """Raise ShapeError unless the axes are those of a result (ONNX, 1 to 25)."""
+    """Require that the axes are different ones of the result (ONNX Unsqueeze, 1 to 25).
+
+    Args:
+        node: The node; before opset 13 ``axes`` is an attribute.
+        x: The input.
+        axes: The axes, 1-D int64; None if they are an attribute.
+    """
     found = listed(node, "axes", axes)
     if found is not None:
         require_axes(x.rank + len(found), found)
@@ -118,7 +146,16 @@ def slice_operands(
     axes: Tensor | None = None,
     steps: Tensor | None = None,
 ) -> None:
-    """Raise ShapeError unless there is a start, an end, a step for each axis (ONNX, 1 to 13)."""
+    """Require a start, an end and a step for each axis (ONNX Slice, 1 to 13).
+
+    Args:
+        node: The node; before opset 10 the operands are attributes.
+        x: The input.
+        starts: First index along each axis, 1-D.
+        ends: Index after the last one along each axis, 1-D.
+        axes: The axes, 1-D; None: the first ones.
+        steps: Steps along each axis, 1-D, not 0; None: 1.
+    """
     given = {"starts": starts, "ends": ends, "axes": axes, "steps": steps}
     found = {name: listed(node, name, operand) for name, operand in given.items()}
     count = len(found["starts"] or ()) if starts is None else starts.size
@@ -134,7 +171,13 @@ def slice_operands(
 
 
 def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
-    """Raise ShapeError unless the parts, one for each output, fill the axis (ONNX, 1 to 18)."""
+    """Require that the parts, one for each output, add up to the axis (ONNX Split, 1 to 18).
+
+    Args:
+        node: The node; before opset 13 ``split`` is an attribute.
+        x: The input.
+        split: Sizes of the parts, 1-D int64; None: equal parts, or the attribute's.
+    """
     require(x.rank >= 1, "a scalar has no axis to split")
     size, count = x.shape[require_axis(node, x.rank)], len(node.outputs)
     if split is not None:
@@ -152,7 +195,14 @@ def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
 
 
 def tile_operands(node: Node, x: Tensor, repeats: Tensor, axis: Tensor | None = None) -> None:
-    """Raise ShapeError unless there is a number for each dimension (ONNX, 1 to 13)."""
+    """Require a number of repeats for each dimension (ONNX Tile, 1 to 13).
+
+    Args:
+        node: The node.
+        x: The input.
+        repeats: Repeats of each dimension, 1-D int64; in opset 1 one number.
+        axis: The only axis that is repeated, one number; opset 1 only.
+    """
     if axis is not None or node.version == 1:
         require_single("tiles", repeats)
         require_single("axis", axis)
@@ -163,7 +213,7 @@ def tile_operands(node: Node, x: Tensor, repeats: Tensor, axis: Tensor | None = 
 
 
 def _elements(operand: Tensor | None) -> list[int]:
-    """Return the elements as far as they are known; traced numbers stay what they are."""
+    """Return the elements, [] if they are unknown; symbolic integers stay symbolic."""
     if operand is None or operand.known is None:
         return []
     elements: list[int] = operand.known.reshape(-1).tolist()
@@ -180,7 +230,15 @@ def pad_operands(
     value: Tensor | None = None,
     axes: Tensor | None = None,
 ) -> None:
-    """Raise ShapeError unless there are two numbers for each axis that is padded (1 to 25)."""
+    """Require two pads for each axis, which leave elements to repeat (ONNX Pad, 1 to 25).
+
+    Args:
+        node: The node; before opset 11 pads and value are attributes.
+        x: The input.
+        pads: Elements before each axis, then those after each, 1-D int64; negative: cut off.
+        value: The element of constant padding, one number of x's dtype; None: 0.
+        axes: The padded axes, 1-D; None: all.
+    """
     mode = choice(node, "mode", "constant", *_PAD_MODES)
     require_single("constant_value", value, x.dtype)
     places = listed(node, "axes", axes)
@@ -216,13 +274,25 @@ def pad_operands(
 
 
 def trilu_operands(node: Node, x: Tensor, k: Tensor | None = None) -> None:
-    """Raise ShapeError unless the input holds matrices and ``k`` is one number (ONNX, 14)."""
+    """Require matrices, and one number ``k`` (ONNX Trilu, 14).
+
+    Args:
+        node: The node.
+        x: The matrices, ``[..., rows, columns]``.
+        k: The diagonal, int64 or int32; None: 0, the main one.
+    """
     require(x.rank >= 2, "the input has shape {}; it must hold matrices", list(x.shape))
     require_single("k", k, "int64", "int32")
 
 
 def reverse_sequence_operands(node: Node, x: Tensor, lengths: Tensor) -> None:
-    """Raise ShapeError unless there is a length for each entry of the batch (ONNX, 10)."""
+    """Require a length for each entry of the batch (ONNX ReverseSequence, 10).
+
+    Args:
+        node: The node; ``batch_axis`` and ``time_axis`` are 0 and 1 or 1 and 0.
+        x: The sequences, at least 2-D.
+        lengths: Elements of each sequence that are reversed, 1-D int64.
+    """
     require(x.rank >= 2, "the input has shape {}; it needs two axes", list(x.shape))
     batch, time = (int(node.attrs.get(f"{n}_axis", k)) for n, k in (("batch", 1), ("time", 0)))
     require(
@@ -240,7 +310,7 @@ def reverse_sequence_operands(node: Node, x: Tensor, lengths: Tensor) -> None:
 
 
 def constant_of_shape_operands(node: Node, shape: Tensor) -> None:
-    """Raise ShapeError unless the input is a shape, and the value one element (ONNX, 9 to 25)."""
+    """Require a shape, and a value of one element (ONNX ConstantOfShape, 9 to 25)."""
     require_rank("input", shape, 1)
     dims = listed(node, "input", shape) or []
     require(all(dim >= 0 for dim in dims), "shape {} has a negative dimension", dims)
@@ -249,7 +319,14 @@ def constant_of_shape_operands(node: Node, shape: Tensor) -> None:
 
 
 def range_operands(node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> None:
-    """Raise ShapeError unless there are three finite numbers of one dtype (ONNX, 11 to 27)."""
+    """Require three finite numbers of one dtype (ONNX Range, 11 to 27).
+
+    Args:
+        node: The node.
+        start: The first number.
+        limit: The numbers end before it.
+        delta: The difference of neighbours, not 0.
+    """
     require_same_dtype(start, limit, delta)
     for name, operand in (("start", start), ("limit", limit), ("delta", delta)):
         require_single(name, operand)
@@ -260,12 +337,19 @@ def range_operands(node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> N
 
 
 def eye_like_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the input is a matrix (ONNX, 9 to 22)."""
+    """Require a matrix (ONNX EyeLike, 9 to 22)."""
     require_rank("input", x, 2)
 
 
 def one_hot_operands(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> None:
-    """Raise ShapeError unless depth is a number and there are two values (ONNX, 9 to 11)."""
+    """Require one depth and two values (ONNX OneHot, 9 to 11).
+
+    Args:
+        node: The node; ``axis`` is one of the result.
+        indices: The indices that are on.
+        depth: Size of the new axis, one number, not negative.
+        values: The elements off and on, 1-D.
+    """
     require_single("depth", depth)
     require(all(n >= 0 for n in _elements(depth)), "depth is negative")
     require_shape("values", values, (2,), "what stands off and on the index")
@@ -273,7 +357,13 @@ def one_hot_operands(node: Node, indices: Tensor, depth: Tensor, values: Tensor)
 
 
 def top_operands(node: Node, x: Tensor, k: Tensor | None = None) -> None:
-    """Raise ShapeError unless the axis has as many elements as are asked for (ONNX, 1 to 24)."""
+    """Require that the axis has at least k elements (ONNX TopK, 1 to 24).
+
+    Args:
+        node: The node; opset 1 has ``k`` as an attribute.
+        x: The input.
+        k: Number of elements to select, one number; None in opset 1.
+    """
     require(x.rank >= 1, "a scalar has no axis")
     axis = require_axis(node, x.rank, -1)
     require_single("k", k)

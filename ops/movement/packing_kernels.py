@@ -1,8 +1,8 @@
-"""Kernels that reformat weights: rows of a matrix into panels, 3x3 weights into Winograd's points.
+"""Kernels that pack weights into panels, plain or transformed for Winograd's algorithm.
 
-They run once for each weight, when a model is loaded or a weight has changed, and are made to read
+They run once for each weight, when a model is loaded or a weight has changed, and are meant to read
 and write at the speed of memory. A panel holds ``width`` neighbouring columns, row by row; the last
-is narrowed to whole vectors.
+panel has only as many vectors as its columns need.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from .kernels import WORDS
 def pack(*, item: int, lanes: int) -> Callable[..., None]:
     """Return the kernel of `PackArguments`, which packs weights into panels.
 
-    The rows of a panel are (block of inputs, tap, input in the block). What lies behind the inputs
-    or the columns is filled with zeros.
+    The rows of a panel are (block of inputs, tap, input in the block). Inputs and columns that pad
+    a block or a vector are zero.
 
     Args:
         item: Bytes of an element.
@@ -82,7 +82,7 @@ def pack(*, item: int, lanes: int) -> Callable[..., None]:
                             wide * item,
                         )
             return
-        # Along a column first: its elements lie together, and what is written stays in the cache.
+        # Columns in the outer loop: a column is contiguous, and the block written stays in L1.
         for column in range(columns):
             for k in range(inputs):
                 at = x + column * by_column + k * by_input
@@ -114,7 +114,10 @@ Matrix = tuple[tuple[float, ...], ...]
 
 
 def winograd_matrix(m: int, taps: int) -> Matrix:
-    """Return G, which transforms so many weights into ``m + taps - 1`` values, 4 or 6."""
+    """Return G, ``(m + taps - 1) x taps``, which transforms weights to values at 4 or 6 points.
+
+    The points are those of ``subgraph.ops.conv.winograd_kernels``, the last row infinity.
+    """
     if m + taps == 5:
         return (1.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.0, 0.0, 1.0)
     points = (0.0, 2 / 3, -2 / 3, 1.5, -1.5)
@@ -127,11 +130,11 @@ def winograd_matrix(m: int, taps: int) -> Matrix:
 
 @cache
 def _transform(dtype: str, lanes: int, matrix: Matrix) -> Any:
-    """Return ``transform(source, bytes between its columns, how many, target, bytes of a point)``.
+    """Return ``transform(source, bytes between its columns, columns, target, bytes of a point)``.
 
-    Up to ``lanes`` columns of weights ``g``, as many each way as the matrix is wide, become
-    ``matrix g matrix^T`` in float64; what is missing is taken as zeros. Each of the results is a
-    vector at a point of its own.
+    It computes ``matrix g matrix^T`` in float64 for the square weights ``g`` of up to ``lanes``
+    columns; missing columns count as zeros. Each element of the result is a vector over columns,
+    stored at its own point.
     """
     v = vec(dtype, lanes)
     side = len(matrix[0])
@@ -169,7 +172,7 @@ def _both_ways(builder: Any, g: Sequence[Any], matrix: Matrix) -> Iterator[Any]:
 
 
 def _along(builder: Any, matrix: Matrix, values: Sequence[Any]) -> Iterator[Any]:
-    """Yield ``matrix values``; rows of points ``p`` and ``-p`` share their even terms."""
+    """Yield ``matrix @ values``; the rows of points ``p`` and ``-p`` share their even terms."""
     kind = values[0].type
 
     def times(factor: float) -> Any:
@@ -194,7 +197,7 @@ def _along(builder: Any, matrix: Matrix, values: Sequence[Any]) -> Iterator[Any]
 
 
 def winograd(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., None]:
-    """Return the kernel of `WinogradPackArguments`: weights at each point, packed into panels.
+    """Return the kernel of `WinogradPackArguments`, which transforms weights and packs each point.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``; the transformation is done in float64.
@@ -232,7 +235,7 @@ def winograd(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., 
 def _transform_panel(dtype: str, lanes: int, matrix: Matrix) -> Any:
     """Return ``transform(source, bytes between its taps, target, bytes between its points)``.
 
-    A vector of each tap becomes one at each point, in the arithmetic of ``dtype``.
+    It transforms a vector for each tap to one for each point, with arithmetic in ``dtype``.
     """
     v = vec(dtype, lanes)
 
@@ -250,9 +253,9 @@ def _transform_panel(dtype: str, lanes: int, matrix: Matrix) -> Any:
 
 
 def winograd_of_panels(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., None]:
-    """Return the kernel of `WinogradOfPanelsArguments`: a direct convolution's panels at points.
+    """Return the kernel of `WinogradOfPanelsArguments`, which transforms packed weights in a run.
 
-    It runs in each run of a convolution whose weights at Winograd's points are not kept.
+    Convolutions use it if their transformed weights are too large to be stored.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.

@@ -1,6 +1,6 @@
-"""Movement of data for the reference: where onnx.reference lacks a form of the standard or errs.
+"""Operators that move elements, for the reference: cases where onnx.reference is wrong or fails.
 
-Operators of opset 1 had as attributes what are inputs today.
+Operators of opset 1 have attributes that are inputs in later versions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def reshape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 def split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the parts along an axis; opset 1 may have their lengths as its second input.
 
-    onnx.reference does not look whether the lengths fit.
+    onnx.reference does not check the lengths.
+
+    Raises:
+        ShapeError: The lengths do not add up to the axis.
     """
     axis = int(node.attrs.get("axis", 0))
     x = inputs[0]
@@ -99,7 +102,7 @@ def _dense(values: Array, indices: Array, shape: tuple[int, ...]) -> Array:
 
 
 def flatten(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return a matrix: the axes before ``axis``, and the rest; of empty tensors, too."""
+    """Return a matrix: the axes before ``axis``, and the others; the tensor may be empty."""
     x: Array = inputs[0]
     axis = int(node.attrs.get("axis", 1))
     if not -x.ndim <= axis <= x.ndim:
@@ -109,16 +112,16 @@ def flatten(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the sizes from ``start`` to ``end``, counted from the back where they are negative.
+    """Return the sizes from ``start`` to ``end``, which count from the end if negative.
 
-    What lies before the first dimension or behind the last is brought to it, as in Python's slices.
+    Both are clamped to the rank, as in Python's slices.
     """
     sizes = np.shape(inputs[0])[node.attrs.get("start", 0) : node.attrs.get("end")]
     return [np.array(sizes, np.int64)]
 
 
 def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Take single numbers (axes, k, frame_step, frame_length) as scalars and as lists of one."""
+    """Run an operator whose single numbers (axes, k, frame_step) may be scalars or lists of one."""
     given = list(inputs)
     for k in range(1, len(given)):
         if given[k] is not None and given[k].dtype.kind in "iu" and given[k].size == 1:
@@ -127,7 +130,7 @@ def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def trilu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Keep the upper or lower triangle; NumPy takes no diagonal of 64 bits."""
+    """Return the upper or lower triangle; the diagonal is clamped, since NumPy's has 32 bits."""
     x, k = inputs[0], 0 if len(inputs) < 2 or inputs[1] is None else int(inputs[1].reshape(()))
     most = sum(x.shape[-2:])
     keep = np.triu if node.attrs.get("upper", 1) else np.tril
@@ -160,7 +163,7 @@ def pad(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _pad_constant(x: Array, before: Sequence[int], after: Sequence[int], fill: Any) -> Array:
-    """Return ``fill`` around the elements; what negative pads cut off may be more than there is."""
+    """Return the elements with ``fill`` around them; negative pads may cut off all elements."""
     ends = list(zip(before, after, x.shape, strict=True))
     shape = [size + b + a for b, a, size in ends]
     if any(size < 0 for size in shape):
@@ -191,7 +194,7 @@ def _pad_arguments(
 
 
 def sliced(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Slice; onnx.reference takes nothing where a start lies before an axis walked backwards."""
+    """Return a slice; onnx.reference is wrong for negative steps from before the first element."""
     if len(inputs) < 5 or inputs[4] is None or np.all(inputs[4] > 0):
         return standard(node, inputs)
     x: Array = inputs[0]

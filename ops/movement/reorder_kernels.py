@@ -1,4 +1,4 @@
-"""Conversion of activations between the plain and the blocked layout, square blocks at a time."""
+"""Kernels that convert images between the plain and the blocked layout, in several orders."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def copy() -> Callable[..., None]:
 
 
 def to_blocked(*, dtype: str, lanes: int) -> Callable[..., None]:
-    """Return the kernel from ``[N][C][pixels]`` to ``[N][C / lanes][pixels][lanes]``.
+    """Return the kernel of `ReorderArguments` from the plain to the blocked layout.
 
-    It is that of `ReorderArguments`. Channels beyond C become zero.
+    It copies ``[N][C][pixels]`` to ``[N][C / lanes][pixels][lanes]``. Channels beyond C are zero.
 
     Args:
-        dtype: Of the elements.
+        dtype: Dtype of the elements.
         lanes: Channels of a block.
     """
     arguments = view_of(ReorderArguments)
@@ -66,12 +66,12 @@ def to_blocked(*, dtype: str, lanes: int) -> Callable[..., None]:
 
 
 def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
-    """Return the kernel from ``[N][C / lanes][pixels][lanes]`` to ``[N][C][pixels]``.
+    """Return the kernel of `ReorderArguments` from the blocked to the plain layout.
 
-    It is that of `ReorderArguments`.
+    It copies ``[N][C / lanes][pixels][lanes]`` to ``[N][C][pixels]``.
 
     Args:
-        dtype: Of the elements.
+        dtype: Dtype of the elements.
         lanes: Channels of a block.
     """
     arguments = view_of(ReorderArguments)
@@ -100,13 +100,13 @@ def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
 
 
 def interleave(*, dtype: str, lanes: int) -> Callable[..., None]:
-    """Return the kernel of `InterleaveArguments`, which puts phases of channels side by side.
+    """Return the kernel of `InterleaveArguments`, which interleaves the pixels of phases.
 
-    Pixel ``q * phases + p`` of channel c of the plain target is pixel q of channel ``p * channels +
-    c`` of the source, along each axis; the last phase along D, H and W runs fastest.
+    Along each axis, pixel ``q * phases + p`` of channel c of the plain target is pixel q of channel
+    ``p * channels + c`` of the source. Of the phases along D, H and W, those along W are innermost.
 
     Args:
-        dtype: Of the elements.
+        dtype: Dtype of the elements.
         lanes: Channels of a block.
     """
     arguments = view_of(InterleaveArguments)
@@ -140,14 +140,14 @@ def interleave(*, dtype: str, lanes: int) -> Callable[..., None]:
 
 
 def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
-    """Return the kernel of `SumTapsArguments`: it adds what pixels give to taps up to an image.
+    """Return the kernel of `SumTapsArguments`, which sums the contributions of taps to images.
 
-    Channel ``(c, kd, kh, kw)`` of the source, held in the blocked layout, is what its pixels give
-    to channel c of the plain target through that tap: pixel i adds to pixel ``i * stride + tap *
-    dilation - pad`` along each axis, if there is one.
+    Channel ``(c, kd, kh, kw)`` of the blocked source contributes to channel c of the plain target:
+    its pixel i is added to pixel ``i * stride + tap * dilation - pad`` along each axis, if that
+    lies inside the image.
 
     Args:
-        dtype: Of the elements.
+        dtype: Dtype of the elements.
         lanes: Channels of a block.
     """
     arguments = view_of(SumTapsArguments)
@@ -158,14 +158,14 @@ def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
 
     @register_jitable
     def giving(at: int, stride: int, size: int) -> int:
-        """Return the index of the source that gives to ``at``, before the stride, or -1."""
+        """Return the source pixel that starts ``at`` pixels into the target, or -1 if none does."""
         return at // stride if at % stride == 0 and at // stride < size else -1
 
     @register_jitable
     def add_tap(
         a: SumTapsArguments, line: int, area: int, to: int, apart: int, tap: int, kw: int
     ) -> None:
-        """Add a row of the source, through a tap, to the rows of all channels.
+        """Add a row of the source to a row of the target, for one tap and all channels.
 
         Args:
             a: The arguments.
@@ -173,8 +173,8 @@ def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
             area: Bytes of a block of the source.
             to: Address of the row in the first channel of the target.
             apart: Bytes of a channel of the target.
-            tap: The tap among all.
-            kw: The tap along W.
+            tap: Index of the tap, in row-major order of (D, H, W).
+            kw: Index of the tap along W.
         """
         stride, first = a.stride_width, kw * a.dilation_width - a.pad_width
         taps = a.taps_depth * a.taps_height * a.taps_width
@@ -220,10 +220,10 @@ def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
 
 
 def phases(*, item: int, lanes: int) -> Callable[..., None]:
-    """Return the kernel of `PhasesArguments`, which sorts an image by phases into blocks.
+    """Return the kernel of `PhasesArguments`, which writes an image's phases as blocked channels.
 
     Channel ``(i * C + c) * across + j`` of the result has the pixels of channel c in the rows
-    ``i, i + down, ...`` and the columns ``j, j + across, ...``, with zeros where the image ends.
+    ``i, i + down, ...`` and the columns ``j, j + across, ...``, and zeros beyond the image.
 
     Args:
         item: Bytes of an element, 4 or 8.

@@ -9,13 +9,13 @@ class InRangeArguments(KernelArguments):
     """Arguments of `in_range`; there is one work unit.
 
     Attributes:
-        values: First of the values.
-        count: How many are checked.
-        step: Elements from one to the next.
-        least: The least value that is allowed.
-        most: The greatest value that is allowed.
-        also: A value that is allowed besides.
-        report: Where a value out of range is reported.
+        values: First value.
+        count: Number of values.
+        step: Elements from one value to the next.
+        least: Least allowed value.
+        most: Greatest allowed value.
+        also: One more allowed value.
+        report: The run's report slot and the report's number.
     """
 
     values: Address

@@ -1,6 +1,6 @@
-"""Activations that run over a finished tile while it is in the first cache level.
+"""Activations that run over a finished tile while it is in the L1 cache.
 
-Cheap bounds (Relu, Clip) are part of the tiles themselves; these are the costly ones.
+Relu and Clip are part of the tiles themselves; the kernel here computes the costly activations.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from subgraph.engine.codegen.vmath import function
 
 
 def post(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
-    """Return the kernel that applies an activation in place.
+    """Return the kernel that applies an activation in place to a tile.
 
-    Its arguments are ``(address of a TileBlock, rows, vectors, 0)``.
+    It is called with ``(address of a TileBlock, rows, vectors of a row, 0)``.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -65,7 +65,10 @@ def post(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
 
 
 def _several(act: str, dtype: str, lanes: int, count: int) -> Any:
-    """Return ``f(address, step, p, q)`` over 2 or 4 vectors at once: their chains overlap."""
+    """Return ``f(address, step, p, q)`` over ``count`` (2 or 4) vectors, ``step`` bytes apart.
+
+    Several vectors at once hide the latency of the activation's chain of operations.
+    """
     one, half = vec(dtype, lanes), vec(dtype, lanes * count // 2)
     apply = _activation(act, vec(dtype, lanes * count))
     join = shuffle(dtype, half.lanes, range(2 * half.lanes))
@@ -102,7 +105,7 @@ def _several(act: str, dtype: str, lanes: int, count: int) -> Any:
 
 
 def _activation(act: str, v: Any) -> Any:
-    """Return ``f(vector, p, q)`` of an activation."""
+    """Return ``f(vector, p, q)``, the activation with its parameters p and q."""
     dtype, lanes = v.dtype, v.lanes
     splat, fma, largest, smallest, select = v.splat, v.fma, v.max, v.min, v.select
     unary = {

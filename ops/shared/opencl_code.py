@@ -1,7 +1,7 @@
-"""OpenCL C that all kernels share: element types, loads and stores, what generated text is made of.
+"""OpenCL C that all families share: types of elements, loads and stores, activations.
 
-float16 and bfloat16 are computed in float32 and only stored narrow, as on the CPU; that needs no
-extension. Booleans are bytes in memory.
+float16 and bfloat16 are only stored as such and computed in float32, as on the CPU, which needs no
+extension of OpenCL. Booleans are bytes in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def storage(dtype: str) -> str:
     """Return the C type of an element in memory.
 
     Raises:
-        Unsupported: there is none.
+        Unsupported: OpenCL C has no type for the dtype.
     """
     found = DTYPES[dtype].opencl
     if not found:
@@ -38,12 +38,18 @@ def register(dtype: str) -> str:
 
 
 def word(item: int) -> str:
-    """Return the C type as which elements of so many bytes are moved."""
+    """Return the unsigned C type of ``item`` bytes, with which elements of that size are moved."""
     return _WORDS[item]
 
 
 def load(dtype: str, pointer: str, index: str) -> str:
-    """Return the expression that reads an element."""
+    """Return the C expression that reads an element.
+
+    Args:
+        dtype: Dtype of the elements in memory.
+        pointer: C expression of the first element's address.
+        index: C expression of the element's index.
+    """
     if dtype == "float16":
         return f"vload_half({index}, {pointer})"
     if dtype == "bfloat16":
@@ -52,7 +58,14 @@ def load(dtype: str, pointer: str, index: str) -> str:
 
 
 def store(dtype: str, pointer: str, index: str, value: str) -> str:
-    """Return the statement that writes an element."""
+    """Return the C statement that writes an element.
+
+    Args:
+        dtype: Dtype of the elements in memory.
+        pointer: C expression of the first element's address.
+        index: C expression of the element's index.
+        value: C expression of the value, of the type `register` returns.
+    """
     if dtype == "float16":
         return f"vstore_half({value}, {index}, {pointer});"
     if dtype == "bfloat16":
@@ -71,10 +84,10 @@ ushort to_bfloat16(float x) {
 
 
 def require(low: ClLowering, *dtypes: str) -> None:
-    """Check that a device computes in all dtypes; narrow floats are only stored.
+    """Require that the device can compute in all dtypes.
 
     Raises:
-        Unsupported: it does not.
+        Unsupported: A dtype has no OpenCL type, or is float64 and the device has none.
     """
     for dtype in dtypes:
         storage(dtype)
@@ -83,7 +96,10 @@ def require(low: ClLowering, *dtypes: str) -> None:
 
 
 def line(low: ClLowering, count: int) -> tuple[tuple[int], tuple[int]]:
-    """Return the ranges over ``count`` items; kernels check that an item exists."""
+    """Return the global and the local size for ``count`` work-items.
+
+    The global size is rounded up to whole work-groups; kernels ignore work-items from count on.
+    """
     group = 128 if low.traits.is_gpu else 64
     return (-(-count // group) * group,), (group,)
 
@@ -109,12 +125,14 @@ _ACTIVATIONS = {
 
 
 def activation(node: Node) -> tuple[tuple[str, str], float, float]:
-    """Return the definition of the activation of a fused node, and its two numbers.
+    """Return the activation of a fused node.
 
-    It is a macro ``ACT(x, p, q)``; the identity for a node without one.
+    Returns:
+        Name and body of the macro ``ACT(x, p, q)`` (the identity for a node without activation),
+        and its parameters p and q.
 
     Raises:
-        Unsupported: there is no such activation.
+        Unsupported: The activation has no OpenCL form.
     """
     name = str(node.attrs.get("activation", ""))
     if name not in _ACTIVATIONS:
@@ -125,6 +143,6 @@ def activation(node: Node) -> tuple[tuple[str, str], float, float]:
 
 
 def number(dtype: str, value: float) -> np.generic[Any]:
-    """Return a number as an argument of the dtype."""
+    """Return a number as a kernel argument of the type in which the dtype is computed."""
     scalar: np.generic[Any] = numpy_dtype("float32" if dtype in HALVES else dtype).type(value)
     return scalar

@@ -1,4 +1,4 @@
-"""The check of values that kernels take as indices or counts, as a step before these kernels."""
+"""A step that checks values before kernels use them as indices or counts."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ def emit_range_check(
     step: int = 1,
     ignored: int | None = None,
 ) -> None:
-    """Emit the step that reports values out of range, for kernels that clamp them.
+    """Emit the step that reports values out of range; the kernels after it clamp them.
 
     Args:
-        low: Where the step goes.
-        values: Values that are computed at run time; what a plan knows is checked before.
+        low: Collects the plan's steps and reports.
+        values: Values computed at run time; nothing is emitted for values that the plan knows, as
+            they were checked before.
         name: The operand's name in the standard.
-        least: The least value that is allowed.
-        most: The greatest value that is allowed.
-        step: Elements from one value to the next, where other numbers stand between them.
-        ignored: A value that is allowed besides; None for none.
+        least: Least allowed value.
+        most: Greatest allowed value.
+        step: Elements from one checked value to the next.
+        ignored: One more allowed value; None: none.
 
     Raises:
-        Unsupported: no kernel reads values of this dtype.
+        Unsupported: No kernel reads values of this dtype.
     """
     if values.known is not None or not values.size:
         return

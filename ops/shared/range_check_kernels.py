@@ -1,4 +1,4 @@
-"""The kernel that reports values out of range, and how any kernel reports one."""
+"""The kernel that reports values out of range, and the function with which any kernel does."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .arguments import InRangeArguments
 
 @register_jitable
 def report_value(slot: int, number: int, value: int, least: int, most: int) -> None:
-    """Write a value that is out of range to a run's report slot, unless one stands there.
+    """Write a value that is out of range to a run's report slot, unless the slot is in use.
 
     Args:
-        slot: Address of the slot, see `subgraph.engine.program.reports`.
+        slot: Address of the slot (`subgraph.engine.program.reports`).
         number: Number of the report, at least 1.
         value: The value.
-        least: The least value that is allowed.
-        most: The greatest value that is allowed.
+        least: Least allowed value.
+        most: Greatest allowed value.
     """
     if atomic_cas(slot, 0, number) == 0:
         st_i64(slot + 8, value)
@@ -30,11 +30,11 @@ def report_value(slot: int, number: int, value: int, least: int, most: int) -> N
 
 
 def in_range(*, dtype: str) -> Callable[..., None]:
-    """Return the kernel of `InRangeArguments`: it reports values out of range.
+    """Return the kernel of `InRangeArguments`, which reports values out of range.
 
     Args:
-        dtype: Dtype of the values: int32, int64, float32 or float64. A number of floats counts by
-            its whole part, rounded down; NaN is out of range.
+        dtype: Dtype of the values: int32, int64, float32 or float64. Floats are rounded down before
+            the check; NaN is out of range.
     """
     arguments = view_of(InRangeArguments)
     load, item = ld(dtype), 8 if dtype.endswith("64") else 4

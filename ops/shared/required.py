@@ -1,8 +1,9 @@
-"""The operator "Required" of "subgraph.cpu": its first input, if all satisfy another operator.
+"""The operator "Required" of domain "subgraph.cpu", which checks operands for another operator.
 
-The pass "ExpandFunctions" writes some operators as the nodes that define them; these broadcast
-where the operator must not. What they are made of then goes through ``Required(inputs...)``, which
-computes nothing: its attributes are those of the operator, whose name is ``required_of``.
+The pass "ExpandFunctions" replaces some operators by the nodes that define them; these nodes would
+broadcast operands that the operator must reject. The operands therefore pass through
+``Required(inputs...)``, which returns its first input. Its attributes are those of the replaced
+operator, and ``required_of`` is that operator's key.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 
 
 def required_operands(node: Node, *operands: Tensor | None) -> None:
-    """Raise ShapeError unless the operands satisfy the operator that the node stands before."""
+    """Raise ShapeError unless the operands satisfy the operator named by ``required_of``."""
     attrs = dict(node.attrs)
     key = str(attrs.pop(OF, ""))
     domain, _, op_type = key.rpartition("::")
@@ -30,5 +31,5 @@ def required_operands(node: Node, *operands: Tensor | None) -> None:
 
 
 def first_value(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Give the first input; the others have been looked at."""
+    """Return the first input; the others are only checked."""
     return [inputs[0]]

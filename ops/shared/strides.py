@@ -1,4 +1,4 @@
-"""Shapes and strides in pure Python, for shape rules and lowerings: broadcasting, merging."""
+"""Broadcasting, strides and merging of dimensions, for shape inference and lowerings."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def contiguous(shape: Sequence[int]) -> Ints:
 def broadcast_strides(shape: Sequence[int], target: Sequence[int]) -> Ints:
     """Return the strides, in elements, with which a row-major array is read as ``target``.
 
-    An operand of one element may have more dimensions: a bound of Clip has shape [1] beside a
-    scalar.
+    Leading dimensions of size 1 may exceed the rank of ``target``: a bound of Clip may have shape
+    [1] if the input is a scalar.
 
     Raises:
-        ShapeError: the shape does not broadcast to the target.
+        ShapeError: The shape does not broadcast to the target.
     """
     while len(shape) > len(target) and shape[0] == 1:
         shape = shape[1:]
@@ -45,13 +45,13 @@ def broadcast_strides(shape: Sequence[int], target: Sequence[int]) -> Ints:
 
 
 def broadcast_shapes(shapes: Iterable[Sequence[Dim] | None]) -> Shape | None:
-    """Return the shape to which shapes broadcast together; None when a rank is unknown.
+    """Return the shape to which shapes broadcast together; None if a rank is unknown.
 
-    A symbolic dimension beside a number other than 1 is taken to be that number; beside another
-    symbol the result is unknown (None).
+    A symbolic dimension is assumed to equal a number other than 1 in the same position; two
+    different symbols give an unknown dimension (None).
 
     Raises:
-        ShapeError: two numbers do not fit.
+        ShapeError: Two numbers differ and neither is 1.
     """
     known: list[Shape] = []
     for shape in shapes:
@@ -61,7 +61,7 @@ def broadcast_shapes(shapes: Iterable[Sequence[Dim] | None]) -> Shape | None:
     if len(known) == 1:
         return known[0]
     if known and _INTS.issuperset(map(type, known[0])) and known.count(known[0]) == len(known):
-        return known[0]  # nearly all are equal
+        return known[0]  # fast path: most operands have equal shapes
     longest = max(known, key=len, default=())
     result: list[Dim] = []
     for position in range(-len(longest), 0):
@@ -75,7 +75,7 @@ def broadcast_sizes(*shapes: Ints) -> Ints:
     """Return the shape to which concrete shapes broadcast together.
 
     Raises:
-        ShapeError: they do not fit.
+        ShapeError: Two sizes differ and neither is 1.
     """
     found = broadcast_shapes(shapes)
     assert found is not None, "their ranks are known"
@@ -96,14 +96,14 @@ def _together(dims: Sequence[Dim], shapes: Sequence[Sequence[Dim]]) -> Dim:
 
 
 def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Ints, list[Ints]]:
-    """Drop dimensions of size 1 and merge neighbours that every operand walks as one.
+    """Drop dimensions of size 1 and merge neighbours whose strides allow it in every operand.
 
     Args:
         shape: Sizes of the dimensions.
-        strides: For each operand, its strides.
+        strides: The strides of each operand.
 
     Returns:
-        The new sizes (at least one dimension) and strides of each operand.
+        The new sizes (at least one dimension) and the new strides of each operand.
     """
     sizes: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
@@ -128,7 +128,7 @@ def normal_axis(axis: int, rank: int) -> int:
     """Return ``axis`` counted from the front.
 
     Raises:
-        ShapeError: there is no such axis.
+        ShapeError: The axis does not exist.
     """
     if not -rank <= axis < max(rank, 1) and not (rank == 0 and axis in (0, -1)):
         raise ShapeError(f"axis {axis} does not exist in rank {rank}")
@@ -136,7 +136,7 @@ def normal_axis(axis: int, rank: int) -> int:
 
 
 def product(dims: Sequence[Dim]) -> Dim:
-    """Return the product of dimensions; None when one is unknown, unless another is 0."""
+    """Return the product of dimensions; None if one is unknown and none is 0."""
     numbers = [dim for dim in dims if isinstance(dim, int)]
     if len(numbers) == len(dims) or 0 in numbers:
         return math.prod(numbers)

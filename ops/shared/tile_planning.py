@@ -1,4 +1,4 @@
-"""What lowerings onto contraction tiles share: tile sizes, activations, grains."""
+"""Contraction tiles, activations and the division of work, shared by lowerings over tiles."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from subgraph.system import host
 
 FLOATS = ("float32", "float64")
 _NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus", "HardSigmoid"})
-_REGISTERS_OF_HALVES = 16
-SMALL = 200_000  # multiplications that are not worth a second thread
+_REGISTERS_OF_HALVES = 16  # vector registers of x86 without 512-bit vectors
+SMALL = 200_000  # least multiplications of a thread (estimate: the time of starting one)
 
 
 @attrs.frozen
 class Tiles:
-    """The contraction tile of a dtype on this machine.
+    """The contraction tile of a dtype on this machine, and the kernels made of it.
 
     Attributes:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector.
         mr: Most rows of a tile.
-        nv: Most vectors of a row.
-        weights: ``"bfloat16"`` where packed weights are held in it, else empty.
+        nv: Most vectors of a tile's row.
+        weights: ``"bfloat16"`` if packed weights are stored as bfloat16, "" if as ``dtype``.
     """
 
     dtype: str
@@ -54,12 +54,12 @@ class Tiles:
 
     @property
     def low(self) -> bool:
-        """Whether tiles are low: each weight serves few rows, and strips are made of them."""
+        """Whether these are few-row tiles: each loaded weight serves few rows; strips use them."""
         return self.mr <= LOW_ROWS
 
     @property
     def variant(self) -> dict[str, str | int]:
-        """What kernels over these tiles are called with."""
+        """The arguments of the factories of kernels over these tiles."""
         shape: dict[str, str | int] = {
             "dtype": self.dtype,
             "lanes": self.lanes,
@@ -78,12 +78,12 @@ class Tiles:
         """Return the contraction tile.
 
         Args:
-            masked: The last vector of a row is not whole.
-            ahead: Of low tiles the one that prefetches.
-            twice: The one that adds its sums to two results.
-            mixed: The one whose B is the sum of two.
+            masked: The last vector of a row is partial.
+            ahead: It prefetches weights (few-row tiles only).
+            twice: It adds its sums to two results.
+            mixed: Its B is the sum of two matrices.
         """
-        # High tiles were tuned without it.
+        # Many-row tiles were tuned without prefetching.
         extra: dict[str, bool] = {"ahead": True} if ahead and self.low else {}
         extra |= {"twice": True} if twice else {}
         extra |= {"mixed": True} if mixed else {}
@@ -92,13 +92,16 @@ class Tiles:
         )
 
     def panel(self, across: bool) -> Kernel:
-        """Return the panel whose A has adjacent rows (``across``) or steps."""
+        """Return the panel kernel; A has contiguous rows (``across``) or contiguous steps."""
         return Kernel("subgraph.engine.codegen.panel", "panel", across=across, **self.variant)
 
     def strip(self, step: int, steps: int, ahead: bool = False) -> Kernel:
-        """Return the strip of rows ``step`` elements apart and rounds of ``steps`` products.
+        """Return the strip kernel.
 
-        ``ahead``: the one that prefetches.
+        Args:
+            step: Elements from a row of A to the next one.
+            steps: Products of a round.
+            ahead: It prefetches weights.
         """
         extra: dict[str, bool] = {"ahead": True} if ahead else {}
         return Kernel(
@@ -122,15 +125,21 @@ class Tiles:
         )
 
     def has_windows(self, taps: int, step: int) -> bool:
-        """Return whether there are rows of windows: the weights of a row stay in registers."""
+        """Return whether `windows` has a kernel, which keeps a row of weights in registers."""
         return taps in (3, 5, 7) and step in (1, 2) and self.lanes > 1
 
     def window_rows(self, taps: int) -> int:
-        """Return the most pixels of a tile of windows: they fit in registers beside the weights."""
+        """Return the most pixels of a tile of windows that fit in registers beside the weights."""
         return 8 if taps < 7 else 7
 
     def windows(self, taps: int, step: int, group: int = 1) -> Kernel:
-        """Return the row of windows of so many taps, a distance apart, over groups of channels."""
+        """Return the kernel of rows of windows.
+
+        Args:
+            taps: Taps of a window along the width.
+            step: Pixels from a window to the next one.
+            group: Channels of a group.
+        """
         extra = {"group": group} if group > 1 else {}
         return Kernel(
             "subgraph.engine.codegen.strip",
@@ -149,38 +158,45 @@ def tiles(dtype: str, lanes: int = 0) -> Tiles:
 
     Args:
         dtype: The dtype.
-        lanes: Elements of a vector; 0: as many as it holds on this machine.
+        lanes: Elements of a vector; 0: those of this machine's vectors.
 
     Raises:
-        Unsupported: There are none.
+        Unsupported: The dtype is neither float32 nor float64.
     """
     if dtype not in FLOATS:
         raise Unsupported(f"dtype {dtype}; float32 and float64 have kernels")
     whole = host.lanes(dtype)
-    # Halves of vectors have the tiles, and the encoding, of machines whose vectors they are.
+    # Half vectors have the tiles, and the instruction encoding, of machines with such vectors.
     registers = host.isa().registers if lanes in (0, whole) else _REGISTERS_OF_HALVES
     lanes = lanes or whole
     return Tiles(dtype, lanes, *tile_shape(lanes, registers))
 
 
 def direct_tiles(dtype: str, lanes: int = 0) -> Tiles:
-    """Return the tiles of direct convolutions and matrix products, low ones on x86.
+    """Return the tiles of direct convolutions and matrix products.
 
-    The sums of the former run in strips, and both bring what comes next closer meanwhile.
+    With 512-bit vectors these are few-row tiles, of which convolutions make strips, and which
+    prefetch their next weights.
 
     Args:
         dtype: The dtype.
-        lanes: Elements of a vector; 0: as many as it holds on this machine.
+        lanes: Elements of a vector; 0: those of this machine's vectors.
 
     Raises:
-        Unsupported: There are none.
+        Unsupported: The dtype is neither float32 nor float64.
     """
     of = tiles(dtype, lanes)
     return attrs.evolve(of, mr=min(of.mr, LOW_ROWS)) if host.has_512_bit_vectors() else of
 
 
 def weight_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:
-    """Return the tiles for a product with ``weight``: weights in bfloat16 where that is asked."""
+    """Return the tiles for a product with ``weight``, with bfloat16 weights if options ask for it.
+
+    Args:
+        of: The contraction tiles.
+        low: The lowering, with the option ``WEIGHTS_PRECISION``.
+        weight: The weight; only constant float32 ones are narrowed.
+    """
     asked = low.options.get("WEIGHTS_PRECISION") == "bfloat16"
     if not asked or of.dtype != "float32" or not weight.constant:
         return of
@@ -189,14 +205,14 @@ def weight_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:
 
 @attrs.frozen
 class Activation:
-    """The words of an activation: post kernel, flags and the two numbers.
+    """An activation, as arguments of kernels over tiles.
 
     Attributes:
-        post: What runs after a tile, 0 for nothing.
-        flags: ``F_*`` bits of the tile.
-        low: Lower bound or first parameter.
-        high: Upper bound or second parameter.
-        keeps_zero: It is 0 at 0.
+        post: Kernel that runs over a finished tile, 0: none.
+        flags: ``F_*`` flags of the tile.
+        low: Lower bound, or first parameter of ``post``.
+        high: Upper bound, or second parameter of ``post``.
+        keeps_zero: The activation of 0 is 0.
     """
 
     post: Kernel | int
@@ -231,16 +247,19 @@ def round_up(value: int, step: int) -> int:
 
 @recorded
 def even_part(total: int, part: int, others: int, threads: int) -> int:
-    """Return the size of equal parts, ``part`` or less, of which all threads get as many.
+    """Return a size of parts, at most ``part``, with which each thread gets as many units.
 
     Args:
-        total: What is cut.
-        part: The largest part.
-        others: Units that there are for each part.
+        total: Size that is divided into parts.
+        part: The largest size of a part.
+        others: Units for each part.
         threads: Threads that share the units.
+
+    Returns:
+        The largest such size; the largest number of equal parts if none was found.
     """
     least = -(-total // part)
-    # With many units, one more or less is no matter.
+    # With 16 units per thread, an unequal division costs little.
     for pieces in range(least, min(2 * least, 16 * threads) + 1):
         size = -(-total // pieces)
         if -(-total // size) * others % threads == 0:
@@ -250,7 +269,12 @@ def even_part(total: int, part: int, others: int, threads: int) -> int:
 
 @recorded
 def grain(units: int, flops: int) -> int:
-    """Return the least units that are worth a thread, 0 for a step that stays on one."""
+    """Return the least units that a thread takes; 0: the step runs on one thread.
+
+    Args:
+        units: Work units of the step.
+        flops: Its cost in multiplications.
+    """
     if flops < 2 * SMALL or units < 2:
         return 0
     return max(1, math.ceil(units * SMALL / flops))
@@ -258,15 +282,15 @@ def grain(units: int, flops: int) -> int:
 
 @recorded
 def shared(part: int, total: int, others: int, wanted: int, least: int, multiple: int) -> int:
-    """Halve parts, to multiples, until there are so many units.
+    """Return the size of parts, halved until there are enough units.
 
     Args:
-        part: What is halved.
-        total: What is cut into parts.
-        others: Units that there are for each part.
-        wanted: The units wanted.
-        least: Parts are not halved from here on.
-        multiple: What halves are rounded up to.
+        part: Size of a part at first.
+        total: Size that is divided into parts.
+        others: Units for each part.
+        wanted: Units that are enough.
+        least: Least size of a part.
+        multiple: Halves are rounded up to multiples of it.
     """
     while others * -(-total // part) < wanted and part > least:
         part = max(least, round_up(-(-part // 2), multiple))
@@ -277,16 +301,18 @@ def shared(part: int, total: int, others: int, wanted: int, least: int, multiple
 def halved(
     count: int, least: int, multiple: int, each: int, step: int, rest: int, most: int
 ) -> int:
-    """Halve a count, to multiples, until it reads no more than ``most`` bytes.
+    """Return a count of rows or columns, halved until they read at most ``most`` bytes.
+
+    They read ``each * (step * count + rest)`` bytes.
 
     Args:
-        count: What is halved.
-        least: It is not halved from here on.
-        multiple: What halves are rounded up to.
-        each: Bytes of ``step * count + rest``.
-        step: How many there are for each.
-        rest: How many there are besides.
-        most: The bytes that may be read.
+        count: The count at first.
+        least: Least count.
+        multiple: Halves are rounded up to multiples of it.
+        each: Bytes of an input row or column.
+        step: Input rows or columns from one output to the next.
+        rest: Input rows or columns of a window beyond ``step``.
+        most: Bytes that may be read.
     """
     while count > least and each * (step * count + rest) > most:
         count = round_up(-(-count // 2), multiple)
