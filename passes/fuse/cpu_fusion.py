@@ -13,27 +13,20 @@ from subgraph.graph.types import TensorType
 from subgraph.operators.shape_values import LIMIT
 from subgraph.partition.property import SubgraphProperty, register_property
 from subgraph.passes._patterns import FUSION_PASSES, MATCHERS, PatternProperty, Stage, fusions
-from subgraph.transform.pass_manager import apply_pass, register_pass
+from subgraph.transform.pass_manager import apply_pass, may_change, register_pass
 
 from .elementwise import ElementwiseProperty
-
-# What a pass is about: without any of these operators it would return a copy.
-_ABOUT = {
-    "BoundShapes": ("Compress", "NonMaxSuppression", "NonZero", "Unique"),
-    "ConstantsToParameters": ("Constant",),
-    "ReshapeFirst": ("Transpose",),
-}
 
 
 @register_pass("CpuFusion")
 @attrs.frozen
 class CpuFusion:
-    """Lift constants, fold scales into weights, bound what a run finds, fuse patterns and chains.
+    """Run the simplifying passes and the fusions of the CPU device in their order.
 
     Attributes:
-        guards: Filled with the parameters whose content the result depends on, and the version
-            that was read.
         integers: Whether QDQ models become integer operators of the CPU.
+        guards: Filled with the parameters whose content the result depends on, and the version
+            that was read of each.
     """
 
     integers: bool = True
@@ -45,10 +38,10 @@ class CpuFusion:
             graph = self._fused(graph, "integers")
         graph = apply_pass(graph, ["ExpandFunctions", "IdentityElimination"])
         graph = _applied(graph, "ConstantsToParameters")
-        if any(not _known(value) for value in graph.values()):
+        if any(not _has_shape(value) for value in graph.values()):
             graph = apply_pass(graph, "InferTypes", strict=False)
         for parameter in graph.parameters.values():
-            # Types follow from what may be shapes and axes.
+            # Inferred types depend on the content of shapes and axes.
             if _may_be_shape(parameter):
                 self.guards[parameter] = parameter.version
         before = graph
@@ -60,17 +53,17 @@ class CpuFusion:
         graph = apply_pass(graph, "FoldScale")
         graph = _applied(graph, "BoundShapes")
         graph = self._fused(graph, "transformer", "epilogue", "activation")
-        # Afterwards: activations that were spelled out are single nodes now.
+        # Last, since activations that were chains of primitives are single nodes by now.
         return apply_pass(graph, "PartitionGraph", properties=[ElementwiseProperty()])
 
     def _fused(self, graph: Graph, *stages: Stage) -> Graph:
         """Apply the fusions of these stages: first all passes, then all patterns in one pass."""
-        held = _operators(graph)
-        first = [each for stage in stages for each in fusions(FUSION_PASSES, stage, held)]
+        present = _operators(graph)
+        first = [each for stage in stages for each in fusions(FUSION_PASSES, stage, present)]
         if first:
             graph = apply_pass(graph, first)
-            held = _operators(graph)
-        matchers = {stage: fusions(MATCHERS, stage, held) for stage in stages}
+            present = _operators(graph)
+        matchers = {stage: fusions(MATCHERS, stage, present) for stage in stages}
         properties = [
             PatternProperty(f"cpu_{stage}", found, self.guards)
             for stage, found in matchers.items()
@@ -79,7 +72,7 @@ class CpuFusion:
         return apply_pass(graph, "PartitionGraph", properties=properties) if properties else graph
 
 
-# The patterns as properties of a user, who keeps every fused node's region.
+# The patterns as properties for users; there every fused node keeps its region as inner graph.
 _PROPERTIES: dict[str, tuple[Stage, ...]] = {
     "cpu_transformer": ("transformer", "activation"),
     "cpu_epilogue": ("epilogue",),
@@ -97,18 +90,17 @@ for _name in _PROPERTIES:
 
 
 def _operators(graph: Graph) -> set[str]:
-    """Return the operators of a graph and its bodies: looking for what is not there takes time."""
+    """Return the names of the operators of a graph and its bodies."""
     return {node.op_type for level in graph.levels() for node in level.nodes}
 
 
 def _applied(graph: Graph, name: str) -> Graph:
-    """Apply a pass if the graph holds what it is about."""
-    if _operators(graph).isdisjoint(_ABOUT[name]):
-        return graph
-    return apply_pass(graph, name)
+    """Apply a pass unless the graph has none of its operators; this saves a copy and its check."""
+    return apply_pass(graph, name) if may_change(name, _operators(graph)) else graph
 
 
-def _known(value: Value) -> bool:
+def _has_shape(value: Value) -> bool:
+    """Return whether the type of a value is known, with the rank if it is a tensor."""
     if isinstance(value.type, TensorType):
         return value.type.shape is not None
     return value.type is not None

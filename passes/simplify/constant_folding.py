@@ -165,7 +165,7 @@ def _constant_node(value: Value, array: Array, version: int) -> Value:
     return made
 
 
-@register_pass("ConstantsToParameters")
+@register_pass("ConstantsToParameters", operators=("Constant",))
 @attrs.frozen
 class ConstantsToParameters:
     """Replace Constant nodes by parameters, which can then be assigned and converted as weights.

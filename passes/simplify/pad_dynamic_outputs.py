@@ -1,7 +1,7 @@
 """The pass "BoundShapes": operators whose output size depends on values become padded forms.
 
-A padded form fills a buffer of the largest size that the output may have; a Trim after it cuts the
-buffer to the elements that count.
+A padded form fills a buffer of the largest size that the output may have and returns the number of
+valid elements; a Trim after it cuts the buffer to these.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from subgraph.operators.inference import infer_types
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.transform.pass_manager import register_pass
 
-# The axis along which each output is cut: see ``ops/selection/padded.py``. -1: the attribute
-# "axis".
-_CUT: dict[str, tuple[int | None, ...]] = {
+# The axis along which each output is trimmed; see ``ops/selection/padded.py``. -1: the attribute
+# "axis". None: the output is not padded.
+_TRIM_AXES: dict[str, tuple[int | None, ...]] = {
     "Compress": (-1,),
     "NonMaxSuppression": (0,),
     "NonZero": (1,),
@@ -22,22 +22,22 @@ _CUT: dict[str, tuple[int | None, ...]] = {
 }
 
 
-@register_pass("BoundShapes")
+@register_pass("BoundShapes", operators=_TRIM_AXES)
 def bound_shapes(graph: Graph) -> Graph:
     """Return a copy in which NonZero, Compress, Unique and NonMaxSuppression have known sizes."""
     graph = graph.clone()
     replaced: dict[Value, Value] = {}
     for node in graph.nodes:
-        if not node.domain and node.op_type in _CUT:
+        if not node.domain and node.op_type in _TRIM_AXES:
             replaced.update(_bounded(node))
     graph.rewire(replaced)
     return graph
 
 
 def _bounded(node: Node) -> dict[Value, Value]:
-    """Return what stands for each output of a node."""
+    """Return the replacement of each output of a node."""
     note = {**(node.metadata or {}), "origin": (node.metadata or {}).get("origin", node.name)}
-    axes = _CUT[node.op_type]
+    axes = _TRIM_AXES[node.op_type]
     made = Node(
         f"Bounded{node.op_type}",
         node.inputs,
@@ -53,7 +53,8 @@ def _bounded(node: Node) -> dict[Value, Value]:
         value.type = type_
     most = made.inputs[2] if len(made.inputs) > 2 else None
     if node.op_type == "NonMaxSuppression" and most is not None and most.parameter is not None:
-        made.outputs[0].type = TensorType("int64", (None, 3))  # its content may change
+        # The type depends on a weight (the most boxes of a class) that may be assigned.
+        made.outputs[0].type = TensorType("int64", (None, 3))
     found: dict[Value, Value] = {}
     for k, old in enumerate(node.outputs):
         axis = axes[k]

@@ -12,7 +12,7 @@ from subgraph.passes._patterns import Context, is_op, produced_by, reshaped, sha
 from subgraph.transform.pass_manager import register_pass
 
 
-@register_pass("ReshapeFirst")
+@register_pass("ReshapeFirst", operators=("Transpose",))
 def reshape_first(graph: Graph) -> Graph:
     """Return a copy in which a Reshape that keeps matrices stands before their transposition."""
     graph = graph.clone()

@@ -13,6 +13,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -36,12 +37,18 @@ PASSES: Registry[Pass] = Registry(
     "pass", PassError, Files("subgraph.passes", lambda name: "._" not in name)
 )
 _names: dict[Any, str] = {}
+_operators: dict[str, frozenset[str]] = {}
 
 
-def register_pass(name: str) -> Callable[[_P], _P]:
+def register_pass(name: str, *, operators: Iterable[str] = ()) -> Callable[[_P], _P]:
     """Decorate a pass: a function Graph -> Graph, or a frozen attrs class with ``__call__``.
 
     Keyword parameters of the function, or fields of the class, are the pass's options.
+
+    Args:
+        name: The name for `apply_pass`.
+        operators: Names of operators; the pass changes no graph without any of them, so that
+            callers may skip it there (`may_change`). Empty: the pass may change every graph.
 
     Raises:
         PassError: another pass has the name.
@@ -53,9 +60,24 @@ def register_pass(name: str) -> Callable[[_P], _P]:
     def register(thing: _P) -> _P:
         PASSES.register(name, thing, defined_at(thing))
         _names[thing] = name
+        _operators[name] = frozenset(operators)
         return thing
 
     return register
+
+
+def may_change(name: str, present: AbstractSet[str]) -> bool:
+    """Return whether a registered pass may change a graph with these operators.
+
+    Args:
+        name: The pass's name.
+        present: Names of all operators of the graph and its bodies.
+
+    Raises:
+        PassError: the name is unknown.
+    """
+    PASSES.get(name)  # loads the file that declares the operators
+    return not _operators[name] or not _operators[name].isdisjoint(present)
 
 
 def pass_name(thing: PassLike) -> str:

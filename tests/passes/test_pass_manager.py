@@ -14,7 +14,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops, passes
 from subgraph.passes import apply_pass
-from subgraph.transform.pass_manager import PASSES, options_of, snapshot
+from subgraph.transform.pass_manager import PASSES, may_change, options_of, snapshot
 
 _T = TypeVar("_T")
 
@@ -223,3 +223,21 @@ def test_a_pass_does_not_change_parameters() -> None:
     x, w = sg.input("x", (2,)), sg.parameter("w", np.ones(2, np.float32))
     with pytest.raises(sg.PassError, match="'zeros' changed parameters of the graph 'g'"):
         passes.apply_pass(sg.Graph([x], [ops.Add(x, w)], "g"), zeros)
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "other"),
+    [
+        ("ConstantsToParameters", "Constant", "Relu"),
+        ("BoundShapes", "NonZero", "Relu"),
+        ("ReshapeFirst", "Transpose", "Reshape"),
+    ],
+)
+def test_a_pass_declares_the_operators_that_it_changes(
+    name: str, operator: str, other: str
+) -> None:
+    assert may_change(name, {other, operator})
+    assert not may_change(name, {other})
+    assert may_change("FoldScale", {other})  # declares none
+    with pytest.raises(sg.PassError, match="Missing"):
+        may_change("Missing", {other})
