@@ -96,7 +96,7 @@ def trim(node: Node, low: Lowering) -> None:
     emit_copy(low, x, y, y.shape, *steps, item=element_bytes(x))
 
 
-@lowering("BoundedNonZero", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
+@lowering("PaddedNonZero", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
 def non_zero(node: Node, low: Lowering) -> None:
     """Lower NonZero: one pass over the elements."""
     x, indices, count = low.input(0), low.output(0), low.output(1)
@@ -113,7 +113,7 @@ def non_zero(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, 1, bytes=x.nbytes)
 
 
-@lowering("BoundedCompress", domain=INTERNAL_DOMAIN)
+@lowering("PaddedCompress", domain=INTERNAL_DOMAIN)
 def compress(node: Node, low: Lowering) -> None:
     """Lower Compress: slices with a true condition, in order."""
     x, conditions, y, count = low.input(0), low.input(1), low.output(0), low.output(1)
@@ -141,7 +141,7 @@ def compress(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, 1, bytes=2 * y.nbytes)
 
 
-@lowering("BoundedUnique", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
+@lowering("PaddedUnique", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
 def unique(node: Node, low: Lowering) -> None:
     """Lower Unique: rows sorted, equal ones counted; another axis is transposed to the front."""
     x, y, first, inverse, counts, count = low.input(0), *low.outputs
@@ -186,7 +186,7 @@ def unique(node: Node, low: Lowering) -> None:
         emit_cast(low, wide, y)
 
 
-@lowering("BoundedNonMaxSuppression", domain=INTERNAL_DOMAIN, dtypes=("float32", "float16"))
+@lowering("PaddedNonMaxSuppression", domain=INTERNAL_DOMAIN, dtypes=("float32", "float16"))
 def non_max_suppression(node: Node, low: Lowering) -> None:
     """Lower NonMaxSuppression: each class by itself, then all picks one after the other."""
     boxes, scores = (cast_to(low, low.input(k), "float32") for k in range(2))

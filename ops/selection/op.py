@@ -63,32 +63,32 @@ declare("NonZero", requires=padded.non_zero_operands, infer=non_zero)
 declare("TopK", requires=top_operands, infer=top, compute=movement_reference.of_single_numbers)
 declare("Unique", requires=padded.unique_operands, compute=reference.unique)
 declare(
-    "BoundedCompress",
+    "PaddedCompress",
     domain=INTERNAL_DOMAIN,
     requires=padded.compress_operands,
     infer=padded.compress,
-    compute=padded.bounded,
+    compute=padded.padded,
 )
 declare(
-    "BoundedNonMaxSuppression",
+    "PaddedNonMaxSuppression",
     domain=INTERNAL_DOMAIN,
     requires=padded.non_max_suppression_operands,
     infer=padded.non_max_suppression,
-    compute=padded.bounded,
+    compute=padded.padded,
 )
 declare(
-    "BoundedNonZero",
+    "PaddedNonZero",
     domain=INTERNAL_DOMAIN,
     requires=padded.non_zero_operands,
     infer=padded.non_zero,
-    compute=padded.bounded,
+    compute=padded.padded,
 )
 declare(
-    "BoundedUnique",
+    "PaddedUnique",
     domain=INTERNAL_DOMAIN,
     requires=padded.unique_operands,
     infer=padded.unique,
-    compute=padded.bounded,
+    compute=padded.padded,
 )
 declare(
     "Trim",

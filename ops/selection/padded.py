@@ -1,10 +1,10 @@
 """Operators of "subgraph.cpu" in place of those whose result has as many elements as a run finds.
 
-The pass "BoundShapes" writes ``NonZero(x)`` as ``Trim(BoundedNonZero(x))``: the first gives buffers
-that are always large enough and, as one output more, how much of them counts; ``Trim(buffer,
-count)`` cuts a buffer along ``axis``. The first is planned like every other operator, and a plan is
-only cut between the two (`subgraph.engine.region.split_plan`). The inputs and attributes of the
-bounded ones are those of the operators that they stand for.
+The pass "PadDynamicOutputs" writes ``NonZero(x)`` as ``Trim(PaddedNonZero(x))``: the first returns
+buffers of the largest size that may occur and, as one more output, the number of valid elements;
+``Trim(buffer, count)`` cuts a buffer along ``axis``. The first is planned like every other
+operator, and a plan is only cut between the two (`subgraph.engine.region.split_plan`). The inputs
+and attributes of a padded form are those of the operator that it replaces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.shared.strides import normal_axis
 
-PREFIX = "Bounded"
+PREFIX = "Padded"
 # The axis along which each output is cut; -1: an attribute says it, None: not at all.
 TRIMMED: dict[str, tuple[int | None, ...]] = {
     "Compress": (-1,),
@@ -172,7 +172,7 @@ def trimmed(node: Node, inputs: Sequence[Any]) -> list[Array]:
     return [inputs[0][(*whole, slice(int(inputs[1].reshape(-1)[0])))]]
 
 
-def bounded(node: Node, inputs: Sequence[Any]) -> list[Array | None]:
+def padded(node: Node, inputs: Sequence[Any]) -> list[Array | None]:
     """Compute the operator and fill its outputs up with zeros."""
     name = node.op_type.removeprefix(PREFIX)
     plain = Node(name, node.inputs, outputs=len(TRIMMED[name]), version=node.version)

@@ -51,7 +51,7 @@ class CpuFusion:
             graph = apply_pass(graph, "CommonSubexpressionElimination")
         graph = _applied(graph, "ReshapeFirst")
         graph = apply_pass(graph, "FoldScale")
-        graph = _applied(graph, "BoundShapes")
+        graph = _applied(graph, "PadDynamicOutputs")
         graph = self._fused(graph, "transformer", "epilogue", "activation")
         # Last, since activations that were chains of primitives are single nodes by now.
         return apply_pass(graph, "PartitionGraph", properties=[ElementwiseProperty()])

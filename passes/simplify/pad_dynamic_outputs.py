@@ -1,4 +1,4 @@
-"""The pass "BoundShapes": operators whose output size depends on values become padded forms.
+"""The pass "PadDynamicOutputs": operators whose output size depends on values become padded forms.
 
 A padded form fills a buffer of the largest size that the output may have and returns the number of
 valid elements; a Trim after it cuts the buffer to these.
@@ -12,37 +12,31 @@ from subgraph.operators.inference import infer_types
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.transform.pass_manager import register_pass
 
-# The axis along which each output is trimmed; see ``ops/selection/padded.py``. -1: the attribute
-# "axis". None: the output is not padded.
-_TRIM_AXES: dict[str, tuple[int | None, ...]] = {
-    "Compress": (-1,),
-    "NonMaxSuppression": (0,),
-    "NonZero": (1,),
-    "Unique": (-1, 0, None, 0),
-}
+_OPERATORS = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 
 
-@register_pass("BoundShapes", operators=_TRIM_AXES)
-def bound_shapes(graph: Graph) -> Graph:
+@register_pass("PadDynamicOutputs", operators=_OPERATORS)
+def pad_dynamic_outputs(graph: Graph) -> Graph:
     """Return a copy in which NonZero, Compress, Unique and NonMaxSuppression have known sizes."""
     graph = graph.clone()
     replaced: dict[Value, Value] = {}
     for node in graph.nodes:
-        if not node.domain and node.op_type in _TRIM_AXES:
-            replaced.update(_bounded(node))
+        if not node.domain and node.op_type in _OPERATORS:
+            replaced.update(_padded(node))
     graph.rewire(replaced)
     return graph
 
 
-def _bounded(node: Node) -> dict[Value, Value]:
+def _padded(node: Node) -> dict[Value, Value]:
     """Return the replacement of each output of a node."""
+    from subgraph.ops.selection.padded import PREFIX, TRIMMED, trimmed_axis  # few models need it
+
     note = {**(node.metadata or {}), "origin": (node.metadata or {}).get("origin", node.name)}
-    axes = _TRIM_AXES[node.op_type]
     made = Node(
-        f"Bounded{node.op_type}",
+        f"{PREFIX}{node.op_type}",
         node.inputs,
-        outputs=len(axes) + 1,
-        name=f"{node.name}.bounded",
+        outputs=len(TRIMMED[node.op_type]) + 1,  # the last one is the count
+        name=f"{node.name}.padded",
         domain=INTERNAL_DOMAIN,
         version=node.version,
         attrs=node.attrs,
@@ -57,7 +51,7 @@ def _bounded(node: Node) -> dict[Value, Value]:
         made.outputs[0].type = TensorType("int64", (None, 3))
     found: dict[Value, Value] = {}
     for k, old in enumerate(node.outputs):
-        axis = axes[k]
+        axis = trimmed_axis(made, k)
         if axis is None:
             found[old] = made.outputs[k]
             continue
@@ -67,7 +61,7 @@ def _bounded(node: Node) -> dict[Value, Value]:
             name=f"{node.name}.trimmed{k}",
             domain=INTERNAL_DOMAIN,
             version=1,
-            attrs={"axis": int(node.attrs.get("axis") or 0) if axis == -1 else axis},
+            attrs={"axis": axis},
             metadata=note,
         )
         cut.outputs[0].type = old.type

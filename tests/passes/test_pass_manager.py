@@ -229,7 +229,7 @@ def test_a_pass_does_not_change_parameters() -> None:
     ("name", "operator", "other"),
     [
         ("ConstantsToParameters", "Constant", "Relu"),
-        ("BoundShapes", "NonZero", "Relu"),
+        ("PadDynamicOutputs", "NonZero", "Relu"),
         ("ReshapeFirst", "Transpose", "Reshape"),
     ],
 )
