@@ -1,7 +1,6 @@
-"""Reads the text form of a graph back: ``sg.parse``; the other half of `subgraph.text`.
+"""Parser of the text form of graphs, ``sg.parse``; `subgraph.text_form.writer` defines the form.
 
-A tokenizer over one regular expression and a parser by descent; it recurses into nested graphs
-only. Errors say line and column.
+A tokenizer of one regular expression and a recursive-descent parser. Errors have line and column.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ def parse(text: str, parameters: Mapping[str, Parameter | npt.ArrayLike] | None 
     """Return the graph of a text form.
 
     Args:
-        text: What ``str(graph)`` gave, or written by hand.
-        parameters: Parameters or arrays by name, for those whose data the text does not hold (and
-            instead of data that it holds). A parameter with neither is all zeros.
+        text: A text that ``str(graph)`` returned, or written by hand.
+        parameters: Parameters or arrays by name; they replace data of the text. A parameter
+            without data is all zeros.
 
     Raises:
-        ModelError: the text is not in the form; the message says line and column.
+        ModelError: the text is malformed; the message has line and column.
     """
     from subgraph.partition.restore import restore_ops
 
@@ -83,7 +82,14 @@ def parse(text: str, parameters: Mapping[str, Parameter | npt.ArrayLike] | None 
 
 
 class _Tokens:
-    """The text as tokens, one ahead; ``kind`` and ``token`` are of the one that comes next."""
+    """Tokenizer with a lookahead of one.
+
+    Attributes:
+        text: The whole text.
+        kind: Kind of the next token: "number", "string", "word", "end" or "mark".
+        token: Text of the next token.
+        start: Position of the next token in the text.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -93,12 +99,12 @@ class _Tokens:
         self.seek(0)
 
     def seek(self, position: int) -> None:
-        """Go to a place in the text."""
+        """Continue at a position of the text."""
         self._next = position
         self.advance()
 
     def advance(self) -> None:
-        """Go to the next token."""
+        """Skip the next token."""
         match = _TOKEN.match(self.text, self._next)
         assert match is not None, "the pattern's last part takes any character"
         self.kind = match.lastgroup or ""
@@ -107,7 +113,7 @@ class _Tokens:
         self._next = match.end()
 
     def fail(self, why: str, start: int | None = None) -> NoReturn:
-        """Raise with line and column of ``start``, or of the token that comes next."""
+        """Raise ModelError with line and column of position ``start`` (None: the next token)."""
         at = self.start if start is None else start
         line = self.text.count("\n", 0, at) + 1
         column = at - self.text.rfind("\n", 0, at)
@@ -115,18 +121,18 @@ class _Tokens:
         raise ModelError(f"line {line}, column {column}: {why}, at {rest!r}")
 
     def at(self, token: str) -> bool:
-        """Return whether ``token``, a mark or a word, comes next."""
+        """Return whether the next token is ``token``, a mark or a word."""
         return self.token == token and self.kind in ("mark", "word")
 
     def take(self, token: str) -> bool:
-        """Pass over ``token`` if it comes next."""
+        """Skip the next token if it is ``token``; return whether it was."""
         found = self.at(token)
         if found:
             self.advance()
         return found
 
     def expect(self, token: str) -> None:
-        """Pass over ``token``, which must come next."""
+        """Skip the next token, which must be ``token``."""
         if not self.take(token):
             self.fail(f"expected {token!r}")
 
@@ -152,7 +158,7 @@ class _Tokens:
         return match.group()
 
     def number(self) -> int | float:
-        """Read a number; what has no point, exponent or name is an int."""
+        """Read a number; one of digits only is an int, "inf" and "nan" are floats."""
         if self.kind != "number":
             self.fail("expected a number")
         token = self.token
@@ -172,7 +178,13 @@ class _Tokens:
         return number
 
     def items(self, item: Callable[[], Any], opening: str, closing: str) -> list[Any]:
-        """Read items between brackets, commas between them."""
+        """Read items, separated by commas, between two brackets.
+
+        Args:
+            item: Reads one item.
+            opening: The opening bracket.
+            closing: The closing bracket.
+        """
         self.expect(opening)
         found: list[Any] = []
         while not self.at(closing):
@@ -239,7 +251,7 @@ class _Parser(_Tokens):
     # Parameters
 
     def declare(self) -> None:
-        """Read the parameters at the end of the text, before the graph that uses them."""
+        """Read the parameters at the end of the text; then continue at the begin of the text."""
         match = _PARAMETERS.search(self.text)
         self.seek(len(self.text) if match is None else match.start())
         while self.take("parameter"):
@@ -275,7 +287,7 @@ class _Parser(_Tokens):
         return parameter
 
     def _content(self, type_: ValueType | None, start: int) -> Array | None:
-        """Read the elements of an array; None if they are left out."""
+        """Read the elements of an array; None if the text omits them."""
         if not isinstance(type_, TensorType) or not type_.is_static:
             self.fail("an array has a tensor type of fixed shape", start)
         if not self.take("="):
@@ -382,7 +394,7 @@ class _Parser(_Tokens):
         start = self.start
         try:
             return json.loads(self.string())
-        except ValueError as error:  # a number of too many digits, too
+        except ValueError as error:  # includes Python's limit of digits in an int
             if isinstance(error, ModelError):
                 raise
             self.fail(f"not JSON: {error}", start)
@@ -510,7 +522,7 @@ class _Parser(_Tokens):
         return self._zeros(type_, start) if array is None else array
 
     def _zeros(self, type_: TensorType, start: int) -> Array:
-        """Return read-only zeros that take no memory, however large."""
+        """Return a read-only array of zeros that takes the memory of one element."""
         shape, dtype = _ints(type_), numpy_dtype(type_.dtype)
         zero: Any = "" if type_.dtype == "string" else 0
         try:

@@ -8,10 +8,10 @@
     }
     parameter @w: float32[4, 3, 3, 3] = base64 "..."
 
-Deterministic and linear. Bodies and inner graphs of subgraph nodes stand inside their node. Large
-arrays and the record of a partition are left out unless asked for (``data="all"``). Of a stateful
-operator the text holds a note, by which a registered property makes it again; free attributes of
-the graph that are objects (a property) are not part of it.
+The text is deterministic, and takes linear time. Bodies and inner graphs are inside their node.
+Large arrays and the record of a partition are omitted unless ``data`` is "all". For an op of a
+subgraph node the text has metadata, from which a registered property makes the op again. Attributes
+of the graph that JSON cannot represent, such as a property, are omitted.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ from subgraph.partition.saved import dump_record
 
 Data = Literal["small", "all", "none", "digest"]
 
-# Arrays up to so many elements are written as numbers, up to so many bytes as base64.
-_READABLE = 16
-_SMALL = 4096
+_READABLE = 16  # elements; arrays of at most so many are written as numbers, larger ones as base64
+_SMALL = 4096  # bytes; larger arrays are omitted unless data is "all"
 _BARE = re.compile(r"[A-Za-z0-9_.$/\-]+")
 _BARE_DIM = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -56,8 +55,8 @@ def print_graph(graph: Graph, data: Data = "small") -> str:
 
     Args:
         graph: The graph.
-        data: Which arrays are written out: "small" ones (up to 4 KiB), "all", "none"; "digest"
-            is as "small", with the SHA-256 of the others in a comment.
+        data: Arrays whose elements are written: "small" (up to 4 KiB), "all", "none"; "digest" is
+            "small" with the SHA-256 of the other arrays.
     """
     printer = _Printer(data)
     printer.graph(graph, "")
@@ -104,7 +103,7 @@ def _dim(dim: int | str | None) -> str:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is made of what JSON holds, keys and all."""
+    """Return whether JSON can represent a value."""
     work = [value]
     while work:
         item = work.pop()
@@ -127,7 +126,7 @@ class _Printer:
         self._taken: set[str] = set()
 
     def graph(self, graph: Graph, indent: str) -> None:
-        """Write a graph from the word ``graph`` to its closing brace."""
+        """Write a graph from the word ``graph`` to its closing brace, lines after ``indent``."""
         out, inside = self.out, indent + "  "
         opsets = ", ".join(f"{quoted(k)} = {v}" for k, v in graph.opsets.items())
         out.append(f"graph {quoted(graph.name)}{f' opsets {{{opsets}}}' if opsets else ''} {{\n")
@@ -236,7 +235,7 @@ class _Printer:
         return shown + self._content(array)
 
     def _content(self, array: Array) -> str:
-        """Return " = " and the elements, or nothing if they are to be left out."""
+        """Return " = " and the elements, or "" if they are omitted."""
         small = array.size <= _READABLE or array.nbytes <= _SMALL
         if self._data == "none" or (self._data in ("small", "digest") and not small):
             if self._data != "digest":
@@ -252,7 +251,7 @@ class _Printer:
         return f" = base64 {quoted(base64.b64encode(raw).decode())}"
 
     def parameters(self) -> None:
-        """Write the parameters that the graphs written so far use."""
+        """Write the parameters that the written graphs use."""
         self.out.append("\n")
         for parameter, label in self._labels.items():
             renamed = "" if label == parameter.name else f" {quoted(parameter.name)}"
@@ -271,7 +270,7 @@ def _digest(array: Array) -> str:
 
 
 def _numbers(array: Array) -> Iterable[str] | None:
-    """Return the elements as numbers that read back to the same bits; None if they do not."""
+    """Return the elements as numbers that read back to the same bits; None if there are none."""
     items = array.ravel()
     if array.dtype.kind == "b":
         return [str(int(item)) for item in items]

@@ -1,7 +1,7 @@
-"""What a precision costs: a model's results in less than float32 beside those in float32.
+"""Accuracy of reduced precision: differences of a model's results from those in float32.
 
-`subgraph accuracy` prints it: weights in bfloat16, integer kernels of a quantised model against its
-own float arithmetic, and a quantised model against the model that it was made of.
+For `subgraph accuracy`, which compares bfloat16 weights with float32, integer kernels of a
+quantised model with its float arithmetic, and a quantised model with its original.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 @attrs.frozen
 class Accuracy:
-    """Differences of results from the true ones.
+    """Differences of results from those of the precise model.
 
     Attributes:
         largest: Largest absolute difference.
         mean: Mean absolute difference.
-        relative: ``largest`` divided by the largest magnitude of the true results.
-        cosine: Cosine of the angle between all results and all true ones; 1 where both are zero.
-        top1: Share of rows along the last axis of the first output whose largest element is in
-            the same place; None where the last axis is no choice (fewer than two elements).
-        elements: Number of elements compared.
+        relative: ``largest`` divided by the largest magnitude of the precise results.
+        cosine: Cosine similarity of all results, flattened, and the precise ones; 1 if both are 0.
+        top1: Share of rows along the last axis of the first output with the same argmax; None if
+            that axis has fewer than two elements.
+        elements: Number of compared elements.
     """
 
     largest: float
@@ -42,7 +42,7 @@ class Accuracy:
     elements: int
 
     def row(self, precision: str) -> dict[str, Any]:
-        """Return a row for a table."""
+        """Return a row of a table, with a name of the precision."""
         return {
             "precision": precision,
             "largest difference": float(f"{self.largest:.3e}"),
@@ -54,14 +54,14 @@ class Accuracy:
 
 
 def compare(found: Sequence[Sequence[Array]], truth: Sequence[Sequence[Array]]) -> Accuracy:
-    """Compare the results of several runs with the true ones.
+    """Compare the results of several runs with those of the precise model.
 
     Args:
-        found: For each run its outputs; only those of real numbers count.
-        truth: The same of the precise model, of the same shapes.
+        found: The outputs of each run; only those of floats and bytes are compared.
+        truth: The outputs of the precise model, of the same shapes.
 
     Raises:
-        ConfigError: outputs differ in number or shape, or none has real numbers.
+        ConfigError: outputs differ in number or shape, or none is of floats or bytes.
     """
     ours: list[Array] = []
     theirs: list[Array] = []
@@ -100,14 +100,23 @@ def _real(array: Array) -> bool:
 
 
 def is_quantized(graph: Graph) -> bool:
-    """Return whether a model has conversions between bytes and real numbers."""
+    """Return whether a model has QuantizeLinear or DequantizeLinear."""
     return any(not node.domain and node.op_type in _QUANTIZED for node in graph.nodes)
 
 
 def measure(
     runs: Mapping[str, Run], truth: Run, inputs: Iterable[Mapping[str, Any]]
 ) -> dict[str, Accuracy]:
-    """Return the `Accuracy` of each of ``runs`` against ``truth`` over the same inputs, by name."""
+    """Return the `Accuracy` of several runs by name.
+
+    Args:
+        runs: Functions from inputs by name to outputs, by the name of the run.
+        truth: Such a function of the precise model.
+        inputs: The samples, each with all inputs by name.
+
+    Raises:
+        ConfigError: outputs differ in number or shape, or none is of floats or bytes.
+    """
     found: dict[str, list[Sequence[Array]]] = {name: [] for name in runs}
     true_results: list[Sequence[Array]] = []
     for arrays in inputs:

@@ -1,8 +1,7 @@
 """ONNX's backend interface over Subgraph's devices: ``prepare``, ``run_model``, ``run_node``.
 
-``import subgraph.tools.backend`` gives a module that ``onnx.backend.test.BackendTest`` and whatever
-else speaks `onnx.backend.base.Backend` can use. A device string is one of ours ("CPU", "REFERENCE",
-"HETERO:OPENCL,CPU", ...).
+The module implements `onnx.backend.base.Backend`, for ``onnx.backend.test.BackendTest`` and others.
+Device strings are Subgraph's ("CPU", "REFERENCE", "HETERO:OPENCL,CPU", ...).
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from subgraph.runtime.compiled_model import CompiledModel
 
 
 class SubgraphRep(BackendRep):
-    """A model made ready by `SubgraphBackend.prepare`.
+    """A model that `SubgraphBackend.prepare` has compiled.
 
     Attributes:
-        compiled: The compiled model behind it.
+        compiled: The compiled model.
     """
 
     def __init__(self, compiled: CompiledModel) -> None:
@@ -42,7 +41,7 @@ class SubgraphRep(BackendRep):
             kwargs: Not used.
 
         Returns:
-            The outputs as a named tuple; indexed by position or by name.
+            The outputs as a tuple that also takes names as indices.
         """
         if isinstance(inputs, np.ndarray):
             inputs = [inputs]  # pyright: ignore[reportUnknownVariableType]
@@ -66,13 +65,20 @@ class SubgraphBackend(Backend):
             kwargs: Options of the device.
 
         Raises:
-            SubgraphError: the model is not valid, or the device is not there.
+            SubgraphError: the model is not valid, or there is no such device.
         """
         return SubgraphRep(default_core().compile_model(model, device, kwargs or None))
 
     @classmethod
     def run_model(cls, model: Any, inputs: Any, device: str = "CPU", **kwargs: Any) -> Any:
-        """Compile and run a model once; return its outputs."""
+        """Compile a model, run it once and return its outputs.
+
+        Args:
+            model: An ``onnx.ModelProto``, its bytes, a path, or a Graph.
+            inputs: A sequence of values by position, a mapping by name, or one array.
+            device: A device string.
+            kwargs: Options of the device.
+        """
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
@@ -90,8 +96,12 @@ class SubgraphBackend(Backend):
             node: The node.
             inputs: Values of its inputs that are not omitted, by position or by name.
             device: A device string.
-            outputs_info: Dtype and shape of each output; not needed.
-            kwargs: ``opset_version`` of the node's domain; the rest are options of the device.
+            outputs_info: Dtype and shape of each output; not used.
+            kwargs: ``opset_version``, the operator set of the node's domain (default: the newest);
+                the others are options of the device.
+
+        Returns:
+            The outputs, as of `SubgraphRep.run`.
         """
         domain = "" if node.domain == "ai.onnx" else node.domain
         version = int(kwargs.pop("opset_version", 0) or newest_opset(domain))
@@ -104,7 +114,7 @@ class SubgraphBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Return whether a device string names devices that can start here."""
+        """Return whether all devices of a device string can start on this machine."""
         try:
             default_core().split(device)
         except DeviceError:

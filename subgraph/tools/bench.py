@@ -1,8 +1,8 @@
-"""Benchmarks side by side: Subgraph and its peers on one model, interleaved, in one table.
+"""Benchmarks of Subgraph and other runtimes on one model, with interleaved samples.
 
-Every runner is a process of its own, so that start, memory and threads are its own too. They take
-turns; each sample is bracketed by a probe of the machine's speed, and samples from slow phases are
-dropped. What is reported are medians, their spread, how many samples were kept, and ratios.
+Every runtime has a process of its own, for its start time, memory and threads. The processes run
+alternately. A fixed calibration loop runs before and after each sample; samples next to a slow
+calibration are dropped. The report has medians, 10 % and 90 % quantiles, and numbers of samples.
 """
 
 from __future__ import annotations
@@ -24,12 +24,26 @@ from subgraph.graph.types import Array
 from subgraph.system.registry import nearest
 
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "openvino", "torch": "onnx2torch"}
-_SLOW_PHASE = 1.25  # a sample counts as long as the probe took at most this times its best
+# Samples count if their calibration took at most this multiple of the shortest one (estimate).
+_SLOW_PHASE = 1.25
 
 
 @attrs.frozen
 class Measured:
-    """What was measured of one runner. Times in seconds, memory in bytes."""
+    """The measurements of one runtime.
+
+    Attributes:
+        runner: Name of the runtime.
+        median: Median of a run, in seconds.
+        low: 10 % quantile of a run, in seconds.
+        high: 90 % quantile of a run, in seconds.
+        kept: Number of samples that count.
+        taken: Number of all samples.
+        first_result: Seconds from the load of the model to the first result.
+        peak_bytes: Peak resident memory after the first result.
+        difference: Largest difference of a result from the first peer's (without peers: from its
+            own), relative to that output's largest magnitude.
+    """
 
     runner: str
     median: float
@@ -42,7 +56,7 @@ class Measured:
     difference: float
 
     def row(self, best_peer: float | None) -> dict[str, Any]:
-        """Return a row for a table; ``best_peer`` is the fastest peer's median."""
+        """Return a row of a table; ``best_peer`` is the fastest peer's median in seconds."""
         row: dict[str, Any] = {
             "runner": self.runner,
             "median ms": round(self.median * 1e3, 4),
@@ -59,10 +73,10 @@ class Measured:
 
 
 class _Worker:
-    """A runner's process."""
+    """The process of a runtime (`subgraph.tools.bench_worker`)."""
 
     def __init__(self, runner: str, model: Path, threads: int, inputs: Path) -> None:
-        self.runner = runner.partition(" ")[0]  # without a level
+        self.runner = runner.partition(" ")[0]  # without ONNX Runtime's optimisation level
         command = [sys.executable, "-m", "subgraph.tools.bench_worker", runner, str(model)]
         self._process = subprocess.Popen(
             [*command, str(threads), str(inputs)],
@@ -98,7 +112,7 @@ def check_peers(names: Sequence[str]) -> None:
     """Check that the peers are known and installed.
 
     Raises:
-        ConfigError: one is not; the message says what to install.
+        ConfigError: a peer is unknown or not installed; the message names its package.
     """
     for name in names:
         if name not in PEERS:
@@ -116,23 +130,22 @@ def measure(
     rounds: int = 10,
     seconds: float = 1.0,
 ) -> list[Measured]:
-    """Time Subgraph and ``peers`` on a model, taking turns.
+    """Time Subgraph and ``peers`` on a model, with interleaved samples.
 
     Args:
         model: An ONNX file.
-        arrays: Inputs by name; the same for all.
+        arrays: Inputs by name.
         peers: Names among `PEERS`.
-        threads: Threads that each may use.
-        rounds: How often each has its turn.
-        seconds: About how long each runs in all.
+        threads: Threads that each runtime may use.
+        rounds: Number of times that each runtime takes samples.
+        seconds: Approximate total time of each runtime's samples.
 
     Returns:
-        Subgraph's figures, then each peer's. ``difference`` is the largest difference of a
-        result from the first peer's (or ours), relative to its largest magnitude.
+        Subgraph's measurements, then each peer's.
 
     Raises:
         ConfigError: a peer is unknown or not installed.
-        DeviceError: a runner failed; the message has its last words.
+        DeviceError: a runtime failed; the message has the end of its error output.
     """
     check_peers(peers)
     with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +190,7 @@ def _take_turns(
     samples: list[list[tuple[float, float]]] = [[] for _ in workers]
     for _ in range(rounds):
         for worker, time, taken in zip(workers, once, samples, strict=True):
-            # Runs much shorter than the probe are timed several at once.
+            # At least 0.5 ms a sample, similar to the calibration (about 1 ms).
             inner = max(1, int(5e-4 / time))
             count = max(1, int(seconds / rounds / (time * inner + 1e-3)))
             taken += worker.ask(run=min(count, 50), inner=inner)["samples"]

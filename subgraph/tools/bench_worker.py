@@ -1,11 +1,10 @@
-"""One runner of a benchmark in a process of its own: Subgraph or a peer, driven over its pipes.
+"""The process of one runtime in a benchmark, controlled by its pipes.
 
-Started by `subgraph.tools.bench` as ``python -m subgraph.tools.bench_worker RUNNER MODEL THREADS
-INPUTS``.
-Reads one JSON command a line and answers with one JSON line: ``{"run": n}`` gives the seconds of n
-runs, with a fixed probe of the machine's speed before and after each; ``{"save": path}`` writes the
-results. The level of ONNX Runtime is found by a process of its own, ``best_level`` in place of a
-runner: the one that is measured holds the model once.
+`subgraph.tools.bench` starts ``python -m subgraph.tools.bench_worker RUNNER MODEL THREADS INPUTS``.
+The process reads a JSON command in each line and answers with a JSON line: ``{"run": n, "inner":
+k}`` takes n samples of k runs, with a calibration loop before and after each; ``{"save": path}``
+writes the results of a run. With the runner ``best_level`` the process only finds the fastest
+optimisation level of ONNX Runtime, so that the measured process loads the model once.
 """
 
 from __future__ import annotations
@@ -28,7 +27,13 @@ Runner = Callable[[], list[Any]]
 
 
 def ours(model: Path, threads: int, arrays: Arrays) -> Runner:
-    """Return a run of Subgraph's CPU device."""
+    """Return a function that runs a model on Subgraph's CPU device.
+
+    Args:
+        model: An ONNX file.
+        threads: Threads of a run.
+        arrays: Inputs by name.
+    """
     import subgraph as sg
 
     compiled = sg.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
@@ -36,7 +41,14 @@ def ours(model: Path, threads: int, arrays: Arrays) -> Runner:
 
 
 def onnxruntime(model: Path, threads: int, arrays: Arrays, level: str) -> Runner:
-    """Return a run of ONNX Runtime at an optimisation level, one of `LEVELS`."""
+    """Return a function that runs a model by ONNX Runtime's CPU provider.
+
+    Args:
+        model: An ONNX file.
+        threads: Threads within an operator.
+        arrays: Inputs by name.
+        level: Graph optimisation level, one of `LEVELS`.
+    """
     ort: Any = importlib.import_module("onnxruntime")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -48,12 +60,24 @@ def onnxruntime(model: Path, threads: int, arrays: Arrays, level: str) -> Runner
 
 
 def best_level(model: Path, threads: int, arrays: Arrays) -> str:
-    """Return the optimisation level at which ONNX Runtime is fastest."""
+    """Return the optimisation level, of `LEVELS`, at which ONNX Runtime is fastest.
+
+    Args:
+        model: An ONNX file.
+        threads: Threads within an operator.
+        arrays: Inputs by name.
+    """
     return min(LEVELS, key=lambda level: _median_of(onnxruntime(model, threads, arrays, level)))
 
 
 def openvino(model: Path, threads: int, arrays: Arrays) -> Runner:
-    """Return a run of OpenVINO in float32, tuned for latency."""
+    """Return a function that runs a model by OpenVINO in float32, tuned for latency.
+
+    Args:
+        model: An ONNX file.
+        threads: Threads of a run.
+        arrays: Inputs by name.
+    """
     ov: Any = importlib.import_module("openvino")
     core = ov.Core()
     network = core.read_model(str(model))
@@ -75,7 +99,13 @@ def openvino(model: Path, threads: int, arrays: Arrays) -> Runner:
 
 
 def torch(model: Path, threads: int, arrays: Arrays) -> Runner:
-    """Return a run of PyTorch on the model that onnx2torch makes."""
+    """Return a function that runs a model by PyTorch, converted by onnx2torch.
+
+    Args:
+        model: An ONNX file.
+        threads: Threads within an operator.
+        arrays: Inputs by name, in the order of the module's arguments.
+    """
     onnx2torch: Any = importlib.import_module("onnx2torch")
     pytorch: Any = importlib.import_module("torch")
     pytorch.set_num_threads(threads)
@@ -101,7 +131,7 @@ RUNNERS: Mapping[str, Callable[[Path, int, Arrays], Runner]] = {
 
 
 def probe() -> float:
-    """Return the seconds of a fixed piece of work: the machine's speed at this moment."""
+    """Return the seconds of a fixed loop, which show the machine's present speed."""
     start = time.perf_counter()
     total = 0
     for k in range(20_000):
@@ -120,8 +150,8 @@ def _median_of(run: Callable[[], Any], count: int = 5) -> float:
 
 
 def peak_memory() -> int:
-    """Return the largest resident size of this process so far, in bytes."""
-    # What the system reports of a process begins with the size of the one that started it.
+    """Return the peak resident size of this process, in bytes."""
+    # getrusage includes the size of the parent process at the fork.
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -147,7 +177,7 @@ def _answer(command: dict[str, Any], run: Runner) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Make the runner, say how long that took until the first result, then obey."""
+    """Prepare the runtime, print the time until the first result, then answer commands."""
     name, model, threads, inputs = sys.argv[1:5]
     start = time.perf_counter()
     with np.load(inputs) as held:

@@ -1,6 +1,6 @@
-"""The step of a wheel's build that says which kernels the wheel carries.
+"""The step of a wheel's build that reports which compiled kernels the wheel contains.
 
-``setup.cfg`` names it. The build loads this file alone, without the package and what that needs.
+``setup.cfg`` names it. The build loads this file without the package and its dependencies.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from setuptools.command.build_py import build_py
 
 
 class BuildPackage(build_py):
-    """Copies the package, and warns where the wheel would have no compiled kernels."""
+    """Copies the package, and warns if the wheel would have no compiled kernels."""
 
     def run(self) -> None:
-        """Copy the package's files."""
+        """Copy the package's files and report the compiled kernels among them."""
         super().run()
         if not self.editable_mode:
             text, complete = carried(Path(self.get_package_dir("subgraph")) / "prebuilt")

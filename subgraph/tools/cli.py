@@ -1,8 +1,7 @@
 """The command ``subgraph``: run, partition, explain, query, compile and describe models.
 
-Part of the face: it parses arguments, calls the public functions, and shows what they return, as
-tables on a terminal or as JSON. Exit status: 0 done, 1 an error that Subgraph reports, 2 wrong
-usage, 130 interrupted.
+It parses arguments, calls public functions, and shows their results as tables or as JSON. Exit
+status: 0 done, 1 an error that Subgraph reports, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from subgraph.tools.cli_output import Output, Row, drop_output, op_name, ready_s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with ``argv`` (default: the process's arguments); return the exit status."""
+    """Run the command with ``argv`` (None: the process's arguments); return the exit status."""
     ready_streams()
     args = _parser().parse_args(argv)
     try:
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.command(args)
         sys.stdout.flush()
         return 0
-    except BrokenPipeError:  # who read our output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it, as head does
         drop_output()
         return 0
     except KeyboardInterrupt:
@@ -97,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
             path = args.output / f"{file}.npy"
             np.save(path, results[row["name"]], allow_pickle=False)
             row["file"] = str(path)
-    # The first run plans for these shapes, too.
+    # The first run includes planning for these shapes, so that the median leaves it out.
     summary: Row = {"runs": len(times), "first_ms": round(times[0] * 1e3, 3)}
     median = round(float(np.median(times[1:] or times)) * 1e3, 3)
     if len(times) > 1:
@@ -223,7 +222,7 @@ def devices(args: argparse.Namespace) -> None:
 
 
 def _properties(core: sg.Core, device: str) -> list[Row]:
-    """Return the options of a device with what they mean, and its metrics."""
+    """Return a row for each option and metric of a device."""
     options = {row["name"]: row for row in describe_options(core.device(device).options_class)}
     rows: list[Row] = []
     for key in core.get_property(device, "SUPPORTED_PROPERTIES"):
@@ -296,14 +295,14 @@ def _partitioned(graph: Graph, args: argparse.Namespace) -> Graph:
 
 
 def _check_operator(name: str, graph: Graph) -> None:
-    """Refuse a name without a domain that is no operator: neither ONNX's nor of the graph."""
+    """Raise PartitionError for a name without domain that is no operator of ONNX or the graph."""
     known = {*dir(sg.ops), *(node.op_type for node in graph.nodes)}
     if name not in known and "::" not in name:
         raise PartitionError(f"--ops: there is no operator {name!r}; {nearest(name, known)}")
 
 
 def partition_rows(cut: Graph, original: Graph) -> tuple[list[Row], Row]:
-    """Return a row for each subgraph node of ``cut``, and the totals."""
+    """Return a row for each subgraph node of ``cut``, a partition of ``original``; and totals."""
     rows: list[Row] = []
     inside = 0
     for node in cut.nodes:
@@ -334,7 +333,7 @@ def partition_rows(cut: Graph, original: Graph) -> tuple[list[Row], Row]:
 
 
 def to_dot(graph: Graph) -> str:
-    """Return the graph in Graphviz's language: a box for each node, a frame for each subgraph."""
+    """Return the graph in Graphviz's language: boxes are nodes, frames subgraph nodes."""
     lines = ["digraph {", "  rankdir=TB; node [shape=box, fontname=Helvetica, fontsize=10];"]
     ids: dict[Node, str] = {}
 
@@ -398,9 +397,9 @@ def _why(cut: Graph, node: Node) -> str:
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
-    """Return a file name for each output; two that would be one file get numbers.
+    """Return distinct file names for outputs; a number follows a name that is taken.
 
-    Names that differ in their case only count as one: some file systems do not tell them apart.
+    Names that differ only in case count as equal, because some file systems ignore case.
     """
     found: list[str] = []
     taken: set[str] = set()

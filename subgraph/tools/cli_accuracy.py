@@ -1,4 +1,4 @@
-"""The command that shows what less than float32 costs: bfloat16 weights, integer kernels."""
+"""The command `subgraph accuracy`: bfloat16 weights and integer kernels compared with float32."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _runner(model: Path, config: dict[str, str]) -> Run:
     compiled = sg.compile_model(model, "CPU", config)
 
     def run(arrays: Any) -> Sequence[Any]:
-        # A quantised model may name its inputs anew; their order stays.
+        # By position, because a quantised model may have other names of inputs.
         names = [port.name for port in compiled.inputs]
         return list(compiled(dict(zip(names, arrays.values(), strict=False))).values())
 

@@ -1,4 +1,4 @@
-"""What the command line is given: a model to compile or import, arrays from files or random."""
+"""Inputs of the command line: models to compile or import, arrays from files or random ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from subgraph.system.trusted_files import open_regular
 
 
 def assignment(text: str) -> str:
-    """Check the form of a ``NAME=VALUE`` argument; a wrong one is wrong usage."""
+    """Return a ``NAME=VALUE`` argument unchanged; argparse reports one of another form."""
     name, equals, _ = text.partition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
@@ -60,12 +60,16 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
 
 
 def parse_config(texts: Iterable[str]) -> dict[str, str]:
-    """Return ``KEY=VALUE`` texts as a configuration; the device converts the values."""
+    """Return ``KEY=VALUE`` texts as a device's configuration.
+
+    Raises:
+        ConfigError: a text has no ``=``.
+    """
     return parse_assignments(texts)
 
 
 def compiled_model(args: argparse.Namespace) -> CompiledModel:
-    """Return the model that ``--device`` and ``--config`` ask for, compiled or imported."""
+    """Return the compiled or imported model of ``model``, ``--device`` and ``--config``."""
     core = sg.default_core()
     config = parse_config(args.config)
     if args.model.suffix != ".onnx" and _is_exported(args.model):
@@ -81,7 +85,7 @@ def _is_exported(path: Path) -> bool:
 
 
 def ports(graph: Graph) -> list[Port]:
-    """Return the inputs of a graph as a compiled model shows them."""
+    """Return the inputs of a graph as ports, as of a compiled model."""
     return [Port(value.name, value.type, value.parameter) for value in graph.inputs]
 
 
@@ -91,15 +95,19 @@ def input_arrays(
     dims: Mapping[str, str],
     seed: int,
 ) -> dict[str, Any]:
-    """Return an array for each input: from the file named in ``sources``, else random.
+    """Return an array for each input without default: from a file, or random.
 
-    A symbolic dimension has the size that ``dims`` gives, one without a name that of
-    ``INPUT.AXIS``, else 1.
+    Args:
+        inputs: The inputs.
+        sources: ``NAME=FILE`` or ``NAME=random``; inputs without source are random.
+        dims: Sizes of symbolic dimensions by name, of unknown ones by ``INPUT.AXIS``; default: 1.
+        seed: Seed of random arrays.
 
     Raises:
-        MissingInputError: a source names no input.
-        ConfigError: a name among ``dims`` is no symbolic dimension, or its size no size.
+        MissingInputError: a source has the name of no input.
+        ConfigError: a name in ``dims`` is no symbolic dimension, or its size no whole number.
         ModelError: a file cannot be read.
+        ShapeError: the array of a file does not fit, or an input's rank is unknown.
     """
     sizes = _sizes(inputs, dims)
     names = [value.name for value in inputs]
@@ -140,7 +148,7 @@ def _sizes(inputs: Sequence[Port], dims: Mapping[str, str]) -> dict[str, int]:
 
 
 def _fitting(array: Array, value: Port, source: str) -> Array:
-    """Check an array from a file against its input, so that the message names the file.
+    """Return an array of a file after a check against its input; the message names the file.
 
     Raises:
         ShapeError: its dtype or dimensions do not fit.
@@ -164,7 +172,8 @@ def read_array(path: Path) -> Array:
     """Read an array from a NumPy file, or from a file with one ONNX TensorProto.
 
     Raises:
-        ModelError: the file holds neither.
+        ModelError: the file is neither.
+        OSError: the file cannot be opened.
     """
     try:
         if path.suffix == ".pb":
@@ -205,6 +214,6 @@ def _random(value: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> 
     if type_.dtype == "string":
         return np.full(shape, "text", dtype=object)
     if dtype.kind in "iu":
-        # Small: as likely to be an index or a token as a quantity.
+        # 0 and 1, because integers are often indices or tokens.
         return rng.integers(0, 2, shape).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""Commands that measure: bench against other runtimes, profile by kernel, compile kernels ahead."""
+"""The commands `subgraph bench`, `profile` and `warmup`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def warmup(args: argparse.Namespace) -> None:
 
 
 def _profile_nodes(args: argparse.Namespace) -> None:
-    """Time every node alone on each device, and transfers; HETERO places nodes by these times."""
+    """Time every node alone on each device, and transfers, for HETERO's placement by cost."""
     from subgraph.devices.placement import place_by_cost, placement_cost
     from subgraph.devices.profiles import measure, write_profile
 

@@ -1,4 +1,4 @@
-"""Where a command's results go: tables and lines on a terminal, or one JSON object."""
+"""Output of commands: tables and lines on a terminal, or one JSON object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 def ready_streams() -> None:
-    """Let what a stream's encoding lacks be written as escapes, and a closed stream swallow all."""
+    """Make standard streams escape characters outside their encoding, and accept text if closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -28,15 +28,15 @@ def ready_streams() -> None:
 
 
 def drop_output() -> None:
-    """Let nothing more be written to standard output, which cannot take it, at exit either."""
+    """Redirect standard output to the null device, so that Python's flush at exit succeeds."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Output:
-    """Where a command's results go: tables and lines on a terminal, or one JSON object."""
+    """Output of a command: tables and lines or, with ``--json``, only the object of `finish`."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Take ``--json`` from the arguments."""
+        """Choose the form of output by the argument ``json``."""
         self._json = bool(args.json)
         if not self._json:
             from rich.console import Console
@@ -45,14 +45,14 @@ class Output:
                 def on_broken_pipe(self) -> None:
                     raise BrokenPipeError  # `subgraph.tools.cli.main` ends quietly; rich would exit
 
-            # Into a pipe or file, lines are as long as the tables need.
+            # rich would wrap tables at 80 columns in a pipe or file.
             self._console = Lines(
                 width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
             )
 
     @contextmanager
     def progress(self, what: str) -> Generator[None]:
-        """Show that something is under way, on a terminal, until the block ends."""
+        """Show a spinner on a terminal until the ``with`` block ends."""
         if self._json or not sys.stderr.isatty():
             yield
             return
@@ -63,7 +63,15 @@ class Output:
 
     @contextmanager
     def bar(self, what: str, total: int) -> Generator[Callable[[int, str], None]]:
-        """Show a bar; call what this gives with how many are done and what is being done."""
+        """Show a progress bar on a terminal until the ``with`` block ends.
+
+        Args:
+            what: The work, such as "compiling".
+            total: Number of items.
+
+        Yields:
+            A function that updates the bar: number of completed items, name of the present one.
+        """
         if self._json or not sys.stderr.isatty():
             yield lambda done, doing: None
             return
@@ -80,7 +88,7 @@ class Output:
             yield show
 
     def table(self, title: str, rows: Sequence[Row]) -> None:
-        """Print rows under their keys."""
+        """Print rows as a table whose columns are their keys; nothing if there are no rows."""
         if self._json or not rows:
             return
         from rich.table import Table
@@ -96,7 +104,7 @@ class Output:
         self._console.print(table)
 
     def facts(self, facts: Row) -> None:
-        """Print names and single values."""
+        """Print a line for each name and value."""
         for key, value in facts.items():
             self.line(f"{key.replace('_', ' ')}: {cell(value)}")
 
@@ -106,13 +114,13 @@ class Output:
             self._console.print(text, markup=False)
 
     def finish(self, everything: Row) -> None:
-        """Print the JSON object, if that was asked for."""
+        """Print ``everything`` as a JSON object if the command has ``--json``."""
         if self._json:
             print(json.dumps(_in_json(everything), default=str, allow_nan=False))
 
 
 def _in_json(value: Any) -> Any:
-    """Return a value with texts for the floats that JSON cannot write: "NaN", "Infinity"."""
+    """Return a value with strings for floats that JSON lacks: "NaN", "Infinity", "-Infinity"."""
     if isinstance(value, dict):
         table: Row = value  # pyright: ignore[reportUnknownVariableType]
         return {key: _in_json(item) for key, item in table.items()}
@@ -124,7 +132,7 @@ def _in_json(value: Any) -> Any:
 
 
 def cell(value: Any) -> str:
-    """Return a value as a table shows it."""
+    """Return the text of a value in a table."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

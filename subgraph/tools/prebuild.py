@@ -1,9 +1,9 @@
-"""Compile the kernels of the usual families ahead of time, for levels of instruction sets.
+"""Compile the kernels of common model families ahead of time, for levels of instruction sets.
 
-``make kernels`` runs this; `subgraph.engine.toolchain.prebuilt` reads the files. Which kernels the
-families need is found by planning them for each level, whatever machine this is; none of their code
-is run. What was compiled before is taken from the kernel cache, so that an interrupted build goes
-on.
+``make kernels`` runs this; `subgraph.engine.toolchain.prebuilt` reads the files. The families are
+planned for each level to find the kernels that they need; the kernels do not run, so that any
+machine can build for all levels. Kernels in the kernel cache are not compiled again, so that an
+interrupted build continues.
 
 usage: python -m subgraph.tools.prebuild [--output FOLDER] [--level NAME ...] [MODEL.onnx ...]
 """
@@ -34,19 +34,19 @@ from subgraph.system import host, prebuilt_files
 from subgraph.system.objectcache import ObjectCode
 from subgraph.tools.warmup import prepared_graphs
 
-_THREADS = (1, 4)  # kernels may differ where a model runs on several
-_LIMIT = 15_000_000  # bytes of all files together
+_THREADS = (1, 4)  # numbers of threads to plan for: one thread and several may need other kernels
+_LIMIT = 15_000_000  # bytes of all files together, so that a wheel stays small
 
 
 @attrs.frozen
 class Built:
-    """What was made for one level.
+    """The file of one level.
 
     Attributes:
         level: The level.
-        path: The file.
-        kernels: How many kernels are in it.
-        size: Its bytes.
+        path: Path of the file.
+        kernels: Number of kernels in the file.
+        size: Bytes of the file.
     """
 
     level: IsaLevel
@@ -56,8 +56,8 @@ class Built:
 
 
 def kernels_of(level: IsaLevel, models: Sequence[Path]) -> list[Kernel]:
-    """Return the kernels that the usual families and some models need on a level's machines."""
-    entry.method()  # for this machine: what is recorded is called through it
+    """Return the kernels that the families and ``models`` need on a level's machines."""
+    entry.method()  # compiled for this machine, before the target changes
     with toolchain.recording() as found:
         for processor in level.planned_as:
             with host.target(level.isa._replace(cpu=processor), level.architecture):
@@ -66,8 +66,8 @@ def kernels_of(level: IsaLevel, models: Sequence[Path]) -> list[Kernel]:
 
 
 def _plan(models: Sequence[Path]) -> None:
-    """Plan what is built in and the models, with weights in the layouts of kernels; run nothing."""
-    toolchain.address(iterations.loop_kernel())  # a loop asks for it only when it runs
+    """Plan the families and the models, weights included, without running their kernels."""
+    toolchain.address(iterations.loop_kernel())  # planning does not request this one
     for _, make in [*prepared_graphs(()), *(prepared_graphs(models) if models else ())]:
         graph = make()
         for threads in _THREADS:
@@ -81,13 +81,13 @@ def _plan(models: Sequence[Path]) -> None:
 def build(folder: Path, levels: Sequence[IsaLevel], models: Sequence[Path]) -> list[Built]:
     """Compile and write the files of some levels.
 
-    A kernel stands in the file of the lowest level whose code serves: one that uses no instructions
-    for bytes is not compiled again for the levels that have them.
+    A kernel is in the file of the lowest level whose code suits: one that depends on no feature of
+    a higher level is not compiled again for that.
 
     Args:
-        folder: Where to write them.
+        folder: Folder of the files.
         levels: The levels, the lowest first.
-        models: Models beside the usual families whose kernels are compiled, too.
+        models: ONNX files besides the families.
     """
     built: list[Built] = []
     below: dict[Kernel, ObjectCode] = {}
@@ -107,7 +107,7 @@ def build(folder: Path, levels: Sequence[IsaLevel], models: Sequence[Path]) -> l
 
 
 def _serves(below: Mapping[Kernel, ObjectCode], kernel: Kernel, level: IsaLevel) -> bool:
-    """Return whether the code of a lower level is as good as that of this one."""
+    """Return whether a lower level has code of a kernel that this level would not improve."""
     code = below.get(kernel)
     return (
         code is not None
@@ -121,7 +121,7 @@ def _same(below: Mapping[Kernel, ObjectCode], kernel: Kernel, code: ObjectCode) 
 
 
 def compiled_codes(level: IsaLevel, kernels: Sequence[Kernel]) -> dict[Kernel, ObjectCode]:
-    """Compile kernels in as many processes as there are cores; show counts."""
+    """Compile kernels for a level, a process for each core; print progress."""
     codes: dict[Kernel, ObjectCode] = {}
     start = time.perf_counter()
     context = multiprocessing.get_context("spawn")
@@ -137,7 +137,7 @@ def compiled_codes(level: IsaLevel, kernels: Sequence[Kernel]) -> dict[Kernel, O
 
 
 def _enter(name: str) -> None:
-    """Let a process compile for a level from now on."""
+    """Set the level for which this worker process compiles."""
     level = level_named(name)
     host.set_target(level.isa, level.architecture)
 
@@ -157,7 +157,14 @@ def write_level(
     codes: Mapping[Kernel, ObjectCode],
     texts: Mapping[str, ObjectCode],
 ) -> Built:
-    """Write the file of a level: kernels, and code made of texts (see `toolchain.native`)."""
+    """Write the file of a level.
+
+    Args:
+        folder: Folder of the file.
+        level: The level.
+        codes: Code of kernels.
+        texts: Code of LLVM assembly, by its text (see `toolchain.native`).
+    """
     named = {**{kernel.description: code for kernel, code in codes.items()}, **texts}
     modules = sorted({kernel.module for kernel in codes})
     path = folder / f"{level.name}.pack"
@@ -172,7 +179,7 @@ def write_level(
 
 
 def _write_schemas(folder: Path) -> None:
-    """Write the schemas of the operators, which a fresh machine need not ask onnx for then."""
+    """Write the operators' schemas, so that a new machine need not import onnx for them."""
     key = schema_cache.release_key()
     if key is not None:
         path = folder / f"{schema_cache.PREBUILT}.pack"
@@ -180,16 +187,16 @@ def _write_schemas(folder: Path) -> None:
 
 
 def level_named(name: str) -> IsaLevel:
-    """Return a level.
+    """Return the level of a name.
 
     Raises:
-        KeyError: There is none of that name.
+        KeyError: There is no level of that name.
     """
     return {level.name: level for level in LEVELS}[name]
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Build the files, say what is in them, and fail if they are larger than a wheel may be."""
+    """Build the files, print their sizes, and exit with an error if they exceed `_LIMIT`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="*", type=Path, help="models beside the usual families")
     default = prebuilt_files.package_folder()

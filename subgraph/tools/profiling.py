@@ -1,4 +1,4 @@
-"""Profiles of whole runs: time, arithmetic and traffic of each step beside the machine's limits."""
+"""Profiles of runs: time, FLOP/s and bandwidth of each step next to the machine's peak."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COPIES = (1 << 17, 1 << 20, 1 << 23, 1 << 27)
 
 
 def cores_of(model: CompiledModel) -> int:
-    """Return how many cores a run of a model may use."""
+    """Return the number of cores that a run of a model may use."""
     supported: Sequence[str] = model.get_property("SUPPORTED_PROPERTIES")
     asked = "INFERENCE_NUM_THREADS"
     return (int(model.get_property(asked)) if asked in supported else 0) or core_count()
@@ -34,14 +34,14 @@ def cores_of(model: CompiledModel) -> int:
 def profile_model(
     model: CompiledModel, arrays: Mapping[str, Any], repeats: int = 10
 ) -> list[ProfileEntry]:
-    """Return an entry for each step of a run, its seconds the median of ``repeats`` runs.
+    """Return an entry for each step of a run: seconds are the median of several runs.
 
-    When each step began and ended is what the last run says.
+    Begin and end of each step are those of the last run.
 
     Args:
         model: A model compiled with ``ENABLE_PROFILING``.
         arrays: Inputs by name.
-        repeats: Runs that count, after a first one that does not.
+        repeats: Number of measured runs, after one that is not measured.
     """
     request = model.create_infer_request()
     request.infer(arrays)
@@ -57,12 +57,12 @@ def profile_model(
 
 @attrs.frozen
 class Limits:
-    """What cores of this machine can do at once, as measured now.
+    """Measured peak of cores of this machine when all of them are busy.
 
     Attributes:
-        flops: Float32 operations a second of register-only multiply-add loops, one on each core.
-        bytes: Bytes a second, read and written, of a copy on each core, by the bytes that all
-            copies together touch: small ones stay in a cache.
+        flops: Float32 operations per second of multiply-add loops in registers, summed over cores.
+        bytes: Bytes per second, read and written, of copies on all cores, by the bytes that all
+            copies together touch, which decide between caches and memory.
     """
 
     flops: float
@@ -70,16 +70,16 @@ class Limits:
 
     @classmethod
     def measure(cls, cores: int) -> Limits:
-        """Measure both on ``cores`` threads at once; takes some tenths of a second."""
+        """Return the limits of ``cores`` threads; measuring takes some tenths of a second."""
         return cls(_at_once(peak_flops, cores), {n: copy_bandwidth(n, cores) for n in _COPIES})
 
     def or_better(self, other: Limits) -> Limits:
-        """Return the better of two measurements: what other work on the machine disturbed less."""
+        """Return the larger value of each limit, as other processes can only lower them."""
         fastest = {n: max(rate, other.bytes[n]) for n, rate in self.bytes.items()}
         return Limits(max(self.flops, other.flops), fastest)
 
     def row(self, entry: ProfileEntry, total: float) -> dict[str, Any]:
-        """Return an entry as a row of a table; ``total`` is the time of all entries."""
+        """Return a row of a table for an entry; ``total`` is the seconds of all entries."""
         seconds = max(entry.seconds, 1e-9)
         size = next((n for n in self.bytes if n >= entry.bytes), max(self.bytes))
         bound = max(entry.flops / self.flops, entry.bytes / self.bytes[size]) / seconds
@@ -97,16 +97,16 @@ class Limits:
 
 
 def peak_flops(repeats: int = 15) -> float:
-    """Return one core's float32 multiply-add peak, operations a second.
+    """Return one core's float32 multiply-add peak in operations per second.
 
-    Runs the largest contraction tile over operands that stay in registers and the first cache.
+    Runs the largest GEMM tile over operands in registers and the L1 cache, ``repeats`` times.
     """
     of = tiles("float32")
     depth, rows, width = 512 // of.nv, of.mr, of.width
     a, b = np.zeros(rows * 16, np.float32), np.zeros(width, np.float32)
     c = np.zeros(rows * width, np.float32)
     words = np.zeros(TileBlock.block_words, np.int64)
-    # Steps of zero bytes: every step reads the same values, nothing but the multiply-adds counts.
+    # Strides of 0 bytes between steps: every step reads the same cached values.
     loops = {"outer_count": 1, "middle_count": 1, "inner_count": 400, "steps": depth}
     strides = {"a_row": 64, "b_vector": of.lanes * 4, "c_row": width * 4, "c_vector": of.lanes * 4}
     operands = {"a": a.ctypes.data, "b": b.ctypes.data, "c": c.ctypes.data}
@@ -118,14 +118,14 @@ def peak_flops(repeats: int = 15) -> float:
 
 
 def copy_bandwidth(touched: int, cores: int = 1) -> float:
-    """Return the bytes a second, read and written, of copies on ``cores`` threads at once.
+    """Return the bytes per second, read and written, of copies on several threads.
 
     Args:
         touched: Bytes that all copies together read and write.
-        cores: How many threads copy, each a part of its own.
+        cores: Number of threads, each of which copies an array of its own.
     """
     part = touched // 2 // cores
-    # Short copies in a row, so that the call of a copy does not count.
+    # Several short copies are timed at once, so that the calls' overhead is small.
     row = max(1, (1 << 18) // part)
 
     def rate() -> float:
@@ -150,16 +150,15 @@ def _fastest(do: Callable[[], object], repeats: int) -> float:
 
 
 def _at_once(rate: Callable[[], float], cores: int) -> float:
-    """Return the sum of what threads measure that run at the same time."""
+    """Return the sum of the results of ``rate`` on ``cores`` concurrent threads."""
     with ThreadPoolExecutor(cores) as threads:
         return sum(one.result() for one in [threads.submit(rate) for _ in range(cores)])
 
 
 def write_trace(path: Path, entries: Sequence[ProfileEntry]) -> None:
-    """Write entries where and when they ran, in the trace event format of Chrome and Perfetto.
+    """Write the begin, end and thread of entries in the trace event format of Chrome and Perfetto.
 
-    A thread, or a queue of a device, has a row of its own; steps of one that ran at the same time,
-    as independent branches do, have more.
+    Each thread and each queue of a device has a row, and further rows for overlapping steps.
     """
     known = [entry for entry in entries if entry.start]
     begin = min((entry.start for entry in known), default=0.0)
@@ -197,10 +196,10 @@ def _row_name(entry: ProfileEntry) -> str:
 def _rows(entries: Sequence[ProfileEntry]) -> list[int]:
     """Return the row of each entry, counted from 1.
 
-    Those of one thread share a row if they follow each other, or one holds the other.
+    Entries of one thread share a row unless they overlap partially; nested ones share it, too.
     """
     rows: dict[int, int] = {}
-    open_in: dict[tuple[object, int], list[float]] = {}  # ends of what is under way, by row
+    open_in: dict[tuple[object, int], list[float]] = {}  # ends of entries not yet ended, by row
     numbers: dict[tuple[object, int], int] = {}
     order = sorted(range(len(entries)), key=lambda k: (entries[k].start, -entries[k].end))
     for position in order:

@@ -1,7 +1,7 @@
 """Compile kernels ahead of time, so that the first run of a model finds them on disk.
 
-Models say best which kernels they need: each is compiled for the CPU and run once on random inputs.
-Without models, small graphs of the usual families stand in for them.
+Each given model is compiled for the CPU and run once on random inputs. Without models, small graphs
+of common families are (`subgraph.tools.warmup_graphs`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Make = Callable[[], Graph]
 
 
 def prepared_graphs(models: Sequence[Path]) -> list[tuple[str, Make]]:
-    """Return names and functions that give the graphs: the models', or those of all families."""
+    """Return names of graphs, and functions that make them: of the models, or of all families."""
     return [(path.stem, partial(sg.load, path)) for path in models] or list(FAMILIES.items())
 
 
@@ -29,11 +29,11 @@ def warm(graphs: Sequence[tuple[str, Make]], report: Callable[[int, str], None])
     """Compile the kernels that graphs need on the CPU, for one thread and for all.
 
     Args:
-        graphs: What `prepared_graphs` gives.
-        report: Called with how many graphs are done, and the graph or kernel at work.
+        graphs: Names and functions, as `prepared_graphs` returns them.
+        report: Called with the number of completed graphs and the present graph or kernel.
 
     Returns:
-        How many kernels were compiled; the others were on disk.
+        Number of kernels that were compiled; the others were on disk.
     """
     compiled = done = 0
 

@@ -1,7 +1,7 @@
-"""What `subgraph warmup` compiles without a model: graphs that need the kernels of common families.
+"""Small graphs that need the kernels of common model families, for `subgraph warmup` without model.
 
-A kernel depends on dtypes, attributes and the machine, hardly ever on sizes, so a few small graphs
-stand for many models. Each function builds those of one family.
+A kernel depends on dtypes, attributes and the machine, hardly ever on sizes, so that a few small
+graphs represent many models. Each function builds the graph of one family.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Activation = Callable[[Any], Any]
 
 
 class _Weights:
-    """Gives out parameters of one value under fresh names."""
+    """Makes parameters with distinct names, all elements equal."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -32,7 +32,7 @@ class _Weights:
 
 
 def _shape(value: Value) -> tuple[int, ...]:
-    """Return the sizes of a value, all of which are known here."""
+    """Return the shape of a value, which is static."""
     assert isinstance(value.type, TensorType)
     assert value.type.shape is not None
     return tuple(int(size) for size in value.type.shape)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def _padded(x: Any, w: Value, stride: int = 1, group: int = 1, dilation: int = 1) -> Any:
-    """Return a convolution that keeps the image's size when its stride is 1."""
+    """Return a convolution with same padding: it preserves the image's size if its stride is 1."""
     taps = _shape(w)[2:]
     pads = [(tap - 1) * dilation // 2 for tap in taps] * 2
     strides, dilations = [stride] * len(taps), [dilation] * len(taps)
@@ -108,7 +108,7 @@ def _strided() -> Graph:
 
 
 def _stems() -> Graph:
-    """Return first convolutions of networks: of one and three channels, by the usual filters."""
+    """Return first convolutions of networks: one and three channels, usual filter sizes."""
     w, grey, image = _Weights(), sg.input("grey", (1, 1, 28, 28)), sg.input("image", (1, 3, 64, 64))
     outputs = [
         ops.Relu(_padded(x, w(32, channels, taps, taps), stride))
@@ -123,7 +123,7 @@ def _stems() -> Graph:
 
 
 def _narrow() -> Graph:
-    """Return convolutions whose channels fill vectors of 512 bits badly, those of 256 bits well."""
+    """Return convolutions whose channels are multiples of 8, not 16, as in ShuffleNet."""
     w, x = _Weights(), sg.input("image", (1, 3, 64, 64))
     h = ops.Relu(_padded(x, w(24, 3, 3, 3), 2))
     h = ops.MaxPool(h, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
@@ -290,7 +290,7 @@ def _recurrent() -> Graph:
 
 
 def _loops() -> Graph:
-    """Return turns whose number is an input: those that cannot be unfolded."""
+    """Return a Loop whose number of iterations is an input, so that it cannot be unrolled."""
     turns, x = sg.input("turns", (), "int64"), sg.input("x", (1, 32))
     number, going = sg.input("number", (), "int64"), sg.input("going", (), "bool")
     state = sg.input("state", (1, 32))
