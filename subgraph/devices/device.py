@@ -215,8 +215,11 @@ class Device:
             names = set(origins(node))
             names.update((node.name, *region_of(node).split(",")))
             seen |= names
-            text = self._own_op_reason(node) or prepared.refused.get(node.name, "")
-            text = text or self._refusal(node, options)
+            text = self._own_op_reason(node)
+            if not text and prepared.refused is not None:
+                text = prepared.refused.get(node.name, "")
+            elif not text:
+                text = self._refusal(node, options)
             if text:
                 reasons.update((name, text) for name in names if name not in reasons)
         refuse_with_users(graph, seen, reasons)

@@ -18,13 +18,13 @@ class PreparedGraph:
 
     Attributes:
         graph: Result of `Device.transform`.
-        refused: Reasons by name of the nodes of ``graph`` that the device cannot run;
-            `Device.supports` is asked about the others.
+        refused: Reasons by name of the nodes of ``graph`` that the device cannot run; None:
+            `Device.supports` is asked about each node.
         found: More results that the device needs to compile the graph, in a form of its own.
     """
 
     graph: Graph
-    refused: Mapping[str, str] = attrs.field(factory=dict[str, str])
+    refused: Mapping[str, str] | None = None
     found: Any = None
 
 

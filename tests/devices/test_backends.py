@@ -185,6 +185,41 @@ def test_answers_for_some_options_are_not_those_for_others() -> None:
     assert len(sg.query_model(graph, "ONNXRUNTIME")) == 2
 
 
+def test_nodes_without_users_are_asked_about_like_others() -> None:
+    """The library was given an empty model for each, and one answer to it held for all of them."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+    def queried(op_type: str, domain: str = "") -> sg.QueryResult:
+        x = sg.input("x", type=sg.TensorType("float32", (2, 3)))
+        unused = sg.Node(op_type, [x], outputs=1, name="unused", domain=domain)
+        unused.outputs[0].type = x.type
+        graph = sg.Graph([x], [ops.Neg(ops.Relu(x))], "unused_node", nodes=[unused])
+        return sg.query_model(graph, "ONNXRUNTIME")
+
+    assert len(queried("Tanh")) == 3
+    found = queried("Unheard", "of.nobody")
+    assert len(found) == 2
+    assert "Unheard" in found.reasons["unused"]
+    assert len(queried("Tanh")) == 3
+
+
+def test_a_node_is_written_once_for_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    graph, _ = dense()
+    core = sg.Core()
+    core.device("ONNXRUNTIME")
+    written: list[int] = []
+    original = base._serialized  # pyright: ignore[reportPrivateUsage]
+
+    def counted(model: sg.Graph, array_of: Any) -> bytes:
+        written.append(len(model.nodes))
+        return original(model, array_of)
+
+    monkeypatch.setattr(base, "_serialized", counted)
+    assert len(core.query_model(graph, "ONNXRUNTIME")) == 3
+    assert sorted(written) == [1, 1, 1, 3]
+
+
 @pytest.mark.parametrize(
     ("requirement", "message"),
     [

@@ -20,9 +20,10 @@ from typing import Any, ClassVar, Protocol
 import attrs
 import numpy as np
 
-from subgraph.devices.device import Config, Device
+from subgraph.devices.device import Device
+from subgraph.devices.query import PreparedGraph
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
-from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.operator import is_random
@@ -121,31 +122,27 @@ class Backend(Device):
         self.library = import_library(self.module, self.requirement, self.title)
         self._answers: dict[bytes, str] = {}  # reasons of refusals, by `_key`
 
-    def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
-        """Return the nodes that the library compiles, as {node name: device name}.
-
-        The library is asked about all nodes together first, and about each alone if it refuses.
-        """
-        options = self.options_for(config)
-        nodes = [node for node in graph.nodes if not self._static_refusal(node)]
+    def _prepare(self, graph: Graph, options: Any) -> PreparedGraph:
+        """Ask the library about all nodes together first, and about each alone if it refuses."""
+        graph = self._transformed(graph, options)
+        refused = {n.name: text for n in graph.nodes if (text := self._static_refusal(n))}
+        nodes = [n for n in graph.nodes if n.name not in refused and not self._own_op_reason(n)]
         piece = Cutter(graph).cut_out(nodes, graph.name) if len(nodes) > 1 else None
-        if piece is not None and not self._tried(
+        together = piece is not None and not self._answer(
             _serialized(piece.inner, _small_or_zeros), options
-        ):
-            self._answers.update((_key(_single_node_model(node), options), "") for node in nodes)
-        return super().query_model(graph, config)
+        )
+        for node in nodes:
+            model = _single_node_model(node)
+            if together:
+                self._answers[_key(model, options)] = ""
+            elif text := self._answer(model, options):
+                refused[node.name] = text
+        return PreparedGraph(graph, refused)
 
     def supports(self, node: Node, options: Any) -> bool | Reject:
         """Return whether the library compiles a model of this one node, else its own reason."""
-        reason = self._static_refusal(node)
-        if reason:
-            return Reject(reason)
-        model = _single_node_model(node)
-        key = _key(model, options)
-        known = self._answers.get(key)
-        if known is None:
-            known = self._answers[key] = self._tried(model, options)
-        return Reject(known) if known else True
+        reason = self._static_refusal(node) or self._answer(_single_node_model(node), options)
+        return Reject(reason) if reason else True
 
     def _static_refusal(self, node: Node) -> str:
         """Return why the library is not asked about a node; "" to ask it."""
@@ -159,8 +156,15 @@ class Backend(Device):
             return "random numbers are drawn by Subgraph, so that a seed gives the same ones"
         return self.refusal(node)
 
+    def _answer(self, model: bytes, options: Any) -> str:
+        """Return why the library refuses a model; "" if it takes it. Each model is tried once."""
+        key = _key(model, options)
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = self._tried(model, options)
+        return answer
+
     def _tried(self, model: bytes, options: Any) -> str:
-        """Return why the library refuses a model; "" if it takes the model."""
         try:
             self.try_library_model(model, options)
         except (ConfigError, MemoryError):  # not about the model
@@ -379,13 +383,21 @@ def _key(model: bytes, options: Any) -> bytes:
 
 def _single_node_model(node: Node) -> bytes:
     """Return a model of one node with normal names, so that equal nodes give equal bytes."""
-    from subgraph.partition.regions import region_model
+    graph = node.graph
+    assert graph is not None, "a device is asked about nodes of a graph"
+    values: dict[Value, Value] = {}
 
-    assert node.graph is not None, "a device is asked about nodes of a graph"
-    piece = Cutter(node.graph).cut_out([node], "node")
-    if piece is None:  # nothing uses its outputs
-        return b""
-    model = region_model(piece.inner)
+    def source(value: Value) -> Value:
+        # An input with a default is not a weight: a run may replace it.
+        parameter = None if value in graph.inputs else value.parameter
+        copy = values[value] = Value(value.name, value.type, parameter=parameter)
+        return copy
+
+    (copy,) = copy_nodes([node], values, source)
+    inputs = [v for v in values.values() if v.producer is None and v.parameter is None]
+    used = [v for v in node.outputs if v.uses or v in graph.outputs]
+    outputs = [values[v] for v in used or node.outputs]
+    model = Graph(inputs, outputs, "node", nodes=[copy], opsets=graph.opsets)
     for k, value in enumerate(model.values()):
         value.name = f"v{k}"
     for inner in model.nodes:

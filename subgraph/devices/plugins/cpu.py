@@ -23,13 +23,12 @@ from subgraph.engine.planner.lowering import LOWERINGS, lowering
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.program import pool
 from subgraph.engine.region.region_op import Guards
-from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
 from subgraph.operators.schema import contributed
 from subgraph.operators.subgraph_op import SubgraphOp
 from subgraph.partition.regions import without_default_regions
-from subgraph.partition.selector import Reject
 from subgraph.runtime.control_flow import is_branching, is_nested
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.system import host
@@ -77,10 +76,6 @@ class CpuDevice(Device):
         fused, guards = fuse(graph, options)
         found = dry_run(fused, plan_options(options))
         return PreparedGraph(fused, found.refused, (guards, found))
-
-    def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
-        """Return True: a query asks only about nodes that a dry run could plan."""
-        return True
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         # The op fuses by itself, and anew when a number that a fusion has looked at changes.

@@ -19,7 +19,7 @@ from subgraph.engine.planner.dry_run import refusals
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.region.region_op import Guards, RegionOptions
 from subgraph.errors import DeviceError
-from subgraph.graph.graph import Graph, Node
+from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter
 from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering, cl_lowering
 from subgraph.opencl.region_op import ClSubgraphOp
@@ -29,7 +29,6 @@ from subgraph.operators.builder import input, operator, parameter
 from subgraph.operators.schema import contributed
 from subgraph.operators.subgraph_op import SubgraphOp
 from subgraph.partition.regions import without_default_regions
-from subgraph.partition.selector import Reject
 from subgraph.runtime.control_flow import is_nested
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.transform.pass_manager import apply_pass
@@ -86,10 +85,6 @@ class OpenclDevice(Device):
         assert isinstance(options, OpenclOptions)
         fused = self.transform(graph, options)
         return PreparedGraph(fused, refusals(fused, self._plan_options(options)))
-
-    def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
-        """Return True: a query asks only about nodes that a dry run could plan."""
-        return True
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         # The op fuses by itself, and anew when a number that a fusion has looked at changes.
