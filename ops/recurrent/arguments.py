@@ -1,8 +1,13 @@
-"""Arguments of the kernel that runs LSTM, GRU and RNN along sequences."""
+"""Arguments of the kernel that runs LSTM, GRU and RNN along sequences, and what it lays out."""
 
 from __future__ import annotations
 
 from subgraph.engine.codegen.arguments import Address, KernelArguments
+
+# Gates of a cell: rows of W and R for each hidden element.
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+# Bytes after a row of quantized states: their sum, int32, and padding to a cache line.
+ROW_SUM_BYTES = 64
 
 
 class CellsArguments(KernelArguments):
@@ -11,13 +16,14 @@ class CellsArguments(KernelArguments):
     There are directions * ceil(batch / rows) units. All strides are bytes. A row is the ``padded``
     elements of a gate or of a state.
 
-    A worker's scratch holds ``gates + 3`` rows for each sequence of a unit. With weights of bytes
-    all sequences are one unit's, and scratch is as many bytes as a row has elements, and
-    ``BESIDE``, for each sequence, too.
+    A worker's scratch holds ``gates + 3`` rows for each sequence of a unit: hidden states, cell
+    states, one for GRU's last gate, sums of the gates. With int8 weights a unit has all sequences
+    of a direction, and scratch has ``padded + ROW_SUM_BYTES`` bytes more for each, for its
+    quantized states.
 
     Attributes:
-        inputs: The inputs times their weights, plus biases; its gates are padded, but for weights
-            of bytes.
+        inputs: The inputs times their weights, plus biases; each gate is padded unless weights are
+            int8.
         inputs_step: Stride of the inputs between steps.
         inputs_sequence: Between sequences.
         inputs_direction: Between directions.
@@ -25,8 +31,9 @@ class CellsArguments(KernelArguments):
         weights_direction: Their stride between directions.
         last_weights: Recurrence weights of GRU's last gate in panels.
         last_direction: Their stride between directions.
-        last_bias: Recurrence bias of GRU's last gate, a row for each direction, if it is linear.
-        peepholes: Three rows for each direction, if there are peepholes.
+        last_bias: Recurrence bias of GRU's last gate, a row for each direction; only with
+            ``linear_before_reset``.
+        peepholes: Three rows for each direction (gates i, o, f), if there are peepholes.
         hidden: Initial hidden states; 0: zeros.
         cell: Initial cell states; 0: zeros.
         state_sequence: Stride of states between sequences.
@@ -43,7 +50,7 @@ class CellsArguments(KernelArguments):
         size: Elements of a state.
         padded: The same, rounded up to whole vectors.
         direction: The direction of the first unit.
-        backwards: Whether that goes backwards (1).
+        backwards: Whether the first direction goes backwards (1); the second always does.
         rows: Sequences of a unit.
         scratch: Scratch of the first worker.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
@@ -54,9 +61,9 @@ class CellsArguments(KernelArguments):
         g_beta: Beta of the second activation.
         h_alpha: Alpha of the third activation.
         h_beta: Beta of the third activation.
-        scales: Of weights of bytes: the scales of columns, rows ``[directions][gates]``, float32.
-        sums: Their sums, shaped as the scales, int32.
-        zeros: Their zero points, shaped as the scales, int32; 0: all are 0.
+        scales: Of int8 weights: the scales of columns, rows ``[directions][gates]``, float32.
+        sums: The sums of columns, shaped as the scales, int32.
+        zeros: The zero points of columns, shaped as the scales, int32; 0: all are 0.
     """
 
     inputs: Address

@@ -1,6 +1,7 @@
-"""Parts of recurrent kernels: activations, and what a cell makes of the sums of its gates.
+"""Parts of recurrent kernels: activations, and the next states from the sums of a cell's gates.
 
-A state is a row of ``row`` bytes, and so is each gate of the sums at ``at``.
+In all functions ``a`` are the kernel's arguments, ``at`` the sums of the gates, ``h`` and ``c`` the
+hidden and the cell state; a state and a gate are rows of ``row`` bytes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def activation_functions(v: Any, names: tuple[str, ...], clip: bool) -> list[Fun
 
     Args:
         v: Operations on vectors.
-        names: In lower case, as the standard lists them.
-        clip: Whether their arguments are bounded.
+        names: In lower case, as the standard lists them; fewer than three are repeated.
+        clip: Their arguments are bounded.
     """
     made = [_activation(name, v, k, clip) for k, name in enumerate(names)]
     return [*made, *made, *made][:3]
@@ -35,15 +36,15 @@ def lstm_cell(v: Any, functions: list[Function], coupled: bool, peepholes: bool)
     Args:
         v: Operations on vectors.
         functions: The activations.
-        coupled: ``input_forget``: the forget gate is one less the input gate.
-        peepholes: Whether the cell state reaches the gates.
+        coupled: ``input_forget``: the forget gate is 1 - the input gate.
+        peepholes: Cell states, times ``holes``, are added to the gates.
     """
     load, store, fma, splat, size = v.load, v.store, v.fma, v.splat, v.lanes * v.itemsize
     f, g, h_of = functions
 
     @register_jitable
-    def long_memory(a: CellsArguments, at: int, h: int, c: int, holes: int, row: int) -> None:
-        """Update states; gates are in the order input, output, forget, cell."""
+    def lstm(a: CellsArguments, at: int, h: int, c: int, holes: int, row: int) -> None:
+        """Update the states; gates are in the order input, output, forget, cell."""
         for j in range(0, row, size):
             cell = load(c + j)
             i, forget, o = load(at + j), load(at + 2 * row + j), load(at + row + j)
@@ -58,7 +59,7 @@ def lstm_cell(v: Any, functions: list[Function], coupled: bool, peepholes: bool)
             store(c + j, cell)
             store(h + j, f(a, o) * h_of(a, cell))
 
-    return long_memory
+    return lstm
 
 
 def rnn_cell(v: Any, functions: list[Function]) -> Function:
@@ -66,23 +67,25 @@ def rnn_cell(v: Any, functions: list[Function]) -> Function:
     load, store, size, f = v.load, v.store, v.lanes * v.itemsize, functions[0]
 
     @register_jitable
-    def simple(a: CellsArguments, at: int, h: int, row: int) -> None:
+    def rnn(a: CellsArguments, at: int, h: int, row: int) -> None:
         for j in range(0, row, size):
             store(h + j, f(a, load(at + j)))
 
-    return simple
+    return rnn
 
 
 def gru_cell(v: Any, functions: list[Function], linear: bool) -> tuple[Function, Function]:
     """Return two functions of GRU.
 
-    ``reset_state(a, at, h, to, row)`` writes the state times the reset gate, and
-    ``gated(a, at, h, inner, inputs, row)`` the next state.
+    ``reset_state(a, at, h, to, row)`` writes the state times the reset gate to ``to``.
+    ``gated(a, at, h, inner, inputs, row)`` writes the next state; ``inner`` are the sums of the
+    last gate, with ``linear`` without its ``inputs``.
 
     Args:
         v: Operations on vectors.
         functions: The activations.
-        linear: ``linear_before_reset``: the reset gate multiplies what the recurrence adds.
+        linear: ``linear_before_reset``: the reset gate multiplies the recurrence of the last gate,
+            not the state that goes into it.
     """
     load, store, fma, splat, size = v.load, v.store, v.fma, v.splat, v.lanes * v.itemsize
     f, g = functions[:2]
@@ -95,7 +98,7 @@ def gru_cell(v: Any, functions: list[Function], linear: bool) -> tuple[Function,
 
     @register_jitable
     def gated(a: CellsArguments, at: int, h: int, inner: int, inputs: int, row: int) -> None:
-        """Gates in the order update, reset, hidden; ``inner`` is the recurrence of the last."""
+        """Update the state; gates are in the order update, reset, hidden."""
         for j in range(0, row, size):
             z, n = f(a, load(at + j)), load(inner + j)
             if linear:
@@ -145,7 +148,7 @@ def _plain(name: str, v: Any) -> Function:
     vmath_name = name if name in ("sigmoid", "softplus") else "expm1" if name == "elu" else "tanh"
     known = vmath.function(vmath_name, v.dtype, v.lanes)
 
-    def simple(x: Any, a: Any, b: Any) -> Any:
+    def rnn(x: Any, a: Any, b: Any) -> Any:
         return known(x)
 
     def relu(x: Any, a: Any, b: Any) -> Any:
@@ -182,4 +185,4 @@ def _plain(name: str, v: Any) -> Function:
         "softsign": softsign,
         "thresholdedrelu": threshold,
     }
-    return register_jitable(formulas.get(name, simple))
+    return register_jitable(formulas.get(name, rnn))

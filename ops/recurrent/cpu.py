@@ -30,30 +30,18 @@ from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, tiles
 from subgraph.system import host
 
-from .arguments import CellsArguments
-from .op import BESIDE
-
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-_USUAL = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
-# What alpha and beta are where they are not given, for activations that take them.
-_DEFAULTS: dict[str, tuple[float, ...]] = {
-    "affine": (1.0, 0.0),
-    "elu": (1.0,),
-    "hardsigmoid": (0.2, 0.5),
-    "leakyrelu": (0.01,),
-    "relu": (),
-    "scaledtanh": (1.0, 1.0),
-    "sigmoid": (),
-    "softplus": (),
-    "softsign": (),
-    "tanh": (),
-    "thresholdedrelu": (1.0,),
-}
+from .arguments import GATES, ROW_SUM_BYTES, CellsArguments
+from .op import ACTIVATION_DEFAULTS, DEFAULT_ACTIVATIONS
 
 
 @attrs.frozen
 class Activations:
-    """The activations of one direction: names in lower case, and alpha and beta of each."""
+    """The activations of one direction.
+
+    Attributes:
+        names: In lower case.
+        numbers: Alpha and beta of each, one after another; 0 for one that it does not take.
+    """
 
     names: tuple[str, ...]
     numbers: tuple[float, ...]
@@ -61,14 +49,25 @@ class Activations:
 
 @attrs.frozen
 class Cells:
-    """A recurrent operator.
+    """A recurrent operator; ``op.recurrent_operands`` describes the operands.
 
     Attributes:
         kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
         sizes: Steps, batch, elements of an input, hidden size, directions.
+        x: The inputs, or (QuantizedLSTM) their products with the weights.
+        w: Weights of the inputs (QuantizedLSTM: not used).
+        r: Recurrence weights.
+        bias: Biases.
+        lengths: Lengths of sequences; None: all have all steps.
+        hidden: Initial hidden states.
+        cell: Initial cell states.
+        peepholes: Weights of peepholes.
         activations: Those of each direction.
         batch_first: ``layout`` 1: X, Y and the states begin with the batch.
         backwards: The only direction goes backwards.
+        linear: GRU's ``linear_before_reset``.
+        coupled: LSTM's ``input_forget``.
+        clip: Bound of the arguments of activations; 0: none.
     """
 
     kind: str
@@ -90,8 +89,8 @@ class Cells:
 
     @property
     def gates(self) -> int:
-        """How many products a hidden element takes."""
-        return _GATES[self.kind]
+        """Gates of the cell."""
+        return GATES[self.kind]
 
 
 @lowering("LSTM", "GRU", "RNN", dtypes=("float32", "float64"))
@@ -101,10 +100,10 @@ def recurrent(node: Node, low: Lowering) -> None:
 
 
 def read_cells(node: Node, low: Lowering) -> Cells:
-    """Return what a node asks for.
+    """Return a node's operands and attributes.
 
     Raises:
-        Unsupported: No kernel does it.
+        Unsupported: There is no kernel for them.
     """
     x, w, r = low.input(0), low.input(1), low.input(2)
     batch_first = bool(node.attrs.get("layout", 0))
@@ -142,10 +141,20 @@ def read_cells(node: Node, low: Lowering) -> Cells:
 
 
 def activations(node: Node, kind: str, directions: int) -> tuple[Activations, ...]:
-    """Return each direction's; alpha and beta are taken in order by those that have them."""
-    usual = _USUAL[kind]
+    """Return the activations of each direction.
+
+    Args:
+        node: The node. Activations that take an alpha (beta) take the next number of
+            ``activation_alpha`` (``activation_beta``), while there is one.
+        kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
+        directions: How many there are.
+
+    Raises:
+        Unsupported: One is unknown, or there are too few.
+    """
+    usual = DEFAULT_ACTIVATIONS[kind]
     given = [text(name).lower() for name in node.attrs.get("activations") or usual * directions]
-    unknown = [name for name in given if name not in _DEFAULTS]
+    unknown = [name for name in given if name not in ACTIVATION_DEFAULTS]
     if unknown or len(given) < len(usual) * directions:
         raise Unsupported(f"{node.op_type} with activations {given}")
     sources: list[Iterator[float]] = [
@@ -155,7 +164,7 @@ def activations(node: Node, kind: str, directions: int) -> tuple[Activations, ..
     def numbers(name: str) -> list[float]:
         found = [
             float(next(source, default))
-            for source, default in zip(sources, _DEFAULTS[name], strict=False)
+            for source, default in zip(sources, ACTIVATION_DEFAULTS[name], strict=False)
         ]
         return [*found, 0.0, 0.0][:2]
 
@@ -170,41 +179,51 @@ def activations(node: Node, kind: str, directions: int) -> tuple[Activations, ..
 
 
 def padded_gates(array: Array, gates: int, padded: int) -> Array:
-    """Return ``[..., gates * hidden]`` with every gate padded by zeros."""
+    """Return an array with every gate padded by zeros.
+
+    Args:
+        array: ``[..., gates * hidden]``.
+        gates: Gates in its last dimension.
+        padded: Elements of a gate in the result, at least ``hidden``.
+    """
     hidden = array.shape[-1] // gates
     if hidden == padded:
         return array
     split = array.reshape(*array.shape[:-1], gates, hidden)
-    room = np.zeros((*split.shape[:-1], padded), array.dtype)
-    room[..., :hidden] = split
-    return room.reshape(*array.shape[:-1], gates * padded)
+    result = np.zeros((*split.shape[:-1], padded), array.dtype)
+    result[..., :hidden] = split
+    return result.reshape(*array.shape[:-1], gates * padded)
 
 
 def _input_weights(weights: Array, *, gates: int, padded: int) -> Array:
     """Return ``[input, directions * gates * padded]``."""
-    turned = padded_gates(weights.transpose(2, 0, 1), gates, padded)
-    return np.ascontiguousarray(turned.reshape(len(turned), -1))
+    transposed = padded_gates(weights.transpose(2, 0, 1), gates, padded)
+    return np.ascontiguousarray(transposed.reshape(len(transposed), -1))
 
 
 def _input_bias(biases: Array, *, gates: int, padded: int, linear: bool) -> Array:
-    """Return the biases that are added to the inputs: both, but of a linear last gate the first."""
+    """Return the biases that the product of the inputs adds.
+
+    Those of W and R, but with ``linear`` only that of W for the last gate: its reset gate
+    multiplies the recurrence and its bias.
+    """
     size = biases.shape[1] // 2
     total = biases[:, :size] + biases[:, size:]
     if linear:
-        own = size // gates
-        total[:, size - own :] = biases[:, size - own : size]
+        last = size - size // gates
+        total[:, last:] = biases[:, last:size]
     return padded_gates(total, gates, padded).reshape(-1)
 
 
 def _last_bias(biases: Array, *, gates: int, padded: int, linear: bool) -> Array:
-    """Return the recurrence bias of GRU's last gate, as far as the inputs do not have it."""
+    """Return the recurrence bias of GRU's last gate, 0 if `_input_bias` includes it."""
     hidden = biases.shape[1] // 2 // gates
     last = biases[:, -hidden:] if linear else np.zeros((len(biases), hidden), biases.dtype)
     return np.ascontiguousarray(padded_gates(last, 1, padded))
 
 
 def _panels(weights: Array, *, of: Tiles, first: int, last: int, padded: int) -> Array:
-    """Return the recurrence weights of some gates in panels, directions one after another."""
+    """Return the recurrence weights of gates [first, last) in panels, direction by direction."""
     hidden = weights.shape[2]
     part = weights[:, first * hidden : last * hidden].transpose(0, 2, 1)
     return pack_matrices(padded_gates(part, last - first, padded), of)
@@ -213,7 +232,15 @@ def _panels(weights: Array, *, of: Tiles, first: int, last: int, padded: int) ->
 def _constant(
     low: Lowering, shape: tuple[int, ...], recipe: str, make: Callable[..., Array], source: Operand
 ) -> Operand:
-    """Return what ``make`` gives of a weight as an operand."""
+    """Return an operand that is a weight computed from another.
+
+    Args:
+        low: The lowering, which caches weights.
+        shape: Shape of the result.
+        recipe: Name of the computation, in the cache and of the operand.
+        make: Computes the array.
+        source: The weight that it is computed from.
+    """
     made = Operand(f"{source.name}.{recipe}", source.dtype, shape)
     made.derived = low.weight(recipe, make, source)
     plain = Weight("plain", contiguous_array, (made.derived,))
@@ -222,7 +249,16 @@ def _constant(
 
 
 def input_products(low: Lowering, c: Cells, padded: int) -> Operand:
-    """Emit the product of all inputs: ``[first, second of X's dimensions, directions, gates]``."""
+    """Emit the product of the inputs of all steps and W, plus biases.
+
+    Args:
+        low: Where the step goes.
+        c: The operator.
+        padded: Elements of a gate in the result, at least the hidden size.
+
+    Returns:
+        ``[first, second of X's dimensions, directions, gates, padded]``, flat after the second.
+    """
     steps, batch, width, _, directions = c.sizes
     columns = directions * c.gates * padded
     inputs = Operand(c.x.name, c.x.dtype, (steps * batch, width), known=c.x.known)
@@ -239,7 +275,16 @@ def input_products(low: Lowering, c: Cells, padded: int) -> Operand:
 
 
 def last_bias(low: Lowering, c: Cells, padded: int) -> Argument:
-    """Return the recurrence bias of GRU's last gate ``[directions, padded]``."""
+    """Return the recurrence bias of GRU's last gate that the product of the inputs omits.
+
+    Args:
+        low: The lowering.
+        c: The operator.
+        padded: Elements of a gate in the result, at least the hidden size.
+
+    Returns:
+        ``[directions, padded]``, zeros where the product of the inputs includes the bias.
+    """
     if c.bias is None:
         return low.weight("zeros", np.array, np.zeros((c.sizes[4], padded), c.x.dtype))
     make = partial(_last_bias, gates=c.gates, padded=padded, linear=c.linear)
@@ -249,14 +294,22 @@ def last_bias(low: Lowering, c: Cells, padded: int) -> Argument:
 # ---------------------------------------------------------------- steps
 
 
-def team(of: Tiles, threads: int, batch: int, directions: int) -> tuple[int, Tiles]:
-    """Return how many sequences a unit takes, and the tile that suits so many."""
-    rows = min(batch, 6)
+def unit_tiling(of: Tiles, threads: int, batch: int, directions: int) -> tuple[int, Tiles]:
+    """Return the sequences of a work unit, and the tile of its recurrence.
+
+    Args:
+        of: The tiles of the dtype.
+        threads: Threads that share the units.
+        batch: Sequences of a direction.
+        directions: Directions that run at the same time.
+    """
+    rows = min(batch, 6)  # the largest tile below
     while rows > 1 and directions * -(-batch // rows) < threads:
         rows = -(-rows // 2)
     rows = -(-batch // -(-batch // rows))
     wide = host.has_32_registers()
-    # Enough sums to hide the latency of a multiply-add, as many as registers hold.
+    # Rows and vectors of the tile: at least 8 independent sums hide the latency of a multiply-add,
+    # and sums, a row of B and a broadcast fit into 16 (32) registers.
     mr, nv = next(
         (most, nv)
         for most, nv in (
@@ -278,13 +331,13 @@ def emit_cells(low: Lowering, c: Cells) -> None:
         Unsupported: This device has no kernel for it.
     """
     _, batch, _, hidden, directions = c.sizes
-    rows, of = team(tiles(c.x.dtype), low.threads, batch, directions)
+    rows, of = unit_tiling(tiles(c.x.dtype), low.threads, batch, directions)
     padded = round_up(hidden, of.lanes)
     products = input_products(low, c, padded)
     first_gates = 2 if c.kind == "GRU" else c.gates
 
     def panels(first: int, last: int) -> tuple[Argument, int]:
-        """Return the recurrence weights of some gates, and the bytes of a direction."""
+        """Return the recurrence weights of gates [first, last), and their bytes per direction."""
         if first == last:
             return 0, 0
         make = partial(_panels, of=of, first=first, last=last, padded=padded)
@@ -314,11 +367,12 @@ class Recurrence:
 
     Attributes:
         inputs: The inputs times their weights.
-        strides: Their strides in bytes between steps, sequences and directions.
-        weights: Recurrence weights in panels, and the bytes of a direction.
+        strides: Bytes of ``inputs`` between steps, sequences and directions.
+        weights: Recurrence weights in panels, and their bytes per direction; of GRU those of the
+            first two gates.
         last_weights: The same of GRU's last gate.
-        last_bias: Recurrence bias of GRU's last gate, if it is linear.
-        columns: Of weights of bytes the scales, sums and zero points of their columns.
+        last_bias: Recurrence bias of GRU's last gate, with ``linear_before_reset``.
+        columns: Scales, sums and zero points of the columns of int8 weights; None for others.
     """
 
     inputs: Argument
@@ -340,7 +394,7 @@ def emit_steps(low: Lowering, c: Cells, of: Tiles, rows: int, r: Recurrence) -> 
         r: What the steps read.
     """
     steps, batch, _, hidden, directions = c.sizes
-    in_bytes = r.columns is not None
+    int8 = {"weights": "int8"} if r.columns is not None else {}
     together = len(set(c.activations)) == 1
     count = directions if together else 1
     units = count * -(-batch // rows)
@@ -362,24 +416,27 @@ def emit_steps(low: Lowering, c: Cells, of: Tiles, rows: int, r: Recurrence) -> 
             coupled=c.coupled,
             peepholes=c.peepholes is not None,
             clip=c.clip != 0.0,
-            **({"weights": "int8"} if in_bytes else {}),
+            **int8,
         )
-        made = arguments(first)
-        low.emit(kernel, made, units, grain=grain(units, flops), flops=flops, bytes=moved)
+        low.emit(
+            kernel, arguments(first), units, grain=grain(units, flops), flops=flops, bytes=moved
+        )
 
 
 def _arguments(
     low: Lowering, c: Cells, of: Tiles, rows: int, r: Recurrence
 ) -> Callable[[int], CellsArguments]:
-    """Return what makes the arguments of `kernels.cells` from a first direction."""
+    """Return a function that makes the arguments of `kernels.cells` from a first direction."""
     steps, batch, _, hidden, _ = c.sizes
     padded = round_up(hidden, of.lanes)
     peepholes: Argument = 0
     if c.peepholes is not None:
-        peepholes = low.weight(f"peepholes {padded}", partial(_holes, padded=padded), c.peepholes)
-    beside = rows * (padded + BESIDE) if r.columns else 0
-    room = (c.gates + 3) * rows * padded * of.item + beside
-    scratch = low.scratch(room, per_worker=True)
+        peepholes = low.weight(
+            f"peepholes {padded}", partial(_padded_peepholes, padded=padded), c.peepholes
+        )
+    quantized = rows * (padded + ROW_SUM_BYTES) if r.columns else 0
+    states_and_sums = (c.gates + 3) * rows * padded * of.item
+    scratch = low.scratch(states_and_sums + quantized, per_worker=True)
     outputs = dict(enumerate(low.outputs))
     _, states, y = strides(c, hidden * of.item)
     scales, sums, zeros = r.columns or (0, 0, 0)
@@ -432,14 +489,16 @@ def _arguments(
     return arguments
 
 
-def _holes(weights: Array, *, padded: int) -> Array:
+def _padded_peepholes(weights: Array, *, padded: int) -> Array:
     return np.ascontiguousarray(padded_gates(weights, 3, padded))
 
 
 def strides(c: Cells, item: int) -> tuple[list[int], list[int], list[int]]:
-    """Return the strides of X's products, of states and of Y, in bytes of ``item`` an element.
+    """Return strides of the products of X, of states and of Y, times ``item``.
 
-    They are those between steps and sequences; sequences and directions; all three.
+    Returns:
+        Of the products between steps and sequences, of states between sequences and directions,
+        of Y between steps, sequences and directions.
     """
     steps, batch, _, _, directions = c.sizes
     if c.batch_first:

@@ -1,13 +1,13 @@
-// LSTM, GRU and RNN after the inputs were multiplied: a work-group takes one sequence in one
-// direction through all steps, its work-items share the hidden elements. T: element; BLOCK:
-// neighbouring columns that a work-item sums at a time; CELL: 4 LSTM, 3 GRU, 1 RNN (its gates);
-// F, G, H: the activations in the standard's order, of a number and their alpha and beta; BYTES:
-// the LSTM whose recurrence multiplies bytes.
+// LSTM, GRU and RNN of inputs that were multiplied by their weights: a work-group runs one sequence
+// in one direction through all steps, its work-items share the hidden elements. T: element; BLOCK:
+// adjacent columns that a work-item sums at a time; CELL: 4 LSTM, 3 GRU, 1 RNN (its gates); F, G,
+// H: the activations in the standard's order, of a number and their alpha and beta; QUANTIZED:
+// QuantizedLSTM.
 
 #define SYNC barrier(CLK_GLOBAL_MEM_FENCE)
 #define EACH(j) for (int j = get_local_id(0); j < width; j += GROUP)
 
-// What activations take: where their arguments are cut off, and their alphas and betas.
+// Numbers of the activations: the bound of their arguments (0: none), alphas and betas.
 typedef struct {
   T clip, f_a, f_b, g_a, g_b, h_a, h_b;
 } Numbers;
@@ -27,8 +27,8 @@ T third_act(T x, Numbers n) {
 }
 
 // LSTM's hidden element j from the sums of its gates, in the order input, output, forget, cell;
-// holes: those of its direction, [3, width].
-void long_memory(int j, int width, __global const T *g, __global T *h, __global T *c,
+// holes: peepholes of its direction, [3, width].
+void lstm(int j, int width, __global const T *g, __global T *h, __global T *c,
                  __global const T *holes, Numbers n) {
   T i = g[j], o = g[width + j], forget = g[2 * width + j], old = c[j];
 #if PEEPHOLES
@@ -45,8 +45,8 @@ void long_memory(int j, int width, __global const T *g, __global T *h, __global 
   h[j] = first_act(o, n) * third_act(made, n);
 }
 
-#if BYTES
-// The least and the greatest of count states, 0 among them, of a whole group.
+#if QUANTIZED
+// The least and the greatest of 0 and count states, for all work-items of a group.
 float2 range_of(__local float2 *found, __global const T *h, int count) {
   int me = get_local_id(0);
   float2 own = (float2)(0, 0);
@@ -72,11 +72,11 @@ void product(__global T *to, __global const T *scales, float step, __global cons
   }
 }
 
-// An LSTM that quantises its states in each step by the range of all sequences' states: a
-// work-group takes a direction. matrix: weights less their zero points [directions, width, 4 *
+// An LSTM that quantizes its states in each step by the range of all sequences' states: a
+// work-group runs a direction. matrix: weights less their zero points [directions, width, 4 *
 // width], scales: theirs [directions, 4 * width]; held: memory of batch * 6 * width for each
 // group, bytes: of batch * width. Other arguments are those of cells.
-__kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void byte_cells(
+__kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void quantized_cells(
     __global const T *inputs, int inputs0, __global const short *matrix, int matrix0,
     __global const T *scales, int scales0, __global const T *peepholes, int peepholes0,
     __global const T *h_first, int h_first0, __global const T *c_first, int c_first0,
@@ -121,7 +121,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void byte_cells(
         for (int gate = 0; going && gate < 4; gate++)
           g[b * size + gate * width + j] += x[gate * width + j];
         __global const T *holes = peepholes + peepholes0 + direction * 3 * width;
-        if (going) long_memory(j, width, g + b * size, h + own, c + own, holes, n);
+        if (going) lstm(j, width, g + b * size, h + own, c + own, holes, n);
         if (HAS_Y) y[t * y_step + b * y_sequence + j] = going ? h[own + j] : 0;
       }
     }
@@ -200,7 +200,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void cells(
     product(g, x, matrix, size, h, size, width);
     SYNC;
     __global const T *holes = peepholes + peepholes0 + direction * 3 * width;
-    EACH(j) long_memory(j, width, g, h, c, holes, n);
+    EACH(j) lstm(j, width, g, h, c, holes, n);
 #elif CELL == 3
     // Gates in the order update, reset, hidden.
     product(g, x, matrix, size, h, 2 * width, width);

@@ -1,7 +1,7 @@
-"""Kernels of LSTM, GRU and RNN: all steps of some sequences, after the inputs were multiplied.
+"""Kernel of LSTM, GRU and RNN: runs sequences, whose inputs were multiplied by their weights.
 
-A unit is a block of sequences in one direction: their recurrence weights are read once a step for
-all of them. Every gate is padded to whole vectors.
+A work unit is a block of sequences in one direction; each step reads the recurrence weights once
+for all of them. Every gate is padded to whole vectors.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld_i32, memcpy, memset, vec
 
-from .arguments import CellsArguments
-from .byte_kernels import byte_recurrence
+from .arguments import GATES, CellsArguments
 from .cell_parts import activation_functions, gru_cell, lstm_cell, rnn_cell
 from .product_kernels import product
+from .quantized_kernels import quantized_recurrence
 
 Function = Callable[..., Any]
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def cells(
@@ -42,26 +41,26 @@ def cells(
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector.
-        rows: Most sequences of a unit.
+        rows: Most rows of a tile of the recurrence: sequences of a unit, unless weights are int8.
         nv: Vectors of a panel.
         kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
         activations: Names in lower case, as the standard lists them.
         linear: GRU's ``linear_before_reset``.
         coupled: LSTM's ``input_forget``.
-        peepholes: LSTM's cell states reach its gates.
-        clip: What activations get is bounded.
-        weights: ``"int8"`` where those of the recurrence are bytes (LSTM), else empty.
+        peepholes: LSTM's cell states are added to its gates.
+        clip: The arguments of activations are bounded.
+        weights: ``"int8"`` for quantized recurrence weights (LSTM), ``""`` for those of ``dtype``.
     """
     arguments = view_of(CellsArguments)
     v = vec(dtype, lanes)
-    item, gates = v.itemsize, _GATES[kind]
+    item, gates = v.itemsize, GATES[kind]
     functions = activation_functions(v, activations, clip)
-    long_memory, simple = lstm_cell(v, functions, coupled, peepholes), rnn_cell(v, functions)
+    lstm, rnn = lstm_cell(v, functions, coupled, peepholes), rnn_cell(v, functions)
     reset_state, gated = gru_cell(v, functions, linear)
-    gather, times = _gatherer(item, gates), product(dtype, lanes, rows, nv)
-    advance = _recurrence(v, kind, linear, times, reset_state)
-    recur = byte_recurrence(lanes, rows, nv, gates) if weights == "int8" else _no_bytes
-    advance_bytes, add_inputs = _bytes(v, gates, recur)
+    read_inputs, multiply = _input_reader(item, gates), product(dtype, lanes, rows, nv)
+    gate_sums = _recurrence(v, kind, linear, multiply, reset_state)
+    recur = quantized_recurrence(lanes, rows, nv, gates) if weights == "int8" else _no_recurrence
+    quantized_sums, add_inputs = _int8_parts(v, gates, recur)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -79,7 +78,9 @@ def cells(
             at = inner + count * row
             state = first * a.state_sequence + direction * a.state_direction
             for given, to in ((a.hidden, memory), (a.cell, c)):
-                _start(to, given + state if given != 0 else 0, a.state_sequence, count, row, width)
+                _set_states(
+                    to, given + state if given != 0 else 0, a.state_sequence, count, row, width
+                )
             base = a.inputs + direction * a.inputs_direction
             holes = a.peepholes + direction * 3 * row
             for step in range(steps):
@@ -87,12 +88,12 @@ def cells(
                 x, between = base + t * a.inputs_step, a.inputs_sequence
                 x += first * between
                 if weights == "int8":
-                    advance_bytes(a, direction, count, memory)
+                    quantized_sums(a, direction, count, memory)
                 else:
                     if a.lengths != 0:
-                        gather(a, first, count, step, back, base, at)
+                        read_inputs(a, first, count, step, back, base, at)
                         x, between = at, gates * row
-                    advance(a, direction, count, memory, x, between)
+                    gate_sums(a, direction, count, memory, x, between)
                 for i in range(count):
                     length = _length_of(a, first + i)
                     sums, h = at + i * gates * row, memory + i * row
@@ -101,12 +102,12 @@ def cells(
                         if weights == "int8":
                             add_inputs(a, base + t * a.inputs_step + i * between, sums)
                         if kind == "LSTM":
-                            long_memory(a, sums, h, c + i * row, holes, row)
+                            lstm(a, sums, h, c + i * row, holes, row)
                         elif kind == "GRU":
                             own = x + i * between + 2 * row
                             gated(a, sums, h, inner + i * row, own, row)
                         else:
-                            simple(a, sums, h, row)
+                            rnn(a, sums, h, row)
                     else:
                         t = step
                     if a.y != 0:
@@ -126,8 +127,17 @@ def cells(
 
 
 @register_jitable
-def _start(to: int, source: int, step: int, count: int, row: int, width: int) -> None:
-    """Set states from those of some sequences, ``step`` bytes apart, or to zeros."""
+def _set_states(to: int, source: int, step: int, count: int, row: int, width: int) -> None:
+    """Copy initial states to rows; zeros without them (``source`` 0).
+
+    Args:
+        to: Rows of ``row`` bytes.
+        source: States of ``width`` bytes, ``step`` bytes apart.
+        step: Bytes between the states of sequences.
+        count: Sequences.
+        row: Bytes of a padded state.
+        width: Bytes of a state.
+    """
     memset(to, 0, count * row)
     if source != 0:
         for i in range(count):
@@ -143,14 +153,19 @@ def _length_of(a: CellsArguments, sequence: int) -> int:
     return min(max(length, 0), steps)
 
 
-def _gatherer(item: int, gates: int) -> Function:
-    """Return ``f(a, first, count, step, back, x, to)``: the inputs of a step of some sequences."""
+def _input_reader(item: int, gates: int) -> Function:
+    """Return ``f(a, first, count, step, back, x, to)``: the inputs of a step of some sequences.
+
+    Sequences of different lengths, read backwards (``back`` 1), are at different times in a step;
+    so their inputs, of ``count`` sequences from ``first`` on, are copied to rows at ``to``. ``x``
+    are the products of the direction.
+    """
 
     @register_jitable
-    def gather(
+    def read_inputs(
         a: CellsArguments, first: int, count: int, step: int, back: int, x: int, to: int
     ) -> None:
-        """Copy the inputs of a step: sequences of different lengths go backwards from their end."""
+        """Copy the inputs of a step."""
         row = a.padded * item * gates
         for i in range(count):
             length = _length_of(a, first + i)
@@ -158,11 +173,11 @@ def _gatherer(item: int, gates: int) -> Function:
             source = x + t * a.inputs_step + (first + i) * a.inputs_sequence
             memcpy(to + i * row, source, row)
 
-    return gather
+    return read_inputs
 
 
 def _recurrence(
-    v: Any, kind: str, linear: bool, times: Function, reset_state: Function
+    v: Any, kind: str, linear: bool, multiply: Function, reset_state: Function
 ) -> Function:
     """Return ``f(a, direction, count, memory, x, step)``: the sums of the gates of a step.
 
@@ -170,56 +185,60 @@ def _recurrence(
         v: Operations on vectors.
         kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
         linear: GRU's ``linear_before_reset``.
-        times: The product with the recurrence weights.
-        reset_state: See `gru_cell`.
+        multiply: The product with the recurrence weights.
+        reset_state: Of `gru_cell`.
     """
-    lanes, item, gates = v.lanes, v.itemsize, _GATES[kind]
+    lanes, item, gates = v.lanes, v.itemsize, GATES[kind]
 
     @register_jitable
-    def advance(
+    def gate_sums(
         a: CellsArguments, direction: int, count: int, memory: int, x: int, step: int
     ) -> None:
-        """Compute the sums of all gates that do not need others; ``x``: inputs, ``step`` bytes."""
+        """Compute the sums of all gates, for GRU into two places: see `CellsArguments`.
+
+        ``memory`` is scratch, ``x`` the first sequence's inputs, ``step`` the bytes between those
+        of sequences.
+        """
         padded, depth = a.padded, a.size
         row = padded * item
         at = memory + 3 * count * row
         weights = a.weights + direction * a.weights_direction
         vectors = padded // lanes * (2 if kind == "GRU" else gates)
-        times(count, memory, row, weights, vectors, depth, x, step, at, gates * row)
+        multiply(count, memory, row, weights, vectors, depth, x, step, at, gates * row)
         if kind == "GRU":
             last = a.last_weights + direction * a.last_direction
             inner, vectors = memory + 2 * count * row, padded // lanes
             if linear:
                 bias = a.last_bias + direction * row
-                times(count, memory, row, last, vectors, depth, bias, 0, inner, row)
+                multiply(count, memory, row, last, vectors, depth, bias, 0, inner, row)
             else:
                 reset = memory + count * row
                 for i in range(count):
                     reset_state(a, at + i * gates * row, memory + i * row, reset + i * row, row)
                 x += 2 * row
-                times(count, reset, row, last, vectors, depth, x, step, inner, row)
+                multiply(count, reset, row, last, vectors, depth, x, step, inner, row)
 
-    return advance
+    return gate_sums
 
 
-def _bytes(v: Any, gates: int, recur: Function) -> tuple[Function, Function]:
-    """Return what takes the place of `_recurrence` with weights of bytes, in two steps.
+def _int8_parts(v: Any, gates: int, recur: Function) -> tuple[Function, Function]:
+    """Return what replaces `_recurrence` for int8 weights, two functions.
 
-    ``advance_bytes(a, direction, count, memory)`` computes what the recurrence adds to all gates,
-    to which ``add_inputs(a, x, sums)`` adds the inputs of a sequence.
+    ``quantized_sums(a, direction, count, memory)`` computes what the recurrence adds to all gates,
+    ``add_inputs(a, x, sums)`` adds the inputs of a sequence.
     """
     load, load_n, store, lanes, item = v.load, v.load_n, v.store, v.lanes, v.itemsize
     size = lanes * item
 
     @register_jitable
-    def advance_bytes(a: CellsArguments, direction: int, count: int, memory: int) -> None:
-        """Compute what the recurrence adds to all gates."""
+    def quantized_sums(a: CellsArguments, direction: int, count: int, memory: int) -> None:
+        """Compute what the recurrence of all sequences adds to their gates."""
         padded, width = a.padded, a.size
         panels = a.weights + direction * a.weights_direction
         sums = memory + 3 * count * padded * item
-        held = sums + gates * count * padded * item
+        quantized = sums + gates * count * padded * item
         before = direction * gates * padded * 4
-        recur(a, panels, before, count, width, padded, memory, sums, held)
+        recur(a, panels, before, count, width, padded, memory, sums, quantized)
 
     @register_jitable
     def add_inputs(a: CellsArguments, x: int, sums: int) -> None:
@@ -234,12 +253,12 @@ def _bytes(v: Any, gates: int, recur: Function) -> tuple[Function, Function]:
                 rest = load_n(source + whole, width % lanes)
                 store(to + whole, load(to + whole) + rest)
 
-    return advance_bytes, add_inputs
+    return quantized_sums, add_inputs
 
 
 @register_jitable
-def _no_bytes(
+def _no_recurrence(
     a: CellsArguments, weights: int, before: int, count: int, width: int, padded: int, h: int,
-    sums: int, held: int,
+    sums: int, quantized: int,
 ) -> None:  # fmt: skip
-    """Stand for the recurrence of bytes where there is none."""
+    """Replace the quantized recurrence in kernels that have none, so that they compile."""

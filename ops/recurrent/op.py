@@ -1,7 +1,8 @@
-"""RNN, GRU and LSTM in full, for the reference.
+"""RNN, GRU, LSTM and QuantizedLSTM: requirements, types, reference.
 
 onnx.reference knows one activation for each gate (RNN: two) and ignores ``activations``,
-``activation_alpha``, ``activation_beta``, ``clip``, ``input_forget`` and ``sequence_lens``.
+``activation_alpha``, ``activation_beta``, ``clip``, ``input_forget`` and ``sequence_lens``, so
+the first three have a reference here, too. The equations are those of the ONNX standard.
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.elementwise.op import Types, Values, tensor
 
+from .arguments import GATES
+
 Activation = Callable[[Array], Array]
 # (x, state) -> state; the first entry of a state is the hidden state
 Cell = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
 
 
-# Rows of W for each hidden element, and activations of a direction.
-_GATES = {"LSTM": (4, 3), "GRU": (3, 2), "RNN": (1, 1)}
+# Activations of a direction, where a node names none.
+DEFAULT_ACTIVATIONS = {
+    "LSTM": ("sigmoid", "tanh", "tanh"),
+    "GRU": ("sigmoid", "tanh"),
+    "RNN": ("tanh",),
+}
 
 
 def recurrent_operands(
@@ -45,19 +52,31 @@ def recurrent_operands(
     lengths: Tensor | None = None, h: Tensor | None = None, c: Tensor | None = None,
     p: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise ShapeError unless weights and states have the sizes that X and R name (1 to 22)."""
-    for name, given in (("X", x), ("W", w), ("R", r)):
-        require_rank(name, given, 3)
-        require_dtype(name, given, x.dtype)
-    require(node.op_type == "LSTM" or (c is None and p is None), "inputs 6 and 7 are LSTM's")
+    """Raise ShapeError unless weights and states have the sizes of X and R (ONNX, 1 to 22).
+
+    Args:
+        node: An LSTM, GRU or RNN; with ``layout`` 1, X and states begin with the batch.
+        x: [steps, batch, elements].
+        w: [directions, gates * hidden, elements].
+        r: [directions, gates * hidden, hidden].
+        b: Biases of W and then of R [directions, 2 * gates * hidden].
+        lengths: Steps of each sequence [batch], int32; None: all.
+        h: Initial hidden states [directions, batch, hidden]; None: 0.
+        c: Initial cell states of LSTM, as ``h``.
+        p: Peepholes of LSTM [directions, 3 * hidden].
+    """
+    for name, operand in (("X", x), ("W", w), ("R", r)):
+        require_rank(name, operand, 3)
+        require_dtype(name, operand, x.dtype)
+    require(node.op_type == "LSTM" or (c is None and p is None), "only LSTM has inputs 6 and 7")
     layout = node.attrs.get("layout", 0)
     require(layout in (0, 1), "layout is {}, neither 0 nor 1", layout)
     steps, batch = x.shape[1::-1] if layout else x.shape[:2]
     directions, hidden = require_directions(node), r.shape[2]
-    rows = _GATES[node.op_type][0] * hidden
+    rows = GATES[node.op_type] * hidden
     stated = node.attrs.get("hidden_size", hidden)
     require(stated == hidden, "hidden_size is {}, R {} has {}", stated, list(r.shape), hidden)
-    why = f"of {directions} direction(s), the inputs of X and the states of R"
+    why = f"for {directions} direction(s), the elements of X and the hidden size of R"
     require_shape("W", w, (directions, rows, x.shape[2]), why)
     require_shape("R", r, (directions, rows, hidden), why)
     require_shape("B", b, (directions, 2 * rows), why)
@@ -67,10 +86,10 @@ def recurrent_operands(
 
 
 def require_directions(node: Node) -> int:
-    """Return how many directions the node's attributes ask for; its activations fit them.
+    """Return the number of directions that the node's attributes ask for.
 
     Raises:
-        ShapeError: there is no such direction, or activations are missing.
+        ShapeError: There is no such direction or activation, or activations are missing.
     """
     # "foward" is the default of GRU-1, misspelt in the standard.
     names = ("forward", "foward", "reverse", "bidirectional")
@@ -80,7 +99,7 @@ def require_directions(node: Node) -> int:
     for name in map(text, given):
         known = name.lower() in _ACTIVATIONS
         require(known, "activations has {!r}; each is one of {}", name, ", ".join(_ACTIVATIONS))
-    each = _GATES.get(node.op_type, _GATES["LSTM"])[1]
+    each = len(DEFAULT_ACTIVATIONS.get(node.op_type, DEFAULT_ACTIVATIONS["LSTM"]))
     require(
         not given or len(given) >= each * directions,
         "activations lists {} functions; {} direction(s) need {} each",
@@ -104,13 +123,13 @@ def require_states(
     Args:
         node: The node.
         state: Directions, batch, hidden size.
-        given: Initial hidden and cell states, and peepholes.
-        dtype: That of all of them.
-        swapped: Whether states begin with the batch.
+        given: Initial hidden and cell states, and peepholes; None for an omitted one.
+        dtype: The dtype that all of them must have.
+        swapped: States begin with the batch.
     """
     directions, batch, hidden = state
     shape = (batch, directions, hidden) if swapped else state
-    why = f"of {directions} direction(s), the sequences of X and the states of R"
+    why = f"for {directions} direction(s), the sequences of X and the hidden size of R"
     h, c, p = given
     require_shape("initial_h", h, shape, why)
     require_shape("initial_c", c, shape, why)
@@ -120,14 +139,26 @@ def require_states(
 
 
 def require_lengths(lengths: Tensor | None, steps: int, batch: int) -> None:
-    """Require a length within the steps for each sequence, where lengths are given."""
+    """Require lengths of sequences that are within the steps.
+
+    Args:
+        lengths: Steps of each sequence; None: all.
+        steps: Steps of X.
+        batch: Sequences of X.
+    """
     require_dtype("sequence_lens", lengths, "int32")
     require_shape("sequence_lens", lengths, (batch,), "one for each sequence")
     require_within("sequence_lens", lengths, 0, steps)
 
 
-def states(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give every hidden state, and the last one of each kind."""
+def state_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the types of Y and of the last states.
+
+    Args:
+        node: An LSTM, GRU or RNN; direction, layout and, for an unknown R, ``hidden_size``.
+        types: Of X, W and R; others are not read.
+        values: Not used.
+    """
     x, r = tensor(types[0]), tensor(types[2])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype)] * 3
@@ -150,8 +181,8 @@ def _sigmoid(x: Array) -> Array:
     return 0.5 * (np.tanh(0.5 * x) + 1.0)
 
 
-# Name in lower case -> function of x, alpha, beta; defaults of those that it takes (they are those
-# of the operators of that name).
+# Name in lower case -> function of x, alpha, beta; defaults of alpha and beta, as far as the
+# function takes them (the defaults of the operators of these names).
 _ACTIVATIONS: Mapping[str, tuple[Callable[[Array, float, float], Array], tuple[float, ...]]] = {
     "relu": (lambda x, a, b: np.maximum(x, 0), ()),
     "tanh": (lambda x, a, b: np.tanh(x), ()),
@@ -167,10 +198,25 @@ _ACTIVATIONS: Mapping[str, tuple[Callable[[Array, float, float], Array], tuple[f
 }
 
 
+# The same defaults, for lowerings.
+ACTIVATION_DEFAULTS = {name: defaults for name, (_, defaults) in _ACTIVATIONS.items()}
+
+
 def activations(
     given: Mapping[str, Any], defaults: tuple[str, ...], directions: int
 ) -> list[list[Activation]]:
-    """Return the activations, one list for each direction; alpha and beta are taken in order."""
+    """Return the activations of each direction, clipped if the node says so.
+
+    Args:
+        given: The node's attributes. Activations that take an alpha (beta) take the next number of
+            ``activation_alpha`` (``activation_beta``), while there is one.
+        defaults: Activations of a direction, where the node names none.
+        directions: How many there are.
+
+    Raises:
+        ShapeError: The node names too few.
+        UnsupportedOpError: It names an unknown one.
+    """
     names: Sequence[Any] = given.get("activations") or defaults * directions
     if len(names) < len(defaults) * directions:
         raise ShapeError(
@@ -208,7 +254,10 @@ def _clipped(function: Activation, limit: float, x: Array) -> Array:
 
 @attrs.frozen
 class _Inputs:
-    """The inputs in layout 0, in at least single precision; ``h`` and ``c`` are initial states."""
+    """The inputs in layout 0, in float32 or float64, with zeros for omitted ones.
+
+    Attributes: as of `recurrent_operands`.
+    """
 
     x: Array
     w: Array
@@ -221,6 +270,7 @@ class _Inputs:
 
 
 def _prepare(inputs: Sequence[Any], given: Mapping[str, Any], gates: int) -> _Inputs:
+    """Return a node's inputs; ``given`` are its attributes, ``gates`` the gates of its cell."""
     padded: list[Any] = [*inputs, *[None] * (8 - len(inputs))]
     x: Array = padded[0]
     w, r, b, lengths, h, c, p = padded[1:8]
@@ -257,19 +307,29 @@ def _prepare(inputs: Sequence[Any], given: Mapping[str, Any], gates: int) -> _In
 def scan(
     x: Array, lengths: Array, cell: Cell, state: tuple[Array, ...], backwards: bool
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Run ``cell`` along axis 0; a row keeps its state after its length, its output is zero."""
+    """Run a cell along axis 0; after its length, a sequence keeps its state and outputs 0.
+
+    Args:
+        x: What the cell gets in each step [steps, batch, elements].
+        lengths: Steps of each sequence [batch].
+        cell: ``(x[step], state) -> next state``.
+        state: The first state, arrays [batch, hidden].
+        backwards: Each sequence is read from its last step to its first.
+
+    Returns:
+        The hidden states of all steps [steps, batch, hidden], and the last state.
+    """
     steps, batch = x.shape[:2]
     outputs = np.zeros((steps, batch, state[0].shape[-1]), x.dtype)
     rows = list(range(batch))
     for step in range(steps):
-        going = step < lengths
-        at = np.where(going, lengths - 1 - step, step) if backwards else np.full(batch, step)
+        active = step < lengths
+        at = np.where(active, lengths - 1 - step, step) if backwards else np.full(batch, step)
         following = cell(x[at, rows], state)
         state = tuple(
-            np.where(going[:, None], new, old) for new, old in zip(following, state, strict=True)
+            np.where(active[:, None], new, old) for new, old in zip(following, state, strict=True)
         )
-        live = np.flatnonzero(going)
-        outputs[at[going], live] = state[0][going]
+        outputs[at[active], np.flatnonzero(active)] = state[0][active]
     return outputs, state
 
 
@@ -281,14 +341,23 @@ def _run(
     make_cell: Callable[[_Inputs, int, Sequence[Activation]], Cell],
     states: int,
 ) -> list[Array]:
-    """Return Y and the last states, as the layout asks."""
+    """Return Y and the last states, in the node's layout and X's dtype.
+
+    Args:
+        inputs: Of the node.
+        given: Its attributes.
+        gates: Gates of its cell.
+        defaults: Activations of a direction, where the node names none.
+        make_cell: ``(inputs, direction, activations) -> cell``.
+        states: Arrays of a state: 1, or 2 with a cell state.
+    """
     direction = str(given.get("direction") or "forward")
     if direction == "foward":  # the default of GRU-1, misspelt in the standard
         direction = "forward"
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ShapeError(f"direction {direction!r} is not forward, reverse or bidirectional")
-    held = _prepare(inputs, given, gates)
-    directions = held.w.shape[0]
+    prepared = _prepare(inputs, given, gates)
+    directions = prepared.w.shape[0]
     if directions != (2 if direction == "bidirectional" else 1):
         raise ShapeError(f"W has {directions} direction(s), which {direction!r} does not fit")
     functions = activations(given, defaults, directions)
@@ -296,9 +365,9 @@ def _run(
     lasts: list[tuple[Array, ...]] = []
     for k in range(directions):
         backwards = direction == "reverse" or k == 1
-        start = (held.h[k], held.c[k])[:states]
-        cell = make_cell(held, k, functions[k])
-        output, last = scan(held.x, held.lengths, cell, start, backwards)
+        start = (prepared.h[k], prepared.c[k])[:states]
+        cell = make_cell(prepared, k, functions[k])
+        output, last = scan(prepared.x, prepared.lengths, cell, start, backwards)
         results.append(output)
         lasts.append(last)
     outputs = [np.stack(results, 1), *(np.stack(parts) for parts in zip(*lasts, strict=True))]
@@ -311,11 +380,11 @@ def _run(
 def rnn(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y and Y_h."""
 
-    def make_cell(held: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
-        w, r, b = held.w[k].T, held.r[k].T, held.b[k].reshape(2, -1).sum(0)
+    def make_cell(prepared: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
+        w, r, b = prepared.w[k].T, prepared.r[k].T, prepared.b[k].reshape(2, -1).sum(0)
         return lambda x, state: (functions[0](x @ w + state[0] @ r + b),)
 
-    return _run(inputs, attributes(node), 1, ("Tanh",), make_cell, 1)
+    return _run(inputs, attributes(node), 1, DEFAULT_ACTIVATIONS["RNN"], make_cell, 1)
 
 
 def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -323,11 +392,11 @@ def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     given = attributes(node)
     linear = bool(given.get("linear_before_reset"))
 
-    def make_cell(held: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
-        w, r = held.w[k].T, held.r[k].T
-        wb, rb = held.b[k].reshape(2, -1)
+    def make_cell(prepared: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
+        w, r = prepared.w[k].T, prepared.r[k].T
+        wb, rb = prepared.b[k].reshape(2, -1)
         f, g = functions
-        size = held.r.shape[2]
+        size = prepared.r.shape[2]
 
         def cell(x: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
             h = state[0]
@@ -340,34 +409,42 @@ def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
         return cell
 
-    return _run(inputs, given, 3, ("Sigmoid", "Tanh"), make_cell, 1)
+    return _run(inputs, given, 3, DEFAULT_ACTIVATIONS["GRU"], make_cell, 1)
 
 
 def lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y, Y_h and Y_c; gates in the order i, o, f, c; peepholes i, o, f."""
     given = attributes(node)
 
-    def make_cell(held: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
-        w, r, b = held.w[k].T, held.r[k].T, held.b[k].reshape(2, -1).sum(0)
-        return long_memory(
+    def make_cell(prepared: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
+        w, r, b = prepared.w[k].T, prepared.r[k].T, prepared.b[k].reshape(2, -1).sum(0)
+        return lstm_cell(
             lambda x, hidden: x @ w + hidden @ r + b,
-            held.p[k],
+            prepared.p[k],
             functions,
             coupled=bool(given.get("input_forget")),
         )
 
-    return _run(inputs, given, 4, ("Sigmoid", "Tanh", "Tanh"), make_cell, 2)
+    return _run(inputs, given, 4, DEFAULT_ACTIVATIONS["LSTM"], make_cell, 2)
 
 
-def long_memory(
+def lstm_cell(
     gates: Callable[[Array, Array], Array],
-    holes: Array,
+    peepholes: Array,
     functions: Sequence[Activation],
     *,
     coupled: bool,
 ) -> Cell:
-    """Return LSTM's cell: ``gates`` gives the sums of all of them for inputs and hidden states."""
-    pi, po, pf = holes.reshape(3, -1)
+    """Return LSTM's cell.
+
+    Args:
+        gates: ``(x, hidden state) -> sums`` of all gates [batch, 4 * hidden], in the order i, o,
+            f, c.
+        peepholes: Factors of the cell state in gates i, o, f [3 * hidden].
+        functions: The activations f, g, h.
+        coupled: ``input_forget``: the forget gate is 1 - the input gate.
+    """
+    pi, po, pf = peepholes.reshape(3, -1)
     f, g, h = functions
 
     def cell(x: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -381,14 +458,25 @@ def long_memory(
     return cell
 
 
-BESIDE = 64  # bytes behind a row of quantised states, for its sum
-
-
 def quantized_lstm_operands(
     node: Node, x: Tensor, r: Tensor, scale: Tensor, zero: Tensor, lengths: Tensor | None = None,
     h: Tensor | None = None, c: Tensor | None = None, p: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise ShapeError unless weights, their scales and states have the sizes that R names."""
+    """Raise ShapeError unless weights, their scales and states have the sizes of R.
+
+    The operator is written by a pass for DynamicQuantizeLSTM of ONNX Runtime.
+
+    Args:
+        node: The QuantizedLSTM; directions and activations as of an LSTM.
+        x: Products of inputs and weights, plus biases [steps, batch, directions * 4 * hidden].
+        r: Recurrence weights [directions, hidden, 4 * hidden], uint8 or int8.
+        scale: Of R, [directions] or [directions, 4 * hidden].
+        zero: Zero points of R, shaped alike.
+        lengths: Steps of each sequence [batch], int32; None: all.
+        h: Initial hidden states [directions, batch, hidden]; None: 0.
+        c: Initial cell states, as ``h``.
+        p: Peepholes [directions, 3 * hidden].
+    """
     require_rank("X", x, 3)
     require_rank("R", r, 3)
     require_dtype("X", x, "float32")
@@ -412,8 +500,14 @@ def quantized_lstm_operands(
     require_lengths(lengths, steps, batch)
 
 
-def quantized_states(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give every hidden state, and the last one of each kind."""
+def quantized_state_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the types of Y and of the last states.
+
+    Args:
+        node: The QuantizedLSTM.
+        types: Of X and R; others are not read.
+        values: Not used.
+    """
     x, r = tensor(types[0]), tensor(types[1])
     if x is None or x.shape is None or r is None or r.shape is None:
         return [None if x is None else TensorType(x.dtype)] * 3
@@ -423,23 +517,27 @@ def quantized_states(node: Node, types: Types, values: Values) -> list[ValueType
 
 
 def per_column(numbers: Array, hidden: int) -> Array:
-    """Return ``[directions, 4 * hidden]`` of one number for each direction, or each column."""
+    """Return numbers, one for each direction or column, as ``[directions, 4 * hidden]``."""
     columns = numbers.reshape(len(numbers), -1)
     return np.broadcast_to(columns, (len(numbers), 4 * hidden))
 
 
 def quantized_lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Array]:
-    """Return Y, Y_h and Y_c; gates in the order i, o, f, c; peepholes i, o, f."""
+    """Return Y, Y_h and Y_c of an LSTM with a quantized recurrence.
+
+    In each step the hidden states of all sequences are quantized as by DynamicQuantizeLinear, and
+    multiplied by R in integers.
+    """
     given = attributes(node)
     x, r, scales, zeros = inputs[:4]
     optional: list[Any] = [*inputs[4:], *[None] * 4]
     lengths, h, c, p = optional[:4]
     steps, batch, _ = x.shape
     directions, hidden, _ = r.shape
-    functions = activations(given, ("Sigmoid", "Tanh", "Tanh"), directions)
+    functions = activations(given, DEFAULT_ACTIVATIONS["LSTM"], directions)
     lengths = np.full(batch, steps) if lengths is None else np.asarray(lengths)
-    nothing = np.zeros((directions, batch, hidden), np.float32)
-    h, c = nothing if h is None else h, nothing if c is None else c
+    initial = np.zeros((directions, batch, hidden), np.float32)
+    h, c = initial if h is None else h, initial if c is None else c
     p = np.zeros((directions, 3 * hidden), np.float32) if p is None else p
     scales, zeros = per_column(scales, hidden), per_column(zeros, hidden)
     outputs: list[Array] = []
@@ -447,8 +545,11 @@ def quantized_lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Array]:
     parts: list[Array] = np.split(x, directions, axis=2)
     for k, part in enumerate(parts):
         centred: Array = r[k].astype(np.int64) - zeros[k]
-        cell = long_memory(
-            _sums(centred, scales[k]), p[k], functions[k], coupled=bool(given.get("input_forget"))
+        cell = lstm_cell(
+            _quantized_gates(centred, scales[k]),
+            p[k],
+            functions[k],
+            coupled=bool(given.get("input_forget")),
         )
         backwards = k == 1 or given.get("direction") == "reverse"
         output, last = scan(part, lengths, cell, (h[k], c[k]), backwards)
@@ -457,28 +558,28 @@ def quantized_lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Array]:
     return [np.stack(outputs, 1), *(np.stack(states) for states in zip(*lasts, strict=True))]
 
 
-def _sums(weights: Array, scales: Array) -> Any:
-    """Return what adds the products of quantised states and weights less their zero points."""
+def _quantized_gates(weights: Array, scales: Array) -> Any:
+    """Return ``(x, hidden) -> sums``: gates of quantized states and centred weights, plus ``x``."""
 
     def sums(x: Array, hidden: Array) -> Array:
         least, most = np.float32(min(hidden.min(), 0)), np.float32(max(hidden.max(), 0))
         step = (most - least) / np.float32(255) if most > least else np.float32(1)
         zero = np.clip(np.rint(-least / step), 0, 255)
-        held = np.clip(np.rint(hidden / step) + zero, 0, 255) - zero
-        result: Array = x + (held.astype(np.int64) @ weights).astype(np.float32) * (step * scales)
+        states = np.clip(np.rint(hidden / step) + zero, 0, 255) - zero
+        result: Array = x + (states.astype(np.int64) @ weights).astype(np.float32) * (step * scales)
         return result
 
     return sums
 
 
 # The operators of this family, each in all its versions.
-declare("GRU", requires=recurrent_operands, infer=states, compute=gru)
-declare("LSTM", requires=recurrent_operands, infer=states, compute=lstm)
-declare("RNN", requires=recurrent_operands, infer=states, compute=rnn)
+declare("GRU", requires=recurrent_operands, infer=state_types, compute=gru)
+declare("LSTM", requires=recurrent_operands, infer=state_types, compute=lstm)
+declare("RNN", requires=recurrent_operands, infer=state_types, compute=rnn)
 declare(
     "QuantizedLSTM",
     domain=INTERNAL_DOMAIN,
     requires=quantized_lstm_operands,
-    infer=quantized_states,
+    infer=quantized_state_types,
     compute=quantized_lstm,
 )

@@ -1,4 +1,4 @@
-"""LSTM, GRU, RNN and LSTM of bytes on OPENCL: the CPU's shapes, other kernels."""
+"""LSTM, GRU, RNN and QuantizedLSTM on OPENCL: the CPU's operands with kernels of their own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.shared.opencl_code import number, register, require
 
-from .bytes_cpu import read_byte_cells
 from .cpu import Cells, input_products, last_bias
 from .op import per_column
+from .quantized_cpu import read_quantized_cells
 
 cl_shared("LSTM", "GRU", "RNN")
-_TEAM = 128  # work-items of a GPU that share a sequence
-_BLOCK = 16  # neighbouring columns that a CPU sums in registers
-# By the standard's names in lower case; ``a`` and ``b`` are alpha and beta.
+_GROUP_ITEMS = 128  # work-items of a GPU that share a sequence (estimate)
+_BLOCK_COLUMNS = 16  # adjacent columns that a work-item of a CPU sums in registers (estimate)
+# OpenCL's expressions of the activations; ``a`` and ``b`` are alpha and beta.
 _ACTIVATIONS = {
     "affine": "(a * x + b)",
     "elu": "(x < 0 ? a * expm1(x) : x)",
@@ -38,26 +38,29 @@ _ACTIVATIONS = {
 }
 
 
-def _recurrence(weights: Array) -> Array:
+def _transposed(weights: Array) -> Array:
     """Return ``[directions, hidden, gates * hidden]``."""
     return np.ascontiguousarray(weights.transpose(0, 2, 1))
 
 
 @cl_primitive
 def emit_cells(low: Lowering, c: Cells) -> None:
-    """Launch a recurrent operator; see the CPU's function of this name."""
+    """Launch a recurrent operator; the function of this name in ``cpu.py`` says more."""
     assert isinstance(low, ClLowering)
     require(low, c.x.dtype)
     batch, hidden = c.sizes[1], c.sizes[3]
-    given: list[Argument] = [input_products(low, c, hidden), low.weight("turned", _recurrence, c.r)]
+    given: list[Argument] = [
+        input_products(low, c, hidden),
+        low.weight("transposed", _transposed, c.r),
+    ]
     given.append(last_bias(low, c, hidden))
     _launch(low, c, "cells", given, batch, {c.x.dtype: (c.gates + 3) * hidden})
 
 
 @cl_lowering("QuantizedLSTM", domain=INTERNAL_DOMAIN, dtypes=("float32",))
 def quantized_lstm(node: Node, low: ClLowering) -> None:
-    """Launch an LSTM whose recurrence multiplies bytes."""
-    c = read_byte_cells(node, low)
+    """Launch QuantizedLSTM."""
+    c = read_quantized_cells(node, low)
     batch, hidden = c.sizes[1], c.sizes[3]
     r, scales, zeros = (low.input(k) for k in range(1, 4))
     spread = partial(per_column, hidden=hidden)
@@ -67,10 +70,11 @@ def quantized_lstm(node: Node, low: ClLowering) -> None:
         low.weight(f"scales of {4 * hidden} columns", spread, scales),
     ]
     memory = {"float32": 6 * batch * hidden, "int32": batch * hidden}
-    _launch(low, c, "byte_cells", given, 1, memory)
+    _launch(low, c, "quantized_cells", given, 1, memory)
 
 
 def _centred(weights: Array, zeros: Array, *, hidden: int) -> Array:
+    """Return the weights less the zero points of their columns."""
     points = per_column(zeros, hidden)[:, None]
     return np.ascontiguousarray(weights.astype(np.int16) - points.astype(np.int16))
 
@@ -86,13 +90,13 @@ def _launch(
         name: The kernel.
         given: Its first arguments.
         groups: Work-groups of a direction.
-        memory: Elements of each dtype that a work-group holds.
+        memory: Elements of each dtype of a work-group's scratch buffer.
     """
     steps, batch, _, hidden, directions = c.sizes
     together = len(set(c.activations)) == 1
     count = directions if together else 1
-    group, block = (_TEAM, 1) if low.traits.is_gpu else (1, _BLOCK)
-    held = [temporary(low, dtype, (count * groups * each,)) for dtype, each in memory.items()]
+    group, block = (_GROUP_ITEMS, 1) if low.traits.is_gpu else (1, _BLOCK_COLUMNS)
+    scratch = [temporary(low, dtype, (count * groups * each,)) for dtype, each in memory.items()]
     outputs = dict(enumerate(low.outputs))
     optional: dict[str, Argument | None] = {
         "PEEPHOLES": c.peepholes,
@@ -106,9 +110,9 @@ def _launch(
     defines: dict[str, str | int] = {key: int(of is not None) for key, of in optional.items()}
     defines |= {"T": register(c.x.dtype), "GROUP": group, "BLOCK": block, "CELL": c.gates}
     defines |= {"LINEAR": int(c.linear), "COUPLED": int(c.coupled)}
-    defines |= {"BYTES": int(name == "byte_cells")}
-    # A buffer that is not there is never touched; the memory of the groups stands in for it.
-    places: list[Argument] = [*given, *(of or held[0] for of in optional.values()), *held]
+    defines |= {"QUANTIZED": int(name == "quantized_cells")}
+    # The kernel does not read an omitted operand: any buffer stands for it.
+    buffers: list[Argument] = [*given, *(of or scratch[0] for of in optional.values()), *scratch]
     for first in range(1 if together else directions):
         own = c.activations[first]
         texts = [_ACTIVATIONS[key] for key in own.names]
@@ -119,7 +123,7 @@ def _launch(
             ClSource("recurrent/kernels", defines=definitions(defines)),
             name,
             [
-                *(*places, steps, batch, hidden, first, int(c.backwards), *_strides(c)),
+                *(*buffers, steps, batch, hidden, first, int(c.backwards), *_strides(c)),
                 *(number(c.x.dtype, value) for value in (c.clip, *numbers)),
             ],
             (count * groups * group,),
@@ -129,7 +133,11 @@ def _launch(
 
 
 def _strides(c: Cells) -> list[int]:
-    """Return the steps between steps and sequences of inputs, of states, and of results."""
+    """Return strides in elements.
+
+    Of inputs between steps and sequences, of states between sequences and directions, of results
+    between steps, sequences and directions.
+    """
     steps, batch, _, hidden, directions = c.sizes
     wide, row = directions * c.gates * hidden, directions * hidden
     if c.batch_first:

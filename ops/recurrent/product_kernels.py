@@ -1,8 +1,8 @@
-"""The product of some rows of states with recurrence weights in panels: a tile without words.
+"""Product of a few rows of states with recurrence weights in panels.
 
-A step of a small cell takes a microsecond or two, so that filling in a tile's block of words would
-show; and with one or two rows a tile needs more vectors than those of
-`subgraph.engine.codegen.tile` have.
+Unlike `subgraph.engine.codegen.tile` it takes its arguments in registers, not in a block: a step of
+a small cell takes a microsecond or two, of which writing the block would be a good part. And with
+one or two rows its tiles have more vectors, so that there are enough independent sums.
 """
 
 from __future__ import annotations
@@ -20,19 +20,25 @@ from subgraph.engine.codegen.irtools import I32, load_at, splat_value, store_at
 
 Function = Callable[..., Any]
 _I64 = ir.IntType(64)
-_UNROLL = 4
-_ARGUMENTS = 9  # A, bytes between its rows, B, bytes between its rows, depth, start, ... C, ...
+_UNROLL = 4  # steps of the depth in an iteration, a power of two (estimate)
+# Of a tile: A, bytes between its rows, B, bytes between its rows, depth, and with bytes between
+# rows each, start and C.
+_ARGUMENTS = 9
 
 
 def product(dtype: str, lanes: int, rows: int, nv: int) -> Function:
     """Return ``f(count, a, ars, b, vectors, depth, start, srs, c, crs)``: ``C = start + A @ B``.
 
-    ``count`` rows, at most ``rows``; B in panels of ``nv`` vectors, the last one of those left.
-    Strides between rows are bytes. The order of additions of an element does not depend on
-    ``count`` or ``nv``.
+    ``count`` rows, at most ``rows``, and ``vectors`` vectors of columns. ``ars``, ``srs`` and
+    ``crs`` are the bytes between rows of A, start (0: one row for all) and C. Terms are added in an
+    order that depends neither on ``count`` nor on ``nv``.
 
-    Of dtype ``"int8"`` A has unsigned bytes, B signed ones, four of a column side by side: a step
-    of the depth. C are int32 sums, and there is no start.
+    Args:
+        dtype: ``"float32"``, ``"float64"``, or ``"int8"``: A is uint8, B int8, a step of the depth
+            is four adjacent bytes of a row or column, C is int32 and there is no start.
+        lanes: Elements of a vector of C.
+        rows: Most rows.
+        nv: Vectors of a panel of B; the vectors that remain are panels of one.
     """
     tile = _tiles(dtype, lanes, rows, nv)
     size = lanes * (8 if dtype == "float64" else 4)
@@ -69,7 +75,11 @@ def product(dtype: str, lanes: int, rows: int, nv: int) -> Function:
 
 
 def _tiles(dtype: str, lanes: int, rows: int, nv: int) -> Any:
-    """Return the intrinsic that runs a tile: ``2 * rows + (1: nv vectors, 0: one)`` comes first."""
+    """Return the intrinsic that runs one tile.
+
+    Its first argument is ``2 * count + 1`` for a tile of ``count`` rows and ``nv`` vectors, and
+    ``2 * count`` for one of one vector; a switch calls the function of that tile.
+    """
 
     @intrinsic
     def dispatch(
@@ -112,6 +122,7 @@ def _define(module: Any, dtype: str, lanes: int, rows: int, nv: int) -> Any:
 
 
 def _body(e: Emit, args: Any, rows: int, nv: int) -> None:
+    """Emit a tile of floats; ``args`` are the tile's arguments."""
     start, srs, c, crs = args[5:]
     sums = [[e.variable(e.load(_at(e, start, srs, i, j))) for j in range(nv)] for i in range(rows)]
     _accumulate(e, args, sums, e.load, e.broadcast, e.fma)
@@ -121,6 +132,7 @@ def _body(e: Emit, args: Any, rows: int, nv: int) -> None:
 
 
 def _byte_body(e: Emit, args: Any, rows: int, nv: int) -> None:
+    """Emit a tile of bytes; ``args`` are the tile's arguments."""
     c, crs = args[7:]
     kind = ir.VectorType(I32, e.lanes)
     sums = [[e.variable(ir.Constant(kind, [0] * e.lanes)) for _ in range(nv)] for _ in range(rows)]
@@ -150,7 +162,16 @@ def _accumulate(
     broadcast: Callable[[Any], Any],
     multiply: Callable[[Any, Any, Any], Any],
 ) -> None:
-    """Emit the steps of the depth: ``multiply`` a broadcast of each row of A by B's vectors."""
+    """Emit the loop over the depth.
+
+    Args:
+        e: The emitter.
+        args: Arguments of the tile.
+        sums: Variables of the sums, for each row one for each vector.
+        load: Emits the load of a vector of B.
+        broadcast: Emits the load of an element of A into all lanes.
+        multiply: ``(element, vector, sum) -> sum``.
+    """
     a, ars, b, bks, depth = args[:5]
     rows, nv = len(sums), len(sums[0])
     size = e.lanes * e.item
@@ -160,7 +181,8 @@ def _accumulate(
     starts = [e.b.mul(ars, e.const(i)) for i in range(rows)]
 
     def steps(unroll: int) -> None:
-        # Opaque: else LLVM derives each address from the one before, a chain as long as the sums.
+        # Opaque to LLVM, which would else derive each address from the one before: a dependency
+        # chain that takes as long as the sums.
         av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
         for k in range(unroll):
             row = e.b.add(bv, e.b.mul(bks, e.const(k)))

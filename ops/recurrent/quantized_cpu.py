@@ -1,4 +1,4 @@
-"""QuantizedLSTM on the CPU device: the steps of an LSTM whose recurrence multiplies bytes."""
+"""QuantizedLSTM on the CPU device: an LSTM with int8 recurrence weights."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import Tiles, round_up, tiles
 
-from .cpu import Cells, Recurrence, activations, emit_steps, padded_gates, strides, team
+from .cpu import Cells, Recurrence, activations, emit_steps, padded_gates, strides, unit_tiling
 from .op import per_column
 
 
 @lowering("QuantizedLSTM", domain=INTERNAL_DOMAIN, dtypes=("float32",))
 def quantized_lstm(node: Node, low: Lowering) -> None:
-    """Lower an LSTM whose recurrence multiplies bytes."""
-    c = read_byte_cells(node, low)
+    """Lower QuantizedLSTM."""
+    c = read_quantized_cells(node, low)
     _, batch, _, size, directions = c.sizes
     x, r, scale, zero = (low.input(k) for k in range(4))
-    # The states of all sequences have one range: they are one unit's.
-    _, of = team(tiles("float32"), 1, batch, 1)
+    # All sequences of a direction are one unit, as their states are quantized by one range.
+    _, of = unit_tiling(tiles("float32"), 1, batch, 1)
     row = c.gates * size * of.item
     between, _, _ = strides(c, directions * row)
     recurrence = Recurrence(
@@ -45,11 +45,11 @@ def quantized_lstm(node: Node, low: Lowering) -> None:
     emit_steps(low, c, of, batch, recurrence)
 
 
-def read_byte_cells(node: Node, low: Lowering) -> Cells:
-    """Return what a node asks for; its inputs are multiplied already.
+def read_quantized_cells(node: Node, low: Lowering) -> Cells:
+    """Return a node's operands and attributes; X is the product of inputs and weights.
 
     Raises:
-        Unsupported: No kernel does it.
+        Unsupported: There is no kernel for them.
     """
     x, r, scale, zero = (low.input(k) for k in range(4))
     lengths, hidden, cell, holes = (low.optional(k) for k in range(4, 8))
@@ -83,22 +83,22 @@ def read_byte_cells(node: Node, low: Lowering) -> Cells:
 
 
 def _weights(low: Lowering, of: Tiles, r: Operand) -> tuple[Argument, int]:
-    """Return R in panels of bytes, and the bytes of a direction."""
+    """Return R in panels, and its bytes per direction."""
     _, hidden, _ = r.shape
     padded = round_up(hidden, of.lanes)
     quads = -(-hidden // 4)
     make = partial(_byte_panels, of=of, padded=padded)
-    packed = low.weight(f"recurrence of bytes {padded} {of.width}/{of.lanes}", make, r)
+    packed = low.weight(f"quantized recurrence {padded} {of.width}/{of.lanes}", make, r)
     return packed, quads * 4 * 4 * padded
 
 
 def signed(weights: Array) -> Array:
-    """Return bytes as signed ones: 128 less if they are not."""
+    """Return weights as int8: uint8 less 128."""
     return (weights ^ 128).view(np.int8) if weights.dtype == np.uint8 else weights
 
 
 def _byte_panels(weights: Array, *, of: Tiles, padded: int) -> Array:
-    """Return panels ``[direction][panel][quad][column][4]``; the last has what is left."""
+    """Return panels ``[direction][panel][quad][column][4]``; the last panel may be narrower."""
     directions, hidden, _ = weights.shape
     quads = -(-hidden // 4)
     whole = padded_gates(signed(weights), 4, padded)
@@ -116,13 +116,13 @@ def _byte_panels(weights: Array, *, of: Tiles, padded: int) -> Array:
 def _columns(
     low: Lowering, padded: int, hidden: int, r: Operand, scale: Operand, zero: Operand
 ) -> tuple[Argument, Argument, Argument]:
-    """Return scales, sums and zero points of R's columns, of padded gates."""
+    """Return scales, sums and zero points of R's columns, each gate padded to ``padded``."""
 
     def weight(name: str, make: Callable[[Array], Array], source: Operand) -> Weight:
         def spread(given: Array) -> Array:
             return np.ascontiguousarray(padded_gates(make(given), 4, padded))
 
-        return low.weight(f"{name} of recurrence of bytes {padded}", spread, source)
+        return low.weight(f"{name} of quantized recurrence {padded}", spread, source)
 
     def scales(given: Array) -> Array:
         return per_column(given, hidden)
