@@ -8,8 +8,8 @@ from subgraph.engine.codegen.arguments import Address, KernelArguments, Words
 class WholeProductArguments(KernelArguments):
     """Arguments of `product` of integers; a work unit is four rows of a matrix of the stack.
 
-    Blocks of rows are innermost. The last block of a matrix may overlap the one before: its rows
-    are computed as often as it takes.
+    Blocks of rows are innermost. If the last block of a matrix has fewer than four rows, its last
+    row is computed repeatedly.
 
     Attributes:
         a: Left matrices, ``[stack][rows][depth]``.
@@ -45,7 +45,7 @@ class PackRightArguments(KernelArguments):
         source_matrix: Bytes between matrices of the source.
         target_matrix: Bytes between matrices of the target.
         panels: Panels of a matrix.
-        factor: What every element is multiplied by.
+        factor: Factor by which every element is multiplied.
     """
 
     source: Address
@@ -67,11 +67,11 @@ class GemmArguments(KernelArguments):
 
     Attributes:
         a: Left matrices.
-        b: Right matrices, packed into panels or as they lie.
+        b: Right matrices, packed into panels or row-major.
         c: The results; their columns are contiguous.
-        init: What the sums of a row begin with, one element for each column; 0: zeros.
-        row_init: What is added to a row, one element for each row; 0: nothing.
-        residual: What is added at the end; 0: nothing. It is not C unless `pass_depth` is K.
+        init: Initial values of each row of sums, one element for each column; 0: zeros.
+        row_init: Vector of one element for each row, which is added to the whole row; 0: none.
+        residual: Matrix added at the end; 0: none. It may be C only if `pass_depth` is K.
         m: Rows of A and C.
         n: Columns of B and C.
         k: Columns of A, rows of B.
@@ -157,11 +157,10 @@ class StrassenArguments(KernelArguments):
 
     Attributes:
         a: The left matrix; its columns are contiguous.
-        b: The right matrix, packed into panels. Panel p is paired with the one half of all panels
-            later.
-        c: The result, contiguous. It may lie where the residual does if there is one pass.
-        init: What the sums of a row begin with, one element for each column; 0: zeros.
-        residual: What is added at the end, shaped as C; 0: nothing.
+        b: The right matrix, packed into panels. Panel p is paired with panel p + half of all.
+        c: The result, contiguous. It may be the residual's memory if there is one pass.
+        init: Initial values of each row of sums, one element for each column; 0: zeros.
+        residual: Matrix of C's shape added at the end; 0: none.
         m: Rows of A and C.
         n: Columns of B and C: whole pairs of panels.
         k: Columns of A, rows of B; even.
@@ -180,8 +179,8 @@ class StrassenArguments(KernelArguments):
         scratch_bytes: Bytes between the areas of workers.
         sum_row: Bytes between rows of the sums of A.
         sum_bytes: Bytes between the sums of A.
-        mixed_tile: The contraction tile that adds to two quarters and mixes B.
-        alike: For each pair of panels 1 if its columns may share their errors, else 0; int64.
+        mixed_tile: The contraction tile that adds to two quarters and sums two quarters of B.
+        alike: For each pair of panels 1 if its columns have similar magnitudes, else 0; int64.
     """
 
     a: Address

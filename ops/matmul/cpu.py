@@ -1,7 +1,7 @@
-"""Matrix products on the CPU device: MatMul, Gemm and their fused form, over one blocked kernel.
+"""Matrix products on the CPU device: MatMul, Gemm and their fused form, with one blocked kernel.
 
-B is packed into panels, once through the weight cache when it is a weight, before the product when
-it is computed at run time, unless few rows of A read it as it lies.
+B is packed into panels: once, through the weight cache, if it is a weight; otherwise in each run
+before the product, unless A has so few rows that reading B unpacked is faster.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .integer_gemm_cpu import WHOLE, emit_whole_product
 from .products import Matrix, Product, batch_steps, is_transposed, matrix
 from .strassen_cpu import alike_columns, emit_strassen, fits, saves
 
-_BATCH_LEVELS = 3
+_BATCH_LEVELS = 3  # dimensions of a batch in `GemmArguments`
 
 
 @lowering("MatMul", dtypes=(*FLOATS, *WHOLE))
@@ -65,7 +65,7 @@ def gemm(node: Node, low: Lowering) -> None:
 
 
 def _whole_gemm(node: Node, low: Lowering) -> None:
-    """Lower Gemm of integers as they lie; alpha and beta are 1."""
+    """Lower Gemm of integers, without transposition and with alpha = beta = 1."""
     attributes = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
     if any(node.attrs.get(name, value) != value for name, value in attributes.items()):
         raise Unsupported("a Gemm of integers that is scaled or transposed")
@@ -80,7 +80,7 @@ def _whole_gemm(node: Node, low: Lowering) -> None:
 
 @lowering("FusedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
 def fused(node: Node, low: Lowering) -> None:
-    """Lower MatMul or Gemm with what follows it."""
+    """Lower FusedMatMul: MatMul or Gemm with a residual and an activation."""
     product = _gemm_product(node, low, activation(node, tiles(low.input(0).dtype)))
     product.residual = low.optional(3)
     emit_product(low, product)
@@ -103,10 +103,10 @@ def emit_product(low: Lowering, product: Product) -> None:
     """Emit the steps of a product.
 
     Raises:
-        Unsupported: It is none that the kernel can do.
+        Unsupported: No kernel can compute it.
     """
     a, b, out = product.a, product.b, product.out
-    # A tile or less of rows only streams B, which nothing needs to bring closer.
+    # At most one tile of rows streams B once; the tiles that prefetch have no advantage.
     few = out.size <= LOW_ROWS * b.columns
     of = tiles(out.dtype) if few else direct_tiles(out.dtype)
     if a.columns != b.rows:
@@ -130,7 +130,7 @@ def emit_product(low: Lowering, product: Product) -> None:
 
 
 def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) -> Argument:
-    """Return one element per column, padded so that whole vectors may be read."""
+    """Return ``beta * C`` with one element per column, padded to whole vectors if constant."""
     if bias.constant:
 
         def make(array: Array) -> Array:
@@ -147,7 +147,7 @@ def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) ->
 def _spread(
     low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float, of: Tiles
 ) -> Argument:
-    """Return C brought to the shape of the result."""
+    """Return ``beta * C`` broadcast to the shape of the result."""
     if not bias.constant:
         return _computed(low, bias, shape, beta)
 
@@ -159,7 +159,7 @@ def _spread(
 
 
 def _computed(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float) -> Operand:
-    """Emit the step that scales a computed C and brings it to a shape."""
+    """Emit the step that computes ``beta * C`` broadcast to ``shape``, and return its result."""
     spread = temporary(low, bias.dtype, shape)
     e = Expression()
     value = e("mul", e.input(bias.dtype), e.number(beta, bias.dtype))
@@ -169,9 +169,9 @@ def _computed(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float)
 
 
 def _batch(product: Product) -> tuple[Matrix, list[int], list[list[int]]]:
-    """Return A, the batch sizes (three levels) and the steps of A, B, C along them, in elements.
+    """Return A, the batch sizes (three levels) and the strides of A, B, C along them, in elements.
 
-    Batches of A that share one B become rows of A.
+    If all matrices of A share one B, they become one matrix with more rows.
     """
     a, b = product.a, product.b
     stack = broadcast_sizes(a.shape, b.shape)
@@ -231,17 +231,17 @@ def _blocks_of_panels(
     steps: Sequence[Sequence[int]],
     ends: tuple[Argument, Argument],
 ) -> None:
-    """Emit the product of blocks of rows and packed panels.
+    """Emit the kernel `gemm`.
 
     Args:
-        low: Where to.
+        low: Collects the plan's steps and scratch memory.
         product: The product.
-        left: A, its batches merged as `_batch` merges them.
-        right: B in panels, and the bytes between its rows where it lies as it is, else 0.
-        of: The tiles.
-        sizes: Of the batch.
-        steps: Of A, B and the result along the batch, in elements.
-        ends: What the sums begin with, and what is added at the end.
+        left: A, with batches merged by `_batch`.
+        right: B, and the bytes between its rows, 0 if it is packed into panels.
+        of: The contraction tiles.
+        sizes: Sizes of the three levels of the batch.
+        steps: Strides of A, B and the result along these levels, in elements.
+        ends: The initial values of sums (one per column) and the residual; 0: none.
     """
     a, (b_word, row_of_b), (init, residual) = left, right, ends
     act, item, count = product.act, of.item, math.prod(sizes)
@@ -303,7 +303,10 @@ def _blocks_of_panels(
 
 
 def _pass_depth(depth: int) -> int:
-    """Return how deep one pass over packed rows goes: equal parts that leave the caches room."""
+    """Return the steps along K of one pass over packed rows: equal parts of at most 1024.
+
+    A pass of a block of rows and of a panel must fit in the L2 cache (estimate).
+    """
     if depth <= 1024:
         return max(depth, 1)
     return round_up(-(-depth // -(-depth // 768)), 16)
@@ -312,8 +315,8 @@ def _pass_depth(depth: int) -> int:
 def _blocks(
     threads: int, batch: int, m: int, panels: int, of: Tiles, packed: bool
 ) -> tuple[int, int]:
-    """Return rows and panels of a unit: large blocks, but work for every thread."""
-    # B streams past once for each block of rows: few rows stay together.
+    """Return the rows and panels of a unit: large blocks, but enough units for all threads."""
+    # B is streamed once for each block of rows, so few rows form a single block.
     mb = _rows_that_stay(m, of.mr)
     wanted = 4 * threads if threads > 1 else 1
     pb = smaller(panels, 32 if packed else 12)
@@ -330,7 +333,7 @@ def _rows_that_stay(m: int, mr: int) -> int:
 
 
 def _stacked(product: Product, of: Tiles) -> Callable[[Array], Array]:
-    """Return what makes a stack of matrices ``[S, K, N]`` of the right operand."""
+    """Return the function from the right operand's array to ``alpha * B`` as ``[S, K, N]``."""
     b, alpha = product.b, product.alpha
     n, depth, matrices, turned = b.columns, b.rows, math.prod(b.shape), is_transposed(b)
 
@@ -352,7 +355,7 @@ def _panels_recipe(product: Product, of: Tiles) -> str:
 def _right_side(
     low: Lowering, product: Product, of: Tiles, rows: int, steps: Sequence[int]
 ) -> tuple[Argument, int, list[int]]:
-    """Return B's word, its row step in bytes (0: packed) and its steps along the batch."""
+    """Return B, its row stride in bytes (0: packed) and its strides along the batch in elements."""
     b, alpha = product.b, product.alpha
     n, depth = b.columns, b.rows
     size = depth * round_up(n, of.lanes)
@@ -364,7 +367,7 @@ def _right_side(
         recipe = f"gemm panels {_panels_recipe(product, of)} {of.weights}"
         weight = low.weight(recipe, matrix_panels(of, _stacked(product, of)), b.operand)
         return weight, 0, packed_steps
-    # With room left in the first cache it need not be packed: rows are read without loss.
+    # If B fits in half of the L1 cache, reading its rows costs no more than reading panels.
     near = of.low and depth * n * of.item <= caches().l1 // 2
     if not turned and (rows <= of.mr or n < of.lanes or near) and alpha == 1.0:
         return b.operand, b.row_step * of.item, list(steps)

@@ -1,7 +1,8 @@
 """MatMul, Gemm and MatMulInteger of integers that are computed at run time, on the CPU device.
 
-Integers of 32 and 64 bits are multiplied as they are, modulo their width. Bytes less their zero
-points are multiplied as floats: float32 holds sums of so many terms exactly, float64 all others.
+Integers of 32 and 64 bits are multiplied modulo 2**32 or 2**64. Integers of 8 bits minus their zero
+points are multiplied as floats: float32 represents sums of up to `TERMS` products exactly, float64
+all longer ones.
 """
 
 from __future__ import annotations
@@ -18,13 +19,23 @@ from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides
 from .arguments import WholeProductArguments
 
 WHOLE = ("int32", "int64", "uint32", "uint64")
-TERMS = 258  # products of two bytes less their zero points whose sum float32 holds exactly
-_ROWS = 4
-_WORK = 1 << 16  # multiplications worth a thread
+TERMS = 258  # most terms of at most 255 * 255 each whose sum is below 2**24, exact in float32
+_ROWS = 4  # rows of a work unit
+_WORK = 1 << 16  # least multiplications of a thread (estimate)
 
 
 def emit_whole_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> None:
-    """Emit A @ B of integers; stacks of matrices broadcast."""
+    """Emit A @ B of integers; stacks of matrices broadcast.
+
+    Args:
+        low: Collects the plan's steps.
+        a: ``[..., M, K]`` or ``[K]``, int32, int64, uint32 or uint64.
+        b: ``[..., K, N]`` or ``[K]``, of the same dtype.
+        y: The result.
+
+    Raises:
+        Unsupported: Dtypes or depths differ.
+    """
     if a.dtype not in WHOLE or b.dtype != a.dtype or not a.rank or not b.rank:
         raise Unsupported(f"a product of {a.dtype} and {b.dtype}")
     left = (1, *a.shape) if a.rank == 1 else a.shape
@@ -62,7 +73,18 @@ def emit_whole_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> Non
 def emit_byte_product(
     low: Lowering, a: Operand, b: Operand, zeros: tuple[Operand | None, Operand | None], y: Operand
 ) -> None:
-    """Emit the int32 sums of products of bytes less their zero points."""
+    """Emit the int32 product of 8-bit integers minus their zero points.
+
+    Args:
+        low: Collects the plan's steps.
+        a: ``[..., M, K]``, int8 or uint8.
+        b: ``[..., K, N]``, int8 or uint8.
+        zeros: Zero points of a and b, one number each; None: 0.
+        y: The result, int32.
+
+    Raises:
+        Unsupported: A zero point has several numbers.
+    """
     if any(zero is not None and zero.size != 1 for zero in zeros):
         raise Unsupported("a product of computed bytes with zero points for each row or column")
     work = "float32" if a.shape[-1] <= TERMS else "float64"

@@ -1,4 +1,4 @@
-"""Kernel of products of integers: four rows of the result at a time, two vectors of each."""
+"""Kernel of integer GEMM: a register tile of four rows times two vectors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Function = Callable[..., Any]
 
 
 def product(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of `WholeProductArguments`: A @ B modulo the width of the integers.
+    """Return the kernel of `WholeProductArguments`: A @ B modulo 2**32 or 2**64.
 
     Args:
-        dtype: Of the elements.
+        dtype: Dtype of the elements.
         lanes: Elements of a vector.
     """
     arguments = view_of(WholeProductArguments)

@@ -1,6 +1,7 @@
-// Matrix products and, over pixels taken apart, convolutions.
+// Matrix products, and convolutions as products of weights and the pixels of all taps (im2col).
 // C[row, column] = act(alpha * sum(A[row, k] * B[k, column]) + beta * bias[row, column] + R).
-// T: element; V: vector of LANES; a panel is 2 * LANES columns; ROWS: rows of a block.
+// T: type of an element; V: vector of LANES; a panel is 2 * LANES columns; ROWS: rows of a block.
+// An array `a` begins at its element `a0`; strides are in elements.
 
 #define WIDTH (2 * LANES)
 #define JOIN_(a, b) a##b
@@ -15,7 +16,7 @@
       T beta, T p, T q, int size1, int size2, int a_s0, int a_s1, int a_s2, int b_s0,          \
       int b_s1, int b_s2, int c_s0, int c_s1, int c_s2, int bias_step
 
-// Begin at this work-item's matrices of the stack.
+// Advance the pointers to this work-item's matrices of the stack.
 #define STACK                                                                     \
   int i2 = get_global_id(2) % size2, i1 = get_global_id(2) / size2 % size1;       \
   int i0 = get_global_id(2) / size2 / size1;                                      \
@@ -39,9 +40,9 @@ T finish(T sum, int row, int column, int n, __global const T *bias, int bias_row
 }
 
 #if defined(ROWS)
-// A CPU: one work-item computes ROWS rows of a panel at a time in registers, for up to BLOCKS such
-// blocks one below the other; B is packed in panels [columns / WIDTH][depth][WIDTH], of which CHUNK
-// rows stay in the first cache while all blocks use them.
+// For a CPU: a work-item computes a panel's columns of up to BLOCKS consecutive blocks of ROWS rows,
+// each block in registers. B is packed into panels [columns / WIDTH][depth][WIDTH]; CHUNK rows of a
+// panel stay in the L1 cache while all blocks use them.
 #if DENSE
 #define LEFT(r, k) line[r][k]
 #else
@@ -97,8 +98,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void panels(ARGUMENTS, i
 #endif
 
 #if defined(TILE)
-// A GPU: a group of GROUP * GROUP work-items computes a TILE * TILE part of C, through tiles of A
-// and B in local memory; each work-item has EACH * EACH elements.
+// For a GPU: a group of GROUP * GROUP work-items computes a TILE * TILE part of C from tiles of A
+// and B in local memory; each work-item computes EACH * EACH elements.
 #define EACH (TILE / GROUP)
 #define DEEP 16
 

@@ -1,8 +1,8 @@
 """Kernels of matrix products: packing of operands, blocked GEMM over contraction tiles.
 
-``gemm`` runs ``C = act(init + A @ B + residual)`` for a batch of products; ``pack_b`` brings B into
-the panel format. A panel holds ``nv * lanes`` columns (the last one as many whole vectors as are
-left), row after row, padded with zeros: ``[panel][K][columns of the panel]``.
+``gemm`` computes ``C = act(init + A @ B + residual)`` for a batch of products; ``pack_b`` packs B
+into panels, ``[panel][K][columns of the panel]``. A panel holds ``nv * lanes`` columns row by row;
+the last one has as many whole vectors as it needs, padded with zeros.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _tile_block = stack_block(TileBlock)
 
 
 class Pass(WordBlock):
-    """The part of a block of C that one pass works on.
+    """One pass over a block of C.
 
     Attributes:
-        first_step: Its first step along K.
-        depth: Its steps along K.
-        row: Its first row.
-        rows: Its rows.
-        panel: Its first panel.
-        last_panel: The panel behind its last one.
+        first_step: First step along K.
+        depth: Number of steps along K.
+        row: First row of the block.
+        rows: Number of rows.
+        panel: First panel of the block.
+        last_panel: The panel after the last one.
     """
 
     first_step: int
@@ -52,7 +52,7 @@ _pass = stack_block(Pass)
 
 @register_jitable
 def batch_offset(b0: int, b1: int, b2: int, step0: int, step1: int, step2: int) -> int:
-    """Return the bytes before a matrix of a batch of three levels.
+    """Return the offset of a matrix in a batch of three levels, in bytes.
 
     Args:
         b0: Index along level 0.
@@ -69,7 +69,7 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
     """Return the kernel of `PackRightArguments`, which packs matrices into panels.
 
     Args:
-        dtype: Of the elements.
+        dtype: Dtype of the elements.
         lanes: Elements of a vector.
         nv: Vectors of a row of a panel.
     """
@@ -142,15 +142,15 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
 def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Callable[..., None]:
     """Return the kernel of `GemmArguments`, a batch of matrix products.
 
-    ``C[b0, b1, b2] = act(init + A[...] @ B[...] + residual)``, the activation one of: nothing,
-    bounds below and above, or any that kernel ``post`` applies to a finished tile.
+    ``C[b0, b1, b2] = act(init + A[...] @ B[...] + residual)``. The activation is the identity,
+    bounds below and above, or what the kernel ``post`` applies to a finished tile.
 
     Args:
-        dtype: Of A and C.
+        dtype: Dtype of A and C.
         lanes: Elements of a vector.
         mr: Rows of a contraction tile.
         nv: Vectors of a row of a contraction tile.
-        weights: ``"bfloat16"`` if B is packed in it, "" if in ``dtype``.
+        weights: ``"bfloat16"`` if B is packed as bfloat16, "" if as ``dtype``.
     """
     arguments = view_of(GemmArguments)
     item = item_bytes(dtype)
@@ -229,10 +229,11 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
 
 
 def _left_operand(dtype: str, lanes: int) -> Any:
-    """Return ``f(product, t, source, scratch, rows, depth)``: where tiles read a pass of A.
+    """Return ``f(product, t, source, scratch, rows, depth)``, which prepares A for a pass.
 
-    A pass is copied to scratch, if there is any, so that its rows or columns are contiguous; the
-    function sets the strides of A in the arguments of the tile and returns its address.
+    With scratch (address 0: none) the pass is copied there, so that its rows or columns are
+    contiguous. The function sets the strides of A in the tile block ``t`` and returns the address
+    that tiles read.
     """
     v = vec(dtype, lanes)
     load, store, item = v.load, v.store, v.itemsize
@@ -265,7 +266,7 @@ def _left_operand(dtype: str, lanes: int) -> Any:
             t.a_row = ars
             t.a_step = aks
             return source
-        # 16 elements more, so that neighbouring rows do not all fall into the same cache sets.
+        # 16 elements of padding, so that neighbouring rows do not fall into the same cache sets.
         if ars == item and aks != item:
             to = (product.block_rows + 16) * item
             copy_rows(source, scratch, depth, rows, aks, to)
@@ -285,23 +286,23 @@ def _left_operand(dtype: str, lanes: int) -> Any:
 
 
 def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
-    """Return ``f(product, t, a, b, c, res, where)``: the tiles of a pass over a block of C."""
+    """Return ``f(product, t, a, b, c, res, where)``, which runs the tiles of a pass over C."""
     item, width = item_bytes(dtype), nv * lanes
 
     @register_jitable
     def block(
         product: GemmArguments, t: TileBlock, a: int, b: int, c: int, res: int, where: Pass
     ) -> None:
-        """Run panels of one block of rows and one range of k.
+        """Run the tiles of one pass over a block of C.
 
         Args:
-            product: The arguments.
-            t: Arguments of the contraction tile.
-            a: Address of A at the block's first row and the range's first step.
+            product: The kernel's arguments.
+            t: Tile block: the arguments of the contraction tile.
+            a: Address of A at the block's first row and the pass's first step.
             b: Address of B.
             c: Address of C.
-            res: Address of the residual, or 0.
-            where: The part of the block.
+            res: Address of the residual; 0: none.
+            where: The pass.
         """
         k0, depth = where.first_step, where.depth
         row, rows = where.row, where.rows
@@ -325,7 +326,7 @@ def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
                 step = ldb
                 t.b = b + first * item + k0 * step
             t.b_step = step
-            # The tiles of a packed panel together bring the next one closer.
+            # The tiles of a packed panel together prefetch the next panel.
             pace = 0 if ldb != 0 else 2 * step // max(1, (rows + mr - 1) // mr)
             coming = t.b + (depth * step if ldb == 0 else 0)
             t.pace = pace

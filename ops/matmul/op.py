@@ -1,4 +1,4 @@
-"""Matrix products: what operands must satisfy, and shape rules."""
+"""Matrix products: requirements of operands, and shape inference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,16 @@ _EQUATION = re.compile(rf"({_TERM}(?:,{_TERM})*)(?:->({_TERM}))?")
 
 
 def matmul_operands(node: Node, a: Tensor, b: Tensor) -> None:
-    """Raise ShapeError unless columns meet rows and stacks broadcast (ONNX MatMul, 1 to 13)."""
+    """Require that A's columns fit B's rows, and that stacks broadcast (ONNX MatMul, 1 to 13).
+
+    Args:
+        node: The node.
+        a: ``[..., M, K]`` or ``[K]``.
+        b: ``[..., K, N]`` or ``[K]``, of a's dtype.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     require_dtype("B", b, a.dtype)
     _require_product(a, b)
 
@@ -42,7 +51,18 @@ def matmul_operands(node: Node, a: Tensor, b: Tensor) -> None:
 def matmul_integer_operands(
     node: Node, a: Tensor, b: Tensor, za: Tensor | None = None, zb: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless zero points are those of rows of A, columns of B (ONNX, 10)."""
+    """Require that the matrices and their zero points fit (ONNX MatMulInteger, 10).
+
+    Args:
+        node: The node.
+        a: ``[..., M, K]``, uint8 or int8.
+        b: ``[..., K, N]``, uint8 or int8.
+        za: Zero point of a, one number or one for each row; None: 0.
+        zb: Zero point of b, one number or one for each column; None: 0.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     require_dtype("A", a, *_BYTES)
     require_dtype("B", b, *_BYTES)
     _require_product(a, b)
@@ -56,7 +76,22 @@ def qlinear_matmul_operands(
     node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor,
     b_zero: Tensor, y_scale: Tensor, y_zero: Tensor,
 ) -> None:  # fmt: skip
-    """Raise ShapeError unless scales and zero points fit rows and columns (ONNX, 10 to 21)."""
+    """Require that matrices, scales and zero points fit (ONNX QLinearMatMul, 10 to 21).
+
+    Args:
+        node: The node.
+        a: ``[..., M, K]``, of 8 bits.
+        a_scale: Scale of a, one number or one for each row.
+        a_zero: Zero point of a, as many.
+        b: ``[..., K, N]``, of 8 bits.
+        b_scale: Scale of b, one number or one for each column.
+        b_zero: Zero point of b, as many.
+        y_scale: Scale of the result, one number or one for each row.
+        y_zero: Zero point of the result, as many; its dtype is that of the result.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     _require_product(a, b)
     for name, scale in (("a_scale", a_scale), ("b_scale", b_scale), ("y_scale", y_scale)):
         require_dtype(name, scale, *_FLOATS)
@@ -70,7 +105,7 @@ def qlinear_matmul_operands(
 
 
 def _require_product(a: Tensor, b: Tensor) -> None:
-    """Require that A's columns meet B's rows, and that their stacks broadcast as in NumPy."""
+    """Require that A has as many columns as B rows, and that stacks broadcast as in NumPy."""
     rows, columns = b.shape, a.shape
     if not rows or not columns:
         raise ShapeError("a matrix product of a scalar")
@@ -117,7 +152,17 @@ def _require_along(
 
 
 def gemm_operands(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> None:
-    """Raise ShapeError unless matrices meet and C broadcasts to their product (ONNX, 1 to 13)."""
+    """Require that A and B fit, and that C broadcasts to their product (ONNX Gemm, 1 to 13).
+
+    Args:
+        node: The node, with ``transA`` and ``transB``.
+        a: ``[M, K]``, or its transpose.
+        b: ``[K, N]``, or its transpose.
+        c: Broadcasts to ``[M, N]``; None: none.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     require_rank("A", a, 2)
     require_rank("B", b, 2)
     require_dtype("B", b, a.dtype)
@@ -128,7 +173,7 @@ def gemm_operands(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> 
 
 
 def _transposed(node: Node, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both sides as Gemm's ``transA`` and ``transB`` turn them."""
+    """Return both sides, transposed if Gemm's ``transA`` and ``transB`` say so."""
     left = Tensor(a.dtype, a.shape[::-1]) if node.attrs.get("transA", 0) else a
     right = Tensor(b.dtype, b.shape[::-1]) if node.attrs.get("transB", 0) else b
     return left, right
@@ -137,9 +182,19 @@ def _transposed(node: Node, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def fused_operands(
     node: Node, a: Tensor, b: Tensor, c: Tensor | None = None, r: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless C broadcasts to the product of A and B, and R has its shape.
+    """Require that C broadcasts to the product of A and B, and that R has its shape.
 
-    What was fused may still hold: its operators broadcast where the kernel does not.
+    The operators that were fused would broadcast R, too; the kernel does not.
+
+    Args:
+        node: The FusedMatMul, with ``transA`` and ``transB``.
+        a: ``[..., M, K]``, or its transpose.
+        b: ``[..., K, N]``, or its transpose.
+        c: Broadcasts to the product; None: none.
+        r: Residual, of the product's shape; None: none.
+
+    Raises:
+        ShapeError: They do not fit.
     """
     require_dtype("B", b, a.dtype)
     a, b = _transposed(node, a, b)
@@ -157,9 +212,12 @@ def fused_operands(
 
 
 def einsum_operands(node: Node, *operands: Tensor | None) -> None:
-    """Raise ShapeError unless letters that are the same stand for equal sizes (ONNX, 12).
+    """Require that equal letters stand for equal sizes (ONNX Einsum, 12).
 
     A size of one broadcasts, as in NumPy and ONNX Runtime.
+
+    Raises:
+        ShapeError: Sizes differ, or the equation is not well formed or does not fit the operands.
     """
     equation = node.attrs.get("equation", "")
     found = _EQUATION.fullmatch(str(equation).replace(" ", ""))
@@ -198,7 +256,13 @@ def einsum_operands(node: Node, *operands: Tensor | None) -> None:
 
 
 def einsum(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give each label of the result its size; where operands differ, one of them has 1."""
+    """Infer the type of Einsum: the size of each letter of the result, broadcast over operands.
+
+    Args:
+        node: The node, with its ``equation``.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     dtype = same_dtype(types)
     found = _EQUATION.fullmatch(str(node.attrs.get("equation", "")).replace(" ", ""))
     if dtype is None or found is None:
@@ -214,7 +278,7 @@ def einsum(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     dots = sorted(label for label in sizes if isinstance(label, int))
     result = found[2]
     labels: list[str | int]
-    if result is None:  # the letters that stand once, behind what broadcasts
+    if result is None:  # as in NumPy: dimensions of '...', then the letters that occur once
         text = found[1].replace("...", "")
         labels = [*dots, *(letter for letter in letters if text.count(letter) == 1)]
     else:
@@ -225,7 +289,7 @@ def einsum(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def _labels(term: str, shape: Sequence[_Size], k: int) -> list[tuple[str | int, _Size]]:
-    """Return a label for each dimension: its letter, or its place from the end within ``...``."""
+    """Return a label for each dimension: its letter, or its index from the end within ``...``."""
     before, dots, after = term.partition("...")
     spare = len(shape) - len(before) - len(after)
     require(
@@ -245,17 +309,35 @@ def _fits(a: Dim, b: Dim) -> None:
 
 
 def matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Multiply the last two dimensions and broadcast the others, as NumPy does."""
+    """Infer the type of MatMul: the last two dimensions multiplied, the others broadcast.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     return [_product(same_dtype(types), types[0], types[1])]
 
 
 def matmul_integer(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """As MatMul, of bytes: with sums of 32 bits."""
+    """Infer the type of MatMulInteger: the shape of MatMul, int32.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     return [_product("int32", types[0], types[1])]
 
 
 def qlinear_matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """As MatMul; the dtype is that of the result's zero point."""
+    """Infer the type of QLinearMatMul: the shape of MatMul, the dtype of the result's zero point.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     zero = tensor(types[7])
     return [None if zero is None else _product(zero.dtype, types[0], types[3])]
 
@@ -278,7 +360,13 @@ def _product(
 
 
 def gemm(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Multiply two matrices, each perhaps turned."""
+    """Infer the type of Gemm: the product of two matrices, transposed as the node says.
+
+    Args:
+        node: The node, with ``transA`` and ``transB``.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     dtype = same_dtype([kind for kind in types if kind is not None])
     a, b = tensor(types[0]), tensor(types[1])
     if a is None or b is None or a.shape is None or b.shape is None:

@@ -23,22 +23,26 @@ from subgraph.ops.shared.strides import broadcast_strides, collapse
 from .products import Matrix, matrix
 
 Words = list["Argument | np.generic[Any]"]
-_LEVELS = 3  # of a stack of matrices
+_LEVELS = 3  # dimensions of a stack of matrices in the kernels' arguments
 
 
 @attrs.define
 class Product:
-    """``act(alpha * A @ B + beta * bias + R)`` over a stack of matrices; steps in elements.
+    """``act(alpha * A @ B + beta * bias + R)`` over a stack of matrices; strides in elements.
 
     Attributes:
-        a: Left matrices: operand, rows, columns and their steps.
+        a: Left matrices.
         b: Right matrices.
-        out: The results, dense.
-        node: Whose attributes name the activation.
-        sizes: Sizes of the stack.
-        steps: Steps of A, B and the results along it.
-        bias: What is added, with its steps along rows and columns.
-        bias_step: The step of the bias along the innermost level of the stack.
+        out: The results, contiguous.
+        node: The node whose attributes name the activation.
+        sizes: Sizes of the stack, three levels.
+        steps: Strides of A, B and the results along the stack.
+        alpha: Factor of the product.
+        beta: Factor of the bias.
+        bias: A matrix, row, column or number that is added; None: none.
+        bias_steps: Strides of the bias along rows and columns, 0 where it broadcasts.
+        bias_step: Stride of the bias along the innermost level of the stack.
+        residual: R, shaped as the results; None: none.
     """
 
     a: Matrix
@@ -56,7 +60,7 @@ class Product:
 
 
 def lanes_of(low: ClLowering, dtype: str) -> int:
-    """Return how many elements a vector of the kernels has."""
+    """Return the elements of a vector in the kernels."""
     return max(2, low.traits.vector // (2 if dtype == "float64" else 1))
 
 
@@ -66,7 +70,7 @@ def panel_width(low: ClLowering, dtype: str) -> int:
 
 
 def program(low: ClLowering, dtype: str, **defines: str | int) -> ClSource:
-    """Return the program of products with these definitions."""
+    """Return the program of matmul/kernels.cl for a dtype, with further macro definitions."""
     lanes = lanes_of(low, dtype)
     kind = register(dtype)
     base: dict[str, str | int] = {"LANES": lanes, "T": kind, "V": f"{kind}{lanes}"}
@@ -81,12 +85,12 @@ def matmul(node: Node, low: ClLowering) -> None:
 
 @cl_lowering("FusedMatMul", domain=INTERNAL_DOMAIN)
 def fused(node: Node, low: ClLowering) -> None:
-    """Lower MatMul or Gemm with what follows it."""
+    """Lower FusedMatMul: MatMul or Gemm with a residual and an activation."""
     lower_product(node, low)
 
 
 def widened(low: ClLowering, operand: Operand | None) -> Operand | None:
-    """Return an operand of narrow floats in float32, others as they are."""
+    """Return a float16 or bfloat16 operand cast to float32, other operands unchanged."""
     if operand is None or operand.dtype not in HALVES:
         return operand
     wide = temporary(low, "float32", operand.shape)
@@ -95,18 +99,28 @@ def widened(low: ClLowering, operand: Operand | None) -> Operand | None:
 
 
 def narrowed(low: ClLowering, output: Operand) -> Operand:
-    """Return where the results go before `settle` narrows them."""
+    """Return the operand that kernels write: the output, or float32 memory if that is narrow."""
     return temporary(low, "float32", output.shape) if output.dtype in HALVES else output
 
 
 def settle(low: ClLowering, made: Operand, output: Operand) -> None:
-    """Bring results to the dtype of the output."""
+    """Cast results to the output's dtype, if `narrowed` returned other memory.
+
+    Args:
+        low: Collects the plan's launches.
+        made: The results, from `narrowed`.
+        output: The output.
+    """
     if made is not output:
         emit_cast(low, made, output)
 
 
 def lower_product(node: Node, low: ClLowering) -> None:
-    """Lower MatMul, Gemm or their fused form."""
+    """Lower MatMul, Gemm or their fused form.
+
+    Raises:
+        Unsupported: A dtype or shapes that the kernels cannot handle.
+    """
     out = low.output()
     require(low, out.dtype)
     if out.dtype not in (*FLOATS, *HALVES):
@@ -132,7 +146,13 @@ def lower_product(node: Node, low: ClLowering) -> None:
 
 
 def stacked(a: Matrix, b: Matrix) -> tuple[Matrix, tuple[int, ...], list[tuple[int, ...]]]:
-    """Return A, the sizes of the stack, and the steps of A, B and C; batches may become rows."""
+    """Return A, the sizes of the stack, and the strides of A, B and C along it, in elements.
+
+    If all matrices of A share one B, they become one matrix with more rows.
+
+    Raises:
+        Unsupported: The stack has more than three dimensions that do not merge.
+    """
     stack = tuple(np.broadcast_shapes(a.shape, b.shape))
     if (
         math.prod(b.shape) == 1
@@ -155,6 +175,7 @@ def stacked(a: Matrix, b: Matrix) -> tuple[Matrix, tuple[int, ...], list[tuple[i
 
 
 def _add_bias(product: Product, bias: Operand) -> None:
+    """Set the bias of a product, with strides that broadcast it."""
     rows, columns = product.a.rows, product.b.columns
     single = math.prod(product.sizes) == 1 and bias.size != product.out.size
     if single and bias.rank <= 2 and (bias.rank < 2 or bias.shape[0] in (1, rows)):
@@ -173,7 +194,7 @@ def emit_product(low: ClLowering, product: Product) -> None:
     """Launch a product.
 
     Raises:
-        Unsupported: the matrices do not fit.
+        Unsupported: Columns of A and rows of B differ.
     """
     a, b = product.a, product.b
     if a.columns != b.rows:
@@ -186,7 +207,7 @@ def emit_product(low: ClLowering, product: Product) -> None:
 
 
 def defines_of(product: Product) -> tuple[dict[str, str | int], float, float]:
-    """Return the definitions of what follows the sums, and the activation's numbers."""
+    """Return macro definitions of activation, bias and residual, and the activation's p and q."""
     (name, text), p, q = activation(product.node)
     flags: dict[str, str | int] = {
         name: text,
@@ -199,7 +220,14 @@ def defines_of(product: Product) -> tuple[dict[str, str | int], float, float]:
 def arguments(
     product: Product, right: Argument, right_steps: Sequence[int], numbers: tuple[float, float]
 ) -> Words:
-    """Return the arguments that both kinds of kernels take."""
+    """Return the arguments that the CPU's and the GPU's kernel share.
+
+    Args:
+        product: The product.
+        right: B, in the form that the kernel reads.
+        right_steps: Strides of B along the stack, in elements.
+        numbers: The activation's p and q.
+    """
     a, out, dtype = product.a, product.out, product.out.dtype
     words: Words = [a.operand, right, out, product.bias or out, product.residual or out]
     words += [a.rows, product.b.columns, a.columns, a.row_step, a.column_step]
@@ -220,7 +248,14 @@ def _cost(product: Product) -> dict[str, int]:
 def launch_panels(
     low: ClLowering, product: Product, right: Argument, right_steps: Sequence[int]
 ) -> None:
-    """Launch the CPU's kernel over packed panels of B."""
+    """Launch the CPU's kernel over packed panels of B.
+
+    Args:
+        low: Collects the plan's launches.
+        product: The product.
+        right: B in panels (`pack_panels`).
+        right_steps: Elements between packed matrices along the stack.
+    """
     flags, p, q = defines_of(product)
     tuning = low.tuning
     dtype, rows = product.out.dtype, product.a.rows
@@ -228,7 +263,7 @@ def launch_panels(
     panels = -(-product.b.columns // panel_width(low, dtype))
     stack = math.prod(product.sizes)
     lines = -(-rows // block)
-    # Enough work-items for all units; else as many rows on one panel as is good for the caches.
+    # Enough work-items for all compute units, each with as many row blocks as the caches hold.
     blocks = max(1, min(tuning.blocks, lines * panels * stack // (4 * low.traits.units), lines))
     blocks = -(-lines // -(-lines // blocks))
     source = program(
@@ -252,7 +287,15 @@ def launch_tiles(
     more: Sequence[int],
     **defines: str | int,
 ) -> None:
-    """Launch the GPU's kernel over tiles in local memory."""
+    """Launch the GPU's kernel over tiles in local memory.
+
+    Args:
+        low: Collects the plan's launches.
+        product: The product.
+        right: B, or the image of a convolution.
+        more: Further arguments: strides of B's rows and columns, or the sizes of the convolution.
+        **defines: Further macro definitions: ``CONVOLUTION=1`` for a convolution.
+    """
     flags, p, q = defines_of(product)
     dtype = product.out.dtype
     tile, group = low.tuning.tile, low.tuning.group
@@ -267,7 +310,7 @@ def launch_tiles(
 
 
 def _packed(low: ClLowering, product: Product) -> tuple[Argument, list[int]]:
-    """Return B in panels, packed once if it is a weight, and its steps along the stack."""
+    """Return B in panels, packed once if it is a weight, and its strides along the stack."""
     b, dtype = product.b, product.out.dtype
     width = panel_width(low, dtype)
     depth, n = b.rows, b.columns

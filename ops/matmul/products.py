@@ -1,4 +1,4 @@
-"""What a matrix product is made of: stacks of matrices inside operands, and their batch."""
+"""Descriptions of matrix products: stacks of matrices inside operands, and their batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from subgraph.ops.shared.tile_planning import Activation
 
 @attrs.frozen
 class Matrix:
-    """A stack of matrices inside an operand: strides in elements."""
+    """A stack of matrices inside an operand.
+
+    Attributes:
+        operand: The operand.
+        shape: Sizes of the stack: the leading dimensions.
+        rows: Rows of a matrix.
+        columns: Columns of a matrix.
+        row_step: Elements from a row to the next one.
+        column_step: Elements from a column to the next one.
+    """
 
     operand: Operand
     shape: tuple[int, ...]  # of the stack
@@ -32,7 +41,18 @@ class Matrix:
 
 @attrs.define
 class Product:
-    """``act(alpha * A @ B + beta * C + R)``."""
+    """``act(alpha * A @ B + beta * C + R)``.
+
+    Attributes:
+        a: Left matrices.
+        b: Right matrices.
+        out: The results.
+        act: The activation.
+        alpha: Factor of the product.
+        beta: Factor of C.
+        bias: C, which broadcasts to the results; None: none.
+        residual: R, shaped as the results; None: none.
+    """
 
     a: Matrix
     b: Matrix
@@ -45,7 +65,11 @@ class Product:
 
 
 def matrix(operand: Operand, vector: str = "row") -> Matrix:
-    """Read an operand as a stack of matrices; a vector is one row or one column."""
+    """Return an operand as a stack of matrices; a vector is one row or one column (``vector``).
+
+    Raises:
+        Unsupported: The operand is a scalar.
+    """
     shape = operand.shape
     if not shape:
         raise Unsupported("MatMul of a scalar")
@@ -55,12 +79,12 @@ def matrix(operand: Operand, vector: str = "row") -> Matrix:
 
 
 def is_transposed(b: Matrix) -> bool:
-    """Return whether the columns of matrices lie one after the other."""
+    """Return whether the matrices are stored column by column."""
     return b.row_step == 1 and b.column_step != 1
 
 
 class BatchSteps(TypedDict):
-    """The batch as kernels get it; see `GemmArguments`."""
+    """The fields of `GemmArguments` that describe the batch."""
 
     size1: int
     size2: int
@@ -78,7 +102,7 @@ class BatchSteps(TypedDict):
 def batch_steps(
     sizes: Sequence[int], steps: Sequence[Sequence[int]], item: int, b_item: int
 ) -> BatchSteps:
-    """Return the batch as kernels get it.
+    """Return the fields of `GemmArguments` that describe the batch.
 
     Args:
         sizes: Sizes of the three levels.

@@ -10,7 +10,7 @@ from subgraph.operators.reference import standard, variant
 
 
 def gemm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return alpha A B + beta C; C always broadcasts, as it does since opset 7."""
+    """Return alpha A B + beta C; before opset 7, too, C broadcasts without ``broadcast``."""
     if 0 < node.version < 7:
         return standard(variant(node, version=7, drop=("broadcast",)), inputs)
     return standard(node, inputs)

@@ -1,4 +1,4 @@
-"""Strassen's product of matrices on the CPU device: where it is used, and how its work is cut."""
+"""Strassen's matrix product on the CPU device: when it is used, and the tiling of its loops."""
 
 from __future__ import annotations
 
@@ -14,42 +14,62 @@ from subgraph.system.host import caches
 
 from .arguments import StrassenArguments
 
-_SUMS = 7  # operands that are made of A
-_GAP = 16  # elements between their rows
-_LEAST_LANES = 16  # narrower tiles end too often
-_LEAST_ROWS = 48  # fewer cost less than the sums of a weight
-_LEAST_PAIRS = 12  # of panels: fewer cost less than the sums of A, which every thread makes
-_LEAST_DEPTH = 384  # below it the ends of tiles cost as much as is saved
-_MOST_ROWS = 128  # of a block
-_DEEPEST = 384  # steps of a pass in each half
-_ALIKE = 16.0  # times as large may a column be as the one that it is added to
+_SUMS = 7  # sums of quarters of A that are operands of products
+_GAP = 16  # elements of padding between rows of these sums, against conflicts in cache sets
+# Limits below which additions and the overhead of tiles cost as much as the saved product saves
+# (estimates, except _LEAST_ELEMENTS).
+_LEAST_LANES = 16  # elements of a vector
+_LEAST_ROWS = 48  # rows of A
+_LEAST_PAIRS = 12  # pairs of panels of B: every thread computes the sums of A
+_LEAST_DEPTH = 384  # steps of K
 # Elements of the weight. Measured on chains of MatMul, one thread: with weights of 768 x 768 they
 # run at 0.92 to 1.00 of the plain product's speed, with 768 x 3072 at 1.00 to 1.05 of it.
 _LEAST_ELEMENTS = 1_000_000
-_LARGEST = 1e15  # of which products are finite
-_PAIRS = 48  # of panels of a block, at most: each block makes the sums of A
-_SHARED_PAIRS = 12  # where threads share the blocks
+_MOST_ROWS = 128  # rows of a block, at most
+_DEEPEST = 384  # steps of a pass in each half of K, at most
+_ALIKE = 16.0  # largest ratio of magnitudes of columns that are added
+_LARGEST = 1e15  # elements below it have finite products in float32
+_PAIRS = 48  # pairs of panels of a block, at most; each block computes the sums of A
+_SHARED_PAIRS = 12  # the same if threads share the blocks
 
 
 def fits(low: Lowering, of: Tiles, n: int, depth: int) -> bool:
-    """Return whether Strassen's product of a matrix and a packed weight is allowed and possible."""
+    """Return whether Strassen's product of a matrix and a packed weight is enabled and possible.
+
+    Args:
+        low: The lowering, with the option ``STRASSEN``.
+        of: The contraction tiles.
+        n: Columns of the weight.
+        depth: Rows of the weight.
+    """
     if not low.options.get("STRASSEN", True) or of.dtype != "float32" or of.weights:
         return False
     return n % (2 * of.width) == 0 and depth % (2 * of.lanes) == 0 and depth > 0
 
 
 def saves(of: Tiles, m: int, n: int, depth: int) -> bool:
-    """Return whether Strassen's product is expected to be faster than the plain one."""
+    """Return whether Strassen's product is expected to be faster than the plain one.
+
+    Args:
+        of: The contraction tiles.
+        m: Rows of the left matrix.
+        n: Columns of the weight.
+        depth: Rows of the weight.
+    """
     large = n >= 2 * of.width * _LEAST_PAIRS and depth >= _LEAST_DEPTH
     large = large and n * depth >= _LEAST_ELEMENTS
     return large and m >= _LEAST_ROWS and of.lanes >= _LEAST_LANES
 
 
 def alike_columns(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Return the recipe of a number for each pair of panels: 1 if columns may share their errors.
+    """Return a function from a weight to a flag for each pair of panels: 1 if its sums are safe.
 
-    Each column of a panel is added to one of the panel half of all columns later: neither may be
-    more than 16 times as large as the other, infinite or NaN.
+    Strassen's algorithm adds each column of a panel to a column of the paired panel, half of all
+    columns later. That is safe if neither is 16 times as large as the other, infinite or NaN.
+
+    Args:
+        of: The contraction tiles.
+        change: Function from the weight to ``[1, K, N]``.
     """
 
     def make(weight: Array) -> Array:
@@ -73,23 +93,23 @@ def emit_strassen(
     residual: Argument,
     act: Activation,
 ) -> None:
-    """Emit ``strassen_kernels.product``.
+    """Emit the kernel ``strassen_kernels.product``.
 
     Args:
-        low: Where to.
-        of: Its tiles.
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles.
         left: The left operand and the elements between its rows.
         weight: The packed right operand.
-        alike: What `alike_columns` makes of it.
+        alike: Its flags from `alike_columns`.
         out: The result.
         sizes: M, N, K.
-        init: One element per column, 0 for none.
-        residual: What is added at the end, 0 for none.
-        act: What follows.
+        init: Initial values of sums, one per column; 0: zeros.
+        residual: Matrix added at the end; 0: none.
+        act: The activation.
     """
     (a, row_step), (m, n, depth) = left, sizes
     item = of.item
-    # Blocks and passes are the same for every number of threads: so are the results.
+    # Row blocks and passes do not depend on the number of threads, and so neither do the results.
     blocks = -(-m // _MOST_ROWS)
     mb = round_up(-(-m // blocks), 2)
     room = caches().l2 * 3 // 4 // (_SUMS * item * (mb // 2))

@@ -1,13 +1,13 @@
-"""Strassen's product of matrices: seven products of quarters where the definition has eight.
+"""Strassen's matrix product: seven products of quarters where the definition has eight.
 
-A is cut into top and bottom rows, B into left and right columns, both into the near and the far
-half of the depth. Every product is of sums of quarters, and goes into one or two quarters of C
-(Strassen, "Gaussian Elimination is not Optimal", 1969); sums of A are made once for many columns,
-those of B, a panel at a time, just before they are used.
+A is divided into top and bottom rows, B into left and right columns, and both into the near and the
+far half of K. Each product is one of sums of quarters, and is added to one or two quarters of C
+(Strassen, "Gaussian Elimination is not Optimal", 1969). Sums of A are computed once for many
+columns; those of B, a panel at a time, just before they are used.
 
-Quarters share their rounding errors, and what is not finite in one would be in all: rows, and
-columns, of very different magnitude, and those with an infinity or NaN, are multiplied by the
-definition.
+The sums mix rounding errors of quarters, and an infinity or NaN in one quarter would spread to
+others. Rows and columns of very different magnitude, or with infinities or NaN, are therefore
+multiplied by the definition.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from subgraph.engine.codegen.tiling import F_HI, F_LO, F_MINUS, TileBlock
 
 from .arguments import StrassenArguments
 
-_ALIKE = 8.0  # times as large may a row be as the one that it is added to
-_LARGEST = 1e15  # of which products are finite; columns: see strassen_cpu
+_ALIKE = 8.0  # largest ratio of magnitudes of rows that are added (columns: strassen_cpu)
+_LARGEST = 1e15  # elements below it have finite products in float32
 _tile_block = stack_block(TileBlock)
 
 
 class Pass(WordBlock):
-    """The part of a block of C that one pass works on.
+    """One pass over a block of C.
 
     Attributes:
         row: First row of the block.
-        half: Rows of a quarter of the block: of an odd number one more than half.
+        half: Rows of the block's upper half, rounded up.
         rows: Rows of the block.
-        near: First step in the near half of the depth.
-        far: First step in the far half.
+        near: First step in the near half of K.
+        far: First step in the far half of K.
         depth: Steps in each half.
         last: 1 if no pass follows, else 0.
-        next_pair: The pair of panels that is multiplied next.
+        next_pair: The pair of panels that is multiplied next, for prefetching.
         next_near: Its first step in the near half.
         next_far: Its first step in the far half.
     """
@@ -66,7 +66,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     """Return the kernel of `StrassenArguments`: ``C = act(init + A @ B + residual)``.
 
     Args:
-        dtype: Of the elements.
+        dtype: Dtype of the elements.
         lanes: Elements of a vector.
         mr: Rows of a contraction tile.
         nv: Vectors of a row of a contraction tile.
@@ -82,13 +82,13 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
 
     @register_jitable
     def clear(sums: int, rows: int) -> None:
-        """Let the sums of a pair of panels be zero."""
+        """Set the sums of a pair of panels to zero."""
         for i in range(0, rows * both, lanes * item):
             store(sums + i, splat(0.0))
 
     @register_jitable
     def finish(call: StrassenArguments, t: TileBlock, w: Pass, sums: int, p: int) -> None:
-        """Add the sums of a pair of panels to C; the last pass adds the residual and activates."""
+        """Add the sums of a pair of panels to C; the last pass adds residual and activation."""
         crs, flags = call.n * item, call.flags
         first, last = w.near == 0, w.last != 0
         init, res = call.init, call.residual if last else 0
@@ -126,7 +126,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
 
     @register_jitable
     def sums_of_a(call: StrassenArguments, w: Pass, scratch: int) -> bool:
-        """Make the operands of one pass; return whether quarters may share their errors."""
+        """Compute the seven sums of A for a pass; return whether the rows' magnitudes are alike."""
         ars, rows, depth = call.a_row, w.half, w.depth
         to, size = call.sum_row, call.sum_bytes
         alike = True
@@ -134,7 +134,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             top = call.a + (w.row + r) * ars
             bottom = top + rows * ars
             d = scratch + r * to
-            there = rows + r < w.rows  # of an odd number one row meets zeros
+            there = rows + r < w.rows  # the middle of an odd number of rows is paired with zeros
             above, below, wrong = splat(0.0), splat(0.0), splat(0.0)
             for k in range(0, depth, lanes):
                 near, far = (w.near + k) * item, (w.far + k) * item
@@ -169,7 +169,11 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         other: int,
         ahead: int,
     ) -> None:
-        """Add a product to a quarter of C and to another one; the first tile mixes B."""
+        """Add a product to the quarter ``c`` and to the quarter ``other`` (0: none).
+
+        ``a``, ``b`` and ``ahead`` (0: none) are the addresses of A's sum, of B and of the weights
+        to prefetch. If B is a sum of quarters, the first tile computes it (`mix`).
+        """
         rows = w.half
         ars, depth = call.sum_row, w.depth
         t.a_row = ars
@@ -194,7 +198,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
 
     @register_jitable
     def mix(t: TileBlock, b: int, other: int, copy: int, sign: float) -> int:
-        """Let B be the sum of two quarters; the first tile stores it for the tiles after it."""
+        """Set B to ``b + sign * other``, which the first tile stores at ``copy`` for the others."""
         t.addend = other - b
         t.sum_copy = copy - b
         t.sign = sign
@@ -204,7 +208,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     def seven(
         call: StrassenArguments, t: TileBlock, w: Pass, scratch: int, sums: int, p: int
     ) -> None:
-        """Run the products of a pair of panels."""
+        """Run the seven products of a pair of panels."""
         total, rows = call.k, w.half
         size = call.sum_bytes
         panels = call.n // width
@@ -236,7 +240,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
 
     @register_jitable
     def plain(call: StrassenArguments, t: TileBlock, w: Pass, sums: int, p: int) -> None:
-        """Run the products of a pair of panels by the definition."""
+        """Run the eight products of a pair of panels by the definition."""
         total, ars, rows = call.k, call.a_row, w.rows
         pairs = call.n // width // 2
         t.a_row = ars
@@ -264,7 +268,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     def one_pass(
         call: StrassenArguments, t: TileBlock, w: Pass, scratch: int, first: int, end: int
     ) -> None:
-        """Add the products of one range of steps of both halves, for pairs of panels."""
+        """Run a pass for the pairs of panels from ``first`` to before ``end``."""
         half = w.half
         near, far, depth = w.near, w.far, w.depth
         sums = scratch + 7 * call.sum_bytes + call.pass_depth * step
@@ -272,7 +276,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         w.last = 1 if near + depth >= call.k // 2 else 0
         t.steps = depth
         for p in range(first, end):
-            # The tiles of a pair bring the next one closer, or the first one's next steps.
+            # The tiles of a pair prefetch the next pair, or the next steps of the first pair.
             on = depth if p + 1 == end and w.last == 0 else 0
             w.next_pair = first if p + 1 == end else p + 1
             w.next_near = near + on

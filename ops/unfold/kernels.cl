@@ -1,5 +1,5 @@
-// Between images and columns of windows: DeformConv's samples, Col2Im's sums. T: element; one
-// work-item for each element of the result.
+// Conversions between images and columns of windows: DeformConv's samples, Col2Im's sums. One
+// work-item for each element of the result. T: type of an element. An array `a` begins at `a0`.
 
 #if defined(DEFORM)
 T pixel(__global const T *image, int y, int x, int height, int width) {
@@ -16,7 +16,7 @@ T sample(__global const T *image, T y, T x, int height, int width) {
   return top * (1 - fy) + low * fy;
 }
 
-// Pixels outside an image are zero. MASKED: samples have factors.
+// Pixels outside an image are zero. MASKED: samples are multiplied by `mask`.
 __kernel void deform_columns(int count, __global const T *x, int x0, __global const T *offsets,
                              int o0, __global const T *mask, int m0, __global T *columns, int c0,
                              int channels, int height, int width, int groups, int taps_down,
@@ -33,7 +33,7 @@ __kernel void deform_columns(int count, __global const T *x, int x0, __global co
   y += offsets[o0 + unit * 2 * places + place];
   z += offsets[o0 + (unit * 2 + 1) * places + place];
   T found = 0;
-  // Also false for NaN: such a place is nowhere.
+  // False for NaN, too: such a sample is zero.
   if (y > -1 && y < height && z > -1 && z < width) {
     found = sample(x + x0 + plane * height * width, y, z, height, width);
 #if MASKED
@@ -45,7 +45,7 @@ __kernel void deform_columns(int count, __global const T *x, int x0, __global co
 #endif
 
 #if defined(COLUMNS)
-// Which window has a pixel at a tap, -1: none.
+// Return the window that has pixel `at` at its tap `tap`, -1: none.
 int window_of(int at, int tap, int windows, int step, int pad, int far) {
   int from = at + pad - tap * far;
   return from < 0 || from % step || from / step >= windows ? -1 : from / step;
