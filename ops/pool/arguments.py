@@ -7,13 +7,13 @@ from subgraph.ops.movement.window_arguments import WindowArguments
 
 
 class PoolOperands(KernelArguments):
-    """With what all kernels of pooling windows over floats begin.
+    """The first arguments of all kernels that pool windows of floats.
 
     Attributes:
         x: First element of the images.
         y: First element of the results.
-        count_include_pad: Whether a window's average counts the pixels inside the image and its
-            padding (1), or those inside the image only (0).
+        count_include_pad: 1 if averages count the pixels of the padding, 0 if only those of the
+            image.
     """
 
     x: Address
@@ -25,7 +25,7 @@ class PoolSizes(WindowArguments):
     """Sizes of images and windows, with the padding that averages may count.
 
     Attributes:
-        after_depth: Pixels of padding behind the image along the depth.
+        after_depth: Pixels of padding after the image along the depth.
         after_height: Along the height.
         after_width: Along the width.
     """
@@ -36,7 +36,7 @@ class PoolSizes(WindowArguments):
 
 
 class PoolBlocks(PoolOperands):
-    """Operands whose channels are taken in blocks.
+    """Operands of `window`, whose channels are in blocks.
 
     Attributes:
         blocks: Blocks of channels of an image.
@@ -64,16 +64,16 @@ class PoolWindowArguments(PoolBlocks, PoolSizes):
 class PoolLines(PoolOperands):
     """Operands of `rows`, with its scratch.
 
-    A worker's scratch has lines, each ``stride * (columns + a vector)`` elements and those by which
-    a window reaches beyond its first; then, for averages, how many columns each window counts and
-    what its sum is multiplied by.
+    A worker's scratch has ``lines`` lines, each of ``stride * (columns + lanes)`` elements and
+    those of a window beyond its first; then, for averages, the number of columns that each window
+    counts and the factor of its sum.
 
     Attributes:
         scratch: Scratch of the first worker.
         scratch_step: Bytes from a worker's scratch to the next one's.
-        columns: Output columns that are made at once.
+        columns: Output columns computed at a time.
         blocks: Channels of an image.
-        lines: Lines that are made at once.
+        lines: Lines computed at a time.
     """
 
     scratch: Address
@@ -113,7 +113,7 @@ class PoolBytesArguments(PoolBytesOperands, WindowArguments):
     """Arguments of MaxPool over bytes; a work unit is an output row of a plane.
 
     A plane is a channel of an image, or a block of channels. The scratch of a worker holds the
-    pixels that the windows of a row reach along the width, those outside the image too.
+    pixels that the windows of a row span along the width, including those outside the image.
 
     Attributes:
         scratch: Scratch of the first worker.
@@ -132,7 +132,7 @@ class PoolIndicesOperands(KernelArguments):
     Attributes:
         x: First element of the images, [images * channels, depth, height, width].
         y: First element of the maxima.
-        indices: First index of a maximum in the whole input, int64; 0: not wanted.
+        indices: Where the indices of the maxima in the flat input are written, int64; 0: nowhere.
     """
 
     x: Address
@@ -144,7 +144,7 @@ class PoolIndicesArguments(PoolIndicesOperands, WindowArguments):
     """Arguments of `largest`; a work unit is a channel of an image.
 
     Attributes:
-        index_depth: What a step along the depth adds to an index.
+        index_depth: Difference of the indices of neighbours along the depth.
         index_height: Along the height.
         index_width: Along the width.
     """

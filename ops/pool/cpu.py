@@ -28,8 +28,8 @@ from .arguments import (
     WholeArguments,
 )
 
-_LINE = 4096  # columns of an image that are joined at once
-_LINES = 512  # columns of several lines, short ones
+_LINE = 4096  # most input columns of a line of the kernel `rows`: 16 KiB of float32, half of L1
+_LINES = 512  # columns of all its lines together, if several short ones are computed at a time
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 _BYTES = ("int8", "uint8")
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
@@ -38,7 +38,7 @@ _WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool"
 
 @lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *_BYTES), layouts=_BOTH)
 def window(node: Node, low: Lowering) -> None:
-    """Lower a pooling window."""
+    """Lower MaxPool, AveragePool and LpPool."""
     x, y = low.input(0), low.output()
     if not y.size:
         return
@@ -110,12 +110,12 @@ def window(node: Node, low: Lowering) -> None:
 
 
 def _turns(x: Operand, of: Tiles, g: Geometry) -> bool:
-    """Return whether plain images are pooled in blocks: rows fill no vector, channels do."""
+    """Return whether plain images are converted to blocks: rows are shorter than a vector."""
     return g.target[2] < of.lanes and x.shape[1] % of.lanes == 0
 
 
 def _largest(node: Node, low: Lowering) -> None:
-    """Lower MaxPool of bytes, or with the places of the maxima."""
+    """Lower MaxPool of 8-bit integers, or with the indices of the maxima."""
     x, y = low.input(0), low.output()
     if node.op_type == "MaxPool" and x.dtype in _BYTES and len(low.outputs) == 1 and x.rank < 5:
         emit_bytes(node, low)
@@ -125,7 +125,7 @@ def _largest(node: Node, low: Lowering) -> None:
     g = pool_geometry(node, x, y)
     depth, height, width = g.source
     if node.attrs.get("storage_order", 0):
-        # Column-major: the first dimension of the image runs fastest; missing ones have size 1.
+        # Column-major: the first dimension of the image is innermost; missing ones have size 1.
         along = (1, depth, depth * height)
     else:
         along = (height * width, width, 1)
@@ -145,7 +145,7 @@ def _largest(node: Node, low: Lowering) -> None:
 
 
 def emit_bytes(node: Node, low: Lowering) -> None:
-    """Emit MaxPool of bytes.
+    """Emit MaxPool of 8-bit integers.
 
     Raises:
         Unsupported: x and y have different layouts, or the image has three dimensions.
@@ -180,7 +180,7 @@ def emit_bytes(node: Node, low: Lowering) -> None:
 
 @lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool", dtypes=FLOATS, layouts=_BOTH)
 def whole(node: Node, low: Lowering) -> None:
-    """Lower the pooling of whole images."""
+    """Lower global pooling."""
     x, y = low.input(0), low.output()
     if x.rank < 3:
         raise Unsupported("global pooling of an input without pixels")
@@ -189,7 +189,15 @@ def whole(node: Node, low: Lowering) -> None:
 
 
 def emit_whole(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
-    """Emit the pooling of whole images; y is one pixel for each, in the layout of x."""
+    """Emit global pooling.
+
+    Args:
+        low: Collects the plan's steps.
+        x: Images, ``[N, C, *spatial]``, in either layout.
+        y: Result of one pixel for each image, in the layout of x.
+        kind: ``"max"``, ``"average"``, ``"l1"``, ``"l2"``, or in the blocked layout ``"maximum"``
+            or ``"minimum"``, which propagate NaN.
+    """
     of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
     lanes, images, blocks = _split(x, of)
     pixels = math.prod(x.shape[2:])
@@ -222,17 +230,17 @@ def emit_whole(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
 
 
 def _split(x: Operand, of: Tiles) -> tuple[int, int, int]:
-    """Return lanes, images and blocks: of the blocked layout, or single channels."""
+    """Return lanes, images and blocks of x; in the plain layout each channel is a block."""
     if x.layout == "blocked":
         return of.lanes, x.shape[0], x.blocks
     return 1, x.shape[0], x.shape[1]
 
 
 def pool_kind(node: Node, kind: str) -> str:
-    """Return the kind of pooling with its power.
+    """Return the kind of pooling; ``"l"`` becomes ``"l1"`` or ``"l2"`` by the attribute ``p``.
 
     Raises:
-        Unsupported: no kernel has that power.
+        Unsupported: ``p`` is neither 1 nor 2.
     """
     if kind != "l":
         return kind
@@ -243,7 +251,16 @@ def pool_kind(node: Node, kind: str) -> str:
 
 
 def pool_geometry(node: Node, x: Operand, y: Operand) -> Geometry:
-    """Return the sizes of a pooling window."""
+    """Return the sizes of a pooling operator.
+
+    Args:
+        node: The node.
+        x: Input, ``[N, C, *spatial]``.
+        y: Output, ``[N, C, *windows]``.
+
+    Raises:
+        Unsupported: It has more than three spatial dimensions.
+    """
     rank = x.rank - 2
     kernel = ints(node, "kernel_shape", rank, 1)
     before = pads_before(node, x.shape[2:], y.shape[2:], kernel)
@@ -262,7 +279,13 @@ def pool_geometry(node: Node, x: Operand, y: Operand) -> Geometry:
 
 
 def pool_arguments(node: Node, x: Operand, g: Geometry) -> dict[str, int]:
-    """Return the fields of `PoolOperands` and `PoolSizes` but x and y."""
+    """Return the fields of `PoolOperands` and `PoolSizes` except x and y.
+
+    Args:
+        node: The node.
+        x: Input, ``[N, C, *spatial]``.
+        g: Sizes of the pooling.
+    """
     after = (trailing_pads(node, g, axis, x.rank - 2) for axis in range(3))
     names = ("after_depth", "after_height", "after_width")
     include = int(node.attrs.get("count_include_pad", 0))
@@ -270,7 +293,14 @@ def pool_arguments(node: Node, x: Operand, g: Geometry) -> dict[str, int]:
 
 
 def trailing_pads(node: Node, g: Geometry, axis: int, rank: int) -> int:
-    """Return the pads after a dimension: what counts as padding in an average."""
+    """Return the pads after a dimension, which an average with ``count_include_pad`` counts.
+
+    Args:
+        node: The node.
+        g: Sizes of the pooling.
+        axis: The dimension: 0 to 2 for D, H and W.
+        rank: Number of spatial dimensions of the node.
+    """
     if axis < 3 - rank or auto_pad(node) == "VALID":
         return 0
     if auto_pad(node) == "NOTSET":

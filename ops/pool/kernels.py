@@ -1,4 +1,7 @@
-"""Pooling kernels: windows in the blocked layout, whole images in both (pool_row_kernels.py)."""
+"""Pooling kernels: windows in the blocked layout, whole images in both layouts.
+
+Windows in the plain layout are in row_kernels.py.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ LOWEST = {"float32": float("-inf"), "float64": float("-inf")}
 
 
 def combiner(kind: str, v: Any) -> Any:
-    """Return ``(total, vector of the image) -> total``."""
+    """Return the function ``(total, x) -> total`` that adds a vector to a kind of pooling."""
     largest, absolute = v.max, v.abs
 
     @register_jitable
@@ -48,10 +51,10 @@ def combiner(kind: str, v: Any) -> Any:
 
 
 def window_taps() -> tuple[Any, Any]:
-    """Return the first tap of a window that lies inside a dimension, and the end of these.
+    """Return two functions for the taps of a window inside a dimension: the first, and their end.
 
-    The first takes where the window begins and its dilation; the second also how many taps it has
-    and the size of the dimension.
+    ``first_tap(at, dilation)`` and ``end_tap(at, dilation, taps, size)``: the window begins at
+    pixel ``at``, which may be negative, and the dimension has ``size`` pixels.
     """
 
     @register_jitable
@@ -73,7 +76,7 @@ def window_taps() -> tuple[Any, Any]:
 
 
 def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
-    """Return the kernel of `PoolWindowArguments`: windows over blocks of channels.
+    """Return the kernel of `PoolWindowArguments`, which pools windows over blocks of channels.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -172,15 +175,15 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
 def whole(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., None]:
     """Return the kernel of `WholeArguments`, which pools whole images.
 
-    The blocked sum runs over four interleaved partial sums, the plain one over ``lanes`` of them:
-    an order that sizes alone decide. Of kinds ``"maximum"`` and ``"minimum"``, which pass on NaN,
-    there is the blocked one only.
+    A blocked image has four interleaved partial sums, a plain one ``lanes``; the order of additions
+    depends on sizes only. The kinds ``"maximum"`` and ``"minimum"``, which propagate NaN, need the
+    blocked layout.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector; when not plain, channels of a block.
         kind: ``"max"``, ``"average"``, ``"l1"``, ``"l2"``, ``"maximum"`` or ``"minimum"``.
-        plain: Whether x is in the plain layout, not in the blocked one.
+        plain: x is in the plain layout, else in the blocked one.
     """
     arguments = view_of(WholeArguments)
     v = vec(dtype, lanes)

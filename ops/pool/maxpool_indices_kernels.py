@@ -1,4 +1,4 @@
-"""The kernel of MaxPool that also says where each maximum was; any number dtype, plain layout."""
+"""The kernel of MaxPool with the indices of the maxima: plain layout, any dtype of numbers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from .arguments import PoolIndicesArguments
 
 
 def largest(*, dtype: str) -> Callable[..., Any]:
-    """Return the kernel of `PoolIndicesArguments`; the first of equal elements counts, NaN first.
+    """Return the kernel of `PoolIndicesArguments`.
+
+    The maximum of equal elements is the first one; NaN counts as larger than all others.
 
     Args:
-        dtype: Of the elements, any of numbers.
+        dtype: Dtype of the elements.
     """
     arguments = view_of(PoolIndicesArguments)
     load, store, put = ld(dtype), st(dtype), st("int64")
@@ -26,7 +28,10 @@ def largest(*, dtype: str) -> Callable[..., Any]:
 
     @register_jitable
     def taps(at: int, size: int, count: int, step: int) -> tuple[int, int]:
-        """Return the first tap inside the input and the one behind the last."""
+        """Return the first tap inside the input and the one after the last, from pixel ``at`` on.
+
+        Taps are ``step`` pixels apart, of ``count`` in all, in an input of ``size`` pixels.
+        """
         if at >= 0 and at + (count - 1) * step < size:
             return 0, count
         return max(0, (step - 1 - at) // step), max(0, min(count, (size - at + step - 1) // step))
@@ -69,7 +74,7 @@ def largest(*, dtype: str) -> Callable[..., Any]:
                         for k in range(first_w, last_w):
                             w = w0 + k * spread_w
                             value = load(line + w * item)
-                            # No branch: nobody can tell which element is the largest.
+                            # Selects instead of branches, which would be unpredictable.
                             more = (value > best) | ((value != value) & (best == best))
                             best = value if more else best
                             place = here + w * along_w if more else place

@@ -1,4 +1,4 @@
-"""Pools: what operands must satisfy, and shape rules."""
+"""Pooling: requirements of operands, and shape inference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .windows import BYTES, MOST, require_image, require_windows, window_counts
 
 
 def pool_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless windows fit into the input (ONNX, 1 to 22)."""
+    """Raise ShapeError unless windows fit into the input (ONNX pooling operators, 1 to 22)."""
     require_dtype("X", x, *FLOATS, *(BYTES if node.op_type.endswith("MaxPool") else ()))
     require_image(x)
     require(bool(node.attrs.get("kernel_shape")), "kernel_shape is missing")
@@ -29,7 +29,7 @@ def pool_operands(node: Node, x: Tensor) -> None:
 
 
 def global_pool_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless there are channels, of one element at least (ONNX, 1 to 22)."""
+    """Raise ShapeError unless there are channels with at least one pixel (ONNX, 1 to 22)."""
     require_dtype("X", x, *FLOATS)
     require(x.rank >= 2, "the input has shape {}; it needs rank 2 or more", list(x.shape))
     _require_pixels(x)
@@ -42,13 +42,19 @@ def _require_pixels(x: Tensor) -> None:
 
 
 def _require_power(node: Node) -> None:
-    """Require a p-norm, of p above zero; the first version has it as a float."""
+    """Require that ``p`` of LpPool is above zero; opset 1 has it as a float."""
     power = node.attrs.get("p", 2)
     require(isinstance(power, int | float) and power > 0, "p is {!r}; it must be above 0", power)
 
 
 def pool(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give as many places as windows fit; MaxPool's second output has their indices."""
+    """Infer the types of pooling: one element for each window; MaxPool also has int64 indices.
+
+    Args:
+        node: The node, with the attributes of windows.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype)]
@@ -60,7 +66,13 @@ def pool(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def whole(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give one place for each channel."""
+    """Infer the type of global pooling: one pixel for each channel.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype)]

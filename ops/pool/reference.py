@@ -1,8 +1,8 @@
-"""Pools, for the reference.
+"""Pooling for the reference.
 
-onnx.reference has no GlobalLpPool, LpPool-1 and MaxRoiPool; its GlobalMaxPool takes wrong axes
-unless there are two spatial ones; MaxPool, AveragePool and LpPool fail or are wrong with automatic
-padding of one or three axes, with a stride larger than the window, and are slow.
+onnx.reference has no GlobalLpPool, LpPool-1 and MaxRoiPool; its GlobalMaxPool reduces the wrong
+axes unless there are two spatial ones; its MaxPool, AveragePool and LpPool are slow, and fail or
+are wrong with automatic padding of one or three axes and with strides larger than the window.
 """
 
 from __future__ import annotations
@@ -36,7 +36,17 @@ def global_lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 @attrs.frozen
 class Windows:
-    """Where the windows of a pool lie, for each spatial axis."""
+    """The windows of a pooling operator, for each spatial axis.
+
+    Attributes:
+        kernel: Taps of a window.
+        strides: Elements from a window to the next one.
+        dilations: Elements from a tap to the next one.
+        before: Padding before the input.
+        after: Padding after the input.
+        counts: Number of windows.
+        sizes: Elements of the input.
+    """
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -68,12 +78,12 @@ class Windows:
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """The axes of `over` that run inside a window."""
+        """The axes of `over` along which the taps of a window lie."""
         rank = len(self.sizes)
         return tuple(range(2 + rank, 2 + 2 * rank))
 
     def covered(self, with_pads: bool) -> Array:
-        """Return how many elements each window covers, those of the pads too or not."""
+        """Return the number of elements of each window, with or without those of the padding."""
         total: Array = np.ones((), np.float64)
         for k, size in enumerate(self.sizes):
             starts = np.arange(self.counts[k]) * self.strides[k] - self.before[k]
@@ -106,7 +116,7 @@ def _windows(node: Node, x: Array) -> Windows:
                 pads[k] = pads[k + rank] = 0
             room = size + pads[k] + pads[k + rank] - span
             count = (-(-room // strides[k]) if given.get("ceil_mode") else room // strides[k]) + 1
-            # A window that would begin behind the input, in its padding, is none.
+            # With ceil_mode a window that begins in the padding after the input does not count.
             if given.get("ceil_mode") and (count - 1) * strides[k] >= size + pads[k]:
                 count -= 1
         counts.append(count)
@@ -115,7 +125,7 @@ def _windows(node: Node, x: Array) -> Windows:
 
 
 def average_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the mean over windows; elements of the padding count when the node says so."""
+    """Return the mean over windows; with ``count_include_pad`` padding counts as zeros."""
     x: Array = inputs[0]
     windows = _windows(node, x)
     total = windows.over(x, 0).sum(axis=windows.inside, dtype=np.float64)
@@ -124,7 +134,7 @@ def average_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def global_average_pool(_: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the mean over all but batch and channels; of no images the mean of each of none."""
+    """Return the mean over all spatial axes; without spatial axes the input itself."""
     x: Array = inputs[0]
     return [x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)]
 
@@ -140,13 +150,13 @@ def lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the maximum over windows, and where it was in the flattened input."""
+    """Return the maximum over windows, and its index in the flattened input."""
     x: Array = inputs[0]
     windows = _windows(node, x)
     lowest = -np.inf if x.dtype.kind not in "iub" else np.iinfo(x.dtype).min
     if len(node.outputs) < 2:
         return [windows.over(x, lowest).max(axis=windows.inside)]
-    # Padding is below every element, or it would be found in place of the least.
+    # Integers are widened so that padding is less than the least element.
     wide = x.astype(np.int64) if x.dtype.kind in "iu" else x
     view = windows.over(wide, np.iinfo(np.int64).min if wide is not x else lowest)
     rank = len(windows.sizes)

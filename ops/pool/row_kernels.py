@@ -1,4 +1,4 @@
-"""The kernel of pooling windows in the plain layout: rows of an image are joined, then columns."""
+"""The kernel that pools windows in the plain layout: over rows of an image, then over columns."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from .kernels import LOWEST, combiner, window_taps
 def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Callable[..., None]:
     """Return the kernel of `PoolRowsArguments`.
 
-    Every window of a row of the output takes the same rows of the image: these are joined first,
-    vectors of columns at once, into a line with what pads it; then columns of the line.
+    All windows of an output row cover the same image rows. These rows are first reduced to one
+    line, a vector of columns at a time, with padding around it; then each window's columns of the
+    line are reduced.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -54,7 +55,7 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
             n = min(each, ow_n - first)
             if average:
                 count(a, first, n, counts)
-            # The line begins with column w of the image and is so long.
+            # The line covers `length` columns of the image from column w on.
             w, length = first * step - pad, (n - 1) * step + reach + 1
             left = min(max(-w, 0), length)
             inside = max(min(width - (w + left), length - left), 0)
@@ -77,7 +78,8 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                 d_count = end_tap(d, dd, kd, depth + a.after_depth) if include != 0 else 0
                 x += (d + d_first * dd) * plane + (w + left) * item
                 for top in range(oh0, oh_end, lines):
-                    # What was stored just now is slow to read: several lines are made, then used.
+                    # Several lines are written before they are read, since loads that overlap
+                    # recent stores of another alignment wait for them.
                     bottom = min(oh_end, top + lines)
                     to = line + left * item
                     for oh in range(top, bottom):
@@ -98,7 +100,7 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                         if average and around != scaled:
                             scale(counts, scales, n, around)
                             scaled = around
-                        # The next rows write over what this one leaves behind it.
+                        # A partial vector may overwrite later rows, which are computed afterwards.
                         room = (oh_end - oh) * ow_n if n == ow_n else n
                         at = line + (oh - top) * pitch
                         windows(at, scales, kw, dw * item, step, n, y, room)
@@ -108,7 +110,7 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
 
 
 def _filler(dtype: str, kind: str) -> Any:
-    """Return what fills a part of a line with what pads the image."""
+    """Return ``f(address, count)``, which fills elements of a line with the padding's value."""
     put, item = st(dtype), item_bytes(dtype)
     start = LOWEST[dtype] if kind == "max" else 0.0
 
@@ -121,7 +123,7 @@ def _filler(dtype: str, kind: str) -> Any:
 
 
 def _joiner(dtype: str, lanes: int, kind: str) -> Any:
-    """Return what joins rows of an image."""
+    """Return the function that reduces rows of an image to a line."""
     v = vec(dtype, lanes)
     load, store, load_m, splat = v.load, v.store, v.load_m, v.splat
     mask_n, select, combine = v.mask_n, v.select, combiner(kind, v)
@@ -130,9 +132,10 @@ def _joiner(dtype: str, lanes: int, kind: str) -> Any:
 
     @register_jitable
     def join(x: int, plane: int, row: int, planes: int, rows: int, columns: int, to: int) -> None:
-        """Join rows of the image, those of several planes, from an address on.
+        """Reduce ``rows`` rows of ``planes`` planes, from address ``x`` on, to a line at ``to``.
 
-        Behind them the last vector is filled with what pads the image.
+        ``plane`` and ``row`` are bytes between planes and rows. The last vector is filled up with
+        the padding's value.
         """
         whole = columns // lanes * wide
         if planes == 1 and rows == 3:
@@ -164,14 +167,14 @@ def _joiner(dtype: str, lanes: int, kind: str) -> Any:
 
 
 def _single_joiner(dtype: str, kind: str) -> Any:
-    """Return what joins the columns of windows one element at a time."""
+    """Return the function that reduces the columns of windows one element at a time."""
     one = vec(dtype, 1)
     load_one, store_one, item = one.load, one.store, item_bytes(dtype)
     merge_one = combiner("max" if kind == "max" else "average", one)
 
     @register_jitable
     def one_by_one(line: int, taps: int, near: int, step: int, n: int, y: int) -> None:
-        """Join the columns of ``n`` windows of a line."""
+        """Reduce the columns of ``n`` windows of a line; taps are ``near`` bytes apart."""
         for o in range(n):
             at = line + o * step * item
             total = load_one(at)
@@ -184,7 +187,7 @@ def _single_joiner(dtype: str, kind: str) -> Any:
 
 
 def _window_joiner(dtype: str, lanes: int, kind: str, stride: int, across: int) -> Any:
-    """Return what joins the columns of the windows of a line."""
+    """Return the function that reduces the columns of the windows of a line by vectors."""
     v = vec(dtype, lanes)
     load, store, store_n, load_n, splat, sqrt = (
         *(v.load, v.store, v.store_n),
@@ -207,7 +210,7 @@ def _window_joiner(dtype: str, lanes: int, kind: str, stride: int, across: int) 
         y: int,
         room: int,
     ) -> None:
-        """Write ``n`` windows of a line, and anything behind them into the room."""
+        """Write ``n`` windows of a line to ``y``, in vectors that end within ``room`` elements."""
         if stride == 0:
             one_by_one(line, taps, near, step, n, y)
         for j in range(0, n, lanes):
@@ -233,13 +236,13 @@ def _window_joiner(dtype: str, lanes: int, kind: str, stride: int, across: int) 
 
 
 def _counter(dtype: str, lanes: int) -> Any:
-    """Return what counts the columns of windows for averages."""
+    """Return the function that counts the columns of windows for averages."""
     put, item = st(dtype), item_bytes(dtype)
     first_tap, end_tap = window_taps()
 
     @register_jitable
     def count(a: PoolRowsArguments, first: int, n: int, counts: int) -> None:
-        """Write how many columns windows count, those that the average divides by."""
+        """Write the number of columns of each of ``n`` windows from window ``first`` on."""
         include, width, taps = a.count_include_pad, a.image_width, a.kernel_width
         dilation = a.dilation_width
         for o in range((n + lanes - 1) // lanes * lanes):
@@ -254,13 +257,13 @@ def _counter(dtype: str, lanes: int) -> Any:
 
 
 def _scaler(dtype: str, lanes: int) -> Any:
-    """Return what writes the factors of averages."""
+    """Return the function that writes the factors of averages."""
     v = vec(dtype, lanes)
     load, store, splat, item = v.load, v.store, v.splat, item_bytes(dtype)
 
     @register_jitable
     def scale(counts: int, scales: int, n: int, around: int) -> None:
-        """Write what sums are multiplied by: one over the pixels that windows count."""
+        """Write the factor of each sum: one over the pixels that the window counts."""
         for j in range(0, n, lanes):
             pixels = load(counts + j * item) * splat(float(around))
             store(scales + j * item, splat(1.0) / pixels)

@@ -1,4 +1,4 @@
-"""Windows over images, of pools and convolutions: where they lie, whether they fit, how many."""
+"""Windows of pooling and convolutions: their attributes, whether they fit, and their number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.elementwise.expressions import text
 
-# Strides, dilations, taps and pads are at most this: positions are counted in 64 bits.
+# Greatest stride, dilation, number of taps and pad, so that positions fit in 64 bits.
 MOST = 2**31 - 1
 BYTES = ("int8", "uint8")
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
@@ -27,13 +27,13 @@ _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 @attrs.frozen
 class Windows:
-    """The attributes that say where windows lie, within their ranges.
+    """The attributes of windows, checked against their ranges.
 
     Attributes:
-        strides: From window to window along each dimension.
-        dilations: From tap to tap.
-        pads: Before and after each dimension, by the attribute ``auto_pad`` 0.
-        auto: That attribute.
+        strides: Elements from a window to the next one along each dimension.
+        dilations: Elements from a tap to the next one.
+        pads: Padding before and after each dimension; 0 with ``auto_pad``.
+        auto: The attribute ``auto_pad``.
     """
 
     strides: tuple[int, ...]
@@ -43,10 +43,10 @@ class Windows:
 
 
 def windows_of(node: Node, count: int) -> Windows:
-    """Return the attributes of the windows over so many dimensions.
+    """Return the attributes of windows over ``count`` dimensions.
 
     Raises:
-        ShapeError: one is out of its range, or has another count of numbers.
+        ShapeError: An attribute is out of its range, or has another number of values.
     """
     held = node.attrs
     strides, dilations, pads = held.get("strides"), held.get("dilations"), held.get("pads")
@@ -67,7 +67,7 @@ def _windows(
     dilations: tuple[int, ...] | None,
     pads: tuple[int, ...] | None,
 ) -> Windows:
-    """Return what attributes say; plans ask again and again."""
+    """Return the checked attributes; cached, since each plan asks for them several times."""
     require(auto in _AUTO_PADS, "auto_pad is {!r}; it must be one of {}", auto, _AUTO_PADS)
     around = checked_numbers("pads", pads, 2 * count, 0, 0, MOST)
     if auto != "NOTSET":
@@ -81,15 +81,15 @@ def _windows(
 
 
 def require_windows(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> None:
-    """Require that windows fit into an image, by the attributes that Conv and the pools have.
+    """Require that at least one window fits into an image.
 
     Args:
-        node: The node.
-        sizes: Sizes of the image.
-        kernel: Taps of a window along each of its dimensions.
+        node: A convolution or pooling, with the attributes of windows.
+        sizes: Spatial sizes of the image.
+        kernel: Taps of a window along each dimension.
 
     Raises:
-        ShapeError: an attribute is out of its range, or no window fits.
+        ShapeError: An attribute is out of its range, or no window fits.
     """
     given = windows_of(node, len(sizes))
     free = given.auto.startswith("SAME")
@@ -110,7 +110,17 @@ def require_image(x: Tensor) -> None:
 
 
 def require_filters(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> None:
-    """Require that filters fit the channels of an image and its sizes, and the bias the filters."""
+    """Require that filters fit an image, and the bias the filters.
+
+    Args:
+        node: A convolution, with ``group`` and the attributes of windows.
+        x: Input, ``[N, C, *spatial]``.
+        w: Filters, ``[M, C / group, *kernel]``.
+        bias: ``[M]``, or None.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     require_image(x)
     require(w.rank == x.rank, "the filters {} and the input {} differ in rank", w, x)
     group = whole_number(node, "group", 1, least=1)
@@ -125,14 +135,23 @@ def require_filters(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> No
 
 
 def require_kernel_shape(node: Node, sizes: tuple[int, ...]) -> None:
-    """Require that ``kernel_shape``, where it is given, is the size of the filters."""
+    """Require that ``kernel_shape``, if the node has it, is the size of the filters."""
     stated = node.attrs.get("kernel_shape")
     if stated and tuple(stated) != sizes:
         raise ShapeError(f"kernel_shape is {list(stated)}, the filters have {list(sizes)}")
 
 
 def window_counts(node: Node, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
-    """Return the sizes of what windows give over the dimensions from the third on."""
+    """Return the number of windows along each spatial dimension; None where it is unknown.
+
+    Args:
+        node: A convolution or pooling, with the attributes of windows.
+        shape: Shape of the input, ``[N, C, *spatial]``.
+        kernel: Taps of a window along each spatial dimension.
+
+    Raises:
+        ShapeError: No window fits.
+    """
     count = len(shape) - 2
     given = windows_of(node, count)
     ceil = bool(node.attrs.get("ceil_mode", 0))
@@ -152,7 +171,7 @@ def window_counts(node: Node, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
 
 
 def _count(size: Dim, reach: int, stride: int, before: int, after: int, ceil: bool) -> Dim:
-    """Return how many windows fit into one dimension."""
+    """Return the number of windows in one dimension; ``reach`` is the elements that one spans."""
     if not isinstance(size, int):
         return size if stride == 1 and before + after == reach - 1 else None
     room = size + before + after - reach
@@ -161,7 +180,7 @@ def _count(size: Dim, reach: int, stride: int, before: int, after: int, ceil: bo
             f"a window of {reach} does not fit into {size} with pads {before}, {after}"
         )
     count = room // stride + 1
-    # A last window begins inside the input or before it, never in the pads behind.
+    # With ceil_mode the last window begins before the end of the input, never in the pads after.
     if ceil and room % stride and count * stride < size + before:
         count += 1
     return count

@@ -1,4 +1,4 @@
-"""Arguments of the kernels between images and columns of windows."""
+"""Arguments of the kernels that convert between images and columns of windows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class DeformColumnsArguments(KernelArguments):
     Attributes:
         x: First element of the images, [images, channels, height, width].
         offsets: First offset, [images, groups * taps * 2, output height, output width].
-        mask: First factor, [images, groups * taps, output height, output width]; 0: none.
+        mask: First factor, [images, groups * taps, output height, output width]; 0: factors are 1.
         columns: First sample, [images, channels, taps, output height * output width].
         channels: Channels of an image.
         height: Pixels of an image along its height.
@@ -58,12 +58,12 @@ class ColumnsToImageArguments(KernelArguments):
         columns: First element of the columns, [images, channels, taps, windows].
         y: First element of the sums, [images, channels, *image].
         image: Pixels of an image along each axis.
-        kernel: Taps of a window.
-        windows: Windows.
+        kernel: Taps of a window along each axis.
+        windows: Windows along each axis.
         stride: Pixels from a window to the next one.
         pad: Pixels of padding before the image.
         dilation: Pixels from a tap to the next one.
-        bias: First element of what is added to each channel; 0: none.
+        bias: First element of the bias, one for each channel; 0: none.
         channels: Channels of an image.
     """
 

@@ -22,11 +22,11 @@ from subgraph.ops.shared.strides import contiguous
 from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
 _FLOATS = ("float32", "float64")
-_WORK = 2048  # pixels that are worth a thread
+_WORK = 2048  # least pixels of a thread (estimate)
 
 
 def _whole(node: Node, name: str, usual: Sequence[int]) -> list[int]:
-    """Return an attribute of whole numbers, one for each axis."""
+    """Return an attribute of integers; ``usual`` are the defaults, one for each value."""
     given = [int(v) for v in node.attrs.get(name) or usual]
     if len(given) != len(usual):
         raise Unsupported(f"{node.op_type} with {name}={given}")
@@ -35,7 +35,7 @@ def _whole(node: Node, name: str, usual: Sequence[int]) -> list[int]:
 
 @lowering("DeformConv", dtypes=_FLOATS)
 def deform_conv(node: Node, low: Lowering) -> None:
-    """Lower DeformConv of two dimensions: columns of samples, and a product for each group."""
+    """Lower 2-D DeformConv: columns of samples, and a matrix product for each group."""
     x, weight, offset, y = low.input(0), low.input(1), low.input(2), low.output()
     bias, mask = low.optional(3), low.optional(4)
     if x.rank != 4:
@@ -86,7 +86,7 @@ def deform_conv(node: Node, low: Lowering) -> None:
 
 @lowering("Col2Im", dtypes=_FLOATS)
 def col_to_im(node: Node, low: Lowering) -> None:
-    """Lower Col2Im of up to three dimensions: one unit is a channel of an image."""
+    """Lower Col2Im of up to three dimensions."""
     x, y = low.input(0), low.output()
     image, block = known_ints(low, 1, "image_shape"), known_ints(low, 2, "block_shape")
     if image is None or block is None or not 1 <= len(image) == len(block) <= 3:
@@ -117,19 +117,19 @@ def emit_sums(
     dilations: Sequence[int],
     bias: Operand | None = None,
 ) -> None:
-    """Emit the step that adds columns of windows up to images.
+    """Emit the step that sums columns of windows to images (Col2Im).
 
     Args:
-        low: Where the step goes.
-        columns: What the taps of all windows have: [images, channels, taps, windows].
-        y: [images, channels, *image].
+        low: Collects the plan's steps.
+        columns: Contributions of the taps of all windows, [images, channels, taps, windows].
+        y: The images, [images, channels, *image].
         image: Sizes of an image, up to three axes.
         block: Taps of a window along each axis.
         windows: Windows along each axis.
-        strides: From window to window along each axis.
-        pads: Before the image along each axis.
-        dilations: From tap to tap along each axis.
-        bias: What is added to each channel.
+        strides: Pixels from a window to the next one along each axis.
+        pads: Pixels of padding before the image along each axis.
+        dilations: Pixels from a tap to the next one along each axis.
+        bias: One number for each channel; None: none.
     """
     arguments = ColumnsToImageArguments(
         columns=columns,
@@ -154,14 +154,14 @@ def emit_sums(
 
 @lowering("AffineGrid", dtypes=_FLOATS)
 def affine_grid(node: Node, low: Lowering) -> None:
-    """Lower AffineGrid of a known size: a product with the places of the plain grid."""
+    """Lower AffineGrid of a known size: a product of theta with the coordinates of all pixels."""
     theta, y = low.input(0), low.output()
     size = known_ints(low, 1, "size")
     if size is None or y.size == 0:
         raise Unsupported("AffineGrid of a size that is computed at run time, or empty")
     space, corners = size[2:], bool(node.attrs.get("align_corners", 0))
     lines = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in space]
-    # The first row of theta is the last axis: x, then y, then z.
+    # Theta's coordinates are in the order x, y, z, the reverse of the axes.
     axes = [axis.reshape(-1) for axis in np.meshgrid(*lines, indexing="ij")][::-1]
     places = np.stack([*axes, np.ones_like(axes[0])]).astype(numpy_dtype(theta.dtype))
     grid = Operand(f"{node.name}.grid", theta.dtype, places.shape)
@@ -176,7 +176,7 @@ def affine_grid(node: Node, low: Lowering) -> None:
 
 @lowering("MaxUnpool", dtypes=_FLOATS)
 def unpool(node: Node, low: Lowering) -> None:
-    """Lower MaxUnpool: elements scattered over zeros, with which a larger output begins."""
+    """Lower MaxUnpool: elements are scattered over zeros, then padded to ``output_shape``."""
     x, places, y = low.input(0), low.input(1), low.output()
     rank = x.rank - 2
     kernel, strides = ints(node, "kernel_shape", rank, 1), ints(node, "strides", rank, 1)

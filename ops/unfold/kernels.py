@@ -1,4 +1,4 @@
-"""Kernels between images and columns of windows: DeformConv's samples, Col2Im's sums."""
+"""Kernels that convert between images and columns of windows: for DeformConv and Col2Im."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Function = Callable[..., Any]
 
 
 def deform_columns(*, dtype: str, masked: bool) -> Function:
-    """Return the kernel of `DeformColumnsArguments`: samples of images where offsets say.
+    """Return the kernel of `DeformColumnsArguments`, which samples images at the taps' offsets.
 
-    Pixels outside an image are zero.
+    Samples are interpolated bilinearly; pixels outside an image are zero.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -71,7 +71,7 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
                     y += load(offset + place * item)
                     x += load(offset + (places + place) * item)
                     factor = load(weight + place * item) if masked else real(1)
-                    # Also false for NaN: such a place is nowhere.
+                    # False for NaN, too: such a sample is zero.
                     near = y > -1 and y < height and x > -1 and x < width
                     for c in range(each):
                         to = a.columns + (((first + c) * taps + tap) * places + place) * item
@@ -85,10 +85,10 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
 
 
 def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
-    """Return the kernel of `ColumnsToImageArguments`: sums of windows, which are columns.
+    """Return the kernel of `ColumnsToImageArguments`, which sums columns of windows to images.
 
-    A vector of an image's row, or of every ``stride``-th of its elements, is written once: the sum
-    of what the taps that reach it have there.
+    A vector of adjacent pixels of a row, or of every ``stride``-th pixel, is computed and written
+    once: the sum over all taps that reach these pixels.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -107,7 +107,11 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
 
     @register_jitable
     def apart(a: ColumnsToImageArguments, axis: int) -> Any:
-        """Return how far taps that reach the same places are from each other, and their windows."""
+        """Return the distances of taps that reach the same pixels, and those of their windows.
+
+        Tap t of window w reaches pixel ``w * stride + t * dilation``, as does tap
+        ``t + stride / g`` of window ``w - dilation / g``, g their greatest common divisor.
+        """
         divisor, rest = along(a.stride, axis), along(a.dilation, axis)
         while rest > 0:
             divisor, rest = rest, divisor % rest
@@ -115,9 +119,9 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
 
     @register_jitable
     def first(a: ColumnsToImageArguments, axis: int, place: int) -> Any:
-        """Return the first tap that reaches a place, beyond the last one if none does; its window.
+        """Return the first tap that reaches a pixel (``place``), and the window that it is in.
 
-        The image need not have that window.
+        If none does, the tap is the number of taps. The window may be beyond those of the image.
         """
         step, taps = along(a.stride, axis), along(a.kernel, axis)
         at = place + along(a.pad, axis)
@@ -131,8 +135,11 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
 
     @register_jitable
     def total(a: ColumnsToImageArguments, x: int, steps: Any, taps: Any, windows: Any) -> Any:
-        """Add what all taps have for a vector, from the first ones, with their windows, on."""
-        # A `range` whose step is a variable divides before its first turn.
+        """Return the sums of a vector of pixels over all taps.
+
+        ``steps`` are those of `apart`, ``taps`` and ``windows`` those of `first`, for each axis.
+        """
+        # `while` instead of `range`: a range with a variable step divides before it begins.
         wide, n = along(a.kernel, WIDTH), along(a.windows, WIDTH)
         plane = along(a.windows, DEPTH) * along(a.windows, HEIGHT) * n * item
         result, t, i = zero(), taps[0], windows[0]
@@ -148,7 +155,7 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
                         if w >= 0 and w + lanes <= n:
                             result = result + load(at)
                         elif w < n and w + lanes > 0:
-                            # Windows before the first one count as large numbers.
+                            # As unsigned numbers, windows before the first one are large.
                             result = result + load_m(at, number() + place(w) < place(n))
                         c += steps[2][0]
                         w -= steps[2][1]
@@ -162,7 +169,11 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
     def row(
         a: ColumnsToImageArguments, x: int, to: int, bias: Any, steps: Any, at: Any, phases: Any
     ) -> None:
-        """Write a row of the image, whose first taps and windows along other axes are ``at``."""
+        """Write a row of the image.
+
+        ``at`` has the first tap and its window along D and H, ``phases`` those of the first two
+        pixels along W (`first`).
+        """
         width, step = along(a.image, WIDTH), along(a.stride, WIDTH)
         (t, i), (b, j) = at
         if stride == 0:

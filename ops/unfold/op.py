@@ -1,4 +1,4 @@
-"""Operators that unfold or fold windows and blocks: what operands must satisfy, shape rules."""
+"""Operators that unfold or fold windows and blocks: requirements, shape inference, reference."""
 
 from __future__ import annotations
 
@@ -43,7 +43,19 @@ def deform_conv_operands(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> None:
-    """Raise ShapeError unless there are offsets for each tap of each window (19 to 22)."""
+    """Require offsets for each tap of each window (ONNX DeformConv, 19 to 22).
+
+    Args:
+        node: The node.
+        x: Input, ``[N, C, *spatial]``.
+        w: Filters, ``[M, C / group, *kernel]``.
+        offset: ``[N, offset_group * taps * dimensions, *windows]``.
+        bias: ``[M]``, or None.
+        mask: Factors of samples, ``[N, offset_group * taps, *windows]``, or None.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     require_dtype("X", x, *FLOATS)
     for name, operand in (("W", w), ("offset", offset), ("B", bias), ("mask", mask)):
         require_dtype(name, operand, x.dtype)
@@ -68,7 +80,17 @@ def deform_conv_operands(
 
 
 def col_to_im_operands(node: Node, x: Tensor, image: Tensor, block: Tensor) -> None:
-    """Raise ShapeError unless columns are the blocks of such an image (ONNX Col2Im, 18)."""
+    """Require that the columns are the blocks of an image (ONNX Col2Im, 18).
+
+    Args:
+        node: The node.
+        x: Columns, ``[N, C * taps, windows]``.
+        image: Sizes of an image, 1-D int64.
+        block: Taps of a window, 1-D int64.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
     require_rank("input", x, 3)
     for name, operand in (("image_shape", image), ("block_shape", block)):
         require_dtype(name, operand, "int64")
@@ -101,9 +123,17 @@ def col_to_im_operands(node: Node, x: Tensor, image: Tensor, block: Tensor) -> N
 def max_unpool_operands(
     node: Node, x: Tensor, indices: Tensor, output_shape: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless there is an index for each element, into the output (9 to 22).
+    """Require an index into the output for each element (ONNX MaxUnpool, 9 to 22).
 
-    An ``output_shape`` is no smaller than what kernel, strides and pads give.
+    Args:
+        node: The node.
+        x: Maxima, ``[N, C, *windows]``.
+        indices: Index of each maximum in the flat output, int64, shaped as x.
+        output_shape: Sizes of the output, 1-D int64, at least those that windows imply; None:
+            those.
+
+    Raises:
+        ShapeError: They do not fit.
     """
     require_dtype("X", x, *FLOATS)
     require_dtype("I", indices, "int64")
@@ -143,7 +173,10 @@ def _require_output_shape(output_shape: Tensor | None, least: Sequence[int]) -> 
 
 
 def blocks_of_pixels_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless channels, or rows and columns, divide into blocks (1 to 13)."""
+    """Require that channels, or rows and columns, divide into blocks (ONNX, 1 to 13).
+
+    For DepthToSpace and SpaceToDepth.
+    """
     require_rank("input", x, 4)
     size = whole_number(node, "blocksize", least=1, most=MOST)
     choice(node, "mode", "DCR", "DCR", "CRD")
@@ -154,7 +187,13 @@ def blocks_of_pixels_operands(node: Node, x: Tensor) -> None:
 
 
 def blocks_of_pixels(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Move a square of pixels into the channels, or back."""
+    """Infer the type of DepthToSpace and SpaceToDepth: blocks of pixels from or to channels.
+
+    Args:
+        node: The node, with ``blocksize``.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype, (None,) * 4)]
@@ -174,7 +213,7 @@ def _divided(dim: Dim, parts: int) -> Dim:
 
 
 def col2im(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return images of sums of windows; onnx.reference knows no batch without images."""
+    """Return the images of Col2Im; onnx.reference fails for a batch without images."""
     x: Array = inputs[0]
     if x.shape[0]:
         return standard(node, inputs)

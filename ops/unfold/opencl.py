@@ -1,4 +1,4 @@
-"""DeformConv, Col2Im and AffineGrid on OPENCL: the CPU's shape work, other kernels."""
+"""DeformConv, Col2Im and AffineGrid on OPENCL: the CPU's lowerings over OpenCL's kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _program(low: ClLowering, kernel: Kernel, **defines: int) -> ClSource:
 
 @cl_kernel("subgraph.ops.unfold.kernels", "deform_columns")
 def deform_columns(low: ClLowering, kernel: Kernel, a: DeformColumnsArguments) -> None:
-    """Launch the samples of DeformConv."""
+    """Launch the sampling step of DeformConv."""
     source = _program(low, kernel, DEFORM=1, MASKED=int(isinstance(a.mask, Operand)))
     x, offsets, mask, columns, *sizes = a.words()
     arguments = [a.columns.size, x, offsets, mask or x, columns, *sizes]
@@ -33,7 +33,7 @@ def deform_columns(low: ClLowering, kernel: Kernel, a: DeformColumnsArguments) -
 
 @cl_kernel("subgraph.ops.unfold.kernels", "columns_to_image")
 def columns_to_image(low: ClLowering, kernel: Kernel, a: ColumnsToImageArguments) -> None:
-    """Launch the sums of Col2Im, which has no bias."""
+    """Launch the summation step of Col2Im, which has no bias."""
     source = _program(low, kernel, COLUMNS=1)
     *arguments, _bias, _channels = a.words()
     low.launch(source, "columns_to_image", [a.y.size, *arguments], *line(low, a.y.size))
