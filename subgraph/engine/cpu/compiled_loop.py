@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from subgraph.engine.cpu.data_dependent_loop import DataDependentLoop
-from subgraph.engine.cpu.iterations import Iterations, wired
+from subgraph.engine.cpu.iterations import Iterations, make_iterations
 from subgraph.engine.cpu.loop_session import LoopSession
 from subgraph.engine.planner.executable_plan import ExecutablePlan
 from subgraph.engine.region.strategy import Declined
@@ -52,7 +52,7 @@ class OnePlanLoop:
             raise Declined("the body has no one plan for these shapes")
         assert isinstance(bound, ExecutablePlan), "regions of the CPU have no others"
         if self._known is None or self._known[0] is not bound.inputs:
-            self._known = bound.inputs, wired(bound, self._wiring)
+            self._known = bound.inputs, make_iterations(bound, self._wiring)
         iterations = self._known[1]
         if iterations is not None:
             return iterations.run(inputs, limit, first)
@@ -62,8 +62,8 @@ class OnePlanLoop:
 
     def _grows(self, bound: ExecutablePlan) -> bool:
         """Return whether a carried value has another size after an iteration."""
-        ends = {end.position: end for end in bound.inputs}
-        return any(bound.outputs[made].type != ends[read].type for made, read in self._pairs)
+        ports = {port.position: port for port in bound.inputs}
+        return any(bound.outputs[made].type != ports[read].type for made, read in self._pairs)
 
 
 class CompiledLoop:

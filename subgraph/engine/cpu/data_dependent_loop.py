@@ -12,14 +12,14 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.engine.cpu.iterations import Iterations, wired
+from subgraph.engine.cpu.iterations import Iterations, make_iterations
 from subgraph.engine.cpu.loop_session import LoopSession
 from subgraph.engine.planner.data_dependent_plan import (
     DataDependentPlan,
     DataDependentProgram,
     ValueOf,
     make_data_dependent_plan,
-    usual,
+    planned_size,
 )
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.strategy import Declined
@@ -31,14 +31,14 @@ from subgraph.operators.subgraph_op import IterationsResult, Wiring
 
 # Number of plans that are made at first, iterations after which one more may be made, and number of
 # cached plans.
-_PLANS, _ITERATIONS_PER_PLAN, _CACHED = 4, 64, 16
-_UNFIT = 256  # most sets of shapes that are remembered as served by no plan
+_INITIAL_PLANS, _ITERATIONS_PER_PLAN, _MAX_CACHED_PLANS = 4, 64, 16
+_MAX_UNFIT_SHAPES = 256  # most sets of shapes that are remembered as served by no plan
 # After this number of misfits, plans are used only with this minimum of iterations per misfit.
 _MISFITS, _ITERATIONS_PER_MISFIT = 16, 2
 
 
 @attrs.frozen(eq=False)
-class _Sized:
+class _LoopPlan:
     """A data-dependent plan, its program and iterations, and the shapes for which it was made."""
 
     plan: DataDependentPlan
@@ -48,18 +48,18 @@ class _Sized:
 
     def is_for(self, items: Sequence[Array]) -> bool:
         """Return whether a plan made for these inputs would be made for the same sizes."""
-        return bool(self.plan.growing) and all(
-            usual(items[at].shape[axis]) == usual(self.shapes[at][axis])
-            for at, axis in self.plan.growing
+        return bool(self.plan.growing_axes) and all(
+            planned_size(items[at].shape[axis]) == planned_size(self.shapes[at][axis])
+            for at, axis in self.plan.growing_axes
         )
 
-    def takes(self, items: Sequence[Array]) -> bool:
+    def accepts(self, items: Sequence[Array]) -> bool:
         """Return whether the plan serves inputs of these shapes."""
         shapes = [list(item.shape) for item in items]
-        for position, axis in self.plan.growing:
+        for position, axis in self.plan.growing_axes:
             if len(shapes[position]) == len(self.shapes[position]):
                 shapes[position][axis] = self.shapes[position][axis]
-        fits = all(items[at].nbytes <= room for at, room in self.plan.rooms.items())
+        fits = all(items[at].nbytes <= room for at, room in self.plan.capacities.items())
         return fits and shapes == [list(shape) for shape in self.shapes]
 
 
@@ -73,7 +73,7 @@ class DataDependentLoop:
         self._session = session
         self._wiring = wiring
         self._pairs = [(made, read) for made, read in wiring.states if read is not None]
-        self._sized: list[_Sized] = []  # the most recently used first
+        self._loop_plans: list[_LoopPlan] = []  # the most recently used first
         self._plans = self._misfits = self._made = 0
         self._refused = False
         self._unfit: set[tuple[tuple[int, ...], ...]] = set()  # shapes that no plan serves
@@ -99,53 +99,55 @@ class DataDependentLoop:
         shapes = tuple([item.shape for item in items])
         if shapes in self._unfit:
             return IterationsResult([], [], first, going=True)
-        result = self._tried(items, inputs, limit, first)
+        result = self._run_first_fit(items, inputs, limit, first)
         if result is None:
             raise Declined("no plan fits the sizes of this iteration")
         self._made += result.done - first
         self._misfits += result.going and result.done != limit
         # If the sizes depend on these shapes only, later tries would fail, too.
-        decided = all(each.plan.growing and len(each.plan.dims) == 1 for each in self._sized)
-        if result.done == first and decided and len(self._unfit) < _UNFIT:
+        decided = all(
+            each.plan.growing_axes and len(each.plan.read_counts) == 1 for each in self._loop_plans
+        )
+        if result.done == first and decided and len(self._unfit) < _MAX_UNFIT_SHAPES:
             self._unfit.add(shapes)
         return result
 
-    def _tried(
+    def _run_first_fit(
         self, items: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
     ) -> IterationsResult | None:
         result: IterationsResult | None = None
-        for each in [each for each in self._sized if self._holds(each, items)]:
+        for each in [each for each in self._loop_plans if self._holds(each, items)]:
             result = self._run(each, inputs, limit, first)
             if result.done > first:
                 return result
-        made = self._new(items)
+        made = self._make_plan(items)
         if made is None:
             return result
         self._unfit.clear()
         return self._run(made, inputs, limit, first)
 
     def _run(
-        self, sized: _Sized, inputs: Sequence[Any], limit: int | None, first: int
+        self, loop_plan: _LoopPlan, inputs: Sequence[Any], limit: int | None, first: int
     ) -> IterationsResult:
         session, snapshot = self._session, pinned_snapshot()
         assert snapshot is not None, "a request pins one"
-        if sized.program.epoch != snapshot.epoch:
-            sized.program.refresh(snapshot)
-        session.begin(sized.program)
-        result = sized.iterations.run(inputs, limit, first)
-        if result.done > first and self._sized[0] is not sized:
-            self._sized.remove(sized)
-            self._sized.insert(0, sized)
+        if loop_plan.program.epoch != snapshot.epoch:
+            loop_plan.program.refresh(snapshot)
+        session.begin(loop_plan.program)
+        result = loop_plan.iterations.run(inputs, limit, first)
+        if result.done > first and self._loop_plans[0] is not loop_plan:
+            self._loop_plans.remove(loop_plan)
+            self._loop_plans.insert(0, loop_plan)
         return result
 
-    def _new(self, items: Sequence[Any]) -> _Sized | None:
+    def _make_plan(self, items: Sequence[Any]) -> _LoopPlan | None:
         """Return a new plan for these inputs; None if none can be made.
 
         Raises:
             Declined: Planning failed with symbolic sizes.
         """
-        if self._plans >= _PLANS + self._made // _ITERATIONS_PER_PLAN or any(
-            e.is_for(items) for e in self._sized
+        if self._plans >= _INITIAL_PLANS + self._made // _ITERATIONS_PER_PLAN or any(
+            e.is_for(items) for e in self._loop_plans
         ):
             return None
         self._refused = True  # unless one can be made
@@ -161,20 +163,20 @@ class DataDependentLoop:
             raise
         except Exception as error:  # whatever code does that is not made for symbolic sizes
             raise Declined(f"{type(error).__name__}: {error}") from error
-        program = None if plan is None else self._session.bind_sized(plan)
-        iterations = None if program is None else wired(program, self._wiring)
+        program = None if plan is None else self._session.bind_data_dependent(plan)
+        iterations = None if program is None else make_iterations(program, self._wiring)
         if plan is None or program is None or iterations is None:
             return None
         self._refused = False
-        made = _Sized(plan, program, iterations, [item.shape for item in items])
-        self._sized = [made, *self._sized[: _CACHED - 1]]
+        made = _LoopPlan(plan, program, iterations, [item.shape for item in items])
+        self._loop_plans = [made, *self._loop_plans[: _MAX_CACHED_PLANS - 1]]
         return made
 
-    def _holds(self, sized: _Sized, items: Sequence[Any]) -> bool:
+    def _holds(self, loop_plan: _LoopPlan, items: Sequence[Any]) -> bool:
         """Return whether a plan serves inputs of these shapes and the present weights."""
-        plan = sized.plan.plan
+        plan = loop_plan.plan.plan
         same = plan.graph is self._session.region.fused and plan.versions.are_current()
-        return same and sized.takes(items)
+        return same and loop_plan.accepts(items)
 
 
 def _values(region: RegionOp, inputs: Sequence[Any]) -> ValueOf:

@@ -27,10 +27,10 @@ from subgraph.operators.subgraph_op import IterationsResult, Wiring
 
 _Row = tuple[int, int, int, int, int]
 # Most bytes of a carried value; copying a larger one takes longer than an iteration through Python.
-_LARGEST = 1 << 18
+_MAX_CARRIED_BYTES = 1 << 18
 # Iterations in one call of compiled code, after which Python handles signals and enlarges buffers:
 # of tiny programs and of others.
-_CHUNK_OF_TINY, _CHUNK = 1024, 16
+_TINY_CHUNK_ITERATIONS, _CHUNK_ITERATIONS = 1024, 16
 _CANCELLED, _ENDED = 1, 2
 
 
@@ -53,16 +53,16 @@ class Iterations:
         self._bound = bound
         self._program = program
         self._wiring = wiring
-        self._sized = bound if isinstance(bound, DataDependentProgram) else None
+        self._data_dependent = bound if isinstance(bound, DataDependentProgram) else None
         self._grown: Mapping[int, tuple[int, dict[int, int]]] = {}
-        if self._sized is not None:
-            self._grown = self._sized.sized.grown
+        if self._data_dependent is not None:
+            self._grown = self._data_dependent.data_plan.growing_outputs
         self._shapes: dict[int, list[int]] = {}  # of inputs that grow
-        self._made = [end.settle() for end in bound.outputs]
+        self._made = [port.allocate_stage() for port in bound.outputs]
         self._staged: dict[int, Array] = {
             e.position: e.stage for e in bound.inputs if e.stage is not None
         }
-        self._others = [end for end in bound.inputs if end.stage is None]
+        self._others = [port for port in bound.inputs if port.stage is None]
         unread: Array = np.zeros(1, np.int64)
         self._number = unread if wiring.number is None else self._staged[wiring.number]
         self._before = _table([])
@@ -101,16 +101,18 @@ class Iterations:
                 rows += self._sizes_of(made, read)
         table = _table(rows)
         for row, made in growing:
-            assert self._sized is not None, "nothing else grows"
-            table[row, 0] = self._sized.register(self._grown[made][0])
+            assert self._data_dependent is not None, "nothing else grows"
+            table[row, 0] = self._data_dependent.register(self._grown[made][0])
             table[row, 1] = table[row + 1, abi.COPY_BYTES // abi.WORD :].ctypes.data
         return table
 
     def _sizes_of(self, made: int, read: int | None) -> list[_Row]:
         """Return the copies of an output's sizes to the numbers that the next iteration reads."""
-        sized = self._sized
+        sized = self._data_dependent
         assert sized is not None, "nothing else grows"
-        indices = {axis: k for k, (at, axis) in enumerate(sized.sized.growing) if at == read}
+        indices = {
+            axis: k for k, (at, axis) in enumerate(sized.data_plan.growing_axes) if at == read
+        }
         return [
             (sized.register(register), sized.sizes[indices[axis] :].ctypes.data, abi.WORD, 0, 0)
             for axis, register in self._grown[made][1].items()
@@ -124,10 +126,10 @@ class Iterations:
             limit: Number of the iteration before which to stop; None: until the condition is false.
             first: Number of the first iteration.
         """
-        self._bound.settle()
+        self._bound.rebind_arena()
         items = self._enter(inputs)
         buffers = [_Buffer(self._made[made]) for made in self._wiring.scans]
-        chunk = _CHUNK_OF_TINY if self._program.tiny else _CHUNK
+        chunk = _TINY_CHUNK_ITERATIONS if self._program.tiny else _CHUNK_ITERATIONS
         done, status = first, 0
         most = None if limit is None else limit - first
         self._set(abi.ITERATIONS_DONE, done)
@@ -168,10 +170,12 @@ class Iterations:
         """
         if read is None or read not in self._shapes:
             return memory.copy()
-        assert self._sized is not None, "nothing else grows"
+        assert self._data_dependent is not None, "nothing else grows"
         shape = self._shapes[read]
         for (position, axis), size in zip(
-            self._sized.sized.growing, self._sized.sizes.tolist(), strict=True
+            self._data_dependent.data_plan.growing_axes,
+            self._data_dependent.sizes.tolist(),
+            strict=True,
         ):
             if position == read:
                 shape[axis] = size
@@ -190,19 +194,22 @@ class Iterations:
                 items.append(np.ascontiguousarray(inputs[position], stage.dtype))
                 at = items[-1].ctypes.data, stage.ctypes.data
                 rows.append((*at, stage.nbytes, stage.nbytes, 0))
-            elif self._sized is not None and position in self._sized.sized.rooms:
+            elif (
+                self._data_dependent is not None
+                and position in self._data_dependent.data_plan.capacities
+            ):
                 array = inputs[position]
                 self._shapes[position] = [*array.shape]
                 stage[: array.size] = array.reshape(-1)
             else:
                 stage[...] = inputs[position]
-        if self._sized is not None:
-            for k, (position, axis) in enumerate(self._sized.sized.growing):
-                self._sized.sizes[k] = inputs[position].shape[axis]
-        for end in self._others:
-            end.enter(inputs[end.position])
-            items.append(end.current)
-            end.forget()
+        if self._data_dependent is not None:
+            for k, (position, axis) in enumerate(self._data_dependent.data_plan.growing_axes):
+                self._data_dependent.sizes[k] = inputs[position].shape[axis]
+        for port in self._others:
+            port.bind_input(inputs[port.position])
+            items.append(port.current)
+            port.release_array()
         if rows:
             self._before = _table(rows)
             self._set_rows(abi.ITERATIONS_BEFORE, self._before)
@@ -244,7 +251,7 @@ class _Buffer:
         return self._rows if iterations == len(self._rows) else self._rows[:iterations].copy()
 
 
-def wired(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
+def make_iterations(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
     """Return the iterations of a bound plan; None if it cannot run without Python in between.
 
     Args:
@@ -252,17 +259,17 @@ def wired(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
         wiring: How values are passed between iterations. They must have the same types in all
             iterations, and be small.
     """
-    inputs = {end.position: end for end in bound.inputs}
+    inputs = {port.position: port for port in bound.inputs}
     number, condition = wiring.number, wiring.condition
     changing = {read for _, read in wiring.states if read is not None} | {*wiring.items}
     changing |= set() if number is None else {number}
-    ends = [*(inputs[k] for k in changing), *bound.outputs]
-    if bound.only is None or any(end.nbytes > _LARGEST for end in ends):
+    ports = [*(inputs[k] for k in changing), *bound.outputs]
+    if bound.single_program is None or any(port.nbytes > _MAX_CARRIED_BYTES for port in ports):
         return None
     if isinstance(bound, DataDependentProgram):
         # Only values that the next iteration reads may grow.
         other = [*wiring.scans, *(k for k, j in wiring.states if j is None)]
-        if any(k in bound.sized.grown for k in other):
+        if any(k in bound.data_plan.growing_outputs for k in other):
             return None
     pairs = [(bound.outputs[k].type, inputs[j].type) for k, j in wiring.states if j is not None]
     if any(made != read for made, read in pairs):
@@ -273,9 +280,9 @@ def wired(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
         made = bound.outputs[condition]
         if (made.type[0], made.nbytes) != ("bool", 1):
             return None
-    for end in ends:
-        end.settle()
-    return Iterations(bound, bound.only, wiring)
+    for port in ports:
+        port.allocate_stage()
+    return Iterations(bound, bound.single_program, wiring)
 
 
 def _table(rows: Sequence[_Row]) -> NDArray[np.int64]:

@@ -10,18 +10,18 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.engine.cpu.argument_layouts import ArgumentLayouts
 from subgraph.engine.cpu.dry_run_plan import DryRunPlan
-from subgraph.engine.cpu.layouts_of_plans import LayoutsOfPlans
 from subgraph.engine.cpu.region_session import CpuSession
 from subgraph.engine.cpu.stored_programs import StoredPrograms
 from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
-from subgraph.engine.planner.argument_layout import lay_out
+from subgraph.engine.planner.argument_layout import make_argument_layout
 from subgraph.engine.planner.concrete_types import concrete
 from subgraph.engine.planner.dry_run import DryRun
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.planner.stored_program import describe as describe_program
-from subgraph.engine.planner.symbolic_plan import Instance
+from subgraph.engine.planner.symbolic_plan import PlanInstance
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.concrete_plan import ConcretePlan
 from subgraph.engine.region.region_op import Fuse, Guards, RegionOp, RegionOptions, without_weights
@@ -63,7 +63,7 @@ class CpuSubgraphOp(RegionOp):
         """Take a graph; see `RegionOp`."""
         super().__init__(subgraph, options, fuse)
         self._sessions = count()
-        self._layouts = LayoutsOfPlans(self.weights)
+        self._layouts = ArgumentLayouts(self.weights)
 
     def strategies(self) -> list[Strategy]:
         """Return the CPU's strategies in the order in which they are asked."""
@@ -128,7 +128,7 @@ class CpuSubgraphOp(RegionOp):
             cache = WeightCache()
             sized = [_sized(type_, first, others) for type_ in types]
             with suppress(SubgraphError):  # a size that the graph does not take
-                lay_out(make_plan(self.fused, sized, {}, self.options.plan), cache)
+                make_argument_layout(make_plan(self.fused, sized, {}, self.options.plan), cache)
                 found.append(dict.fromkeys(cache))
         if len(found) > 1:
             for entry in found[0]:
@@ -146,7 +146,7 @@ class CpuSubgraphOp(RegionOp):
         none: dict[str, Any] = {"fusion": self.fusion, "nodes": None, "guards": []}
         return {**(fusion or none), "options": self._plan_options, "programs": programs}
 
-    def _described(self, plan: Plan | Instance, file: ExportFile) -> dict[str, Any] | None:
+    def _described(self, plan: Plan | PlanInstance, file: ExportFile) -> dict[str, Any] | None:
         if self.depends_on_values or guard_pages.MODE or not plan.versions.are_current():
             return None
         return describe_program(self._layouts.of(plan), file)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from subgraph.engine.cpu.argument_layouts import ArgumentLayouts
 from subgraph.engine.cpu.compiled_loop import CompiledLoop
-from subgraph.engine.cpu.layouts_of_plans import LayoutsOfPlans
 from subgraph.engine.planner.data_dependent_plan import DataDependentPlan, DataDependentProgram
 from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.planner.stored_program import StoredProgram
-from subgraph.engine.planner.symbolic_plan import Instance, Template
+from subgraph.engine.planner.symbolic_plan import PlanInstance, SymbolicPlan
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.region_session import RegionSession
@@ -20,7 +20,7 @@ from subgraph.weights.mapped_files import release
 class CpuSession(RegionSession):
     """Runs a region for one request; its plans work one after another in the same arena."""
 
-    def __init__(self, op: RegionOp, layouts: LayoutsOfPlans, pool: Pool | None) -> None:
+    def __init__(self, op: RegionOp, layouts: ArgumentLayouts, pool: Pool | None) -> None:
         """Open a session; memory comes with the first run.
 
         Args:
@@ -43,40 +43,42 @@ class CpuSession(RegionSession):
         return CompiledLoop(self, wiring)
 
     def begin(self, program: ExecutablePlan) -> None:
-        """Note that a program of `bind_sized` runs now."""
+        """Note that a program of `bind_data_dependent` runs now."""
         self._chosen = program
         program.clear()
         if self._cancelled:  # before `cancel` could know what is to be ended
             raise RequestCancelledError("the request was cancelled while it ran")
 
-    def bind_sized(self, plan: DataDependentPlan) -> DataDependentProgram:
+    def bind_data_dependent(self, plan: DataDependentPlan) -> DataDependentProgram:
         """Return a plan whose sizes data decide, bound to this session's memory."""
-        self._arena.reserve(plan.laid.arena_bytes)
+        self._arena.reserve(plan.layout.arena_bytes)
         return DataDependentProgram(plan, self._arena, self._pool)
 
     def _bind(self, plan: object) -> ExecutablePlan:
-        if isinstance(plan, Instance):
-            spare = self._spare(plan.template)
+        if isinstance(plan, PlanInstance):
+            spare = self._spare(plan.symbolic_plan)
             if spare is not None:
                 self._arena.reserve(plan.arena_bytes)
-                spare.become(plan)
+                spare.rebind(plan)
                 return spare
         if isinstance(plan, StoredProgram):
             plan.check()
-            laid = plan.laid
-            release(plan.sources, laid.words)
+            layout = plan.layout
+            release(plan.sources, layout.words)
         else:
-            assert isinstance(plan, (Plan, Instance)), "the strategies of the CPU return no others"
-            laid = self._layouts.of(plan)
-        self._arena.reserve(laid.arena_bytes)
-        return ExecutablePlan(plan, laid, self._arena, self._pool)
+            assert isinstance(plan, (Plan, PlanInstance)), (
+                "the strategies of the CPU return no others"
+            )
+            layout = self._layouts.of(plan)
+        self._arena.reserve(layout.arena_bytes)
+        return ExecutablePlan(plan, layout, self._arena, self._pool)
 
-    def _spare(self, template: Template) -> ExecutablePlan | None:
+    def _spare(self, symbolic_plan: SymbolicPlan) -> ExecutablePlan | None:
         """Take out the oldest program of a template once there are many; it can be made another."""
         if len(self._bound) < self.region.options.plans:
             return None
         for key, bound in self._bound.items():
-            if isinstance(bound, ExecutablePlan) and bound.template is template:
+            if isinstance(bound, ExecutablePlan) and bound.symbolic_plan is symbolic_plan:
                 del self._bound[key]
                 return bound
         return None

@@ -48,7 +48,7 @@ class StoredPrograms:
     def take_types(self) -> list[list[TensorType]]:
         """Return the types of the inputs of each program, and drop all programs."""
         programs, self._programs = self._programs, []
-        return [[TensorType(e.dtype, e.shape) for e in p.laid.inputs] for p in programs]
+        return [[TensorType(e.dtype, e.shape) for e in p.layout.inputs] for p in programs]
 
     def forget(self) -> None:
         """Keep the programs: they are for certain weights, whatever the graph is fused to."""

@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from subgraph.engine.planner.plan_types import PlanOptions
-from subgraph.engine.planner.symbolic_plan import Instance, Place, Template, Types, make_template
+from subgraph.engine.planner.symbolic_plan import (
+    InputAxis,
+    PlanInstance,
+    SymbolicPlan,
+    Types,
+    make_symbolic_plan,
+)
 from subgraph.engine.region.strategy import Declined, Request
 from subgraph.graph.graph import Graph
 from subgraph.weights.cache import WeightCache
 
-_SEEN = 4  # last shapes by which it is found which dimensions differ
-_TEMPLATES = 16  # symbolic plans that are kept
-_PATIENCE = 8  # symbolic plans made in a row of which none served another shape
+_MAX_SEEN = 4  # last shapes by which it is found which dimensions differ
+_MAX_PLANS = 16  # symbolic plans that are kept
+_MAX_UNUSED_IN_A_ROW = 8  # symbolic plans made in a row of which none served another shape
 
 
 class SymbolicPlans:
@@ -40,10 +46,10 @@ class SymbolicPlans:
         self._options = options
         self._weights = weights
         self._graph: Graph | None = None
-        self._templates: list[Template] = []
-        self._fruitless = 0
+        self._plans: list[SymbolicPlan] = []
+        self._unused_in_a_row = 0
 
-    def resolve(self, request: Request) -> Instance | None:
+    def resolve(self, request: Request) -> PlanInstance | None:
         """Return the program for the types of a request; None while no dimension has differed.
 
         Raises:
@@ -55,44 +61,46 @@ class SymbolicPlans:
         if graph is not self._graph:
             self.forget()
             self._graph = graph
-        for template in self._templates:
-            made = template.instance(types) if template.versions.are_current() else None
+        for plan in self._plans:
+            made = plan.instance(types) if plan.versions.are_current() else None
             if made is not None:
-                self._templates.remove(template)
-                self._templates.insert(0, template)
+                self._plans.remove(plan)
+                self._plans.insert(0, plan)
                 self.used += 1
-                self._fruitless = 0
+                self._unused_in_a_row = 0
                 return made
-        self._see(types)
+        self._remember(types)
         groups = self.groups()
         if not groups:
             return None
-        if self._fruitless > _PATIENCE:
-            raise Declined(f"none of the last {_PATIENCE} symbolic plans served another shape")
-        self._fruitless += 1
+        if self._unused_in_a_row > _MAX_UNUSED_IN_A_ROW:
+            raise Declined(
+                f"none of the last {_MAX_UNUSED_IN_A_ROW} symbolic plans served another shape"
+            )
+        self._unused_in_a_row += 1
         try:
-            traced = make_template(graph, types, groups, self._options, self._weights)
+            traced = make_symbolic_plan(graph, types, groups, self._options, self._weights)
         except Exception as error:  # whatever code does that is not made for symbolic sizes
             raise Declined(f"{type(error).__name__}: {error}") from error
         if traced is None:
             raise Declined("the reference computes a part of the plan")
         self.traced += 1
-        self._templates = [traced, *self._templates[: _TEMPLATES - 1]]
+        self._plans = [traced, *self._plans[: _MAX_PLANS - 1]]
         return traced.instance(types)
 
     def forget(self) -> None:
         """Drop all of them."""
-        self._graph, self._templates, self.seen, self._fruitless = None, [], [], 0
+        self._graph, self._plans, self.seen, self._unused_in_a_row = None, [], [], 0
 
-    def _see(self, types: Types) -> None:
+    def _remember(self, types: Types) -> None:
         forms = [(type_.dtype, type_.rank) for type_ in types]
         if self.seen and [(t.dtype, t.rank) for t in self.seen[-1]] != forms:
             self.seen.clear()
-        self.seen = [*self.seen[-_SEEN + 1 :], types]
+        self.seen = [*self.seen[-_MAX_SEEN + 1 :], types]
 
-    def groups(self) -> list[list[Place]]:
+    def groups(self) -> list[list[InputAxis]]:
         """Return the dimensions that differed among the last shapes; equal ones together."""
-        groups: dict[tuple[Any, ...], list[Place]] = {}
+        groups: dict[tuple[Any, ...], list[InputAxis]] = {}
         for position, type_ in enumerate(self.seen[-1]):
             for axis in range(type_.rank or 0):
                 sizes = tuple((types[position].shape or ())[axis] for types in self.seen)

@@ -29,9 +29,9 @@ from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache, WeightEntry
 
-_TINY_FLOPS = 2_000_000
-_BLOCK = 8  # argument blocks begin on cache lines
-Row = tuple[Kernel, int, int, int]
+_MAX_TINY_FLOPS = 2_000_000
+_BLOCK_WORDS = 8  # argument blocks begin on cache lines
+StepRow = tuple[Kernel, int, int, int]
 AsArray = Callable[[Sequence[int]], Array]
 
 
@@ -48,7 +48,7 @@ class Patch:
 
 
 @attrs.frozen(eq=False)
-class End:
+class Port:
     """An input or output of the program: what it is, and the words that point into it."""
 
     position: int
@@ -59,14 +59,14 @@ class End:
 
 
 @attrs.frozen(eq=False)
-class Numbers:
+class SymbolicConstant:
     """A constant with traced numbers: what it holds, and the dtype that it is to have."""
 
     dtype: str
     array: Array
 
 
-Held = WeightEntry | Array | Numbers
+WeightContent = WeightEntry | Array | SymbolicConstant
 
 
 @attrs.frozen(eq=False)
@@ -93,11 +93,11 @@ class ArgumentLayout:
     words: NDArray[np.int64]
     arena: Patch
     arena_bytes: int
-    inputs: tuple[End, ...]
-    outputs: tuple[End, ...]
-    weights: tuple[tuple[Held, Patch], ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    weights: tuple[tuple[WeightContent, Patch], ...]
     kernels: tuple[tuple[Kernel, Patch], ...]
-    steps: tuple[Row, ...]
+    steps: tuple[StepRow, ...]
     breaks: tuple[int, ...]
     entries: Callable[[], tuple[ProfileEntry, ...]]
     tiny: bool
@@ -110,7 +110,9 @@ def _whole_numbers(items: Sequence[int]) -> NDArray[np.int64]:
     return np.array(items, np.int64)
 
 
-def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) -> ArgumentLayout:
+def make_argument_layout(
+    plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers
+) -> ArgumentLayout:
     """Return the words of a plan.
 
     Args:
@@ -118,31 +120,31 @@ def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) 
         cache: The op's door to the weight cache.
         as_array: Makes the arrays of words and offsets.
     """
-    block = _Block(plan, Weights(cache))
-    steps: list[Row] = []
+    builder = _LayoutBuilder(plan, Weights(cache))
+    steps: list[StepRow] = []
     breaks: list[int] = []
     for item in plan.items:
         if isinstance(item, EmittedStep):
-            steps.append((item.kernel, block.add(item), item.units, item.grain))
+            steps.append((item.kernel, builder.add(item), item.units, item.grain))
         else:
             breaks.append(len(steps))
     if guard_pages.MODE and steps:
-        block.words += [0] * (guard_pages.block_begin(len(block.words), 0) - len(block.words))
+        builder.words += [0] * (guard_pages.block_begin(len(builder.words), 0) - len(builder.words))
     given = [(k, operand) for k, operand in enumerate(plan.inputs) if operand is not None]
     return ArgumentLayout(
-        as_array(block.words),
-        block.arena.frozen(as_array),
+        as_array(builder.words),
+        builder.arena.build(as_array),
         plan.arena_bytes,
-        tuple(_end(k, operand, block.inputs, as_array) for k, operand in given),
-        tuple(_end(k, o, block.outputs, as_array) for k, o in enumerate(plan.outputs)),
-        block.weight_patches(as_array),
-        tuple((kernel, noted.frozen(as_array)) for kernel, noted in block.kernels.items()),
+        tuple(_port(k, operand, builder.inputs, as_array) for k, operand in given),
+        tuple(_port(k, o, builder.outputs, as_array) for k, o in enumerate(plan.outputs)),
+        builder.weight_patches(as_array),
+        tuple((kernel, patch.build(as_array)) for kernel, patch in builder.kernels.items()),
         tuple(steps),
         tuple(breaks),
         partial(profile_entries, plan),
         _is_tiny(plan),
-        tuple(block.reports),
-        np.array(block.slot, np.intp),
+        tuple(builder.reports),
+        np.array(builder.slot, np.intp),
         _areas(plan) if guard_pages.MODE else (),
     )
 
@@ -157,116 +159,119 @@ def _areas(plan: Plan) -> tuple[tuple[int, int], ...]:
     return tuple(areas)
 
 
-def _end(position: int, operand: Operand, notes: dict[int, _Notes], as_array: AsArray) -> End:
-    patch = notes.get(position, _Notes()).frozen(as_array)
-    return End(position, operand.dtype, operand.shape, operand.nbytes, patch)
+def _port(
+    position: int, operand: Operand, patches: dict[int, _PatchBuilder], as_array: AsArray
+) -> Port:
+    patch = patches.get(position, _PatchBuilder()).build(as_array)
+    return Port(position, operand.dtype, operand.shape, operand.nbytes, patch)
 
 
 @attrs.define
-class _Notes:
+class _PatchBuilder:
     """A `Patch` in the making."""
 
     positions: list[int] = attrs.field(factory=list[int])
     offsets: list[int] = attrs.field(factory=list[int])
 
-    def frozen(self, as_array: AsArray) -> Patch:
+    def build(self, as_array: AsArray) -> Patch:
         return Patch(np.array(self.positions, np.intp), as_array(self.offsets))
 
 
-class _Block:
+class _LayoutBuilder:
     """Collects argument words and what has to be put in them."""
 
     def __init__(self, plan: Plan, weights: Weights) -> None:
         self.plan = plan
         self.weights = weights
         self.words: list[int] = []
-        self.arena = _Notes()
-        self.inputs: dict[int, _Notes] = {}
-        self.outputs: dict[int, _Notes] = {}
-        self.kernels: dict[Kernel, _Notes] = {}
+        self.arena = _PatchBuilder()
+        self.inputs: dict[int, _PatchBuilder] = {}
+        self.outputs: dict[int, _PatchBuilder] = {}
+        self.kernels: dict[Kernel, _PatchBuilder] = {}
         self.reports: dict[Report, int] = {}
         self.slot: list[int] = []
-        self._entries: dict[int, _Notes] = {}
-        self._arrays: dict[int, tuple[Array | Numbers, _Notes]] = {}
+        self._entries: dict[int, _PatchBuilder] = {}
+        self._arrays: dict[int, tuple[Array | SymbolicConstant, _PatchBuilder]] = {}
 
     def add(self, step: EmittedStep) -> int:
         """Append a step's words; return where they begin."""
         if guard_pages.MODE:
             begin = guard_pages.block_begin(len(self.words), len(step.arguments))
         else:
-            begin = -(-len(self.words) // _BLOCK) * _BLOCK
+            begin = -(-len(self.words) // _BLOCK_WORDS) * _BLOCK_WORDS
         self.words += [0] * (begin - len(self.words))
-        for word in step.arguments:
-            if type(word) is int:  # most words are
-                self.words.append(word)
+        for argument in step.arguments:
+            if type(argument) is int:  # the most frequent case
+                self.words.append(argument)
             else:
-                self._word(word)
+                self._append(argument)
         return begin
 
-    def weight_patches(self, as_array: AsArray) -> tuple[tuple[Held, Patch], ...]:
+    def weight_patches(self, as_array: AsArray) -> tuple[tuple[WeightContent, Patch], ...]:
         """Return the weights, with the words that point to each."""
-        entries = [(self.weights.entries[k], n.frozen(as_array)) for k, n in self._entries.items()]
+        entries = [(self.weights.entries[k], n.build(as_array)) for k, n in self._entries.items()]
         # The largest weight is made while the fewest others are there: the least peak of memory.
         entries.sort(key=lambda item: -sum(p.nbytes for p in item[0].parameters))
-        arrays = [(array, notes.frozen(as_array)) for array, notes in self._arrays.values()]
+        arrays = [(array, patch.build(as_array)) for array, patch in self._arrays.values()]
         return (*entries, *arrays)
 
-    def _word(self, word: Any) -> None:
-        if isinstance(word, (Operand, Scratch)):
-            self._address(word)
-        elif isinstance(word, Weight):
-            self._weight(self.weights.add(word), 0)
-        elif isinstance(word, Kernel):
-            self._note(self.kernels.setdefault(word, _Notes()), 0)
-        elif isinstance(word, float):
-            self.words.append(float_bits(word))
-        elif isinstance(word, Report):
+    def _append(self, argument: Any) -> None:
+        if isinstance(argument, (Operand, Scratch)):
+            self._append_address(argument)
+        elif isinstance(argument, Weight):
+            self._weight(self.weights.add(argument), 0)
+        elif isinstance(argument, Kernel):
+            self._point_into(self.kernels.setdefault(argument, _PatchBuilder()), 0)
+        elif isinstance(argument, float):
+            self.words.append(float_bits(argument))
+        elif isinstance(argument, Report):
             self.slot.append(len(self.words))
-            self.words += [0, self.reports.setdefault(word, len(self.reports) + 1)]
+            self.words += [0, self.reports.setdefault(argument, len(self.reports) + 1)]
         else:
-            self.words.append(word if is_symbolic(word) else index(word))
+            self.words.append(argument if is_symbolic(argument) else index(argument))
 
-    def _address(self, word: Operand | Scratch) -> None:
-        storage = word.storage
+    def _append_address(self, argument: Operand | Scratch) -> None:
+        storage = argument.storage
         assert storage is not None, "a mentioned operand has storage"
         root, offset = storage.root()
-        offset += word.offset if isinstance(word, Operand) else 0
-        self._located(root, offset, word)
+        offset += argument.offset if isinstance(argument, Operand) else 0
+        self._located(root, offset, argument)
 
-    def _located(self, root: Storage, offset: int, word: Operand | Scratch) -> None:
+    def _located(self, root: Storage, offset: int, argument: Operand | Scratch) -> None:
         if root.kind == "arena":
-            self._note(self.arena, self.plan.offsets[root] + offset)
+            self._point_into(self.arena, self.plan.offsets[root] + offset)
         elif root.kind == "input":
-            self._note(self.inputs.setdefault(root.index, _Notes()), offset)
+            self._point_into(self.inputs.setdefault(root.index, _PatchBuilder()), offset)
         elif root.kind == "output":
-            self._note(self.outputs.setdefault(root.index, _Notes()), offset)
+            self._point_into(self.outputs.setdefault(root.index, _PatchBuilder()), offset)
         elif root.kind == "constant":
             assert root.array is not None
-            self._constant(root.array, word, offset)
+            self._constant(root.array, argument, offset)
         elif root.weight is not None:
             self._weight(self.weights.add(root.weight), offset)
         else:
             assert root.parameter is not None, "a weight without a recipe is a parameter"
             self._weight(self.weights.add_parameter(root.parameter), offset)
 
-    def _constant(self, array: Array, word: Operand | Scratch, offset: int) -> None:
+    def _constant(self, array: Array, argument: Operand | Scratch, offset: int) -> None:
         known = self._arrays.get(id(array))
         if known is None:
-            traced = isinstance(word, Operand) and has_symbolic(array)
-            held = Numbers(word.dtype, array) if traced and isinstance(word, Operand) else array
-            known = self._arrays[id(array)] = held, _Notes()
-        self._note(known[1], offset)
+            content: Array | SymbolicConstant = array
+            if isinstance(argument, Operand) and has_symbolic(array):
+                content = SymbolicConstant(argument.dtype, array)
+            known = self._arrays[id(array)] = content, _PatchBuilder()
+        self._point_into(known[1], offset)
 
     def _weight(self, found: int | Array, offset: int) -> None:
         if isinstance(found, int):
-            self._note(self._entries.setdefault(found, _Notes()), offset)
+            self._point_into(self._entries.setdefault(found, _PatchBuilder()), offset)
         else:
-            _, notes = self._arrays.setdefault(id(found), (found, _Notes()))
-            self._note(notes, offset)
+            _, patch = self._arrays.setdefault(id(found), (found, _PatchBuilder()))
+            self._point_into(patch, offset)
 
-    def _note(self, notes: _Notes, offset: int) -> None:
-        notes.positions.append(len(self.words))
-        notes.offsets.append(offset)
+    def _point_into(self, patch: _PatchBuilder, offset: int) -> None:
+        patch.positions.append(len(self.words))
+        patch.offsets.append(offset)
         self.words.append(0)
 
 
@@ -275,4 +280,4 @@ def _is_tiny(plan: Plan) -> bool:
     steps = [item for item in plan.items if isinstance(item, EmittedStep)]
     work = sum(step.flops for step in steps)
     moved = sum(larger(step.bytes, 64 * step.units) for step in steps)
-    return len(steps) <= 64 and work < _TINY_FLOPS and moved < 200_000
+    return len(steps) <= 64 and work < _MAX_TINY_FLOPS and moved < 200_000

@@ -20,7 +20,13 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch, lay_out
+from subgraph.engine.planner.argument_layout import (
+    ArgumentLayout,
+    Patch,
+    Port,
+    SymbolicConstant,
+    make_argument_layout,
+)
 from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Unsupported
 from subgraph.engine.planner.memory import Life, assign_offsets
@@ -38,8 +44,8 @@ from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache
 
 ValueOf = Callable[[Value], Array]
-Place = tuple[int, int]  # which input, which axis
-Pairs = Sequence[tuple[int, int]]
+InputAxis = tuple[int, int]  # which input, which axis
+StatePairs = Sequence[tuple[int, int]]
 # Positions of the inputs whose content decides a shape, by operator.
 _DECIDING: dict[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
@@ -52,10 +58,10 @@ _DECIDING: dict[str, tuple[int, ...]] = {
     "Trim": (1,),
 }
 _READ = Kernel("subgraph.engine.program.size_kernels", "resize")
-_MOST_NUMBERS = 8  # numbers that one step reads
-_MOST_READS = 32  # reading steps of a plan
-_USUAL = 7  # least size for which a plan is made
-_LEAST_CAPACITY = 1 << 16  # bytes
+_MAX_NUMBERS_PER_READ = 8  # numbers that one step reads
+_MAX_READ_STEPS = 32  # reading steps of a plan
+_MIN_PLANNED_SIZE = 7  # least size for which a plan is made
+_MIN_CAPACITY_BYTES = 1 << 16  # bytes
 
 
 @attrs.frozen(eq=False)
@@ -64,26 +70,26 @@ class DataDependentPlan:
 
     Attributes:
         plan: The plan; symbolic integers are among its sizes.
-        laid: Its program for the sizes for which it was made.
+        layout: Its program for the sizes for which it was made.
         code: Computes all other sizes.
         patches: Positions in the program that depend on sizes.
         reads: First word and item size of each reading step, in the order of levels.
-        dims: Count of numbers that each level reads.
-        growing: Axes of inputs whose sizes differ between iterations; level 0 reads them.
-        rooms: Capacity in bytes of each input with a growing axis, by position.
-        grown: For each output with a growing axis, by position: the register of its bytes, and the
-            registers of its sizes by axis.
+        read_counts: Count of numbers that each level reads.
+        growing_axes: Axes of inputs whose sizes differ between iterations; level 0 reads them.
+        capacities: Capacity in bytes of each input with a growing axis, by position.
+        growing_outputs: For each output with a growing axis, by position: the register of its
+            bytes, and the registers of its sizes by axis.
     """
 
     plan: Plan
-    laid: ArgumentLayout
+    layout: ArgumentLayout
     code: SizeCode
     patches: tuple[_PatchRow, ...]
     reads: tuple[tuple[int, int], ...]
-    dims: tuple[int, ...]
-    growing: tuple[Place, ...] = ()
-    rooms: Mapping[int, int] = attrs.field(factory=dict[int, int])
-    grown: Mapping[int, tuple[int, dict[int, int]]] = attrs.field(
+    read_counts: tuple[int, ...]
+    growing_axes: tuple[InputAxis, ...] = ()
+    capacities: Mapping[int, int] = attrs.field(factory=dict[int, int])
+    growing_outputs: Mapping[int, tuple[int, dict[int, int]]] = attrs.field(
         factory=dict[int, tuple[int, dict[int, int]]]
     )
 
@@ -115,14 +121,14 @@ class _DataDependentPlanner(Planner):
         types: Sequence[TensorType],
         options: PlanOptions,
         value_of: ValueOf,
-        growing: Sequence[Place],
+        growing: Sequence[InputAxis],
     ) -> None:
         self.trace = Trace(inline=True)
         self.dims: list[int] = [len(growing)] if growing else []
         self._value_of = value_of
         shapes: list[list[Any]] = [list(type_.shape or ()) for type_ in types]
         for position, axis in growing:
-            shapes[position][axis] = self.trace.dimension(usual(shapes[position][axis]))
+            shapes[position][axis] = self.trace.dimension(planned_size(shapes[position][axis]))
         sized = [TensorType(t.dtype, shape) for t, shape in zip(types, shapes, strict=True)]
         super().__init__(graph, sized, {}, options)
         if growing:
@@ -152,7 +158,7 @@ class _DataDependentPlanner(Planner):
         operand = self.layouts.plain(self.operand(value))
         if operand.dtype not in ("int32", "int64") or is_symbolic(operand.size):
             raise Unsupported(f"{operand.dtype} as a size")
-        if operand.size > _MOST_NUMBERS or len(self.dims) == _MOST_READS:
+        if operand.size > _MAX_NUMBERS_PER_READ or len(self.dims) == _MAX_READ_STEPS:
             raise Unsupported("too many numbers that decide sizes")
         seen = self._value_of(value)
         numbers: Any = np.empty(operand.shape, object)
@@ -168,29 +174,29 @@ class _DataDependentPlanner(Planner):
         self, sizes: Sequence[int], lives: Sequence[Life]
     ) -> tuple[Sequence[int], int]:
         """Place storages by their capacity; guards limit the plan to sizes up to it."""
-        rooms = [room_for(size) for size in sizes]
+        rooms = [capacity_for(size) for size in sizes]
         if guard_pages.MODE:
             return guard_pages.place(sizes, rooms)
         return assign_offsets(rooms, lives)
 
 
-def usual(size: int) -> int:
+def planned_size(size: int) -> int:
     """Return the size for which a plan is made: guards of small sizes hold for few others."""
-    return max(size, _USUAL)
+    return max(size, _MIN_PLANNED_SIZE)
 
 
-def room_for(size: int) -> int:
+def capacity_for(size: int) -> int:
     """Return the capacity for a size in bytes; a symbolic size is guarded not to exceed it."""
     if not is_symbolic(size):
         return size
-    room = _room(size)
+    room = _capacity(size)
     if not size <= room:
         raise AssertionError("the capacity is at least the present size")
     return room
 
 
-def _room(size: int) -> int:
-    return max(2 * plain(size), _LEAST_CAPACITY)
+def _capacity(size: int) -> int:
+    return max(2 * plain(size), _MIN_CAPACITY_BYTES)
 
 
 def make_data_dependent_plan(
@@ -199,7 +205,7 @@ def make_data_dependent_plan(
     options: PlanOptions,
     cache: WeightCache,
     value_of: ValueOf,
-    pairs: Pairs = (),
+    pairs: StatePairs = (),
 ) -> DataDependentPlan | None:
     """Return the plan of a graph in which data decide sizes.
 
@@ -218,7 +224,7 @@ def make_data_dependent_plan(
     Raises:
         SubgraphError: The graph cannot be planned in this way.
     """
-    growing: list[Place] = []
+    growing: list[InputAxis] = []
     while True:
         planner = _DataDependentPlanner(graph, types, options, value_of, growing)
         plan = planner.plan()
@@ -228,18 +234,18 @@ def make_data_dependent_plan(
         growing += more
     if not planner.dims:
         return None
-    laid = lay_out(plan, cache, lambda items: np.array([*items, None], object)[:-1])
-    if laid.breaks:
+    layout = make_argument_layout(plan, cache, lambda items: np.array([*items, None], object)[:-1])
+    if layout.breaks:
         return None
     grown = {made: read for made, read in pairs if any(read == at for at, _ in growing)}
     if {*grown.values()} != {at for at, _ in growing}:  # one output is passed to two inputs
         return None
     if any(is_symbolic(o.size) and k not in grown for k, o in enumerate(plan.outputs)):
         return None
-    return _Layout(plan, laid, planner, growing, grown).sized()
+    return _SizeExtractor(plan, layout, planner, growing, grown).plan()
 
 
-def _growing(plan: Plan, pairs: Pairs) -> Iterator[Place]:
+def _growing(plan: Plan, pairs: StatePairs) -> Iterator[InputAxis]:
     """Yield the axes of inputs whose sizes are not those of the outputs that follow them."""
     for made, read in pairs:
         output, source = plan.outputs[made], plan.inputs[read]
@@ -250,59 +256,61 @@ def _growing(plan: Plan, pairs: Pairs) -> Iterator[Place]:
                 yield read, axis
 
 
-class _Layout:
+class _SizeExtractor:
     """Separates the symbolic numbers of an argument layout from its fixed numbers."""
 
     def __init__(
         self,
         plan: Plan,
-        laid: ArgumentLayout,
+        layout: ArgumentLayout,
         planner: _DataDependentPlanner,
-        growing: Sequence[Place],
+        growing: Sequence[InputAxis],
         grown: Mapping[int, int],
     ) -> None:
         self._plan = plan
-        self._laid = laid
+        self._layout = layout
         self._planner = planner
         self._growing = tuple(growing)
         self._grown = grown
         self._rooms = {
-            read: max(2 * plain(plan.outputs[made].nbytes), _LEAST_CAPACITY)
+            read: max(2 * plain(plan.outputs[made].nbytes), _MIN_CAPACITY_BYTES)
             for made, read in grown.items()
         }
         self._found: list[tuple[str, tuple[int, int], Any, int | None]] = []
-        self._bases = len(laid.words)  # after the words follow the base addresses of memory
+        self._bases = len(layout.words)  # after the words follow the base addresses of memory
 
-    def sized(self) -> DataDependentPlan | None:
+    def plan(self) -> DataDependentPlan | None:
         """Return the plan; None if a step needs a number before it is read."""
-        laid = self._laid
-        words = self._plain("word", laid.words)
-        arena = self._patch(laid.arena, 0)
+        layout = self._layout
+        words = self._plain("word", layout.words)
+        arena = self._patch(layout.arena, 0)
         outputs = [
-            self._roomy(end, self._grown.get(k), self._patch(end.patch, 1 + k))
-            for k, end in enumerate(laid.outputs)
+            self._with_capacity(port, self._grown.get(k), self._patch(port.patch, 1 + k))
+            for k, port in enumerate(layout.outputs)
         ]
-        inputs = [self._roomy(end, end.position, _fixed(end.patch)) for end in laid.inputs]
-        weights = [self._weight(k, held, patch) for k, (held, patch) in enumerate(laid.weights)]
+        inputs = [
+            self._with_capacity(port, port.position, _fixed(port.patch)) for port in layout.inputs
+        ]
+        weights = [self._weight(k, held, patch) for k, (held, patch) in enumerate(layout.weights)]
         steps: list[tuple[Kernel, int, int, int]] = []
-        for k, (kernel, begin, units, grain) in enumerate(laid.steps):
+        for k, (kernel, begin, units, grain) in enumerate(layout.steps):
             for column, number in ((2, units), (3, grain)):
                 if is_symbolic(number):
                     self._found.append(("size", (k, column), number, None))
             steps.append((kernel, begin, plain(units), plain(grain)))
         program = attrs.evolve(
-            laid,
+            layout,
             words=np.concatenate([words, np.zeros(1 + len(outputs), np.int64)]),
             arena=arena,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             weights=tuple(weights),
             kernels=tuple(
-                (k, Patch(p.positions, p.offsets.astype(np.int64))) for k, p in laid.kernels
+                (k, Patch(p.positions, p.offsets.astype(np.int64))) for k, p in layout.kernels
             ),
             steps=tuple(steps),
             entries=tuple,
-            areas=tuple(starmap(_area, laid.areas)),
+            areas=tuple(starmap(_area, layout.areas)),
         )
         return self._with_code(program)
 
@@ -343,15 +351,15 @@ class _Layout:
         axes = [axis for position, axis in self._growing if position == read]
         return operand.nbytes, {axis: operand.shape[axis] for axis in axes}
 
-    def _roomy(self, end: End, read: int | None, patch: Patch) -> End:
+    def _with_capacity(self, port: Port, read: int | None, patch: Patch) -> Port:
         """Return an input or output with its capacity instead of its size."""
         room = None if read is None else self._rooms.get(read)
         if room is None:
-            return attrs.evolve(end, patch=patch)
-        if not end.nbytes <= room:
+            return attrs.evolve(port, patch=patch)
+        if not port.nbytes <= room:
             raise Unsupported("a state that more than doubles")
-        items = room // numpy_dtype(end.dtype).itemsize
-        return End(end.position, end.dtype, (items,), room, patch)
+        items = room // numpy_dtype(port.dtype).itemsize
+        return Port(port.position, port.dtype, (items,), room, patch)
 
     def _item_size(self, step: int) -> int:
         item = self._plan.items[step]
@@ -385,7 +393,7 @@ class _Layout:
         return Patch(np.array([*patch.positions, at], np.intp), np.array([*offsets, 0], np.int64))
 
     def _weight(self, k: int, weight: Any, patch: Patch) -> tuple[Any, Patch]:
-        if isinstance(weight, Numbers):
+        if isinstance(weight, SymbolicConstant):
             if weight.dtype != "int64" or is_symbolic(weight.array.size):
                 raise Unsupported(f"a constant of {weight.dtype} that follows from data")
             flat = weight.array.reshape(-1)
@@ -399,7 +407,7 @@ class _Layout:
 
 def _area(offset: int, size: int) -> tuple[int, int]:
     """Return an area of the arena with its capacity instead of its size."""
-    room = _room(size) if is_symbolic(size) else size
+    room = _capacity(size) if is_symbolic(size) else size
     grown = room - plain(size) if guard_pages.MODE == "end" else 0
     return plain(offset) - grown, room
 
@@ -414,48 +422,48 @@ def _fixed(patch: Patch) -> Patch:
 class DataDependentProgram(ExecutablePlan):
     """A data-dependent plan bound to memory; see `ExecutablePlan`."""
 
-    def __init__(self, sized: DataDependentPlan, arena: Arena, pool: Pool | None) -> None:
+    def __init__(self, plan: DataDependentPlan, arena: Arena, pool: Pool | None) -> None:
         """Bind the plan, its code and its patches to addresses."""
-        changing = [row.index[0] for row in sized.patches if row.kind == "array"]
-        self._changing = {id(sized.laid.weights[k][0]) for k in changing}
-        super().__init__(sized.plan, sized.laid, arena, pool)
-        assert self.only is not None, "the plan has no reference steps"
-        self._registers: Array = sized.code.registers.copy()
+        changing = [row.index[0] for row in plan.patches if row.kind == "array"]
+        self._changing = {id(plan.layout.weights[k][0]) for k in changing}
+        super().__init__(plan.plan, plan.layout, arena, pool)
+        assert self.single_program is not None, "the plan has no reference steps"
+        self._registers: Array = plan.code.registers.copy()
         self._blocks = [
-            self._block(sized, level, item, self.only)
-            for level, (_, item) in enumerate(sized.reads)
+            self._block(plan, level, item, self.single_program)
+            for level, (_, item) in enumerate(plan.reads)
         ]
-        for (begin, _), (block, *_) in zip(sized.reads, self._blocks, strict=True):
+        for (begin, _), (block, *_) in zip(plan.reads, self._blocks, strict=True):
             self._words[begin] = block.ctypes.data
-        self.sized = sized
-        self.sizes: Array = np.zeros(len(sized.growing), np.int64)
-        if sized.growing:
-            self._words[sized.reads[0][0] + 1] = self.sizes.ctypes.data
+        self.data_plan = plan
+        self.sizes: Array = np.zeros(len(plan.growing_axes), np.int64)
+        if plan.growing_axes:
+            self._words[plan.reads[0][0] + 1] = self.sizes.ctypes.data
 
     def register(self, index: int) -> int:
         """Return the address of a register."""
         return int(self._registers[index:].ctypes.data)
 
-    def _hold(self, array: Array, patch: Patch) -> Array:
+    def _bind_array(self, array: Array, patch: Patch) -> Array:
         if id(array) not in self._changing:
-            return super()._hold(array, patch)
+            return super()._bind_array(array, patch)
         copy = guard_pages.copied(array, writable=True) if guard_pages.MODE else array.copy()
         patch.put(self._words, copy.ctypes.data)
         return copy
 
     def _block(
-        self, sized: DataDependentPlan, level: int, item: int, program: Program
+        self, plan: DataDependentPlan, level: int, item: int, program: Program
     ) -> tuple[Array, Array, Array]:
         """Return the block of a reading step, and the rows of code and patches that it points to.
 
         Args:
-            sized: The plan.
+            plan: The plan.
             level: The step's level.
             item: Bytes of each number that the step reads.
             program: The program of the plan.
         """
         base = self._registers.ctypes.data
-        code = sized.code.rows(level, base)
+        code = plan.code.rows(level, base)
         patches: Array = np.array(
             [
                 (
@@ -463,15 +471,15 @@ class DataDependentProgram(ExecutablePlan):
                     base + abi.WORD * row.register,
                     0 if row.base is None else self._words[row.base :].ctypes.data,
                 )
-                for row in sized.patches
-                if sized.code.level(row.register) == level
+                for row in plan.patches
+                if plan.code.level(row.register) == level
             ],
             np.int64,
         ).reshape(-1, abi.SIZE_PATCH_WORDS)
         block: Array = np.zeros(abi.SIZE_WORDS, np.int64)
         words = {
-            abi.SIZE_READ: base + abi.WORD * sum(sized.dims[:level]),
-            abi.SIZE_COUNT: sized.dims[level],
+            abi.SIZE_READ: base + abi.WORD * sum(plan.read_counts[:level]),
+            abi.SIZE_COUNT: plan.read_counts[level],
             abi.SIZE_ITEM: item,
             abi.SIZE_STOP: program.cancel_address,
             abi.SIZE_CODE: code.ctypes.data,
@@ -489,5 +497,5 @@ class DataDependentProgram(ExecutablePlan):
             return int(self._words[index[0] :].ctypes.data)
         if kind == "size":
             return int(program.rows[index[0], index[1] :].ctypes.data)
-        constant: Array = self._held[index[0] - len(self._entry_patches)]
+        constant: Array = self._arrays[index[0] - len(self._entry_patches)]
         return int(constant.reshape(-1)[index[1] :].ctypes.data)

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch
+from subgraph.engine.planner.argument_layout import ArgumentLayout, Patch, Port, SymbolicConstant
 from subgraph.engine.planner.constants import evaluate_weight
 from subgraph.engine.planner.lowering import Operand, Storage
 from subgraph.engine.planner.plan_types import Item, Plan, ReferenceStep
 from subgraph.engine.planner.step_profile import Span
 from subgraph.engine.planner.stored_program import StoredProgram
-from subgraph.engine.planner.symbolic_plan import Instance, Template
+from subgraph.engine.planner.symbolic_plan import PlanInstance, SymbolicPlan
 from subgraph.engine.program import abi
 from subgraph.engine.program.addresses import address_of
 from subgraph.engine.program.pool import Pool
@@ -39,9 +39,9 @@ from subgraph.weights.mapped_files import release
 from subgraph.weights.sharing import shared_out
 
 # Copying that much costs less than asking an array for its address and patching words.
-STAGED = 16384
-_WORTH_THREADS = 1 << 22  # bytes of weights
-_LARGE = 1 << 25  # bytes of weights beside which a linker's own memory counts
+MAX_STAGED_BYTES = 16384
+_MIN_THREADED_WEIGHT_BYTES = 1 << 22  # bytes of weights
+_LARGE_WEIGHT_BYTES = 1 << 25  # bytes of weights beside which a linker's own memory counts
 
 
 class Arena:
@@ -75,7 +75,7 @@ class ExecutablePlan:
 
     Attributes:
         plan: What was bound: a plan, or a program that came without one.
-        only: The program that is all of it; None where the reference computes between programs.
+        single_program: The only program; None if reference steps run between several programs.
         inputs: What goes in.
         outputs: What comes out, in order.
         epoch: Snapshot that the weights' addresses are of, None before the first.
@@ -83,50 +83,52 @@ class ExecutablePlan:
 
     def __init__(
         self,
-        plan: Plan | Instance | StoredProgram,
-        laid: ArgumentLayout,
+        plan: Plan | PlanInstance | StoredProgram,
+        layout: ArgumentLayout,
         arena: Arena,
         pool: Pool | None,
     ) -> None:
         """Copy the argument words; compile or load the kernels that are not yet there."""
         self.plan = plan
-        self._entries = laid.entries
+        self._entries = layout.entries
         self.epoch: int | None = None
         guarded = guard_pages.MODE
-        self._arena = _GuardedArena(laid.areas, laid.arena_bytes) if guarded else arena
+        self._arena = _GuardedArena(layout.areas, layout.arena_bytes) if guarded else arena
         self._arena_at = -1
-        self._arena_patch = laid.arena
-        kernels = [*(step[0] for step in laid.steps), *(k for k, _ in laid.kernels)]
+        self._arena_patch = layout.arena
+        kernels = [*(step[0] for step in layout.steps), *(k for k, _ in layout.kernels)]
         addresses = toolchain.addresses([*kernels, *runtime_kernels(pool)])
         if guard_pages.MODE:
-            begins = [begin for _, begin, *_ in laid.steps]
-            self._words = guard_pages.argument_blocks(laid.words, begins)
+            begins = [begin for _, begin, *_ in layout.steps]
+            self._words = guard_pages.argument_blocks(layout.words, begins)
         else:
-            self._words = _aligned_words(laid.words)
+            self._words = _aligned_words(layout.words)
         self._slot: ReportSlot | None = None
-        if laid.reports:
+        if layout.reports:
             slot: Array = np.zeros(SLOT_WORDS, np.int64)
-            self._words[laid.slot] = slot.ctypes.data
-            self._slot = ReportSlot(slot, laid.reports)
-        for kernel, patch in laid.kernels:
+            self._words[layout.slot] = slot.ctypes.data
+            self._slot = ReportSlot(slot, layout.reports)
+        for kernel, patch in layout.kernels:
             patch.put(self._words, addresses[kernel])
         self._entry_patches: list[tuple[WeightEntry, Patch]] = []
-        self._held: list[Array] = []
-        for weight, patch in laid.weights:
+        self._arrays: list[Array] = []
+        for weight, patch in layout.weights:
             if isinstance(weight, WeightEntry):
                 self._entry_patches.append((weight, patch))
             else:
-                assert not isinstance(weight, Numbers), "an instance holds arrays"
-                self._held.append(self._hold(weight, patch))
+                assert not isinstance(weight, SymbolicConstant), "an instance holds arrays"
+                self._arrays.append(self._bind_array(weight, patch))
         self._changes = Changes([entry for entry, _ in self._entry_patches])
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
-        self.inputs: list[BoundEnd] = []
-        self.outputs: list[BoundEnd] = []
-        self._place_ends(laid.inputs, laid.outputs)
+        self.inputs: list[BoundPort] = []
+        self.outputs: list[BoundPort] = []
+        self._bind_ports(layout.inputs, layout.outputs)
         self._threads = 1 if pool is None else pool.size
-        self._segments = self._make_segments(laid, pool, addresses)
+        self._segments = self._make_segments(layout, pool, addresses)
         first = self._segments[0]
-        self.only = first if len(self._segments) == 1 and isinstance(first, Program) else None
+        self.single_program = (
+            first if len(self._segments) == 1 and isinstance(first, Program) else None
+        )
         self._run_staged = self._make_staged()
         if guard_pages.MODE:
             guard_report.watch(self)
@@ -139,66 +141,66 @@ class ExecutablePlan:
         return self._entries()
 
     @property
-    def template(self) -> Template | None:
-        """The template of which this is an instance."""
-        return self.plan.template if isinstance(self.plan, Instance) else None
+    def symbolic_plan(self) -> SymbolicPlan | None:
+        """The symbolic plan of which this is an instance; None if it is not one."""
+        return self.plan.symbolic_plan if isinstance(self.plan, PlanInstance) else None
 
-    def become(self, instance: Instance) -> None:
-        """Take the numbers of another instance of the same template; the weights stay."""
-        template, numbers = instance.template, instance.numbers
+    def rebind(self, instance: PlanInstance) -> None:
+        """Take the numbers of another instance of the same symbolic plan; the weights stay."""
+        symbolic_plan, numbers = instance.symbolic_plan, instance.numbers
         self.plan, self._entries = instance, instance.entries
-        template.words.fill(self._words, numbers)
-        for k, weight, patch in template.moved_weights(numbers):
+        symbolic_plan.words.fill(self._words, numbers)
+        for k, weight, patch in symbolic_plan.varying_weights(numbers):
             self._move_weight(k, weight, patch)
-        self._arena_patch, self._arena_at = template.arena(numbers), -1
+        self._arena_patch, self._arena_at = symbolic_plan.arena(numbers), -1
         if guard_pages.MODE:
-            self._arena = _GuardedArena(template.areas(numbers), instance.arena_bytes)
-        self._place_ends(*template.ends(numbers))
-        self._segments[0].resize(template.rows.filled(numbers))
+            self._arena = _GuardedArena(symbolic_plan.areas(numbers), instance.arena_bytes)
+        self._bind_ports(*symbolic_plan.ports(numbers))
+        self._segments[0].resize(symbolic_plan.rows.filled(numbers))
         self._run_staged = self._make_staged()
 
     def _move_weight(self, k: int, weight: WeightEntry | Array, patch: Patch) -> None:
         """Let the words of weight ``k`` of the program point elsewhere."""
         if not isinstance(weight, WeightEntry):
-            self._held[k - len(self._entry_patches)] = self._hold(weight, patch)
+            self._arrays[k - len(self._entry_patches)] = self._bind_array(weight, patch)
             return
         self._entry_patches[k] = weight, patch
         array = self._entry_arrays[k]
         if array is not None:
             patch.put(self._words, array.ctypes.data)
 
-    def _hold(self, array: Array, patch: Patch) -> Array:
+    def _bind_array(self, array: Array, patch: Patch) -> Array:
         array = guard_pages.copied(array) if guard_pages.MODE else array
         patch.put(self._words, array.ctypes.data)
         return array
 
-    def _place_ends(self, inputs: Sequence[End], outputs: Sequence[End]) -> None:
+    def _bind_ports(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
         """Give small inputs and outputs places of their own; prepare patches for the others."""
-        there = {bound.end: bound for bound in (*self.inputs, *self.outputs)}
+        there = {bound.port: bound for bound in (*self.inputs, *self.outputs)}
         self.inputs, self.outputs = (
-            [there.get(end) or BoundEnd(end, self._words) for end in ends]
-            for ends in (inputs, outputs)
+            [there.get(port) or BoundPort(port, self._words) for port in ports]
+            for ports in (inputs, outputs)
         )
 
     def _make_segments(
-        self, laid: ArgumentLayout, pool: Pool | None, addresses: Mapping[Kernel, int]
+        self, layout: ArgumentLayout, pool: Pool | None, addresses: Mapping[Kernel, int]
     ) -> list[Any]:
         """Return programs, and between them the nodes that the reference computes."""
         base = self._words.ctypes.data
         steps = [
             Step(addresses[kernel], base + 8 * begin, units, grain)
-            for kernel, begin, units, grain in laid.steps
+            for kernel, begin, units, grain in layout.steps
         ]
         segments: list[Any] = []
-        hosts = [item for item in self._plan_items() if isinstance(item, ReferenceStep)]
+        references = [item for item in self._plan_items() if isinstance(item, ReferenceStep)]
         begin = 0
-        for end, host in zip(laid.breaks, hosts, strict=True):
+        for end, reference in zip(layout.breaks, references, strict=True):
             if end > begin:
-                segments.append(Program(steps[begin:end], self._threads, pool, tiny=laid.tiny))
-            segments.append(host)
+                segments.append(Program(steps[begin:end], self._threads, pool, tiny=layout.tiny))
+            segments.append(reference)
             begin = end
         if begin < len(steps) or not segments:
-            segments.append(Program(steps[begin:], self._threads, pool, tiny=laid.tiny))
+            segments.append(Program(steps[begin:], self._threads, pool, tiny=layout.tiny))
         return segments
 
     def _make_staged(self) -> Callable[[Sequence[Any]], list[Array]] | None:
@@ -206,16 +208,16 @@ class ExecutablePlan:
 
         One program, and places of their own for all that goes in and comes out: nothing to patch.
         """
-        ends = (*self.inputs, *self.outputs)
-        if self.only is None or any(end.stage is None for end in ends):
+        ports = (*self.inputs, *self.outputs)
+        if self.single_program is None or any(port.stage is None for port in ports):
             return None
-        execute = self.only.function
+        execute = self.single_program.function
         if self._slot is not None:
             execute = partial(_run_and_check, execute, self._slot)
-        stages = [(end.stage, end.position) for end in self.inputs]
-        copies = [end.stage.copy for end in self.outputs]
+        stages = [(port.stage, port.position) for port in self.inputs]
+        copies = [port.stage.copy for port in self.outputs]
         if len(stages) == len(copies) == 1:
-            return _one_to_one(*stages[0], execute, copies[0])
+            return _run_one_to_one(*stages[0], execute, copies[0])
 
         def run(inputs: Sequence[Any]) -> list[Array]:
             for stage, position in stages:
@@ -235,17 +237,17 @@ class ExecutablePlan:
         work = self._changes.since(snapshot)
         first = self.epoch is None
         size = self._weight_bytes() if first else 0
-        if size >= _LARGE:
+        if size >= _LARGE_WEIGHT_BYTES:
             loader.rest()  # the kernels are linked, and the memory is needed
-        if self._threads > 1 and size >= _WORTH_THREADS:
-            shared_out(self._take, work, self._threads)
+        if self._threads > 1 and size >= _MIN_THREADED_WEIGHT_BYTES:
+            shared_out(self._update_weight, work, self._threads)
         else:
             for k in work:
-                self._take(k)
+                self._update_weight(k)
         self._changes.taken(snapshot)
         self.epoch = snapshot.epoch
 
-    def _take(self, k: int) -> None:
+    def _update_weight(self, k: int) -> None:
         """Make a weight anew if it has changed, and note where it lies."""
         entry, patch = self._entry_patches[k]
         array = entry.get()
@@ -268,10 +270,12 @@ class ExecutablePlan:
             One array for each output, which the caller owns.
         """
         if self._arena_at != self._arena.address:
-            self.settle()
+            self.rebind_arena()
         if outputs is None and self._run_staged is not None:
             return self._run_staged(inputs)
-        return self._run(inputs, outputs, self._walk if self.only is None else self.only.run)
+        return self._run(
+            inputs, outputs, self._walk if self.single_program is None else self.single_program.run
+        )
 
     def _run(
         self,
@@ -279,17 +283,19 @@ class ExecutablePlan:
         outputs: Sequence[Array | None] | None,
         execute: Callable[[], object],
     ) -> list[Array]:
-        for end in self.inputs:
-            end.enter(inputs[end.position])
-        given = outputs or [None] * len(self.outputs)
-        results = [end.target(array) for end, array in zip(self.outputs, given, strict=True)]
+        for port in self.inputs:
+            port.bind_input(inputs[port.position])
+        wanted = outputs or [None] * len(self.outputs)
+        results = [
+            port.bind_output(array) for port, array in zip(self.outputs, wanted, strict=True)
+        ]
         if self._slot is not None:
             self._slot.clear()
         execute()
-        for end in self.outputs:
-            end.leave(results)
-        for end in (*self.inputs, *self.outputs):
-            end.forget()
+        for port in self.outputs:
+            port.copy_result(results)
+        for port in (*self.inputs, *self.outputs):
+            port.release_array()
         self.check_reports()
         return results if outputs is None else fill_outputs(results, outputs)
 
@@ -307,11 +313,11 @@ class ExecutablePlan:
             if isinstance(segment, Program):
                 segment.run()
             else:
-                self._values().compute(segment)
+                self._reference_runner().compute(segment)
 
-    def _values(self) -> _Reader:
+    def _reference_runner(self) -> _ReferenceRunner:
         assert isinstance(self.plan, Plan), "only a plan has values outside of its program"
-        return _Reader(self.plan, self._arena.memory, self.inputs, self.outputs)
+        return _ReferenceRunner(self.plan, self._arena.memory, self.inputs, self.outputs)
 
     def run_timed(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
@@ -330,10 +336,10 @@ class ExecutablePlan:
                     spans.extend((start, end) for start, end in ran)
                 else:
                     start = time.perf_counter()
-                    self._values().compute(segment)
+                    self._reference_runner().compute(segment)
                     spans.append((start, time.perf_counter()))
 
-        self.settle()
+        self.rebind_arena()
         return self._run(inputs, outputs, execute), spans
 
     def running_steps(self) -> list[guard_report.RunningStep]:
@@ -366,7 +372,7 @@ class ExecutablePlan:
             if isinstance(segment, Program):
                 segment.clear()
 
-    def settle(self) -> None:
+    def rebind_arena(self) -> None:
         """Point to where the arena lies now."""
         if self._arena_at != self._arena.address:
             self._arena_patch.put(self._words, self._arena.address)
@@ -378,7 +384,7 @@ def _run_and_check(execute: Callable[[], object], slot: ReportSlot) -> None:
     slot.check()
 
 
-def _one_to_one(
+def _run_one_to_one(
     stage: Array, position: int, execute: Callable[[], object], copy: Callable[[], Array]
 ) -> Callable[[Sequence[Any]], list[Array]]:
     """Return what runs a small plan of one input and one output, where loops would cost most."""
@@ -391,11 +397,11 @@ def _one_to_one(
     return run
 
 
-class BoundEnd:
+class BoundPort:
     """An input or output of a bound plan: a place of its own, or words to patch.
 
     Attributes:
-        end: What it is.
+        port: What it is.
         position: Which one.
         type: Its dtype and shape.
         nbytes: Its size.
@@ -403,23 +409,23 @@ class BoundEnd:
         current: What a run works on.
     """
 
-    def __init__(self, end: End, words: Array) -> None:
+    def __init__(self, port: Port, words: Array) -> None:
         """Give a small one a place."""
-        self.end = end
-        self.position = end.position
-        self.type = end.dtype, end.shape
-        self.nbytes = end.nbytes
+        self.port = port
+        self.position = port.position
+        self.type = port.dtype, port.shape
+        self.nbytes = port.nbytes
         self.stage: Any = None
-        self._shape = end.shape
-        self._patch = end.patch
+        self._shape = port.shape
+        self._patch = port.patch
         self._words = words
-        self._dtype = numpy_dtype(end.dtype)
+        self._dtype = numpy_dtype(port.dtype)
         self._address = -1
         self.current: Any = None
-        if end.nbytes <= STAGED:
-            self.settle()
+        if port.nbytes <= MAX_STAGED_BYTES:
+            self.allocate_stage()
 
-    def settle(self) -> Array:
+    def allocate_stage(self) -> Array:
         """Return its place, which it has from now on."""
         if self.stage is None:
             self.stage = aligned_empty(self._shape, self._dtype, 64)
@@ -432,7 +438,7 @@ class BoundEnd:
             self._patch.put(self._words, address)
             self._address = address
 
-    def enter(self, array: Array) -> None:
+    def bind_input(self, array: Array) -> None:
         """Let the program read ``array``."""
         if self.stage is not None:
             self.stage[...] = array
@@ -442,21 +448,21 @@ class BoundEnd:
         self.current = guard_pages.copied(array) if copies else np.ascontiguousarray(array)
         self._point_to(address_of(self.current))
 
-    def target(self, given: Array | None) -> Array:
-        """Return the array into which the program writes; ``given`` if it can be that."""
+    def bind_output(self, wanted: Array | None) -> Array:
+        """Return the array into which the program writes; ``wanted`` if it can be that."""
         if self.stage is not None:
             self.current = self.stage
             staged: Array = self.stage
             return staged
         fits = (
-            given is not None
-            and given.flags.c_contiguous
-            and given.dtype == self._dtype
-            and given.shape == self._shape
+            wanted is not None
+            and wanted.flags.c_contiguous
+            and wanted.dtype == self._dtype
+            and wanted.shape == self._shape
         )
         if guard_pages.MODE:
             fits = False
-        array = given if fits and given is not None else self._new_result()
+        array = wanted if fits and wanted is not None else self._new_result()
         self._point_to(address_of(array))
         self.current = array
         return array
@@ -465,26 +471,26 @@ class BoundEnd:
         make = guard_pages.empty if guard_pages.MODE else np.empty
         return make(self._shape, self._dtype)
 
-    def forget(self) -> None:
+    def release_array(self) -> None:
         """Let go of the caller's arrays."""
         self.current = None
 
-    def leave(self, results: list[Array]) -> None:
+    def copy_result(self, results: list[Array]) -> None:
         """Take the result out of the output's own place."""
         if self.stage is not None:
             results[self.position] = self.stage.copy()
 
 
-class _Reader:
+class _ReferenceRunner:
     """Arrays over the memory of a bound plan, for steps that Python computes."""
 
     def __init__(
-        self, plan: Plan, arena: Array, inputs: Sequence[BoundEnd], outputs: Sequence[BoundEnd]
+        self, plan: Plan, arena: Array, inputs: Sequence[BoundPort], outputs: Sequence[BoundPort]
     ) -> None:
         self._plan = plan
         self._arena = arena
-        self._inputs = {end.position: end for end in inputs}
-        self._outputs = {end.position: end for end in outputs}
+        self._inputs = {port.position: port for port in inputs}
+        self._outputs = {port.position: port for port in outputs}
 
     def array(self, operand: Operand) -> Array:
         """Return an operand's content; in the plain layout."""
@@ -505,8 +511,8 @@ class _Reader:
         if root.kind == "constant":
             assert root.array is not None
             return _bytes(root.array)
-        ends = self._inputs if root.kind == "input" else self._outputs
-        return _bytes(ends[root.index].current)
+        ports = self._inputs if root.kind == "input" else self._outputs
+        return _bytes(ports[root.index].current)
 
     def compute(self, step: ReferenceStep) -> None:
         """Compute a node by the reference."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch
+from subgraph.engine.planner.argument_layout import ArgumentLayout, Patch, Port, SymbolicConstant
 from subgraph.engine.program import entry
 from subgraph.engine.program.pool import helper_kernels, sleeps_in_kernel
 from subgraph.engine.program.program import walker
@@ -37,13 +37,13 @@ class StoredProgram:
     """A program from a file, with its conditions.
 
     Attributes:
-        laid: The program.
+        layout: The program.
         versions: The versions of the parameters from which its weights were computed.
         sources: Parameters from which weights were computed; the program does not read them.
         unchecked: Weights in the file, which are to be checked before a run.
     """
 
-    laid: ArgumentLayout
+    layout: ArgumentLayout
     versions: Mapping[Parameter, int]
     sources: tuple[Parameter, ...]
     unchecked: tuple[Unchecked, ...]
@@ -58,8 +58,10 @@ class StoredProgram:
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Return whether the program is for inputs of these types."""
-        pairs = ((end, inputs[end.position]) for end in self.laid.inputs)
-        return all(item.shape == end.shape and dtype_of(item) == end.dtype for end, item in pairs)
+        pairs = ((port, inputs[port.position]) for port in self.layout.inputs)
+        return all(
+            item.shape == port.shape and dtype_of(item) == port.dtype for port, item in pairs
+        )
 
     def holds(self, snapshot: Snapshot) -> bool:
         """Return whether its weights were computed from the parameters of a snapshot."""
@@ -70,46 +72,46 @@ class StoredProgram:
         return True
 
 
-def describe(laid: ArgumentLayout, file: ExportFile) -> dict[str, Any] | None:
+def describe(layout: ArgumentLayout, file: ExportFile) -> dict[str, Any] | None:
     """Return a program as plain JSON.
 
     Args:
-        laid: The program.
+        layout: The program.
         file: The file; arrays and weights are added to it.
 
     Returns:
         The description; None if the program has reference steps, or weights that cannot be stored.
     """
-    if laid.breaks:
+    if layout.breaks:
         return None
     weights: list[Any] = []
     numbers = _Numbers()
-    for weight, patch in laid.weights:
-        assert not isinstance(weight, Numbers), "only symbolic plans have them"
+    for weight, patch in layout.weights:
+        assert not isinstance(weight, SymbolicConstant), "only symbolic plans have them"
         stored = file.weight(weight) if isinstance(weight, WeightEntry) else file.array(weight)
         if stored is None:
             return None
         align = weight.align if isinstance(weight, WeightEntry) else _ALIGN
         weights.append([stored, align, numbers.patch(patch)])
-    kernels = dict.fromkeys([*(row[0] for row in laid.steps), *(k for k, _ in laid.kernels)])
+    kernels = dict.fromkeys([*(row[0] for row in layout.steps), *(k for k, _ in layout.kernels)])
     number = {kernel: k for k, kernel in enumerate(kernels)}
     isa = host.isa()
-    steps = [x for kernel, *rest in laid.steps for x in (number[kernel], *rest)]
+    steps = [x for kernel, *rest in layout.steps for x in (number[kernel], *rest)]
     description = {
         "kernels": [[k.module, k.factory, dict(k.variant), cache_key(k, isa)] for k in kernels],
         "code": _describe_code(kernels, file),
-        "called": [[number[k], numbers.patch(patch)] for k, patch in laid.kernels],
+        "called": [[number[k], numbers.patch(patch)] for k, patch in layout.kernels],
         "weights": weights,
-        "inputs": [_end(end, numbers) for end in laid.inputs],
-        "outputs": [_end(end, numbers) for end in laid.outputs],
-        "arena": numbers.patch(laid.arena),
-        "arena_bytes": laid.arena_bytes,
-        "tiny": laid.tiny,
-        "reports": [[r.where, r.operand] for r in laid.reports],
-        "slot": numbers.add(laid.slot),
-        "words": numbers.add(laid.words),
+        "inputs": [_port(port, numbers) for port in layout.inputs],
+        "outputs": [_port(port, numbers) for port in layout.outputs],
+        "arena": numbers.patch(layout.arena),
+        "arena_bytes": layout.arena_bytes,
+        "tiny": layout.tiny,
+        "reports": [[r.where, r.operand] for r in layout.reports],
+        "slot": numbers.add(layout.slot),
+        "words": numbers.add(layout.words),
         "steps": numbers.add(np.array(steps, np.int64)),
-        "entries": [attrs.astuple(entry) for entry in laid.entries()],
+        "entries": [attrs.astuple(entry) for entry in layout.entries()],
     }
     return {**description, "numbers": file.array(numbers.array())}
 
@@ -145,9 +147,9 @@ def read(
         half = len(both) // 2
         return Patch(both[:half], both[half:])
 
-    def end(entry: Sequence[Any]) -> End:
+    def port(entry: Sequence[Any]) -> Port:
         position, dtype, shape, nbytes, span = entry
-        return End(position, dtype, tuple(shape), nbytes, patch(span))
+        return Port(position, dtype, tuple(shape), nbytes, patch(span))
 
     sources: dict[Parameter, None] = {}
     weights: list[tuple[WeightEntry | Array, Patch]] = []
@@ -161,12 +163,12 @@ def read(
         (kernels[k], patch(at)) for k, at in description["called"]
     ]
     rows: list[list[int]] = part(description["steps"]).reshape(-1, 4).tolist()
-    laid = ArgumentLayout(
+    layout = ArgumentLayout(
         part(description["words"]),
         patch(description["arena"]),
         description["arena_bytes"],
-        tuple(map(end, description["inputs"])),
-        tuple(map(end, description["outputs"])),
+        tuple(map(port, description["inputs"])),
+        tuple(map(port, description["outputs"])),
         tuple(weights),
         tuple(called),
         tuple((kernels[k], begin, units, grain) for k, begin, units, grain in rows),
@@ -177,7 +179,7 @@ def read(
         part(description["slot"]),
     )
     versions = {parameter: parameter.version for parameter in parameters}
-    return StoredProgram(laid, versions, tuple(sources), tuple(unchecked))
+    return StoredProgram(layout, versions, tuple(sources), tuple(unchecked))
 
 
 def _describe_code(kernels: Iterable[Kernel], file: ExportFile) -> list[Any]:
@@ -224,8 +226,8 @@ class _Numbers:
         return np.concatenate([np.zeros(0, np.int64), *self._parts]).astype(np.int64, copy=False)
 
 
-def _end(end: End, numbers: _Numbers) -> list[Any]:
-    return [end.position, end.dtype, list(end.shape), end.nbytes, numbers.patch(end.patch)]
+def _port(port: Port, numbers: _Numbers) -> list[Any]:
+    return [port.position, port.dtype, list(port.shape), port.nbytes, numbers.patch(port.patch)]
 
 
 def _tuples(value: Any) -> Any:

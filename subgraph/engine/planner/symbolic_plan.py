@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch, lay_out
+from subgraph.engine.planner.argument_layout import (
+    ArgumentLayout,
+    Patch,
+    Port,
+    SymbolicConstant,
+    make_argument_layout,
+)
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.planner.memory import Life, assign_offsets
 from subgraph.engine.planner.plan import Planner
@@ -34,14 +40,14 @@ from subgraph.weights.cache import WeightCache
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_PLACED = 16  # memory plans that are kept
-_SLACK = 1.125  # how much larger the places of a memory plan may be than what they hold
+_MAX_MEMORY_PLANS = 16  # memory plans that are kept
+_MAX_SLACK = 1.125  # how much larger the places of a memory plan may be than what they hold
 Types = Sequence[TensorType]
 # Where a dimension stands: which input, which axis.
-Place = tuple[int, int]
+InputAxis = tuple[int, int]
 
 
-class Instance:
+class PlanInstance:
     """A template's program for certain shapes.
 
     Attributes:
@@ -49,31 +55,31 @@ class Instance:
         numbers: The template's numbers for these shapes.
     """
 
-    def __init__(self, template: Template, numbers: NDArray[np.int64]) -> None:
+    def __init__(self, symbolic_plan: SymbolicPlan, numbers: NDArray[np.int64]) -> None:
         """Keep the numbers."""
-        self.template = template
+        self.symbolic_plan = symbolic_plan
         self.numbers = numbers
 
     @property
     def versions(self) -> Versions:
         """Parameters whose content it depends on, as they were read."""
-        return self.template.versions
+        return self.symbolic_plan.versions
 
     @property
     def arena_bytes(self) -> int:
         """Size of the arena."""
-        return self.template.arena_bytes(self.numbers)
+        return self.symbolic_plan.arena_bytes(self.numbers)
 
-    def laid(self) -> ArgumentLayout:
+    def argument_layout(self) -> ArgumentLayout:
         """Return the program laid out as a whole."""
-        return self.template.laid_out(self.numbers)
+        return self.symbolic_plan.argument_layout(self.numbers)
 
     def entries(self) -> tuple[ProfileEntry, ...]:
         """Return what is known of every step for a profile."""
-        return self.template.entries(self.numbers)
+        return self.symbolic_plan.entries(self.numbers)
 
 
-class _Numbers:
+class _SymbolicNumbers:
     """Traced numbers of a template, each once, and where the plan has them."""
 
     def __init__(self) -> None:
@@ -88,7 +94,7 @@ class _Numbers:
             self.wanted.append(number)
         return found
 
-    def slots(self, items: NDArray[Any]) -> _Slots:
+    def array(self, items: NDArray[Any]) -> _SymbolicArray:
         """Return an array of whole numbers, some of them traced, as a form to fill.
 
         Raises:
@@ -100,25 +106,27 @@ class _Numbers:
         at = [k for k, item in enumerate(flat) if is_symbolic(item)]
         base = np.array([0 if is_symbolic(item) else item for item in flat], np.int64)
         source = [self.index(flat[k]) for k in at]
-        return _Slots(base.reshape(items.shape), np.array(at, np.intp), np.array(source, np.intp))
+        return _SymbolicArray(
+            base.reshape(items.shape), np.array(at, np.intp), np.array(source, np.intp)
+        )
 
 
 @attrs.frozen(eq=False)
-class _Slots:
+class _SymbolicArray:
     """Whole numbers, with places that an instance fills."""
 
     base: NDArray[np.int64]
-    at: NDArray[np.intp]
-    source: NDArray[np.intp]
+    positions: NDArray[np.intp]
+    sources: NDArray[np.intp]
 
     @property
     def fixed(self) -> bool:
         """Whether they are the same in every instance."""
-        return not len(self.at)
+        return not len(self.positions)
 
     def fill(self, target: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
         """Put an instance's numbers into an array that holds the others."""
-        target[self.at] = numbers[self.source]
+        target[self.positions] = numbers[self.sources]
 
     def filled(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of an instance."""
@@ -129,7 +137,7 @@ class _Slots:
         return result
 
 
-class _TracedPlanner(Planner):
+class _SymbolicPlanner(Planner):
     """A planner whose memory plan is traced as a whole."""
 
     trace: Trace
@@ -138,7 +146,7 @@ class _TracedPlanner(Planner):
     def place_storages(
         self, sizes: Sequence[int], lives: Sequence[Life]
     ) -> tuple[Sequence[int], int]:
-        """Place as ever, and say that it is to be done again for other sizes."""
+        """Place the storages, and record in the trace that other sizes need another placement."""
         self.lives = lives
         known = [plain(size) for size in sizes]
         found = guard_pages.place(known) if guard_pages.MODE else assign_offsets(known, lives)
@@ -147,7 +155,7 @@ class _TracedPlanner(Planner):
         return traced, whole  # type: ignore[return-value]
 
 
-class Template:
+class SymbolicPlan:
     """A laid-out plan with places for the numbers that follow from the dimensions.
 
     Attributes:
@@ -157,11 +165,11 @@ class Template:
     def __init__(
         self,
         plan: Plan,
-        laid: ArgumentLayout,
+        layout: ArgumentLayout,
         lives: Sequence[Life],
         trace: Trace,
         types: Types,
-        groups: Sequence[Sequence[Place]],
+        groups: Sequence[Sequence[InputAxis]],
     ) -> None:
         """Take a plan that was traced on ``types``, laid out in arrays of objects."""
         self.versions = plan.versions
@@ -173,60 +181,60 @@ class Template:
         ]
         self._dtypes = [type_.dtype for type_ in types]
         self._lives = lives
-        self._placed: tuple[tuple[int, list[int], list[int]], ...] = ()
-        numbers = _Numbers()
-        self._laid = laid
-        self.words = numbers.slots(laid.words)
-        self.rows = numbers.slots(_objects([row[2:] for row in laid.steps], 2))
-        self._arena = numbers.slots(laid.arena.offsets)
-        self._arena_bytes = numbers.slots(_objects([[laid.arena_bytes]], 1))
-        self._areas = numbers.slots(_objects(laid.areas, 2))
-        self._inputs = _Ends(laid.inputs, numbers)
-        self._outputs = _Ends(laid.outputs, numbers)
-        self._weights = [_WeightForm(held, patch, numbers) for held, patch in laid.weights]
+        self._memory_plans: tuple[tuple[int, list[int], list[int]], ...] = ()
+        numbers = _SymbolicNumbers()
+        self._layout = layout
+        self.words = numbers.array(layout.words)
+        self.rows = numbers.array(_objects([row[2:] for row in layout.steps], 2))
+        self._arena = numbers.array(layout.arena.offsets)
+        self._arena_bytes = numbers.array(_objects([[layout.arena_bytes]], 1))
+        self._areas = numbers.array(_objects(layout.areas, 2))
+        self._inputs = _SymbolicPorts(layout.inputs, numbers)
+        self._outputs = _SymbolicPorts(layout.outputs, numbers)
+        self._weights = [_SymbolicWeight(held, patch, numbers) for held, patch in layout.weights]
         self._kernels = [
             (kernel, Patch(patch.positions, patch.offsets.astype(np.int64)))
-            for kernel, patch in laid.kernels
+            for kernel, patch in layout.kernels
         ]
-        self._entries = laid.entries()
-        self._counts = numbers.slots(_objects([[e.bytes, e.flops] for e in self._entries], 2))
+        self._entries = layout.entries()
+        self._counts = numbers.array(_objects([[e.bytes, e.flops] for e in self._entries], 2))
         self._evaluate: Evaluate = trace.function(numbers.wanted)
 
-    def instance(self, types: Types) -> Instance | None:
+    def instance(self, types: Types) -> PlanInstance | None:
         """Return the program for inputs of these types; None if the template is not for them."""
         dims = self._dims(types)
         if dims is None:
             return None
         try:
-            values = self._evaluate(dims, self._place)
+            values = self._evaluate(dims, self._place_for_sizes)
             # An OverflowError, which is an ArithmeticError, for sizes beyond 64 bits.
-            return None if values is None else Instance(self, np.array(values, np.int64))
+            return None if values is None else PlanInstance(self, np.array(values, np.int64))
         except (ArithmeticError, ValueError):
             return None
 
-    def laid_out(self, numbers: NDArray[np.int64]) -> ArgumentLayout:
+    def argument_layout(self, numbers: NDArray[np.int64]) -> ArgumentLayout:
         """Return the whole program of an instance."""
         rows = self.rows.filled(numbers).tolist()
-        steps = zip(self._laid.steps, rows, strict=True)
+        steps = zip(self._layout.steps, rows, strict=True)
         return ArgumentLayout(
             self.words.filled(numbers),
             self.arena(numbers),
             self.arena_bytes(numbers),
-            *self.ends(numbers),
+            *self.ports(numbers),
             tuple(form.filled(numbers) for form in self._weights),
             tuple(self._kernels),
             tuple((kernel, begin, *row) for (kernel, begin, *_), row in steps),
             (),
             partial(self.entries, numbers),
-            self._laid.tiny,
-            self._laid.reports,
-            self._laid.slot,
+            self._layout.tiny,
+            self._layout.reports,
+            self._layout.slot,
             self.areas(numbers),
         )
 
     def arena(self, numbers: NDArray[np.int64]) -> Patch:
         """Return the words of an instance that point into the arena."""
-        return Patch(self._laid.arena.positions, self._arena.filled(numbers))
+        return Patch(self._layout.arena.positions, self._arena.filled(numbers))
 
     def arena_bytes(self, numbers: NDArray[np.int64]) -> int:
         """Return the size of an instance's arena."""
@@ -236,11 +244,11 @@ class Template:
         """Return offset and bytes of each area of an arena; see `ArgumentLayout.areas`."""
         return tuple((offset, size) for offset, size in self._areas.filled(numbers).tolist())
 
-    def ends(self, numbers: NDArray[np.int64]) -> tuple[tuple[End, ...], tuple[End, ...]]:
+    def ports(self, numbers: NDArray[np.int64]) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
         """Return the inputs and outputs of an instance."""
         return self._inputs.filled(numbers), self._outputs.filled(numbers)
 
-    def moved_weights(self, numbers: NDArray[np.int64]) -> list[tuple[int, Any, Patch]]:
+    def varying_weights(self, numbers: NDArray[np.int64]) -> list[tuple[int, Any, Patch]]:
         """Return what differs from instance to instance among the weights: which, what, where."""
         forms = enumerate(self._weights)
         return [(k, *form.filled(numbers)) for k, form in forms if not form.fixed]
@@ -271,63 +279,66 @@ class Template:
             dims.append(sizes.pop())
         return dims
 
-    def _place(self, sizes: Sequence[int]) -> Sequence[int]:
+    def _place_for_sizes(self, sizes: Sequence[int]) -> Sequence[int]:
         """Return offsets for storages of these sizes, and the whole: those of a plan that fits."""
         if guard_pages.MODE:
             offsets, total = guard_pages.place(sizes)
             return [*offsets, total]
-        most = _SLACK * sum(sizes)
-        for whole, room, offsets in self._placed:
+        most = _MAX_SLACK * sum(sizes)
+        for whole, room, offsets in self._memory_plans:
             if whole <= most and all(map(le, sizes, room)):
                 return offsets
-        room = [round(size * (1 + _SLACK) / 2) for size in sizes]
+        room = [round(size * (1 + _MAX_SLACK) / 2) for size in sizes]
         found, total = assign_offsets(room, self._lives)
         offsets = [*found, total]
-        self._placed = (sum(room), room, offsets), *self._placed[: _PLACED - 1]
+        self._memory_plans = (
+            (sum(room), room, offsets),
+            *self._memory_plans[: _MAX_MEMORY_PLANS - 1],
+        )
         return offsets
 
 
-class _Ends:
+class _SymbolicPorts:
     """The inputs or outputs of a template."""
 
-    def __init__(self, ends: Sequence[End], numbers: _Numbers) -> None:
-        width = max((1 + len(end.shape) for end in ends), default=1)
-        rows = [[end.nbytes, *end.shape, *[0] * width][:width] for end in ends]
-        self._ends = ends
-        self._sizes = numbers.slots(_objects(rows, width))
-        self._offsets = [numbers.slots(end.patch.offsets) for end in ends]
-        varying = {int(at) // width for at in self._sizes.at}
+    def __init__(self, ports: Sequence[Port], numbers: _SymbolicNumbers) -> None:
+        width = max((1 + len(port.shape) for port in ports), default=1)
+        rows = [[port.nbytes, *port.shape, *[0] * width][:width] for port in ports]
+        self._ports = ports
+        self._sizes = numbers.array(_objects(rows, width))
+        self._offsets = [numbers.array(port.patch.offsets) for port in ports]
+        varying = {int(at) // width for at in self._sizes.positions}
         self._fixed = [
-            self._end(k, row, offsets.base) if offsets.fixed and k not in varying else None
+            self._port(k, row, offsets.base) if offsets.fixed and k not in varying else None
             for k, (row, offsets) in enumerate(
                 zip(self._sizes.base.tolist(), self._offsets, strict=True)
             )
         ]
 
-    def _end(self, k: int, row: Sequence[int], offsets: NDArray[np.int64]) -> End:
-        end = self._ends[k]
-        shape = tuple(row[1 : 1 + len(end.shape)])
-        return End(end.position, end.dtype, shape, row[0], Patch(end.patch.positions, offsets))
+    def _port(self, k: int, row: Sequence[int], offsets: NDArray[np.int64]) -> Port:
+        port = self._ports[k]
+        shape = tuple(row[1 : 1 + len(port.shape)])
+        return Port(port.position, port.dtype, shape, row[0], Patch(port.patch.positions, offsets))
 
-    def filled(self, numbers: NDArray[np.int64]) -> tuple[End, ...]:
+    def filled(self, numbers: NDArray[np.int64]) -> tuple[Port, ...]:
         """Return them as they are in an instance; those that are the same in all are one object."""
         rows = self._sizes.filled(numbers).tolist()
         return tuple(
-            fixed or self._end(k, row, offsets.filled(numbers))
+            fixed or self._port(k, row, offsets.filled(numbers))
             for k, (fixed, row, offsets) in enumerate(
                 zip(self._fixed, rows, self._offsets, strict=True)
             )
         )
 
 
-class _WeightForm:
+class _SymbolicWeight:
     """A weight of a template, or a constant that follows from the dimensions."""
 
-    def __init__(self, held: Any, patch: Patch, numbers: _Numbers) -> None:
+    def __init__(self, held: Any, patch: Patch, numbers: _SymbolicNumbers) -> None:
         self._held = held
         self._positions = patch.positions
-        self._offsets = numbers.slots(patch.offsets)
-        self._content = numbers.slots(held.array) if isinstance(held, Numbers) else None
+        self._offsets = numbers.array(patch.offsets)
+        self._content = numbers.array(held.array) if isinstance(held, SymbolicConstant) else None
         self.fixed = self._offsets.fixed and self._content is None
 
     def filled(self, numbers: NDArray[np.int64]) -> tuple[Any, Patch]:
@@ -339,13 +350,13 @@ class _WeightForm:
         return held, Patch(self._positions, self._offsets.filled(numbers))
 
 
-def make_template(
+def make_symbolic_plan(
     graph: Graph,
     types: Types,
-    groups: Sequence[Sequence[Place]],
+    groups: Sequence[Sequence[InputAxis]],
     options: PlanOptions,
     cache: WeightCache,
-) -> Template | None:
+) -> SymbolicPlan | None:
     """Return a template of a graph; None if a part of the plan is no program.
 
     Args:
@@ -366,13 +377,13 @@ def make_template(
         for position, axis in group:
             shapes[position][axis] = number
     traced = [TensorType(t.dtype, shape) for t, shape in zip(types, shapes, strict=True)]
-    planner = _TracedPlanner(graph, traced, {}, options)
+    planner = _SymbolicPlanner(graph, traced, {}, options)
     planner.trace = trace
     plan = planner.plan()
-    laid = lay_out(plan, cache, lambda items: np.array([*items, None], object)[:-1])
-    if laid.breaks:
+    layout = make_argument_layout(plan, cache, lambda items: np.array([*items, None], object)[:-1])
+    if layout.breaks:
         return None
-    return Template(plan, laid, planner.lives, trace, types, groups)
+    return SymbolicPlan(plan, layout, planner.lives, trace, types, groups)
 
 
 def _objects(rows: Sequence[Sequence[Any]], width: int) -> NDArray[Any]:

@@ -99,7 +99,7 @@ def test_scans_and_the_number_of_the_turn(threads: int, runs: list[int | None]) 
 def test_until_the_condition_ends_it(
     most: int | None, at_a_time: int, runs: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iterations, "_CHUNK_OF_TINY", at_a_time)
+    monkeypatch.setattr(iterations, "_TINY_CHUNK_ITERATIONS", at_a_time)
     start = sg.input("start", (4,), "int64")
     state = sg.input("state", (4,), "int64")
     stepped = ops.Add(state, np.int64(3))
@@ -162,7 +162,7 @@ def test_scan_over_a_length_that_is_not_known(
     runs: list[int | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(iterations, "_CHUNK_OF_TINY", at_a_time)
+    monkeypatch.setattr(iterations, "_TINY_CHUNK_ITERATIONS", at_a_time)
     dims: list[int | str] = [2, 8]
     dims.insert(axis, "length")
     start, x = sg.input("start", (2, 8)), sg.input("x", dims)

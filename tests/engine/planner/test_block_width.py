@@ -114,7 +114,7 @@ def test_results_are_those_of_the_reference(each: int, threads: int) -> None:
     graph = grouped(each)
     model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
     reference = sg.compile_model(graph, "REFERENCE")
-    for images in (1, 2):  # the second plan is made of the first one's template
+    for images in (1, 2):  # the second plan comes from a symbolic plan
         x = rng.standard_normal((images, 3, 19, 17)).astype(np.float32)
         want = reference([x])
         for got, expected in zip(model([x]).values(), want.values(), strict=True):

@@ -328,7 +328,7 @@ def test_values_without_elements(python: list[str]) -> None:
 
 
 def test_sizes_that_change_from_call_to_call(python: list[str]) -> None:
-    """Programs of a template, whose sizes are computed anew."""
+    """Programs of a symbolic plan, whose sizes are computed for each instance."""
     x = sg.input("x", ("rows", 8))
     weight = sg.parameter("w", _random(8, 8, seed=1))
     y = ops.If(
@@ -342,7 +342,7 @@ def test_sizes_that_change_from_call_to_call(python: list[str]) -> None:
 
 
 def test_a_condition_on_sizes(python: list[str]) -> None:
-    """A plan for each, also one that a template makes."""
+    """A plan for each, also an instance of a symbolic plan."""
     x = sg.input("x", ("rows", 4))
     many = ops.Greater(ops.Gather(ops.Shape(x), np.int64(0)), np.int64(10))
     inside = sg.capture(x)

@@ -1,4 +1,4 @@
-"""Plan templates: traced numbers, and plans for new shapes against plans made afresh."""
+"""Symbolic plans: traced numbers, and plans for new shapes against plans made afresh."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ GRAPHS: dict[str, tuple[Callable[[], sg.Graph], Feed]] = {
 }
 
 
-def _templates(model: sg.CompiledModel) -> SymbolicPlans:
+def _symbolic_plans(model: sg.CompiledModel) -> SymbolicPlans:
     (node,) = region_nodes(model.graph)
     region = node.op
     assert isinstance(region, CpuSubgraphOp)
@@ -356,9 +356,9 @@ def test_shapes_of_a_row_come_from_templates(name: str) -> None:
         once, fresh = model(inputs), sg.compile_model(build(), "CPU", ONE_THREAD)
         for got, want in zip(once.values(), fresh(inputs).values(), strict=True):
             np.testing.assert_array_equal(got, want)
-    templates = _templates(model)
-    assert templates.traced <= 6
-    assert templates.used >= 6
+    plans = _symbolic_plans(model)
+    assert plans.traced <= 6
+    assert plans.used >= 6
 
 
 @pytest.mark.parametrize("size", [2040, 2049, 5000])
@@ -394,7 +394,7 @@ def test_a_weight_that_changes_between_shapes() -> None:
         _assign(weight, np.eye(4, dtype=np.float32) * size)
         given = np.ones((size, 4), np.float32)
         np.testing.assert_array_equal(model([given])[0], given * size)
-    assert _templates(model).used > 10
+    assert _symbolic_plans(model).used > 10
 
 
 def test_a_weight_that_decides_a_shape_makes_templates_anew() -> None:
@@ -407,7 +407,7 @@ def test_a_weight_that_decides_a_shape_makes_templates_anew() -> None:
         want = (-1, 3) if size < 20 else (2, -1)
         given = np.arange(size * 6, dtype=np.float32).reshape(size, 6)
         np.testing.assert_array_equal(model([given])[0], -given.reshape(want))
-    assert _templates(model).used > 20
+    assert _symbolic_plans(model).used > 20
 
 
 def test_requests_of_many_threads_and_shapes_at_once() -> None:
@@ -461,10 +461,10 @@ def test_what_cannot_be_traced_is_planned_as_ever(monkeypatch: pytest.MonkeyPatc
         asked.append(len(args))
         raise TypeError("a rule that takes plain numbers only")
 
-    monkeypatch.setattr(symbolic_plans, "make_template", refuse)
+    monkeypatch.setattr(symbolic_plans, "make_symbolic_plan", refuse)
     model = sg.compile_model(_attention(), "CPU", ONE_THREAD)
     _running(range(5, 30), model)
-    assert _templates(model).used == 0
+    assert _symbolic_plans(model).used == 0
     (counts,) = model.get_property("REGION_STRATEGIES").values()
     causes = counts["declined"]["symbolic plan"]
     assert causes["TypeError: a rule that takes plain numbers only"] == len(asked)
@@ -483,10 +483,10 @@ def test_wrong_inputs_between_shapes_are_refused_and_harm_nothing() -> None:
     _running((23, 24, 40, 8), model, "broadcast")
 
 
-def test_floats_that_follow_from_sizes_make_no_template() -> None:
-    """The whole numbers of a template would cut them off."""
+def test_floats_that_follow_from_sizes_make_no_symbolic_plan() -> None:
+    """The integers of a symbolic plan would truncate them."""
     trace = Trace()
     half: Any = trace.dimension(3)
     items = np.array([1, half * 0.5], object)
     with pytest.raises(sg.UnsupportedOpError, match="floats"):
-        symbolic_plan._Numbers().slots(items)  # pyright: ignore[reportPrivateUsage]
+        symbolic_plan._SymbolicNumbers().array(items)  # pyright: ignore[reportPrivateUsage]

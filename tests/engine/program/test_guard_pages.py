@@ -72,8 +72,8 @@ for images in (1, 2, 3, 5, 40):
     model([f4(images, 3, 12, 12)])
     for bound in list(guard_report._runners):
         kinds.add(type(bound.plan).__name__)
-        staged = [end for end in (*bound.inputs, *bound.outputs) if end.stage is not None]
-        patches = [bound._arena_patch, *(end._patch for end in staged)]
+        staged = [port for port in (*bound.inputs, *bound.outputs) if port.stage is not None]
+        patches = [bound._arena_patch, *(port._patch for port in staged)]
         patches += [patch for _, patch in bound._entry_patches]
         for patch in patches:
             for at in patch.positions:
@@ -132,7 +132,7 @@ def test_without_the_mode_nobody_sees_it() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_every_pointer_of_a_plan_is_into_a_guarded_area(mode: str) -> None:
     done = run(_POINTERS, mode)
-    assert (done.returncode, done.stdout) == (0, "Instance Plan\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "Plan PlanInstance\n"), done.stderr
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -107,7 +107,7 @@ def test_an_axis_that_data_decide(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_follows_a_count_sees_a_shape(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the second count on a template gives the plans, as for inputs of other shapes."""
+    """From the second count on, a symbolic plan serves the calls, as for inputs of other shapes."""
     plans: list[Any] = []
     make = concrete_plan.make_plan
     monkeypatch.setattr(concrete_plan, "make_plan", lambda *a: plans.append(a) or make(*a))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from weakref import WeakKeyDictionary
 
-from subgraph.engine.planner.argument_layout import ArgumentLayout, lay_out
+from subgraph.engine.planner.argument_layout import ArgumentLayout, make_argument_layout
 from subgraph.engine.planner.plan_types import Plan
-from subgraph.engine.planner.symbolic_plan import Instance
+from subgraph.engine.planner.symbolic_plan import PlanInstance
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache
 
 
-class LayoutsOfPlans:
+class ArgumentLayouts:
     """Argument layouts by plan, as long as somebody has the plan."""
 
     def __init__(self, weights: WeightCache) -> None:
@@ -21,14 +21,14 @@ class LayoutsOfPlans:
         self._lock = free_in_child(threading.Lock())
         self._layouts: WeakKeyDictionary[Plan, ArgumentLayout] = WeakKeyDictionary()
 
-    def of(self, plan: Plan | Instance) -> ArgumentLayout:
+    def of(self, plan: Plan | PlanInstance) -> ArgumentLayout:
         """Return the argument words of a plan."""
-        if isinstance(plan, Instance):
-            return plan.laid()
+        if isinstance(plan, PlanInstance):
+            return plan.argument_layout()
         with self._lock:
             layout = self._layouts.get(plan)
             if layout is None:
-                layout = self._layouts[plan] = lay_out(plan, self._weights)
+                layout = self._layouts[plan] = make_argument_layout(plan, self._weights)
             return layout
 
     def forget(self) -> None:
