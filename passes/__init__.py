@@ -1,4 +1,4 @@
-"""Passes: graph in, graph out; one file each in a folder of its kind, found by the registry.
+"""Passes, functions from graph to graph: one file each in a folder of its kind.
 
 ``passes.register_pass`` and ``passes.apply_pass`` are the whole interface; every registered pass is
 also an attribute here by its name (``passes.DeadCodeElimination``).
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Pass:
-    # Names of passes start upper case; modules of this folder must not make it search itself.
+    # Names of passes start in upper case; a lookup of a submodule must not load all passes.
     if name[:1].isupper() and name in PASSES:
         return PASSES.get(name)
     raise AttributeError(f"module 'subgraph.passes' has no attribute {name!r}")

@@ -1,9 +1,10 @@
-"""What pattern fusions share: reading constants, matches, the selector and the property.
+"""Base of the pattern fusions: matchers and their registry, selector, property, fused nodes.
 
-A matcher looks at one node and says which nodes around it become one fused node (`Match`). The
-selector grows exactly these; the property makes the node, with the region as its inner graph, which
-keeps its definition: whoever cannot run the fused node runs the inner one. (Activations, which are
-operators of the standard, become plain nodes, so that elementwise chains take them in.)
+A matcher looks at one node and returns the nodes around it that become one fused node (`Match`).
+The selector grows a region of exactly these nodes. The property makes the fused node with the
+region as its inner graph, so that a device without a kernel for the fused node runs the inner
+graph. Activations become plain nodes of the standard instead, so that elementwise chains can
+include them.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ FLOATS = frozenset({"float32", "float64"})
 
 @attrs.frozen(eq=False)
 class Match:
-    """A pattern found.
+    """The nodes of a pattern, and the fused node that replaces them.
 
     Attributes:
-        nodes: Its nodes; the last one's first output is the result.
+        nodes: The nodes; the first output of the last one is the result.
         op_type: The fused operator.
-        inputs: Values in the operator's order, None where one is omitted.
-        attrs: Its attributes.
-        domain: Its domain.
-        version: Its version.
-        arity: How many inputs the operator may have.
+        inputs: Values in the fused operator's order, None where one is omitted.
+        attrs: The fused node's attributes.
+        domain: The fused operator's domain.
+        version: The fused operator's version.
+        arity: The most inputs that the fused operator has; inputs of the region that the match does
+            not list come after that many.
         reads: Parameters whose content the match depends on.
-        opaque: The fused node keeps the region as its inner graph, and no later pass looks into it.
-            Else it is a plain node of the standard, which may be part of larger patterns.
+        opaque: Whether the fused node keeps the region as its inner graph, which no later pass
+            changes. If not, it is a plain node of the standard and may be part of larger patterns.
     """
 
     nodes: tuple[Node, ...]
@@ -61,62 +63,62 @@ class Match:
 
 
 class Context:
-    """A graph as matchers see it.
+    """Questions about a graph that matchers ask.
 
     Attributes:
         graph: The graph.
-        outputs: Its outputs.
-        reads: Parameters read since `begin`.
+        outputs: The graph's outputs.
+        reads: Parameters whose content was read since `begin`.
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Look at ``graph``."""
+        """Find the values of ``graph`` that follow from weights."""
         self.graph = graph
         self.outputs = frozenset(graph.outputs)
         self.reads: list[Parameter] = []
         self._weights = weight_values(graph)
 
     def begin(self) -> None:
-        """Forget what was read: a new match begins."""
+        """Begin a new match, which has read no parameter."""
         self.reads = []
 
-    def user(self, value: Value) -> Node | None:
-        """Return the one node that uses a value which nobody else needs."""
+    def sole_user(self, value: Value) -> Node | None:
+        """Return the node with the only use of a value; None for more uses or a graph output."""
         if len(value.uses) != 1 or value in self.outputs:
             return None
         return value.uses[0]
 
     def is_weight(self, value: Value | None) -> bool:
-        """Return whether a value follows from parameters alone."""
+        """Return whether a value is a parameter or computed from parameters alone."""
         return value is not None and (value.parameter is not None or value in self._weights)
 
     def array(self, value: Value | None) -> Array | None:
-        """Return the content of a parameter; the match depends on it."""
+        """Return the content of a parameter, and note that the match depends on it."""
         if value is None or value.parameter is None:
             return None
         self.reads.append(value.parameter)
         return value.parameter.array
 
     def numbers(self, value: Value | None) -> Array | None:
-        """Return a parameter's content, or few whole numbers that follow from parameters.
+        """Return the content of a parameter, or of a small integer tensor computed from parameters.
 
-        TorchScript's exporter computes the pads of an image in seven nodes.
+        TorchScript's exporter, for example, computes the pads of an image in seven nodes.
         """
         if value is None or value.parameter is not None:
             return self.array(value)
         node = value.producer
         if node is None or value not in self._weights or not _few_numbers(value):
             return None
-        given = [self.numbers(v) for v in node.inputs]
-        if node.domain or any(g is None for g, v in zip(given, node.inputs, strict=True) if v):
+        arrays = [self.numbers(v) for v in node.inputs]
+        if node.domain or any(a is None for a, v in zip(arrays, node.inputs, strict=True) if v):
             return None
         try:
-            return np.asarray(evaluate(node, given)[node.outputs.index(value)])
+            return np.asarray(evaluate(node, arrays)[node.outputs.index(value)])
         except SubgraphError:
             return None
 
     def scalar(self, value: Value | None) -> float | None:
-        """Return the number that a parameter of one element holds."""
+        """Return the number in a parameter of one element; None for any other value."""
         if value is None or value.parameter is None:
             return None
         shape = value.parameter.type.shape or ()
@@ -127,15 +129,24 @@ class Context:
             return None
         return float(array.reshape(-1)[0])
 
-    def other(self, node: Node, value: Value) -> Value | None:
-        """Return the other operand of a node with two inputs."""
+    def other_operand(self, node: Node, value: Value) -> Value | None:
+        """Return the operand of a node with two inputs that is not ``value``."""
         if len(node.inputs) != 2:
             return None
         first, second = node.inputs
         return second if first is value else first
 
-    def closed(self, nodes: Sequence[Node]) -> bool:
-        """Return whether nobody outside needs what is computed before the last node."""
+    def split_scale(self, node: Node) -> tuple[Value, float] | None:
+        """Return the operands of a Mul of a value and a constant number; None for any other Mul."""
+        for k in (0, 1):
+            number = self.scalar(node.inputs[1 - k])
+            value = node.inputs[k]
+            if number is not None and value is not None:
+                return value, number
+        return None
+
+    def is_closed(self, nodes: Sequence[Node]) -> bool:
+        """Return whether only the first output of the last node is used outside of ``nodes``."""
         inside = frozenset(nodes)
         for node in nodes[:-1]:
             for value in node.outputs:
@@ -152,7 +163,7 @@ def _few_numbers(value: Value) -> bool:
 
 
 def weight_values(graph: Graph) -> set[Value]:
-    """Return the results of all nodes that work on parameters alone."""
+    """Return the outputs of all nodes that are computed from parameters alone."""
     found: set[Value] = set()
     for node in graph.nodes:
         if not node.inputs or node.captures or is_random(node) or node.bodies:
@@ -163,12 +174,12 @@ def weight_values(graph: Graph) -> set[Value]:
 
 
 def is_op(node: Node | None, *op_types: str) -> bool:
-    """Return whether a node is one of the standard's operators of these names."""
+    """Return whether a node is a standard operator with one of these names."""
     return node is not None and not node.domain and node.op_type in op_types
 
 
 def produced_by(value: Value | None, *op_types: str) -> Node | None:
-    """Return the producer of a value if it is one of these operators."""
+    """Return the producer of a value if it is a standard operator with one of these names."""
     if value is None or value.producer is None:
         return None
     return value.producer if is_op(value.producer, *op_types) else None
@@ -205,7 +216,16 @@ def weight_node(
     attributes: dict[str, Any] | None = None,
     version: int = 14,
 ) -> Value:
-    """Return the result of a node on weights, made again when any of them changes."""
+    """Return the output of a new node on weights, computed again when one of them changes.
+
+    Args:
+        op_type: The operator.
+        inputs: Weights in the operator's order, None where one is omitted.
+        shape: Shape of the output; its dtype is that of the first input.
+        domain: The operator's domain.
+        attributes: The node's attributes.
+        version: The operator's version.
+    """
     node = Node(op_type, inputs, domain=domain, version=version, attrs=attributes)
     dtype = next(dtype_of(v) for v in inputs if v is not None)
     node.outputs[0].type = TensorType(dtype, shape)
@@ -213,7 +233,7 @@ def weight_node(
 
 
 def static_size(shape: Sequence[object] | None) -> int | None:
-    """Return the number of elements of a shape of numbers, None for every other."""
+    """Return the number of elements of a shape; None if it or a dimension is unknown."""
     if shape is None:
         return None
     size = 1
@@ -225,7 +245,8 @@ def static_size(shape: Sequence[object] | None) -> int | None:
 
 
 Matcher = Callable[[Context, Node], Match | None]
-# When a fusion runs: on integer operators of the model; on groups of QDQ; when scales are folded.
+# When a fusion runs, in this order: on integer operators of the model; on groups of operators
+# between DequantizeLinear and QuantizeLinear (QDQ); the other stages after scales are folded.
 Stage = Literal["integers", "quantized", "transformer", "epilogue", "activation"]
 _FUSIONS = Files("subgraph.passes.fuse", lambda _: True)
 _T = TypeVar("_T", bound=Callable[..., Any])
@@ -233,13 +254,13 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 @attrs.frozen
 class Fusion(Generic[_T]):
-    """A matcher, or the name of a pass, with what its file declares of it.
+    """A matcher or a pass, as its file declares it.
 
     Attributes:
         stage: When it runs.
-        run: The matcher, or the pass.
-        needs: Sets of operators; a graph that holds none of them whole has nothing to fuse. Without
-            any, every graph may have.
+        run: The matcher or the pass.
+        needs: Alternative sets of operators. Only a graph with all operators of one set can have
+            something to fuse; empty: every graph can.
     """
 
     stage: Stage
@@ -252,7 +273,7 @@ FUSION_PASSES: Registry[Fusion[Callable[..., Graph]]] = Registry("fusion", PassE
 
 
 def pattern(stage: Stage, *needs: tuple[str, ...]) -> Callable[[Matcher], Matcher]:
-    """Decorate a matcher, which runs in a stage of `CpuFusion`: see `Fusion`."""
+    """Decorate a matcher that `CpuFusion` runs in this stage; see `Fusion` for ``needs``."""
 
     def register(matcher: Matcher) -> Matcher:
         name = f"{stage} {getattr(matcher, '__name__', matcher)}"
@@ -263,7 +284,13 @@ def pattern(stage: Stage, *needs: tuple[str, ...]) -> Callable[[Matcher], Matche
 
 
 def fusion_pass(name: str, stage: Stage, *needs: tuple[str, ...]) -> Callable[[_T], _T]:
-    """Decorate a pass, which runs before the patterns of a stage of `CpuFusion`: see `Fusion`."""
+    """Decorate a pass that `CpuFusion` runs before the matchers of a stage.
+
+    Args:
+        name: The pass's name.
+        stage: The stage.
+        needs: See `Fusion`.
+    """
 
     def register(function: _T) -> _T:
         FUSION_PASSES.register(name, Fusion(stage, function, needs), defined_at(function))
@@ -273,27 +300,33 @@ def fusion_pass(name: str, stage: Stage, *needs: tuple[str, ...]) -> Callable[[_
 
 
 def fusions(
-    registry: Registry[Fusion[_T]], stage: Stage, held: AbstractSet[str] | None = None
+    registry: Registry[Fusion[_T]], stage: Stage, present: AbstractSet[str] | None = None
 ) -> list[_T]:
-    """Return what is registered for a stage, by name; without what needs more than ``held``."""
+    """Return the matchers or passes of a stage, sorted by name.
+
+    Args:
+        registry: `MATCHERS` or `FUSION_PASSES`.
+        stage: The stage.
+        present: Operators of the graph; fusions that need others are left out. None: all fusions.
+    """
     found = [each for _, each in registry.items() if each.stage == stage]
     return [
         each.run
         for each in found
-        if held is None or not each.needs or any(held >= set(row) for row in each.needs)
+        if present is None or not each.needs or any(present >= set(row) for row in each.needs)
     ]
 
 
 class PatternSelector(SubgraphSelector):
-    """Selects the nodes of a match that starts at the node asked about."""
+    """Selects the nodes of the match at a start node."""
 
     def __init__(self, owner: PatternProperty) -> None:
-        """Match by the property's matchers."""
+        """Use the matchers of ``owner``."""
         self._owner = owner
         self._found: frozenset[Node] = frozenset()
 
     def select(self, node: Node) -> bool | Reject:
-        """Match around ``node``."""
+        """Return whether a matcher finds a match at ``node``."""
         match = self._owner.match(node)
         if match is None:
             return False
@@ -301,15 +334,15 @@ class PatternSelector(SubgraphSelector):
         return True
 
     def select_input(self, node: Node, input_node: Node) -> bool | Reject:
-        """Take what the match holds."""
+        """Return whether the producer is a node of the match."""
         return input_node in self._found
 
     def select_output(self, node: Node, output_node: Node) -> bool | Reject:
-        """Take what the match holds."""
+        """Return whether the consumer is a node of the match."""
         return output_node in self._found
 
     def filter(self, candidates: list[Node]) -> list[Node]:
-        """Take all of the match or nothing."""
+        """Return all nodes of the match, or none if one of them is missing."""
         return candidates if len(candidates) == len(self._found) else []
 
     def reset(self) -> None:
@@ -325,13 +358,14 @@ class PatternProperty(SubgraphProperty):
     def __init__(
         self, name: str, matchers: Iterable[Matcher], guards: dict[Parameter, int] | None = None
     ) -> None:
-        """Take matchers, tried in order.
+        """Make a property.
 
         Args:
             name: The property's name.
-            matchers: The matchers.
-            guards: Takes the parameters that were read, for a device that fuses anew when one of
-                them changes. None: every fused node keeps its region, for a device to fuse.
+            matchers: Matchers, tried in this order.
+            guards: Filled with the parameters that matches read and their versions, for a device
+                that fuses again when one of them changes. None: every fused node keeps its region
+                as inner graph, and a device fuses it when it compiles the node.
         """
         self.name = name
         self.guards = guards
@@ -349,7 +383,7 @@ class PatternProperty(SubgraphProperty):
         return PatternSelector(self)
 
     def match(self, node: Node) -> Match | None:
-        """Return the match at a node, closed and of several nodes."""
+        """Return the first match at a node whose inner results are not used outside."""
         context = self._context
         if context is None or context.graph is not node.graph:
             if node.graph is None:
@@ -358,14 +392,14 @@ class PatternProperty(SubgraphProperty):
         for matcher in self._matchers:
             context.begin()
             found = matcher(context, node)
-            if found is not None and context.closed(found.nodes):
+            if found is not None and context.is_closed(found.nodes):
                 found = attrs.evolve(found, reads=tuple(context.reads))
                 self._matches[frozenset(n.name for n in found.nodes)] = found
                 return found
         return None
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | None:
-        """Return the fused node of a match; None for a region that is less than its match."""
+        """Return the fused node of a match; None for a region that is only a part of a match."""
         match = self._matches.get(frozenset(node.name for node in subgraph.nodes))
         if match is None:
             return None
@@ -377,7 +411,15 @@ class PatternProperty(SubgraphProperty):
 
 
 def fused_node(inner: Graph, match: Match) -> Node:
-    """Return the node of a match; its inner graph's inputs are put into the operator's order."""
+    """Return the fused node of a match; its inputs are in the fused operator's order.
+
+    Args:
+        inner: The region as the inner graph that the partition cut out.
+        match: The match that the region implements.
+
+    Raises:
+        PartitionError: an input of the match is no input of the region.
+    """
     by_name = {value.name: value for value in inner.inputs}
     roles: list[Value | None] = []
     for value in match.inputs:
@@ -388,7 +430,7 @@ def fused_node(inner: Graph, match: Match) -> Node:
             )
         roles.append(found)
     used = {value for value in roles if value is not None}
-    # What only the inner graph needs: shapes that are computed at run time.
+    # Inputs of the inner graph that the fused operator does not have, such as computed shapes.
     rest = [v for v in inner.inputs if v not in used and v.parameter is None]
     while roles and roles[-1] is None and not rest:
         roles.pop()

@@ -41,16 +41,17 @@ def partition_graph(
         graph: Its attribute ``"subgraph_property"`` holds a property, a selector, a class of these
             or a registered name, or a list of such, applied in order.
         properties: The same, instead of the attribute.
-        strategy: "selector" or "hetero"; None: what each property says.
-        min_size: Leave regions of fewer nodes as they were.
-        max_subgraphs: Make at most so many regions of each property, the largest.
-        include: Names of nodes to take without asking.
-        exclude: Names of nodes to leave outside.
-        **options: For the properties' own ``pre_partition``.
+        strategy: Order of growth, "selector" or "hetero"; None: the choice of each property.
+        min_size: Regions of fewer nodes are not replaced; None: the choice of each property.
+        max_subgraphs: At most so many regions of each property, the largest, are replaced; None:
+            the choice of each property.
+        include: Names of nodes that join regions although no selector is asked.
+        exclude: Names of nodes that stay outside of regions.
+        **options: Passed to the properties' own ``pre_partition``.
 
     Raises:
-        PartitionError: there is no property, a selector or property misbehaved, an option does
-            not fit.
+        PartitionError: there is no property, an option does not fit, or a selector or property
+            raised or answered with an unexpected type.
     """
     given = graph.attrs.get("subgraph_property") if properties is None else properties
     if given is None:

@@ -1,4 +1,4 @@
-"""Activations that exporters write as chains of primitives; see also ``fuse_transformer.gelu``."""
+"""Activations that exporters write as chains of primitives; see also `gelu`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from subgraph.passes._patterns import FLOATS, Context, Match, dtype_of, is_op, p
 
 
 def near(a: float | None, b: float) -> bool:
-    """Return whether a number is another one as far as exporters write it."""
+    """Return whether a constant equals ``b`` up to the rounding of exporters (1e-4, relative)."""
     return a is not None and math.isclose(a, b, rel_tol=1e-4)
 
 
-def bounds(context: Context, node: Node) -> tuple[float, float] | None:
-    """Return the bounds of a Clip, of every version; None if they are computed."""
+def clip_bounds(context: Context, node: Node) -> tuple[float, float] | None:
+    """Return the lower and upper bound of a Clip of any version; None if one is computed."""
     if 0 < node.version < 11:
         low, high = node.attrs.get("min", -math.inf), node.attrs.get("max", math.inf)
         return float(low), float(high)
@@ -32,7 +32,15 @@ def bounds(context: Context, node: Node) -> tuple[float, float] | None:
 def activation(
     nodes: Sequence[Node], op_type: str, x: Value | None, version: int, **attributes: float | str
 ) -> Match:
-    """Return the match of an activation: a plain node of the standard, of one input."""
+    """Return a match that a plain activation of the standard replaces.
+
+    Args:
+        nodes: The nodes of the pattern, the last one computing the result.
+        op_type: The activation.
+        x: Its only input.
+        version: The activation's version.
+        attributes: The activation's attributes.
+    """
     return Match(
         tuple(nodes), op_type, (x,), attributes, "", version=version, arity=1, opaque=False
     )
@@ -57,19 +65,24 @@ def silu(context: Context, node: Node) -> Match | None:
 
 @pattern("activation", ("Clip", "Add", "Mul"))
 def hard_swish(context: Context, node: Node) -> Match | None:
-    """Match ``x * clip(x + 3, 0, 6) / 6``, the sixth taken before or after the product."""
+    """Match ``x * clip(x + 3, 0, 6) / 6``, with the division before or after the product."""
     if not is_op(node, "Clip") or dtype_of(node.outputs[0]) not in FLOATS:
         return None
     shifted = node.inputs[0]
     add = None if shifted is None else shifted.producer
-    if shifted is None or add is None or not is_op(add, "Add") or context.user(shifted) is not node:
+    if (
+        shifted is None
+        or add is None
+        or not is_op(add, "Add")
+        or context.sole_user(shifted) is not node
+    ):
         return None
     for x, three in (add.inputs, add.inputs[::-1]):
         if not near(context.scalar(three), 3.0):
             continue
         clipped = node.outputs[0]
         first = _product(context, clipped, x) or _sixth(context, clipped)
-        if first is None or bounds(context, node) != (0.0, 6.0):
+        if first is None or clip_bounds(context, node) != (0.0, 6.0):
             return None
         part = first.outputs[0]
         last = _sixth(context, part) if x in first.inputs else _product(context, part, x)
@@ -84,7 +97,7 @@ def mish(context: Context, node: Node) -> Match | None:
     """Match ``x * tanh(softplus(x))``."""
     if not is_op(node, "Softplus") or dtype_of(node.outputs[0]) not in FLOATS:
         return None
-    tanh = context.user(node.outputs[0])
+    tanh = context.sole_user(node.outputs[0])
     if tanh is None or not is_op(tanh, "Tanh"):
         return None
     last = _product(context, tanh.outputs[0], node.inputs[0])
@@ -94,18 +107,18 @@ def mish(context: Context, node: Node) -> Match | None:
 
 
 def _product(context: Context, value: Value, x: Value | None) -> Node | None:
-    """Return the one user of a value if it multiplies it by x."""
-    user = context.user(value)
-    fits = user is not None and is_op(user, "Mul") and context.other(user, value) is x
+    """Return the sole user of a value if it multiplies the value by x."""
+    user = context.sole_user(value)
+    fits = user is not None and is_op(user, "Mul") and context.other_operand(user, value) is x
     return user if fits and value is not x else None
 
 
 def _sixth(context: Context, value: Value) -> Node | None:
-    """Return the one user of a value if it divides it by six."""
-    user = context.user(value)
+    """Return the sole user of a value if it divides the value by 6."""
+    user = context.sole_user(value)
     if user is None:
         return None
     if is_op(user, "Div") and user.inputs[0] is value:
         return user if near(context.scalar(user.inputs[1]), 6.0) else None
-    fits = is_op(user, "Mul") and near(context.scalar(context.other(user, value)), 1 / 6)
+    fits = is_op(user, "Mul") and near(context.scalar(context.other_operand(user, value)), 1 / 6)
     return user if fits else None

@@ -1,7 +1,7 @@
-"""The property "cpu_elementwise": chains of elementwise operators become one loop.
+"""The property "cpu_elementwise": groups of elementwise operators become one loop.
 
-A node joins the group of its users if they all are in one group, so that nothing computed inside is
-needed elsewhere, and if its result has the shape of the group's.
+A node joins the group of its users if all of them are in one group, so that no inner result is used
+outside, and if its result has the shape of the group's result.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _DTYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 
     "float64",
     "bool",
 }
+# Limits of a fused loop (estimates); they bound its live values and its streams from memory.
 _MAX_NODES = 24
 _MAX_INPUTS = 10
 
 
 class _Group:
-    """Nodes that run in one loop; the root gives the result."""
+    """Nodes that run in one loop; the root, the first of ``nodes``, computes the result."""
 
     def __init__(self, root: Node, shape: Shape) -> None:
         self.shape = shape
@@ -47,7 +48,7 @@ class _Group:
         self.inputs: dict[Value, None] = {v: None for v in root.inputs if v is not None}
 
     def add(self, node: Node) -> bool:
-        """Take a node unless the group would become too large."""
+        """Add a node unless the group would become too large; return whether it was added."""
         inputs = dict(self.inputs)
         inputs.pop(node.outputs[0], None)
         inputs.update((v, None) for v in node.inputs if v is not None)
@@ -59,7 +60,7 @@ class _Group:
 
 
 def groups(context: Context) -> Iterator[_Group]:
-    """Yield the groups of several nodes."""
+    """Yield the groups of at least two nodes."""
     group_of: dict[Node, _Group] = {}
     found: list[_Group] = []
     for node in reversed(context.graph.nodes):
@@ -89,7 +90,7 @@ def _fits(node: Node) -> bool:
 
 
 def _one_scale(node: Node) -> bool:
-    """Return whether a conversion between bytes and float32 has one scale for the whole tensor."""
+    """Return whether a node converts between 8-bit integers and float32 by one scale."""
     if node.attrs.get("block_size", 0) or static_size(shape_of(node.inputs[1])) != 1:
         return False
     kinds = {dtype_of(node.inputs[0]), dtype_of(node.outputs[0])}
@@ -105,7 +106,7 @@ def _group_of_users(context: Context, node: Node, group_of: Mapping[Node, _Group
 
 
 class _Selector(SubgraphSelector):
-    """Selects the group of the node asked about."""
+    """Selects the group of a start node."""
 
     def __init__(self, owner: ElementwiseProperty) -> None:
         self._owner = owner
@@ -133,12 +134,12 @@ class ElementwiseProperty(SubgraphProperty):
     constant_weights = False  # the pass ConstantsToParameters came before
 
     def __init__(self) -> None:
-        """Begin without a graph."""
+        """Make a property that has not seen a graph."""
         self._graph: Graph | None = None
         self._members: dict[Node, frozenset[Node]] = {}
 
     def members(self, node: Node) -> frozenset[Node]:
-        """Return the group of a node, empty for one that stays alone."""
+        """Return the nodes of the group of ``node``; empty for a node without a group."""
         if self._graph is not node.graph and node.graph is not None:
             self._graph = node.graph
             self._members = {}
@@ -152,7 +153,7 @@ class ElementwiseProperty(SubgraphProperty):
         return _Selector(self)
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | None:
-        """Return the fused node of a region."""
+        """Return the fused node of a region; None if it has several outputs."""
         if len(subgraph.outputs) != 1:
             return None
         inputs = tuple(subgraph.inputs)

@@ -1,7 +1,8 @@
-"""The property "cpu_epilogue": convolutions and matrix products with what follows them.
+"""The property "cpu_epilogue": convolutions and matrix products with their epilogues.
 
-Bias, residual and activation run on the tile while it is in registers: ``FusedConv`` and
-``FusedMatMul`` (see ``ops/fused/op.py``). Bounds and slopes are read from constants.
+An epilogue is a bias, a residual (a sum with another tensor) and an activation. ``FusedConv`` and
+``FusedMatMul`` (see ``ops/fused/op.py``) apply it to a tile in registers. Bounds and slopes of
+activations are read from constants.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from subgraph.passes._patterns import (
     shape_of,
 )
 
-from .activations import bounds
+from .activations import clip_bounds
 
-# Activation: attributes that are its numbers, with the standard's defaults.
+# For each activation the attributes that become activation_alpha and activation_beta, with the
+# standard's defaults.
 _NUMBERS: dict[str, tuple[tuple[str, float], ...]] = {
     "Relu": (),
     "Sigmoid": (),
@@ -44,7 +46,15 @@ _NUMBERS: dict[str, tuple[tuple[str, float], ...]] = {
 
 @attrs.define
 class _Chain:
-    """The nodes taken so far, the value at the end, and what the fused node gets."""
+    """A product and its epilogue as far as it was matched.
+
+    Attributes:
+        nodes: The matched nodes, the product first.
+        at: The result of the last one.
+        bias: The bias, [channels] or [columns], or None.
+        residual: The tensor that is added, or None.
+        attributes: Attributes of the fused node for the activation.
+    """
 
     nodes: list[Node]
     at: Value
@@ -53,7 +63,7 @@ class _Chain:
     attributes: dict[str, Any] = attrs.field(factory=dict[str, Any])
 
     def take(self, node: Node) -> None:
-        """Append a node."""
+        """Append a node, whose first output becomes the result."""
         self.nodes.append(node)
         self.at = node.outputs[0]
 
@@ -89,7 +99,7 @@ def product(context: Context, node: Node) -> Match | None:
 
 
 def _fused(op_type: str, chain: _Chain) -> Match | None:
-    """Return the match of a chain, if something follows its first node."""
+    """Return the match of a chain; None if it is only the product."""
     node = chain.nodes[0]
     if len(chain.nodes) == 1:
         return None
@@ -103,10 +113,10 @@ def _fused(op_type: str, chain: _Chain) -> Match | None:
 
 
 def _take_bias(context: Context, chain: _Chain) -> None:
-    user = context.user(chain.at)
+    user = context.sole_user(chain.at)
     if user is None or not is_op(user, "Add") or user.version < 7:
         return
-    other = context.other(user, chain.at)
+    other = context.other_operand(user, chain.at)
     whole, part = shape_of(chain.at), shape_of(other)
     if not context.is_weight(other) or not whole or not part or len(part) > len(whole):
         return
@@ -116,14 +126,14 @@ def _take_bias(context: Context, chain: _Chain) -> None:
 
 
 def _take_residual(context: Context, chain: _Chain) -> None:
-    user = context.user(chain.at)
+    user = context.sole_user(chain.at)
     if (
         user is None
         or not is_op(user, "Add", "Sum")
         or (user.op_type == "Add" and user.version < 7)
     ):
         return
-    other = context.other(user, chain.at)
+    other = context.other_operand(user, chain.at)
     if other is None or other is chain.at or context.is_weight(other):
         return
     if same_shape(other, chain.at) and dtype_of(other) == dtype_of(chain.at):
@@ -134,13 +144,13 @@ def _take_residual(context: Context, chain: _Chain) -> None:
 def _take_activation(context: Context, chain: _Chain) -> None:
     if _take_spelled_out(context, chain):
         return
-    user = context.user(chain.at)
+    user = context.sole_user(chain.at)
     if user is None or user.domain or not user.inputs or user.inputs[0] is not chain.at:
         return
     name = user.op_type
     numbers: tuple[float, ...]
     if name == "Clip":
-        found = bounds(context, user)
+        found = clip_bounds(context, user)
         if found is None:
             return
         numbers = found
@@ -159,7 +169,10 @@ def _take_activation(context: Context, chain: _Chain) -> None:
 
 
 def _take_spelled_out(context: Context, chain: _Chain) -> bool:
-    """Take an activation that is written as a chain of primitives."""
+    """Append an activation that is a chain of primitives; return whether there is one.
+
+    Its matcher may start at a node some steps behind the value, so nearby nodes are tried.
+    """
     if not 2 <= len(chain.at.consumers) <= 5 or chain.at in context.outputs:
         return False
     activations = fusions(MATCHERS, "activation")

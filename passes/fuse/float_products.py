@@ -1,9 +1,10 @@
-"""The pass "FloatProducts": products of bytes for which there are no integer kernels.
+"""The pass "FloatProducts": integer products without an integer kernel become float32 products.
 
-QLinearMatMul of two computed operands, as attention has them: integer kernels hold one side packed,
-which only weights can be. ConvInteger of each channel by itself: they sum over many. The bytes less
-their zero points are multiplied as float32, exactly while sums have less than 259 terms, and scaled
-and rounded once, as QLinearMatMul says.
+These are QLinearMatMul of two computed operands, as in attention (the integer kernels need one
+packed operand, which must be a weight), and depthwise ConvInteger (the integer kernels sum over
+many channels). 8-bit integers minus their zero points are multiplied as float32. Sums of up to
+`_EXACT_TERMS` products are exact, and the result is scaled and rounded once, as QLinearMatMul
+requires.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from subgraph.graph.types import ONNX_DTYPE, Shape
 from subgraph.operators.inference import infer_types
 from subgraph.passes._patterns import Context, dtype_of, fusion_pass, is_op, shape_of, static_size
 
-_TERMS = 258  # products of two bytes less their zero points whose sum float32 holds exactly
+# A difference of two 8-bit integers is at most 255 in absolute value, and 258 * 255**2 <= 2**24, up
+# to which float32 holds every integer.
+_EXACT_TERMS = 258
 
 
 @fusion_pass("FloatProducts", "integers", ("QLinearMatMul",), ("ConvInteger",))
 def float_products(graph: Graph) -> Graph:
-    """Return a copy of ``graph`` in which such products are float32 between conversions."""
+    """Return a copy of ``graph`` with float32 products between conversions instead."""
     graph = graph.clone()
     context = Context(graph)
     replaced: dict[Value, Value] = {}
@@ -48,12 +51,12 @@ def float_products(graph: Graph) -> Graph:
 
 
 def _depthwise(node: Node, context: Context) -> Value | None:
-    """Return the sums of a ConvInteger whose groups have one channel each, None for others."""
+    """Return the result of a ConvInteger with one channel in each group; None for others."""
     x, weight, zero, own = (*node.inputs, None, None)[:4]
     shape = [] if weight is None else [d for d in shape_of(weight) or () if isinstance(d, int)]
     if weight is None or not context.is_weight(weight) or len(shape) < 3 or shape[1] != 1:
         return None
-    if int(node.attrs.get("group", 1)) < 2 or math.prod(shape[2:]) > _TERMS:
+    if int(node.attrs.get("group", 1)) < 2 or math.prod(shape[2:]) > _EXACT_TERMS:
         return None
     each = None if own is None else shape_of(own)
     if not (zero is None or shape_of(zero) == ()) or each not in (None, (), (shape[0],)):
@@ -64,10 +67,17 @@ def _depthwise(node: Node, context: Context) -> Value | None:
     return _made(node, "Cast", product, to=ONNX_DTYPE["int32"])
 
 
-def _unscaled(node: Node, bytes_: Value | None, zero: Value | None, scales: Shape) -> Value:
-    """Return bytes less their zero point as float32, whose scales are 1 along the first axis."""
+def _unscaled(node: Node, quantized: Value | None, zero: Value | None, scales: Shape) -> Value:
+    """Return a quantized value minus its zero point as float32.
+
+    Args:
+        node: The node that the new nodes are a part of.
+        quantized: A value of 8-bit integers.
+        zero: Its zero point, or None.
+        scales: Shape of the zero point: () or one number for each index of the first axis.
+    """
     ones = _made(node, "Constant", value=np.ones([int(d or 0) for d in scales], np.float32))
-    inputs = [bytes_, ones] if zero is None else [bytes_, ones, zero]
+    inputs = [quantized, ones] if zero is None else [quantized, ones, zero]
     return _made(node, "DequantizeLinear", *inputs, axis=0)
 
 
@@ -79,6 +89,7 @@ def _wide(node: Node, scale: Value | None) -> Value | None:
 
 
 def _made(node: Node, op_type: str, *inputs: Value | None, **attributes: object) -> Value:
+    """Return the typed output of a new node that replaces a part of ``node``."""
     notes = node.metadata or {}
     made = Node(
         op_type,

@@ -1,16 +1,17 @@
-"""The property "cpu_quantized": QDQ models run on integer kernels.
+"""The property "cpu_quantized": models in the QDQ form run on integer kernels.
 
-Quantised models write an operator as DequantizeLinear before it and QuantizeLinear behind it. Each
-such group becomes one integer operator (``ops/quantized/qlinear_cpu.py``):
+QDQ models have a DequantizeLinear before an operator and a QuantizeLinear after it. Each such group
+becomes one integer operator (``ops/quantized/qlinear_cpu.py``):
 
-- Conv, MatMul and Gemm with weights: sums of bytes are exact; they are scaled and rounded once, as
-  QLinearConv and QLinearMatMul say. Float arithmetic on the same group rounds sums too and may
-  come out one step apart.
-- MaxPool, and what only moves elements, between equal scales: exact, on the bytes.
-- Everything elementwise: the chain with its conversions in one loop (``fuse_elementwise``): exactly
-  the standard's float arithmetic.
+- Conv, MatMul and Gemm with weights: integer sums are exact, and are scaled and rounded once, as
+  QLinearConv and QLinearMatMul require. Float arithmetic on the same group also rounds sums, so
+  its result may differ by one quantization step.
+- MaxPool, and operators that only move elements, between equal scales: exact, on 8-bit integers.
 
-`split_dequantize` comes first: every user of a dequantised value gets a conversion of its own.
+Elementwise operators and their conversions become one loop (`elementwise`), with exactly the
+standard's float arithmetic.
+
+`split_dequantize` runs before, so that every user of a dequantized value has its own conversion.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from subgraph.passes._patterns import (
     static_size,
 )
 
-BYTES = frozenset({"uint8", "int8"})
+_EIGHT_BIT = frozenset({"uint8", "int8"})
+# Operators that only move or pick elements.
 _MOVES = frozenset(
     {
         *("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand"),
@@ -45,11 +47,11 @@ _MOVES = frozenset(
 
 @fusion_pass("SplitDequantize", "quantized", ("DequantizeLinear",))
 def split_dequantize(graph: Graph) -> Graph:
-    """Return a copy in which each user of a DequantizeLinear of bytes has one of its own."""
+    """Return a copy in which each user of an 8-bit DequantizeLinear has its own node."""
     graph = graph.clone()
     outputs = frozenset(graph.outputs)
     for node in graph.nodes:
-        if not is_op(node, "DequantizeLinear") or dtype_of(node.inputs[0]) not in BYTES:
+        if not is_op(node, "DequantizeLinear") or dtype_of(node.inputs[0]) not in _EIGHT_BIT:
             continue
         made = node.outputs[0]
         users = list(dict.fromkeys(made.uses))
@@ -70,8 +72,8 @@ def _copy(node: Node) -> Value:
 
 
 @attrs.frozen
-class _Step:
-    """A DequantizeLinear or QuantizeLinear of bytes."""
+class _Conversion:
+    """A DequantizeLinear or QuantizeLinear between 8-bit integers and float32."""
 
     node: Node
 
@@ -92,47 +94,53 @@ class _Step:
         return self.node.inputs[2] if len(self.node.inputs) > 2 else None
 
     @property
-    def whole(self) -> bool:
-        """Whether one scale holds for all of the tensor."""
+    def is_per_tensor(self) -> bool:
+        """Whether the whole tensor has one scale."""
         return static_size(shape_of(self.scale)) == 1
 
-    def per(self, axis: int, rank: int) -> bool:
-        """Return whether there is one scale, or one for each place of an axis."""
-        given = int(self.node.attrs.get("axis", 1))
+    def has_scales_along(self, axis: int, rank: int) -> bool:
+        """Return whether there is one scale, or one for each index of an axis.
+
+        Args:
+            axis: The axis, at least 0.
+            rank: Rank of the tensor.
+        """
+        own = int(self.node.attrs.get("axis", 1))
         shape = shape_of(self.scale)
-        along = shape is not None and len(shape) == 1 and given % rank == axis
-        return self.whole or along
+        along = shape is not None and len(shape) == 1 and own % rank == axis
+        return self.is_per_tensor or along
 
 
-def _step(context: Context, node: Node | None, op_type: str) -> _Step | None:
-    """Return a node as a step between bytes and float32 by scales that are weights."""
+def _conversion(context: Context, node: Node | None, op_type: str) -> _Conversion | None:
+    """Return a node as a conversion; None unless its scale and zero point are weights."""
     if node is None or not is_op(node, op_type) or len(node.inputs) < 2:
         return None
     if node.attrs.get("block_size", 0) or None in node.inputs[:2]:
         return None
-    step = _Step(node)
-    ends = (step.source, node.outputs[0])
+    found = _Conversion(node)
+    ends = (found.source, node.outputs[0])
     narrow, wide = ends if op_type == "DequantizeLinear" else ends[::-1]
-    if dtype_of(narrow) not in BYTES or dtype_of(wide) != "float32":
+    if dtype_of(narrow) not in _EIGHT_BIT or dtype_of(wide) != "float32":
         return None
-    if dtype_of(step.scale) != "float32" or not context.is_weight(step.scale):
+    if dtype_of(found.scale) != "float32" or not context.is_weight(found.scale):
         return None
-    return step if step.zero is None or context.is_weight(step.zero) else None
+    return found if found.zero is None or context.is_weight(found.zero) else None
 
 
-def before(context: Context, value: Value | None) -> _Step | None:
-    """Return the DequantizeLinear that a value comes from."""
-    return None if value is None else _step(context, value.producer, "DequantizeLinear")
+def dequantize_before(context: Context, value: Value | None) -> _Conversion | None:
+    """Return the DequantizeLinear that computes a value."""
+    return None if value is None else _conversion(context, value.producer, "DequantizeLinear")
 
 
-def behind(context: Context, value: Value) -> _Step | None:
-    """Return the QuantizeLinear of one scale that alone uses a value."""
-    found = _step(context, context.user(value), "QuantizeLinear")
-    return found if found is not None and found.whole and found.source is value else None
+def quantize_after(context: Context, value: Value) -> _Conversion | None:
+    """Return the sole user of a value if it is a QuantizeLinear with one scale."""
+    found = _conversion(context, context.sole_user(value), "QuantizeLinear")
+    fits = found is not None and found.is_per_tensor and found.source is value
+    return found if fits else None
 
 
 def _number(context: Context, value: Value | None) -> int | None:
-    """Return the zero point that a parameter of one element holds."""
+    """Return the zero point in a parameter of one element; 0 if there is no zero point."""
     return 0 if value is None else _as_int(context.scalar(value))
 
 
@@ -142,22 +150,28 @@ def _as_int(number: float | None) -> int | None:
 
 @attrs.define
 class _Chain:
-    """The nodes behind a product, the result, and its bounds as an activation sets them."""
+    """The nodes after a product.
+
+    Attributes:
+        nodes: An activation, if any, and the QuantizeLinear.
+        end: The QuantizeLinear.
+        bounds: Attributes "low" and "high" of the fused node, in quantized units.
+    """
 
     nodes: list[Node]
-    end: _Step
+    end: _Conversion
     bounds: dict[str, Any]
 
 
 def _chain(context: Context, node: Node) -> _Chain | None:
-    """Return what lies between a product and its QuantizeLinear: nothing, Relu or Clip."""
-    direct = behind(context, node.outputs[0])
+    """Return the QuantizeLinear after a product, with a Relu or Clip between; None if absent."""
+    direct = quantize_after(context, node.outputs[0])
     if direct is not None:
         return _Chain([direct.node], direct, {})
-    user = context.user(node.outputs[0])
+    user = context.sole_user(node.outputs[0])
     if user is None or not is_op(user, "Relu", "Clip") or user.inputs[0] is not node.outputs[0]:
         return None
-    end = behind(context, user.outputs[0])
+    end = quantize_after(context, user.outputs[0])
     if end is None:
         return None
     low, high = 0.0 if user.op_type == "Relu" else None, None
@@ -165,9 +179,9 @@ def _chain(context: Context, node: Node) -> _Chain | None:
         if 0 < user.version < 11:
             low, high = user.attrs.get("min"), user.attrs.get("max")
         else:
-            given = [*user.inputs[1:3], None, None]
-            found = [None if v is None else context.scalar(v) for v in given[:2]]
-            if any(v is not None and f is None for v, f in zip(given, found, strict=False)):
+            ends = [*user.inputs[1:3], None, None]
+            found = [None if v is None else context.scalar(v) for v in ends[:2]]
+            if any(v is not None and f is None for v, f in zip(ends, found, strict=False)):
                 return None
             low, high = found
     scale, zero = context.scalar(end.scale), _number(context, end.zero)
@@ -176,36 +190,40 @@ def _chain(context: Context, node: Node) -> _Chain | None:
     bounds: dict[str, Any] = {}
     for name, bound in (("low", low), ("high", high)):
         if bound is not None:
-            # Rounding keeps order: the bound may as well be rounded and applied afterwards.
+            # Rounding is monotonic, so clipping the rounded value by a rounded bound is the same.
             bounds[name] = int(np.rint(np.float32(bound) / np.float32(scale))) + zero
     return _Chain([user, end.node], end, bounds)
 
 
 def _bias(
-    context: Context, value: Value | None, x: _Step, w: _Step
+    context: Context, value: Value | None, x: _Conversion, w: _Conversion
 ) -> tuple[list[Node], Value | None, Value | None] | None:
-    """Return the nodes of a bias, its value and its scale where that is not the sums' own."""
+    """Return the nodes of a bias, its value and its scale.
+
+    The scale is None if it is that of the sums, the product of the scales of ``x`` and ``w``. The
+    whole result is None for a bias that the fused operators cannot add.
+    """
     if value is None:
         return [], None, None
     producer = produced_by(value, "DequantizeLinear")
     if producer is None or dtype_of(producer.inputs[0]) != "int32":
         weight = value.parameter is not None and dtype_of(value) == "float32"
         return ([], value, None) if weight else None
-    step = _Step(producer)
-    made = produced_by(step.scale, "Mul")
-    if made is not None and set(made.inputs) == {x.scale, w.scale} and step.zero is None:
-        alone = context.user(step.scale) is producer
-        return ([made, producer], step.source, None) if alone else None
-    arrays = [context.array(v) for v in (step.scale, x.scale, w.scale)]
-    if any(a is None for a in arrays) or context.user(producer.outputs[0]) is None:
+    bias = _Conversion(producer)
+    made = produced_by(bias.scale, "Mul")
+    if made is not None and set(made.inputs) == {x.scale, w.scale} and bias.zero is None:
+        alone = context.sole_user(bias.scale) is producer
+        return ([made, producer], bias.source, None) if alone else None
+    arrays = [context.array(v) for v in (bias.scale, x.scale, w.scale)]
+    if any(a is None for a in arrays) or context.sole_user(producer.outputs[0]) is None:
         return None
-    if step.zero is not None:
-        zero = context.array(step.zero)
+    if bias.zero is not None:
+        zero = context.array(bias.zero)
         if zero is None or zero.any():
             return None
     own, left, right = (np.asarray(a, np.float32).reshape(-1) for a in arrays)
     same = np.allclose(own, left * right, rtol=1e-5, atol=0)
-    return [producer], step.source, None if same else step.scale
+    return [producer], bias.source, None if same else bias.scale
 
 
 @pattern("quantized", ("DequantizeLinear",))
@@ -235,8 +253,18 @@ def product(context: Context, node: Node) -> Match | None:
 
 
 def _product(context: Context, node: Node, op_type: str, axis: int, rank: int) -> Match | None:
-    x, w = before(context, node.inputs[0]), before(context, node.inputs[1])
-    if x is None or w is None or not x.whole or not w.per(axis, rank):
+    """Match the group of a product.
+
+    Args:
+        context: The graph.
+        node: The Conv, MatMul or Gemm.
+        op_type: The fused operator.
+        axis: The axis of the weights that is the output's channels or columns.
+        rank: Rank of the weights.
+    """
+    x = dequantize_before(context, node.inputs[0])
+    w = dequantize_before(context, node.inputs[1])
+    if x is None or w is None or not x.is_per_tensor or not w.has_scales_along(axis, rank):
         return None
     if not context.is_weight(w.source) or context.is_weight(x.source):
         return None
@@ -258,27 +286,28 @@ def _product(context: Context, node: Node, op_type: str, axis: int, rank: int) -
     )
 
 
-def _equal(context: Context, first: _Step, second: _Step) -> bool:
-    """Return whether two steps have the same scale, zero point and bytes."""
+def _equal(context: Context, first: _Conversion, second: _Conversion) -> bool:
+    """Return whether two opposite conversions have the same scale, zero point and dtype."""
     kinds = dtype_of(first.source), dtype_of(second.node.outputs[0])
-    if kinds[0] != kinds[1] or not first.whole or not second.whole:
+    if kinds[0] != kinds[1] or not first.is_per_tensor or not second.is_per_tensor:
         return False
     if first.scale is second.scale and first.zero is second.zero:
         return True
-    scales = [context.scalar(step.scale) for step in (first, second)]
-    zeros = [_number(context, step.zero) for step in (first, second)]
+    scales = [context.scalar(each.scale) for each in (first, second)]
+    zeros = [_number(context, each.zero) for each in (first, second)]
     return scales[0] is not None and scales[0] == scales[1] and zeros[0] == zeros[1] is not None
 
 
 @pattern("quantized", ("DequantizeLinear",))
 def move(context: Context, node: Node) -> Match | None:
-    """Match what only moves or picks elements between equal scales."""
+    """Match an operator that only moves or picks elements, between equal scales."""
     pool = is_op(node, "MaxPool")
     if not pool and not is_op(node, *_MOVES):
         return None
     if not node.inputs or len(node.outputs) != 1 or (pool and 0 < node.version < 8):
         return None
-    x, end = before(context, node.inputs[0]), behind(context, node.outputs[0])
+    x = dequantize_before(context, node.inputs[0])
+    end = quantize_after(context, node.outputs[0])
     if x is None or end is None or not _equal(context, x, end):
         return None
     return Match(
@@ -297,19 +326,19 @@ def concat(context: Context, node: Node) -> Match | None:
     """Match Concat of values with equal scales."""
     if not is_op(node, "Concat") or node.version < 4:
         return None
-    end = behind(context, node.outputs[0])
+    end = quantize_after(context, node.outputs[0])
     if end is None:
         return None
-    steps: list[_Step] = []
+    conversions: list[_Conversion] = []
     for value in node.inputs:
-        found = before(context, value)
+        found = dequantize_before(context, value)
         if found is None or not _equal(context, found, end):
             return None
-        steps.append(found)
-    nodes = [step.node for step in steps]
+        conversions.append(found)
+    nodes = [each.node for each in conversions]
     if len(set(nodes)) != len(nodes):
         return None
-    inputs = tuple(step.source for step in steps)
+    inputs = tuple(each.source for each in conversions)
     if len(set(inputs)) != len(inputs):
         return None
     return Match(

@@ -1,8 +1,8 @@
-"""The pass "SplitZeroPoint": ConvInteger whose input's zero point is computed.
+"""The pass "SplitZeroPoint": ConvInteger whose input has a computed zero point.
 
-Dynamically quantised models have it. The convolution then runs without that zero point, over an
-input that is padded with it, and what the zero point adds is taken off: it times the sum of each
-output's weights.
+Dynamically quantized models have such nodes. The convolution then runs without the zero point, over
+an input that is padded with it. The zero point times the sum of each output channel's weights is
+subtracted from the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from subgraph.passes._patterns import Context, fusion_pass, is_op, shape_of
 
 @fusion_pass("SplitZeroPoint", "integers", ("ConvInteger",))
 def split_zero_point(graph: Graph) -> Graph:
-    """Return a copy of ``graph`` in which zero points of ConvInteger's inputs are weights."""
+    """Return a copy of ``graph`` in which no ConvInteger has a computed zero point."""
     graph = graph.clone()
     context = Context(graph)
     replaced: dict[Value, Value] = {}
@@ -32,6 +32,7 @@ def split_zero_point(graph: Graph) -> Graph:
 
 
 def _split(context: Context, node: Node) -> Value | None:
+    """Return the replacement of a ConvInteger's output; None if the node stays."""
     x, weight, zero = node.inputs[:3]
     own = node.inputs[3] if len(node.inputs) > 3 else None
     if x is None or weight is None or zero is None or context.is_weight(zero):
@@ -68,6 +69,7 @@ def _split(context: Context, node: Node) -> Value | None:
 def _made(
     node: Node, op_type: str, *inputs: Value, version: int = 13, **attributes: object
 ) -> Value:
+    """Return the output of a new node that replaces a part of ``node``."""
     origin = {"origin": (node.metadata or {}).get("origin") or node.name.removesuffix(".unsplit")}
     return Node(op_type, inputs, version=version, attrs=attributes, metadata=origin).outputs[0]
 

@@ -77,7 +77,7 @@ def _chain(context: Context, node: Node) -> _Chain | None:
         return None
     while True:
         at = chain.nodes[-1].outputs[0]
-        user = context.user(at)
+        user = context.sole_user(at)
         step = None if user is None else _step(context, user, at, chain.channels)
         if user is None or step is None:
             break
@@ -133,7 +133,7 @@ def _step(
         return ("norm", node, weights) if all(map(context.is_weight, weights)) else None
     if not is_op(node, "Mul", "Add") or "axis" in node.attrs or dtype_of(at) not in FLOATS:
         return None
-    other = context.other(node, at)
+    other = context.other_operand(node, at)
     if other is None or other is at or not context.is_weight(other):
         return None
     rank = len(shape_of(at) or ())

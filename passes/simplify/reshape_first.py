@@ -20,7 +20,7 @@ def reshape_first(graph: Graph) -> Graph:
     context = Context(graph)
     for node in graph.nodes:
         transpose = produced_by(node.inputs[0], "Transpose") if is_op(node, "Reshape") else None
-        if transpose is None or context.user(transpose.outputs[0]) is None:
+        if transpose is None or context.sole_user(transpose.outputs[0]) is None:
             continue
         made = _exchanged(transpose, node)
         if made is not None:

@@ -477,7 +477,7 @@ def test_a_fusion_is_declared_where_it_is_written() -> None:
 
     @pattern("activation", ("Sinh", "Cosh"), ("Asinh",))
     def tangent(context: Context, node: sg.Node) -> Match | None:
-        user = context.user(node.outputs[0])
+        user = context.sole_user(node.outputs[0])
         if not is_op(node, "Sinh") or user is None or not is_op(user, "Asinh"):
             return None
         return Match((node, user), "Neg", node.inputs, domain="", version=13, opaque=False)

@@ -1,0 +1,256 @@
+"""Scaled dot-product attention from primitives: a pattern of the property "cpu_transformer".
+
+A match becomes the standard's Attention with the chain of primitives as its inner graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from subgraph.graph.graph import Node, Value
+from subgraph.passes._patterns import (
+    FLOATS,
+    Context,
+    Match,
+    dtype_of,
+    is_op,
+    pattern,
+    produced_by,
+    shape_of,
+)
+
+
+@pattern("transformer", ("Softmax", "MatMul"))
+def attention(context: Context, node: Node) -> Match | None:
+    """Match scaled dot-product attention at its Softmax.
+
+    With heads inside the last dimension, [B, T, H * D], the match includes the Reshape and
+    Transpose nodes that split and join them.
+    """
+    if not is_op(node, "Softmax") or dtype_of(node.outputs[0]) not in FLOATS:
+        return None
+    scores = node.inputs[0]
+    rank = len(shape_of(scores) or ())
+    axis = int(node.attrs.get("axis", -1 if node.version >= 13 else 1))
+    if rank not in (3, 4) or axis not in (-1, rank - 1):
+        return None
+    found = _scores(context, scores)
+    weighted = context.sole_user(node.outputs[0])
+    if found is None or weighted is None or not is_op(weighted, "MatMul"):
+        return None
+    if weighted.inputs[0] is not node.outputs[0]:
+        return None
+    q, k, v = found.q, found.k, weighted.inputs[1]
+    nodes = [*found.nodes, node, weighted]
+    split = _split_heads(context, q, found.k_transpose, v, weighted) if rank == 4 else None
+    if split is None:
+        if k is None or (rank == 3 and not _is_one_head(q, k, v, found.mask)):
+            return None
+        inputs: Sequence[Value | None] = (q, k, v, found.mask)
+        attributes: dict[str, object] = {"scale": found.scale}
+        if rank == 3:
+            attributes |= {"q_num_heads": 1, "kv_num_heads": 1}
+        ordered = _ordered([*found.k_nodes, *nodes])
+        return Match(
+            tuple(ordered), "Attention", tuple(inputs), attributes, "", version=23, arity=7
+        )
+    return Match(
+        tuple(_ordered([*split.nodes, *nodes])),
+        "Attention",
+        (*split.inputs, found.mask),
+        {"scale": found.scale, "q_num_heads": split.heads, "kv_num_heads": split.heads},
+        "",
+        version=23,
+        arity=7,
+    )
+
+
+def _is_one_head(q: Value | None, k: Value, v: Value | None, mask: Value | None) -> bool:
+    """Return whether Q, K and V of rank 3 are attention with one head."""
+    shapes: list[Sequence[object]] = [shape_of(value) or () for value in (q, k, v)]
+    if any(len(shape) != 3 or shape[0] != shapes[0][0] for shape in shapes):
+        return False
+    # A mask of three dimensions would be one for each head.
+    return mask is None or len(shape_of(mask) or ()) == 2
+
+
+class _Scores:
+    """The computation of the scores before a softmax: scale * Q @ K^T + mask.
+
+    Attributes:
+        nodes: Its nodes, without a transposition of K.
+        scale: The product of all constant factors.
+        mask: The added mask, or None.
+        q: Q, [B, H, T, D] or [B, T, D].
+        k: K before a transposition of its own, [B, H, S, D] or [B, S, D]; None without one.
+        k_nodes: That transposition.
+        k_transpose: The right operand of the product, [B, H, D, S] or [B, D, S].
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.scale = 1.0
+        self.mask: Value | None = None
+        self.q: Value | None = None
+        self.k: Value | None = None
+        self.k_nodes: list[Node] = []
+        self.k_transpose: Value | None = None
+
+
+def _scores(context: Context, value: Value | None) -> _Scores | None:
+    found = _Scores()
+    node = produced_by(value, "Add", "Mul", "Div", "MatMul")
+    if is_op(node, "Add") and node is not None:
+        inner = _operand_from(node, ("Mul", "Div", "MatMul"))
+        if inner is None:
+            return None
+        found.nodes.append(node)
+        found.mask = context.other_operand(node, inner)
+        rank = len(shape_of(found.mask) or ())
+        if not 2 <= rank <= 4 or dtype_of(found.mask) != dtype_of(inner):
+            return None
+        node = inner.producer
+    if node is not None and is_op(node, "Mul", "Div"):
+        inner = _operand_from(node, ("MatMul",))
+        number = None if inner is None else context.scalar(context.other_operand(node, inner))
+        if inner is None or number is None or (is_op(node, "Div") and node.inputs[0] is not inner):
+            return None
+        found.scale *= number if node.op_type == "Mul" else 1.0 / number
+        found.nodes.append(node)
+        node = inner.producer
+    if node is None or not is_op(node, "MatMul"):
+        return None
+    found.nodes.append(node)
+    found.q = _unscaled(context, node.inputs[0], found)
+    found.k_transpose = _unscaled(context, node.inputs[1], found)
+    transpose = produced_by(found.k_transpose, "Transpose")
+    perm = () if transpose is None else tuple(transpose.attrs.get("perm", ()))
+    if transpose is not None and perm in ((0, 1, 3, 2), (0, 2, 1)):
+        found.k, found.k_nodes = transpose.inputs[0], [transpose]
+    return found
+
+
+def _operand_from(node: Node, op_types: Iterable[str]) -> Value | None:
+    for value in node.inputs:
+        if produced_by(value, *op_types) is not None:
+            return value
+    return None
+
+
+def _unscaled(context: Context, value: Value | None, found: _Scores) -> Value | None:
+    """Return the operand of a multiplication by a constant, which joins the scale; else value."""
+    node = produced_by(value, "Mul")
+    if node is None:
+        return value
+    scaled = context.split_scale(node)
+    if scaled is None:
+        return value
+    found.scale *= scaled[1]
+    found.nodes.append(node)
+    return scaled[0]
+
+
+class _Split:
+    """The nodes that split the last dimension of Q, K and V, [B, T, H * D], into heads.
+
+    Attributes:
+        heads: Number of heads.
+        inputs: Q, K and V before the split.
+        nodes: All these nodes, and those that join the heads of the result.
+    """
+
+    def __init__(self, heads: int) -> None:
+        self.heads = heads
+        self.inputs: list[Value] = []
+        self.nodes: list[Node] = []
+
+    def take(self, value: Value | None, perms: Sequence[tuple[int, ...]]) -> bool:
+        """Add the Reshape and Transpose nodes that compute ``value`` from [B, T, H * D].
+
+        Args:
+            value: Q, K (transposed) or V, of rank 4.
+            perms: Accepted orders of axes of the last Transpose.
+
+        Returns:
+            Whether there are such nodes.
+        """
+        transpose = produced_by(value, "Transpose")
+        if transpose is None or tuple(transpose.attrs.get("perm", ())) not in perms:
+            return False
+        nodes = [transpose]
+        if tuple(transpose.attrs["perm"]) == (0, 1, 3, 2):
+            transpose = produced_by(transpose.inputs[0], "Transpose")
+            if transpose is None or tuple(transpose.attrs.get("perm", ())) != (0, 2, 1, 3):
+                return False
+            nodes.append(transpose)
+        shape = produced_by(transpose.inputs[0], "Reshape")
+        parts = shape_of(transpose.inputs[0])
+        source = None if shape is None else shape.inputs[0]
+        whole = shape_of(source)
+        if shape is None or source is None or parts is None or whole is None:
+            return False
+        if len(whole) != 3 or len(parts) != 4 or parts[2] != self.heads:
+            return False
+        size, width = parts[3], whole[2]
+        if not isinstance(size, int) or width != self.heads * size or parts[:2] != whole[:2]:
+            return False
+        self.inputs.append(source)
+        self.nodes += [*nodes, shape]
+        return True
+
+
+def _split_heads(
+    context: Context, q: Value | None, k: Value | None, v: Value | None, weighted: Node
+) -> _Split | None:
+    """Return the nodes that split and join the heads of attention; None if there are none.
+
+    Args:
+        context: The graph.
+        q: Q, [B, H, T, D].
+        k: K transposed, [B, H, D, S].
+        v: V, [B, H, S, D].
+        weighted: The product of the softmax and V.
+    """
+    shape = shape_of(q)
+    heads = None if shape is None else shape[1]
+    if not isinstance(heads, int):
+        return None
+    split = _Split(heads)
+    merge = [(0, 2, 1, 3)]
+    if not split.take(q, merge) or not split.take(k, [(0, 2, 3, 1), (0, 1, 3, 2)]):
+        return None
+    if not split.take(v, merge):
+        return None
+    transpose = context.sole_user(weighted.outputs[0])
+    if transpose is None or not is_op(transpose, "Transpose"):
+        return None
+    if tuple(transpose.attrs.get("perm", ())) != (0, 2, 1, 3):
+        return None
+    joined = context.sole_user(transpose.outputs[0])
+    if joined is None or not is_op(joined, "Reshape"):
+        return None
+    whole, parts = shape_of(joined.outputs[0]), shape_of(transpose.outputs[0])
+    if whole is None or parts is None or len(whole) != 3 or whole[:2] != parts[:2]:
+        return None
+    split.nodes += [transpose, joined]
+    return split
+
+
+def _ordered(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes, each once, in a topological order."""
+    unique = list(dict.fromkeys(nodes))
+    members = set(unique)
+    order: list[Node] = []
+    done: set[Node] = set()
+    stack = list(reversed(unique))
+    while stack:
+        node = stack[-1]
+        waiting = [p for p in node.predecessors() if p in members and p not in done]
+        if waiting and node not in done:
+            stack += waiting
+            continue
+        stack.pop()
+        if node not in done:
+            done.add(node)
+            order.append(node)
+    return order
