@@ -1,4 +1,4 @@
-"""Arguments of the kernels that take and put elements by index."""
+"""Arguments of the kernels that gather and scatter elements by index."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from subgraph.engine.codegen.arguments import Address, KernelArguments, ReportWo
 
 
 class GatherArguments(KernelArguments):
-    """Arguments of `gather`; a work unit is a tile of indices, of an outer index.
+    """Arguments of `gather`; a work unit is a tile of indices at one outer index.
 
     Attributes:
         data: First element of ``[outer][size][inner]``.
@@ -15,7 +15,7 @@ class GatherArguments(KernelArguments):
         size: Slices along the axis.
         count: Number of indices.
         inner: Elements of a slice.
-        block: Indices of a unit.
+        block: Indices of a tile.
         report: Where an index out of range is reported.
     """
 
@@ -30,20 +30,21 @@ class GatherArguments(KernelArguments):
 
 
 class ElementsArguments(KernelArguments):
-    """Arguments of `elements`; a work unit is a row of the indices, or all rows that are scattered.
+    """Arguments of `elements`; a work unit is a row of indices to gather, or all rows to scatter.
 
     Attributes:
         data: First element of the data.
         indices: First index.
-        y: First element of the result that is gathered, or of the updates; shaped as the indices.
+        y: First element of the gathered result, or of the updates to scatter; shaped as the
+            indices.
         size: Elements of the data along the axis.
         along: Bytes between them.
         row_size: Indices of a row: the size of the last dimension.
-        row_step: Bytes along the last dimension of the data; 0: that is the axis.
+        row_step: Bytes along the last dimension of the data; 0 if that is the axis.
         report: Where an index out of range is reported.
         outer: Number of outer dimensions.
-        dims: For each outer dimension of the indices its size, and bytes in the data; 0: that is
-            the axis.
+        dims: Two numbers for each outer dimension: its size in the indices, and its stride in the
+            data in bytes (0 for the axis).
     """
 
     data: Address
@@ -59,19 +60,20 @@ class ElementsArguments(KernelArguments):
 
 
 class TuplesArguments(KernelArguments):
-    """Arguments of `nd`; a work unit is a tuple of indices, or all slices that are scattered.
+    """Arguments of `nd`; a work unit is an index tuple to gather, or all tuples to scatter.
 
     Attributes:
         data: First element of the data.
         indices: First index, int64.
-        y: First element of the slices that are gathered, or of the updates.
+        y: First element of the gathered slices, or of the updates to scatter.
         tuples: Number of tuples.
         inner: Elements of a slice.
         batch_tuples: Tuples of a batch.
         batch_step: Bytes of a batch in the data.
         report: Where an index out of range is reported.
         depth: Indices of a tuple.
-        dims: For each index of a tuple the size of its dimension, and bytes along it.
+        dims: Two numbers for each index of a tuple: the size of its dimension, and the stride in
+            bytes.
     """
 
     data: Address
@@ -87,15 +89,15 @@ class TuplesArguments(KernelArguments):
 
 
 class OneHotArguments(KernelArguments):
-    """Arguments of `one_hot`; a work unit is an index outside the new axis.
+    """Arguments of `one_hot`; a work unit is one index along the dimensions outside the new axis.
 
     Attributes:
         indices: First index, int64, ``[units][inner]``.
-        values: Two elements: what is written elsewhere, and where an index says.
+        values: Two elements: the value elsewhere, and the value at the index.
         y: First element of ``[units][depth][inner]``.
         depth: Elements along the new axis.
         inner: Indices inside the new axis.
-        wraps: Whether negative indices count from the end.
+        wraps: Whether negative indices count from the end (0 or 1).
     """
 
     indices: Address
@@ -106,14 +108,14 @@ class OneHotArguments(KernelArguments):
     wraps: int
 
 
-class IntoCacheArguments(KernelArguments):
-    """Arguments of `into_cache`; a work unit is a group of a sample.
+class TensorScatterArguments(KernelArguments):
+    """Arguments of `tensor_scatter`; a work unit is a group of a sample.
 
     Attributes:
         cache: First byte of ``[samples][groups][positions]`` rows.
         update: First byte of ``[samples][groups][count]`` rows.
-        firsts: The position of the first row of each sample, int64, if positions are given.
-        groups: Groups of a sample.
+        firsts: The position in the cache of each sample's first row, int64; 0: all are position 0.
+        groups: Groups of a sample: the product of the dimensions between samples and axis.
         positions: Rows of a group of the cache.
         count: Rows of a group of the update.
         row_bytes: Bytes of a row.

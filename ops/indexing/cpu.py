@@ -1,4 +1,4 @@
-"""Operators that take and put elements by index, on the CPU: Gather*, Scatter*, OneHot."""
+"""Operators that gather and scatter elements by index, on the CPU: Gather*, Scatter*, OneHot."""
 
 from __future__ import annotations
 
@@ -19,35 +19,45 @@ from subgraph.ops.shared.strides import contiguous, normal_axis
 from .arguments import (
     ElementsArguments,
     GatherArguments,
-    IntoCacheArguments,
     OneHotArguments,
+    TensorScatterArguments,
     TuplesArguments,
 )
 from .op import wraps
 
-# Bytes of a unit at least: half of a first-level cache of 32 KiB, as a slice is read and written.
+# Bytes of a tile, and of a thread's work at least: half of a 32 KiB L1 cache, since a slice is both
+# read and written.
 _TILE_BYTES = 16384
-_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
-# Elements of a unit range at least: fewer take less time than a thread to start on them.
-_SMALL = 4096
+_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+# Fewer elements take less time than another thread takes to start on them; an estimate.
+_MIN_ELEMENTS_PER_THREAD = 4096
 
 
 def _check_indices(low: Lowering, indices: Operand) -> None:
+    """Check the dtype of indices.
+
+    Raises:
+        Unsupported: It is neither int32 nor int64.
+    """
     if indices.dtype not in ("int32", "int64"):
         raise Unsupported(f"{low.node.op_type} with indices of {indices.dtype}")
 
 
-def _moved(operand: Operand) -> str:
-    """Return the unsigned dtype as which elements are moved."""
+def _unsigned_dtype(operand: Operand) -> str:
+    """Return the unsigned dtype of the same size, as which elements are copied.
+
+    Raises:
+        Unsupported: The elements have 16 bytes.
+    """
     item = element_bytes(operand)
     if item == 16:
         raise Unsupported("indexing of complex numbers")
-    return _WORDS[item]
+    return _UNSIGNED[item]
 
 
 @lowering("Gather")
 def gather(node: Node, low: Lowering) -> None:
-    """Take slices along an axis; a view for one known index in front."""
+    """Gather slices along an axis; a single constant index makes the result a view."""
     x, indices, y = low.input(0), low.input(1), low.output()
     _check_indices(low, indices)
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
@@ -60,9 +70,9 @@ def gather(node: Node, low: Lowering) -> None:
     steps = contiguous(x.shape)
     if indices.known is not None and indices.size == 1:
         index = int(indices.known.reshape(-1)[0])
-        rest = (*steps[:axis], *(0 for _ in indices.shape), *steps[axis + 1 :])
+        strides = (*steps[:axis], *(0 for _ in indices.shape), *steps[axis + 1 :])
         index = min(max(index + size if index < 0 else index, 0), size - 1)
-        emit_view(low, rest, index * steps[axis])
+        emit_view(low, strides, index * steps[axis])
         return
     inner = steps[axis]
     if item == 16:
@@ -85,9 +95,10 @@ def gather(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
 
 
-def _elements(
+def _element_arguments(
     low: Lowering, data: Operand, indices: Operand, y: Operand, axis: int
 ) -> ElementsArguments:
+    """Return the arguments of `elements`; ``data`` is gathered from or scattered to."""
     steps = [step * data.itemsize for step in contiguous(data.shape)]
     outer = range(data.rank - 1)
     return ElementsArguments(
@@ -106,7 +117,7 @@ def _elements(
 
 @lowering("GatherElements")
 def gather_elements(node: Node, low: Lowering) -> None:
-    """Take single elements along an axis."""
+    """Gather single elements along an axis."""
     x, indices, y = low.input(0), low.input(1), low.output()
     _check_indices(low, indices)
     emit_gather_elements(low, x, indices, y, normal_axis(int(node.attrs.get("axis", 0)), x.rank))
@@ -115,8 +126,16 @@ def gather_elements(node: Node, low: Lowering) -> None:
 def emit_gather_elements(
     low: Lowering, x: Operand, indices: Operand, y: Operand, axis: int
 ) -> None:
-    """Emit the step that takes single elements along an axis."""
-    dtype = _moved(x)
+    """Emit the step that gathers single elements along an axis (GatherElements).
+
+    Args:
+        low: The lowering that gets the step.
+        x: The data.
+        indices: An index along the axis for each output element, int32 or int64.
+        y: The output, with the indices' shape.
+        axis: The axis, not negative.
+    """
+    dtype = _unsigned_dtype(x)
     if y.size == 0:
         return
     kernel = Kernel(
@@ -128,13 +147,13 @@ def emit_gather_elements(
         reduction="none",
     )
     rows = indices.size // indices.shape[-1]
-    grain = max(1, _SMALL // indices.shape[-1])
-    arguments = _elements(low, x, indices, y, axis)
+    grain = max(1, _MIN_ELEMENTS_PER_THREAD // indices.shape[-1])
+    arguments = _element_arguments(low, x, indices, y, axis)
     low.emit(kernel, arguments, rows, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
 
 
 def _reduction(node: Node, dtype: str) -> tuple[str, str]:
-    """Return the reduction and the dtype in which it is computed ("": elements are moved)."""
+    """Return the reduction and the dtype in which it computes ("": elements are only copied)."""
     reduction = text(node.attrs.get("reduction", "none"))
     if reduction == "none":
         return reduction, ""
@@ -144,18 +163,19 @@ def _reduction(node: Node, dtype: str) -> tuple[str, str]:
 
 
 def _copy_data(low: Lowering, x: Operand, y: Operand) -> None:
+    """Emit the copy of the data to the output, into which updates are then scattered."""
     steps = contiguous(x.shape)
     emit_copy(low, x, y, x.shape, steps, steps, item=element_bytes(x))
 
 
 @lowering("ScatterElements", "Scatter")
 def scatter_elements(node: Node, low: Lowering) -> None:
-    """Put single elements along an axis of a copy."""
+    """Scatter single elements along an axis of a copy of the data."""
     x, indices, updates, y = low.input(0), low.input(1), low.input(2), low.output()
     _check_indices(low, indices)
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
     reduction, computed = _reduction(node, x.dtype)
-    dtype = computed or _moved(x)
+    dtype = computed or _unsigned_dtype(x)
     _copy_data(low, x, y)
     if indices.size == 0 or y.size == 0:
         return
@@ -167,13 +187,14 @@ def scatter_elements(node: Node, low: Lowering) -> None:
         scatter=True,
         reduction=reduction,
     )
-    arguments = _elements(low, y, indices, updates, axis)
+    arguments = _element_arguments(low, y, indices, updates, axis)
     low.emit(kernel, arguments, 1, bytes=3 * updates.nbytes)
 
 
-def _tuples(
+def _tuple_arguments(
     low: Lowering, data: Operand, indices: Operand, y: Operand, batch_dims: int
 ) -> TuplesArguments:
+    """Return the arguments of `nd`; ``data`` is gathered from or scattered to."""
     depth = indices.shape[-1]
     tuples = indices.size // depth if depth else math.prod(indices.shape[:-1])
     steps = [step * data.itemsize for step in contiguous(data.shape)]
@@ -195,34 +216,34 @@ def _tuples(
 
 @lowering("GatherND")
 def gather_nd(node: Node, low: Lowering) -> None:
-    """Take slices by index tuples."""
+    """Gather slices by index tuples."""
     x, indices, y = low.input(0), low.input(1), low.output()
-    dtype = _moved(x)
+    dtype = _unsigned_dtype(x)
     if y.size == 0:
         return
     if indices.dtype != "int64":
         raise Unsupported(f"GatherND with indices of {indices.dtype}")
-    arguments = _tuples(low, x, indices, y, int(node.attrs.get("batch_dims", 0)))
+    arguments = _tuple_arguments(low, x, indices, y, int(node.attrs.get("batch_dims", 0)))
     kernel = Kernel(
         "subgraph.ops.indexing.kernels", "nd", dtype=dtype, scatter=False, reduction="none"
     )
     tuples = arguments.tuples
-    grain = max(1, _SMALL // max(y.size // tuples, 1))
+    grain = max(1, _MIN_ELEMENTS_PER_THREAD // max(y.size // tuples, 1))
     low.emit(kernel, arguments, tuples, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
 
 
 @lowering("ScatterND")
 def scatter_nd(node: Node, low: Lowering) -> None:
-    """Put slices by index tuples into a copy."""
+    """Scatter slices by index tuples into a copy of the data."""
     x, indices, updates, y = low.input(0), low.input(1), low.input(2), low.output()
     reduction, computed = _reduction(node, x.dtype)
-    dtype = computed or _moved(x)
+    dtype = computed or _unsigned_dtype(x)
     if indices.dtype != "int64":
         raise Unsupported(f"ScatterND with indices of {indices.dtype}")
     _copy_data(low, x, y)
     if updates.size == 0 or y.size == 0:
         return
-    arguments = _tuples(low, y, indices, updates, 0)
+    arguments = _tuple_arguments(low, y, indices, updates, 0)
     kernel = Kernel(
         "subgraph.ops.indexing.kernels", "nd", dtype=dtype, scatter=True, reduction=reduction
     )
@@ -231,7 +252,7 @@ def scatter_nd(node: Node, low: Lowering) -> None:
 
 @lowering("TensorScatter")
 def tensor_scatter(node: Node, low: Lowering) -> None:
-    """Put the rows of an update into a copy of a cache, for each sample from a place of its own."""
+    """Copy the rows of an update into a copy of a cache, from a position of each sample on."""
     cache, update, first, y = low.input(0), low.input(1), low.optional(2), low.output()
     axis = normal_axis(int(node.attrs.get("axis", -2)), cache.rank)
     if axis == 0:
@@ -243,7 +264,7 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
         emit_range_check(low, first, "write_indices", 0, cache.shape[axis] - update.shape[axis])
     row = math.prod(cache.shape[axis + 1 :]) * element_bytes(cache)
     groups = math.prod(cache.shape[1:axis])
-    arguments = IntoCacheArguments(
+    arguments = TensorScatterArguments(
         cache=y,
         update=update,
         firsts=first or 0,
@@ -254,14 +275,17 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
     )
     circular = text(node.attrs.get("mode", "linear")) == "circular"
     kernel = Kernel(
-        "subgraph.ops.indexing.kernels", "into_cache", circular=circular, indexed=first is not None
+        "subgraph.ops.indexing.kernels",
+        "tensor_scatter",
+        circular=circular,
+        indexed=first is not None,
     )
     low.emit(kernel, arguments, cache.shape[0] * groups, bytes=2 * update.nbytes)
 
 
 @lowering("OneHot")
 def one_hot(node: Node, low: Lowering) -> None:
-    """Mark an index along a new axis."""
+    """Write one value at each index along a new axis, and another elsewhere."""
     indices, values, y = low.input(0), low.input(2), low.output()
     item = element_bytes(y)
     if y.size == 0:
@@ -269,13 +293,13 @@ def one_hot(node: Node, low: Lowering) -> None:
     if indices.dtype not in (*FLOATS, *INTEGERS) or item == 16:
         raise Unsupported(f"OneHot of {indices.dtype} to {y.dtype}")
     axis = normal_axis(int(node.attrs.get("axis", -1)), y.rank)
-    given = cast_to(low, indices, "int64")
+    numbers = cast_to(low, indices, "int64")
     inner = math.prod(indices.shape[axis:])
     depth = y.shape[axis]
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=item)
     units = indices.size // inner
-    grain = max(1, _SMALL // (depth * inner))
+    grain = max(1, _MIN_ELEMENTS_PER_THREAD // (depth * inner))
     arguments = OneHotArguments(
-        indices=given, values=values, y=y, depth=depth, inner=inner, wraps=int(wraps(node))
+        indices=numbers, values=values, y=y, depth=depth, inner=inner, wraps=int(wraps(node))
     )
     low.emit(kernel, arguments, units, grain=grain, bytes=y.nbytes)

@@ -1,5 +1,5 @@
-// Gather and Scatter in their forms, OneHot. T: element (a plain word where it is only moved);
-// I: index; steps in elements.
+// Gather, Scatter and their variants, OneHot. T: element (unsigned of its size where it is only
+// copied); I: index; FROM: gather, else scatter. Strides are in elements.
 
 #if REDUCTION == 0
 #define PUT(old, new) (new)
@@ -13,8 +13,8 @@
 #define PUT(old, new) ((old) < (new) ? (old) : (new))
 #endif
 
-// Returns an index as a position within ``size`` elements. One that lies outside is reported: its
-// number goes to the slot (see subgraph/engine/program/reports.py), and the nearest element is used.
+// Returns an index as a position in [0, size). An index out of range is reported in the slot (see
+// subgraph/engine/program/reports.py) and clamped.
 int checked(long index, int size, __global long *slot, int number) {
   if (index >= 0 && index < size) return (int)index;
   if (index < 0 && index >= -(long)size) return (int)(index + size);
@@ -51,9 +51,9 @@ __kernel void gather(int count, __global const T *x, int x0, __global const I *i
   y[y0 + id] = x[x0 + (o * size + checked(indices[i0 + j], size, slot, number)) * inner + i];
 }
 
-// Single elements along an axis; with FROM they are taken, else put. n: sizes of the indices,
-// s: steps of the data, 0 along the axis. Puts that add up and may meet, those of one line along the
-// axis, are done in order by one work-item: ``many`` indices, ``apart`` from each other.
+// GatherElements and ScatterElements. n: sizes of the indices, s: strides of the data, 0 along the
+// axis. With a reduction, updates of one line along the axis may meet in an element: one work-item
+// applies them in order, ``many`` indices that are ``apart`` elements from each other.
 __kernel void elements(int count, int many, int apart, __global T *data, int data0,
                        __global const I *indices, int i0, __global T *others, int others0,
                        int size, int axis_step, int n1, int n2, int n3, int n4, int n5, int s0,
@@ -77,10 +77,11 @@ __kernel void elements(int count, int many, int apart, __global T *data, int dat
   }
 }
 
-// Slices of ``inner`` elements by tuples of DEPTH indices. Puts that add up are done in order: each
-// of ``shares`` work-items goes through all tuples, and does what it owns of the data.
-__kernel void nd(int count, int tuples, int shares, __global T *data, int data0, __global const long *indices,
-                 int i0, __global T *others, int others0, int inner, int per_batch, int batch,
+// GatherND and ScatterND: slices of ``inner`` elements, by tuples of DEPTH indices. With a reduction,
+// updates are applied in order: each of ``shares`` work-items goes through all tuples, and updates
+// the slices that it owns.
+__kernel void nd(int count, int tuples, int shares, __global T *data, int data0,
+                 __global const long *indices, int i0, __global T *others, int others0, int inner, int per_batch, int batch,
                  __global const int *sizes, int sizes0, __global const int *steps, int steps0,
                  __global long *slot, int number) {
   int id = get_global_id(0);
@@ -118,8 +119,9 @@ __kernel void one_hot(int count, __global const long *indices, int i0, __global 
 #endif
 
 #if defined(CIRCULAR)
-// Rows of an update into a longer cache, for each sample from a place of its own (INDEXED).
-__kernel void into_cache(int items, __global T *cache, int cache0, __global const T *update,
+// TensorScatter: rows of an update are copied into a longer cache, with INDEXED from a position of
+// each sample on.
+__kernel void tensor_scatter(int items, __global T *cache, int cache0, __global const T *update,
                          int update0, __global const long *firsts, int f0, int groups, int places,
                          int count, int row) {
   int id = get_global_id(0);
@@ -127,7 +129,7 @@ __kernel void into_cache(int items, __global T *cache, int cache0, __global cons
   int w = id % row, k = id / row % count, unit = id / row / count;
   long to = k + (INDEXED ? firsts[f0 + unit / groups] : 0);
 #if CIRCULAR
-  if (k + places < count) return;  // a later row comes to the same place
+  if (k + places < count) return;  // a later row overwrites this one
   to = (to % places + places) % places;
 #endif
   if (to >= 0 && to < places) cache[cache0 + (unit * places + (int)to) * row + w] = update[update0 + id];

@@ -1,8 +1,8 @@
-"""Kernels that take and put elements by computed indices.
+"""Kernels that gather and scatter elements by computed indices.
 
-A negative index counts from the end. One beyond the axis is reported as an error (see
-`subgraph.engine.program.reports`), and the nearest end of the axis is used, so that nothing outside
-the tensors is ever read or written.
+A negative index counts from the end. An index out of range is reported as an error (see
+`subgraph.engine.program.reports`) and replaced by the nearest end of the axis, so that no memory
+outside the tensors is ever read or written.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from subgraph.ops.shared.range_check_kernels import report_value
 from .arguments import (
     ElementsArguments,
     GatherArguments,
-    IntoCacheArguments,
     OneHotArguments,
+    TensorScatterArguments,
     TuplesArguments,
 )
 
@@ -38,7 +38,7 @@ Function = Callable[..., Any]
 
 @register_jitable
 def checked(index: int, size: int, slot: int, number: int) -> int:
-    """Return an index as a position within ``size`` elements; report one that lies outside."""
+    """Return an index as a position in [0, size); report and clamp one that is out of range."""
     if 0 <= index < size:
         return index
     if -size <= index < 0:
@@ -48,10 +48,13 @@ def checked(index: int, size: int, slot: int, number: int) -> int:
 
 
 def _index(dtype: str) -> tuple[Any, int]:
+    """Return the function that loads an index, and the bytes of an index."""
     return ld(dtype), 4 if dtype == "int32" else 8
 
 
 def _combiner(reduction: str) -> Function:
+    """Return ``f(old, new)``, the element that a scatter with this reduction stores."""
+
     @register_jitable
     def put(old: Any, new: Any) -> Any:
         return new
@@ -76,7 +79,7 @@ def _combiner(reduction: str) -> Function:
 
 
 def _access(dtype: str) -> tuple[Function, Function]:
-    """Return what loads and stores an element; halves are float32 in between."""
+    """Return functions that load and store an element; 16-bit floats are computed in float32."""
     if dtype not in ("float16", "bfloat16"):
         return ld(dtype), st(dtype)
     load_one, store_one = load_as(dtype, "float32", 1), store_as("float32", dtype, 1)
@@ -132,9 +135,9 @@ def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Functi
     """Return the kernel of `ElementsArguments`: GatherElements and ScatterElements.
 
     Args:
-        dtype: Dtype of the elements (an unsigned one of their size where nothing is computed).
-        index: Dtype of the indices.
-        scatter: Whether elements go from y's shape into the data.
+        dtype: Dtype of the elements (an unsigned one of the same size if they are only copied).
+        index: Dtype of the indices, int32 or int64.
+        scatter: Whether updates are scattered into the data; else elements are gathered from it.
         reduction: ``none add mul max min``, when scattering.
     """
     arguments = view_of(ElementsArguments)
@@ -192,8 +195,8 @@ def nd(*, dtype: str, scatter: bool, reduction: str) -> Function:
     """Return the kernel of `TuplesArguments`: GatherND and ScatterND.
 
     Args:
-        dtype: Dtype of the elements (an unsigned one of their size where nothing is computed).
-        scatter: Whether slices go from y into the data.
+        dtype: Dtype of the elements (an unsigned one of the same size if they are only copied).
+        scatter: Whether slices are scattered into the data; else they are gathered from it.
         reduction: ``none add mul max min``, when scattering.
     """
     arguments = view_of(TuplesArguments)
@@ -261,14 +264,14 @@ def one_hot(*, item: int) -> Function:
     return kernel
 
 
-def into_cache(*, circular: bool, indexed: bool) -> Function:
-    """Return the kernel of `IntoCacheArguments`: rows of an update go into a longer cache.
+def tensor_scatter(*, circular: bool, indexed: bool) -> Function:
+    """Return the kernel of `TensorScatterArguments`: it copies rows into a longer cache.
 
     Args:
         circular: Whether positions beyond the end wrap around; else their rows are left out.
         indexed: Whether each sample has a position of its first row; else that is 0.
     """
-    arguments = view_of(IntoCacheArguments)
+    arguments = view_of(TensorScatterArguments)
     first_of = ld("int64")
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:

@@ -1,4 +1,4 @@
-"""Indexing: what operands must satisfy, shape rules, and corrections of the reference."""
+"""Indexing: requirements, output types, and reference semantics where onnx.reference errs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ _REDUCTIONS = ("none", "add", "mul", "max", "min")
 
 
 def gather_operands(node: Node, x: Tensor, indices: Tensor) -> None:
-    """Raise ShapeError unless indices are integers and the axis exists (ONNX Gather, 1 to 13)."""
+    """Raise ShapeError unless indices are integers and the axis exists (Gather, opsets 1 to 13).
+
+    Args:
+        node: The Gather node.
+        x: The data.
+        indices: Indices along the axis, of any shape; negative ones count from the end.
+    """
     require_dtype("indices", indices, *_INDICES)
     require(x.rank >= 1, "the data is a scalar")
     axis = require_axis(node, x.rank)
@@ -39,13 +45,26 @@ def gather_operands(node: Node, x: Tensor, indices: Tensor) -> None:
 
 
 def gather_elements_operands(node: Node, x: Tensor, indices: Tensor) -> None:
-    """Raise ShapeError unless the indices lie within the data off the axis (ONNX, 11 to 13)."""
+    """Raise ShapeError unless the indices fit into the data (GatherElements, opsets 11 to 13).
+
+    Args:
+        node: The GatherElements node.
+        x: The data.
+        indices: Indices along the axis; no larger than the data in any other dimension.
+    """
     require_dtype("indices", indices, *_INDICES)
     _require_inside(node, x, indices)
 
 
 def scatter_elements_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> None:
-    """Raise ShapeError unless indices lie within the data, with an update each (ONNX, 9 to 18)."""
+    """Raise ShapeError unless the indices fit into the data and have an update each (9 to 18).
+
+    Args:
+        node: A Scatter or ScatterElements node.
+        x: The data.
+        indices: Indices along the axis; no larger than the data in any other dimension.
+        updates: An element for each index.
+    """
     require_dtype("indices", indices, *_INDICES)
     require_dtype("updates", updates, x.dtype)
     require_shape("updates", updates, indices.shape, "one for each index")
@@ -54,6 +73,7 @@ def scatter_elements_operands(node: Node, x: Tensor, indices: Tensor, updates: T
 
 
 def _require_inside(node: Node, x: Tensor, indices: Tensor) -> None:
+    """Require that indices fit into the data in all dimensions but the axis, and are in range."""
     axis = require_axis(node, x.rank)
     require(indices.rank == x.rank, "indices have rank {}, the data {}", indices.rank, x.rank)
     for d, (count, size) in enumerate(zip(indices.shape, x.shape, strict=True)):
@@ -68,19 +88,30 @@ def _require_inside(node: Node, x: Tensor, indices: Tensor) -> None:
 
 
 def require_index_range(indices: Tensor, size: int, where: str) -> None:
-    """Require that known indices lie in [-size, size).
+    """Require that constant indices lie in [-size, size).
 
-    Those that are computed at run time are checked by the kernels.
+    Indices that are computed at run time are checked by the kernels.
+
+    Args:
+        indices: The indices.
+        size: Elements of the dimension that they index.
+        where: Names that dimension in the error.
 
     Raises:
-        ShapeError: one lies outside, or there are indices into an axis without elements.
+        ShapeError: An index lies outside, or there are indices into a dimension of size 0.
     """
     require(size >= 1 or indices.size <= 0, "{} indices into no elements {}", indices.size, where)
     require_within("indices", indices, -size, size - 1)
 
 
 def gather_nd_operands(node: Node, x: Tensor, indices: Tensor) -> None:
-    """Raise ShapeError unless index tuples fit the data and its batches (ONNX, 11 to 13)."""
+    """Raise ShapeError unless index tuples fit the data and its batches (opsets 11 to 13).
+
+    Args:
+        node: The GatherND node.
+        x: The data.
+        indices: Index tuples along the last dimension, behind the batch dimensions.
+    """
     require_dtype("indices", indices, "int64")
     batches = _index_tuples(node, x, indices)
     require(
@@ -92,7 +123,14 @@ def gather_nd_operands(node: Node, x: Tensor, indices: Tensor) -> None:
 
 
 def scatter_nd_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> None:
-    """Raise ShapeError unless there is one slice of the data for each index tuple (11 to 18)."""
+    """Raise ShapeError unless each index tuple has a slice of the data (opsets 11 to 18).
+
+    Args:
+        node: The ScatterND node.
+        x: The data.
+        indices: Index tuples along the last dimension.
+        updates: A slice of the data for each tuple.
+    """
     require_dtype("indices", indices, "int64")
     require_dtype("updates", updates, x.dtype)
     choice(node, "reduction", "none", *_REDUCTIONS)
@@ -104,7 +142,7 @@ def scatter_nd_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor)
 
 
 def _index_tuples(node: Node, x: Tensor, indices: Tensor) -> int:
-    """Return the number of batch dimensions; the length of the index tuples fits the data."""
+    """Return the number of batch dimensions, having checked the index tuples against the data."""
     require(x.rank >= 1 and indices.rank >= 1, "data or indices are a scalar")
     batches = node.attrs.get("batch_dims", 0)
     require(
@@ -128,7 +166,13 @@ def _index_tuples(node: Node, x: Tensor, indices: Tensor) -> int:
 
 
 def gather(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Put the shape of the indices in the place of the axis."""
+    """Return the shape of the data with the axis replaced by the shape of the indices.
+
+    Args:
+        node: The Gather node.
+        types: Types of data and indices, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     x, indices = tensor(types[0]), tensor(types[1])
     if x is None or x.shape is None or indices is None or indices.shape is None:
         return [None if x is None else TensorType(x.dtype)]
@@ -136,8 +180,14 @@ def gather(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))]
 
 
-def as_many_as_indices(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give as many elements as there are indices."""
+def shape_of_indices(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the shape of the indices in the dtype of the data.
+
+    Args:
+        node: The GatherElements node; not read.
+        types: Types of data and indices, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     x, indices = tensor(types[0]), tensor(types[1])
     if x is None:
         return [None]
@@ -149,7 +199,13 @@ def as_many_as_indices(node: Node, types: Types, values: Values) -> list[ValueTy
 
 
 def gather_nd(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Put the shape of the indices, their last dimension left out, before that of a slice."""
+    """Return the shape of the indices without its last dimension, followed by the shape of a slice.
+
+    Args:
+        node: The GatherND node.
+        types: Types of data and indices, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     x, indices = tensor(types[0]), tensor(types[1])
     if x is None or x.shape is None or indices is None or indices.shape is None:
         return [None if x is None else TensorType(x.dtype)]
@@ -163,7 +219,7 @@ def gather_nd(node: Node, types: Types, values: Values) -> list[ValueType | None
 
 
 def gather_elements(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Take elements where the indices' shape is smaller too; onnx.reference needs it equal."""
+    """Gather elements, also of indices smaller than the data: onnx.reference fails there."""
     x: Array = inputs[0]
     indices: Array = inputs[1]
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.ndim)
@@ -174,12 +230,18 @@ def gather_elements(node: Node, inputs: Sequence[Any]) -> list[Any]:
 
 
 def wraps(node: Node) -> bool:
-    """Return whether negative indices of a OneHot count from the end; before opset 11 none did."""
+    """Return whether negative indices of a OneHot count from the end: from opset 11 on."""
     return not 0 < node.version < 11
 
 
 def one_hot_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Insert the depth as a new axis; the dtype is that of the values."""
+    """Return the shape of the indices with the depth as a new axis, in the dtype of the values.
+
+    Args:
+        node: The OneHot node.
+        types: Types of indices, depth and values, None while unknown.
+        values: Contents of constant inputs: the depth may be among them.
+    """
     indices, depth, marks = tensor(types[0]), values[1], tensor(types[2])
     if marks is None:
         return [None]
@@ -192,7 +254,7 @@ def one_hot_type(node: Node, types: Types, values: Values) -> list[ValueType | N
 
 
 def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Mark indices; onnx.reference takes no depth of rank 1 and no values of bool."""
+    """Compute OneHot; onnx.reference takes no depth of rank 1 and no values of bool."""
     indices: Array = np.asarray(inputs[0]).astype(np.int64)
     depth = int(np.asarray(inputs[1]).reshape(-1)[0])
     values: Array = inputs[2]
@@ -207,7 +269,7 @@ def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
 
 
 def scatter(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the data with updates put in: ScatterElements under its name of opset 9."""
+    """Compute Scatter, the name of ScatterElements in opset 9."""
     return standard(
         Node(
             "ScatterElements",
@@ -226,7 +288,7 @@ declare("Gather", requires=gather_operands, infer=gather)
 declare(
     "GatherElements",
     requires=gather_elements_operands,
-    infer=as_many_as_indices,
+    infer=shape_of_indices,
     compute=gather_elements,
 )
 declare("GatherND", requires=gather_nd_operands, infer=gather_nd)

@@ -1,4 +1,4 @@
-"""Operators that take and put elements by index, on OPENCL: the CPU's shape work, other kernels."""
+"""Operators that gather and scatter by index, on OPENCL: the CPU's lowerings, other kernels."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from subgraph.ops.shared.strides import collapse
 from .arguments import (
     ElementsArguments,
     GatherArguments,
-    IntoCacheArguments,
     OneHotArguments,
+    TensorScatterArguments,
     TuplesArguments,
 )
 
 _REDUCTIONS = {"none": 0, "add": 1, "mul": 2, "max": 3, "min": 4}
-_LEVELS = 6
-_SHARES = 256  # work-items of a GPU that share a scatter with reduction
+_MAX_DIMS = 6  # dimensions that the kernel of single elements indexes
+_MIN_GPU_WORK_ITEMS = 256  # of a scatter with reduction; an estimate
 
 cl_shared(
     *("Gather", "GatherElements", "GatherND", "ScatterElements", "Scatter", "ScatterND", "OneHot"),
@@ -40,7 +40,7 @@ def _program(kernel: Kernel, **defines: int) -> tuple[ClSource, int]:
     variant: dict[str, Any] = dict(kernel.variant)
     dtype = variant.get("dtype")
     item = int(variant["item"]) if dtype is None else numpy_dtype(dtype).itemsize
-    held: dict[str, str | int] = {
+    macros: dict[str, str | int] = {
         "T": word(item) if dtype is None else storage(dtype),
         "I": storage(variant.get("index", "int64")),
         "REDUCTION": _REDUCTIONS[variant.get("reduction", "none")],
@@ -50,7 +50,7 @@ def _program(kernel: Kernel, **defines: int) -> tuple[ClSource, int]:
     }
     if variant.get("reduction", "none") != "none" and dtype is not None and dtype == "bool":
         raise Unsupported("a scatter that adds up booleans")
-    return ClSource("indexing/kernels", defines=tuple(sorted(held.items()))), item
+    return ClSource("indexing/kernels", defines=tuple(sorted(macros.items()))), item
 
 
 @cl_kernel("subgraph.ops.indexing.kernels", "gather")
@@ -64,7 +64,7 @@ def gather(low: ClLowering, kernel: Kernel, a: GatherArguments) -> None:
 
 
 def _reduces(low: ClLowering, kernel: Kernel) -> bool:
-    """Return whether elements are put together with those that are there."""
+    """Return whether updates are combined with the elements of the data."""
     variant: dict[str, Any] = dict(kernel.variant)
     if variant["reduction"] == "none":
         return False
@@ -80,11 +80,11 @@ def elements(low: ClLowering, kernel: Kernel, a: ElementsArguments) -> None:
     steps = [*a.dims[1::2], a.row_step]
     items, many, apart = math.prod(sizes), 1, 1
     if _reduces(low, kernel):
-        along = steps.index(0)  # the axis of the indices; the data's has ``along``
+        along = steps.index(0)  # the axis: its stride in the data is the argument ``along``
         items, many, apart = items // sizes[along], sizes[along], math.prod(sizes[along + 1 :])
     dims, (merged,) = collapse(sizes, [steps])
     sizes, steps = list(dims), list(merged)
-    missing = _LEVELS - len(sizes)
+    missing = _MAX_DIMS - len(sizes)
     if missing < 0:
         raise Unsupported(f"indices with {len(sizes)} dimensions that do not merge")
     places = [as_words(a.data, item), a.indices, as_words(a.y, item)]
@@ -103,7 +103,7 @@ def nd(low: ClLowering, kernel: Kernel, a: TuplesArguments) -> None:
     tables: list[Argument] = [low.weight("table32", np.array, t) for t in (sizes, steps)]
     items, shares = a.tuples * a.inner, 1
     if _reduces(low, kernel):
-        shares = -(-(_SHARES if low.traits.is_gpu else low.traits.units) // a.inner)
+        shares = -(-(_MIN_GPU_WORK_ITEMS if low.traits.is_gpu else low.traits.units) // a.inner)
         items = shares * a.inner
     arguments = [items, a.tuples, shares, as_words(a.data, item), a.indices, as_words(a.y, item)]
     arguments += [a.inner, a.batch_tuples, a.batch_step // item, *tables, a.report]
@@ -119,8 +119,8 @@ def one_hot(low: ClLowering, kernel: Kernel, a: OneHotArguments) -> None:
     low.launch(source, "one_hot", arguments, *line(low, a.y.size))
 
 
-@cl_kernel("subgraph.ops.indexing.kernels", "into_cache")
-def into_cache(low: ClLowering, kernel: Kernel, a: IntoCacheArguments) -> None:
+@cl_kernel("subgraph.ops.indexing.kernels", "tensor_scatter")
+def tensor_scatter(low: ClLowering, kernel: Kernel, a: TensorScatterArguments) -> None:
     """Launch TensorScatter."""
     variant: dict[str, Any] = dict(kernel.variant)
     item = min(a.cache.itemsize, 8)
@@ -131,7 +131,7 @@ def into_cache(low: ClLowering, kernel: Kernel, a: IntoCacheArguments) -> None:
     arguments = [items, as_words(a.cache, item), as_words(a.update, item), a.firsts or a.update]
     arguments += [a.groups, a.positions, a.count, a.row_bytes // item]
     source = ClSource("indexing/kernels", defines=defines)
-    low.launch(source, "into_cache", arguments, *line(low, items))
+    low.launch(source, "tensor_scatter", arguments, *line(low, items))
 
 
 @cl_kernel("subgraph.ops.shared.range_check_kernels", "in_range")
