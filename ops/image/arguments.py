@@ -6,16 +6,17 @@ from subgraph.engine.codegen.arguments import Address, KernelArguments, ReportWo
 
 
 class BlendArguments(KernelArguments):
-    """Arguments of `along`; a work unit is what lies at one index of the axes outside the axis.
+    """Arguments of `along`; a work unit is one line along the resized axis.
 
-    Tables have a row for each neighbour, with a column for each element of the result's axis.
+    Each table has a row for each neighbour, with a column for each element of the result's axis.
 
     Attributes:
         x: First element of the input.
         y: First element of the result.
         indices: Table of the neighbours' indices along the input's axis, int32.
         weights: Table of the neighbours' weights.
-        added: What is added to each element of the result's axis.
+        added: For each element of the result's axis the first term of its sum: the extrapolation
+            value outside the region of interest, else 0.
         neighbours: Neighbours of an element.
         size: Elements of the input's axis.
         taken: Elements of the result's axis.
@@ -32,13 +33,13 @@ class BlendArguments(KernelArguments):
 
 
 class BlendAcrossArguments(BlendArguments):
-    """Arguments of `across`; a work unit is a tile of rows at one index of the axes outside.
+    """Arguments of `across`; a work unit is a tile of rows at one index of the outer dimensions.
 
-    A row is what lies inside the axis.
+    A row is the elements inside the resized axis, at one index of it.
 
     Attributes:
-        inner: Elements inside the axis.
-        rows: Rows of a unit.
+        inner: Elements of a row.
+        rows: Rows of a work unit.
     """
 
     inner: int
@@ -46,14 +47,14 @@ class BlendAcrossArguments(BlendArguments):
 
 
 class BlendNearbyArguments(BlendArguments):
-    """Arguments of `nearby`; units are those of `along`.
+    """Arguments of `nearby`; work units are those of `along`.
 
-    Results are made in blocks of a vector. The indices count from that of a block's first
-    neighbour, which lies never so far behind that the vectors from there end beyond a row of x,
-    unless the row is shorter.
+    The results are computed in blocks of one vector each. All neighbours of a block lie in a few
+    vectors of x, of which the first begins at the block's first index; `indices` count from there.
+    These vectors end within the line, unless the line is shorter than they are.
 
     Attributes:
-        firsts: Index of each block's first neighbour, int32.
+        firsts: First index of each block, int32.
         vectors: Vectors that hold all neighbours of a block.
     """
 
@@ -66,18 +67,18 @@ class RoiAlignArguments(KernelArguments):
 
     Attributes:
         x: First element of the images, [images, channels, height, width].
-        regions: First corner of a region, [regions, 4].
-        numbers: Number of each region's image, int64.
+        regions: First corner of the first region, [regions, 4].
+        numbers: Index of each region's image, int64.
         y: First element of the results, [regions, channels, bins down, bins across].
         images: Number of images.
         channels: Channels of an image.
-        height: Pixels of an image along its height.
-        width: Pixels of an image along its width.
+        height: Height of an image in pixels.
+        width: Width of an image in pixels.
         bins_down: Bins of a region along the height.
         bins_across: Bins of a region along the width.
-        samples: Samples of a bin along each axis; 0: as many as its size in pixels, rounded up.
+        samples: Samples of a bin along each axis; 0: the size of the bin in pixels, rounded up.
         scale: Pixels in a unit of the regions' corners.
-        half_pixel: Whether the centres of pixels lie at halves (0 or 1).
+        half_pixel: Whether the centres of pixels have coordinates k + 0.5 (0 or 1).
     """
 
     x: Address
@@ -98,14 +99,14 @@ class RoiAlignArguments(KernelArguments):
 class RoiAverageArguments(RoiAlignArguments):
     """Arguments of `roi_average`; a work unit is a block of channels of a region.
 
-    A worker's scratch has an entry for each row of an image (a line of pixels, its weight), the
-    counts of all bins across, an entry for each column of an image for each of these, and one row
-    of an image and a vector.
+    The scratch of a worker holds, in this order: an entry (index and weight) for each row of an
+    image, an int64 count for each bin across, an entry for each column of an image and bin across,
+    and one row of an image and one vector of elements.
 
     Attributes:
         scratch: Scratch of the first worker.
         scratch_step: Bytes from a worker's scratch to the next one's.
-        unit_channels: Channels of a unit.
+        unit_channels: Channels of a work unit.
     """
 
     scratch: Address
@@ -113,17 +114,17 @@ class RoiAverageArguments(RoiAlignArguments):
     unit_channels: int
 
 
-class FewSamplesArguments(KernelArguments):
-    """Arguments of `few_samples`, which has one work unit.
+class SampleCountArguments(KernelArguments):
+    """Arguments of `check_sample_count`, which has one work unit.
 
     Attributes:
-        regions: First corner of a region, [regions, 4].
+        regions: First corner of the first region, [regions, 4].
         count: Number of regions.
         bins_down: Bins of a region along the height.
         bins_across: Bins of a region along the width.
         scale: Pixels in a unit of the regions' corners.
-        half_pixel: Whether the centres of pixels lie at halves (0 or 1).
-        report: Where regions of too many samples are reported.
+        half_pixel: Whether the centres of pixels have coordinates k + 0.5 (0 or 1).
+        report: Where a region of too many samples is reported.
     """
 
     regions: Address
@@ -140,12 +141,12 @@ class MaxRoiPoolArguments(KernelArguments):
 
     Attributes:
         x: First element of the images, [images, channels, height, width].
-        regions: Number of the first region's image, then its corners, [regions, 5].
+        regions: The regions, [regions, 5]: index of the image, then the corners.
         y: First element of the results, [regions, channels, bins down, bins across].
         images: Number of images.
         channels: Channels of an image.
-        height: Pixels of an image along its height.
-        width: Pixels of an image along its width.
+        height: Height of an image in pixels.
+        width: Width of an image in pixels.
         bins_down: Bins of a region along the height.
         bins_across: Bins of a region along the width.
         scale: Pixels in a unit of the regions' corners.
@@ -164,23 +165,23 @@ class MaxRoiPoolArguments(KernelArguments):
 
 
 class GridSampleArguments(KernelArguments):
-    """Arguments of `grid_sample`; a work unit is a block of places of an image.
+    """Arguments of `grid_sample`; a work unit is a block of sampled points of an image.
 
-    A worker's scratch has, for each dimension, four indices and four weights (192 bytes); then for
-    each pixel around a place where it lies in the image (int32, -1: none), for all places of the
-    block; then the weights of these.
+    The scratch of a worker holds four indices (int64) and four weights (float64) for each of three
+    dimensions, 192 bytes; then for each neighbouring pixel its index in the image (int32, -1: none)
+    for all points of the block; then the weights of these.
 
     Attributes:
         x: First element of the images, [images, channels, depth, height, width].
-        grid: First number of the grid, [images, places, dimensions].
+        grid: First coordinate of the grid, [images, places, dimensions].
         y: First element of the results, [images, channels, places].
         channels: Channels of an image, or its blocks of channels.
         image: Pixels of an image along each axis; 1 along missing ones.
         dimensions: Dimensions of an image, 1 to 3.
-        places: Places of an image that are sampled.
+        places: Points of an image that are sampled.
         scratch: Scratch of the first worker.
         scratch_step: Bytes from a worker's scratch to the next one's.
-        block: Places of a unit, whole vectors.
+        block: Points of a work unit, a multiple of the lanes of a vector.
     """
 
     x: Address

@@ -1,4 +1,4 @@
-"""Operators that sample images: what operands must satisfy, and the shape rule of Resize."""
+"""Operators that resize and sample images: requirements, and the output type of Resize."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from subgraph.ops.pool.windows import MOST
 
 from . import reference
 
-# Samples along an axis of a bin of RoiAlign: their number takes time, whatever the image.
-_MOST_SAMPLES = 1 << 10
+# Samples of a bin of RoiAlign along an axis. They cost time even on a small image, so that a larger
+# attribute would let a small file occupy a device.
+_MAX_SAMPLING_RATIO = 1 << 10
 _TRANSFORMS = (
     "half_pixel",
     "half_pixel_symmetric",
@@ -46,7 +47,14 @@ _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def roi_align_operands(node: Node, x: Tensor, rois: Tensor, images: Tensor) -> None:
-    """Raise ShapeError unless regions have four coordinates and an image each (10 to 22)."""
+    """Raise ShapeError unless regions have four coordinates and an image each (opsets 10 to 22).
+
+    Args:
+        node: The RoiAlign node.
+        x: Images, [images, channels, height, width].
+        rois: Corners x1, y1, x2, y2 of each region, [regions, 4].
+        images: Index of each region's image.
+    """
     require_dtype("X", x, *FLOATS)
     require_dtype("rois", rois, x.dtype)
     require_dtype("batch_indices", images, "int64")
@@ -56,22 +64,27 @@ def roi_align_operands(node: Node, x: Tensor, rois: Tensor, images: Tensor) -> N
     require_shape("batch_indices", images, rois.shape[:1], "one for each region")
     for name in ("output_height", "output_width"):
         whole_number(node, name, 1, least=1, most=MOST)
-    whole_number(node, "sampling_ratio", 0, least=0, most=_MOST_SAMPLES)
+    whole_number(node, "sampling_ratio", 0, least=0, most=_MAX_SAMPLING_RATIO)
     choice(node, "mode", "avg", "avg", "max")
-    choice(node, *("coordinate_transformation_mode", "half_pixel"), *_HALVES)
+    modes = ("half_pixel", "output_half_pixel")
+    choice(node, *("coordinate_transformation_mode", "half_pixel"), *modes)
     _require_images(x, known_numbers(images))
 
 
-_HALVES = ("half_pixel", "output_half_pixel")
-
-
-def _require_images(x: Tensor, given: list[int] | None) -> None:
-    for image in given or ():
+def _require_images(x: Tensor, known: list[int] | None) -> None:
+    """Require that the constant image indices of regions exist; None: they are not constant."""
+    for image in known or ():
         require(image >= 0 and image < x.shape[0], "a region of image {} of {}", image, x.shape[0])
 
 
 def max_roi_pool_operands(node: Node, x: Tensor, rois: Tensor) -> None:
-    """Raise ShapeError unless regions are an image's number and four coordinates each (1 to 22)."""
+    """Raise ShapeError unless a region is an image index and four coordinates (opsets 1 to 22).
+
+    Args:
+        node: The MaxRoiPool node.
+        x: Images, [images, channels, height, width].
+        rois: Image index and corners x1, y1, x2, y2 of each region, [regions, 5].
+    """
     require_dtype("X", x, *FLOATS)
     require_dtype("rois", rois, x.dtype)
     require_rank("X", x, 4)
@@ -82,7 +95,13 @@ def max_roi_pool_operands(node: Node, x: Tensor, rois: Tensor) -> None:
 
 
 def grid_sample_operands(node: Node, x: Tensor, grid: Tensor) -> None:
-    """Raise ShapeError unless the grid has a place's coordinates for each image (16 to 22)."""
+    """Raise ShapeError unless the grid has a point for each output pixel (opsets 16 to 22).
+
+    Args:
+        node: The GridSample node.
+        x: Images, [images, channels, ...] with at least one spatial dimension.
+        grid: Coordinates in [-1, 1], [images, ..., spatial dimensions], x first.
+    """
     require_dtype("grid", grid, *FLOATS)
     require(x.rank >= 3, "X has shape {}; it needs rank 3 or more", list(x.shape))
     shapes = list(grid.shape), list(x.shape)
@@ -95,7 +114,13 @@ def grid_sample_operands(node: Node, x: Tensor, grid: Tensor) -> None:
 
 
 def affine_grid_operands(node: Node, theta: Tensor, size: Tensor) -> None:
-    """Raise ShapeError unless there is a matrix for each image of the size (ONNX AffineGrid 20)."""
+    """Raise ShapeError unless there is a matrix for each image of the size (ONNX AffineGrid, 20).
+
+    Args:
+        node: The AffineGrid node.
+        theta: Affine matrices, [images, d, d + 1] for d spatial dimensions.
+        size: The shape of the images to sample: images, channels and d sizes.
+    """
     require_dtype("theta", theta, *FLOATS)
     require_dtype("size", size, "int64")
     require_rank("theta", theta, 3)
@@ -111,14 +136,20 @@ def affine_grid_operands(node: Node, theta: Tensor, size: Tensor) -> None:
 
 
 def image_decoder_operands(node: Node, stream: Tensor) -> None:
-    """Raise ShapeError unless the stream is a row of bytes (ONNX ImageDecoder 20)."""
+    """Raise ShapeError unless the stream is a row of bytes (ONNX ImageDecoder, opset 20)."""
     require_dtype("encoded_stream", stream, "uint8")
     require_rank("encoded_stream", stream, 1)
     choice(node, "pixel_format", "RGB", "RGB", "BGR", "Grayscale")
 
 
 def upsample_operands(node: Node, x: Tensor, scales: Tensor | None = None) -> None:
-    """Raise ShapeError unless there is a scale for each dimension (ONNX Upsample, 1 to 10)."""
+    """Raise ShapeError unless there is a scale for each dimension (ONNX Upsample, opsets 1 to 10).
+
+    Args:
+        node: The Upsample node; before opset 9 the scales are attributes.
+        x: The input.
+        scales: A factor of at least 1 for each dimension; None before opset 9.
+    """
     choice(node, "mode", "nearest", "nearest", "linear", "bilinear")
     if scales is not None:
         _require_scales(scales, x.rank, least=1)
@@ -139,11 +170,17 @@ def resize_operands(
     scales: Tensor | None = None,
     sizes: Tensor | None = None,
 ) -> None:
-    """Raise ShapeError unless scales, or sizes, are given for each axis (ONNX Resize, 10 to 19).
+    """Raise ShapeError unless each axis has a scale, or a size (ONNX Resize, opsets 10 to 19).
 
-    Opset 10 has scales alone. Later ones have a region of interest before them, which means
-    something where the transformation is "tf_crop_and_resize"; an operand without elements counts
-    as left out.
+    An operand without elements counts as omitted.
+
+    Args:
+        node: The Resize node.
+        x: The input.
+        first: In opset 10 the scales. Later the region of interest, which is read only if the
+            transformation is "tf_crop_and_resize".
+        scales: A factor for each axis; None if ``sizes`` says how large the output is.
+        sizes: The output's size along each axis; None if there are scales.
     """
     choice(node, "mode", "nearest", "nearest", "linear", "cubic")
     if node.version == 10:
@@ -176,6 +213,7 @@ def resize_operands(
 
 
 def _require_scales(scales: Tensor, count: int, least: float = 0) -> None:
+    """Require ``count`` scales, each finite and above 0, and at least ``least``."""
     require_dtype("scales", scales, "float32")
     require_shape("scales", scales, (count,), f"one for each of {count} dimensions")
     if scales.known is not None:
@@ -184,14 +222,21 @@ def _require_scales(scales: Tensor, count: int, least: float = 0) -> None:
 
 
 def _require_scale(scale: object, least: float) -> None:
-    """Require a finite scale above 0; that of Upsample is 1 at least."""
+    """Require a finite scale above 0, and at least ``least``: 1 for Upsample."""
     fits = isinstance(scale, int | float) and 0 < scale < math.inf and scale >= least
     wanted = f"at least {least}" if least else "above 0"
     require(fits, "a scale is {}; it must be finite and {}", scale, wanted)
 
 
 def resized(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Multiply each dimension by its scale, or give the sizes; onnx knows how axes are left out."""
+    """Return the output type of Resize and Upsample: each dimension times its scale, or the sizes.
+
+    Args:
+        node: The node. Those with attributes that onnx's rule handles (axes, aspect ratio,
+            cropping) are left to that rule.
+        types: Types of the inputs, None while unknown.
+        values: Contents of constant inputs: scales or sizes may be among them.
+    """
     x = tensor(types[0])
     scales = values[-1] if len(values) == (2 if node.op_type == "Upsample" else 3) else None
     if scales is None and "scales" in node.attrs:
@@ -213,6 +258,7 @@ def resized(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def _scaled(dim: Dim, scale: float) -> Dim:
+    """Return the dimension of a resized axis, floor(dim * scale) in float32; None if unknown."""
     if not isinstance(dim, int):
         return dim if scale == 1 else None
     if scale == int(scale):

@@ -1,9 +1,9 @@
-"""Resize of opset 10, Upsample, GridSample and Pad, for the reference.
+"""Operators on images for the REFERENCE device, where onnx.reference errs.
 
-onnx.reference takes Resize-10's scales for a region of interest, has only whole factors of nearest
-for Upsample, knows the modes of GridSample by their names of opset 20 only, and refuses the
-negative pads by which Pad crops, and negative axes of Resize or a region that means nothing. It
-takes sizes in double precision, where 0.7 times 10 is below 7.
+onnx.reference takes the scales of Resize-10 for a region of interest; scales by integers only in
+Upsample "nearest"; knows the modes of GridSample only by their names of opset 20; refuses negative
+axes of Resize and a region of interest that is not used; and computes sizes in double precision,
+where 0.7 times 10 is below 7.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from subgraph.graph.types import (
 )
 from subgraph.operators.reference import attributes, standard, variant
 
-# Samples along an axis of a bin, as for the kernels.
-_MOST_OF_A_BIN = 4096
-# Samples of a region; onnx.reference takes a microsecond for each.
-_MOST_SAMPLES = 1 << 24
+# Samples of a bin along an axis, as in roi_kernels.py.
+_MAX_BIN_SAMPLES = 4096
+# Samples of a region. onnx.reference takes about a microsecond for each (an estimate).
+_MAX_REGION_SAMPLES = 1 << 24
 
 
 def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the input at another size; opset 10 samples at position / scale."""
+    """Return the resized input; opset 10 samples at position / scale."""
     if node.version == 10:
         return _asymmetric(node, inputs[0], inputs[1])
     given: list[Any] = [
@@ -45,9 +45,9 @@ def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence[Any]:
-    """Resize; an input without elements stays one, which onnx.reference does not know.
+    """Resize; an empty input gives an empty result, which onnx.reference does not support.
 
-    What has one element in place of none is resized and none of it is taken.
+    An empty dimension is resized as if it had one element, and then cut to none.
     """
     x: Array = inputs[0]
     if x.size:
@@ -55,7 +55,7 @@ def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence
         cropped = str(options.get("coordinate_transformation_mode")) == "tf_crop_and_resize"
         if x.dtype.kind not in "iu" or str(options["mode"]) != "nearest" or cropped:
             return standard(node, inputs)
-        # onnx.reference computes in double precision, which does not hold all integers.
+        # onnx.reference computes in float64, which does not hold all integers: resize indices.
         indices: Any = np.arange(x.size, dtype=np.float64)
         found: Array = standard(node, [indices.reshape(x.shape), *inputs[1:]])[0]
         return [x.reshape(-1)[found.astype(np.int64)]]
@@ -72,7 +72,12 @@ def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence
 
 
 def _exact(scales: Array, sizes: Sequence[int]) -> Array:
-    """Return scales in double precision whose products with sizes are whole where floats' are."""
+    """Return scales in float64 for which floor(size * scale) is what float32 gives.
+
+    Args:
+        scales: The scales, float32.
+        sizes: Sizes of the axes that they scale.
+    """
     if len(scales) != len(sizes):
         return scales
     before = np.array(sizes, np.float64)
@@ -82,18 +87,18 @@ def _exact(scales: Array, sizes: Sequence[int]) -> Array:
 
 
 def grid_sample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return samples of an image at the grid's places; opset 16 has longer names of the modes."""
+    """Return samples at the points of the grid; opset 16 has longer names of the modes."""
     names = {"bilinear": "linear", "bicubic": "cubic"}
     mode = str(attributes(node)["mode"])
     x, grid = inputs
     shape = (*x.shape[:2], *grid.shape[1:-1])
-    if 0 in shape:  # of which onnx.reference returns no list
+    if 0 in shape:  # onnx.reference returns no list for an empty result
         return [np.zeros(shape, x.dtype)]
     return standard(variant(node, version=22, mode=names.get(mode, mode)), inputs)
 
 
 def upsample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the input at a larger size: Resize of opset 10 under its former name."""
+    """Return the enlarged input; Upsample is the former name of Resize-10."""
     if node.version >= 9:
         return _asymmetric(node, inputs[0], inputs[1])
     if "scales" in node.attrs:
@@ -104,6 +109,7 @@ def upsample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _asymmetric(node: Node, x: Array, scales: Array) -> Sequence[Any]:
+    """Resize with the "asymmetric" transformation: samples lie at position / scale."""
     if str(node.attrs.get("mode", "nearest")) == "nearest":
         return [_nearest(x, scales)]
     options = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
@@ -113,7 +119,7 @@ def _asymmetric(node: Node, x: Array, scales: Array) -> Sequence[Any]:
 
 
 def _nearest(x: Array, scales: Array) -> Array:
-    """Take the element at or before position / scale, where an axis shrinks the one at or after."""
+    """Take the element at floor(position / scale), along axes that shrink at the ceiling."""
     if len(scales) != x.ndim:
         raise ShapeError(f"{len(scales)} scales do not fit {x.ndim} dimensions")
     for axis, scale in enumerate(scales.astype(np.float32)):
@@ -125,13 +131,13 @@ def _nearest(x: Array, scales: Array) -> Array:
 
 
 def affine_grid(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the places that an affine map samples, for GridSample; theta (N, d, d+1)."""
+    """Return the points to which an affine map takes the output pixels; theta is (N, d, d + 1)."""
     theta: Array = inputs[0]
     sizes = [int(size) for size in inputs[1]][2:]
     lines: list[Array] = []
     for size in sizes:
         if attributes(node)["align_corners"]:
-            # One place alone is the first, -1, as linspace gives it.
+            # A single point is the first corner, -1, as linspace returns it.
             lines.append(np.linspace(-1, 1, size))
         else:
             lines.append((2 * np.arange(size) + 1) / size - 1)
@@ -166,6 +172,7 @@ def max_roi_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]:
+    """Return the begin and end of each bin in pixels, clamped to [0, size]."""
     step = max(last - first + 1, 1) / count
     starts = [int(np.floor(k * step)) + first for k in range(count)]
     ends = [int(np.ceil((k + 1) * step)) + first for k in range(count)]
@@ -173,7 +180,7 @@ def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]
 
 
 def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """RoiAlign; opset 10 means output_half_pixel."""
+    """Return RoiAlign; opset 10 means output_half_pixel."""
     if not node.attrs.get("sampling_ratio", 0):
         _check_samples(node, inputs[1])
     if node.version < 16:
@@ -183,23 +190,23 @@ def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _check_samples(node: Node, rois: Array) -> None:
-    """Raise an error for regions in which as many samples are taken as they are large.
+    """Check the number of samples of regions whose bins have as many samples as pixels.
 
     Raises:
-        ShapeError: a bin has more samples than are taken on any device.
-        LimitError: a region has more than are taken here.
+        ShapeError: A bin has more samples than any device takes.
+        LimitError: A region has more samples than this device takes.
     """
     scale = float(node.attrs.get("spatial_scale", 1.0))
     sides = (rois[:, 2:].astype(np.float64) - rois[:, :2]) * scale
     bins = [float(node.attrs.get(f"output_{side}", 1)) for side in ("width", "height")]
-    if not np.all(sides / bins <= _MOST_OF_A_BIN):
+    if not np.all(sides / bins <= _MAX_BIN_SAMPLES):
         raise ShapeError(
-            f"a bin of rois has more than {_MOST_OF_A_BIN} samples along an axis, or is NaN; "
-            "state sampling_ratio"
+            f"a bin of rois has more than {_MAX_BIN_SAMPLES} samples along an axis, or is NaN; "
+            "set sampling_ratio"
         )
     count = np.maximum(np.ceil(sides / bins), 1).prod(axis=1) * math.prod(bins)
-    if not np.all(count <= _MOST_SAMPLES):
+    if not np.all(count <= _MAX_REGION_SAMPLES):
         raise LimitError(
-            f"a region asks for {np.max(count):,.0f} samples; the most are {_MOST_SAMPLES:,}: say "
-            "sampling_ratio"
+            f"a region has {np.max(count):,.0f} samples, more than {_MAX_REGION_SAMPLES:,}; "
+            "set sampling_ratio"
         )

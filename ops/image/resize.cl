@@ -1,6 +1,7 @@
 // Resize along one axis. T: element; one work-item for each element of the result.
 
-// Weighted sums of neighbours along an axis: y[o, j, i] = sum(weights[n, j] * x[o, at[n, j], i]).
+// Weighted sums of neighbours along an axis:
+// y[o, j, i] = more[j] + sum over n of weights[n, j] * x[o, places[n, j], i].
 __kernel void blend(int count, __global const T *x, int x0, __global T *y, int y0,
                     __global const int *places, int p0, __global const T *weights, int w0,
                     __global const T *more, int m0, int neighbours, int size, int taken,

@@ -1,4 +1,7 @@
-"""Resize and Upsample on the CPU device: one axis after the other, by tables made with the plan."""
+"""Resize and Upsample on the CPU device.
+
+One axis is resized after the other, by tables of neighbours and weights that the plan holds.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import BlendAcrossArguments, BlendArguments, BlendNearbyArguments
 
-_TILE = 8192  # elements of a unit
-_GATHERED = 4  # cost of an element that is gathered, against one beside the last
-# Vectors, by their lanes, from which picking neighbours costs less than gathering them.
-_VECTORS = {16: 4, 8: 1}
-_MOST_PLACES = 2**31 - 1  # tables of neighbours have 32 bits
+_TILE = 8192  # elements of a work unit; an estimate
+_GATHER_COST = 4  # cost of a gathered element relative to one of a contiguous load; an estimate
+# Vectors, by their lanes, up to which permuting them costs less than gathering; an estimate.
+_MAX_PERMUTED_VECTORS = {16: 4, 8: 1}
+_MAX_INDEX = 2**31 - 1  # tables of neighbours hold int32
 _CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 
 
@@ -37,11 +40,11 @@ class Axis:
     """How one axis is resized.
 
     Attributes:
-        axis: Which.
+        axis: The axis, not negative.
         size: Its size before.
         taken: Its size after.
-        scale: The factor, which need not be their ratio.
-        start: Where the region of interest begins and ends, as parts of the axis.
+        scale: The factor; may differ from the ratio of the sizes.
+        start: Begin of the region of interest, as a fraction of the axis.
         end: Its end.
     """
 
@@ -77,12 +80,13 @@ def resize(node: Node, low: Lowering) -> None:
 
 
 def _is_identity(axis: Axis, transform: str) -> bool:
-    """Return whether an axis stays as it is."""
+    """Return whether resizing an axis does not change it."""
     whole = transform != "tf_crop_and_resize" or (axis.start, axis.end) == (0.0, 1.0)
     return axis.size == axis.taken and math.isclose(axis.scale, 1.0) and whole
 
 
 def _content(low: Lowering, index: int) -> Array | None:
+    """Return the content of a constant input; None if it is omitted or empty."""
     operand = low.optional(index)
     return None if operand is None or operand.size == 0 else known(low, index)
 
@@ -103,6 +107,7 @@ def _axes(low: Lowering, old: bool, transform: str) -> list[Axis]:
 
 
 def _scales(low: Lowering, old: bool, axes: Sequence[int]) -> list[float]:
+    """Return the scale of each axis, from an input, an attribute, or the ratio of the sizes."""
     node, x, y = low.node, low.input(0), low.output()
     scales = _content(low, 1 if old else 2)
     if scales is not None:
@@ -122,7 +127,7 @@ def _scales(low: Lowering, old: bool, axes: Sequence[int]) -> list[float]:
 
 
 def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
-    """Return where each element of the result lies in the source, and which lie outside."""
+    """Return the input position of each output element, and which ones lie outside the region."""
     j = np.arange(a.taken, dtype=np.float64)
     length = a.scale * a.size
     outside = np.zeros(a.taken, bool)
@@ -140,16 +145,17 @@ def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
     elif transform == "pytorch_half_pixel" and length == 1:
         at = np.full(a.taken, -0.5)
     elif transform in _CENTRED:
-        # The order of these sums decides what a position just beside a whole one is.
+        # The order of these sums follows onnx.reference, so that positions round as there.
         shift = a.size / 2 * (1 - a.taken / length) if transform == "half_pixel_symmetric" else 0.0
         at = shift + (j + 0.5) / a.scale - 0.5
     else:
         raise Unsupported(f"Resize with coordinate_transformation_mode {transform}")
-    # A region may begin at what is no number: tables of places hold numbers.
+    # The region of interest may be NaN or infinite, but tables of indices hold integers.
     return np.nan_to_num(at, posinf=a.size, neginf=-1), outside
 
 
 def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str) -> None:
+    """Emit the steps of mode "nearest": copies of whole elements by tables of indices."""
     x, y = low.input(0), low.output()
     item = element_bytes(x)
     if item == 16:
@@ -161,7 +167,7 @@ def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str)
     last_two = [axis for axis in order if axis >= x.rank - 2]
     together = all(_inside(tables[axis]) for axis in last_two)
     if together:
-        # Images, the last two axes, are done at once, before or after what lies around them.
+        # The last two axes are resized by one step, before or after the outer ones.
         order = [axis for axis in order if axis not in last_two[1:]]
     place, shape = x, list(x.shape)
     for axis in order:
@@ -180,30 +186,32 @@ def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str)
 
 
 def _inside(table: Array | Repeats) -> bool:
+    """Return whether no element of a table lies outside the region of interest."""
     return isinstance(table, Repeats) or bool((table >= 0).all())
 
 
 def _count(table: Array | Repeats) -> int:
+    """Return the number of output elements of a table."""
     return table.count if isinstance(table, Repeats) else len(table)
 
 
 def _repeats(transform: str, rounding: str) -> bool:
-    """Return whether a whole scale repeats every element."""
+    """Return whether an integer scale repeats every element, in this rounding of positions."""
     if transform == "asymmetric":
         return rounding == "floor"
-    # Positions lie less than half an element beside the one that they are in.
+    # Positions are less than half an element away from the element that contains them.
     return transform in _CENTRED and rounding.startswith("round_prefer")
 
 
 def _nearest_table(a: Axis, transform: str, rounding: str, rank: int) -> Array | Repeats:
-    """Return which element each one of the result is; -1 outside."""
+    """Return the input index of each output element (-1: outside), or for some scales `Repeats`."""
     times = plain(a.taken) // plain(a.size)
     alike = a.axis >= rank - 2 and _repeats(transform, rounding)
     if alike and times > 1 and a.scale == times and a.taken == a.size * times:
         return Repeats(a.size, times)
     at, outside = _positions(a, transform)
     if rounding == "outwards":
-        # Before opset 11, in single precision: up where an axis shrinks, down where it grows.
+        # Before opset 11, in float32: the ceiling along axes that shrink, else the floor.
         at, rounding = at.astype(np.float32), "ceil" if a.scale < 1 else "floor"
     table = np.clip(_rounded(at, rounding), 0, a.size - 1).astype(np.int64)
     table[outside] = -1
@@ -211,6 +219,7 @@ def _nearest_table(a: Axis, transform: str, rounding: str, rank: int) -> Array |
 
 
 def _rounded(at: Array, rounding: str) -> Array:
+    """Round positions to indices; "prefer" decides about halves."""
     if rounding == "floor":
         return np.floor(at)
     if rounding == "ceil":
@@ -219,16 +228,16 @@ def _rounded(at: Array, rounding: str) -> Array:
 
 
 def _in_order(axes: Sequence[Axis], rank: int) -> list[Axis]:
-    """Return the axes in the order that costs least: later ones have less to do where some shrink.
+    """Return the axes in the order of least cost: one that shrinks leaves less work to the next.
 
-    The last axis is costly: its neighbours are gathered one by one.
+    The last axis costs more, as its neighbours are gathered one by one.
     """
 
     def cost(order: Iterable[Axis]) -> float:
         elements, total = 1.0, 0.0
         for a in order:
             elements *= a.taken / a.size
-            total += elements * (_GATHERED if a.axis == rank - 1 else 1)
+            total += elements * (_GATHER_COST if a.axis == rank - 1 else 1)
         return total
 
     return list(min(itertools.permutations(sorted(axes, key=lambda a: -a.axis)), key=cost))
@@ -238,6 +247,7 @@ def _in_order(axes: Sequence[Axis], rank: int) -> list[Axis]:
 
 
 def _blend(low: Lowering, axes: Sequence[Axis], mode: str, transform: str) -> None:
+    """Emit the steps of the modes "linear" and "cubic": a weighted sum along one axis each."""
     x, y = low.input(0), low.output()
     if mode not in ("linear", "cubic"):
         raise Unsupported(f"Resize with mode {mode}")
@@ -256,6 +266,7 @@ def _blend(low: Lowering, axes: Sequence[Axis], mode: str, transform: str) -> No
 
 
 def _store_rounded(low: Lowering, x: Operand, y: Operand) -> None:
+    """Emit the conversion of the result to an output of another dtype, rounded and saturated."""
     e = Expression()
     term = e.input(x.dtype)
     if y.dtype not in FLOATS:
@@ -265,14 +276,14 @@ def _store_rounded(low: Lowering, x: Operand, y: Operand) -> None:
 
 
 def _taps(node: Node, a: Axis, mode: str, transform: str) -> tuple[Array, Array, Array]:
-    """Return the neighbours and their weights, [neighbours, size], and what is added."""
+    """Return neighbours and weights, [neighbours, size], and the first term of each sum, [size]."""
     at, outside = _positions(a, transform)
     antialias = bool(node.attrs.get("antialias", 0))
     scale = min(a.scale, 1.0) if antialias else 1.0
     reach = (1 if mode == "linear" else 2) / scale
     first = math.floor(-reach) + 1
     offsets = np.arange(first, 2 - first)
-    # A position that is whole counts as the right end of its interval, as the standard has it.
+    # An integer position is the right end of its interval, as in the standard's reference.
     left = np.ceil(at) - 1
     ratio = at - left
     distance = np.abs(offsets[:, None] - ratio[None, :]) * scale
@@ -303,8 +314,9 @@ def _cubic(distance: Array, a: float) -> Array:
 def _emit_blend(
     low: Lowering, x: Operand, y: Operand, a: Axis, taps: tuple[Array, Array, Array]
 ) -> None:
+    """Emit the weighted sum along one axis; ``taps`` is the result of `_taps`."""
     places, weights, added = taps
-    if a.size > _MOST_PLACES:
+    if a.size > _MAX_INDEX:
         raise Unsupported(f"Resize of {a.size} elements along an axis")
     dtype = numpy_dtype(x.dtype)
     used = np.flatnonzero(np.any(weights != 0, axis=1))
@@ -342,14 +354,20 @@ def _emit_blend(
 
 
 def _firsts(places: Array, size: int, lanes: int) -> tuple[Array, int] | None:
-    """Return where vectors with all neighbours of ``lanes`` results begin, and how many they are.
+    """Return the index of the first vector of each block of results, and the vectors of a block.
 
-    None where they are too many.
+    Args:
+        places: Indices of the neighbours, [neighbours, results].
+        size: Elements of the axis.
+        lanes: Elements of a vector, and results of a block.
+
+    Returns:
+        None if a block's neighbours lie in more vectors than `_MAX_PERMUTED_VECTORS`.
     """
     starts = list(range(0, places.shape[1], lanes))
     first = np.minimum.reduceat(places.min(axis=0), starts)
     last = np.maximum.reduceat(places.max(axis=0), starts)
-    for vectors in range(1, _VECTORS[lanes] + 1):
+    for vectors in range(1, _MAX_PERMUTED_VECTORS[lanes] + 1):
         begin = np.minimum(first, max(0, size - vectors * lanes))
         if bool((last - begin < vectors * lanes).all()):
             return begin, vectors

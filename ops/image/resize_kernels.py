@@ -16,7 +16,7 @@ Function = Callable[..., Any]
 
 
 def across(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of `BlendAcrossArguments`, for an axis with elements inside it.
+    """Return the kernel of `BlendAcrossArguments`, for an axis with dimensions inside it.
 
     ``y[o, j, :] = added[j] + sum over k of weights[k, j] * x[o, indices[k, j], :]``
 
@@ -32,7 +32,7 @@ def across(*, dtype: str, lanes: int) -> Function:
 
     @register_jitable
     def row_of_two(a: BlendAcrossArguments, x: int, y: int, j: int, whole: int) -> None:
-        """Write the whole vectors of a row from its two neighbours."""
+        """Write the whole vectors of row ``j`` from its two neighbours (mode "linear")."""
         places, weights, taken = a.indices, a.weights, a.taken
         row = a.inner * item
         one, other = bcast(weights + j * item), bcast(weights + (taken + j) * item)
@@ -78,7 +78,7 @@ def across(*, dtype: str, lanes: int) -> Function:
 
 
 def along(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of `BlendArguments`: `across` for an axis with nothing inside it.
+    """Return the kernel of `BlendArguments`: `across` for the last axis; neighbours are gathered.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -126,7 +126,7 @@ def along(*, dtype: str, lanes: int) -> Function:
 
 
 def nearby(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of `BlendNearbyArguments`: `along` with neighbours in few vectors.
+    """Return the kernel of `BlendNearbyArguments`: `along` with neighbours permuted from vectors.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -141,7 +141,7 @@ def nearby(*, dtype: str, lanes: int) -> Function:
 
     @register_jitable
     def neighbours(a: BlendNearbyArguments, x: int, places: Any) -> Any:
-        """Pick elements by their places from ``x`` on."""
+        """Return the elements of x at ``places``, counted from address ``x``."""
         size = a.size
         value = pick(load_m(x, mask_n(size)), places)
         for k in range(1, a.vectors):

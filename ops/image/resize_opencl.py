@@ -1,4 +1,4 @@
-"""Resize and Upsample on OPENCL: the CPU's shape work, another kernel."""
+"""Resize and Upsample on OPENCL: the lowerings of the CPU, another kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ cl_shared("Resize", "Upsample")
 
 @cl_kernel("subgraph.ops.image.resize_kernels", "along", "across")
 def blend(low: ClLowering, kernel: Kernel, a: BlendArguments) -> None:
-    """Launch the weighted sums of a resized axis."""
+    """Launch the weighted sums along a resized axis."""
     dtype = str(dict(kernel.variant)["dtype"])
     require(low, dtype)
     source = ClSource("image/resize", defines=definitions({"T": register(dtype)}))

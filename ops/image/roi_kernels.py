@@ -1,6 +1,6 @@
 """Kernels that pool regions of images: RoiAlign, MaxRoiPool.
 
-A place that is no number, or far outside, never leads outside the image.
+Coordinates that are NaN or far outside are clamped, so that no memory outside the image is read.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from subgraph.engine.codegen.simd import ld, ld_i64, st, vec
 from subgraph.ops.shared.range_check_kernels import report_value
 
 from .arguments import (
-    FewSamplesArguments,
     MaxRoiPoolArguments,
     RoiAlignArguments,
     RoiAverageArguments,
+    SampleCountArguments,
 )
-from .sampling_kernels import below
+from .sampling_kernels import clamped_floor
 
 Function = Callable[..., Any]
-MOST_SAMPLES = 4096  # along an axis of a bin whose number follows from the region
-_ENTRY = 16  # bytes of a line of pixels and its weight: int64 and the element
+MAX_SAMPLES = 4096  # of a bin along an axis, if their number is computed from the region's size
+_ENTRY = 16  # bytes of a row or column of pixels with its weight: its index, int64, and an element
 
 
 def _bins(dtype: str) -> tuple[Any, Any]:
-    """Return what reads a region and what finds the two pixels around a place.
+    """Return functions that read a region, and that find the two pixels around a coordinate.
 
-    The first takes the arguments of a kernel of RoiAlign and the number of the region, and gives
-    its image, top, left, height and width of a bin, samples of a bin down and across.
+    The first takes the arguments of a kernel of RoiAlign and the index of a region, and returns its
+    image, its top and left edge, the height and width of a bin, and the samples of a bin down and
+    across. The second returns both pixels and the distance from the first.
     """
     load, image_of = ld(dtype), ld("int64")
     item, real = item_bytes(dtype), np.dtype(dtype).type
@@ -42,7 +43,7 @@ def _bins(dtype: str) -> tuple[Any, Any]:
     def samples(size: Any, bins: int, wanted: int) -> int:
         if wanted > 0:
             return wanted
-        each = min(max(size / real(bins), real(0)), real(MOST_SAMPLES))
+        each = min(max(size / real(bins), real(0)), real(MAX_SAMPLES))
         count = int(each)
         return count + 1 if real(count) < each else count
 
@@ -63,7 +64,7 @@ def _bins(dtype: str) -> tuple[Any, Any]:
 
     @register_jitable
     def around(at: Any, size: int) -> tuple[int, int, Any]:
-        """Return the two neighbours of a place and how far it is from the first."""
+        """Return the two neighbours of a coordinate and its distance from the first."""
         at = max(at, real(0))
         low = int(at)
         if low >= size - 1:
@@ -73,15 +74,13 @@ def _bins(dtype: str) -> tuple[Any, Any]:
     return read, around
 
 
-def few_samples(*, dtype: str) -> Function:
-    """Return the kernel of `FewSamplesArguments`.
-
-    It reports regions of RoiAlign so large that samples are too many.
+def check_sample_count(*, dtype: str) -> Function:
+    """Return the kernel of `SampleCountArguments`: it reports a region with too many samples.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
     """
-    arguments = view_of(FewSamplesArguments)
+    arguments = view_of(SampleCountArguments)
     load, item, real = ld(dtype), item_bytes(dtype), np.dtype(dtype).type
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -92,9 +91,9 @@ def few_samples(*, dtype: str) -> Function:
             first = a.regions + (k // 2 * 4 + k % 2) * item
             size = (load(first + 2 * item) * scale - shift) - (load(first) * scale - shift)
             each = size / real(a.bins_down if k % 2 else a.bins_across)
-            if not each <= MOST_SAMPLES:
+            if not each <= MAX_SAMPLES:
                 many = int(min(each, real(1 << 30))) if each == each else -1
-                report_value(ld_i64(a.report), ld_i64(a.report + 8), many, 0, MOST_SAMPLES)
+                report_value(ld_i64(a.report), ld_i64(a.report + 8), many, 0, MAX_SAMPLES)
 
     return kernel
 
@@ -102,8 +101,9 @@ def few_samples(*, dtype: str) -> Function:
 def roi_average(*, dtype: str, lanes: int) -> Function:
     """Return the kernel of `RoiAverageArguments`: RoiAlign whose bins are averages.
 
-    The weights of a bin's pixels are products of one for the row and one for the column: rows are
-    added first, vectors of columns at once, then columns. Both lists serve all channels of a unit.
+    The weight of a pixel in a bin is the product of a weight of its row and one of its column. So
+    the rows of a bin are summed first, a vector of columns at a time, and then the columns. The
+    weights serve all channels of a work unit.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -121,7 +121,7 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
 
     @register_jitable
     def add(entries: int, count: int, line: int, weight: Any) -> int:
-        """Add a weight to the entry of a line, new or one of the last three; return how many."""
+        """Add a weight to the entry of a row or column of pixels; return the number of entries."""
         for back in range(1, min(count, 3) + 1):
             at = entries + (count - back) * _ENTRY
             if line_of(at) == line:
@@ -132,10 +132,10 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
         return count + 1
 
     @register_jitable
-    def weigh(entries: int, start: Any, extent: Any, samples: int, size: int) -> int:
-        """List the lines that a bin takes along a dimension; return how many.
+    def add_line_weights(entries: int, start: Any, extent: Any, samples: int, size: int) -> int:
+        """List the rows or columns that a bin samples, with their weights; return how many.
 
-        Places only rise or only fall, so that a line met before is one of the last three.
+        Coordinates rise or fall monotonically, so that a line met before is one of the last three.
         """
         count = 0
         share = real(1) / real(max(samples, 1))
@@ -151,7 +151,7 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
     def add_rows(
         image: int, width: int, rows: int, count: int, low: int, high: int, to: int
     ) -> None:
-        """Write the weighted sum of rows for the columns from ``low`` up to ``high``."""
+        """Write the weighted sums of rows, for the columns from ``low`` to ``high``."""
         for column in range(low, high, lanes):
             total = nothing()
             rest = width - column
@@ -163,7 +163,7 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
 
     @register_jitable
     def one_row(columns: int, most: int, counts: int, bins: int, sums: int, y: int) -> None:
-        """Write a row of bins from the sums of their rows."""
+        """Write a row of bins from the weighted sums of their rows."""
         for j in range(bins):
             total = real(0)
             at = columns + j * most * _ENTRY
@@ -184,7 +184,7 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
         bins: int,
         y: int,
     ) -> None:
-        """Write a row of bins that take few of many columns: pixel by pixel."""
+        """Write a row of bins pixel by pixel: faster if they sample few of many columns."""
         for j in range(bins):
             total = real(0)
             at = columns + j * most * _ENTRY
@@ -215,7 +215,7 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
             low, beyond, taken = width, 0, 0
             for j in range(bins_across):
                 at = columns + j * width * _ENTRY
-                count = weigh(at, left + real(j) * wide, wide, across, width)
+                count = add_line_weights(at, left + real(j) * wide, wide, across, width)
                 put_line(counts + 8 * j, count)
                 taken += count
                 for k in range(count):
@@ -225,7 +225,7 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
             x = a.x + (image * channels + first) * plane
             y = a.y + (number * channels + first) * bins_down * bins_across * item
             for i in range(bins_down):
-                count = weigh(rows, top + real(i) * high, high, down, height)
+                count = add_line_weights(rows, top + real(i) * high, high, down, height)
                 for c in range(min(each, channels - first)):
                     to = y + (c * bins_down + i) * bins_across * item
                     if dense:
@@ -248,7 +248,7 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
 
 
 def roi_largest(*, dtype: str) -> Function:
-    """Return the kernel of `RoiAlignArguments` whose bins are the largest of weighted pixels.
+    """Return the kernel of `RoiAlignArguments`: a bin is the largest weighted pixel of its samples.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -269,6 +269,7 @@ def roi_largest(*, dtype: str) -> Function:
         down: int,
         across: int,
     ) -> Any:
+        """Return the largest weighted pixel of one bin."""
         height, width = a.height, a.width
         total = real(0)
         started = False
@@ -319,10 +320,12 @@ def max_roi_pool(*, dtype: str) -> Function:
 
     @register_jitable
     def rounded(x: Any) -> int:
-        return below(float(x) + 0.5) if x >= 0 else -below(0.5 - float(x))
+        """Round to the nearest integer, halves away from zero."""
+        return clamped_floor(float(x) + 0.5) if x >= 0 else -clamped_floor(0.5 - float(x))
 
     @register_jitable
     def bounds(start: int, size: int, bins: int, bin: int, limit: int) -> tuple[int, int]:
+        """Return the begin and end of a bin in pixels, clamped to the image."""
         first = start + bin * size // bins
         last = start + ((bin + 1) * size + bins - 1) // bins
         return min(max(first, 0), limit), min(max(last, 0), limit)
@@ -333,7 +336,7 @@ def max_roi_pool(*, dtype: str) -> Function:
         down, across, scale = a.bins_down, a.bins_across, real(a.scale)
         for unit in range(begin, end):
             region = a.regions + unit // channels * 5 * item
-            number = min(max(below(float(load(region))), 0), a.images - 1)
+            number = min(max(clamped_floor(float(load(region))), 0), a.images - 1)
             left, top = (
                 rounded(load(region + item) * scale),
                 rounded(load(region + 2 * item) * scale),

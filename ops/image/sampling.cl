@@ -1,12 +1,12 @@
-// RoiAlign, MaxRoiPool and GridSample. T: element; a place that is no number, or far outside, never
-// leads outside of the image.
+// RoiAlign, MaxRoiPool and GridSample. T: element. Coordinates that are NaN or far outside are
+// clamped, so that no memory outside the image is read.
 
 #define FAR 1000000000
 
-int below(T x) { return isnan(x) ? -1 : (int)floor(clamp(x, (T)-FAR, (T)FAR)); }
+int clamped_floor(T x) { return isnan(x) ? -1 : (int)floor(clamp(x, (T)-FAR, (T)FAR)); }
 
 #if defined(ROI)
-// The two neighbours of a place and how far it is from the first.
+// The two neighbours of a coordinate; returns its distance from the first.
 T neighbours(T at, int size, int *low, int *high) {
   at = at > 0 ? at : (T)0;
   *low = (int)at;
@@ -22,8 +22,8 @@ int samples(T size, int bins, int wanted) {
   return wanted > 0 ? wanted : (int)ceil(clamp(size / bins, (T)0, (T)4096));
 }
 
-// Reports regions so large that samples are too many; see the CPU's few_samples.
-__kernel void few_samples(__global const T *regions, int regions0, int count, int bins_down,
+// Reports regions with too many samples; see check_sample_count in roi_kernels.py.
+__kernel void check_sample_count(__global const T *regions, int regions0, int count, int bins_down,
                           int bins_across, T scale, __global long *slot, int number) {
   T shift = HALF ? (T)0.5 : (T)0;
   for (int k = 0; k < 2 * count; k++) {
@@ -39,8 +39,8 @@ __kernel void few_samples(__global const T *regions, int regions0, int count, in
   }
 }
 
-// One work-item for each bin of a channel of a region; LARGEST: the maximum of its weighted pixels,
-// not their average; HALF: pixels lie at halves.
+// One work-item for each bin of a channel of a region. LARGEST: the maximum of its weighted pixels,
+// else their average. HALF: the centres of pixels have coordinates k + 0.5.
 __kernel void roi_align(int count, __global const T *x, int x0, __global const T *regions,
                         int regions0, __global const long *numbers, int numbers0, __global T *y,
                         int y0, int images, int channels, int height, int width, int bins_down,
@@ -82,7 +82,7 @@ __kernel void roi_align(int count, __global const T *x, int x0, __global const T
   y[y0 + id] = LARGEST ? total : total / max(down * across, 1);
 }
 
-int nearest_whole(T x) { return x >= 0 ? below(x + (T)0.5) : -below((T)0.5 - x); }
+int nearest_whole(T x) { return x >= 0 ? clamped_floor(x + (T)0.5) : -clamped_floor((T)0.5 - x); }
 
 __kernel void max_roi_pool(int count, __global const T *x, int x0, __global const T *regions,
                            int regions0, __global T *y, int y0, int images, int channels,
@@ -91,7 +91,7 @@ __kernel void max_roi_pool(int count, __global const T *x, int x0, __global cons
   if (id >= count) return;
   int j = id % bins_across, i = id / bins_across % bins_down, unit = id / bins_across / bins_down;
   __global const T *region = regions + regions0 + unit / channels * 5;
-  int number = clamp(below(region[0]), 0, images - 1);
+  int number = clamp(clamped_floor(region[0]), 0, images - 1);
   int left = nearest_whole(region[1] * scale), top = nearest_whole(region[2] * scale);
   int wide = max(nearest_whole(region[3] * scale) - left + 1, 1);
   int high = max(nearest_whole(region[4] * scale) - top + 1, 1);
@@ -112,18 +112,18 @@ __kernel void max_roi_pool(int count, __global const T *x, int x0, __global cons
 
 #if defined(TAPS)
 // TAPS: 1 nearest, 2 linear, 4 cubic; PADDING: 0 zeros, 1 border, 2 reflection; CORNERS: -1 and 1
-// are the centres of the outermost pixels, not their edges. U: element of the grid.
+// are the centres of the outermost pixels, else their edges. U: element of the grid.
 U reflected(U x, U least, U most) {
   U extent = most - least;
   if (extent <= 0) return least;
   U outside = x < least ? least - x : x - most;
   if (!(outside > 0)) return x;
-  U turns = floor(outside / extent), rest = outside - turns * extent;
-  int even = fmod(turns, (U)2) == 0;
+  U periods = floor(outside / extent), rest = outside - periods * extent;
+  int even = fmod(periods, (U)2) == 0;
   return even == (x < least) ? least + rest : most - rest;
 }
 
-// The pixel that stands for one inside or outside, -1 for none.
+// The pixel that PADDING puts at index ``at``, -1 for none.
 int pixel(int at, int size, U least, U most) {
   if (PADDING == 0) return at >= 0 && at < size ? at : -1;
   if (PADDING == 2) at = (int)reflected((U)at, least, most);
@@ -139,7 +139,7 @@ U weight(U distance) {
   return (((U)-0.75 * x + (U)3.75) * x - 6) * x + 3;
 }
 
-// Places and weights of the neighbours along a dimension.
+// Indices and weights of the neighbours of a grid coordinate along a dimension.
 void prepare(U number, int size, int *places, U *weights) {
   U least = CORNERS ? (U)0 : (U)-0.5, most = CORNERS ? size - (U)1 : size - (U)0.5;
   U at = CORNERS ? (number + 1) / 2 * (size - 1) : ((number + 1) * size - 1) / 2;
@@ -156,7 +156,7 @@ void prepare(U number, int size, int *places, U *weights) {
   }
 }
 
-// One work-item for each place of the grid, whose neighbours serve all channels.
+// One work-item for each point of the grid, whose neighbours serve all channels.
 __kernel void grid_sample(int count, __global const T *x, int x0, __global const U *grid, int grid0,
                           __global T *y, int y0, int channels, int depth, int height, int width,
                           int rank, int places) {

@@ -1,4 +1,4 @@
-"""Operators that sample images at computed places, on the CPU device."""
+"""Operators that sample images at computed points, on the CPU device."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import tiles
 
 from .arguments import (
-    FewSamplesArguments,
     GridSampleArguments,
     MaxRoiPoolArguments,
     RoiAlignArguments,
     RoiAverageArguments,
+    SampleCountArguments,
 )
 
-_WORK = 2048  # pixels made that are worth a thread
-_MOST_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region
-_CHANNELS = 32  # that share the weights of a region, and make a unit
-_TABLE = 1024  # pixels around the places of a block
-_EXACT = 1 << 24  # whole numbers up to here are numbers of float32, in which places are clamped
+_MIN_PIXELS_PER_THREAD = 2048  # output pixels; an estimate
+_MAX_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region
+_CHANNELS = 32  # channels of a work unit of RoiAlign, which share the weights of a region
+_TABLE = 1024  # neighbouring pixels of the points of a block; an estimate
+_MAX_EXACT_FLOAT32 = 1 << 24  # coordinates are clamped in float32, which holds integers up to here
 _TAPS = {"linear": 2, "cubic": 4}
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
 def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
-    """Return input and output in a dtype that the kernels take."""
+    """Return input and output in a dtype in which the kernels compute."""
     if x.dtype in ("float32", "float64"):
         return x, y
     return cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
@@ -41,19 +41,19 @@ def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
 
 @lowering("RoiAlign", dtypes=FLOATS)
 def roi_align(node: Node, low: Lowering) -> None:
-    """Lower RoiAlign: one unit is a region's block of channels, for maxima one of them."""
+    """Lower RoiAlign; a work unit is a block of channels of a region, for maxima one channel."""
     x, numbers, y = low.input(0), low.input(2), low.output()
     if y.size == 0:
         return
     if x.size == 0:
         raise Unsupported("RoiAlign of an empty image")
-    given, result = _work(low, x, y)
-    regions = cast_to(low, low.input(1), given.dtype)
+    converted, result = _work(low, x, y)
+    regions = cast_to(low, low.input(1), converted.dtype)
     emit_range_check(low, numbers, "batch_indices", 0, x.shape[0] - 1)
     images = cast_to(low, numbers, "int64")
     usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
     half = text(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
-    wanted = int(node.attrs.get("sampling_ratio", 0))
+    ratio = int(node.attrs.get("sampling_ratio", 0))
     channels, height, width = x.shape[1:]
     shared: dict[str, Any] = {
         "regions": regions,
@@ -64,30 +64,32 @@ def roi_align(node: Node, low: Lowering) -> None:
     }
     common: dict[str, Any] = {
         **shared,
-        "x": given,
+        "x": converted,
         "numbers": images,
         "y": result,
         "images": x.shape[0],
         "channels": channels,
         "height": height,
         "width": width,
-        "samples": wanted,
+        "samples": ratio,
     }
-    if not wanted:
+    if not ratio:
         report = low.report("rois (samples of a bin)")
-        checked = FewSamplesArguments(count=regions.shape[0], report=report, **shared)
-        kernel = Kernel("subgraph.ops.image.roi_kernels", "few_samples", dtype=given.dtype)
+        checked = SampleCountArguments(count=regions.shape[0], report=report, **shared)
+        kernel = Kernel(
+            "subgraph.ops.image.roi_kernels", "check_sample_count", dtype=converted.dtype
+        )
         low.emit(kernel, checked, 1, bytes=regions.nbytes)
     bins = math.prod(y.shape[2:])
-    grain = max(1, _WORK // (4 * bins))
+    grain = max(1, _MIN_PIXELS_PER_THREAD // (4 * bins))
     if text(node.attrs.get("mode", "avg")) == "max":
-        kernel = Kernel("subgraph.ops.image.roi_kernels", "roi_largest", dtype=given.dtype)
+        kernel = Kernel("subgraph.ops.image.roi_kernels", "roi_largest", dtype=converted.dtype)
         arguments = RoiAlignArguments(**common)
         low.emit(kernel, arguments, y.size // bins, grain=grain, bytes=4 * y.nbytes)
     else:
-        lanes, across = low.lanes(given.dtype), y.shape[3]
-        nbytes = 16 * (height + across * width) + 8 * across + (width + lanes) * given.itemsize
-        if nbytes > _MOST_SCRATCH:
+        lanes, across = low.lanes(converted.dtype), y.shape[3]
+        nbytes = 16 * (height + across * width) + 8 * across + (width + lanes) * converted.itemsize
+        if nbytes > _MAX_SCRATCH:
             raise Unsupported(f"RoiAlign of rows of {width} into {across} bins")
         each = min(channels, _CHANNELS)
         scratch = low.scratch(nbytes, per_worker=True)
@@ -95,7 +97,7 @@ def roi_align(node: Node, low: Lowering) -> None:
             scratch=scratch, scratch_step=scratch.nbytes, unit_channels=each, **common
         )
         kernel = Kernel(
-            "subgraph.ops.image.roi_kernels", "roi_average", dtype=given.dtype, lanes=lanes
+            "subgraph.ops.image.roi_kernels", "roi_average", dtype=converted.dtype, lanes=lanes
         )
         units = y.shape[0] * -(-channels // each)
         low.emit(kernel, arguments, units, grain=-(-grain // each), bytes=4 * y.nbytes)
@@ -105,17 +107,17 @@ def roi_align(node: Node, low: Lowering) -> None:
 
 @lowering("MaxRoiPool", dtypes=FLOATS)
 def max_roi_pool(node: Node, low: Lowering) -> None:
-    """Lower MaxRoiPool: one unit is a channel of a region."""
+    """Lower MaxRoiPool; a work unit is a channel of a region."""
     x, y = low.input(0), low.output()
     if y.size == 0:
         return
     if x.size == 0:
         raise Unsupported("MaxRoiPool of an empty image")
-    given, result = _work(low, x, y)
-    rois = cast_to(low, low.input(1), given.dtype)
+    converted, result = _work(low, x, y)
+    rois = cast_to(low, low.input(1), converted.dtype)
     emit_range_check(low, rois, "rois", 0, x.shape[0] - 1, step=5)
     arguments = MaxRoiPoolArguments(
-        x=given,
+        x=converted,
         regions=rois,
         y=result,
         images=x.shape[0],
@@ -127,23 +129,29 @@ def max_roi_pool(node: Node, low: Lowering) -> None:
         scale=float(node.attrs.get("spatial_scale", 1.0)),
     )
     bins = math.prod(y.shape[2:])
-    kernel = Kernel("subgraph.ops.image.roi_kernels", "max_roi_pool", dtype=given.dtype)
-    low.emit(kernel, arguments, y.size // bins, grain=max(1, _WORK // (4 * bins)), bytes=x.nbytes)
+    kernel = Kernel("subgraph.ops.image.roi_kernels", "max_roi_pool", dtype=converted.dtype)
+    low.emit(
+        kernel,
+        arguments,
+        y.size // bins,
+        grain=max(1, _MIN_PIXELS_PER_THREAD // (4 * bins)),
+        bytes=x.nbytes,
+    )
     if result is not y:
         emit_cast(low, result, y)
 
 
 @lowering("GridSample", dtypes=FLOATS)
 def grid_sample(node: Node, low: Lowering) -> None:
-    """Lower GridSample: one unit is a block of places, whose neighbours serve all channels."""
+    """Lower GridSample; a work unit is a block of points, whose neighbours serve all channels."""
     x, y = low.input(0), low.output()
     if y.size == 0:
         return
     rank = x.rank - 2
-    large = math.prod(x.shape[2:]) >= 1 << 31 or any(n > _EXACT for n in x.shape[2:])
+    large = math.prod(x.shape[2:]) >= 1 << 31 or any(n > _MAX_EXACT_FLOAT32 for n in x.shape[2:])
     if x.size == 0 or not 1 <= rank <= 3 or large:
         raise Unsupported(f"GridSample of {x.shape}")
-    given, result = _work(low, x, y)
+    converted, result = _work(low, x, y)
     grid = low.input(1)
     grid = grid if grid.dtype in ("float32", "float64") else cast_to(low, grid, "float32")
     places = math.prod(y.shape[2:])
@@ -151,16 +159,17 @@ def grid_sample(node: Node, low: Lowering) -> None:
     mode = text(node.attrs.get("mode", usual))
     mode = _MODES.get(mode, mode)
     around = _TAPS.get(mode, 1) ** rank
-    of = tiles(given.dtype)
-    # Channels side by side are read as vectors, which pays for turning the image to that and back.
+    of = tiles(converted.dtype)
+    # In the blocked layout channels are read as vectors. Converting the image to it and back costs
+    # less than that saves if enough pixels are read.
     blocks = low.kernels == "CPU" and x.shape[1] >= of.lanes > 1
     blocks = blocks and 2 * places * around >= math.prod(x.shape[2:])
-    source = blocked(low, of, given) if blocks else given
+    source = blocked(low, of, converted) if blocks else converted
     target = blocked_target(low, of, result) if blocks else result
     kernel = Kernel(
         "subgraph.ops.image.sampling_kernels",
         "grid_sample",
-        dtype=given.dtype,
+        dtype=converted.dtype,
         lanes=of.lanes,
         grid=grid.dtype,
         mode=mode,
@@ -169,7 +178,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
         blocked=blocks,
     )
     block = max(1, _TABLE // around // of.lanes) * of.lanes
-    scratch = low.scratch(192 + around * block * (4 + given.itemsize), per_worker=True)
+    scratch = low.scratch(192 + around * block * (4 + converted.itemsize), per_worker=True)
     space = (1,) * (3 - rank) + x.shape[2:]
     channels = -(-x.shape[1] // of.lanes) if blocks else x.shape[1]
     arguments = GridSampleArguments(
@@ -184,7 +193,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
         scratch_step=scratch.nbytes,
         block=block,
     )
-    grain = max(1, _WORK // (x.shape[1] * block))
+    grain = max(1, _MIN_PIXELS_PER_THREAD // (x.shape[1] * block))
     units = x.shape[0] * -(-places // block)
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * y.nbytes)
     if blocks:

@@ -1,6 +1,6 @@
-"""Kernel that samples images at computed places: GridSample (regions: roi_kernels.py).
+"""The kernel of GridSample, which samples images at computed points (regions: roi_kernels.py).
 
-A place that is no number, or far outside, never leads outside the image.
+Coordinates that are NaN or far outside are clamped, so that no memory outside the image is read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .arguments import GridSampleArguments
 
 Function = Callable[..., Any]
 _word = ld("float64")
-_FAR = 1e9  # places beyond are not told apart
+_FAR = 1e9  # bound of coordinates in pixels: beyond all images, and within int32
 
 
 @register_jitable
-def below(x: float) -> int:
-    """Return the largest whole number that is not above ``x``."""
+def clamped_floor(x: float) -> int:
+    """Return the largest integer not above ``x``, clamped to [-_FAR, _FAR]; -1 for NaN."""
     if x != x:
         return -1
     whole = int(min(max(x, -_FAR), _FAR))
@@ -40,8 +40,9 @@ def grid_sample(
 ) -> Function:
     """Return the kernel of `GridSampleArguments`, over up to three dimensions.
 
-    For each place of a block it writes down the pixels around and their weights; then each channel
-    is a sum over them, vectors of places at once, or of channels where these lie side by side.
+    For each point of a block it writes the neighbouring pixels and their weights to a table. Then
+    each channel is a sum over them, for a vector of points at a time, or in the blocked layout for
+    a vector of channels.
 
     Args:
         dtype: Dtype of the image, ``"float32"`` or ``"float64"``.
@@ -49,7 +50,7 @@ def grid_sample(
         grid: Dtype of the grid.
         mode: ``"nearest"``, ``"linear"`` or ``"cubic"``.
         padding: ``"zeros"``, ``"border"`` or ``"reflection"``.
-        corners: Whether -1 and 1 are the centres of the outermost pixels, not their edges.
+        corners: Whether -1 and 1 are the centres of the outermost pixels, else their edges.
         blocked: Whether image and result are in the blocked layout; channels are then blocks.
     """
     arguments = view_of(GridSampleArguments)
@@ -60,7 +61,7 @@ def grid_sample(
     taps = _TAPS[mode]
     zeros, border = padding == "zeros", padding == "border"
     in_vectors = mode == "linear" and (zeros or border) and dtype == grid == "float32" and lanes > 1
-    write_vector: Any = _flat_places(lanes, zeros, corners) if in_vectors else None
+    write_vector: Any = _vector_neighbours_2d(lanes, zeros, corners) if in_vectors else None
     prepare, write = _neighbours_along(grid, mode, padding, corners), _neighbours(dtype, taps)
     sampled, mixed = _weighted_sums(dtype, lanes)
 
@@ -80,13 +81,13 @@ def grid_sample(
         for unit in range(begin, end):
             image, first = unit // blocks, unit % blocks * block
             count = min(block, places - first)
-            done = 0  # places written down as vectors; their table is that of the last dimensions
+            done = 0  # points whose neighbours are computed as vectors
             if in_vectors and rank == 2:
                 done = count // lanes * lanes
                 for p in range(0, done, lanes):
                     where = a.grid + (image * places + first + p) * 2 * step
                     write_vector(a, where, table + 64, numbers + 4 * p, shares + item * p)
-            # Vectors read beyond the last place: the first one stands there once more.
+            # Vectors read beyond the last point: the rest of the table repeats the first point.
             for p in range(done, (count + lanes - 1) // lanes * lanes):
                 at = image * places + first + (p if p < count else 0)
                 for d in range(3 - rank, 3):
@@ -114,8 +115,8 @@ def grid_sample(
 def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Function:
     """Return ``f(table, number, size)``: pixels and weights around a coordinate of the grid.
 
-    The parameters are those of `grid_sample`. The table gets an int64 for each pixel, and from byte
-    32 on a float64 for each weight.
+    The parameters are those of `grid_sample`. The function writes an int64 for each pixel to the
+    table, and a float64 for each weight from byte 32 on.
     """
     put_place, put_weight, real = st("int64"), st("float64"), np.dtype(grid).type
     taps, zeros, border = _TAPS[mode], padding == "zeros", padding == "border"
@@ -123,20 +124,21 @@ def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Func
 
     @register_jitable
     def reflected(x: float, least: float, most: float) -> float:
+        """Return a coordinate reflected at both ends until it lies in [least, most]."""
         extent = most - least
         if extent <= 0:
             return least
         outside = least - x if x < least else x - most
         if not outside > 0:
             return x
-        turns = below(outside / extent)
-        rest = outside - turns * extent
-        from_least = (turns % 2 == 0) == (x < least)
+        periods = clamped_floor(outside / extent)
+        rest = outside - periods * extent
+        from_least = (periods % 2 == 0) == (x < least)
         return least + rest if from_least else most - rest
 
     @register_jitable
     def pixel(at: int, size: int, least: float, most: float) -> int:
-        """Return the pixel that stands for one inside or outside, -1 for none."""
+        """Return the pixel that the padding puts at index ``at``, -1 for none."""
         if zeros:
             return at if 0 <= at < size else -1
         if not border:
@@ -155,7 +157,7 @@ def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Func
 
     @register_jitable
     def prepare(table: int, number: Any, size: int) -> None:
-        """Write places and weights of the neighbours along a dimension."""
+        """Write indices and weights of the neighbours along a dimension."""
         if corners:
             at = float((number + real(1)) / real(2) * real(size - 1))
             least, most = 0.0, size - 1.0
@@ -166,14 +168,14 @@ def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Func
             at = -1.0
         at = min(max(at, -_FAR), _FAR)
         if nearest:
-            whole = below(at + 0.5)
+            whole = clamped_floor(at + 0.5)
             at = float(whole - 1 if whole - at == 0.5 and whole % 2 != 0 else whole)
         if at < least or at > most:
             if border:
                 at = min(max(at, 0.0), size - 1.0)
             elif not zeros:
                 at = reflected(at, least, most)
-        first = int(at) if nearest else below(at) - (1 if cubic else 0)
+        first = int(at) if nearest else clamped_floor(at) - (1 if cubic else 0)
         for k in range(taps):
             put_place(table + 8 * k, pixel(first + k, size, least, most))
             put_weight(table + 32 + 8 * k, 1.0 if nearest else weight(at - (first + k)))
@@ -182,12 +184,16 @@ def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Func
 
 
 def _neighbours(dtype: str, taps: int) -> Function:
-    """Return ``f(a, table, at, deep, tall)``: the pixels around a place and their weights."""
+    """Return ``f(a, table, at, deep, tall)``: it combines the neighbours along all dimensions.
+
+    ``deep`` and ``tall`` are the neighbours along depth and height; ``at`` is the point of the
+    block.
+    """
     put, put_number, place_of, item = st(dtype), st("int32"), ld("int64"), item_bytes(dtype)
 
     @register_jitable
     def write(a: GridSampleArguments, table: int, at: int, deep: int, tall: int) -> None:
-        """Write down the pixels around place ``at`` of the block, and their weights."""
+        """Write the pixels around point ``at`` of the block, and their weights."""
         height, width, block = along(a.image, HEIGHT), along(a.image, WIDTH), a.block
         number = table + 192 + 4 * at
         share = table + 192 + deep * tall * taps * block * 4 + item * at
@@ -207,7 +213,7 @@ def _neighbours(dtype: str, taps: int) -> Function:
 
 
 def _weighted_sums(dtype: str, lanes: int) -> tuple[Function, Function]:
-    """Return the sums over pixels: for a vector of places, and for a block of channels."""
+    """Return the sums over pixels: for a vector of points, and for a block of channels."""
     v, numbers_of = vec(dtype, lanes), vec("int32", lanes)
     load_all, gather, fma = v.load, v.gather, v.fma
     nothing, select, all_of = v.zero, v.select, v.mask_n
@@ -218,11 +224,11 @@ def _weighted_sums(dtype: str, lanes: int) -> tuple[Function, Function]:
 
     @register_jitable
     def sampled(image: int, numbers: int, shares: int, count: int, block: int) -> Any:
-        """Return a vector of places."""
+        """Return one channel of a vector of points."""
         total, every = nothing(), all_of(lanes)
         for t in range(count):
             at = load_numbers(numbers + 4 * t * block)
-            # All are read and some cleared: where the machine has no gathering, masks are branches.
+            # Gather all and clear some: without a gather instruction a mask would cost branches.
             value = gather(image, larger(at, none()), every)
             value = select(at >= none(), value, nothing())
             total = fma(load_all(shares + item * t * block), value, total)
@@ -230,7 +236,7 @@ def _weighted_sums(dtype: str, lanes: int) -> tuple[Function, Function]:
 
     @register_jitable
     def mixed(image: int, numbers: int, shares: int, count: int, block: int) -> Any:
-        """Return a block of channels of a place."""
+        """Return a block of channels of one point."""
         total = nothing()
         for t in range(count):
             at = number_of(numbers + 4 * t * block)
@@ -242,11 +248,12 @@ def _weighted_sums(dtype: str, lanes: int) -> tuple[Function, Function]:
     return sampled, mixed
 
 
-def _flat_places(lanes: int, zeros: bool, corners: bool) -> Function:
-    """Return ``write(arguments, grid, table, numbers, shares)``: places of a flat image.
+def _vector_neighbours_2d(lanes: int, zeros: bool, corners: bool) -> Function:
+    """Return ``write(arguments, grid, table, numbers, shares)`` for images of two dimensions.
 
-    It takes a vector of places, and writes down the four pixels around each, and their weights, as
-    the kernel does for one place; ``table`` has room for two vectors.
+    It computes the four linear neighbours of a vector of points and their weights, as `_neighbours`
+    does for one point. ``table`` has room for two vectors, ``numbers`` gets indices, ``shares``
+    weights.
     """
     v, numbers_of = vec("float32", lanes), vec("int32", lanes)
     load, store, splat, select, floor = v.load, v.store, v.splat, v.select, v.floor
@@ -257,7 +264,7 @@ def _flat_places(lanes: int, zeros: bool, corners: bool) -> Function:
 
     @register_jitable
     def neighbours(number: Any, size: int) -> Any:
-        """Return the pixel before places along a dimension, and what the one behind it weighs."""
+        """Return the pixels before coordinates along a dimension, and the next ones' weights."""
         one = splat(real(1))
         if corners:
             at = (number + one) / splat(real(2)) * splat(real(size - 1))

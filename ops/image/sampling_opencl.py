@@ -1,4 +1,4 @@
-"""RoiAlign, MaxRoiPool and GridSample on OPENCL: the CPU's shape work, other kernels."""
+"""RoiAlign, MaxRoiPool and GridSample on OPENCL: the lowerings of the CPU, other kernels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from subgraph.opencl.runtime import ClSource, definitions
 from subgraph.ops.shared.opencl_code import line, number, register, require
 
 from .arguments import (
-    FewSamplesArguments,
     GridSampleArguments,
     MaxRoiPoolArguments,
     RoiAlignArguments,
+    SampleCountArguments,
 )
 
 cl_shared("RoiAlign", "MaxRoiPool", "GridSample")
@@ -33,19 +33,19 @@ def roi_align(low: ClLowering, kernel: Kernel, a: RoiAlignArguments) -> None:
     require(low, dtype)
     largest = int(kernel.factory == "roi_largest")
     source = _region_source(dtype, HALF=a.half_pixel, LARGEST=largest)
-    words = [a.y.size, a.x, a.regions, a.numbers, a.y, a.images, a.channels]
-    words += [a.height, a.width, a.bins_down, a.bins_across, a.samples, number(dtype, a.scale)]
-    low.launch(source, "roi_align", words, *line(low, a.y.size))
+    arguments = [a.y.size, a.x, a.regions, a.numbers, a.y, a.images, a.channels]
+    arguments += [a.height, a.width, a.bins_down, a.bins_across, a.samples, number(dtype, a.scale)]
+    low.launch(source, "roi_align", arguments, *line(low, a.y.size))
 
 
-@cl_kernel("subgraph.ops.image.roi_kernels", "few_samples")
-def few_samples(low: ClLowering, kernel: Kernel, a: FewSamplesArguments) -> None:
-    """Launch the check of RoiAlign's samples."""
+@cl_kernel("subgraph.ops.image.roi_kernels", "check_sample_count")
+def check_sample_count(low: ClLowering, kernel: Kernel, a: SampleCountArguments) -> None:
+    """Launch the check of RoiAlign's number of samples."""
     dtype = str(dict(kernel.variant)["dtype"])
     require(low, dtype)
     source = _region_source(dtype, HALF=a.half_pixel, LARGEST=0)
-    words = [a.regions, a.count, a.bins_down, a.bins_across, number(dtype, a.scale)]
-    low.launch(source, "few_samples", [*words, a.report], (1,))
+    arguments = [a.regions, a.count, a.bins_down, a.bins_across, number(dtype, a.scale)]
+    low.launch(source, "check_sample_count", [*arguments, a.report], (1,))
 
 
 @cl_kernel("subgraph.ops.image.roi_kernels", "max_roi_pool")
@@ -54,9 +54,9 @@ def max_roi_pool(low: ClLowering, kernel: Kernel, a: MaxRoiPoolArguments) -> Non
     dtype = str(dict(kernel.variant)["dtype"])
     require(low, dtype)
     source = _region_source(dtype, HALF=0, LARGEST=0)
-    words = [a.y.size, a.x, a.regions, a.y, a.images, a.channels, a.height, a.width]
-    words += [a.bins_down, a.bins_across, number(dtype, a.scale)]
-    low.launch(source, "max_roi_pool", words, *line(low, a.y.size))
+    arguments = [a.y.size, a.x, a.regions, a.y, a.images, a.channels, a.height, a.width]
+    arguments += [a.bins_down, a.bins_across, number(dtype, a.scale)]
+    low.launch(source, "max_roi_pool", arguments, *line(low, a.y.size))
 
 
 @cl_kernel("subgraph.ops.image.sampling_kernels", "grid_sample")
@@ -73,5 +73,5 @@ def grid_sample(low: ClLowering, kernel: Kernel, a: GridSampleArguments) -> None
     }
     count = a.grid.size // a.dimensions
     source = ClSource("image/sampling", defines=definitions(defines))
-    words = [count, a.x, a.grid, a.y, a.channels, *a.image, a.dimensions, a.places]
-    low.launch(source, "grid_sample", words, *line(low, count))
+    arguments = [count, a.x, a.grid, a.y, a.channels, *a.image, a.dimensions, a.places]
+    low.launch(source, "grid_sample", arguments, *line(low, count))
