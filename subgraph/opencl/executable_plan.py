@@ -90,7 +90,7 @@ def driver_errors(runtime: Runtime, what: str) -> Generator[None]:
         raise DeviceError(f"OpenCL device {runtime.name!r} failed at {what}: {error}") from error
 
 
-class _Launch:
+class _BoundLaunch:
     """A step ready to be enqueued."""
 
     def __init__(self, step: EmittedStep, kernel: cl.Kernel) -> None:
@@ -99,17 +99,17 @@ class _Launch:
         self.kernel = kernel
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         node = self.step.node
         return f"kernel {self.launch.description} of node {node.name!r} ({node.op_type})"
 
 
 # The event of a launch, None for a step of the host; when it was enqueued, and when that was done.
-_Mark = tuple["cl.Event | None", float, float]
+_LaunchTimes = tuple["cl.Event | None", float, float]
 
 
-def _span(mark: _Mark, offset: float) -> Span:
-    event, start, end = mark
+def _span(times: _LaunchTimes, offset: float) -> Span:
+    event, start, end = times
     if event is None:
         return start, end
     return event.profile.start * 1e-9 + offset, event.profile.end * 1e-9 + offset
@@ -135,7 +135,7 @@ class ClExecutablePlan:
         self._profiling = profiling
         self._weights = Weights(cache)
         self._copies: list[Any] = []
-        self._held: list[Any] = []
+        self._constant_arrays: list[Any] = []
         self._constants: dict[int, Any] = {}
         # (kernel, argument, entry): arguments to set when a weight has changed
         self._entry_arguments: list[tuple[Any, int, int]] = []
@@ -154,28 +154,30 @@ class ClExecutablePlan:
         self._slot_words: Array = np.zeros(SLOT_WORDS, np.int64)
         self._no_report: Array = np.zeros(SLOT_WORDS, np.int64)
         self._slot_buffer: Any = None
-        self._items: list[_Launch | ReferenceStep] = [
+        self._items: list[_BoundLaunch | ReferenceStep] = [
             self._bind(item) if isinstance(item, EmittedStep) else item for item in plan.items
         ]
         self._slot = ReportSlot(self._slot_words, tuple(self._reports))
 
     # ------------------------------------------------------------------ preparation
 
-    def _bind(self, step: EmittedStep) -> _Launch:
+    def _bind(self, step: EmittedStep) -> _BoundLaunch:
         launch = cast(ClLaunch, step.kernel)
         try:
             kernel = self._runtime.kernel(launch.source, launch.name)
         except DeviceError as error:
             node = step.node
             raise DeviceError(f"node {node.name!r} ({node.op_type}): {error}") from error
-        bound = _Launch(step, kernel)
-        with driver_errors(self._runtime, bound.what):
+        bound = _BoundLaunch(step, kernel)
+        with driver_errors(self._runtime, bound.description):
             position = 0
             for word in step.arguments:
                 position = self._argument(bound.kernel, position, word)
             taken = bound.kernel.num_args
         if position != taken:
-            raise DeviceError(f"{bound.what}: {position} arguments are given, {taken} are taken")
+            raise DeviceError(
+                f"{bound.description}: {position} arguments are given, {taken} are taken"
+            )
         return bound
 
     def _argument(self, kernel: cl.Kernel, position: int, word: object) -> int:
@@ -204,11 +206,11 @@ class ClExecutablePlan:
         item = 1
         if isinstance(word, Operand):
             offset, item = offset + word.offset, word.itemsize
-        offset += self._set_place(kernel, position, root, word)
+        offset += self._set_buffer(kernel, position, root, word)
         kernel.set_arg(position + 1, np.int32(offset // item))
         return position + 2
 
-    def _set_place(
+    def _set_buffer(
         self, kernel: cl.Kernel, position: int, root: Storage, word: Operand | Scratch
     ) -> int:
         """Set the buffer argument; return where in it the storage begins, in bytes."""
@@ -240,7 +242,7 @@ class ClExecutablePlan:
         held = self._constants.get(id(array))
         if held is None:
             held = self._constants[id(array)] = upload(self._runtime, self._queue, array)
-            self._held.append(array)
+            self._constant_arrays.append(array)
         return held
 
     # ------------------------------------------------------------------ runs
@@ -271,11 +273,11 @@ class ClExecutablePlan:
         moment at which the first launch was enqueued.
         """
         self._measure()
-        events: list[_Mark] = []
+        events: list[_LaunchTimes] = []
         results = self._run(inputs, outputs, events)
         offsets = (start - e.profile.queued * 1e-9 for e, start, _ in events if e is not None)
         offset = next(offsets, 0.0)
-        return results, [_span(mark, offset) for mark in events]
+        return results, [_span(times, offset) for times in events]
 
     def cancel(self) -> None:
         """Do nothing: launches that are enqueued run to their end."""
@@ -286,7 +288,7 @@ class ClExecutablePlan:
     def _measure(self) -> None:
         """Go over to a queue that takes times, if this one does not."""
         if not self._profiling:
-            self._finish()
+            self._wait()
             self._profiling = True
             self._queue = self._runtime.queue(profiling=True)
 
@@ -294,21 +296,21 @@ class ClExecutablePlan:
         self,
         inputs: Sequence[Any],
         outputs: Sequence[Array | None] | None,
-        events: list[_Mark] | None,
+        events: list[_LaunchTimes] | None,
     ) -> list[Array]:
-        return self.end(self.begin(inputs, outputs, events))
+        return self.finish(self.enqueue(inputs, outputs, events))
 
     @uninterruptedly
-    def begin(
+    def enqueue(
         self,
         inputs: Sequence[Any],
         outputs: Sequence[Array | None] | None,
-        events: list[_Mark] | None = None,
+        events: list[_LaunchTimes] | None = None,
     ) -> Pending:
         """Enqueue a run: uploads, launches, downloads; the arrays are filled when it `end`s."""
         with driver_errors(self._runtime, "the upload of inputs"):
             if self._copies:  # of a run that nobody waited for
-                self._finish()
+                self._wait()
             for position, buffer in self._inputs.items():
                 array = np.ascontiguousarray(inputs[position])
                 if array.nbytes:
@@ -317,29 +319,29 @@ class ClExecutablePlan:
                 self._copy(self._slot_buffer, self._no_report)
         for item in self._items:
             start = 0.0 if events is None else time.perf_counter()
-            event = self._enqueue(item)
+            event = self._enqueue_step(item)
             if events is not None:
                 events.append((event, start, time.perf_counter()))
         results: list[Array] = []
         with driver_errors(self._runtime, "the download of results"):
             for position, operand in enumerate(self.plan.outputs):
                 target = None if outputs is None else outputs[position]
-                results.append(self._download(operand, self._fitting(target, operand)))
+                results.append(self._download(operand, self._usable_target(target, operand)))
             if self._slot_buffer is not None:
                 self._copy(self._slot_words, self._slot_buffer)
             self._queue.flush()
         return results, outputs
 
     @uninterruptedly
-    def end(self, pending: Pending) -> list[Array]:
+    def finish(self, pending: Pending) -> list[Array]:
         """Wait for a run; return its results."""
         results, outputs = pending
         with driver_errors(self._runtime, "the download of results"):
-            self._finish()
+            self._wait()
         self._slot.check()
         return results if outputs is None else fill_outputs(results, outputs)
 
-    def _enqueue(self, item: _Launch | ReferenceStep) -> cl.Event | None:
+    def _enqueue_step(self, item: _BoundLaunch | ReferenceStep) -> cl.Event | None:
         if isinstance(item, ReferenceStep):
             self._compute(item)
             return None
@@ -349,35 +351,35 @@ class ClExecutablePlan:
                 self._queue, item.kernel, launch.global_size, launch.local_size
             )
         except (opencl().Error, MemoryError) as error:
-            self._abandon()
+            self._drain()
             raise DeviceError(
-                f"OpenCL device {self._runtime.name!r} failed at {item.what}: {error}"
+                f"OpenCL device {self._runtime.name!r} failed at {item.description}: {error}"
             ) from error
         return event
 
     def _copy(self, target: Any, source: Any, **places: int) -> None:
         """Enqueue a copy between the host and a buffer.
 
-        Its event lives until `_finish`: dropped before the copy is done, it would wait for it and
+        Its event lives until `_wait`: dropped before the copy is done, it would wait for it and
         let no other thread run meanwhile.
         """
         event = opencl().enqueue_copy(self._queue, target, source, is_blocking=False, **places)
         self._copies.append(event)
 
-    def _finish(self) -> None:
+    def _wait(self) -> None:
         """Wait until the queue is empty."""
         self._queue.finish()
         self._copies.clear()
 
-    def _abandon(self) -> None:
+    def _drain(self) -> None:
         """Wait for what is under way, so that the request can be used again."""
         try:
-            self._finish()
+            self._wait()
         except opencl().Error:
             self._queue = self._runtime.queue(profiling=self._profiling)
 
     @staticmethod
-    def _fitting(target: Array | None, operand: Operand) -> Array | None:
+    def _usable_target(target: Array | None, operand: Operand) -> Array | None:
         if target is None or not target.flags.c_contiguous or target.shape != operand.shape:
             return None
         return target if target.dtype == numpy_dtype(operand.dtype) else None
@@ -418,7 +420,7 @@ class ClExecutablePlan:
         """Compute a node by the reference, between launches."""
         with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
             arrays = [None if o is None else self._download(o) for o in step.inputs]
-            self._finish()
+            self._wait()
         results: Sequence[Any]
         if step.node.subgraph is not None:
             results = DefaultSubgraphOp(step.node.subgraph).forward(arrays)

@@ -42,9 +42,9 @@ _P = TypeVar("_P", bound=Callable[..., None])
 Translate = Callable[["ClLowering", Kernel, Any], None]
 _K = TypeVar("_K", bound=Translate)
 Range = tuple[int, ...]
-_MOST = 2**31  # elements are counted in 32 bits
+_MAX_COUNT = 2**31  # elements are counted in 32 bits
 _PRIMITIVES: dict[str, Callable[..., None]] = {}
-_KERNELS: dict[tuple[str, str], Translate] = {}
+_TRANSLATIONS: dict[tuple[str, str], Translate] = {}
 
 
 @attrs.frozen
@@ -125,7 +125,7 @@ def cl_kernel(module: str, *factories: str) -> Callable[[_K], _K]:
 
     def register(function: _K) -> _K:
         for factory in factories:
-            _KERNELS[module, factory] = function
+            _TRANSLATIONS[module, factory] = function
         return function
 
     return register
@@ -156,7 +156,7 @@ class ClLowering(Lowering):
         Raises:
             Unsupported: there is nothing.
         """
-        translate = _KERNELS.get((kernel.module, kernel.factory))
+        translate = _TRANSLATIONS.get((kernel.module, kernel.factory))
         if translate is None:
             raise Unsupported(f"{self.node.op_type} has no OpenCL kernel for {kernel.factory}")
         before = len(self.steps)
@@ -220,10 +220,10 @@ class ClLowering(Lowering):
         if 0 in global_size:
             return
         for word in arguments:
-            if isinstance(word, Operand) and word.size >= _MOST:
+            if isinstance(word, Operand) and word.size >= _MAX_COUNT:
                 raise Unsupported(f"{word.name!r} has {word.size} elements; kernels count to 2^31")
         for word in arguments:
-            if type(word) is int and not -_MOST <= word < _MOST:
+            if type(word) is int and not -_MAX_COUNT <= word < _MAX_COUNT:
                 raise Unsupported(f"{word} is a number of more than 32 bits")
         size = tuple(int(n) for n in global_size)
         group = None if local_size is None else tuple(int(n) for n in local_size)

@@ -29,7 +29,7 @@ class ClSubgraphOp(RegionOp):
         super().__init__(subgraph, options, fuse)
         self.runtime = runtime
 
-    def part(self, subgraph: Graph) -> SubgraphOp:
+    def part_op(self, subgraph: Graph) -> SubgraphOp:
         """Return what runs a part of the fused graph."""
         op = ClSubgraphOp(subgraph, self.options, without_weights, self.runtime)
         op.device = self.device
@@ -55,20 +55,20 @@ class ClSession(RegionSession):
 
     def enqueue_finish(self) -> EnqueueFinish | None:
         """Upload and launch; then wait and download."""
-        return None if self.profiling else (self._begin, self._end)
+        return None if self.profiling else (self._enqueue, self._finish)
 
-    def _begin(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Any:
+    def _enqueue(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Any:
         ready = self.ready(inputs)
         if ready is None:
-            return self.run_parts(inputs, outputs)
+            return self.run_split(inputs, outputs)
         bound = cast(ClExecutablePlan, ready)
-        return bound, bound.begin(inputs, outputs)
+        return bound, bound.enqueue(inputs, outputs)
 
-    def _end(self, begun: Any) -> Sequence[Any]:
-        if isinstance(begun, tuple):
-            bound, pending = cast("tuple[ClExecutablePlan, Pending]", begun)
-            return bound.end(pending)
-        return cast(Sequence[Any], begun)
+    def _finish(self, enqueued: Any) -> Sequence[Any]:
+        if isinstance(enqueued, tuple):
+            bound, pending = cast("tuple[ClExecutablePlan, Pending]", enqueued)
+            return bound.finish(pending)
+        return cast(Sequence[Any], enqueued)
 
     def cancel(self) -> None:
         """Do nothing: launches that are enqueued run to their end."""

@@ -129,11 +129,11 @@ class Executor:
         if other is not session:
             session.share(other)
         self._runs.append(session)
-        run_inputs = None if step.given is None else session.run_inputs()
-        if run_inputs is None or step.given is None:
+        run_inputs = None if step.data_slots is None else session.run_inputs()
+        if run_inputs is None or step.data_slots is None:
             self._steps.append(step_call(step, step.inputs, session.__call__))
         else:
-            self._steps.append(step_call(step, step.given, run_inputs))
+            self._steps.append(step_call(step, step.data_slots, run_inputs))
 
     def _runner(self, step: Step, into: list[ProfileEntry]) -> Run:
         if step.bodies:

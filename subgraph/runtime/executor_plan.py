@@ -19,11 +19,11 @@ _NONE = 0  # the slot of an omitted input
 class Step:
     """A node with the slots of its inputs and outputs, and those that are freed after it.
 
-    ``given`` are the slots of a subgraph node's inputs that are not weights; None if a run may
+    ``data_slots`` are the slots of a subgraph node's inputs that are not weights; None if a run may
     replace one of the weights.
     """
 
-    __slots__ = ("bodies", "fallback", "free", "given", "inputs", "node", "op", "outputs")
+    __slots__ = ("bodies", "data_slots", "fallback", "free", "inputs", "node", "op", "outputs")
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Step:
         op: SubgraphOp | None,
         inputs: tuple[int, ...],
         outputs: tuple[int, ...],
-        given: tuple[int, ...] | None = None,
+        data_slots: tuple[int, ...] | None = None,
         *,
         parallel: bool = True,
     ) -> None:
@@ -42,7 +42,7 @@ class Step:
             op: Its subgraph op, if it is a subgraph node.
             inputs: Slots of its inputs, and of the values that its bodies capture.
             outputs: Slots of its outputs.
-            given: See the class.
+            data_slots: See the class.
             parallel: Whether regions in its bodies may run at the same time.
         """
         self.node = node
@@ -50,7 +50,7 @@ class Step:
         self.fallback = None if op is None else node.fallback or op.fallback
         self.inputs = inputs
         self.outputs = outputs
-        self.given = given
+        self.data_slots = data_slots
         self.free: tuple[int, ...] = ()
         bodies = node.bodies if node.attrs else ()
         self.bodies = [Plan(body, parallel=parallel) for body in bodies]
@@ -144,31 +144,33 @@ class Plan:
             op = DefaultSubgraphOp(node.subgraph)
         slot_of = self._slot_of_array if op is None else self._slot_of_object
         inputs = tuple(_NONE if v is None else slot_of(v) for v in node.inputs)
-        given = None if op is None else self._given(node, op, inputs)
+        data_slots = None if op is None else self._data_slots(node, op, inputs)
         inputs += tuple(self._slot_of_array(v) for v in node.captures)
         outputs = tuple(self._slot_of_array(v) for v in node.outputs)
-        return Step(node, op, inputs, outputs, given, parallel=self._parallel)
+        return Step(node, op, inputs, outputs, data_slots, parallel=self._parallel)
 
     def _schedule(self) -> Schedule | None:
         if len({step.op for step in self.steps if step.op is not None}) < 2:
             return None
         return make_schedule([step.work() for step in self.steps], set(self.outputs))
 
-    def _given(self, node: Node, op: SubgraphOp, slots: Sequence[int]) -> tuple[int, ...] | None:
-        given: list[int] = []
+    def _data_slots(
+        self, node: Node, op: SubgraphOp, slots: Sequence[int]
+    ) -> tuple[int, ...] | None:
+        found: list[int] = []
         for outer, inner, slot in zip(node.inputs, op.subgraph.inputs, slots, strict=True):
             if inner.parameter is None:
-                given.append(slot)
+                found.append(slot)
             elif outer is None or outer.parameter is not inner.parameter or outer in self._open:
                 return None
-        return tuple(given)
+        return tuple(found)
 
     def _only(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         slots = [slot for slot, _ in self.inputs]
         if len(self.steps) != 1:
             return None
         step = self.steps[0]
-        if step.given is None or not {*step.given} <= {*slots}:
+        if step.data_slots is None or not {*step.data_slots} <= {*slots}:
             return None
         if not {*self.outputs} <= {*step.outputs}:
             return None
@@ -176,7 +178,7 @@ class Plan:
             {slot: k for k, slot in enumerate(each)} for each in (slots, step.outputs)
         )
         return (
-            tuple(input_at[slot] for slot in step.given),
+            tuple(input_at[slot] for slot in step.data_slots),
             tuple(output_at[slot] for slot in self.outputs),
         )
 

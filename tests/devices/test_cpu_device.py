@@ -324,7 +324,7 @@ def test_data_that_decide_a_size_are_no_key_of_plans(dtype: str) -> None:
     (region,) = region_nodes(model.graph)
     assert isinstance(region.op, CpuSubgraphOp)
     assert not region.op.depends_on_values
-    assert region.op.parts() is not None
+    assert region.op.split_region() is not None
 
 
 def test_numbers_that_are_sizes_are_a_key_of_plans() -> None:
@@ -339,7 +339,7 @@ def test_numbers_that_are_sizes_are_a_key_of_plans() -> None:
     (region,) = region_nodes(model.graph)
     assert isinstance(region.op, CpuSubgraphOp)
     assert len(region.op.key([given, np.array(pair)])) == 3, "two shapes and the sizes"
-    assert region.op.parts() is None
+    assert region.op.split_region() is None
 
 
 def test_sizes_that_differ_at_every_call_are_inputs_of_templates() -> None:
@@ -357,8 +357,8 @@ def test_sizes_that_differ_at_every_call_are_inputs_of_templates() -> None:
     for steps in range(3, 30):
         given = [rng.random((2, steps, 8), np.float32), np.array([steps, 2])]
         np.testing.assert_allclose(model(given)[0], reference(given)[0], rtol=1e-5, atol=1e-6)
-        assert (region.op.parts() is None) == (steps < 11)
-    parts = region.op.parts()
+        assert (region.op.split_region() is None) == (steps < 11)
+    parts = region.op.split_region()
     assert parts is not None
     inner = [node.op for node in region_nodes(parts.graph)]
     assert inner

@@ -22,7 +22,7 @@ KERNELS = os.environ["SUBGRAPH_OPENCL_KERNELS"]
 START, STEP = (int(number) for number in os.environ["OCLGRIND_PART"].split("/"))
 _launched: set[str] = set()
 _left_out: dict[str, str] = {}
-_enqueue = ClExecutablePlan._enqueue
+_enqueue = ClExecutablePlan._enqueue_step
 
 
 def _noting(self: ClExecutablePlan, item: Any) -> Any:
@@ -34,7 +34,7 @@ def _noting(self: ClExecutablePlan, item: Any) -> Any:
 
 def pytest_configure() -> None:
     """Note what is launched."""
-    ClExecutablePlan._enqueue = _noting  # type: ignore[method-assign]
+    ClExecutablePlan._enqueue_step = _noting  # type: ignore[method-assign]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

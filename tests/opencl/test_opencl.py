@@ -224,24 +224,25 @@ def test_a_request_is_uploaded_while_the_device_works_for_another(
     model = core().compile_model(graph, "OPENCL")
     assert model.optimal_requests == 2
     begun, go_on = threading.Semaphore(0), threading.Event()
-    begin, end = executable_plan.ClExecutablePlan.begin, executable_plan.ClExecutablePlan.end
+    plan = executable_plan.ClExecutablePlan
+    enqueue, finish = plan.enqueue, plan.finish
 
     def counted(self: Any, *args: Any) -> Any:
-        pending = begin(self, *args)
+        pending = enqueue(self, *args)
         begun.release()
         return pending
 
     def gated(self: Any, pending: Any) -> Any:
         assert go_on.wait(60)
-        return end(self, pending)
+        return finish(self, pending)
 
     data = [random(4, 6) for _ in range(4)]
     wanted = [np.maximum(x @ w.array, 0) for x in data]
     requests = [model.create_infer_request() for _ in data]
     for request in requests:
         request.infer([data[0]])
-    monkeypatch.setattr(executable_plan.ClExecutablePlan, "begin", counted)
-    monkeypatch.setattr(executable_plan.ClExecutablePlan, "end", gated)
+    monkeypatch.setattr(plan, "enqueue", counted)
+    monkeypatch.setattr(plan, "finish", gated)
     targets = [np.zeros_like(y) for y in wanted]
     for request, x, target in zip(requests, data, targets, strict=True):
         request.set_output(0, target)
@@ -267,7 +268,7 @@ def test_a_device_lost_while_results_are_awaited(monkeypatch: pytest.MonkeyPatch
     def lost(*_: Any) -> Any:
         raise sg.DeviceError("lost")
 
-    monkeypatch.setattr(executable_plan.ClExecutablePlan, "end", lost)
+    monkeypatch.setattr(executable_plan.ClExecutablePlan, "finish", lost)
     request = model.create_infer_request()
     for _ in range(2):
         request.start_async([x])

@@ -186,7 +186,7 @@ def _values(region: RegionOp, inputs: Sequence[Any]) -> ValueOf:
     def value_of(value: Value) -> Array:
         if value in graph.inputs:
             return np.asarray(inputs[graph.inputs.index(value)])
-        before = region.part(Graph(graph.inputs, [value], f"{graph.name}_sizes"))
+        before = region.part_op(Graph(graph.inputs, [value], f"{graph.name}_sizes"))
         found: Array = before.forward(list(inputs))[0]
         return found
 

@@ -12,7 +12,7 @@ class DryRunPlan:
     """The plan of the dry run that found which nodes have kernels; it serves one request."""
 
     name = "plan of the dry run"
-    remembered = True
+    cacheable = True
 
     def __init__(self) -> None:
         """Begin without one."""
@@ -32,7 +32,7 @@ class DryRunPlan:
         planner = None if dry_run is None else dry_run.planner
         if dry_run is None or planner is None:
             return None
-        if request.contents:
+        if request.specialized_values:
             raise Declined("shapes depend on the content of inputs")
         if planner.graph is not request.graph or list(dry_run.types) != request.types:
             raise Declined("the dry run was made for other shapes")

@@ -35,7 +35,7 @@ from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache, WeightEntry
 
 # Sizes to try where weights are prepared and dimensions not known: of the first one, of others.
-_SIZES = ((1, 64), (1, 224), (16, 64))
+_SAMPLE_SIZES = ((1, 64), (1, 224), (16, 64))
 
 
 @attrs.frozen
@@ -72,7 +72,7 @@ class CpuSubgraphOp(RegionOp):
         last = ConcretePlan(self.options.plan)
         return [self._split, self._stored, self._known, self.symbolic, self._dry_run, last]
 
-    def part(self, subgraph: Graph) -> SubgraphOp:
+    def part_op(self, subgraph: Graph) -> SubgraphOp:
         """Return what runs a part of the fused graph."""
         return CpuSubgraphOp(subgraph, self.options, without_weights)
 
@@ -106,12 +106,12 @@ class CpuSubgraphOp(RegionOp):
         """
         known = self._stored.take_types()
         if not known and not self._known.plans():
-            stated = [self.subgraph.inputs[position].type for position in self.given]
+            stated = [self.subgraph.inputs[position].type for position in self.data_inputs]
             tensors = [t for t in stated if isinstance(t, TensorType) and t.shape is not None]
             if len(tensors) < len(stated):
                 return
             if any(not t.is_static for t in tensors):
-                self._prepare_for_any(tensors)
+                self._prepare_common_weights(tensors)
                 return
             known.append(tensors)
         for types in known:
@@ -121,12 +121,12 @@ class CpuSubgraphOp(RegionOp):
             with suppress(Exception):  # what is wrong shows when it runs
                 self.session().prepare(inputs)
 
-    def _prepare_for_any(self, types: Sequence[TensorType]) -> None:
+    def _prepare_common_weights(self, types: Sequence[TensorType]) -> None:
         """Hold the weights that plans for several sizes of what is not known have in common."""
         found: list[dict[WeightEntry, None]] = []
-        for first, others in _SIZES:
+        for first, others in _SAMPLE_SIZES:
             cache = WeightCache()
-            sized = [_sized(type_, first, others) for type_ in types]
+            sized = [_with_sizes(type_, first, others) for type_ in types]
             with suppress(SubgraphError):  # a size that the graph does not take
                 make_argument_layout(make_plan(self.fused, sized, {}, self.options.plan), cache)
                 found.append(dict.fromkeys(cache))
@@ -139,14 +139,14 @@ class CpuSubgraphOp(RegionOp):
         """Return how the graph was fused, and its programs; without those that no file can hold."""
         with self._lock:
             fusion = super().to_export(file)
-            found = [self._described(plan, file) for plan in self._known.plans()]
+            found = [self._describe_plan(plan, file) for plan in self._known.plans()]
         programs = [each for each in found if each is not None]
         if fusion is None and not programs:
             return None
         none: dict[str, Any] = {"fusion": self.fusion, "nodes": None, "guards": []}
         return {**(fusion or none), "options": self._plan_options, "programs": programs}
 
-    def _described(self, plan: Plan | PlanInstance, file: ExportFile) -> dict[str, Any] | None:
+    def _describe_plan(self, plan: Plan | PlanInstance, file: ExportFile) -> dict[str, Any] | None:
         if self.depends_on_values or guard_pages.MODE or not plan.versions.are_current():
             return None
         return describe_program(self._layouts.of(plan), file)
@@ -164,7 +164,7 @@ class CpuSubgraphOp(RegionOp):
             self._stored.read(saved["programs"], file, self.parameters)
 
 
-def _sized(type_: TensorType, first: int, others: int) -> TensorType:
+def _with_sizes(type_: TensorType, first: int, others: int) -> TensorType:
     """Return the type with sizes for the dimensions that are not known."""
     assert type_.shape is not None
     sizes = (first, *[others] * len(type_.shape))

@@ -44,7 +44,7 @@ class CpuSession(RegionSession):
 
     def begin(self, program: ExecutablePlan) -> None:
         """Note that a program of `bind_data_dependent` runs now."""
-        self._chosen = program
+        self._active = program
         program.clear()
         if self._cancelled:  # before `cancel` could know what is to be ended
             raise RequestCancelledError("the request was cancelled while it ran")

@@ -16,7 +16,7 @@ class StoredPrograms:
     """The programs of a file; asked before the graph is fused, which they do not need."""
 
     name = "stored program"
-    remembered = False
+    cacheable = False
 
     def __init__(self) -> None:
         """Begin with none."""

@@ -31,7 +31,7 @@ class SymbolicPlans:
     """
 
     name = "symbolic plan"
-    remembered = True
+    cacheable = True
 
     def __init__(self, options: PlanOptions, weights: WeightCache) -> None:
         """Begin with none.
@@ -56,7 +56,7 @@ class SymbolicPlans:
             Declined: There is no symbolic plan for these types, and none can be made.
         """
         graph, types = request.graph, request.types
-        if request.contents:
+        if request.specialized_values:
             raise Declined("shapes depend on the content of inputs")
         if graph is not self._graph:
             self.forget()

@@ -11,7 +11,7 @@ class ConcretePlan:
     """Plans the graph for the request alone; the last strategy, which serves all or raises."""
 
     name = "one plan"
-    remembered = True
+    cacheable = True
 
     def __init__(self, options: PlanOptions) -> None:
         """Plan with these options."""
@@ -24,7 +24,7 @@ class ConcretePlan:
             UnknownShapeError: A shape follows from values that are not known.
             ShapeError: The inputs do not fit the graph.
         """
-        plan = make_plan(request.graph, request.types, request.contents, self._options)
+        plan = make_plan(request.graph, request.types, request.specialized_values, self._options)
         for item in plan.items:
             if isinstance(item, ReferenceStep):
                 request.note("kernel", f"{item.node.op_type}: {item.reason}")

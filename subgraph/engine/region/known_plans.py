@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from subgraph.engine.region.contents import Key
+from subgraph.engine.region.specialized_inputs import Key
 from subgraph.engine.region.strategy import Request
 
 
@@ -16,7 +16,7 @@ class KnownPlans:
     """
 
     name = "known plan"
-    remembered = False
+    cacheable = False
 
     def __init__(self, most: int) -> None:
         """Remember up to ``most`` plans."""
@@ -32,7 +32,7 @@ class KnownPlans:
         found: object = plan
         return found
 
-    def keep(self, key: Key, plan: Any) -> None:
+    def add(self, key: Key, plan: Any) -> None:
         """Remember a plan, instead of the one that was used longest ago if there are many."""
         self._plans[key] = plan
         while len(self._plans) > self._most:

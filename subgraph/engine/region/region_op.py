@@ -15,9 +15,9 @@ import attrs
 
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.region.concrete_plan import ConcretePlan
-from subgraph.engine.region.contents import Key
 from subgraph.engine.region.known_plans import KnownPlans
 from subgraph.engine.region.resolver import Resolver
+from subgraph.engine.region.specialized_inputs import Key
 from subgraph.engine.region.split_plan import SplitPlan, SplitRegion
 from subgraph.engine.region.stored_fusion import describe, rebuild
 from subgraph.engine.region.strategy import Strategy
@@ -55,7 +55,7 @@ class RegionOp(SubgraphOp):
 
     Attributes:
         subgraph: The graph as it was given; ``fused`` is what runs.
-        given: Positions of the inputs that are no weights.
+        data_inputs: Positions of the inputs that are no weights.
         options: How it is run.
         parameters: All parameters of the graph.
         fusion: What ``fuse`` depends on beside the graph, as text.
@@ -75,13 +75,13 @@ class RegionOp(SubgraphOp):
         """
         super().__init__(subgraph)
         self.options = options
-        self.given = tuple(k for k, v in enumerate(subgraph.inputs) if v.parameter is None)
+        self.data_inputs = tuple(k for k, v in enumerate(subgraph.inputs) if v.parameter is None)
         self.parameters = all_parameters(subgraph)
         self._fuse = fuse
         self._lock = free_in_child(threading.RLock())
         self._fused: tuple[Graph, Versions] | None = None
         self._stored_fusion: tuple[Any, Guards] | None = None
-        self._split = SplitPlan(self.part)
+        self._split = SplitPlan(self.part_op)
         self._known = KnownPlans(options.plans)
         self.resolver = Resolver(subgraph.name, lambda: self.fused, self.strategies(), self._known)
 
@@ -89,7 +89,7 @@ class RegionOp(SubgraphOp):
         """Return the strategies in the order in which they are asked; a device adds its own."""
         return [self._split, self._known, ConcretePlan(self.options.plan)]
 
-    def part(self, subgraph: Graph) -> SubgraphOp:
+    def part_op(self, subgraph: Graph) -> SubgraphOp:
         """Return what runs a part of the fused graph."""
         raise NotImplementedError
 
@@ -125,14 +125,14 @@ class RegionOp(SubgraphOp):
     @property
     def depends_on_values(self) -> bool:
         """Whether plans depend on the content of inputs."""
-        return bool(self.resolver.contents)
+        return bool(self.resolver.specialized_inputs)
 
     @property
     def is_one_plan(self) -> bool:
         """Whether shapes alone decide the plan, as far as is known."""
-        return not self.resolver.contents and self.parts() is None
+        return not self.resolver.specialized_inputs and self.split_region() is None
 
-    def parts(self) -> SplitRegion | None:
+    def split_region(self) -> SplitRegion | None:
         """Return the fused graph in parts, None while it is planned as a whole."""
         with self._lock:
             return self._split.of(lambda: self.fused)
@@ -156,7 +156,7 @@ class RegionOp(SubgraphOp):
 
     def key(self, inputs: Sequence[Any]) -> Key:
         """Return what distinguishes plans: shapes, and the content on which shapes depend."""
-        return self.resolver.contents.key(inputs)
+        return self.resolver.specialized_inputs.key(inputs)
 
     def run_report(self) -> dict[str, Any]:
         """Return which strategies have served calls, and why others could not.

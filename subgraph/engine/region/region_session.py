@@ -14,8 +14,8 @@ from typing import Any
 
 from subgraph.engine.planner.step_profile import with_times
 from subgraph.engine.region.bound_plan import BoundPlan
-from subgraph.engine.region.contents import Key
 from subgraph.engine.region.region_op import RegionOp
+from subgraph.engine.region.specialized_inputs import Key
 from subgraph.engine.region.split_plan import SplitRegion
 from subgraph.errors import RequestCancelledError
 from subgraph.graph.limits import limited
@@ -47,20 +47,22 @@ class RegionSession(Session):
         """Open a session; memory comes with the first run."""
         super().__init__(op)
         self.region = op
-        self._chosen: BoundPlan | None = None  # what runs now or ran last
+        self._active: BoundPlan | None = None  # what runs now or ran last
         self._cancelled = False
         self.profiling = op.options.profiling
         self._bound: OrderedDict[Key, BoundPlan] = OrderedDict()
         self._profile: list[ProfileEntry] = []
-        self._parts: tuple[SplitRegion, Executor] | None = None
-        self._cancel_parts = Cancel()
+        self._split: tuple[SplitRegion, Executor] | None = None
+        self._cancel_split = Cancel()
         self._last: BoundPlan | None = None
         self._shapes: Key = ()  # all of the key where no content decides
-        weights = [(k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.given]
+        weights = [
+            (k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.data_inputs
+        ]
         self._expected = [parameter for _, parameter in weights]
         self._weights_of = _picker([k for k, _ in weights])
-        self._given_of = _picker(op.given)
-        self._given_count = len(op.given)
+        self._data_of = _picker(op.data_inputs)
+        self._data_count = len(op.data_inputs)
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -75,7 +77,7 @@ class RegionSession(Session):
                 # A weight given as an array of another shape, in this run alone.
                 results = self.region.by_reference(inputs)
                 return results if outputs is None else fill_outputs(results, outputs)
-            inputs = self._given_of(inputs)
+            inputs = self._data_of(inputs)
         return self._run(inputs, outputs)
 
     def measure(self) -> None:
@@ -85,8 +87,8 @@ class RegionSession(Session):
     def cancel(self) -> None:
         """End the run before its next step."""
         self._cancelled = True  # first: what is chosen from now on is not run
-        self._cancel_parts.request()
-        bound = self._chosen
+        self._cancel_split.request()
+        bound = self._active
         if bound is not None:
             bound.cancel()
 
@@ -94,9 +96,9 @@ class RegionSession(Session):
         """Let runs go to their end again."""
         if self._cancelled:
             self._cancelled = False
-            self._cancel_parts.reset()
-            if self._chosen is not None:
-                self._chosen.clear()
+            self._cancel_split.reset()
+            if self._active is not None:
+                self._active.clear()
             for bound in self._bound.values():
                 bound.clear()
 
@@ -104,7 +106,7 @@ class RegionSession(Session):
         """Do all that comes before a run on inputs of these shapes."""
         snapshot = Snapshot(self.region.parameters)
         with pinned(snapshot), paused_gc(), limited(seconds=self.region.options.compile_seconds):
-            self._choose(inputs, snapshot, as_a_whole=True)
+            self._resolve(inputs, snapshot, as_a_whole=True)
 
     def run_inputs(self) -> RunInputs:
         """Return how to run on the inputs that are no weights, under a pinned snapshot."""
@@ -116,7 +118,7 @@ class RegionSession(Session):
 
     def _repeat(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
         last = self._last
-        if last is None or last.epoch != epoch() or not self._same(inputs):
+        if last is None or last.epoch != epoch() or not self._fits_last_plan(inputs):
             return None
         if self._cancelled or self.profiling:
             return None
@@ -127,9 +129,9 @@ class RegionSession(Session):
     ) -> Sequence[Any]:
         last = self.ready(inputs)
         if last is None:
-            return self.run_parts(inputs, outputs)
+            return self.run_split(inputs, outputs)
         if self.profiling:
-            return self._timed(last, inputs, outputs)
+            return self._run_timed(last, inputs, outputs)
         return last.run(inputs, outputs)
 
     def ready(self, inputs: Sequence[Any]) -> BoundPlan | None:
@@ -148,28 +150,28 @@ class RegionSession(Session):
             known = self._bound.get(key)
         if known is not None and known.epoch == snapshot.epoch:
             self._bound.move_to_end(key)
-            return self._take(known, key)
-        if self.region.parts() is not None:
+            return self._select(known, key)
+        if self.region.split_region() is not None:
             return None
         with paused_gc(), limited(seconds=self.region.options.compile_seconds):
-            return self._choose(inputs, snapshot)
+            return self._resolve(inputs, snapshot)
 
-    def run_parts(
+    def run_split(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
         """Run a region that is split."""
-        parts = self.region.parts()
-        assert parts is not None, "`ready` found it split"
-        results = self._executor(parts).run(inputs)
+        split = self.region.split_region()
+        assert split is not None, "`ready` found it split"
+        results = self._executor(split).run(inputs)
         return results if outputs is None else fill_outputs(results, outputs)
 
-    def _same(self, inputs: Sequence[Any]) -> bool:
+    def _fits_last_plan(self, inputs: Sequence[Any]) -> bool:
         """Return whether the plan that ran last fits these inputs without a look at values."""
         if len(inputs) == 1:
             return bool(inputs[0].shape == self._shapes[0])
         return tuple([item.shape for item in inputs]) == self._shapes
 
-    def _choose(
+    def _resolve(
         self, inputs: Sequence[Any], snapshot: Snapshot, *, as_a_whole: bool = False
     ) -> BoundPlan | None:
         """Return what the op's strategies find, bound; None if the region is split."""
@@ -187,37 +189,37 @@ class RegionSession(Session):
         self._bound.move_to_end(key)
         if bound.epoch != snapshot.epoch:
             bound.refresh(snapshot)
-        return self._take(bound, key)
+        return self._select(bound, key)
 
-    def _take(self, bound: BoundPlan, key: Key) -> BoundPlan:
+    def _select(self, bound: BoundPlan, key: Key) -> BoundPlan:
         """Note what runs inputs of this key."""
         self._shapes = key
-        self._last = bound if len(key) == self._given_count else None
-        self._chosen = bound
+        self._last = bound if len(key) == self._data_count else None
+        self._active = bound
         if self._cancelled:  # before `cancel` could know what is to be ended
             raise RequestCancelledError("the request was cancelled while it ran")
         return bound
 
-    def _executor(self, parts: SplitRegion) -> Executor:
+    def _executor(self, split: SplitRegion) -> Executor:
         """Return what runs the parts one after the other in this session."""
-        if self._parts is None or self._parts[0] is not parts:
-            self._cancel_parts.sessions.clear()
-            self._parts = (
-                parts,
+        if self._split is None or self._split[0] is not split:
+            self._cancel_split.sessions.clear()
+            self._split = (
+                split,
                 Executor(
-                    parts,
+                    split,
                     profiling=self.profiling,
-                    cancel=self._cancel_parts,
+                    cancel=self._cancel_split,
                     home=self.region.device,
                 ),
             )
-        return self._parts[1]
+        return self._split[1]
 
     def _bind(self, plan: object) -> BoundPlan:
         """Return what the op's strategies have found, bound to this session's memory."""
         raise NotImplementedError
 
-    def _timed(
+    def _run_timed(
         self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
         results, spans = bound.run_timed(inputs, outputs)
@@ -226,6 +228,6 @@ class RegionSession(Session):
 
     def profile(self) -> list[ProfileEntry]:
         """Return what each step of the last run took."""
-        if self._parts is not None:
-            return self._parts[1].profile()
+        if self._split is not None:
+            return self._split[1].profile()
         return list(self._profile)

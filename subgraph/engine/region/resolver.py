@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from subgraph.engine.planner.plan_types import UnknownShapeError
-from subgraph.engine.region.contents import DecidingContents
 from subgraph.engine.region.known_plans import KnownPlans
+from subgraph.engine.region.specialized_inputs import SpecializedInputs
 from subgraph.engine.region.strategy import Declined, Request, Strategy
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Snapshot
 
 _LOG = logging.getLogger("subgraph.engine")
-_MOST_CAUSES = 64  # distinct causes that are counted one by one
+_MAX_CAUSES = 64  # distinct causes that are counted one by one
 
 
 class Resolver:
@@ -26,7 +26,7 @@ class Resolver:
 
     Attributes:
         strategies: In the order in which they are asked.
-        contents: The inputs whose content decides shapes.
+        specialized_inputs: The inputs whose content decides shapes.
         chosen: How often each strategy served a request.
     """
 
@@ -49,7 +49,7 @@ class Resolver:
         self._graph_of = graph_of
         self.strategies = strategies
         self._known = known
-        self.contents = DecidingContents()
+        self.specialized_inputs = SpecializedInputs()
         self.chosen: Counter[str] = Counter()
         self._declined: Counter[tuple[str, str]] = Counter()
 
@@ -69,11 +69,13 @@ class Resolver:
         """
         obstacle: UnknownShapeError | None = None
         while True:
-            request = Request(self._graph_of, self.contents, inputs, snapshot, obstacle, self.note)
+            request = Request(
+                self._graph_of, self.specialized_inputs, inputs, snapshot, obstacle, self.note
+            )
             try:
                 return self._ask(request)
             except UnknownShapeError as error:
-                if self.contents.learn(error):
+                if self.specialized_inputs.learn(error):
                     continue
                 if as_a_whole or obstacle is not None:
                     raise
@@ -89,9 +91,9 @@ class Resolver:
                 continue
             if found is None:
                 continue
-            if strategy.remembered:
-                self.contents.count(request.key, len(request.inputs))
-                self._known.keep(request.key, found)
+            if strategy.cacheable:
+                self.specialized_inputs.count(request.key, len(request.inputs))
+                self._known.add(request.key, found)
             self.chosen[strategy.name] += 1
             return found
         raise AssertionError("the last strategy plans, or raises")
@@ -105,7 +107,7 @@ class Resolver:
         """
         key = strategy, cause
         if key not in self._declined:
-            if len(self._declined) >= _MOST_CAUSES:
+            if len(self._declined) >= _MAX_CAUSES:
                 key = strategy, "other causes"
             _LOG.info("region %r: %s declined: %s", self._name, strategy, cause)
         self._declined[key] += 1
@@ -119,6 +121,6 @@ class Resolver:
 
     def forget(self) -> None:
         """Drop what was made of the fused graph."""
-        self.contents.forget()
+        self.specialized_inputs.forget()
         for strategy in self.strategies:
             strategy.forget()

@@ -22,7 +22,7 @@ class SplitPlan:
     """Splits a graph that cannot be planned as a whole; asked first, for a graph that is split."""
 
     name = "split plan"
-    remembered = False
+    cacheable = False
 
     def __init__(self, make_op: Callable[[Graph], SubgraphOp]) -> None:
         """Begin with a graph that is not split; ``make_op`` returns what runs a part of it."""

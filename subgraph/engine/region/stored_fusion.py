@@ -17,7 +17,7 @@ from subgraph.partition.regions import without_default_regions
 from subgraph.partition.replace import Cutter
 
 Described = list[Any]
-_PLAIN = (bool, int, float, str, type(None))
+_JSON_TYPES = (bool, int, float, str, type(None))
 
 
 def describe(graph: Graph, fused: Graph) -> Described | None:
@@ -48,7 +48,7 @@ def _held(node: Node) -> Sequence[Any]:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in cast(Sequence[Any], value))
-    return isinstance(value, _PLAIN)
+    return isinstance(value, _JSON_TYPES)
 
 
 def _described(node: Node, inner: Graph) -> dict[str, Any]:
@@ -117,8 +117,8 @@ def _fused(
     by_name = {v.name: (v, o) for v, o in zip(inner.inputs, piece.inputs, strict=True)}
     inside: list[Value] = []
     outside: list[Value | None] = []
-    for name, standing in zip(entry["inputs"], entry["inside"], strict=True):
-        inside.append(by_name[name][0] if name == standing else Value(str(standing)))
+    for name, inner_name in zip(entry["inputs"], entry["inside"], strict=True):
+        inside.append(by_name[name][0] if name == inner_name else Value(str(inner_name)))
         outside.append(None if name is None else copy_value(by_name[name][1], values))
     inner.inputs = tuple(inside)
     op_type, domain, version = entry["op"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from subgraph.engine.planner.plan_types import UnknownShapeError
-from subgraph.engine.region.contents import DecidingContents, Key
+from subgraph.engine.region.specialized_inputs import Key, SpecializedInputs
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Snapshot
 from subgraph.graph.types import TensorType, dtype_of
@@ -30,7 +30,7 @@ class Request:
     def __init__(
         self,
         graph_of: Callable[[], Graph],
-        contents: DecidingContents,
+        specialized_inputs: SpecializedInputs,
         inputs: Sequence[Any],
         snapshot: Snapshot,
         obstacle: UnknownShapeError | None,
@@ -42,7 +42,7 @@ class Request:
         self.obstacle = obstacle
         self.note = note
         self._graph_of = graph_of
-        self._contents = contents
+        self._specialized_inputs = specialized_inputs
 
     @computed_once
     def graph(self) -> Graph:
@@ -58,13 +58,13 @@ class Request:
     def key(self) -> Key:
         """What distinguishes plans: the shapes, and the contents on which shapes depend."""
         _ = self.graph  # a graph fused anew forgets on which contents plans depend
-        return self._contents.key(self.inputs)
+        return self._specialized_inputs.key(self.inputs)
 
     @computed_once
-    def contents(self) -> dict[int, Any]:
+    def specialized_values(self) -> dict[int, Any]:
         """The contents, by position, of the inputs on which shapes depend."""
         _ = self.graph
-        return self._contents.of(self.inputs)
+        return self._specialized_inputs.of(self.inputs)
 
 
 class Strategy(Protocol):
@@ -72,11 +72,11 @@ class Strategy(Protocol):
 
     Attributes:
         name: What counters, logs and the documentation call it.
-        remembered: Whether what it returns serves every later request with the same key.
+        cacheable: Whether what it returns serves every later request with the same key.
     """
 
     name: str
-    remembered: bool
+    cacheable: bool
 
     def resolve(self, request: Request) -> object | None:
         """Return what runs the request; None if the strategy has nothing for requests like it.

@@ -188,4 +188,4 @@ def test_labels_by_computed_places(classes: Array) -> None:
         (label,) = model([x]).values()
         wanted = np.atleast_2d(classes)[:, x.argmax(1)]
         np.testing.assert_array_equal(label, wanted)
-    assert region.op.parts() is None, "it is one program"
+    assert region.op.split_region() is None, "it is one program"

@@ -12,10 +12,10 @@ from subgraph.runtime.fast_ops import gives_size
 
 Key = tuple[Any, ...]
 # Contents of an input that seems to select a branch, or one of few sizes, before it is data.
-_MOST_SELECTED = 8
+_MAX_SELECTING_VALUES = 8
 
 
-class DecidingContents:
+class SpecializedInputs:
     """Which inputs of a region decide shapes by their content."""
 
     def __init__(self) -> None:
@@ -67,6 +67,6 @@ class DecidingContents:
         if self._selected is not None:
             error, known = self._selected
             known.add(key[inputs:])
-            if len(known) > _MOST_SELECTED:
+            if len(known) > _MAX_SELECTING_VALUES:
                 self._selected = None
                 raise error
