@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from subgraph.engine.codegen.arguments import Address, KernelArguments
 
+NODE_BYTES = 24  # bytes of a node of a packed tree ensemble, see trees_kernels.py
+# Samples that go through a tree before the next tree is read; estimate: scores and the tree stay in
+# the L1 cache.
+BLOCK_SAMPLES = 32
+
 
 class SearchArguments(KernelArguments):
     """Arguments of `search`; a work unit is an element.
@@ -12,8 +17,8 @@ class SearchArguments(KernelArguments):
         x: First element.
         y: First value.
         keys: The keys in ascending order, without NaN.
-        values: The values of the keys, of other elements, and of NaN.
-        count: Number of keys.
+        values: The value of each key, then that of other elements, then that of NaN.
+        count: Number of keys, at least 1.
     """
 
     x: Address
@@ -24,7 +29,7 @@ class SearchArguments(KernelArguments):
 
 
 class DistancesArguments(KernelArguments):
-    """Arguments of `distances`; a work unit is four samples, of which the last may repeat.
+    """Arguments of `distances`; a work unit is four samples; past the end the last one repeats.
 
     Attributes:
         x: ``[samples][features]``, float32.
@@ -51,7 +56,7 @@ class PairScoresArguments(KernelArguments):
         scores: ``[samples][pairs]``, float32.
         coefficients: ``[pairs][vectors]``, float64.
         constants: What is added to the scores of each pair, float64.
-        ends: Where the vectors of each class begin, and their number; int64.
+        ends: Index of the first vector of each class, then the number of vectors; int64.
         classes: Number of classes.
         vectors: Number of support vectors.
     """
@@ -70,7 +75,7 @@ class VotesArguments(KernelArguments):
 
     Attributes:
         scores: ``[samples][pairs]``, float32.
-        winners: The class of each sample, int64.
+        winners: The class of each sample, as its index, int64.
         classes: Number of classes.
         pairs: Number of pairs of classes.
         scratch: Scratch of the first worker: an int64 for each class.
@@ -85,14 +90,14 @@ class VotesArguments(KernelArguments):
     scratch_bytes: int
 
 
-class JoinedArguments(KernelArguments):
-    """Arguments of `joined`; a work unit is a sample.
+class ProbabilitiesArguments(KernelArguments):
+    """Arguments of `class_probabilities`; a work unit is a sample.
 
     Attributes:
         pairs: The probability of the first class of each pair, ``[samples][pairs]``, float64.
         y: ``[samples][classes]``, float32.
         classes: Number of classes.
-        scratch: Scratch of the first worker: ``classes * (classes + 2)`` of float64.
+        scratch: Scratch of the first worker: ``classes * (classes + 2)`` elements of float64.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
     """
 
@@ -104,13 +109,13 @@ class JoinedArguments(KernelArguments):
 
 
 class EnsembleArguments(KernelArguments):
-    """Arguments of `ensemble`; a work unit is a block of samples.
+    """Arguments of `ensemble`; a work unit is a block of `BLOCK_SAMPLES` samples.
 
     Attributes:
         x: ``[samples][features]``, float32.
         scores: ``[samples][targets]``, float32.
-        labels: The label of each sample, int64, unless only scores are wanted.
-        nodes: First record of the nodes, see ``trees_kernels.py``.
+        labels: The label of each sample, int64; 0: only scores are computed.
+        nodes: The first node, of `NODE_BYTES` each; see ``trees_kernels.py``.
         roots: The root of each tree, in bytes from the first node; int32.
         targets: The target of each vote, int32.
         weights: The weight of each vote, float32.
@@ -120,14 +125,15 @@ class EnsembleArguments(KernelArguments):
         features: Features of a sample.
         count: Number of targets.
         trees: Number of trees.
-        divisor: What sums are divided by.
-        base_votes: Whether a target that has only a base value counts as voted for.
+        divisor: Sums of votes are divided by this.
+        base_votes: Whether base values count as votes for their targets (1).
         scratch: Scratch of the first worker: a byte for each score of a block.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
         voted: Of two classes the one that all leaves vote for.
         second_above: Score of ``voted`` above which a sample is of the second class.
-        first_constant: The first class's score is this,
-        first_factor: and so many times the score of ``voted``.
+        first_constant: The first class's score is ``first_constant + first_factor * score`` of
+            ``voted``.
+        first_factor: See ``first_constant``.
     """
 
     x: Address

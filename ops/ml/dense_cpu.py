@@ -1,7 +1,7 @@
 """Features, encoders of numbers and linear models of ai.onnx.ml on the CPU device.
 
-All but the encoders are made of kernels of other families. Strings, and transforms that have no
-kernel, run on the reference.
+All but the encoders use kernels of other families. Strings, and transforms without a kernel, run on
+the reference.
 """
 
 from __future__ import annotations
@@ -33,13 +33,24 @@ from subgraph.ops.shared.range_check_cpu import emit_range_check
 from .arguments import SearchArguments
 from .scores import ML, prepared
 
-_TRANSFORMS = {"NONE": "", "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
+_TRANSFORMS = {
+    "NONE": "",
+    "LOGISTIC": "Sigmoid",
+    "SOFTMAX": "Softmax",
+}  # operators that compute them
+_MIN_ELEMENTS_PER_THREAD = 1024  # of the encoders (estimate: more work than starting a thread)
 _NORMS = {"MAX": "max", "L1": "l1", "L2": "l2"}
 _NUMBERS = ("float32", "float64", "int64", "int32")
 
 
 def weight_operand(low: Lowering, recipe: str, array: Array) -> Operand:
-    """Return an array made of attributes as an operand that is a weight."""
+    """Return an array that was made from attributes as an operand that is a weight.
+
+    Args:
+        low: The lowering, which caches weights.
+        recipe: Names the array among those of the node.
+        array: The array.
+    """
     array = np.ascontiguousarray(array)
     operand = Operand(f"{low.node.name} {recipe}", dtype_of(array), array.shape)
     operand.derived = low.weight(f"ml {recipe}", contiguous_array, array)
@@ -49,18 +60,35 @@ def weight_operand(low: Lowering, recipe: str, array: Array) -> Operand:
 
 
 def emit_transform(low: Lowering, name: str, scores: Operand, y: Operand) -> None:
-    """Emit a ``post_transform`` of scores [samples, classes]; `scores_of` says where they are."""
-    step = _step(name, y)
-    if step:
-        delegate(low, step, [scores], y)
+    """Emit a ``post_transform``, if it is not the identity.
+
+    Args:
+        low: Where the step goes.
+        name: The ``post_transform``.
+        scores: Scores [samples, classes] in the operand that `scores_operand` returned.
+        y: The output.
+    """
+    operator = _operator_of(name, y)
+    if operator:
+        delegate(low, operator, [scores], y)
 
 
-def scores_of(low: Lowering, name: str, y: Operand) -> Operand:
-    """Return where the scores go from which ``y`` is made."""
-    return temporary(low, "float32", y.shape) if _step(name, y) else y
+def scores_operand(low: Lowering, name: str, y: Operand) -> Operand:
+    """Return the operand for the scores that a transform reads: ``y`` if it is the identity.
+
+    Args:
+        low: The lowering.
+        name: The ``post_transform``.
+        y: The output [samples, classes].
+
+    Raises:
+        Unsupported: There is no kernel of the transform.
+    """
+    return temporary(low, "float32", y.shape) if _operator_of(name, y) else y
 
 
-def _step(name: str, y: Operand) -> str:
+def _operator_of(name: str, y: Operand) -> str:
+    """Return the operator that computes a transform, "" for the identity."""
     if name not in _TRANSFORMS:
         raise Unsupported(f"scores with {name}")
     return "" if name == "SOFTMAX" and y.shape[-1] == 1 else _TRANSFORMS[name]
@@ -77,8 +105,14 @@ def samples_of(low: Lowering) -> Operand:
 # ---------------------------------------------------------------- features
 
 
-def _row(low: Lowering, e: Expression, name: str, numbers: Array, width: int) -> tuple[Term, Any]:
-    """Add numbers to an expression: one for all features, or one for each."""
+def _per_feature(
+    low: Lowering, e: Expression, name: str, numbers: Array, width: int
+) -> tuple[Term, Any]:
+    """Add numbers to an expression: one for all features, or one for each of ``width``.
+
+    Returns:
+        The term, and the operand that it reads (None for one number).
+    """
     dtype = str(numbers.dtype)
     if numbers.size == 1:
         return e.number(numbers.item(), dtype), None
@@ -98,7 +132,7 @@ def scaler(node: Node, low: Lowering) -> None:
     sources: list[Source] = [source(x)]
     for op, name, default in (("sub", "offset", 0.0), ("mul", "scale", 1.0)):
         numbers = np.array(node.attrs.get(name, (default,)), work)
-        term, read = _row(low, e, name, numbers, x.shape[-1] if x.rank else 1)
+        term, read = _per_feature(low, e, name, numbers, x.shape[-1] if x.rank else 1)
         value = e(op, value, term)
         sources += [read] if read else []
     emit_expression(low, e, sources, [(e.cast(value, "float32"), y)])
@@ -106,17 +140,17 @@ def scaler(node: Node, low: Lowering) -> None:
 
 @lowering("Imputer", domain=ML, dtypes=("float32", "float64", "int64"))
 def imputer(node: Node, low: Lowering) -> None:
-    """Lower Imputer: another number in the place of one, or of NaN."""
+    """Lower Imputer: replaces one number, or NaN, by another."""
     x, y, given = low.input(0), low.output(), attributes(node)
     kind = "int64s" if x.dtype == "int64" else "floats"
     numbers = np.array(given[f"imputed_value_{kind}"] or (), x.dtype)
     sought = given[f"replaced_value_{kind[:-1]}"]
     if x.rank != 2 or not numbers.size or sought is None:
-        raise Unsupported("an Imputer of another type than its input, or of no matrix")
+        raise Unsupported("an Imputer with numbers of another type than X, or X not of rank 2")
     e = Expression()
     value = e.input(x.dtype)
     missing = e("isnan", value) if sought != sought else e("eq", value, e.number(sought, x.dtype))
-    other, read = _row(low, e, "imputed", numbers, x.shape[1])
+    other, read = _per_feature(low, e, "imputed", numbers, x.shape[1])
     result = e("where", missing, other, value, dtype=x.dtype)
     emit_expression(low, e, [source(x), *([read] if read else [])], [(result, y)])
 
@@ -137,7 +171,7 @@ def normalizer(node: Node, low: Lowering) -> None:
     y = viewed(low, low.output(), x.shape)
     op = _NORMS.get(text(attributes(node)["norm"]))
     if op is None or not x.size:
-        raise Unsupported("a Normalizer of nothing, or by another norm")
+        raise Unsupported("a Normalizer of an empty tensor, or with an unknown norm")
     norm = temporary(low, x.dtype, (x.shape[0], 1))
     emit_reduction(low, op, x, norm, [1])
     e = Expression()
@@ -148,29 +182,29 @@ def normalizer(node: Node, low: Lowering) -> None:
 
 @lowering("FeatureVectorizer", domain=ML, dtypes={"float32"})
 def feature_vectorizer(node: Node, low: Lowering) -> None:
-    """Lower FeatureVectorizer whose inputs have the widths asked for: they are concatenated."""
+    """Lower FeatureVectorizer whose inputs have the given widths, to Concat."""
     parts = [low.input(k) for k in range(len(low.inputs))]
     widths = node.attrs.get("inputdimensions") or tuple(part.shape[-1] for part in parts)
     fits = all(part.rank == 2 and part.dtype == "float32" for part in parts)
     if not fits or list(widths) != [part.shape[1] for part in parts]:
-        raise Unsupported("a FeatureVectorizer that cuts or fills up")
+        raise Unsupported("a FeatureVectorizer that cuts or pads")
     delegate(low, "Concat", parts, low.output(), axis=1)
 
 
 @lowering("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor(node: Node, low: Lowering) -> None:
     """Lower ArrayFeatureExtractor: Gather along the last axis."""
-    x, places, y = low.input(0), low.input(1), low.output()
-    held = places.known
-    if not x.rank or not places.size:
-        raise Unsupported("an ArrayFeatureExtractor without places")
-    if held is not None and (held.min() < 0 or held.max() >= x.shape[-1]):
-        raise Unsupported("an ArrayFeatureExtractor of places that are not there")
-    emit_range_check(low, places, "Y", 0, x.shape[-1] - 1)
-    known = None if held is None else held.reshape(-1)
-    row = Operand(places.name, places.dtype, (places.size,), known=known)
-    row.storage, row.offset = places.storage, places.offset
-    shape = (*x.shape[:-1], places.size)
+    x, indices, y = low.input(0), low.input(1), low.output()
+    known = indices.known
+    if not x.rank or not indices.size:
+        raise Unsupported("an ArrayFeatureExtractor without indices")
+    if known is not None and (known.min() < 0 or known.max() >= x.shape[-1]):
+        raise Unsupported("an ArrayFeatureExtractor of columns that do not exist")
+    emit_range_check(low, indices, "Y", 0, x.shape[-1] - 1)
+    flat = None if known is None else known.reshape(-1)
+    row = Operand(indices.name, indices.dtype, (indices.size,), known=flat)
+    row.storage, row.offset = indices.storage, indices.offset
+    shape = (*x.shape[:-1], indices.size)
     delegate(low, "Gather", [x, row], viewed(low, y, shape), axis=x.rank - 1)
 
 
@@ -178,14 +212,14 @@ def array_feature_extractor(node: Node, low: Lowering) -> None:
 
 
 def _emit_search(low: Lowering, x: Operand, y: Operand, keys: Array, values: Array) -> None:
-    """Emit the step that finds each element among the keys and puts its value.
+    """Emit the step that finds each element among the keys and writes its value.
 
     Args:
         low: Where the step goes.
         x: The elements.
-        y: The values that are found.
-        keys: Of the elements' dtype; of equal ones the first counts.
-        values: One for each key, and one more for what is no key, of y's dtype.
+        y: The values.
+        keys: Keys, of the elements' dtype; of equal ones the first counts.
+        values: One for each key, and one more for elements that are no key, of y's dtype.
     """
     missing = np.isnan(keys) if keys.dtype.kind == "f" else np.zeros(len(keys), bool)
     nan = values[:-1][missing][:1]
@@ -195,19 +229,20 @@ def _emit_search(low: Lowering, x: Operand, y: Operand, keys: Array, values: Arr
         raise Unsupported("an encoder without keys")
     kernel = Kernel("subgraph.ops.ml.encoder_kernels", "search", dtype=x.dtype, item=y.itemsize)
     table = low.weight("ml keys", contiguous_array, sought)
-    found = low.weight("ml values", contiguous_array, order)
-    arguments = SearchArguments(x=x, y=y, keys=table, values=found, count=len(sought))
-    low.emit(kernel, arguments, x.size, grain=1024, bytes=x.nbytes + y.nbytes)
+    results = low.weight("ml values", contiguous_array, order)
+    arguments = SearchArguments(x=x, y=y, keys=table, values=results, count=len(sought))
+    low.emit(kernel, arguments, x.size, grain=_MIN_ELEMENTS_PER_THREAD, bytes=x.nbytes + y.nbytes)
 
 
 def _label_table(node: Node) -> tuple[Array, Array]:
+    """Return the keys of a LabelEncoder, and their values and the default value."""
     given = attributes(node)
 
     def named(which: str) -> tuple[str, Any]:
         for kind in ("int64s", "floats", "tensor"):
-            held = given.get(f"{which}_{kind}")
-            if held is not None and len(held):
-                return kind, held
+            numbers = given.get(f"{which}_{kind}")
+            if numbers is not None and len(numbers):
+                return kind, numbers
         raise Unsupported("a LabelEncoder of strings")
 
     (kind, keys), (target, values) = named("keys"), named("values")
@@ -238,21 +273,21 @@ def _categories(node: Node) -> Array:
 
 @lowering("OneHotEncoder", domain=ML, dtypes=("int64", "float32"))
 def one_hot_encoder(node: Node, low: Lowering) -> None:
-    """Lower OneHotEncoder of numbers, where one that is no category gives a row of zeros."""
+    """Lower OneHotEncoder of numbers, with a row of zeros for one that is no category."""
     x, y = low.input(0), low.output()
-    held = prepared(node, _categories)
-    keys, count = held.astype(x.dtype), len(held)
-    exact = np.array_equal(keys.astype(np.int64), held) and len(np.unique(keys)) == count
+    categories = prepared(node, _categories)
+    keys, count = categories.astype(x.dtype), len(categories)
+    exact = np.array_equal(keys.astype(np.int64), categories) and len(np.unique(keys)) == count
     if not exact or not count or not attributes(node)["zeros"] or x.rank not in (1, 2):
-        raise Unsupported("a OneHotEncoder that may refuse, or whose categories are alike")
+        raise Unsupported("a OneHotEncoder that may raise, or with equal categories")
     if y.size != x.size * count:
-        raise Unsupported(f"a OneHotEncoder of {count} categories that gives {y.shape}")
-    places = temporary(low, "int64", x.shape)
-    _emit_search(low, x, places, keys, np.arange(count + 1))
+        raise Unsupported(f"a OneHotEncoder of {count} categories with output {y.shape}")
+    columns = temporary(low, "int64", x.shape)
+    _emit_search(low, x, columns, keys, np.arange(count + 1))
     ends = low.weight("ml one hot", contiguous_array, np.array([0, 1], np.float32))
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=y.itemsize)
-    arguments = OneHotArguments(indices=places, values=ends, y=y, depth=count, inner=1, wraps=0)
-    low.emit(kernel, arguments, x.size, grain=1024, bytes=y.nbytes)
+    arguments = OneHotArguments(indices=columns, values=ends, y=y, depth=count, inner=1, wraps=0)
+    low.emit(kernel, arguments, x.size, grain=_MIN_ELEMENTS_PER_THREAD, bytes=y.nbytes)
 
 
 # ---------------------------------------------------------------- linear models
@@ -269,7 +304,15 @@ def _linear(node: Node, count: int) -> tuple[Array, Array]:
 
 
 def emit_linear(low: Lowering, x: Operand, weights: Array, added: Array, scores: Operand) -> None:
-    """Emit x W' + b for rows of ``weights``."""
+    """Emit ``x W^T + b``.
+
+    Args:
+        low: Where the step goes.
+        x: Samples [samples, features].
+        weights: W [scores, features].
+        added: b [scores].
+        scores: The result [samples, scores].
+    """
     if x.shape[1] != weights.shape[1]:
         raise Unsupported(f"{x.shape[1]} features for {weights.shape[1]}")
     factors = weight_operand(low, "rows", weights)
@@ -285,7 +328,7 @@ def linear_regressor(node: Node, low: Lowering) -> None:
     """Lower LinearRegressor."""
     weights, added = prepared(node, _regressor)
     x, y, name = samples_of(low), low.output(), text(attributes(node)["post_transform"])
-    scores = scores_of(low, name, y)
+    scores = scores_operand(low, name, y)
     emit_linear(low, x, weights, added, scores)
     emit_transform(low, name, scores, y)
 
@@ -300,11 +343,11 @@ def linear_classifier(node: Node, low: Lowering) -> None:
     if given["classlabels_strings"] or count < 2 or len(labels) < count:
         raise Unsupported("labels that are strings, or classes that share a score")
     y, name = low.output(1), text(given["post_transform"])
-    scores = scores_of(low, name, y)
+    scores = scores_operand(low, name, y)
     emit_linear(low, x, weights, added, scores)
-    places = temporary(low, "int64", (x.shape[0],))
-    emit_minmax(low, scores, places, count, 1, largest=True, last=False)
-    emit_labels(low, places, labels)
+    classes = temporary(low, "int64", (x.shape[0],))
+    emit_minmax(low, scores, classes, count, 1, largest=True, last=False)
+    emit_labels(low, classes, labels)
     emit_transform(low, name, scores, y)
 
 
@@ -313,6 +356,12 @@ def _classifier(node: Node) -> tuple[Array, Array]:
     return _linear(node, max(len(given["intercepts"] or ()), 1))
 
 
-def emit_labels(low: Lowering, places: Operand, labels: Array) -> None:
-    """Emit the step that gives each sample its label."""
-    delegate(low, "Gather", [weight_operand(low, "labels", labels), places], low.output(0), axis=0)
+def emit_labels(low: Lowering, classes: Operand, labels: Array) -> None:
+    """Emit the step that writes the label of each sample to the first output.
+
+    Args:
+        low: Where the step goes.
+        classes: Index of each sample's class, int64.
+        labels: Label of each class, int64.
+    """
+    delegate(low, "Gather", [weight_operand(low, "labels", labels), classes], low.output(0), axis=0)

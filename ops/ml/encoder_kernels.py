@@ -1,4 +1,4 @@
-"""Kernel of the encoders of ai.onnx.ml: each element is sought among sorted keys."""
+"""Kernel of the encoders of ai.onnx.ml: binary search of each element among sorted keys."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def search(*, dtype: str, item: int) -> Function:
         x, y, keys, values, count = a.x, a.y, a.keys, a.values, a.count
         for unit in range(begin, end):
             value = load(x + unit * size)
-            # Halving without branches: the last key that is not above the value stays in sight.
+            # Branch-free: the last key that is at most the value stays in [at, at + left).
             at, left = 0, count
             while left > 1:
                 half = left >> 1
                 at += half * int(load(keys + (at + half) * size) <= value)
                 left -= half
-            place = at if load(keys + at * size) == value else count
+            index = at if load(keys + at * size) == value else count
             if value != value:
-                place = count + 1
-            put(y + unit * item, take(values + place * item))
+                index = count + 1
+            put(y + unit * item, take(values + index * item))
 
     return kernel

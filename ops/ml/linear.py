@@ -1,6 +1,7 @@
-"""LinearRegressor and LinearClassifier, for the reference.
+"""Reference of LinearRegressor and LinearClassifier.
 
-onnx.reference needs intercepts, has no transform of the regressor and gives float64 for float64.
+onnx.reference needs intercepts, has no transform of the regressor, and returns float64 for float64
+inputs; the operators' outputs are float32.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def linear_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def linear_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the label of each sample and its scores in float32; one score may tell two classes."""
+    """Return the label of each sample and its scores in float32.
+
+    With coefficients for one score, its sign decides between two classes: the given labels, or 0
+    and 1.
+    """
     given = attributes(node)
     x, name = rows(inputs[0]), str(given["post_transform"])
     count = len(given["coefficients"] or ()) // max(x.shape[1], 1)

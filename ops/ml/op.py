@@ -1,8 +1,8 @@
-"""CastMap, CategoryMapper, ZipMap, old LabelEncoder and more of ai.onnx.ml, for the reference.
+"""Operators of ai.onnx.ml, and the reference of those without a model.
 
-onnx.reference has none of the first three, and LabelEncoder only with opset 2's attributes. It
-fails on a DictVectorizer key that is not in the vocabulary, and on one whose vocabulary is absent.
-What holds a model is in ``ml_trees.py``, ``ml_svm.py`` and ``ml_linear.py``.
+onnx.reference has neither CastMap nor CategoryMapper nor ZipMap, and LabelEncoder only with opset
+2's attributes. Its DictVectorizer fails if a key is not in the vocabulary, or there is none. The
+references of models are in ``trees.py``, ``svm.py`` and ``linear.py``.
 """
 
 from __future__ import annotations
@@ -61,17 +61,23 @@ def cast_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def one_hot_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return a row of zeros for each element, with a one at its category; the last if alike."""
+    """Return a row of zeros for each element, with a one in the column of its category.
+
+    Of equal categories the last one counts.
+
+    Raises:
+        ShapeError: An element is no category, and ``zeros`` is 0.
+    """
     given = attributes(node)
     x: Array = inputs[0]
     categories = given["cats_int64s"] or given["cats_strings"]
-    places = {category: place for place, category in enumerate(categories)}
+    columns = {category: column for column, category in enumerate(categories)}
     check_memory(4 * x.size * len(categories), f"{x.size} rows of {len(categories)} categories")
     found = np.zeros((x.size, len(categories)), np.float32)
     for row, value in zip(found, x.reshape(-1).tolist(), strict=True):
-        place = places.get(value)
-        if place is not None:
-            row[place] = 1
+        column = columns.get(value)
+        if column is not None:
+            row[column] = 1
         elif not given["zeros"]:
             raise ShapeError(f"{value!r} is no category, and zeros is 0")
     return [found.reshape(*x.shape, len(categories))]
@@ -85,36 +91,40 @@ def category_mapper(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         raise ShapeError(f"{len(numbers)} numbers and {len(names)} strings do not pair up")
     x: Array = inputs[0]
     if x.dtype.kind in "OUT":
-        return [_mapped(x, dict(zip(names, numbers, strict=True)), given["default_int64"], "<i8")]
-    return [_mapped(x, dict(zip(numbers, names, strict=True)), given["default_string"], object)]
+        return [
+            _looked_up(x, dict(zip(names, numbers, strict=True)), given["default_int64"], "<i8")
+        ]
+    return [_looked_up(x, dict(zip(numbers, names, strict=True)), given["default_string"], object)]
 
 
-def _mapped(x: Array, table: Mapping[Any, Any], default: Any, dtype: Any) -> Array:
+def _looked_up(x: Array, table: Mapping[Any, Any], default: Any, dtype: Any) -> Array:
+    """Return the table's value for each element, ``default`` for those that it does not have."""
     found = [table.get(key, default) for key in x.reshape(-1).tolist()]
     result: Array = np.array(found, dtype).reshape(x.shape)
     return result
 
 
 def label_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the value of each key; in opset 1 a class's place in a list, or the reverse."""
+    """Return the value of each key; in opset 1 the index of a class in a list, or the reverse."""
     if node.version != 1:
         return _label_encoder_since_2(node, inputs[0])
     given = attributes(node)
     names = given["classes_strings"] or ()
     x: Array = inputs[0]
     if x.dtype.kind in "OUT":
-        table = {name: place for place, name in enumerate(names)}
-        return [_mapped(x, table, given["default_int64"], "<i8")]
-    return [_mapped(x, dict(enumerate(names)), given["default_string"], object)]
+        table = {name: index for index, name in enumerate(names)}
+        return [_looked_up(x, table, given["default_int64"], "<i8")]
+    return [_looked_up(x, dict(enumerate(names)), given["default_string"], object)]
 
 
 def _label_encoder_since_2(node: Node, x: Array) -> Sequence[Any]:
+    """Return the value of each key; keys and values are attributes of several dtypes."""
     given = attributes(node)
     keys = _first(given, "keys_strings", "keys_int64s", "keys_floats", "keys_tensor")
     values = _first(given, "values_strings", "values_int64s", "values_floats", "values_tensor")
     if keys is None or values is None or len(keys[1]) != len(values[1]):
         raise ShapeError("keys and values are missing or differ in number")
-    kind, held = values
+    kind, numbers = values
     default: Any = {
         "values_strings": given.get("default_string"),
         "values_int64s": given.get("default_int64"),
@@ -126,18 +136,18 @@ def _label_encoder_since_2(node: Node, x: Array) -> Sequence[Any]:
     )
     if kind == "values_tensor":
         tensor = given.get("default_tensor")
-        dtype = held.dtype
+        dtype = numbers.dtype
         missing: Any = "_Unused" if dtype.kind == "O" else -1 if dtype.kind in "iu" else -0.0
         default = missing if tensor is None else tensor.reshape(-1)[0]
-        held = held.reshape(-1).tolist()
+        numbers = numbers.reshape(-1).tolist()
     names = np.asarray(keys[1]).reshape(-1).tolist()
     if x.dtype.kind == "f":
-        # NaN finds NaN, says the standard (ONNX Runtime does not), and attributes are float32.
+        # By the standard NaN equals NaN (not so in ONNX Runtime). Attributes are float32.
         names = [_float_key(name) for name in names]
         flat = [_float_key(key) for key in x.reshape(-1).tolist()]
     else:
         flat = x.reshape(-1).tolist()
-    table = dict(zip(reversed(names), reversed(list(held)), strict=True))
+    table = dict(zip(reversed(names), reversed(list(numbers)), strict=True))
     result: Array = np.array([table.get(key, default) for key in flat], dtype)
     return [result.reshape(x.shape)]
 
@@ -147,6 +157,7 @@ def _float_key(value: float) -> Any:
 
 
 def _first(given: Mapping[str, Any], *names: str) -> tuple[str, Any] | None:
+    """Return the first of some attributes that is not empty, with its name."""
     for name in names:
         value = given.get(name)
         if value is not None and len(value):
@@ -155,17 +166,17 @@ def _first(given: Mapping[str, Any], *names: str) -> tuple[str, Any] | None:
 
 
 def dict_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return one row with the map's value for each word of the vocabulary, 0 where it has none."""
+    """Return one row with the map's value for each word of the vocabulary; 0 ("") for no value."""
     words = node.attrs.get("string_vocabulary") or node.attrs.get("int64_vocabulary") or ()
     maps: list[Mapping[Any, Any]] = inputs[0]
     if isinstance(inputs[0], dict):
         maps = [inputs[0]]
     samples = [np.asarray(v) for m in maps for v in m.values()]
     declared = node.inputs[0].type if node.inputs and node.inputs[0] is not None else None
-    held = declared.value if isinstance(declared, MapType) else None
+    value_type = declared.value if isinstance(declared, MapType) else None
     dtype: Any = samples[0].dtype if samples else np.dtype(np.float32)
-    if isinstance(held, TensorType) and dtype.kind not in "OUT":
-        dtype = numpy_dtype(held.dtype)
+    if isinstance(value_type, TensorType) and dtype.kind not in "OUT":
+        dtype = numpy_dtype(value_type.dtype)
     fill: Any = "" if dtype.kind in "OUT" else 0
     rows = [[m.get(word, fill) for word in words] for m in maps]
     return [np.array(rows, object if dtype.kind in "OUT" else dtype)]
@@ -180,7 +191,7 @@ def scaler(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return rows of norm one in float32; a vector is one row, a row of zeros stays."""
+    """Return rows of norm one in float32; a vector is one row, a row of norm 0 stays."""
     x: Array = inputs[0].astype(np.float32)
     rows = x.reshape(1, -1) if x.ndim == 1 else x
     match str(attributes(node)["norm"]):
@@ -196,7 +207,7 @@ def normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def feature_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the inputs side by side in float32; each is cut or filled up to its width."""
+    """Return the inputs side by side in float32, each cut or padded with 0 to its width."""
     parts = [x.reshape(1, -1) if x.ndim == 1 else x for x in inputs]
     widths = node.attrs.get("inputdimensions") or tuple(part.shape[-1] for part in parts)
     if any(part.ndim != 2 for part in parts) or len(widths) != len(parts):
@@ -216,7 +227,7 @@ _declare = partial(declare, domain=ML)
 _declare(
     "ArrayFeatureExtractor",
     requires=operands.array_feature_extractor_operands,
-    infer=types.extracted,
+    infer=types.array_feature_extractor_types,
 )
 _declare("Binarizer", requires=operands.any_operands)
 _declare("CastMap", requires=operands.cast_map_operands, compute=cast_map)
@@ -225,54 +236,54 @@ _declare("DictVectorizer", requires=operands.map_operands, compute=dict_vectoriz
 _declare(
     "FeatureVectorizer",
     requires=operands.feature_vectorizer_operands,
-    infer=types.side_by_side,
+    infer=types.feature_vectorizer_types,
     compute=feature_vectorizer,
 )
-_declare("Imputer", requires=operands.imputer_operands, infer=types.imputed)
+_declare("Imputer", requires=operands.imputer_operands, infer=types.input_type)
 _declare("LabelEncoder", requires=operands.any_operands, compute=label_encoder)
 _declare(
     "LinearClassifier",
     requires=operands.linear_classifier_operands,
-    infer=types.linear_classes,
+    infer=types.linear_classifier_types,
     compute=linear_classifier,
 )
 _declare(
     "LinearRegressor",
     requires=operands.linear_regressor_operands,
-    infer=types.linear_scores,
+    infer=types.linear_regressor_types,
     compute=linear_regressor,
 )
 _declare(
     "Normalizer",
     requires=operands.normalizer_operands,
-    infer=types.scaled,
+    infer=types.float32_type,
     compute=normalizer,
 )
 _declare("OneHotEncoder", requires=operands.one_hot_encoder_operands, compute=one_hot_encoder)
 _declare(
     "SVMClassifier",
-    requires=operands.machine_operands,
-    infer=types.machine_classes,
+    requires=operands.svm_operands,
+    infer=types.svm_classifier_types,
     compute=svm_classifier,
 )
 _declare(
     "SVMRegressor",
-    requires=operands.machine_operands,
-    infer=types.machine_score,
+    requires=operands.svm_operands,
+    infer=types.svm_regressor_types,
     compute=svm_regressor,
 )
-_declare("Scaler", requires=operands.scaler_operands, infer=types.scaled, compute=scaler)
+_declare("Scaler", requires=operands.scaler_operands, infer=types.float32_type, compute=scaler)
 _declare("TreeEnsemble", requires=operands.ensemble_operands, compute=tree_ensemble)
 _declare(
     "TreeEnsembleClassifier",
     requires=operands.classifier_operands,
-    infer=types.tree_classes,
+    infer=types.tree_classifier_types,
     compute=tree_ensemble_classifier,
 )
 _declare(
     "TreeEnsembleRegressor",
     requires=operands.regressor_operands,
-    infer=types.tree_scores,
+    infer=types.tree_regressor_types,
     compute=tree_ensemble_regressor,
 )
 _declare("ZipMap", requires=operands.zip_map_operands, compute=zip_map)

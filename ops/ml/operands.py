@@ -1,6 +1,7 @@
-"""What operands and attributes of ai.onnx.ml must satisfy.
+"""Requirements of the operators of ai.onnx.ml: their operands and attributes.
 
-Models are attributes: they are made into arrays here, once, and compared with the samples.
+Models are attributes: they are converted to arrays once (`scores.prepared`), and compared with the
+samples.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from subgraph.operators.requirements import (
 )
 
 from .scores import prepared
-from .svm import classifier_machine, regressor_machine
-from .trees import AGGREGATES, TRANSFORMS, Forest, ensemble_of, old_forest_of
+from .svm import classifier_svm, regressor_svm
+from .trees import AGGREGATES, TRANSFORMS, Forest, ensemble_forest, node_list_forest
 
 
 def any_operands(node: Node, x: Tensor) -> None:
-    """Take every tensor: each element of the result follows from the element at its place."""
+    """Accept every tensor, of an operator that maps each element to one of the result."""
 
 
 def map_operands(node: Node, x: ValueType | Tensor) -> None:
-    """Take every map; tensors are refused by what computes them."""
+    """Accept every map; the reference refuses tensors."""
 
 
 def cast_map_operands(node: Node, x: ValueType | Tensor) -> None:
@@ -43,12 +44,13 @@ def cast_map_operands(node: Node, x: ValueType | Tensor) -> None:
 
 
 def _features(x: Tensor) -> int:
-    """Return how many features the samples have; a vector is one sample."""
+    """Return the features of a sample; a vector is one sample."""
     require_rank("X", x, 1, 2)
     return x.shape[-1]
 
 
 def _one_or_each(name: str, numbers: Sequence[Any] | None, count: int) -> None:
+    """Require at most one number, or one for each of ``count`` features."""
     found = len(numbers or ())
     require(found <= 1 or count == found, "{} has {} numbers for {} features", name, found, count)
 
@@ -60,13 +62,13 @@ def scaler_operands(node: Node, x: Tensor) -> None:
 
 
 def imputer_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless what is put in is one number, or one for each feature."""
+    """Raise ShapeError unless imputed values are one number, or one for each feature."""
     for name in ("imputed_value_floats", "imputed_value_int64s"):
         _one_or_each(name, node.attrs.get(name), x.shape[-1] if x.rank else 1)
 
 
 def normalizer_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the input holds samples, and the norm is one of the standard."""
+    """Raise ShapeError unless the input has rank 1 or 2, and the standard knows the norm."""
     choice(node, "norm", "MAX", "MAX", "L1", "L2")
     _features(x)
 
@@ -91,20 +93,26 @@ def feature_vectorizer_operands(node: Node, *parts: Tensor) -> None:
         require(found == wanted, "input {} has {} rows, input 0 {}", k, found, wanted)
 
 
-def array_feature_extractor_operands(node: Node, x: Tensor, places: Tensor) -> None:
-    """Raise ShapeError unless there are columns, and places among them that are known are there."""
+def array_feature_extractor_operands(node: Node, x: Tensor, indices: Tensor) -> None:
+    """Raise ShapeError unless X has columns, and those that known indices name.
+
+    Args:
+        node: The ArrayFeatureExtractor.
+        x: Rows, the last dimension being columns.
+        indices: Columns to extract, int64.
+    """
     require(x.rank >= 1, "X is a scalar")
-    require_dtype("Y", places, "int64")
+    require_dtype("Y", indices, "int64")
     size = x.shape[-1]
-    require(places.size >= 1, "Y names no column")
+    require(indices.size >= 1, "Y names no column")
     require(size >= 1, "X has no columns")
-    if places.known is not None:
-        for place in places.known.reshape(-1).tolist():
-            require(0 <= place < size, "Y names column {} of {}", place, size)
+    if indices.known is not None:
+        for index in indices.known.reshape(-1).tolist():
+            require(0 <= index < size, "Y names column {} of {}", index, size)
 
 
 def one_hot_encoder_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless there are categories of one kind."""
+    """Raise ShapeError unless categories are either integers or strings."""
     kinds = [name for name in ("cats_int64s", "cats_strings") if node.attrs.get(name)]
     require(len(kinds) == 1, "{} of cats_int64s and cats_strings are given, not one", len(kinds))
 
@@ -117,7 +125,7 @@ def linear_regressor_operands(node: Node, x: Tensor) -> None:
 
 
 def linear_classifier_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless there are coefficients of each feature for some classes."""
+    """Raise ShapeError unless each score has a coefficient for each feature, and a label."""
     given = attributes(node)
     labels = given["classlabels_strings"] or given["classlabels_ints"] or ()
     require(len(labels) >= 1, "no class labels are given")
@@ -128,6 +136,7 @@ def linear_classifier_operands(node: Node, x: Tensor) -> None:
 
 
 def _linear(node: Node, x: Tensor, scores: int) -> None:
+    """Require a linear model of so many scores that fits the samples ``x``."""
     given, features = attributes(node), _features(x)
     choice(node, "post_transform", "NONE", *TRANSFORMS)
     count, added = len(given["coefficients"] or ()), len(given["intercepts"] or ())
@@ -136,46 +145,47 @@ def _linear(node: Node, x: Tensor, scores: int) -> None:
     require(added == 0 or scores == added, "{} intercepts for {} scores", added, scores)
 
 
-def machine_operands(node: Node, x: Tensor) -> None:
+def svm_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless samples have as many features as support vectors."""
     regresses = node.op_type == "SVMRegressor"
     choice(node, "post_transform", "NONE", *TRANSFORMS)
     choice(node, "kernel_type", "LINEAR", "LINEAR", "POLY", "RBF", "SIGMOID")
     given = len(node.attrs.get("kernel_params") or ())
     require(given in (0, 3), "kernel_params has {} numbers; it needs 0 or 3", given)
-    machine = prepared(node, regressor_machine if regresses else classifier_machine)
-    features, vectors = _features(x), machine.vectors
+    svm = prepared(node, regressor_svm if regresses else classifier_svm)
+    features, vectors = _features(x), svm.vectors
     if len(vectors):
         wanted = vectors.shape[1]
         require(features == wanted, "{} features for vectors of {}", features, wanted)
 
 
 def regressor_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the trees look at features, and vote for targets, that there are."""
+    """Raise ShapeError unless the features and targets of the trees exist."""
     targets = attributes(node)["n_targets"]
     choice(node, "aggregate_function", "SUM", *AGGREGATES)
     choice(node, "post_transform", "NONE", *TRANSFORMS)
-    _trees(prepared(node, old_forest_of), x, targets)
+    _trees(prepared(node, node_list_forest), x, targets)
 
 
 def classifier_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the trees look at features, and vote for classes, that there are."""
+    """Raise ShapeError unless the features and classes of the trees exist."""
     given = attributes(node)
     choice(node, "post_transform", "NONE", *TRANSFORMS)
     labels = given["classlabels_strings"] or given["classlabels_int64s"] or ()
-    _trees(prepared(node, old_forest_of), x, len(labels))
+    _trees(prepared(node, node_list_forest), x, len(labels))
 
 
 def ensemble_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the trees look at features, and vote for targets, that there are."""
+    """Raise ShapeError unless the features and targets of the trees exist."""
     require_rank("X", x, 2)
-    _trees(prepared(node, ensemble_of), x, attributes(node)["n_targets"])
+    _trees(prepared(node, ensemble_forest), x, attributes(node)["n_targets"])
 
 
 def _trees(forest: Forest, x: Tensor, targets: int | None) -> None:
+    """Require that trees compare features of ``x``, and vote for known targets (None: any)."""
     features = _features(x)
     most = int(np.max(forest.features, initial=-1))
-    require(most < features, "a tree looks at feature {} of {}", most, features)
+    require(most < features, "a tree compares feature {} of {}", most, features)
     if targets is not None:
         most = int(np.max(forest.targets, initial=-1))
         require(targets >= 1, "there are {} targets", targets)

@@ -1,7 +1,7 @@
-"""What the classifiers and regressors of ai.onnx.ml share: rows in, votes to scores and labels out.
+"""Shared by the references of ai.onnx.ml's models: samples, labels, and transforms of scores.
 
-The standard says little of how two classes with one score are written; what it leaves open is done
-as ONNX Runtime does it, for which such models are exported.
+Where the standard is silent, as on the scores of two classes of which one has a score, results are
+those of ONNX Runtime, for which such models are exported.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from subgraph.graph.types import Array
 
 ML = "ai.onnx.ml"
 _Made = TypeVar("_Made")
-_KEPT = 32
+_MAX_PREPARED = 32  # models in the cache below, of which the oldest is dropped (estimate)
 _PREPARED: dict[Any, tuple[Sequence[Any], Any]] = {}
 
 
 def prepared(node: Node, make: Callable[[Node], _Made]) -> _Made:
-    """Return what ``make`` builds of the node's attributes, built once for them."""
+    """Return ``make(node)``, cached: it must depend on the node's attributes and version only."""
     values = tuple(node.attrs.values())
     key = (make, node.version, tuple(node.attrs), tuple(map(id, values)))
     entry = _PREPARED.get(key)
     if entry is None:
-        while len(_PREPARED) >= _KEPT:
+        while len(_PREPARED) >= _MAX_PREPARED:
             _PREPARED.pop(next(iter(_PREPARED)), None)
-        # The values are kept: the key holds their identity.
+        # The entry holds the attributes, so that no other object gets an id of the key.
         entry = _PREPARED[key] = (values, make(node))
     made: _Made = entry[1]
     return made
 
 
 def rows(x: Array) -> Array:
-    """Return the samples as rows of float32, float64 if they are; a vector is one sample."""
+    """Return the samples as rows of float32, or of float64 if they have it; a vector is one."""
     if x.ndim not in (1, 2):
         raise ShapeError(f"samples of shape {list(x.shape)}; they are rows of features")
     x = x.reshape(1, -1) if x.ndim == 1 else x
@@ -52,7 +52,7 @@ def label_array(*choices: Sequence[Any] | None) -> Array:
 
 
 def logistic(x: Array) -> Array:
-    """Return 1 / (1 + exp(-x)), exact at both ends."""
+    """Return 1 / (1 + exp(-x)), without overflow for x of either sign."""
     found = 1 / (1 + np.exp(-np.abs(x)))
     return np.where(x < 0, 1 - found, found).astype(x.dtype)
 
@@ -77,7 +77,7 @@ def _softmax(x: Array) -> Array:
 
 
 def _softmax_zero(x: Array) -> Array:
-    """Return a softmax in which zeros stay zeros."""
+    """Return a softmax in which zeros, below 1e-7 as in ONNX Runtime, stay zeros."""
     most: Array = x.max(axis=1, keepdims=True, initial=-np.inf)
     counts: Array = np.abs(x) > 1e-7
     powers: Array = np.exp(x - most)
@@ -100,7 +100,7 @@ def transformed(scores: Array, name: str) -> Array:
     if name not in _TRANSFORMS:
         raise ShapeError(f"post_transform {name!r} is none of {', '.join(_TRANSFORMS)}")
     if scores.shape[1] == 1 and name.startswith("SOFTMAX"):
-        return scores.astype(np.float32)  # of one class nothing is to be told apart
+        return scores.astype(np.float32)  # the softmax of one class would be 1
     return _TRANSFORMS[name](scores).astype(np.float32)
 
 
@@ -108,9 +108,10 @@ def two_scores(score: Array, name: str, *, signed: bool) -> Array:
     """Return the scores [samples, 2] of two classes of which only the second has a score.
 
     Args:
-        score: Of each sample.
+        score: Score of the second class for each sample.
         name: The ``post_transform``.
-        signed: Whether the score tells the classes apart by its sign, not at one half.
+        signed: The second class has scores above 0; else scores are shares, and it has those above
+            one half.
     """
     if name == "PROBIT":
         return np.stack([_probit(score), np.zeros_like(score)], 1).astype(np.float32)

@@ -1,8 +1,9 @@
-"""SVMClassifier and SVMRegressor, for the reference.
+"""Reference of SVMClassifier and SVMRegressor, support vector machines as libsvm's.
 
-onnx.reference has neither all transforms nor integer labels, and fails without support vectors.
-Libsvm's rules: votes of every pair of classes, pairwise probabilities joined by the second method
-of Wu, Lin and Weng, "Probability Estimates for Multi-class Classification" (2004).
+onnx.reference lacks some transforms and integer labels, and fails without support vectors. A class
+is chosen by votes of all pairs of classes; its probability follows from those of the pairs by the
+second method of Wu, Lin and Weng, "Probability Estimates for Multi-class Classification by Pairwise
+Coupling" (2004).
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from .scores import label_array, logistic, prepared, rows, transformed, two_scor
 
 
 @attrs.frozen(eq=False)
-class Machine:
-    """The numbers of a machine as arrays.
+class Svm:
+    """The parameters of a support vector machine.
 
     Attributes:
         vectors: Support vectors [vectors, features]; without any, the machine is linear.
-        coefficients: As the attribute has them.
-        rho: Constant of each pair of classes.
-        kernel: Name of the kernel function.
-        gamma: Its factor.
-        offset: Its ``coef0``.
-        degree: Its exponent.
+        coefficients: The attribute, flat: of regressors one for each vector; of classifiers
+            [classes - 1, vectors]; of linear machines one for each feature (of each class).
+        rho: Constant of each pair of classes, or of the regressor.
+        kernel: Name of the kernel function: LINEAR, POLY, RBF or SIGMOID.
+        gamma: Factor of products or distances in it.
+        offset: Its ``coef0``, added to products.
+        degree: Exponent of POLY.
     """
 
     vectors: Array
@@ -49,9 +51,9 @@ class Machine:
         if vectors.shape[1] != x.shape[1]:
             raise ShapeError(f"{x.shape[1]} features for vectors of {vectors.shape[1]}")
         if self.kernel == "RBF":
-            away = x[:, None] - vectors[None]
-            near: Array = np.exp(-self.gamma * (away * away).sum(axis=2))
-            return near
+            difference = x[:, None] - vectors[None]
+            result: Array = np.exp(-self.gamma * (difference * difference).sum(axis=2))
+            return result
         found = x @ vectors.T
         if self.kernel == "POLY":
             return (self.gamma * found + self.offset) ** self.degree
@@ -62,30 +64,31 @@ class Machine:
         return found
 
 
-def regressor_machine(node: Node) -> Machine:
-    """Return the machine of a SVMRegressor."""
-    return _machine(node, int(attributes(node)["n_supports"] or 0))
+def regressor_svm(node: Node) -> Svm:
+    """Return the parameters of an SVMRegressor."""
+    return _svm(node, int(attributes(node)["n_supports"] or 0))
 
 
-def classifier_machine(node: Node) -> Machine:
-    """Return the machine of a SVMClassifier."""
-    return _machine(node, sum(attributes(node)["vectors_per_class"] or ()))
+def classifier_svm(node: Node) -> Svm:
+    """Return the parameters of an SVMClassifier."""
+    return _svm(node, sum(attributes(node)["vectors_per_class"] or ()))
 
 
-def _machine(node: Node, count: int) -> Machine:
+def _svm(node: Node, count: int) -> Svm:
+    """Return the parameters of a machine with ``count`` support vectors."""
     given = attributes(node)
     numbers = {
         name: np.array(given[name] or (), np.float32)
         for name in ("support_vectors", "coefficients", "rho", "kernel_params")
     }
-    held = numbers["support_vectors"]
+    vectors = numbers["support_vectors"]
     if not numbers["coefficients"].size or not numbers["rho"].size:
         raise ShapeError("coefficients and rho are needed")
-    if count < 0 or held.size % max(count, 1):
-        raise ShapeError(f"{held.size} numbers for {count} support vectors")
+    if count < 0 or vectors.size % max(count, 1):
+        raise ShapeError(f"{vectors.size} numbers for {count} support vectors")
     gamma, offset, degree = (*map(float, numbers["kernel_params"][:3]), 0.0, 0.0, 0.0)[:3]
-    return Machine(
-        vectors=held.reshape(count, -1) if count else np.zeros((0, 0), np.float32),
+    return Svm(
+        vectors=vectors.reshape(count, -1) if count else np.zeros((0, 0), np.float32),
         coefficients=numbers["coefficients"],
         rho=numbers["rho"],
         kernel=str(given["kernel_type"]) if count else "LINEAR",
@@ -96,30 +99,27 @@ def _machine(node: Node, count: int) -> Machine:
 
 
 def svm_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return one score of each sample, float32 [samples, 1]; of one class, 1 or -1."""
+    """Return one score of each sample, float32 [samples, 1]; 1 or -1 with ``one_class``."""
     given = attributes(node)
-    machine = prepared(node, regressor_machine)
+    svm = prepared(node, regressor_svm)
     x = rows(inputs[0]).astype(np.float32)
-    row = machine.coefficients[None]
-    if len(machine.vectors):
-        scores = machine.products(x, machine.vectors) @ row.T
-    else:
-        scores = machine.products(x, row)
-    scores = (scores + machine.rho[0]).astype(np.float32)
+    row = svm.coefficients[None]
+    scores = svm.products(x, svm.vectors) @ row.T if len(svm.vectors) else svm.products(x, row)
+    scores = (scores + svm.rho[0]).astype(np.float32)
     if given["one_class"]:
         return [np.where(scores > 0, 1, -1).astype(np.float32)]
     return [transformed(scores, str(given["post_transform"]))]
 
 
 def svm_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the label of each sample, and probabilities or the scores of every pair of classes."""
+    """Return labels, and probabilities of classes or the scores of all pairs of classes."""
     given = attributes(node)
-    machine = prepared(node, classifier_machine)
+    svm = prepared(node, classifier_svm)
     labels = label_array(given["classlabels_strings"], given["classlabels_ints"])
     x, name = rows(inputs[0]).astype(np.float32), str(given["post_transform"])
-    if not len(machine.vectors):
-        return _linear(machine, x, labels, name)
-    scores = _pairs(machine, x, len(labels), given["vectors_per_class"])
+    if not len(svm.vectors):
+        return _linear_classifier(svm, x, labels, name)
+    scores = _pair_scores(svm, x, len(labels), given["vectors_per_class"])
     votes = np.zeros((len(x), len(labels)), np.int64)
     for column, (i, j) in enumerate(combinations(range(len(labels)), 2)):
         votes[:, i] += scores[:, column] > 0
@@ -134,45 +134,53 @@ def svm_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if not len(a) == len(b) == scores.shape[1]:
         raise ShapeError(f"{len(a)} and {len(b)} probabilities for {scores.shape[1]} pairs")
     each = np.clip(1 - logistic(scores * a + b), 1e-7, 1 - 1e-7)
-    return [found, transformed(_joined(each, len(labels)), name)]
+    return [found, transformed(_class_probabilities(each, len(labels)), name)]
 
 
-def _linear(machine: Machine, x: Array, labels: Array, name: str) -> Sequence[Any]:
+def _linear_classifier(svm: Svm, x: Array, labels: Array, name: str) -> Sequence[Any]:
     """Return labels and scores of a machine that has a row of coefficients for each class."""
-    scores = machine.products(x, machine.coefficients.reshape(len(labels), -1))
-    scores = (scores + machine.rho[0]).astype(np.float32)
+    scores = svm.products(x, svm.coefficients.reshape(len(labels), -1))
+    scores = (scores + svm.rho[0]).astype(np.float32)
     best = scores.argmax(axis=1)
     if len(labels) == 2:
-        # With weights of both signs any score above zero speaks for the second class.
-        least = 0.5 if np.all(machine.coefficients >= 0) else 0.0
+        # As in ONNX Runtime: with weights of both signs, a score above 0 means the second class.
+        least = 0.5 if np.all(svm.coefficients >= 0) else 0.0
         top = scores.max(axis=1)
         best = np.where(top >= least if least else top > 0, 1, best)
     return [labels[best], transformed(scores, name)]
 
 
-def _pairs(machine: Machine, x: Array, classes: int, counts: Sequence[int]) -> Array:
+def _pair_scores(svm: Svm, x: Array, classes: int, counts: Sequence[int]) -> Array:
     """Return the score of each pair of classes, [samples, pairs]."""
     ends = np.append(0, np.cumsum(counts))
     pairs = list(combinations(range(classes), 2))
-    wanted = (classes - 1) * len(machine.vectors)
-    if len(counts) != classes or min(counts) < 0 or machine.coefficients.size < wanted:
-        raise ShapeError(f"{len(counts)} counts and {machine.coefficients.size} coefficients")
-    if machine.rho.size < len(pairs):
-        raise ShapeError(f"{machine.rho.size} constants for {len(pairs)} pairs of classes")
-    found = machine.products(x, machine.vectors).astype(np.float64)
-    weights = machine.coefficients[:wanted].reshape(classes - 1, -1).astype(np.float64)
+    wanted = (classes - 1) * len(svm.vectors)
+    if len(counts) != classes or min(counts) < 0 or svm.coefficients.size < wanted:
+        raise ShapeError(f"{len(counts)} counts and {svm.coefficients.size} coefficients")
+    if svm.rho.size < len(pairs):
+        raise ShapeError(f"{svm.rho.size} constants for {len(pairs)} pairs of classes")
+    found = svm.products(x, svm.vectors).astype(np.float64)
+    weights = svm.coefficients[:wanted].reshape(classes - 1, -1).astype(np.float64)
     ranges = [slice(a, b) for a, b in pairwise(ends)]
     scores = [
         found[:, ranges[i]] @ weights[j - 1, ranges[i]]
         + found[:, ranges[j]] @ weights[i, ranges[j]]
-        + machine.rho[column]
+        + svm.rho[column]
         for column, (i, j) in enumerate(pairs)
     ]
     return np.stack(scores, axis=1).astype(np.float32)
 
 
-def _joined(each: Array, classes: int) -> Array:
-    """Return the probability of each class from those of the pairs, [samples, classes]."""
+def _class_probabilities(each: Array, classes: int) -> Array:
+    """Return the probabilities of classes, [samples, classes], from those of pairs.
+
+    Minimizes ``p^T Q p`` with ``sum p = 1`` by the iteration of Wu, Lin and Weng (algorithm 2); the
+    bounds, 100 iterations and 0.005 / classes, are libsvm's.
+
+    Args:
+        each: Probability of the first class of each pair, [samples, pairs].
+        classes: Number of classes.
+    """
     samples = len(each)
     r = np.zeros((samples, classes, classes))
     for column, (i, j) in enumerate(combinations(range(classes), 2)):

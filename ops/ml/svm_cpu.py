@@ -1,8 +1,8 @@
 """Support vector machines of ai.onnx.ml on the CPU device.
 
-Products of samples and support vectors are a matrix product, distances a kernel of their own; a
-linear machine is one row of weights for each score. The scores of classifiers are added up in
-float64, as on the reference: their signs are votes.
+Products of samples and support vectors are a Gemm, distances have a kernel of their own; a linear
+machine is one row of weights for each score. The scores of classifiers are added up in float64, as
+on the reference, since their signs are votes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from subgraph.ops.elementwise.expressions import Expression, Term, text
 
 from .arguments import (
     DistancesArguments,
-    JoinedArguments,
     PairScoresArguments,
+    ProbabilitiesArguments,
     VotesArguments,
 )
 from .dense_cpu import (
@@ -34,60 +34,61 @@ from .dense_cpu import (
     emit_linear,
     emit_transform,
     samples_of,
-    scores_of,
+    scores_operand,
     weight_operand,
 )
 from .scores import ML, prepared
-from .svm import Machine, classifier_machine, regressor_machine
+from .svm import Svm, classifier_svm, regressor_svm
 
-_SAMPLES = 4  # samples whose distances are computed at once, see svm_kernels.py
+_UNIT_SAMPLES = 4  # samples of a work unit of `svm_kernels.distances`
 
 
 @attrs.frozen(eq=False)
-class _Scores:
-    """A machine, and what its scores are made of.
+class _ScoringSvm:
+    """A support vector machine with coefficients by score.
 
     Attributes:
-        machine: The machine.
-        rows: For each score a coefficient of each vector, float64.
+        svm: The parameters.
+        rows: Coefficients [scores, vectors], float64; of a linear machine [1, features].
         rho: Constants of the scores.
-        ends: Where the vectors of each class begin, and their number.
+        ends: Of classifiers the index of the first vector of each class, then their number.
     """
 
-    machine: Machine
+    svm: Svm
     rows: Array
     rho: Array
     ends: Array
 
 
-def _regressor(node: Node) -> _Scores:
-    machine = regressor_machine(node)
-    return _Scores(
-        machine,
-        machine.coefficients[None].astype(np.float64),
-        machine.rho[:1],
+def _regressor(node: Node) -> _ScoringSvm:
+    svm = regressor_svm(node)
+    return _ScoringSvm(
+        svm,
+        svm.coefficients[None].astype(np.float64),
+        svm.rho[:1],
         np.zeros(0, np.int64),
     )
 
 
-def _classifier(node: Node) -> _Scores:
-    machine, counts = classifier_machine(node), attributes(node)["vectors_per_class"] or ()
-    classes, vectors = len(counts), len(machine.vectors)
+def _classifier(node: Node) -> _ScoringSvm:
+    svm, counts = classifier_svm(node), attributes(node)["vectors_per_class"] or ()
+    classes, vectors = len(counts), len(svm.vectors)
     pairs = list(combinations(range(classes), 2))
     if not pairs or min(counts) < 0 or not vectors:
-        raise Unsupported("a machine without support vectors, or of one class")
-    if machine.coefficients.size < (classes - 1) * vectors or machine.rho.size < len(pairs):
+        raise Unsupported("an SVM without support vectors, or of one class")
+    if svm.coefficients.size < (classes - 1) * vectors or svm.rho.size < len(pairs):
         raise Unsupported("too few coefficients or constants")
-    weights = machine.coefficients[: (classes - 1) * vectors].reshape(classes - 1, -1)
+    weights = svm.coefficients[: (classes - 1) * vectors].reshape(classes - 1, -1)
     ends = np.append(0, np.cumsum(counts)).astype(np.int64)
     of = [slice(a, b) for a, b in pairwise(ends)]
     rows = np.zeros((len(pairs), vectors))
     for row, (i, j) in zip(rows, pairs, strict=True):
         row[of[i]], row[of[j]] = weights[j - 1, of[i]], weights[i, of[j]]
-    return _Scores(machine, rows, machine.rho[: len(pairs)], ends)
+    return _ScoringSvm(svm, rows, svm.rho[: len(pairs)], ends)
 
 
 def _power(e: Expression, x: Term, degree: float) -> Term:
+    """Return ``x ** degree``, by products for degrees up to 3."""
     if degree in (1.0, 2.0, 3.0):
         result = x
         for _ in range(int(degree) - 1):
@@ -96,15 +97,22 @@ def _power(e: Expression, x: Term, degree: float) -> Term:
     return e("pow", x, e.number(degree, x.dtype))
 
 
-def _emit_kernel(low: Lowering, machine: Machine, x: Operand, found: Operand) -> None:
-    """Emit the kernel function of each sample and support vector; ``found`` may be float64."""
-    vectors, gamma = machine.vectors, machine.gamma
+def _emit_kernel_function(low: Lowering, svm: Svm, x: Operand, found: Operand) -> None:
+    """Emit the kernel function of each sample and support vector.
+
+    Args:
+        low: Where the steps go.
+        svm: The parameters.
+        x: Samples [samples, features].
+        found: The results [samples, vectors], float32 or float64.
+    """
+    vectors, gamma = svm.vectors, svm.gamma
     samples, features = x.shape
     count = len(vectors)
     if features != vectors.shape[1]:
         raise Unsupported(f"{features} features for vectors of {vectors.shape[1]}")
     products = temporary(low, "float32", found.shape)
-    if machine.kernel == "RBF":
+    if svm.kernel == "RBF":
         lanes = low.lanes("float32")
         padded = np.zeros((features, -(-count // (2 * lanes)) * 2 * lanes), np.float32)
         padded[:, :count] = vectors.T
@@ -114,47 +122,47 @@ def _emit_kernel(low: Lowering, machine: Machine, x: Operand, found: Operand) ->
             x=x, y=products, table=table, samples=samples, features=features, vectors=count
         )
         flops = 3 * samples * features * count
-        units = -(-samples // _SAMPLES)
+        units = -(-samples // _UNIT_SAMPLES)
         low.emit(kernel, arguments, units, grain=4, flops=flops, bytes=products.nbytes)
     else:
         delegate(low, "Gemm", [x, weight_operand(low, "vectors", vectors)], products, transB=1)
     e = Expression()
     value = e.input("float32")
-    if machine.kernel == "RBF":
+    if svm.kernel == "RBF":
         value = e("exp", e("mul", value, e.number(-gamma, "float32")))
     else:
         scaled = e("mul", value, e.number(gamma, "float32"))
-        value = e("add", scaled, e.number(machine.offset, "float32"))
-        if machine.kernel == "SIGMOID":
+        value = e("add", scaled, e.number(svm.offset, "float32"))
+        if svm.kernel == "SIGMOID":
             value = e("tanh", value)
-        elif machine.kernel == "POLY":
-            value = _power(e, value, machine.degree)
+        elif svm.kernel == "POLY":
+            value = _power(e, value, svm.degree)
         else:
-            raise Unsupported(f"kernel_type {machine.kernel!r}")
+            raise Unsupported(f"kernel_type {svm.kernel!r}")
     emit_expression(low, e, [source(products)], [(e.cast(value, found.dtype), found)])
 
 
-def _emit_linear_scores(low: Lowering, made: _Scores, x: Operand, scores: Operand) -> bool:
-    """Emit the scores of a linear machine; return whether it is one."""
-    machine = made.machine
-    if len(machine.vectors) and machine.kernel != "LINEAR":
+def _emit_linear_scores(low: Lowering, model: _ScoringSvm, x: Operand, scores: Operand) -> bool:
+    """Emit the scores of a linear machine; emit nothing and return False for another."""
+    svm = model.svm
+    if len(svm.vectors) and svm.kernel != "LINEAR":
         return False
-    rows = made.rows @ machine.vectors.astype(np.float64) if len(machine.vectors) else made.rows
-    emit_linear(low, x, rows.astype(np.float32), made.rho, scores)
+    rows = model.rows @ svm.vectors.astype(np.float64) if len(svm.vectors) else model.rows
+    emit_linear(low, x, rows.astype(np.float32), model.rho, scores)
     return True
 
 
 @lowering("SVMRegressor", domain=ML, dtypes={"float32"})
 def svm_regressor(node: Node, low: Lowering) -> None:
-    """Lower SVMRegressor; of one class it tells 1 or -1."""
-    given, made = attributes(node), prepared(node, _regressor)
+    """Lower SVMRegressor; with ``one_class`` the score is 1 or -1."""
+    given, model = attributes(node), prepared(node, _regressor)
     x, y = samples_of(low), low.output()
     name = "NONE" if given["one_class"] else text(given["post_transform"])
-    scores = scores_of(low, name, y)
-    if not _emit_linear_scores(low, made, x, scores):
-        found = temporary(low, "float32", (x.shape[0], len(made.machine.vectors)))
-        _emit_kernel(low, made.machine, x, found)
-        emit_linear(low, found, made.rows.astype(np.float32), made.rho, scores)
+    scores = scores_operand(low, name, y)
+    if not _emit_linear_scores(low, model, x, scores):
+        found = temporary(low, "float32", (x.shape[0], len(model.svm.vectors)))
+        _emit_kernel_function(low, model.svm, x, found)
+        emit_linear(low, found, model.rows.astype(np.float32), model.rho, scores)
     if given["one_class"]:
         e = Expression()
         inside = e("gt", e.input("float32"), 0.0)
@@ -169,10 +177,10 @@ def svm_regressor(node: Node, low: Lowering) -> None:
 @lowering("SVMClassifier", domain=ML, dtypes={"float32"})
 def svm_classifier(node: Node, low: Lowering) -> None:
     """Lower SVMClassifier whose labels are numbers."""
-    given, made = attributes(node), prepared(node, _classifier)
+    given, model = attributes(node), prepared(node, _classifier)
     x, y, name = samples_of(low), low.output(1), text(given["post_transform"])
     labels = np.array(given["classlabels_ints"] or (), np.int64)
-    classes, pairs = len(given["vectors_per_class"]), len(made.rows)
+    classes, pairs = len(given["vectors_per_class"]), len(model.rows)
     samples = x.shape[0]
     a, b = (np.array(given[f"prob_{which}"] or (), np.float32) for which in "ab")
     if given["classlabels_strings"] or len(labels) != classes:
@@ -184,10 +192,10 @@ def svm_classifier(node: Node, low: Lowering) -> None:
     ):
         raise Unsupported(f"{len(a)} and {len(b)} probabilities for {pairs} pairs")
     if not a.size and classes == 2 and name != "NONE":
-        raise Unsupported("two classes told apart by one score")
+        raise Unsupported("a transform of the one score of two classes")
     scores = temporary(low, "float32", (samples, pairs))
-    if not _emit_linear_scores(low, made, x, scores):
-        _emit_pairs(low, made, x, scores)
+    if not _emit_linear_scores(low, model, x, scores):
+        _emit_pair_scores(low, model, x, scores)
     winners = temporary(low, "int64", (samples,))
     scratch = low.scratch(8 * classes, per_worker=True)
     arguments = VotesArguments(
@@ -202,48 +210,57 @@ def svm_classifier(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, samples, grain=1024, bytes=scores.nbytes)
     emit_labels(low, winners, labels)
     if a.size:
-        joined = scores_of(low, name, y)
-        _emit_joined(low, scores, joined, (a, b), classes)
-        emit_transform(low, name, joined, y)
+        probabilities = scores_operand(low, name, y)
+        _emit_class_probabilities(low, scores, probabilities, (a, b), classes)
+        emit_transform(low, name, probabilities, y)
     elif classes == 2:
-        _emit_both(low, scores, y)
+        _emit_two_scores(low, scores, y)
     else:
-        result = scores_of(low, name, y)
+        result = scores_operand(low, name, y)
         emit_cast(low, scores, result)
         emit_transform(low, name, result, y)
 
 
-def _emit_pairs(low: Lowering, made: _Scores, x: Operand, scores: Operand) -> None:
-    """Emit the scores of pairs: sums over the vectors of two classes only, not zeros times all."""
-    found = temporary(low, "float64", (x.shape[0], len(made.machine.vectors)))
-    _emit_kernel(low, made.machine, x, found)
-    rows, rho = np.ascontiguousarray(made.rows), made.rho.astype(np.float64)
+def _emit_pair_scores(low: Lowering, model: _ScoringSvm, x: Operand, scores: Operand) -> None:
+    """Emit the scores of pairs, each a sum over the vectors of its two classes."""
+    found = temporary(low, "float64", (x.shape[0], len(model.svm.vectors)))
+    _emit_kernel_function(low, model.svm, x, found)
+    rows, rho = np.ascontiguousarray(model.rows), model.rho.astype(np.float64)
     arguments = PairScoresArguments(
         products=found,
         scores=scores,
-        coefficients=low.weight("machine rows", contiguous_array, rows),
-        constants=low.weight("machine constants", contiguous_array, rho),
-        ends=low.weight("machine ends", contiguous_array, made.ends),
-        classes=len(made.ends) - 1,
-        vectors=len(made.machine.vectors),
+        coefficients=low.weight("svm rows", contiguous_array, rows),
+        constants=low.weight("svm constants", contiguous_array, rho),
+        ends=low.weight("svm ends", contiguous_array, model.ends),
+        classes=len(model.ends) - 1,
+        vectors=len(model.svm.vectors),
     )
     kernel = Kernel("subgraph.ops.ml.svm_kernels", "pair_scores", lanes=low.lanes("float64"))
-    flops = 2 * x.shape[0] * made.rows.size
+    flops = 2 * x.shape[0] * model.rows.size
     low.emit(kernel, arguments, x.shape[0], grain=64, flops=flops, bytes=found.nbytes)
 
 
-def _emit_both(low: Lowering, score: Operand, y: Operand) -> None:
-    """Emit the scores of two classes from the one that tells them apart: its negative, itself."""
+def _emit_two_scores(low: Lowering, score: Operand, y: Operand) -> None:
+    """Emit the scores of two classes from one: its negative, and itself."""
     e = Expression()
     value, sign = e.input("float32"), e.input("float32")
     signs = source(weight_operand(low, "signs", np.array([-1, 1], np.float32)))
     emit_expression(low, e, [source(score), signs], [(e("mul", value, sign), y)])
 
 
-def _emit_joined(
+def _emit_class_probabilities(
     low: Lowering, scores: Operand, y: Operand, factors: Sequence[Array], classes: int
 ) -> None:
-    """Emit the probability of each class from those of the pairs."""
+    """Emit the probability of each class.
+
+    Args:
+        low: Where the steps go.
+        scores: Of pairs of classes.
+        y: Probabilities [samples, classes].
+        factors: ``prob_a`` and ``prob_b``: 1 - the probability of the first class of a pair is
+            ``sigmoid(a * score + b)`` (Platt).
+        classes: Number of classes.
+    """
     a, b = (source(weight_operand(low, name, f)) for name, f in zip("ab", factors, strict=True))
     e = Expression()
     value, factor, added = (e.input("float32") for _ in range(3))
@@ -253,8 +270,8 @@ def _emit_joined(
     each = temporary(low, "float64", scores.shape)
     emit_expression(low, e, [source(scores), a, b], [(bounded, each)])
     scratch = low.scratch(8 * classes * (classes + 2), per_worker=True)
-    arguments = JoinedArguments(
+    arguments = ProbabilitiesArguments(
         pairs=each, y=y, classes=classes, scratch=scratch, scratch_bytes=scratch.nbytes
     )
-    kernel = Kernel("subgraph.ops.ml.svm_kernels", "joined")
+    kernel = Kernel("subgraph.ops.ml.svm_kernels", "class_probabilities")
     low.emit(kernel, arguments, scores.shape[0], grain=64, bytes=y.nbytes)

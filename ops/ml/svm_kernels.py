@@ -11,13 +11,20 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st, vec
 
-from .arguments import DistancesArguments, JoinedArguments, PairScoresArguments, VotesArguments
+from .arguments import (
+    DistancesArguments,
+    PairScoresArguments,
+    ProbabilitiesArguments,
+    VotesArguments,
+)
 
 Function = Callable[..., Any]
 
 
 def distances(*, lanes: int) -> Function:
-    """Return the kernel of `DistancesArguments`.
+    """Return the kernel of `DistancesArguments`: squared distances of samples and vectors.
+
+    A tile is four samples by two SIMD vectors of support vectors, eight independent sums.
 
     Args:
         lanes: Elements of a vector.
@@ -28,6 +35,7 @@ def distances(*, lanes: int) -> Function:
     width = 2 * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        # `a` is a sum below.
         w = arguments(args)
         x, y, table = w.x, w.y, w.table
         samples, features, count = w.samples, w.features, w.vectors
@@ -57,13 +65,13 @@ def distances(*, lanes: int) -> Function:
                     d, c = e - s, e - t
                     a3, b3 = fma(d, d, a3), fma(c, c, b3)
                 one, two = min(count - at, lanes), min(count - at - lanes, lanes)
-                for way in range(4):
+                for sample in range(4):
                     i, a, b = i0, a0, b0
-                    if way == 1:
+                    if sample == 1:
                         i, a, b = i1, a1, b1
-                    elif way == 2:
+                    elif sample == 2:
                         i, a, b = i2, a2, b2
-                    elif way == 3:
+                    elif sample == 3:
                         i, a, b = i3, a3, b3
                     to = y + 4 * (i * count + at)
                     store_n(to, one, a)
@@ -86,7 +94,7 @@ def pair_scores(*, lanes: int) -> Function:
 
     @register_jitable
     def dot(p: int, w: int, begin: int, end: int) -> float:
-        """Return the sum of the products of two rows between two indices."""
+        """Return the dot product of the elements [begin, end) of two rows."""
         a, b = zero(), zero()
         i = begin
         while i + 2 * lanes <= end:
@@ -120,7 +128,7 @@ def pair_scores(*, lanes: int) -> Function:
 
 
 def votes() -> Function:
-    """Return the kernel of `VotesArguments`: the class with the most votes, of equals the first."""
+    """Return the kernel of `VotesArguments`: the class with the most votes, the first on ties."""
     arguments = view_of(VotesArguments)
     load, put, count_at, put_count = ld("float32"), st("int64"), ld("int64"), st("int64")
 
@@ -137,8 +145,8 @@ def votes() -> Function:
                 for j in range(i + 1, classes):
                     score = load(at)
                     at += 4
-                    mine, other = counts + 8 * i, counts + 8 * j
-                    put_count(mine, count_at(mine) + int(score > 0))
+                    first, other = counts + 8 * i, counts + 8 * j
+                    put_count(first, count_at(first) + int(score > 0))
                     put_count(other, count_at(other) + int(score <= 0))
             best = 0
             for k in range(1, classes):
@@ -149,9 +157,9 @@ def votes() -> Function:
     return kernel
 
 
-def joined() -> Function:
-    """Return the kernel of `JoinedArguments`: see `svm._joined` for what is computed."""
-    arguments = view_of(JoinedArguments)
+def class_probabilities() -> Function:
+    """Return the kernel of `ProbabilitiesArguments`; the method is `svm._class_probabilities`'."""
+    arguments = view_of(ProbabilitiesArguments)
     load, store, put = ld("float64"), st("float64"), st("float32")
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -182,17 +190,19 @@ def joined() -> Function:
                         total += load(q + i * row + 8 * j) * load(p + 8 * j)
                     store(qp + 8 * i, total)
                     pqp += load(p + 8 * i) * total
-                away = 0.0
+                deviation = 0.0
                 for i in range(classes):
-                    away = max(away, abs(load(qp + 8 * i) - pqp))
-                if pqp != pqp or away < 0.005 / classes:
+                    deviation = max(deviation, abs(load(qp + 8 * i) - pqp))
+                if pqp != pqp or deviation < 0.005 / classes:
                     break
                 for i in range(classes):
-                    own = load(q + i * row + 8 * i)
-                    step = (pqp - load(qp + 8 * i)) / own
+                    diagonal = load(q + i * row + 8 * i)
+                    step = (pqp - load(qp + 8 * i)) / diagonal
                     store(p + 8 * i, load(p + 8 * i) + step)
                     scale = 1.0 + step
-                    pqp = (pqp + step * (step * own + 2.0 * load(qp + 8 * i))) / (scale * scale)
+                    pqp = (pqp + step * (step * diagonal + 2.0 * load(qp + 8 * i))) / (
+                        scale * scale
+                    )
                     for j in range(classes):
                         store(
                             qp + 8 * j,

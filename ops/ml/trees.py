@@ -1,7 +1,7 @@
-"""TreeEnsemble, TreeEnsembleRegressor and TreeEnsembleClassifier, for the reference.
+"""Reference of TreeEnsemble, TreeEnsembleRegressor and TreeEnsembleClassifier.
 
-Both forms become one `Forest`, through which all samples walk at once. onnx.reference lacks
-transforms, aggregates, integer labels and the double attributes of version 3.
+The attributes of both forms are converted to one `Forest`, which all samples traverse at once.
+onnx.reference lacks transforms, aggregates, integer labels and the double attributes of version 3.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from subgraph.operators.requirements import choices
 
 from .scores import label_array, prepared, rows, transformed, two_scores
 
+# Modes of nodes, numbered as TreeEnsemble numbers them; LEAF is this file's own.
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF = range(8)
 _MODES = {
     **{"BRANCH_LEQ": LEQ, "BRANCH_LT": LT, "BRANCH_GTE": GTE, "BRANCH_GT": GT},
@@ -37,16 +38,16 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 @attrs.frozen(eq=False)
 class Forest:
-    """All nodes of all trees; a leaf votes with a run of the votes.
+    """All nodes of all trees. A leaf has a range of the votes, each a weight for a target.
 
     Attributes:
-        roots: First node of each tree.
-        features: The feature that a node looks at.
-        modes: How it compares; `LEAF` for leaves.
-        splits: What it compares with.
-        children: Node on false and on true, [2, nodes].
-        missing: Whether NaN counts as true.
-        members: For nodes that look for membership, the set.
+        roots: Root of each tree, an index of a node.
+        features: The feature that a node compares, 0 for leaves.
+        modes: How it compares: `LEQ` ... `MEMBER`; `LEAF` for leaves.
+        splits: The number that it compares with.
+        children: Next node if the comparison is false, and if it is true, [2, nodes].
+        missing: Whether the comparison is true for NaN.
+        members: The sets of numbers of `MEMBER` nodes, by node.
         first: First vote of each node; one entry more than nodes.
         targets: Target of each vote.
         weights: Weight of each vote.
@@ -66,60 +67,76 @@ class Forest:
     def leaves(self, x: Array) -> Array:
         """Return the leaf that each sample reaches in each tree, [samples, trees]."""
         if self.features.size and (self.features.max() >= x.shape[1] or self.features.min() < 0):
-            raise ShapeError(f"a tree looks at feature {self.features.max()} of {x.shape[1]}")
-        places = np.repeat(self.roots[None], len(x), axis=0)
+            raise ShapeError(f"a tree compares feature {self.features.max()} of {x.shape[1]}")
+        nodes = np.repeat(self.roots[None], len(x), axis=0)
         while True:
-            sample, tree = np.nonzero(self.modes[places] != LEAF)
+            sample, tree = np.nonzero(self.modes[nodes] != LEAF)
             if not sample.size:
-                return places
-            node = places[sample, tree]
+                return nodes
+            node = nodes[sample, tree]
             value = x[sample, self.features[node]]
-            answer = self._compared(node, value) | (np.isnan(value) & self.missing[node])
-            places[sample, tree] = self.children[answer.astype(int), node]
+            answer = self._comparisons(node, value) | (np.isnan(value) & self.missing[node])
+            nodes[sample, tree] = self.children[answer.astype(int), node]
 
     def checked(self) -> Forest:
-        """Return the forest if every way through it ends, and its numbers are places.
+        """Return the forest, whose trees have no cycles and no negative features or targets.
 
-        Nodes are taken away from the roots on, as Kahn's algorithm sorts a graph; what is left
-        lies on circles.
+        Nodes are removed from the roots on, as by Kahn's algorithm for a topological order; nodes
+        that remain lie on cycles.
+
+        Raises:
+            ShapeError: A tree has a cycle, or a feature or target is negative.
         """
         inner = self.modes != LEAF
         parents = np.bincount(self.children[:, inner].reshape(-1), minlength=len(inner))
-        front, taken = np.flatnonzero(parents == 0), 0
+        front, removed = np.flatnonzero(parents == 0), 0
         while front.size:
-            taken += front.size
-            reached = self.children[:, front[inner[front]]].reshape(-1)
-            np.subtract.at(parents, reached, 1)
-            reached = np.unique(reached)
-            front = reached[parents[reached] == 0]
-        if taken < len(inner):
-            raise ShapeError("the nodes of a tree go round in a circle")
+            removed += front.size
+            children = self.children[:, front[inner[front]]].reshape(-1)
+            np.subtract.at(parents, children, 1)
+            children = np.unique(children)
+            front = children[parents[children] == 0]
+        if removed < len(inner):
+            raise ShapeError("the nodes of a tree form a cycle")
         for name, numbers in (("feature", self.features), ("target", self.targets)):
             if numbers.size and numbers.min() < 0:
                 raise ShapeError(f"a tree names {name} {numbers.min()}")
         return self
 
-    def _compared(self, node: Array, value: Array) -> Array:
+    def _comparisons(self, node: Array, value: Array) -> Array:
+        """Return the comparison of each node with its value."""
         modes, answer = self.modes[node], np.zeros(len(node), bool)
         for mode in np.unique(modes):
             here = modes == mode
             if mode != MEMBER:
                 answer[here] = _COMPARE[int(mode)](value[here], self.splits[node[here]])
                 continue
-            for place in np.unique(node[here]):
-                these = here & (node == place)
-                answer[these] = np.isin(value[these], self.members[int(place)])
+            for each in np.unique(node[here]):
+                these = here & (node == each)
+                answer[these] = np.isin(value[these], self.members[int(each)])
         return answer
 
     def votes(self, x: Array, count: int, aggregate: str) -> tuple[Array, Array]:
-        """Return what the leaves say of each of ``count`` targets, and whether any spoke of it."""
+        """Return the aggregated votes for targets.
+
+        Args:
+            x: Samples [samples, features].
+            count: Number of targets.
+            aggregate: How the votes of trees are combined, one of `AGGREGATES`.
+
+        Returns:
+            Scores [samples, count], 0 without votes; and whether there was a vote for each.
+
+        Raises:
+            ShapeError: A feature, a target or the aggregate does not exist.
+        """
         check_memory(16 * len(x) * count, f"scores of {len(x)} samples for {count} targets")
         if self.targets.size and not 0 <= self.targets.min() <= self.targets.max() < count:
             raise ShapeError(f"a vote is for target {self.targets.max()} of {count}")
         if aggregate not in AGGREGATES:
             raise ShapeError(f"aggregate_function {aggregate!r} is none of {AGGREGATES}")
         scores = np.zeros((len(x), count), self.weights.dtype)
-        spoken = np.zeros((len(x), count), bool)
+        voted = np.zeros((len(x), count), bool)
         counts = np.diff(self.first)
         for leaves in self.leaves(x).T:
             for k in range(int(counts[leaves].max(initial=0))):
@@ -128,22 +145,22 @@ class Forest:
                 at = sample, self.targets[vote]
                 weight = self.weights[vote]
                 if aggregate == "MIN":
-                    weight = np.where(spoken[at], np.minimum(scores[at], weight), weight)
+                    weight = np.where(voted[at], np.minimum(scores[at], weight), weight)
                 elif aggregate == "MAX":
-                    weight = np.where(spoken[at], np.maximum(scores[at], weight), weight)
+                    weight = np.where(voted[at], np.maximum(scores[at], weight), weight)
                 else:
                     weight = scores[at] + weight
-                scores[at], spoken[at] = weight, True
+                scores[at], voted[at] = weight, True
         if aggregate == "AVERAGE":
             scores /= max(len(self.roots), 1)
-        return scores, spoken
+        return scores, voted
 
 
 # --- version 5: interior nodes and leaves apart --------------------------------------------------
 
 
-def ensemble_of(node: Node) -> Forest:
-    """Return the trees of a TreeEnsemble."""
+def ensemble_forest(node: Node) -> Forest:
+    """Return the trees of a TreeEnsemble, whose leaves are numbered after its interior nodes."""
     given = attributes(node)
     modes = np.asarray(given["nodes_modes"]).reshape(-1).astype(np.int64)
     splits = np.asarray(given["nodes_splits"]).reshape(-1)
@@ -153,7 +170,7 @@ def ensemble_of(node: Node) -> Forest:
     if np.any((modes < 0) | (modes > MEMBER)):
         raise ShapeError(f"nodes_modes holds {modes.max()}")
     children = [
-        _places(given, f"nodes_{way}nodeids", given[f"nodes_{way}leafs"], count, leaves)
+        _children(given, f"nodes_{way}nodeids", given[f"nodes_{way}leafs"], count, leaves)
         for way in ("false", "true")
     ]
     filled = np.zeros(leaves, np.int64)
@@ -171,20 +188,29 @@ def ensemble_of(node: Node) -> Forest:
     ).checked()
 
 
-def _places(
+def _children(
     given: Mapping[str, Any], name: str, are_leaves: Sequence[int], count: int, leaves: int
 ) -> Array:
-    """Return children as places among nodes and, behind them, leaves."""
-    places, leaf = np.array(given[name], np.int64), np.array(are_leaves, bool)
-    _within(places[leaf], leaves, name)
-    _within(places[~leaf], count, name)
-    return np.where(leaf, places + count, places)
+    """Return the nodes that an attribute names, leaves being numbered after interior nodes.
+
+    Args:
+        given: The node's attributes.
+        name: The attribute.
+        are_leaves: Whether each entry is the number of a leaf (1), not of an interior node.
+        count: Number of interior nodes.
+        leaves: Number of leaves.
+    """
+    indices, leaf = np.array(given[name], np.int64), np.array(are_leaves, bool)
+    _within(indices[leaf], leaves, name)
+    _within(indices[~leaf], count, name)
+    return np.where(leaf, indices + count, indices)
 
 
-def _within(places: Array, count: int, name: str) -> Array:
-    if places.size and not 0 <= places.min() <= places.max() < count:
+def _within(indices: Array, count: int, name: str) -> Array:
+    """Return indices, all in [0, count); ``name`` is what errors call them."""
+    if indices.size and not 0 <= indices.min() <= indices.max() < count:
         raise ShapeError(f"{name} points outside of {count}")
-    return places
+    return indices
 
 
 def _flags(given: Sequence[int] | None, count: int) -> Array:
@@ -195,19 +221,20 @@ def _flags(given: Sequence[int] | None, count: int) -> Array:
 
 
 def _members(modes: Array, given: Any) -> dict[int, Array]:
-    """Return the sets, which NaN separates, of the nodes that look for membership."""
-    (places,) = np.nonzero(modes == MEMBER)
-    if not places.size:
+    """Return the sets of `MEMBER` nodes, by node; NaN ends each set in the attribute."""
+    (nodes,) = np.nonzero(modes == MEMBER)
+    if not nodes.size:
         return {}
     values = np.array([] if given is None else given).reshape(-1)
     (ends,) = np.nonzero(np.isnan(values))
     sets = np.split(values, ends + 1)
-    if len(ends) < len(places):
-        raise ShapeError(f"{len(ends)} sets for {len(places)} nodes that look for membership")
-    return {int(p): s[~np.isnan(s)] for p, s in zip(places, sets, strict=False)}
+    if len(ends) < len(nodes):
+        raise ShapeError(f"{len(ends)} sets for {len(nodes)} nodes that compare with sets")
+    return {int(p): s[~np.isnan(s)] for p, s in zip(nodes, sets, strict=False)}
 
 
 def _check_lengths(given: Mapping[str, Any], prefix: str, count: int, splits: Array) -> None:
+    """Require that all attributes of nodes have ``count`` entries."""
     names = ("featureids", "truenodeids", "falsenodeids", "trueleafs", "falseleafs")
     lengths = {name: len(given[prefix + name]) for name in names} | {"splits": len(splits)}
     wrong = {name: length for name, length in lengths.items() if length != count}
@@ -218,7 +245,7 @@ def _check_lengths(given: Mapping[str, Any], prefix: str, count: int, splits: Ar
 def tree_ensemble(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the scores of each sample in the samples' dtype."""
     given = attributes(node)
-    forest = prepared(node, ensemble_of)
+    forest = prepared(node, ensemble_forest)
     x: Array = inputs[0]
     aggregate, name = int(given["aggregate_function"]), int(given["post_transform"])
     if not 0 <= aggregate < len(AGGREGATES) or not 0 <= name < len(TRANSFORMS):
@@ -234,17 +261,20 @@ def tree_ensemble(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 # --- versions 1 to 4: all nodes in one list, votes by node -------------------------------------
 
 
-def old_forest_of(node: Node) -> Forest:
-    """Return the trees of a Regressor or Classifier."""
+def node_list_forest(node: Node) -> Forest:
+    """Return the trees of a TreeEnsembleRegressor or TreeEnsembleClassifier.
+
+    Its nodes are one list, named by tree and number; votes name a node.
+    """
     given = attributes(node)
     prefix = "target" if node.op_type == "TreeEnsembleRegressor" else "class"
     trees, numbers = given["nodes_treeids"] or (), given["nodes_nodeids"] or ()
     count = len(numbers)
-    place = {key: k for k, key in enumerate(zip(trees, numbers, strict=True))}
+    index_of = {key: k for k, key in enumerate(zip(trees, numbers, strict=True))}
     choices(node, "nodes_modes", _MODES)
     modes = np.array([_MODES[mode] for mode in given["nodes_modes"] or ()], np.int64)
-    if len(place) < count or len(modes) != count:
-        raise ShapeError("the nodes of the trees are not each there once, with a mode")
+    if len(index_of) < count or len(modes) != count:
+        raise ShapeError("a node of the trees is listed twice or has no mode")
     features = np.array(given["nodes_featureids"] or (), np.int64)
     if len(features) != count:
         raise ShapeError(f"{len(features)} nodes_featureids for {count} nodes")
@@ -255,12 +285,12 @@ def old_forest_of(node: Node) -> Forest:
         if len(given[way] or ()) != count:
             raise ShapeError(f"{len(given[way] or ())} {way} for {count} nodes")
         for k in np.nonzero(inner)[0]:
-            children[row, k] = place.get((trees[k], given[way][k]), -1)
+            children[row, k] = index_of.get((trees[k], given[way][k]), -1)
     _within(children[:, inner], count, "a child")
     is_root = np.ones(count, bool)
     is_root[children[:, inner].reshape(-1)] = False
     keys = zip(given[f"{prefix}_treeids"] or (), given[f"{prefix}_nodeids"] or (), strict=True)
-    owners = _within(np.array([place.get(key, -1) for key in keys], np.int64), count, "a vote")
+    owners = _within(np.array([index_of.get(key, -1) for key in keys], np.int64), count, "a vote")
     order = np.argsort(owners, kind="stable")
     votes = np.bincount(owners, minlength=count) if owners.size else np.zeros(count, np.int64)
     targets = np.array(given[f"{prefix}_ids"] or (), np.int64)
@@ -282,15 +312,15 @@ def old_forest_of(node: Node) -> Forest:
 
 
 def numbers_of(given: Mapping[str, Any], name: str) -> Array:
-    """Return float attributes: float32, or float64 where they are a tensor (version 3)."""
+    """Return float attributes: float32, or the dtype of a tensor (version 3)."""
     tensor = given.get(f"{name}_as_tensor")
     if tensor is not None:
         return np.asarray(tensor).reshape(-1)
     return np.array(given[name] or (), np.float32)
 
 
-def _wide(forest: Forest, x: Array) -> Forest:
-    """Return the forest that adds up in double precision if the samples are in it."""
+def _in_dtype_of(forest: Forest, x: Array) -> Forest:
+    """Return the forest with float64 weights if the samples are float64."""
     if x.dtype != np.float64 or forest.weights.dtype == np.float64:
         return forest
     return attrs.evolve(forest, weights=forest.weights.astype(np.float64))
@@ -300,7 +330,7 @@ def tree_ensemble_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the scores of each sample in float32, the operator's only output type."""
     given = attributes(node)
     x = rows(inputs[0])
-    forest = _wide(prepared(node, old_forest_of), x)
+    forest = _in_dtype_of(prepared(node, node_list_forest), x)
     targets = given["n_targets"]
     count = int(forest.targets.max(initial=0)) + 1 if targets is None else int(targets)
     scores, _ = forest.votes(x, count, str(given["aggregate_function"]))
@@ -315,18 +345,18 @@ def tree_ensemble_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]
     """Return the label and the scores of each sample; scores are float32."""
     given = attributes(node)
     x = rows(inputs[0])
-    forest = _wide(prepared(node, old_forest_of), x)
+    forest = _in_dtype_of(prepared(node, node_list_forest), x)
     labels = label_array(given["classlabels_strings"], given["classlabels_int64s"])
     name, base = str(given["post_transform"]), numbers_of(given, "base_values")
-    scores, spoken = forest.votes(x, len(labels), "SUM")
+    scores, voted = forest.votes(x, len(labels), "SUM")
     if len(labels) == 2 and len(np.unique(forest.targets)) == 1 and base.size < 2:
         return _one_of_two(forest, scores, base, labels, name)
     if base.size not in (0, 1, len(labels)):
         raise ShapeError(f"{base.size} base values for {len(labels)} classes")
     if base.size:
-        scores, spoken = scores + base.astype(scores.dtype), np.ones_like(spoken)
-    # Of classes that no leaf spoke of, none is the best.
-    best = np.where(spoken | ~spoken.any(axis=1, keepdims=True), scores, -np.inf).argmax(axis=1)
+        scores, voted = scores + base.astype(scores.dtype), np.ones_like(voted)
+    # A class without votes wins only where no class has any.
+    best = np.where(voted | ~voted.any(axis=1, keepdims=True), scores, -np.inf).argmax(axis=1)
     return [labels[best], transformed(scores, name)]
 
 
@@ -341,5 +371,5 @@ def _one_of_two(
     found = labels[second.astype(int)]
     if voted:
         return [found, transformed(scores, name)]
-    # Votes for the first class only: they speak for the second.
+    # As in ONNX Runtime: votes for the first class alone count for the second.
     return [found, two_scores(scores[:, 0], name, signed=not positive)]

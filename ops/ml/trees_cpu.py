@@ -1,8 +1,8 @@
-"""Tree ensembles of ai.onnx.ml on the CPU device: what their leaves add up to.
+"""Tree ensembles of ai.onnx.ml on the CPU device.
 
-All comparisons become one: ``x <= threshold``, with NaN led on its own way. Trees that compare with
-equality or with sets, take the least or the highest vote, or work in double precision, run on the
-reference.
+All comparisons are rewritten as ``x <= threshold``, with a child of its own for NaN. Trees that
+compare with equality or with sets, aggregate by minimum or maximum, or work in double precision,
+run on the reference.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
-from subgraph.ops.composite.cpu import delegate
-from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.elementwise.expressions import text
 
-from .arguments import EnsembleArguments
+from .arguments import BLOCK_SAMPLES, NODE_BYTES, EnsembleArguments
+from .dense_cpu import emit_transform, scores_operand
 from .scores import ML, prepared
 from .trees import (
     AGGREGATES,
@@ -33,28 +32,37 @@ from .trees import (
     LT,
     TRANSFORMS,
     Forest,
-    ensemble_of,
+    ensemble_forest,
+    node_list_forest,
     numbers_of,
-    old_forest_of,
 )
-from .trees_layout import BLOCK, RECORD
-
-_DELEGATES = {"LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
 
 
 @attrs.frozen(eq=False)
-class _Packed:
-    """A forest as the kernel reads it: see ``trees_kernels.py``."""
+class _PackedForest:
+    """A forest as the kernel reads it (``trees_kernels.py``), and what lowerings ask of it.
+
+    Attributes:
+        nodes: All nodes, int32 [nodes, 6].
+        roots: Root of each tree, in bytes from the first node.
+        targets: Target of each vote.
+        weights: Weight of each vote.
+        features: Features that a sample must have.
+        targets_needed: Targets that there must be.
+        one_target: All votes are for one target.
+        positive: No weight is negative.
+        nan_child: Some node has another child for NaN than for numbers above its threshold.
+    """
 
     nodes: Array
     roots: Array
     targets: Array
     weights: Array
     features: int
-    voted: int
-    alone: bool
+    targets_needed: int
+    one_target: bool
     positive: bool
-    lost: bool
+    nan_child: bool
 
 
 class _Pair(NamedTuple):
@@ -66,22 +74,27 @@ class _Pair(NamedTuple):
     first_factor: float
 
 
-def _pack(forest: Forest) -> _Packed:
+def _pack(forest: Forest) -> _PackedForest:
+    """Return a forest as the kernel reads it.
+
+    Raises:
+        Unsupported: The kernel cannot make its comparisons, or it is too large for int32.
+    """
     inner = forest.modes != LEAF
     modes, splits = forest.modes[inner], forest.splits[inner]
     if not np.isin(modes, (LEQ, LT, GTE, GT)).all() or not np.isfinite(splits).all():
         raise Unsupported("trees that compare with equality, sets or infinities")
     if forest.splits.dtype != np.float32 or forest.weights.dtype != np.float32:
         raise Unsupported("trees in double precision")
-    # x < s is x <= the number before s; x >= s and x > s are the opposites of x < s and x <= s.
-    before = np.isin(modes, (LT, GTE))
-    thresholds = np.where(before, np.nextafter(splits, np.float32(-np.inf)), splits)
+    # x < s is x <= the float before s; x >= s and x > s are x < s and x <= s with children swapped.
+    strict = np.isin(modes, (LT, GTE))
+    thresholds = np.where(strict, np.nextafter(splits, np.float32(-np.inf)), splits)
     if not np.isfinite(thresholds).all():
         raise Unsupported("trees that compare with the lowest number")
-    if max(RECORD * len(inner), len(forest.targets)) >= 1 << 31:
+    if max(NODE_BYTES * len(inner), len(forest.targets)) >= 1 << 31:
         raise Unsupported(f"trees of {len(inner)} nodes")
     swapped = np.isin(modes, (GTE, GT))
-    on_false, on_true = RECORD * forest.children[:, inner]
+    on_false, on_true = NODE_BYTES * forest.children[:, inner]
     nodes = np.zeros((len(inner), 6), np.int32)
     nodes[inner, 0] = forest.features[inner]
     nodes[inner, 1] = thresholds.astype(np.float32).view(np.int32)
@@ -90,27 +103,27 @@ def _pack(forest: Forest) -> _Packed:
     nodes[inner, 4] = np.where(forest.missing[inner], on_true, on_false)
     leaves = np.flatnonzero(~inner)
     nodes[leaves, 1] = forest.first[leaves]
-    nodes[leaves, 2:5] = RECORD * leaves[:, None]
+    nodes[leaves, 2:5] = NODE_BYTES * leaves[:, None]
     nodes[leaves, 5] = np.diff(forest.first)[leaves]
-    return _Packed(
+    return _PackedForest(
         nodes=nodes,
-        roots=(RECORD * forest.roots).astype(np.int32),
+        roots=(NODE_BYTES * forest.roots).astype(np.int32),
         targets=forest.targets.astype(np.int32),
         weights=forest.weights,
         features=int(forest.features[inner].max(initial=0)) + 1,
-        voted=int(forest.targets.max(initial=-1)) + 1,
-        alone=len(np.unique(forest.targets)) == 1,
+        targets_needed=int(forest.targets.max(initial=-1)) + 1,
+        one_target=len(np.unique(forest.targets)) == 1,
         positive=bool(np.all(forest.weights >= 0)),
-        lost=bool(np.any(nodes[inner, 4] != nodes[inner, 3])),
+        nan_child=bool(np.any(nodes[inner, 4] != nodes[inner, 3])),
     )
 
 
-def _packed_ensemble(node: Node) -> _Packed:
-    return _pack(ensemble_of(node))
+def _packed_ensemble(node: Node) -> _PackedForest:
+    return _pack(ensemble_forest(node))
 
 
-def _packed_old(node: Node) -> _Packed:
-    return _pack(old_forest_of(node))
+def _packed_old(node: Node) -> _PackedForest:
+    return _pack(node_list_forest(node))
 
 
 @lowering("TreeEnsemble", domain=ML, dtypes={"float32"})
@@ -119,7 +132,7 @@ def tree_ensemble(node: Node, low: Lowering) -> None:
     given = attributes(node)
     aggregate, name = int(given["aggregate_function"]), int(given["post_transform"])
     if not 0 <= aggregate < len(AGGREGATES) or not 0 <= name < len(TRANSFORMS):
-        raise Unsupported("a TreeEnsemble with unknown numbers")
+        raise Unsupported("a TreeEnsemble with an unknown aggregate or transform")
     packed = prepared(node, _packed_ensemble)
     _emit(low, packed, AGGREGATES[aggregate], TRANSFORMS[name], np.zeros(0, np.float32))
 
@@ -140,20 +153,23 @@ def tree_ensemble_classifier(node: Node, low: Lowering) -> None:
     labels = np.array(given["classlabels_int64s"] or (), np.int64)
     if given["classlabels_strings"] or not labels.size:
         raise Unsupported("labels that are strings")
-    if len(labels) == 2 and packed.alone and base.size < 2:
+    if len(labels) == 2 and packed.one_target and base.size < 2:
         _emit_pair(low, packed, text(given["post_transform"]), base, labels)
         return
     _emit(low, packed, "SUM", text(given["post_transform"]), base, labels)
 
 
-def _emit_pair(low: Lowering, packed: _Packed, transform: str, base: Array, labels: Array) -> None:
-    """Emit two classes that one score tells apart, as the reference's ``_one_of_two`` has it."""
+def _emit_pair(
+    low: Lowering, packed: _PackedForest, transform: str, base: Array, labels: Array
+) -> None:
+    """Emit two classes of which one has all votes, as the reference's ``_one_of_two``."""
     (voted,) = np.unique(packed.targets)
     second = 0.5 if packed.positive else 0.0
     if voted:
         _emit(low, packed, "SUM", transform, base, labels, _Pair(int(voted), second, 0.0, 0.0))
         return
-    # A sigmoid takes the opposite score; no other transform is applied to a lone first score.
+    # The first class has 1 - score or, by the sign of weights or for LOGISTIC, -score; SOFTMAX is
+    # not applied (see `two_scores`).
     ones = 1.0 if packed.positive and transform != "LOGISTIC" else 0.0
     if transform.startswith("SOFTMAX"):
         transform = "NONE"
@@ -162,33 +178,42 @@ def _emit_pair(low: Lowering, packed: _Packed, transform: str, base: Array, labe
 
 def _emit(
     low: Lowering,
-    packed: _Packed,
+    packed: _PackedForest,
     aggregate: str,
     transform: str,
     base: Array,
     labels: Array | None = None,
     pair: _Pair | None = None,
 ) -> None:
-    """Emit the kernel and what becomes of its scores."""
+    """Emit the kernel, and the transform of its scores.
+
+    Args:
+        low: Where the steps go.
+        packed: The forest.
+        aggregate: One of `AGGREGATES`.
+        transform: The ``post_transform``.
+        base: Base values: none, one for all targets, or one for each.
+        labels: Of classifiers with integer labels, one for each class.
+        pair: How one score decides between two classes, if it does.
+    """
     x, y = low.input(0), low.output(0 if labels is None else 1)
     samples, features = (1, *x.shape)[-2:]
     count = y.shape[-1]
     if x.rank not in (1, 2) or y.shape != (samples, count) or features < packed.features:
         raise Unsupported(f"trees over samples of shape {x.shape}")
-    if count < max(packed.voted, 1) or (labels is not None and len(labels) != count):
-        raise Unsupported(f"votes for {packed.voted} targets of {count}")
+    if count < max(packed.targets_needed, 1) or (labels is not None and len(labels) != count):
+        raise Unsupported(f"votes for {packed.targets_needed} targets of {count}")
     if base.size not in (0, 1, count) or base.dtype != np.float32:
         raise Unsupported(f"{base.size} base values for {count} targets")
-    if aggregate not in ("SUM", "AVERAGE") or transform not in ("NONE", *_DELEGATES):
-        raise Unsupported(f"trees with {aggregate} and {transform}")
-    step = "" if transform == "SOFTMAX" and count == 1 else _DELEGATES.get(transform, "")
-    scores = temporary(low, "float32", y.shape) if step else y
+    if aggregate not in ("SUM", "AVERAGE"):
+        raise Unsupported(f"trees aggregated by {aggregate}")
+    scores = scores_operand(low, transform, y)
     filled = np.broadcast_to(base if base.size else np.zeros(1, np.float32), (count,))
 
     def weight(name: str, array: Array) -> Weight:
         return low.weight(f"trees {name}", contiguous_array, np.ascontiguousarray(array))
 
-    scratch = low.scratch(BLOCK * count, per_worker=True)
+    scratch = low.scratch(BLOCK_SAMPLES * count, per_worker=True)
     arguments = EnsembleArguments(
         x=x,
         scores=scores,
@@ -212,8 +237,9 @@ def _emit(
         first_constant=0.0 if pair is None else pair.first_constant,
         first_factor=0.0 if pair is None else pair.first_factor,
     )
-    found = "scores" if labels is None else "labels" if pair is None else "pair"
-    kernel = Kernel("subgraph.ops.ml.trees_kernels", "ensemble", found=found, lost=packed.lost)
-    low.emit(kernel, arguments, -(-samples // BLOCK), grain=1, bytes=x.nbytes + y.nbytes)
-    if step:
-        delegate(low, step, [scores], y)
+    results = "scores" if labels is None else "labels" if pair is None else "pair"
+    kernel = Kernel(
+        "subgraph.ops.ml.trees_kernels", "ensemble", results=results, nan_child=packed.nan_child
+    )
+    low.emit(kernel, arguments, -(-samples // BLOCK_SAMPLES), grain=1, bytes=x.nbytes + y.nbytes)
+    emit_transform(low, transform, scores, y)

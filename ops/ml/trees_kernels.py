@@ -1,14 +1,15 @@
-"""Kernel of tree ensembles: samples walk through the trees, a block of them at a time.
+"""Kernel of tree ensembles: a block of samples traverses all trees.
 
-All nodes of all trees are records of six 32-bit words::
+A node of a packed tree is six 32-bit numbers (`NODE_BYTES`)::
 
-    feature, threshold, where x <= threshold leads, where x > threshold leads, where NaN leads, 0
+    feature, threshold, child if x <= threshold, child if x > threshold, child if NaN, 0
 
-Ways and roots are bytes from the first node on. A leaf leads to itself, whatever its feature 0 is;
-it has its first vote in place of the threshold, and last how many votes it has.
+Children and roots are bytes from the first node on. A leaf is its own child for all values, and
+has the index of its first vote as threshold and the number of its votes as last number.
 
-A step waits for what the one before it loads: several walks, of as many samples through a tree or
-of a sample through as many trees, go on side by side until all of them stand still.
+Each step of a traversal depends on the load of the one before. To hide the latency, eight
+traversals run side by side, of eight samples through one tree or of one sample through eight trees,
+until all of them are at leaves.
 """
 
 from __future__ import annotations
@@ -22,70 +23,69 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st
 
-from .arguments import EnsembleArguments
-from .trees_layout import BLOCK
+from .arguments import BLOCK_SAMPLES, EnsembleArguments
 
 Function = Callable[..., Any]
-_WALKS = 8  # side by side
+_TRAVERSALS = 8  # traversals side by side
 
 
-def ensemble(*, found: str, lost: bool) -> Function:
+def ensemble(*, results: str, nan_child: bool) -> Function:
     """Return the kernel of `EnsembleArguments`: it adds up the votes of the leaves, tree by tree.
 
     Args:
-        found: The results: ``"scores"``; ``"labels"``: the class with the highest score too;
-            ``"pair"``: one of two classes, which one score decides, and the scores of both.
-        lost: Whether NaN has ways of its own; else it goes where greater numbers do.
+        results: ``"scores"``; ``"labels"``: also the class with the highest score; ``"pair"``: one
+            of two classes, decided by one score, and the scores of both.
+        nan_child: NaN has a child of its own; else it has that of numbers above the threshold.
     """
     arguments = view_of(EnsembleArguments)
-    labels, pair = found == "labels", found == "pair"
-    add_votes = _voter(labels, lost)
+    labels, pair = results == "labels", results == "pair"
+    add_votes = _vote_adder(labels, nan_child)
     best_of, one_of_two = _finishers(labels)
     store, put_label, label_of, put_flag = st("float32"), st("int64"), ld("int64"), st("uint8")
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         samples, features, count = a.samples, a.features, a.count
-        spoken = a.scratch + worker * a.scratch_bytes
+        voted = a.scratch + worker * a.scratch_bytes
         for unit in range(begin, end):
-            first = unit * BLOCK
-            size = min(BLOCK, samples - first)
+            first = unit * BLOCK_SAMPLES
+            size = min(BLOCK_SAMPLES, samples - first)
             block = a.scores + 4 * first * count
             for k in range(size * count):
                 store(block + 4 * k, np.float32(0))
                 if labels:
-                    put_flag(spoken + k, np.uint8(a.base_votes))
-            add_votes(a, a.x + 4 * first * features, size, block, spoken)
+                    put_flag(voted + k, np.uint8(a.base_votes))
+            add_votes(a, a.x + 4 * first * features, size, block, voted)
             for k in range(size):
                 scores = block + 4 * k * count
-                best = one_of_two(a, scores) if pair else best_of(a, scores, spoken + k * count)
+                best = one_of_two(a, scores) if pair else best_of(a, scores, voted + k * count)
                 if labels or pair:
                     put_label(a.labels + 8 * (first + k), label_of(a.class_labels + 8 * best))
 
     return kernel
 
 
-def _walker(lost: bool) -> Function:
-    """Return ``f(nodes, starts, rows)``: the leaves at which eight walks from some nodes end.
+def _leaf_finder(nan_child: bool) -> Function:
+    """Return ``f(nodes, starts, rows)``: the leaves at which eight traversals end.
 
-    ``starts`` and ``rows`` are two tuples of four addresses each: of nodes and of samples. With
-    ``lost``, NaN has ways of its own.
+    ``starts`` are the nodes at which they begin, ``rows`` their samples, both two tuples of four
+    addresses. ``nan_child`` is that of `ensemble`.
     """
     number, load = ld("int32"), ld("float32")
 
     @register_jitable
     def step(nodes: int, node: int, row: int) -> int:
-        """Return where a node leads with a sample."""
+        """Return the child of a node for a sample."""
         value = load(row + 4 * number(node))
-        way = 8 + 4 * int(not value <= load(node + 4))
-        if lost and value != value:
-            way = 16
-        led: int = nodes + number(node + way)
-        return led
+        offset = 8 + 4 * int(not value <= load(node + 4))
+        if nan_child and value != value:
+            offset = 16
+        child: int = nodes + number(node + offset)
+        return child
 
     @register_jitable
     def four(nodes: int, at: Any, rows: Any) -> Any:
-        """Return where four nodes lead with samples, and something else than 0 if anywhere."""
+        """Return the children of four nodes, and a number that is 0 if all are leaves."""
         a, b, c, d = at
         p, q, r, s = rows
         e, f, g, h = step(nodes, a, p), step(nodes, b, q), step(nodes, c, r), step(nodes, d, s)
@@ -93,7 +93,7 @@ def _walker(lost: bool) -> Function:
 
     @register_jitable
     def leaves(nodes: int, starts: Any, rows: Any) -> Any:
-        """Return where walks from some nodes end."""
+        """Return the eight leaves."""
         low, high = starts
         moved = 1
         while moved != 0:
@@ -106,33 +106,36 @@ def _walker(lost: bool) -> Function:
 
 
 @register_jitable
-def _apart(first: int, step: int) -> Any:
+def _rows_at(first: int, step: int) -> Any:
+    """Return four addresses, ``step`` bytes apart."""
     return first, first + step, first + 2 * step, first + 3 * step
 
 
-def _voter(labels: bool, lost: bool) -> Function:
-    """Return ``f(a, rows, size, block, spoken)``: the votes of all trees on a block of samples.
+def _vote_adder(labels: bool, nan_child: bool) -> Function:
+    """Return ``f(a, rows, size, block, voted)``: adds all votes to the scores of a block.
+
+    The block has ``size`` samples, at ``rows``, and its scores at ``block``.
 
     Args:
-        labels: Whether a byte for each score, at ``spoken``, becomes 1 where a leaf votes.
-        lost: Whether NaN has ways of its own.
+        labels: Set the byte of each score at ``voted`` to 1 where a leaf votes.
+        nan_child: That of `ensemble`.
     """
     number, load, store, put_flag = ld("int32"), ld("float32"), st("float32"), st("uint8")
-    leaves = _walker(lost)
+    leaves = _leaf_finder(nan_child)
 
     @register_jitable
-    def vote(a: EnsembleArguments, leaf: int, scores: int, spoken: int) -> None:
+    def vote(a: EnsembleArguments, leaf: int, scores: int, voted: int) -> None:
         """Add a leaf's votes to the scores of a sample."""
         at, votes = 4 * number(leaf + 4), number(leaf + 20)
         for i in range(at, at + 4 * votes, 4):
             target = number(a.targets + i)
             store(scores + 4 * target, load(scores + 4 * target) + load(a.weights + i))
             if labels:
-                put_flag(spoken + target, np.uint8(1))
+                put_flag(voted + target, np.uint8(1))
 
     @register_jitable
     def roots_of(nodes: int, first: int, left: int) -> Any:
-        """Return the roots of the next trees, the last one again where there are no more."""
+        """Return four roots, at ``first``, of ``left`` trees; past the end the last one repeats."""
         last = 4 * (left - 1)
         return (
             nodes + number(first + min(0, last)),
@@ -142,27 +145,27 @@ def _voter(labels: bool, lost: bool) -> Function:
         )
 
     @register_jitable
-    def add_votes(a: EnsembleArguments, rows: int, size: int, block: int, spoken: int) -> None:
-        """Let samples walk through all trees: those of whole groups together, the rest alone."""
+    def add_votes(a: EnsembleArguments, rows: int, size: int, block: int, voted: int) -> None:
+        """Traverse all trees: eight samples at a time, and the rest by eight trees at a time."""
         nodes, roots = a.nodes, a.roots
         trees, row, count = a.trees, 4 * a.features, a.count
-        together = size // _WALKS * _WALKS
+        together = size // _TRAVERSALS * _TRAVERSALS
         for tree in range(trees if together else 0):
             root = nodes + number(roots + 4 * tree)
             starts = root, root, root, root
-            for k in range(0, together, _WALKS):
-                x, y, z = rows + k * row, block + 4 * k * count, spoken + k * count
-                low, high = _apart(x, row), _apart(x + 4 * row, row)
+            for k in range(0, together, _TRAVERSALS):
+                x, y, z = rows + k * row, block + 4 * k * count, voted + k * count
+                low, high = _rows_at(x, row), _rows_at(x + 4 * row, row)
                 for leaf in leaves(nodes, (starts, starts), (low, high)):
                     vote(a, leaf, y, z)
                     y, z = y + 4 * count, z + count
         for k in range(together, size):
-            x, y, z = rows + k * row, block + 4 * k * count, spoken + k * count
-            for tree in range(0, trees, _WALKS):
+            x, y, z = rows + k * row, block + 4 * k * count, voted + k * count
+            for tree in range(0, trees, _TRAVERSALS):
                 left = trees - tree
                 low = roots_of(nodes, roots + 4 * tree, left)
                 high = roots_of(nodes, roots + 4 * tree + 16, left - 4)
-                for leaf in leaves(nodes, (low, high), (_apart(x, 0), _apart(x, 0))):
+                for leaf in leaves(nodes, (low, high), (_rows_at(x, 0), _rows_at(x, 0))):
                     if left > 0:
                         vote(a, leaf, y, z)
                     left -= 1
@@ -171,24 +174,28 @@ def _voter(labels: bool, lost: bool) -> Function:
 
 
 def _finishers(labels: bool) -> tuple[Function, Function]:
-    """Return what finishes the scores of a sample and returns its class: of all, and of two."""
+    """Return two functions that complete a sample's scores and return its class.
+
+    ``best_of(a, scores, voted)`` divides sums and adds base values; with ``labels`` it finds the
+    best class. ``one_of_two(a, scores)`` decides between two classes by one score.
+    """
     load, store, flag = ld("float32"), st("float32"), ld("uint8")
 
     @register_jitable
-    def best_of(a: EnsembleArguments, scores: int, spoken: int) -> int:
-        """Finish the scores of a sample; return its class."""
+    def best_of(a: EnsembleArguments, scores: int, voted: int) -> int:
+        """Complete the scores of a sample; return its class."""
         count, divisor = a.count, np.float32(a.divisor)
-        best, highest, any_spoken = 0, np.float32(-np.inf), False
+        best, highest, any_voted = 0, np.float32(-np.inf), False
         if labels:
             for target in range(count):
-                any_spoken = any_spoken or flag(spoken + target) != 0
+                any_voted = any_voted or flag(voted + target) != 0
         for target in range(count):
             at = scores + 4 * target
             score = load(at) / divisor + load(a.base + 4 * target)
             store(at, score)
             if labels:
-                stands = not any_spoken or flag(spoken + target) != 0
-                if stands and score > highest:
+                counts = not any_voted or flag(voted + target) != 0
+                if counts and score > highest:
                     best, highest = target, score
         return best
 

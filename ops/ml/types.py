@@ -1,4 +1,7 @@
-"""Output types of the operators of ai.onnx.ml for which ONNX has no rule, or a vaguer one."""
+"""Output types of the operators of ai.onnx.ml for which onnx has no rule, or one that says less.
+
+All functions take the node, the types of its inputs, and the values of inputs, which none reads.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def _shape(type_: ValueType | None) -> tuple[Dim, ...] | None:
 
 
 def _samples(types: Types) -> Dim:
-    """Return how many rows of features the first input has."""
+    """Return the number of samples, rows of the first input; a vector is one."""
     shape = _shape(types[0])
     return None if shape is None else 1 if len(shape) == 1 else shape[0] if shape else None
 
@@ -29,18 +32,36 @@ def _features(types: Types) -> Dim:
     return shape[-1] if shape else None
 
 
-def scaled(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give float32 of the input's shape."""
+def float32_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return float32 of the input's shape.
+
+    Args:
+        node: Not used.
+        types: Of the input.
+        values: Not used.
+    """
     return [TensorType("float32", _shape(types[0]))]
 
 
-def imputed(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the input's type."""
+def input_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the input's type.
+
+    Args:
+        node: Not used.
+        types: Of the input.
+        values: Not used.
+    """
     return [types[0]]
 
 
-def side_by_side(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give rows as wide as all inputs together."""
+def feature_vectorizer_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return float32 rows as wide as all inputs together.
+
+    Args:
+        node: A FeatureVectorizer; ``inputdimensions`` are the widths of its inputs, if given.
+        types: Of all inputs.
+        values: Not used.
+    """
     widths = node.attrs.get("inputdimensions")
     if widths is None:
         shapes = [_shape(type_) for type_ in types]
@@ -50,66 +71,111 @@ def side_by_side(node: Node, types: Types, values: Values) -> list[ValueType | N
     return [TensorType("float32", (_samples(types), total))]
 
 
-def extracted(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give an element of each row for each place; what has no rows is one."""
-    x, places = types[0], _shape(types[1])
+def array_feature_extractor_types(
+    node: Node, types: Types, values: Values
+) -> list[ValueType | None]:
+    """Return the type of the chosen columns; a vector is one row.
+
+    Args:
+        node: Not used.
+        types: Of the rows, and of the indices of columns.
+        values: Not used.
+    """
+    x, indices = types[0], _shape(types[1])
     rows = _shape(x)
-    if not isinstance(x, TensorType) or not rows or places is None:
+    if not isinstance(x, TensorType) or not rows or indices is None:
         return [TensorType(x.dtype) if isinstance(x, TensorType) else None]
-    several = [dim for dim in places if dim != 1]
+    several = [dim for dim in indices if dim != 1]
     count: Dim = several[0] if len(several) == 1 else None
     if all(isinstance(dim, int) for dim in several):
         count = math.prod(dim for dim in several if isinstance(dim, int))
     return [TensorType(x.dtype, (*(rows[:-1] or (1,)), count))]
 
 
-def linear_scores(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give a score for each target."""
+def linear_regressor_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the type of a score for each target.
+
+    Args:
+        node: A LinearRegressor.
+        types: Of the samples.
+        values: Not used.
+    """
     return [TensorType("float32", (_samples(types), int(attributes(node)["targets"])))]
 
 
-def machine_score(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give one score."""
+def svm_regressor_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the type of one score for each sample.
+
+    Args:
+        node: Not used.
+        types: Of the samples.
+        values: Not used.
+    """
     return [TensorType("float32", (_samples(types), 1))]
 
 
-def tree_scores(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give a score for each target; how many there are may have to be counted."""
+def tree_regressor_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the type of a score for each target.
+
+    Args:
+        node: A TreeEnsembleRegressor; without ``n_targets``, its votes say how many there are.
+        types: Of the samples.
+        values: Not used.
+    """
     given = attributes(node)
     targets = given["n_targets"]
     count = max(given["target_ids"] or (0,)) + 1 if targets is None else targets
     return [TensorType("float32", (_samples(types), int(count)))]
 
 
-def _labelled(node: Node, types: Types, count: Dim) -> list[ValueType | None]:
+def _label_and_scores(node: Node, types: Types, count: Dim) -> list[ValueType | None]:
     """Return the types of a label and ``count`` scores for each sample."""
     given, samples = attributes(node), _samples(types)
     label = "string" if given["classlabels_strings"] else "int64"
     return [TensorType(label, (samples,)), TensorType("float32", (samples, count))]
 
 
-def _classes(node: Node, numbers: str) -> int:
+def _class_count(node: Node, numbers: str) -> int:
+    """Return the number of labels: strings, or integers in the attribute ``numbers``."""
     given = attributes(node)
     return len(given["classlabels_strings"] or given[numbers] or ())
 
 
-def tree_classes(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the label and a score for each class."""
-    return _labelled(node, types, _classes(node, "classlabels_int64s"))
+def tree_classifier_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the types of the label and of a score for each class.
+
+    Args:
+        node: A TreeEnsembleClassifier.
+        types: Of the samples.
+        values: Not used.
+    """
+    return _label_and_scores(node, types, _class_count(node, "classlabels_int64s"))
 
 
-def linear_classes(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the label and the scores, two where one score tells two classes apart."""
+def linear_classifier_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the types of the label and of the scores: two if one decides between two classes.
+
+    Args:
+        node: A LinearClassifier.
+        types: Of the samples.
+        values: Not used.
+    """
     features = _features(types)
     count: Dim = None
     if isinstance(features, int):
         count = len(attributes(node)["coefficients"] or ()) // max(features, 1)
-        count = 2 if count == 1 and _classes(node, "classlabels_ints") == 2 else count
-    return _labelled(node, types, count)
+        count = 2 if count == 1 and _class_count(node, "classlabels_ints") == 2 else count
+    return _label_and_scores(node, types, count)
 
 
-def machine_classes(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the label, and probabilities of the classes or the scores of their pairs."""
-    given, count = attributes(node), _classes(node, "classlabels_ints")
+def svm_classifier_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the types of the label, and of probabilities of classes or scores of their pairs.
+
+    Args:
+        node: An SVMClassifier.
+        types: Of the samples.
+        values: Not used.
+    """
+    given, count = attributes(node), _class_count(node, "classlabels_ints")
     pairs = bool(sum(given["vectors_per_class"] or ())) and not given["prob_a"] and count != 2
-    return _labelled(node, types, count * (count - 1) // 2 if pairs else count)
+    return _label_and_scores(node, types, count * (count - 1) // 2 if pairs else count)

@@ -300,7 +300,7 @@ def test_damaged_trees_are_refused() -> None:
         "nodes_truenodeids": [1, 2, 1],
         "nodes_falsenodeids": [1, 2, 1],
     }
-    with pytest.raises(sg.SubgraphError, match="circle"):
+    with pytest.raises(sg.SubgraphError, match="cycle"):
         _ours("TreeEnsembleRegressor", _X, n_targets=1, **circle)
 
 

@@ -90,7 +90,7 @@ WRONG: list[tuple[Use, str]] = [
     (trees(target_ids=(-1, 0)), "target -1"),
     (trees(nodes_truenodeids=(9, 0, 0)), "points outside"),
     (trees(target_nodeids=(1, 9)), "points outside"),
-    (trees(**CIRCLE), "circle"),
+    (trees(**CIRCLE), "cycle"),
     (trees(n_targets=0), "0 targets"),
 ]
 
@@ -172,7 +172,7 @@ def test_a_long_tree_is_checked_quickly() -> None:
     }
     assert run(trees(**chain), "CPU")[0].shape == (4, 2)
     chain["nodes_truenodeids"] = (*range(1, count), 1, 0)
-    with pytest.raises(sg.ShapeError, match="circle"):
+    with pytest.raises(sg.ShapeError, match="cycle"):
         run(trees(**chain), "CPU")
 
 
