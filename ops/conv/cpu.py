@@ -30,9 +30,9 @@ from subgraph.ops.movement.geometry import (
 from subgraph.ops.movement.layout_conversion import (
     blocked,
     blocked_target,
+    convert_output,
     plain,
     plain_target,
-    settle,
 )
 from subgraph.ops.movement.packing import LINE, packed_size, taps_variant
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, weight_tiles
@@ -158,7 +158,7 @@ def _direct(job: Job, *, plain: bool) -> None:
         low, of, g.folded(), x, weight, _bias(job), out, job.act, plain=plain,
         flops=job.g.flops,
     )  # fmt: skip
-    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
 def _banded(job: Job) -> None:
@@ -177,7 +177,7 @@ def _banded(job: Job) -> None:
         low, of, g.folded(), x, weight, bias, out, job.act, plain=False, table=table,
         flops=job.g.flops,
     )  # fmt: skip
-    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
 def as_given(array: Array) -> Array:
@@ -193,7 +193,7 @@ def _depthwise(job: Job) -> None:
     y = blocked_target(low, of, job.y)
     out = DirectOutput(y, residual, (1, 1, 1), 0)
     emit_depthwise(low, of, g, x, weight, _bias(job), out, job.act)
-    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
 def _winograd(job: Job, m: int, stride: int) -> None:
@@ -221,7 +221,7 @@ def _winograd_on_the_fly(job: Job, m: int) -> None:
             low, of, few, x, weight, bias, residual, y, job.act, m,
             apart=_APART, before=first // of.lanes, total_out=g.outputs,
         )  # fmt: skip
-    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
 def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
@@ -281,7 +281,7 @@ def _by_winograd(job: Job, g: Geometry, x: Argument, weight: Argument, m: int) -
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
     emit_winograd(low, of, g, x, weight, _bias(job), residual, y, job.act, m)
-    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
 def _generic(job: Job) -> None:
@@ -335,4 +335,4 @@ def _generic(job: Job) -> None:
         flops=g.flops,
         bytes=g.images * (image_in + image_out),
     )
-    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)

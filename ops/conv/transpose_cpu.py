@@ -44,7 +44,12 @@ from subgraph.ops.movement.geometry import (
     merged,
     triple,
 )
-from subgraph.ops.movement.layout_conversion import blocked, blocked_target, plain_target, settle
+from subgraph.ops.movement.layout_conversion import (
+    blocked,
+    blocked_target,
+    convert_output,
+    plain_target,
+)
 from subgraph.ops.movement.packing import pack_blocks
 from subgraph.ops.shared.tile_planning import FLOATS, Activation, Tiles, activation, grain, tiles
 from subgraph.ops.unfold.cpu import emit_sums
@@ -232,7 +237,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         recipe = f"conv transpose {of.nv}x{of.lanes} groups {groups}/{together} {taps}"
         weight = low.weight(recipe, _weights(groups, together, (d, h, width), kernel, of), w)
         emit_direct(low, of, g, x_word, weight, kept_bias or 0, out, act, plain=False)
-    settle(low, of, y, y_word, keeps_zero=act.keeps_zero)
+    convert_output(low, of, y, y_word, keeps_zero=act.keeps_zero)
 
 
 def _columns(
@@ -391,7 +396,7 @@ def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand
         grain=grain(units, 4 * g.images * g.outputs * g.pixels),
         bytes=(g.images * g.outputs * g.pixels + y.size) * of.item,
     )
-    settle(low, of, y, target)
+    convert_output(low, of, y, target)
 
 
 def _packed_weights(
@@ -490,4 +495,4 @@ def _packed(
         grain=grain(units, 8 * y.size),
         bytes=2 * y.nbytes,
     )
-    settle(low, of, y, target, keeps_zero=act.keeps_zero)
+    convert_output(low, of, y, target, keeps_zero=act.keeps_zero)

@@ -26,7 +26,7 @@ from subgraph.operators.requirements import (
     whole_number,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
-from subgraph.ops.movement.op import stated
+from subgraph.ops.movement.op import input_or_attribute
 from subgraph.ops.pool.windows import MOST
 
 from . import reference
@@ -246,7 +246,7 @@ def resized(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     if x is None or x.shape is None or not plain:
         return infer_by_onnx(node, types, values)
     if scales is None and len(types) == 4:
-        sizes = stated(node, values, 3, "sizes")
+        sizes = input_or_attribute(node, values, 3, "sizes")
         if sizes is None:
             return [TensorType(x.dtype, [None] * len(x.shape))]
         if len(sizes) == len(x.shape):

@@ -21,8 +21,9 @@ from subgraph.graph.symbolic import plain
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.ops.elementwise.cpu import cast_to, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, text
-from subgraph.ops.movement.cpu import element_bytes, emit_take, emit_take_places, known
+from subgraph.ops.movement.cpu import element_bytes, known
 from subgraph.ops.movement.op import Repeats
+from subgraph.ops.movement.tables_cpu import emit_take, emit_take_last_axes
 from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import BlendAcrossArguments, BlendArguments, BlendNearbyArguments
@@ -177,7 +178,7 @@ def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str)
             shape_after[done] = _count(tables[done])
         target = y if shape_after == list(y.shape) else temporary(low, x.dtype, shape_after)
         if images:
-            emit_take_places(low, place, target, shape, tables, item=item)
+            emit_take_last_axes(low, place, target, shape, tables, item=item)
         else:
             found = tables[axis]
             table = found.table() if isinstance(found, Repeats) else found

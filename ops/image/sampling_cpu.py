@@ -11,7 +11,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.elementwise.expressions import text
-from subgraph.ops.movement.layout_conversion import blocked, blocked_target, settle
+from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import tiles
 
@@ -197,6 +197,6 @@ def grid_sample(node: Node, low: Lowering) -> None:
     units = x.shape[0] * -(-places // block)
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * y.nbytes)
     if blocks:
-        settle(low, of, result, target)
+        convert_output(low, of, result, target)
     if result is not y:
         emit_cast(low, result, y)

@@ -12,7 +12,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
-from subgraph.ops.movement.opencl import as_words
+from subgraph.ops.movement.opencl import as_unsigned
 from subgraph.ops.shared.arguments import InRangeArguments
 from subgraph.ops.shared.opencl_code import line, require, storage, word
 from subgraph.ops.shared.strides import collapse
@@ -58,7 +58,7 @@ def gather(low: ClLowering, kernel: Kernel, a: GatherArguments) -> None:
     """Launch Gather."""
     source, item = _program(kernel)
     count = a.y.nbytes // item
-    arguments = [count, as_words(a.data, item), a.indices, as_words(a.y, item)]
+    arguments = [count, as_unsigned(a.data, item), a.indices, as_unsigned(a.y, item)]
     arguments += [a.size, a.count, a.inner, a.report]
     low.launch(source, "gather", arguments, *line(low, count))
 
@@ -87,7 +87,7 @@ def elements(low: ClLowering, kernel: Kernel, a: ElementsArguments) -> None:
     missing = _MAX_DIMS - len(sizes)
     if missing < 0:
         raise Unsupported(f"indices with {len(sizes)} dimensions that do not merge")
-    places = [as_words(a.data, item), a.indices, as_words(a.y, item)]
+    places = [as_unsigned(a.data, item), a.indices, as_unsigned(a.y, item)]
     arguments = [items, many, apart, *places, a.size, a.along // item]
     arguments += [*[1] * missing, *sizes][1:]
     arguments += [*[0] * missing, *(s // item for s in steps), a.report]
@@ -105,7 +105,14 @@ def nd(low: ClLowering, kernel: Kernel, a: TuplesArguments) -> None:
     if _reduces(low, kernel):
         shares = -(-(_MIN_GPU_WORK_ITEMS if low.traits.is_gpu else low.traits.units) // a.inner)
         items = shares * a.inner
-    arguments = [items, a.tuples, shares, as_words(a.data, item), a.indices, as_words(a.y, item)]
+    arguments = [
+        items,
+        a.tuples,
+        shares,
+        as_unsigned(a.data, item),
+        a.indices,
+        as_unsigned(a.y, item),
+    ]
     arguments += [a.inner, a.batch_tuples, a.batch_step // item, *tables, a.report]
     low.launch(source, "nd", arguments, *line(low, items))
 
@@ -114,7 +121,7 @@ def nd(low: ClLowering, kernel: Kernel, a: TuplesArguments) -> None:
 def one_hot(low: ClLowering, kernel: Kernel, a: OneHotArguments) -> None:
     """Launch OneHot."""
     source, item = _program(kernel)
-    arguments = [a.y.size, a.indices, as_words(a.values, item), as_words(a.y, item)]
+    arguments = [a.y.size, a.indices, as_unsigned(a.values, item), as_unsigned(a.y, item)]
     arguments += [a.depth, a.inner, a.wraps]
     low.launch(source, "one_hot", arguments, *line(low, a.y.size))
 
@@ -128,7 +135,12 @@ def tensor_scatter(low: ClLowering, kernel: Kernel, a: TensorScatterArguments) -
     rest: dict[str, str | int] = {"DEPTH": 0, "FROM": 1, "I": "long", "REDUCTION": 0}
     defines = tuple(sorted({**rest, **flags, "T": word(item)}.items()))
     items = a.update.nbytes // item
-    arguments = [items, as_words(a.cache, item), as_words(a.update, item), a.firsts or a.update]
+    arguments = [
+        items,
+        as_unsigned(a.cache, item),
+        as_unsigned(a.update, item),
+        a.firsts or a.update,
+    ]
     arguments += [a.groups, a.positions, a.count, a.row_bytes // item]
     source = ClSource("indexing/kernels", defines=defines)
     low.launch(source, "tensor_scatter", arguments, *line(low, items))

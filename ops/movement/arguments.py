@@ -159,8 +159,8 @@ class TakeArguments(KernelArguments):
     run_size: int
 
 
-class TakePlacesArguments(KernelArguments):
-    """Arguments of `take_places`; a work unit is a tile of rows of an image.
+class TakeLastAxesArguments(KernelArguments):
+    """Arguments of `take_last_axes`; a work unit is a tile of rows of an image.
 
     Attributes:
         x: The source, ``[images][rows][row_size]``.

@@ -22,11 +22,11 @@ from .arguments import CopyArguments, FillArguments, TransposeArguments, ZipArgu
 
 Place = Operand | Scratch | Weight
 _UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
-_SMALL = 16384  # least bytes for which a thread is started (estimate)
-_TILE = 64  # rows and columns of a unit of a transposition
-_FEW = (2, 3, 4)  # numbers of rows that the kernel `zip_rows` interleaves
-_LEAST = 8  # elements of the shortest rows for which it is used (estimate)
-_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+_MIN_BYTES_PER_THREAD = 16384  # least bytes for which a thread is started (estimate)
+_TILE_ELEMENTS = 64  # rows and columns of a unit of a transposition
+_ZIPPED_ROWS = (2, 3, 4)  # numbers of rows that the kernel `zip_rows` interleaves
+_MIN_ZIPPED_ELEMENTS = 8  # elements of the shortest rows for which it is used (estimate)
+_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 class _Ends(TypedDict):
@@ -123,11 +123,11 @@ def emit_copy(
         dims=outer,
     )
     units = math.prod(dims[:-2]) * -(-rows // row_block) * -(-size // block)
-    grain = larger(1, _SMALL // (block * row_block * item))
+    grain = larger(1, _MIN_BYTES_PER_THREAD // (block * row_block * item))
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * item * math.prod(dims))
 
 
-def _turned(dims: Ints, origin: Ints, goal: Ints) -> int | None:
+def _transposed_dimension(dims: Ints, origin: Ints, goal: Ints) -> int | None:
     """Return the dimension that is contiguous in the source, if the copy is a transposition."""
     if len(dims) < 2 or goal[-1] != 1 or origin[-1] in (0, 1) or dims[-1] < 4:
         return None
@@ -155,17 +155,19 @@ def _emit_zip(low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, 
     """
     last = len(dims) - 1
     for d in range(last):
-        together = (origin[d], goal[d], goal[last]) == (1, dims[last], 1) and dims[last] in _FEW
-        apart = (origin[d], origin[last], goal[last]) == (1, dims[d], 1) and dims[d] in _FEW
+        together = (origin[d], goal[d], goal[last]) == (1, dims[last], 1) and dims[
+            last
+        ] in _ZIPPED_ROWS
+        apart = (origin[d], origin[last], goal[last]) == (1, dims[d], 1) and dims[d] in _ZIPPED_ROWS
         few, long = (last, d) if together else (d, last)
         if together or apart:
             break
     else:
         return False
-    lanes = min(16, low.lanes(_WORDS[item]))
+    lanes = min(16, low.lanes(_UNSIGNED[item]))
     while lanes > dims[long]:
         lanes //= 2
-    if lanes < min(_LEAST, low.lanes(_WORDS[item])):
+    if lanes < min(_MIN_ZIPPED_ELEMENTS, low.lanes(_UNSIGNED[item])):
         return False
     rest = [e for e in range(last) if e != d]
     outer = [w for e in rest for w in (dims[e], origin[e] * item, goal[e] * item)]
@@ -188,7 +190,7 @@ def _emit_zip(low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, 
         dims=outer,
     )
     units = math.prod(dims[e] for e in rest) * -(-dims[long] // block)
-    grain = max(1, _SMALL // (min(block, dims[long]) * dims[few] * item))
+    grain = max(1, _MIN_BYTES_PER_THREAD // (min(block, dims[long]) * dims[few] * item))
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * item * math.prod(dims))
     return True
 
@@ -197,13 +199,13 @@ def _emit_transpose(
     low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, item: int
 ) -> bool:
     """Emit the copy if it transposes matrices; return whether it does."""
-    turned = _turned(dims, origin, goal)
-    if turned is None:
+    transposed = _transposed_dimension(dims, origin, goal)
+    if transposed is None:
         return False
-    rest = [d for d in range(len(dims) - 1) if d != turned]
+    rest = [d for d in range(len(dims) - 1) if d != transposed]
     outer = [w for d in rest for w in (dims[d], origin[d] * item, goal[d] * item)]
-    columns, rows = dims[turned], dims[-1]
-    lanes = min(16, low.lanes(_WORDS[item]))
+    columns, rows = dims[transposed], dims[-1]
+    lanes = min(16, low.lanes(_UNSIGNED[item]))
     if not has_masked_stores():
         # Without masked stores a partial block costs as much as several whole ones.
         while lanes > min(columns, rows):
@@ -214,16 +216,16 @@ def _emit_transpose(
         columns=columns,
         rows=rows,
         source_row=origin[-1] * item,
-        target_row=goal[turned] * item,
-        columns_block=_TILE,
-        rows_block=_TILE,
+        target_row=goal[transposed] * item,
+        columns_block=_TILE_ELEMENTS,
+        rows_block=_TILE_ELEMENTS,
         outer=len(rest),
         dims=outer,
     )
     count = math.prod(dims[d] for d in rest)
-    units = count * -(-columns // _TILE) * -(-rows // _TILE)
-    tile = smaller(columns, _TILE) * smaller(rows, _TILE)
-    grain = larger(1, _SMALL // (tile * item))
+    units = count * -(-columns // _TILE_ELEMENTS) * -(-rows // _TILE_ELEMENTS)
+    tile = smaller(columns, _TILE_ELEMENTS) * smaller(rows, _TILE_ELEMENTS)
+    grain = larger(1, _MIN_BYTES_PER_THREAD // (tile * item))
     moved = 2 * item * math.prod(dims)
     low.emit(kernel, arguments, units, grain=grain, bytes=moved)
     return True

@@ -7,7 +7,7 @@ copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,13 +22,12 @@ from subgraph.engine.planner.lowering import (
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
-from subgraph.graph.symbolic import is_symbolic, larger, smaller
+from subgraph.graph.symbolic import is_symbolic
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.elementwise.cpu import emit_expression, source
 from subgraph.ops.elementwise.expressions import Expression, text
-from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.required import LOSSES, OF
 from subgraph.ops.shared.strides import contiguous, normal_axis
@@ -36,17 +35,14 @@ from subgraph.ops.shared.strides import contiguous, normal_axis
 from .arguments import (
     ReverseSequenceArguments,
     SequenceArguments,
-    TakeArguments,
-    TakePlacesArguments,
     TriluArguments,
 )
 from .copies_cpu import emit_copy, emit_fill, is_contiguous
-from .op import Repeats, whole_numbers
+from .op import whole_numbers
+from .tables_cpu import emit_take, emit_take_last_axes
 
 _ITEMS = (1, 2, 4, 8, 16)  # bytes of the elements that kernels move
-_TABLE_BYTES = 16384  # bytes of a unit of `take`, and least bytes for a thread (estimate)
 _UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
-_REPEATED = (1, 2, 3, 4)  # repetitions of the elements of a row that need no table
 
 
 def known(low: Lowering, index: int) -> Array:
@@ -424,140 +420,6 @@ def reverse_sequence(node: Node, low: Lowering) -> None:
     )
 
 
-# ---------------------------------------------------------------- tables along an axis
-
-
-@primitive
-def emit_take(
-    low: Lowering,
-    source_: Operand | Scratch,
-    target: Operand | Scratch,
-    shape: Sequence[int],
-    axis: int,
-    table: Array,
-    *,
-    item: int,
-    pad: Operand | Array | None = None,
-) -> None:
-    """Emit the step that takes slices along ``axis`` by a table.
-
-    Args:
-        low: Collects the plan's steps and constants.
-        source_: The array.
-        target: The result; ``shape`` with ``len(table)`` slices along the axis.
-        shape: Sizes of the source.
-        axis: The axis.
-        table: For each slice of the result its index in the source, or -1 for the pad element.
-        item: Bytes of an element.
-        pad: The pad element, an array or operand of one element; None: zero bytes.
-    """
-    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    block = max(1, min(len(table), _TABLE_BYTES // max(inner * item, 1)))
-    held = low.weight("table", np.array, np.ascontiguousarray(table, np.int64))
-    element = low.weight("element", np.array, np.zeros(16, np.uint8)) if pad is None else pad
-    if isinstance(element, np.ndarray):
-        element = low.weight("element", np.array, element)
-    run, run_size = _longest_run(table)
-    arguments = TakeArguments(
-        x=source_,
-        y=target,
-        table=held,
-        pad=element,
-        outer=outer,
-        axis_size=shape[axis],
-        taken=len(table),
-        inner=inner,
-        block=block,
-        run=run,
-        run_size=run_size,
-    )
-    units = outer * -(-len(table) // block) if inner else 0
-    kernel = Kernel("subgraph.ops.movement.kernels", "take", item=item)
-    moved = 2 * outer * len(table) * inner * item
-    grain = max(1, _TABLE_BYTES // (block * inner * item + 1))
-    low.emit(kernel, arguments, units, grain=grain, bytes=moved)
-
-
-@primitive
-def emit_take_places(
-    low: Lowering,
-    source_: Operand | Scratch,
-    target: Operand | Scratch,
-    shape: Sequence[int],
-    tables: Mapping[int, Array | Repeats],
-    *,
-    item: int,
-) -> None:
-    """Emit the step that takes elements of the last two axes by a table for each axis.
-
-    Args:
-        low: Collects the plan's steps and constants.
-        source_: The array.
-        target: The result.
-        shape: Sizes of the source.
-        tables: For the last or the last but one axis, the index in the source of each element of
-            the result; an axis without a table is copied as it is.
-        item: Bytes of an element.
-    """
-    if len(shape) - 2 not in tables:
-        # Each row counts as an image, so that no table depends on the number of rows.
-        tables = {len(shape): tables[len(shape) - 1]}
-        shape = (*shape[:-1], 1, shape[-1])
-    before = (1, *shape)[-2:]
-    rows, places = (
-        tables[len(shape) + axis] if len(shape) + axis in tables else np.arange(before[axis])
-        for axis in (-2, -1)
-    )
-    row_count, column_count = (
-        table.count if isinstance(table, Repeats) else len(table) for table in (rows, places)
-    )
-    times = places.times if isinstance(places, Repeats) else column_count // before[1]
-    regular = isinstance(places, Repeats) or (
-        times > 0 and np.array_equal(places, np.arange(column_count) // times)
-    )
-    if times not in _REPEATED or not regular:
-        times = 0
-    lanes = low.lanes({1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[item])
-    kernel = Kernel(
-        "subgraph.ops.movement.kernels", "take_places", item=item, lanes=lanes, times=times
-    )
-    row_table, column_table = (
-        low.weight("table32", np.array, np.ascontiguousarray(table, np.int32))
-        for table in (t.longer() if isinstance(t, Repeats) else t for t in (rows, places))
-    )
-    row_bytes = column_count * item
-    block = larger(1, smaller(row_count, _UNIT_BYTES // row_bytes))
-    run, run_size = (0, 0) if isinstance(places, Repeats) else _longest_run(places)
-    arguments = TakePlacesArguments(
-        x=source_,
-        y=target,
-        row_table=row_table,
-        column_table=column_table,
-        rows=before[0],
-        taken_rows=row_count,
-        row_size=before[1],
-        taken_row_size=column_count,
-        block=block,
-        run=run,
-        run_size=run_size,
-    )
-    images = math.prod(shape[:-2])
-    grain = larger(1, _UNIT_BYTES // (block * row_bytes))
-    moved = images * (math.prod(before) * item + row_count * row_bytes)
-    low.emit(kernel, arguments, images * -(-row_count // block), grain=grain, bytes=moved)
-
-
-def _longest_run(table: Array) -> tuple[int, int]:
-    """Return start and length of the longest part of a table that counts up by one, or (0, 0)."""
-    table = table.astype(np.int64)
-    broken = (np.diff(table) != 1) | (table[:-1] < 0)
-    edges = np.concatenate([[0], np.flatnonzero(broken) + 1, [len(table)]])
-    longest = int(np.argmax(np.diff(edges)))
-    first, size = int(edges[longest]), int(edges[longest + 1] - edges[longest])
-    # One or two slices are copied like the others.
-    return (first, size) if size > 2 and table[first] >= 0 else (0, 0)
-
-
 @lowering("Pad")
 def pad(node: Node, low: Lowering) -> None:
     """Lower Pad of all modes; negative pads cut elements off."""
@@ -598,7 +460,7 @@ def pad(node: Node, low: Lowering) -> None:
         emit_take(low, place, target, shape, axis, tables[axis], item=item)
         place, shape = target, shape_after
     if len(tables) > len(around):
-        emit_take_places(low, place, y, shape, tables, item=item)
+        emit_take_last_axes(low, place, y, shape, tables, item=item)
 
 
 def _pad_constant(

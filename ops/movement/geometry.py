@@ -20,7 +20,7 @@ from .window_arguments import WindowArguments
 Triple = tuple[int, int, int]
 # Pixels: strides up to here are kept even along axes with a single window. Larger ones become 1
 # there, since the scratch memory of kernels grows with the stride.
-_STEP = 64
+_MAX_LONE_STRIDE = 64
 
 
 @attrs.frozen
@@ -250,7 +250,7 @@ def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
     )
 
 
-def steps(given: Sequence[int], counts: Sequence[int], most: int = _STEP) -> list[int]:
+def steps(given: Sequence[int], counts: Sequence[int], most: int = _MAX_LONE_STRIDE) -> list[int]:
     """Return strides or dilations, replaced by 1 along axes where they have no effect.
 
     Args:

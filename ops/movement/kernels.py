@@ -24,7 +24,7 @@ from .arguments import (
     ReverseSequenceArguments,
     SequenceArguments,
     TakeArguments,
-    TakePlacesArguments,
+    TakeLastAxesArguments,
     TransposeArguments,
     TriluArguments,
     ZipArguments,
@@ -318,20 +318,20 @@ def take(*, item: int) -> Callable[..., None]:
     return kernel
 
 
-def take_places(*, item: int, lanes: int, times: int) -> Callable[..., None]:
-    """Return the kernel of `TakePlacesArguments`, which takes elements of two axes by tables.
+def take_last_axes(*, item: int, lanes: int, times: int) -> Callable[..., None]:
+    """Return the kernel of `TakeLastAxesArguments`, which takes elements of two axes by tables.
 
     Args:
         item: Bytes of an element.
         lanes: Elements of a vector.
         times: Repetitions of each element of a row; 0: a table has the elements.
     """
-    arguments = view_of(TakePlacesArguments)
+    arguments = view_of(TakeLastAxesArguments)
     load, store, copy_row = loads(WORDS[item]), stores(WORDS[item]), row_copy(item)
     repeat = repeater(WORDS[item], lanes, max(times, 1))
 
     @register_jitable
-    def spread(a: TakePlacesArguments, x: int, y: int) -> None:
+    def spread(a: TakeLastAxesArguments, x: int, y: int) -> None:
         """Write the row at address ``y`` from the row at address ``x``."""
         size, taken = a.row_size, a.taken_row_size
         if times == 1:

@@ -1,19 +1,20 @@
 """Conversions of operands between the plain and the blocked layout, through scratch memory.
 
 A kernel that needs another layout than the plan chose reads `blocked` or `plain`, writes to
-`blocked_target` or `plain_target`, and ends with `settle`, which converts the output.
+`blocked_target` or `plain_target`, and ends with `convert_output`, which converts the output.
 """
 
 from __future__ import annotations
 
 import math
 
+from subgraph.engine.planner.layout_arguments import ReorderArguments
 from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.elementwise.cpu import clear_padding
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up
 
-_PART = 2048  # pixels of a work unit (estimate)
+_UNIT_PIXELS = 2048  # pixels of a work unit (estimate)
 
 
 def blocked(low: Lowering, of: Tiles, operand: Operand) -> Argument:
@@ -24,11 +25,11 @@ def blocked(low: Lowering, of: Tiles, operand: Operand) -> Argument:
         of: The contraction tiles; their lanes are the channels of a block.
         operand: An input, ``[N, C, *spatial]``.
     """
-    if operand.layout == "blocked" or _same(operand, of):
+    if operand.layout == "blocked" or _same_bytes(operand, of):
         return operand
     low_bytes = operand.shape[0] * round_up(operand.shape[1], of.lanes)
     target = low.scratch(low_bytes * math.prod(operand.shape[2:]) * of.item)
-    _turn(low, of, "to_blocked", operand, target, operand.shape)
+    _emit_conversion(low, of, "to_blocked", operand, target, operand.shape)
     return target
 
 
@@ -40,41 +41,41 @@ def plain(low: Lowering, of: Tiles, operand: Operand) -> Operand | Scratch:
         of: The contraction tiles; their lanes are the channels of a block.
         operand: An input, ``[N, C, *spatial]``.
     """
-    if operand.layout == "plain" or _same(operand, of):
+    if operand.layout == "plain" or _same_bytes(operand, of):
         return operand
     target = low.scratch(operand.size * of.item)
-    _turn(low, of, "to_plain", operand, target, operand.shape)
+    _emit_conversion(low, of, "to_plain", operand, target, operand.shape)
     return target
 
 
 def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
-    """Return the memory for an output in the blocked layout: its own, or scratch for `settle`.
+    """Return memory for an output in the blocked layout: its own, or scratch for `convert_output`.
 
     Args:
         low: Collects the plan's steps and scratch memory.
         of: The contraction tiles; their lanes are the channels of a block.
         operand: The output, ``[N, C, *spatial]``.
     """
-    if operand.layout == "blocked" or _same(operand, of):
+    if operand.layout == "blocked" or _same_bytes(operand, of):
         return operand
     channels = operand.shape[0] * round_up(operand.shape[1], of.lanes)
     return low.scratch(channels * math.prod(operand.shape[2:]) * of.item)
 
 
 def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
-    """Return the memory for an output in the plain layout: its own, or scratch for `settle`.
+    """Return memory for an output in the plain layout: its own, or scratch for `convert_output`.
 
     Args:
         low: Collects the plan's steps and scratch memory.
         of: The contraction tiles; their lanes are the channels of a block.
         operand: The output, ``[N, C, *spatial]``.
     """
-    if operand.layout == "plain" or _same(operand, of):
+    if operand.layout == "plain" or _same_bytes(operand, of):
         return operand
     return low.scratch(operand.size * of.item)
 
 
-def settle(
+def convert_output(
     low: Lowering, of: Tiles, operand: Operand, written: Argument, *, keeps_zero: bool = True
 ) -> None:
     """Convert a result from the layout it was written in to the output's own layout.
@@ -92,25 +93,34 @@ def settle(
             clear_padding(low, operand)
         return
     kind = "to_plain" if operand.layout == "plain" else "to_blocked"
-    _turn(low, of, kind, written, operand, operand.shape)
+    _emit_conversion(low, of, kind, written, operand, operand.shape)
 
 
-def _same(operand: Operand, of: Tiles) -> bool:
+def _same_bytes(operand: Operand, of: Tiles) -> bool:
     """Return whether the operand has the same bytes in both layouts."""
     return math.prod(operand.shape[2:]) == 1 and operand.shape[1] % of.lanes == 0
 
 
-def _turn(
+def _emit_conversion(
     low: Lowering, of: Tiles, kind: str, source: Argument, target: Argument, shape: tuple[int, ...]
 ) -> None:
+    """Emit the kernel ``kind``, "to_blocked" or "to_plain", for an image of shape ``shape``."""
     pixels = math.prod(shape[2:])
     blocks = -(-shape[1] // of.lanes)
-    parts = -(-pixels // _PART)
+    parts = -(-pixels // _UNIT_PIXELS)
     units = shape[0] * blocks * parts
     moved = 2 * math.prod(shape)
     low.emit(
         Kernel("subgraph.ops.movement.reorder_kernels", kind, dtype=of.dtype, lanes=of.lanes),
-        [source, target, shape[1], pixels, blocks, _PART, parts],
+        ReorderArguments(
+            source=source,
+            target=target,
+            channels=shape[1],
+            pixels=pixels,
+            blocks=blocks,
+            part=_UNIT_PIXELS,
+            parts=parts,
+        ),
         units,
         grain=grain(units, 4 * moved),
         bytes=moved * of.item,

@@ -30,7 +30,7 @@ from subgraph.ops.shared.strides import broadcast_shapes, normal_axis, product
 
 from . import operands, reference
 
-_TABLE = 4096  # least elements of a table that serves many sizes, so that plans share it
+_MIN_SHARED_ELEMENTS = 4096  # least length of a table that plans of several sizes share
 
 
 @attrs.frozen
@@ -56,13 +56,13 @@ class Repeats:
 
     def longer(self) -> Array:
         """Return a longer table that begins with this one, so that many sizes share it."""
-        length = _TABLE
+        length = _MIN_SHARED_ELEMENTS
         while length < self.count:
             length *= 2
         return np.arange(length) // self.times
 
 
-def stated(node: Node, values: Values, index: int, name: str) -> list[int] | None:
+def input_or_attribute(node: Node, values: Values, index: int, name: str) -> list[int] | None:
     """Return integers that are an attribute in old versions of an operator and now an input.
 
     Args:
@@ -179,7 +179,7 @@ def unsqueeze(node: Node, types: Types, values: Values) -> list[ValueType | None
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    axes = stated(node, values, 1, "axes")
+    axes = input_or_attribute(node, values, 1, "axes")
     if x is None or x.shape is None or axes is None:
         return _unknown(x)
     rank = len(x.shape) + len(axes)
@@ -199,7 +199,7 @@ def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    axes = stated(node, values, 1, "axes")
+    axes = input_or_attribute(node, values, 1, "axes")
     if x is None or x.shape is None or axes is None:
         return _unknown(x)
     shape = x.shape
@@ -225,7 +225,7 @@ def reshape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    target = stated(node, values, 1, "shape")
+    target = input_or_attribute(node, values, 1, "shape")
     if x is None or target is None:
         return _unknown(x, _length(types, 1))
     dims: list[Dim] = list(target)
@@ -330,7 +330,7 @@ def expand(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    target: Sequence[Dim] | None = stated(node, values, 1, "shape")
+    target: Sequence[Dim] | None = input_or_attribute(node, values, 1, "shape")
     count = _length(types, 1)
     if target is None and count is not None:
         target = [None] * count
@@ -351,7 +351,8 @@ def slice_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     if x is None or x.shape is None:
         return _unknown(x)
     parts = [
-        stated(node, values, k, n) for k, n in enumerate(("starts", "ends", "axes", "steps"), 1)
+        input_or_attribute(node, values, k, n)
+        for k, n in enumerate(("starts", "ends", "axes", "steps"), 1)
     ]
     starts, ends, axes, steps = parts
     if axes is None:
@@ -396,7 +397,7 @@ def split(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def _parts(node: Node, values: Values, size: Dim, count: int) -> Sequence[Dim]:
-    parts = stated(node, values, 1, "split")
+    parts = input_or_attribute(node, values, 1, "split")
     if parts is None:
         return [None] * count
     if parts:
@@ -455,7 +456,7 @@ def constant_of_shape(node: Node, types: Types, values: Values) -> list[ValueTyp
     """
     value = node.attrs.get("value")
     dtype = "float32" if value is None else np.asarray(value).dtype
-    dims = stated(node, values, 0, "shape")
+    dims = input_or_attribute(node, values, 0, "shape")
     if dims is None:
         count = _length(types, 0)
         return [TensorType(dtype, None if count is None else [None] * count)]
@@ -495,7 +496,7 @@ def tile(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         values: Known contents of the inputs; None where unknown.
     """
     x = tensor(types[0])
-    repeats = stated(node, values, 1, "repeats")
+    repeats = input_or_attribute(node, values, 1, "repeats")
     if x is None or x.shape is None or repeats is None:
         return _unknown(x, None if x is None else x.rank)
     if len(node.inputs) > 2:  # version 1: one axis, and how often
@@ -519,8 +520,8 @@ def pad(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     x = tensor(types[0])
     if x is None or x.shape is None:
         return _unknown(x)
-    pads = stated(node, values, 1, "paddings" if "paddings" in node.attrs else "pads")
-    axes = stated(node, values, 3, "axes")
+    pads = input_or_attribute(node, values, 1, "paddings" if "paddings" in node.attrs else "pads")
+    axes = input_or_attribute(node, values, 3, "axes")
     if pads is None or axes is None:
         return _unknown(x, len(x.shape))
     places = [normal_axis(axis, len(x.shape)) for axis in axes] or list(range(len(x.shape)))

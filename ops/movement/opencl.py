@@ -29,10 +29,11 @@ from .op import Repeats
 
 Place = Operand | Scratch | Weight
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
-# A CPU's work-item copies a whole row of _SHORT elements or more; there must be a row for each
-# _LONG elements of one, or 4, so that several compute units have work (estimates).
-_SHORT, _LONG = 16, 4096
-_MOST = 7  # most dimensions of a copy, after merging
+# A CPU's work-item copies a whole row of _MIN_ROW_ELEMENTS or more; there must be a row for each
+# _ELEMENTS_PER_ROW elements of a row, or 4 rows, so that several compute units have work
+# (estimates).
+_MIN_ROW_ELEMENTS, _ELEMENTS_PER_ROW = 16, 4096
+_MAX_DIMENSIONS = 7  # most dimensions of a copy, after merging
 
 cl_shared(
     "BitCast",
@@ -64,7 +65,7 @@ cl_shared(
 cl_shared("Required", domain=INTERNAL_DOMAIN)
 
 
-def as_words(place: Place, item: int) -> Place:
+def as_unsigned(place: Place, item: int) -> Place:
     """Return memory as an operand of unsigned integers of ``item`` bytes.
 
     Launches pass offsets in elements of an operand's dtype.
@@ -124,22 +125,26 @@ def emit_copy(
         from_offset, to_offset = 2 * from_offset, 2 * to_offset
     dims, (origin, goal) = collapse(shape, [from_strides, to_strides])
     size, step, stride = dims[-1], origin[-1], goal[-1]
-    if len(dims) > _MOST:
+    if len(dims) > _MAX_DIMENSIONS:
         raise Unsupported(f"a copy over {len(dims)} dimensions that do not merge")
-    levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MOST
+    levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MAX_DIMENSIONS
     count = math.prod(dims)
     places: list[Argument] = [
-        as_words(source, item),
+        as_unsigned(source, item),
         from_offset,
-        as_words(target, item),
+        as_unsigned(target, item),
         to_offset,
     ]
     moved = 2 * count * item
     rows = count // size
-    if not low.traits.is_gpu and size >= _SHORT and rows >= min(4, size // _LONG):
-        outer = [*_spread(dims[:-1], levels - 1, 1, _MOST - 1)[:-1]]
-        outer += _spread(origin[:-1], levels - 1, 0, _MOST - 1)
-        outer += _spread(goal[:-1], levels - 1, 0, _MOST - 1)
+    if (
+        not low.traits.is_gpu
+        and size >= _MIN_ROW_ELEMENTS
+        and rows >= min(4, size // _ELEMENTS_PER_ROW)
+    ):
+        outer = [*_spread(dims[:-1], levels - 1, 1, _MAX_DIMENSIONS - 1)[:-1]]
+        outer += _spread(origin[:-1], levels - 1, 0, _MAX_DIMENSIONS - 1)
+        outer += _spread(goal[:-1], levels - 1, 0, _MAX_DIMENSIONS - 1)
         words: list[Argument] = [rows, size, step, stride, *outer, *places]
         program = _source(item, LEVELS=levels)
         low.launch(program, "copy_rows", words, (rows,), (1,), bytes=moved)
@@ -149,7 +154,9 @@ def emit_copy(
     low.launch(_source(item, LEVELS=levels), "copy", words, *line(low, count), bytes=moved)
 
 
-def _spread(values: Sequence[int], levels: int, fill: int, places: int = _MOST) -> list[int]:
+def _spread(
+    values: Sequence[int], levels: int, fill: int, places: int = _MAX_DIMENSIONS
+) -> list[int]:
     """Return values of dimensions as the kernels expect: innermost first, the outermost last.
 
     ``fill`` stands for missing ones, up to ``places`` values; kernels read ``levels`` of them.
@@ -178,7 +185,7 @@ def emit_fill(low: Lowering, target: Place, size: int, value: Array | Operand) -
         raise Unsupported(f"a fill with elements of {item} bytes")
     element: Place
     element = value if isinstance(value, Operand) else low.weight("element", np.array, value)
-    words: list[Argument] = [size, as_words(target, item), as_words(element, item)]
+    words: list[Argument] = [size, as_unsigned(target, item), as_unsigned(element, item)]
     low.launch(_source(item, LEVELS=2), "fill", words, *line(low, size), bytes=size * item)
 
 
@@ -220,14 +227,14 @@ def emit_take(
     else:
         element = low.weight("element", np.array, np.zeros(16, np.uint8) if pad is None else pad)
     count = outer * len(table) * inner
-    words: list[Argument] = [count, as_words(source_, item), as_words(target, item), held]
-    words += [as_words(element, item), shape[axis], len(table), inner]
+    words: list[Argument] = [count, as_unsigned(source_, item), as_unsigned(target, item), held]
+    words += [as_unsigned(element, item), shape[axis], len(table), inner]
     source = _source(item, LEVELS=2)
     low.launch(source, "take", words, *line(low, count), bytes=2 * count * item)
 
 
 @cl_primitive
-def emit_take_places(
+def emit_take_last_axes(
     low: Lowering,
     source_: Operand | Scratch,
     target: Operand | Scratch,
@@ -236,7 +243,7 @@ def emit_take_places(
     *,
     item: int,
 ) -> None:
-    """Launch selections along the last two axes; OPENCL's form of ``tables_cpu.emit_take_places``.
+    """Launch selections along the last two axes; OPENCL's ``tables_cpu.emit_take_last_axes``.
 
     Args:
         low: Collects the plan's launches and constants.

@@ -20,8 +20,12 @@ from subgraph.weights.mapped_files import release_array
 
 from .arguments import PackArguments, WinogradPackArguments
 
-_NARROWED = 1 << 16  # elements rounded to bfloat16 at a time, so that temporaries stay in L2
-_SLICE = 16 << 20  # bytes of weights packed before their pages of the mapped file are released
+_ROUNDED_ELEMENTS = (
+    1 << 16
+)  # elements rounded to bfloat16 at a time, so that temporaries stay in L2
+_SLICE_BYTES = (
+    16 << 20
+)  # bytes of weights packed before their pages of the mapped file are released
 _STRIDED_VALUES = 25  # values of a tile at the 9 points of Winograd's algorithm with stride 2
 LINE = 16  # rows of a matrix packed together: 16 floats of a column fill a cache line of 64 bytes
 
@@ -47,12 +51,12 @@ def narrowed(panels: Array, of: Tiles) -> Array:
     if not of.weights:
         return panels
     result = aligned_empty(panels.shape, np.dtype(np.uint16))
-    for start in range(0, panels.size, _NARROWED):
-        bits = panels[start : start + _NARROWED].view(np.uint32)
+    for start in range(0, panels.size, _ROUNDED_ELEMENTS):
+        bits = panels[start : start + _ROUNDED_ELEMENTS].view(np.uint32)
         odd = (bits >> 16) & 1
         nan = (bits & 0x7FFFFFFF) > 0x7F800000
         rounded = np.where(nan, bits | 0x400000, bits + (odd + 0x7FFF)) >> 16
-        result[start : start + _NARROWED] = rounded
+        result[start : start + _ROUNDED_ELEMENTS] = rounded
     return result
 
 
@@ -175,7 +179,7 @@ def _pack(source: Array, target: Array, depth: int, block: int, of: Tiles) -> No
     )
     kernel = Kernel("subgraph.ops.movement.packing_kernels", "pack", item=of.item, lanes=of.lanes)
     units = -(-columns // of.width)
-    part = max(1, _SLICE * units // max(1, source.nbytes))
+    part = max(1, _SLICE_BYTES * units // max(1, source.nbytes))
     for first in range(0, units, part):
         last = min(first + part, units)
         _run(kernel, arguments, last, first)

@@ -17,7 +17,7 @@ from subgraph.engine.planner.lowering import (
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.movement.geometry import Geometry, auto_pad, ints, pads_before, steps, triple
-from subgraph.ops.movement.layout_conversion import blocked, blocked_target, settle
+from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
 from .arguments import (
@@ -106,7 +106,7 @@ def window(node: Node, low: Lowering) -> None:
         bytes=images * (image_in + image_out),
     )
     if made is not y:
-        settle(low, of, y, made)
+        convert_output(low, of, y, made)
 
 
 def _turns(x: Operand, of: Tiles, g: Geometry) -> bool:

@@ -13,7 +13,7 @@ from subgraph.operators.operator import declare
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.movement import reference as movement_reference
-from subgraph.ops.movement.op import stated
+from subgraph.ops.movement.op import input_or_attribute
 from subgraph.ops.movement.operands import top_operands
 from subgraph.ops.shared.strides import normal_axis
 
@@ -26,7 +26,7 @@ def top(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype), TensorType("int64")]
     axis = normal_axis(int(node.attrs.get("axis", -1)), len(x.shape))
-    given = stated(node, values, 1, "k")
+    given = input_or_attribute(node, values, 1, "k")
     if given is not None and len(given) != 1:
         raise ShapeError(f"k has {len(given)} elements; it must be one number")
     k: Dim = None if given is None else given[0]

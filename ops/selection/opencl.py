@@ -20,7 +20,7 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.movement.copies_cpu import emit_fill
-from subgraph.ops.movement.opencl import as_words
+from subgraph.ops.movement.opencl import as_unsigned
 from subgraph.ops.shared.opencl_code import line, require, storage, word
 
 from .arguments import (
@@ -200,7 +200,7 @@ def compress(low: ClLowering, kernel: Kernel, a: CompressArguments) -> None:
     item = min(a.x.itemsize, 8)
     inner = a.slice_bytes // item
     count = a.outer * a.room * inner
-    arguments = [count, as_words(a.x, item), indices, a.count, as_words(a.y, item)]
+    arguments = [count, as_unsigned(a.x, item), indices, a.count, as_unsigned(a.y, item)]
     source = ClSource(
         "selection/kernels", defines=(("COMPRESS", 1), ("GROUP", 1), ("T", word(item)))
     )

@@ -66,7 +66,7 @@ def test_a_large_matrix_of_a_file_gives_its_pages_back_in_between(
     want = panels(plain, of)
     np.testing.assert_array_equal(packing.pack_matrices(matrix[None], of), want)
     assert parts == []
-    monkeypatch.setattr(packing, "_SLICE", plain.nbytes // 3)
+    monkeypatch.setattr(packing, "_SLICE_BYTES", plain.nbytes // 3)
     np.testing.assert_array_equal(packing.pack_matrices(matrix[None], of), want)
     assert sum(parts) == plain.shape[1]
     assert 3 <= len(parts) <= 4

@@ -10,7 +10,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
-from subgraph.ops.movement import copies_cpu as copying_cpu
+from subgraph.ops.movement import copies_cpu
 from subgraph.system import host
 
 rng = np.random.default_rng(3)
@@ -124,8 +124,8 @@ def test_every_width(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_long_rows_are_cut_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many units, and threads, that do not divide the rows."""
-    monkeypatch.setattr(copying_cpu, "_UNIT_BYTES", 512)
-    monkeypatch.setattr(copying_cpu, "_SMALL", 1)
+    monkeypatch.setattr(copies_cpu, "_UNIT_BYTES", 512)
+    monkeypatch.setattr(copies_cpu, "_MIN_BYTES_PER_THREAD", 1)
     for shape, order in ((FEW[1]), (FEW[5])):
         x = filled(shape, "float32")
         for threads in (1, 3):
