@@ -1,7 +1,7 @@
-"""Cutting a graph by the devices that its nodes' metadata names: one region, one device.
+"""Partition of a graph by the affinities of its nodes: each region is for one device.
 
-For each device a property whose selector is "the node's affinity is this device" cuts the regions
-by the ``hetero`` strategy. The ops of the regions come later, when devices compile them.
+For each device, a property whose selector is "the node's affinity is this device" cuts regions by
+the ``hetero`` strategy. The regions get their ops later, when the devices compile them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.partition.selector import SubgraphSelector
 from subgraph.transform.pass_manager import apply_pass
 
-REFERENCE = "REFERENCE"  # its nodes stay as they are: the default executor runs them
+REFERENCE = "REFERENCE"  # its nodes are not cut: the default executor runs them
 
 
 def affinities_in(graph: Graph) -> Iterable[str]:
-    """Yield the devices that nodes of a graph are for."""
+    """Yield the affinity of each node of a graph that has one."""
     for node in graph.nodes:
         name = (node.metadata or {}).get(AFFINITY)
         if name is not None:
@@ -27,33 +27,33 @@ def affinities_in(graph: Graph) -> Iterable[str]:
 
 
 class CutOp(DefaultSubgraphOp):
-    """Marks a region cut for a device that is still to compile it."""
+    """Placeholder op of a region until its device has compiled it."""
 
 
 class AffinitySelector(SubgraphSelector):
-    """Takes the nodes whose affinity is one device."""
+    """Selects the nodes whose affinity is one device."""
 
     def __init__(self, device: str) -> None:
         """Select for ``device``."""
         self._device = device
 
     def select(self, node: Node) -> bool:
-        """Return whether the node goes to the device; what is a region already stays one."""
+        """Return whether the node is for the device and not already a subgraph node."""
         return node.subgraph is None and (node.metadata or {}).get(AFFINITY) == self._device
 
     def select_input(self, node: Node, input_node: Node) -> bool:
-        """Return whether the producer goes there too."""
+        """Return whether the producer is for the device too."""
         return self.select(input_node)
 
     def select_output(self, node: Node, output_node: Node) -> bool:
-        """Return whether the consumer goes there too."""
+        """Return whether the consumer is for the device too."""
         return self.select(output_node)
 
 
 class AffinityProperty(SubgraphProperty):
-    """Replaces the regions of one device by nodes that the device is to compile."""
+    """Replaces the regions of one device by subgraph nodes that the device will compile."""
 
-    constant_weights = False  # a device folds them itself; `place_following` finds the others
+    constant_weights = False  # devices fold constants; `place_following` lifts the others
 
     def __init__(self, device: str) -> None:
         """Cut for ``device``."""
@@ -64,11 +64,11 @@ class AffinityProperty(SubgraphProperty):
         return AffinitySelector(self._device)
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node:
-        """Return a node that the default executor would run; its op comes after the cut."""
+        """Return a subgraph node with a `CutOp`."""
         return self.make_node(subgraph, f"{self._device}_{subgraph_id}")
 
     def make_node(self, subgraph: Graph, name: str) -> Node:
-        """Return such a node of that name."""
+        """Return a subgraph node with a `CutOp` and the given name."""
         return subgraph_node(subgraph, CutOp(subgraph), name, metadata={AFFINITY: self._device})
 
 
@@ -76,20 +76,21 @@ def cut_by_affinity(graph: Graph, devices: Sequence[str]) -> Graph:
     """Return the graph with a subgraph node for each region of these devices.
 
     Args:
-        graph: The graph, whose bodies and attrs are changed.
-        devices: Names of the devices, in order of priority.
+        graph: The graph; its bodies and attributes are changed.
+        devices: Names of the devices in order of priority.
     """
     properties = [AffinityProperty(name) for name in devices]
     if not properties:
         return graph
-    _take_whole_bodies(graph, properties)
+    _cut_whole_bodies(graph, properties)
     return apply_pass(graph, "PartitionGraph", properties=properties, strategy="hetero")
 
 
-def _take_whole_bodies(graph: Graph, properties: Sequence[AffinityProperty]) -> None:
-    """Let a body that is one device's be one region, as a model is: its parts need not touch.
+def _cut_whole_bodies(graph: Graph, properties: Sequence[AffinityProperty]) -> None:
+    """Make one region of each body whose nodes are all for one device, connected or not.
 
-    A loop's counter and condition seldom touch what it computes; each would be a step of a turn.
+    A loop's counter and condition are seldom connected to its computation; as separate regions,
+    each would add a step to every iteration.
     """
     by_home = {property.name: property for property in properties}
     count = 0
@@ -105,11 +106,11 @@ def _take_whole_bodies(graph: Graph, properties: Sequence[AffinityProperty]) -> 
                         node.attrs[key] = _as_region(body, owner, f"{owner.name}_body_{count}")
                         count += 1
                     else:
-                        _leave_out_handed_on(body)
+                        _leave_identities_to_executor(body)
 
 
-def _leave_out_handed_on(body: Graph) -> None:
-    """Let the executor hand on what a body gives as it got it: it costs less than a region."""
+def _leave_identities_to_executor(body: Graph) -> None:
+    """Let the executor pass on inputs that are outputs of a body: that is faster than a region."""
     for node in body.nodes:
         if node.op_type == "Identity" and not node.domain:
             ends = node.inputs[0] is not None and node.inputs[0].producer is None

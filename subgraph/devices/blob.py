@@ -6,13 +6,16 @@ Layout, little endian:
 2. the signature of 1 and the header (see `subgraph.system.signing`);
 3. SHA-256 of 1, 2 and the header;
 4. the header: JSON, padded with spaces so that the body is aligned;
-5. the body: small sections first, then the large ones (1 MiB or more), which begin at a leaf;
-   offsets of large sections are counted from there;
+5. the body: small sections, then the large ones (1 MiB or more). The first large section begins at
+   a leaf, and offsets of large sections are relative to it;
 6. the SHA-256 of each leaf (256 KiB) of the body, from which the digest is computed.
 
-A hash covers every byte, so that damage is found before a byte is used; the signature covers the
-header and the digest, so that files of other users are recognised. The reader verifies the header
-and the list of hashes when it opens the file, and a leaf of the body when it is first read.
+Every byte is covered by a hash, so damage is found before a byte is used. The signature covers the
+header and the digest, so files of other users are recognised. The reader verifies the header and
+the list of hashes when it opens the file, and each leaf of the body before it is first read.
+
+A *place* is the entry of the header for a section: a table with its ``offset`` and ``size`` in
+bytes.
 """
 
 from __future__ import annotations
@@ -36,18 +39,19 @@ from subgraph.weights.sharing import shared_out
 
 MAGIC = b"\x89SUBGRPH"
 VERSION = 5
-ALIGN = 64
-LARGE, _ALIGN_LARGE = 1 << 20, 4096
+ALIGN = 64  # bytes; the alignment of arrays in memory plans
+LARGE = 1 << 20  # bytes from which a section is large
+_ALIGN_LARGE = 4096  # bytes; a page, so that large sections are mapped without neighbours
 _FIXED = struct.Struct("<8sIIQQ32s")  # magic, version, reserved, header's and body's length, digest
 _SIGNED = _FIXED.size + SIGNATURE_BYTES
 PROLOGUE = _SIGNED + 32
 _LEAF = 1 << 18  # bytes that one hash covers
 _HASH_BYTES = 32
 _LARGE_AT = "large"  # key of the header: offset in the body of the first large section
-_PIECE = 1 << 22  # bytes of a stream read at a time
-_LEAVES_AT_A_TIME = 4  # leaves that a thread hashes before it takes the next run
-_MOST_WORKERS = 8
-_HEADER_LIMIT = 1 << 26
+_READ_BYTES = 1 << 22  # bytes of a stream read at a time
+_LEAVES_PER_TASK = 4  # leaves that a thread hashes as one task: 1 MiB
+_MAX_THREADS = 8
+_MAX_HEADER_BYTES = 1 << 26  # a longer header is damage, found before memory is allocated
 
 T = TypeVar("T")
 Buffer = bytes | mmap.mmap | memoryview
@@ -57,7 +61,7 @@ def leaf_hashes(data: Any) -> bytes:
     """Return the concatenated SHA-256 of each 256 KiB of a buffer, computed by several threads."""
     view = memoryview(data).cast("B")
     count = _leaf_count(len(view))
-    return b"".join(_shared(lambda leaves: _hashed(view, leaves), range(count)))
+    return b"".join(_in_threads(lambda leaves: _hashed(view, leaves), range(count)))
 
 
 def digest(size: int, hashes: bytes | memoryview) -> bytes:
@@ -76,13 +80,13 @@ def _hashed(view: memoryview, leaves: Sequence[int]) -> bytes:
     return b"".join([sha256(view[k * _LEAF : (k + 1) * _LEAF]).digest() for k in leaves])
 
 
-def _shared(do: Callable[[Sequence[int]], T], leaves: Sequence[int]) -> list[T]:
+def _in_threads(do: Callable[[Sequence[int]], T], leaves: Sequence[int]) -> list[T]:
     """Return the results of ``do`` for consecutive runs of ``leaves``, computed by threads."""
-    step = _LEAVES_AT_A_TIME
+    step = _LEAVES_PER_TASK
     runs = [leaves[begin : begin + step] for begin in range(0, len(leaves), step)]
     if len(runs) < 2:
         return list(map(do, runs))
-    return shared_out(do, runs, min(_MOST_WORKERS, os.cpu_count() or 1, len(runs)))
+    return shared_out(do, runs, min(_MAX_THREADS, os.cpu_count() or 1, len(runs)))
 
 
 class _Buffers:
@@ -112,7 +116,7 @@ class BlobWriter:
         self._large = _Buffers()
 
     def add(self, data: Any) -> dict[str, int]:
-        """Add a section; return its place in the body, ``offset`` and ``size`` in bytes."""
+        """Add a section; return its place."""
         view = memoryview(data).cast("B")
         if len(view) >= LARGE:
             return {"offset": self._large.add(view, _ALIGN_LARGE), "size": len(view)}
@@ -122,7 +126,8 @@ class BlobWriter:
         """Write the file to a path, atomically, or to a binary stream.
 
         Raises:
-            FileError: it cannot be written.
+            BlobError: ``target`` is neither.
+            FileError: the file cannot be written.
         """
         if not isinstance(target, (str, os.PathLike)) and not hasattr(target, "write"):
             raise BlobError(
@@ -152,7 +157,12 @@ class BlobWriter:
 
 
 def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
-    """Write a file under another name and rename it when it is complete."""
+    """Write a file under a temporary name and rename it when it is complete.
+
+    Args:
+        path: The file.
+        pieces: Its content, piece by piece.
+    """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     try:
@@ -169,25 +179,24 @@ def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> N
 
 
 class BlobReader:
-    """An opened file whose header is checked, and whose body is where it is used.
+    """An opened file with a checked header; each part of the body is checked before its first use.
 
     Attributes:
-        name: What messages call it.
+        name: Name of the file in messages.
         header: The header.
-        own: Whether this user has written it as it is; nothing of any other file may be used
-            that is not checked like a model.
+        own: Whether the file is signed by this user. Of any other file, only what is checked like
+            a model may be used.
     """
 
     def __init__(self, source: str | os.PathLike[str] | IO[bytes] | memoryview) -> None:
-        """Open a path, read a binary stream or take a part of a file, and check its header.
+        """Open a path, a binary stream, or a section of another file, and check the header.
 
-        Of a stream only the model is read; what follows it stays for whoever reads on.
-        A file that only this user or root can change is mapped; any other is read into memory, so
-        that it stays as it was checked. The body of a file that is not this user's own is checked
-        here, as a whole.
+        A stream is read to the end of the model, not further. A file that only this user or root
+        can change is mapped; any other is read into memory, so that it cannot change after the
+        check. The whole body is checked here if the file is not signed by this user.
 
         Raises:
-            BlobError: the file is damaged or no exported model; what does not fit.
+            BlobError: the file is damaged or no exported model; the message says what is wrong.
             OSError: it cannot be read.
         """
         self.name = _name(source)
@@ -207,17 +216,17 @@ class BlobReader:
         self._large_at = integer(self.header, _LARGE_AT)
 
     def part(self, place: Any) -> memoryview:
-        """Return the bytes of a part, checked; no copy.
+        """Return a view of the bytes of a section, checked.
 
         Raises:
-            BlobError: the place is not inside the body, or the part is damaged.
+            BlobError: the place is not inside the body, or the section is damaged.
         """
         found, leaves = self.unchecked(place)
         self.check(leaves)
         return found
 
     def unchecked(self, place: Any) -> tuple[memoryview, Sequence[int]]:
-        """Return the bytes of a part, and the leaves to `check` before they are read.
+        """Return a view of the bytes of a section, and the leaves to `check` before they are read.
 
         Raises:
             BlobError: the place is not inside the body.
@@ -231,7 +240,7 @@ class BlobReader:
         return self._body[offset : offset + size], leaves
 
     def check_body(self, *, large: bool = True) -> None:
-        """Check the body; ``large`` False leaves large parts to those who read them.
+        """Check the body; without ``large``, only its small sections.
 
         Raises:
             BlobError: it is damaged.
@@ -240,14 +249,14 @@ class BlobReader:
         self.check(range(end if large else min(_leaf_count(max(self._large_at, 0)), end)))
 
     def check(self, leaves: Iterable[int]) -> None:
-        """Check those of some leaves that were not checked before, each once.
+        """Check the leaves among these that were not checked before.
 
         Raises:
             BlobError: one is damaged.
         """
         waiting = [leaf for leaf in dict.fromkeys(leaves) if self._unchecked[leaf]]
         if waiting:
-            _shared(self._check_run, waiting)
+            _in_threads(self._check_run, waiting)
 
     def _check_run(self, leaves: Sequence[int]) -> None:
         size = _HASH_BYTES
@@ -259,10 +268,10 @@ class BlobReader:
 
 
 def integer(table: Any, key: str) -> int:
-    """Return an integer entry of a table of the header.
+    """Return the integer at ``key`` of a table of the header.
 
     Raises:
-        BlobError: it is none.
+        BlobError: ``table`` is no table or has no such integer.
     """
     found = cast(dict[str, Any], table).get(key) if isinstance(table, dict) else None
     if not isinstance(found, int):
@@ -271,7 +280,7 @@ def integer(table: Any, key: str) -> int:
 
 
 def read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
-    """Return the checked header alone; a stream is put back to where it was.
+    """Return the checked header alone; a stream is set back to its position before.
 
     Raises:
         BlobError: the file is damaged or no exported model.
@@ -305,7 +314,7 @@ def _read(stream: IO[bytes], count: int) -> bytes:
     """Return the next bytes of a stream, fewer only where it ends."""
     pieces: list[bytes] = []
     while count > 0:
-        piece = stream.read(min(count, _PIECE))
+        piece = stream.read(min(count, _READ_BYTES))
         if not isinstance(piece, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BlobError("the stream is open for text; open it for bytes ('rb')")
         if not piece:
@@ -316,7 +325,7 @@ def _read(stream: IO[bytes], count: int) -> bytes:
 
 
 def _from_stream(stream: IO[bytes], name: str, *, whole: bool = True) -> bytes:
-    """Return the model that a stream holds next, or only what stands before its body."""
+    """Return the next model in a stream, or if not ``whole`` the bytes before its body."""
     if not hasattr(stream, "read"):
         raise _no_source(stream)
     head = _read(stream, PROLOGUE)
@@ -347,7 +356,7 @@ def _read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
 
 
 def _sizes(head: bytes, name: str) -> tuple[int, int]:
-    """Return the bytes of the header and of what follows it, of what stands before the header."""
+    """Return the length of the header, and of body and hashes, from the bytes before the header."""
     if len(head) < PROLOGUE or not head.startswith(MAGIC):
         raise BlobError(
             f"{name} is no exported model of Subgraph, or its beginning is damaged; "
@@ -359,13 +368,13 @@ def _sizes(head: bytes, name: str) -> tuple[int, int]:
             f"{name} has format {version}.{reserved}, this version reads {VERSION}.0; "
             "export the model anew"
         )
-    if header_size > _HEADER_LIMIT:
+    if header_size > _MAX_HEADER_BYTES:
         raise BlobError(f"{name} is damaged: its header would have {header_size} bytes")
     return header_size, body_size + _leaf_count(body_size) * _HASH_BYTES
 
 
 def _checked_head(data: Buffer, name: str) -> tuple[bytes, bytes]:
-    """Return what stands before the header, and the header's text, of a whole file."""
+    """Return the bytes before the header, and the header's text, of a whole file."""
     size = PROLOGUE + sum(_sizes(bytes(data[:PROLOGUE]), name))
     if size != len(data):
         raise BlobError(f"{name} is damaged: it has {len(data)} bytes, its header states {size}")
@@ -373,7 +382,7 @@ def _checked_head(data: Buffer, name: str) -> tuple[bytes, bytes]:
 
 
 def _checked_header(data: Buffer, name: str) -> tuple[bytes, bytes]:
-    """Return what stands before the header, and the header's text, if its checksum fits."""
+    """Return the bytes before the header, and the header's text, whose checksum is verified."""
     head = bytes(data[:PROLOGUE])
     text = bytes(data[PROLOGUE : PROLOGUE + _sizes(head, name)[0]])
     if hashlib.sha256(head[:_SIGNED] + text).digest() != head[_SIGNED:]:

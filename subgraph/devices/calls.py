@@ -101,10 +101,15 @@ def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> 
 
 
 def compile_checked(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
-    """Compile a graph by a device's own two methods: `Device.compile_model`.
+    """Compile a graph by a device's query and `Device.compile_supported`.
+
+    Args:
+        device: The device.
+        graph: The graph.
+        config: Options of the device; None for its defaults.
 
     Raises:
-        UnsupportedOpError: a node is not supported; names and reasons.
+        UnsupportedOpError: some nodes are not supported; it lists their names and reasons.
     """
     found = query_on(device, graph, config)
     require_support(found, graph, device.name)
@@ -192,9 +197,9 @@ def _with_constants(
     reasons = {**getattr(found, "reasons", {}), **getattr(again, "reasons", {})}
     supported = {n.name: device.name for n in graph.nodes if n.name in again or n.name in found}
     supported.update(dict.fromkeys(names, device.name))
-    left = {name: text for name, text in reasons.items() if name not in supported}
+    refusals = {name: text for name, text in reasons.items() if name not in supported}
     prepared = getattr(again, "prepared", None)
-    return QueryResult(supported, left, prepared, names, lifted)
+    return QueryResult(supported, refusals, prepared, names, lifted)
 
 
 def _following(graph: Graph, found: Mapping[str, str]) -> set[str]:
@@ -244,7 +249,7 @@ def _checked_query(device: Device, graph: Graph, found: Mapping[Any, Any]) -> di
                 f"device {device.name}: query_model names a node {name!r}, which graph "
                 f"{graph.name!r} does not have; {nearest(str(name), nodes)}"
             )
-        homes = home.split(",") if isinstance(home, str) else ()  # several run a user's region
+        homes = home.split(",") if isinstance(home, str) else ()  # several may run a user's region
         if not homes or not all(h in own or h.partition(".")[0] in others for h in homes):
             raise DeviceError(
                 f"device {device.name}: query_model places node {name!r} on {home!r}, which is no "
@@ -336,7 +341,7 @@ def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledM
 
 def _compiled(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
     if type(device).compile_model is not Device.compile_model:
-        graph = without_defaults(graph)  # a region's weights are weights, as a whole model's are
+        graph = without_defaults(graph)  # the inner graph of a region lists weights as inputs
     with _named(device, "compile_model", graph):
         model: Any = device.compile_model(graph, config)
     return _checked_model(device, "compile_model", model)

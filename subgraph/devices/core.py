@@ -60,7 +60,7 @@ class Core:
     """A registry of devices with their options, and the entry point for compiling models."""
 
     def __init__(self) -> None:
-        """Register the built-in devices; those of other packages are found at first need."""
+        """Register the built-in devices; those of other packages are registered when needed."""
         self._lock = free_in_child(threading.RLock())
         self._searched_installed = False
         self._makers: dict[str, tuple[Callable[[], Device], str]] = {}
@@ -73,8 +73,8 @@ class Core:
     def _find_installed(self) -> None:
         """Register the devices of other packages from their entry points, once.
 
-        Reading the metadata of all installed packages takes milliseconds, so that it is delayed
-        until a name is not found among the built-in devices.
+        It takes milliseconds, so it is delayed until a list of all devices is needed, or a name is
+        not found among the built-in ones.
         """
         with self._lock:
             if self._searched_installed:
@@ -87,11 +87,12 @@ class Core:
     def registered_backends(self) -> list[str]:
         """Names of the devices over other libraries, whether these are installed or not.
 
-        Such a device starts when it is asked for by name; no list of available devices has it.
+        Such a device starts when it is named; `available_devices` does not list it.
         """
         return [name for name in device_modules(BACKENDS) if name not in self._makers]
 
     def _claim(self, name: str, make: Callable[[], Device], owner: str) -> None:
+        """Register ``make`` for a name; raise DeviceError if another owner has the name."""
         known = self._makers.get(name)
         if known is not None and known[1] != owner:
             raise DeviceError(f"device {name!r} has two owners: {known[1]} and {owner}; rename one")
@@ -147,17 +148,17 @@ class Core:
                     raise unknown_device(name, self._makers)
             known = extension in self._extensions
             register_operator(extension)
-            taken: list[Device] = []
+            extended: list[Device] = []
             name = ""
             try:
                 for name, kernel in extension.kernels.items():
                     device = self._devices.get(name)
-                    if device is not None:  # the others get it when they start
+                    if device is not None:  # other devices get theirs when they start
                         device.add_kernel(extension.key, kernel)
-                        taken.append(device)
+                        extended.append(device)
             except Exception as error:
                 if not known:
-                    for device in taken:
+                    for device in extended:
                         device.remove_kernel(extension.key)
                     forget_operator(extension)
                 if isinstance(error, SubgraphError):
@@ -171,7 +172,7 @@ class Core:
 
     @property
     def available_devices(self) -> list[str]:
-        """Names of the devices that can start; "NAME.0", "NAME.1" where there are several."""
+        """Names of the devices that can start; "NAME.0", "NAME.1" if one has several ids."""
         names: list[str] = []
         for name in self.registered_devices:
             try:
@@ -185,10 +186,10 @@ class Core:
         return names
 
     def get_versions(self, device_name: str = "") -> dict[str, str]:
-        """Return the versions of Subgraph and of devices, as a report of a problem names them.
+        """Return the versions of Subgraph and of devices by name, for reports of problems.
 
         Args:
-            device_name: A device, or "HETERO:A,B" for these; empty: all that can start.
+            device_name: A device, or "HETERO:A,B" for A and B; empty: all that can start.
 
         Raises:
             DeviceError: no such device, or it cannot start.
@@ -203,13 +204,13 @@ class Core:
             device = self.device(name)
             try:
                 versions[name] = str(property_of(device, "VERSION"))
-            except ConfigError:  # it answers for itself, and knows of no such property
+            except ConfigError:  # its own get_property does not know VERSION
                 versions[name] = package_version(type(device))
         return versions
 
     @property
     def registered_devices(self) -> list[str]:
-        """Names of all devices, also of those that cannot start and of HETERO, MULTI, AUTO."""
+        """Names of all devices, including those that cannot start, and HETERO, MULTI and AUTO."""
         self._find_installed()
         return sorted(self._makers)
 
@@ -222,7 +223,7 @@ class Core:
         """Return the device of that name ("NAME" or "NAME.id"), started.
 
         Raises:
-            DeviceError: there is none, or it cannot start; why.
+            DeviceError: there is none, or it cannot start; the message says why.
         """
         require_type(name, str, DeviceError, "the name of a device, such as 'CPU'")
         with self._lock:
@@ -235,6 +236,7 @@ class Core:
             return found
 
     def _start(self, name: str) -> Device:
+        """Make and start a device; a failure is remembered and raised again by later calls."""
         if name in self._failed:
             raise DeviceError(self._failed[name])
         if name not in self._makers:
@@ -300,7 +302,7 @@ class Core:
         return device, {"DEVICE_PRIORITIES": rest}
 
     def get_property(self, device_name: str, name: str) -> Any:
-        """Return an option or metric of a device.
+        """Return the value of an option or metric of a device.
 
         Raises:
             DeviceError: no such device.
@@ -309,7 +311,12 @@ class Core:
         return property_of(self.device(device_name), name)
 
     def set_property(self, device_name: str | Config, properties: Config | None = None) -> None:
-        """Set options of a device for later compile calls; without a name, of every device.
+        """Set options for later compile calls.
+
+        Args:
+            device_name: A device; or the options, which are then set for every available device
+                that has them.
+            properties: The options of ``device_name``.
 
         Raises:
             ConfigError: a key is unknown (to every device) or a value is not allowed.
@@ -339,17 +346,16 @@ class Core:
     ) -> QueryResult:
         """Return which nodes of a model a device supports.
 
-        The model is preprocessed and configured as by `compile_model`, so that the answer is that
-        of compiling with the same arguments.
+        The model is preprocessed and configured as by `compile_model` with the same arguments.
 
         Args:
             model: A graph, the path or bytes of an ONNX file, or an ``onnx.ModelProto``.
             device_name: A device, or "HETERO:A,B", "MULTI:A,B", "AUTO", "AUTO:A,B".
             config: The device's options.
-            preprocess: `Preprocess` by input name.
+            preprocess: `Preprocess` by input name, put into the graph before the query.
 
         Returns:
-            ``{node name: device name}``; its ``reasons`` has a text for each node that is missing.
+            Device names by node name; its ``reasons`` has a text for each node that is missing.
 
         Raises:
             DeviceError: no such device, or it cannot start.
@@ -381,12 +387,12 @@ class Core:
             model: A graph, the path or bytes of an ONNX file, or an ``onnx.ModelProto``.
             device_name: A device, or "HETERO:A,B", "MULTI:A,B", "AUTO", "AUTO:A,B".
             config: The device's options.
-            preprocess: `Preprocess` by input name, put into the graph before it.
+            preprocess: `Preprocess` by input name, put into the graph before compilation.
 
         Raises:
             DeviceError: no such device, or it cannot start.
             ConfigError: an option is unknown or its value not allowed.
-            UnsupportedOpError: the device lacks an operator and has no fallback.
+            UnsupportedOpError: neither the device nor its fallback devices run an operator.
         """
         with paused_gc():
             return self._compile_model(model, device_name, config, preprocess)
@@ -411,6 +417,7 @@ class Core:
         full: Config,
         preprocess: Mapping[str, Any] | None,
     ) -> CompiledModel:
+        """Compile a graph under the limits in force; ``full`` has the device string's options."""
         option = _option_reader(device, full)
         graph = prepared(graph, option, preprocess)
         folder = str(option("CACHE_DIR") or "")
@@ -426,6 +433,7 @@ class Core:
         return model
 
     def _compile(self, device: Device, graph: Graph, config: Config) -> CompiledModel:
+        """Compile for a device; HETERO gives the nodes that it lacks to its fallback devices."""
         if not device.fallback:
             return compile_on(device, graph, config or None)
         supported = query_on(device, graph, config or None)
@@ -433,7 +441,7 @@ class Core:
             result = supported if isinstance(supported, QueryResult) else None
             return compile_queried(device, graph, config or None, result)
         hetero = self.device("HETERO")
-        assert isinstance(hetero, CompilesWithFallback), "the name is taken by our own"
+        assert isinstance(hetero, CompilesWithFallback), "the built-in HETERO has the name"
         priorities = [device, *(self.device(name) for name in device.fallback)]
         return hetero.compile_with_fallback(graph, priorities, config, supported)
 
@@ -446,15 +454,15 @@ class Core:
         """Return the model that ``CompiledModel.export_model`` wrote.
 
         Args:
-            source: Path (its weights are then mapped, not read), bytes or binary stream, which is
-                read as far as the model goes.
-            device_name: The device to run it; empty: the one that it was compiled for.
+            source: Path, whose weights are mapped; bytes; or a binary stream, which is read to the
+                end of the model.
+            device_name: The device to run the model; empty: the one that it was compiled for.
             config: The device's options; ``{"ALLOW_RECOMPILE": False}`` refuses a file that was
                 compiled for another version or other hardware, instead of compiling it anew.
 
         Raises:
             BlobError: the file is damaged or does not fit.
-            FileError: it cannot be read; a `BlobError` and an ``OSError`` too.
+            FileError: it cannot be read; also a `BlobError` and an ``OSError``.
         """
         from subgraph.devices.export import exported_device
 
@@ -496,10 +504,10 @@ def _with_id(device: Device, device_id: str) -> Device:
 
 
 def _option_reader(device: Device, config: Config) -> Callable[[str], Any]:
-    """Return a function that reads options which Core follows itself.
+    """Return a function that reads the options that Core itself applies, such as CACHE_DIR.
 
-    The function returns the value of an option by its name: from ``config``, else from the device;
-    None if the device has no such option.
+    It returns the value of an option by name: from ``config``, else from the device; None if the
+    device has no such option.
     """
     known = known_properties(device)
     configured = {current_name(name, known): value for name, value in config.items()}
@@ -523,6 +531,7 @@ def _limits_of(device: Device, config: Config) -> AbstractContextManager[None]:
 
 
 def _joined(config: Config | None, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checked configuration, with the options of a device string over it."""
     if config is not None and not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the config is {config!r}; give a dict, such as {{'NUM_STREAMS': 2}}")
     for key in config or ():

@@ -1,9 +1,9 @@
-"""Devices: what runs a graph, or the part of one that it supports.
+"""`Device`: the base class of everything that runs graphs, or the parts of them that it supports.
 
-A child of `Device` says which nodes it takes (`supports`) and what runs a graph of such nodes
-(`create_op`); query, compile, import, options and metrics have defaults over these two. A device
-with other needs overrides `query_model` and `compile_model` themselves. Which device gets which
-part of a model is not decided here: HETERO does that for all.
+A child says which nodes it supports (`supports`) and makes the op that runs a graph of such nodes
+(`create_op`); query, compilation, import, options and metrics have defaults over these two. A
+device with other needs overrides `query_model` and `compile_model`. The HETERO device decides which
+device runs which part of a model.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _fallback: Hook[[Graph, SubgraphOp, list[Device], Config, DeviceOptions], Fallba
 
 
 class DeviceTable(Protocol):
-    """The `Core` of a device, as far as a device needs it: it finds and asks other devices."""
+    """The part of `Core` that devices use: it finds other devices and compiles for them."""
 
     @property
     def available_devices(self) -> list[str]:
@@ -83,26 +83,34 @@ class DeviceTable(Protocol):
     def compile_model(
         self, model: Graph, device_name: str, config: Config | None = None
     ) -> CompiledModel:
-        """Compile a graph for a device."""
+        """Compile a graph for a device: see `Core.compile_model`.
+
+        Args:
+            model: The graph.
+            device_name: A device string.
+            config: The device's options.
+        """
         ...
 
     def add_extension(self, extension: Operator) -> None:
-        """Make a custom operator known."""
+        """Register a custom operator."""
         ...
 
 
 class Device:
-    """A device; write a child, register it with ``core.register_device("NAME", MyDevice)``.
+    """A device; a child is registered with ``core.register_device("NAME", MyDevice)``.
 
     Attributes:
-        name: The name that it is registered under, with the id of one of several: "NAME.0".
-        core: The Core that it is registered with.
-        options_class: Its options, each declared once; a child of `DeviceOptions`.
-        fallback: Devices that take the nodes which this one does not, when it is asked for alone.
+        name: The name under which it is registered; "NAME.0" for one of several ids.
+        core: The Core that it is registered with, or None.
+        options_class: Its options, a child of `DeviceOptions`.
+        fallback: Names of devices that run the nodes which this one does not support if a model is
+            compiled for this device alone.
         is_virtual: Whether it runs models on other devices, as HETERO does.
-        concurrent_regions: Whether it runs several regions of one request at the same time, where
-            they do not depend on each other; beside those of other devices they run anyway.
-        caches: Whether ``CACHE_DIR`` keeps its compiled models; False leaves that to others.
+        concurrent_regions: Whether independent regions of one request may overlap on it. Regions of
+            different devices may always overlap.
+        caches: Whether its compiled models are stored in ``CACHE_DIR``; False for a device whose
+            other devices store theirs.
     """
 
     options_class: ClassVar[type[DeviceOptions]] = DeviceOptions
@@ -117,7 +125,7 @@ class Device:
     _started: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Prepare the state that a child need not know of."""
+        """Create the private state, so that a child need not call ``super().__init__``."""
         self = super().__new__(cls)
         self.name = class_name(cls)
         self.core = None
@@ -126,43 +134,51 @@ class Device:
         self._started = False
         return self
 
-    # ------------------------------------------------------------------ what a child writes
+    # ------------------------------------------------------------------ overridden by children
 
     def start(self) -> None:
-        """Find the hardware, before the first use; raise to say why it is not there."""
+        """Find the hardware, before the first use; an exception says why it cannot be used."""
 
     def supports(self, node: Node, options: Any) -> bool | Reject:
         """Return whether the device can run ``node``; a `Reject` says why not.
 
-        ``options`` is an ``options_class``, here and in the following methods.
+        ``options`` is an instance of ``options_class``, here and in the following methods.
         """
         return False
 
     def transform(self, graph: Graph, options: Any) -> Graph:
-        """Return the graph as the device wants it: fused, legalized. Query and compile use it.
+        """Return the graph in the device's own form, fused or legalized; ``graph`` is unchanged.
 
-        A node that stands for several original ones keeps them in its inner graph, or lists their
-        names in ``metadata["origin"]``, separated by newlines.
+        Queries and compilations use the result. A node that stands for several original nodes has
+        them in its inner graph, or lists their names in ``metadata["origin"]``, separated by
+        newlines.
         """
         return graph
 
     def create_op(self, graph: Graph, options: Any) -> SubgraphOp:
-        """Return what runs ``graph``, all of whose nodes are supported; inputs include weights."""
+        """Return the op that runs ``graph``, whose nodes are all supported.
+
+        The graph's inputs are those of the region: values and weights.
+        """
         return DefaultSubgraphOp(graph)
 
     def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
-        """Take a kernel of a custom operator, named "domain::Type"; what it is, the device says.
+        """Register a kernel of a custom operator.
+
+        Args:
+            operator: "domain::Type".
+            kernel: A callable of the kind that the device defines, such as a lowering.
 
         Raises:
-            DeviceError: the device takes none.
+            DeviceError: the device has no kernels of single operators.
         """
         raise DeviceError(f"device {self.name} takes no kernels for single operators")
 
     def remove_kernel(self, operator: str) -> None:
-        """Forget a kernel that `add_kernel` took; a device without kernels has nothing to do."""
+        """Remove a kernel that `add_kernel` registered for an operator."""
 
     def device_ids(self) -> list[str]:
-        """Return the ids of the devices of this kind; [""] where there is one without an id."""
+        """Return the ids of the devices of this kind; [""] if there is one device without an id."""
         return [""]
 
     def metrics(self) -> dict[str, Any]:
@@ -177,34 +193,34 @@ class Device:
         }
 
     def capability(self) -> dict[str, str]:
-        """Return what an exported model depends on; an import compares it with the file's."""
+        """Return the facts that an exported model depends on, which an import compares."""
         return {"architecture": str(self.metrics().get("DEVICE_ARCHITECTURE", ""))}
 
     def version(self) -> str:
-        """Return what reports of problems have to name: versions of the device's package, driver.
+        """Return the versions of the device's package, compilers and driver, for problem reports.
 
         The default is ``__version__`` of the package that defines the device's class.
         """
         return package_version(type(self))
 
     def request_range(self) -> tuple[int, int, int]:
-        """Return how many requests at a time are of use: the least, the most, and the step.
+        """Return the useful numbers of concurrent requests: smallest, largest, and step.
 
-        The default counts up to `optimal_requests`.
+        The default is 1 to `optimal_requests`.
         """
         return 1, max(1, self.optimal_requests(self.options_for(None))), 1
 
     def optimal_requests(self, options: Any) -> int:
-        """Return how many requests at a time make best use of the device."""
+        """Return the number of concurrent requests with which the device is used best."""
         return 1
 
-    # ------------------------------------------------------------------ what users call
+    # ------------------------------------------------------------------ called by users
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return the nodes that the device supports, as {node name: device name}.
 
-        The graph goes through the device's own `transform`; an original node is supported only if
-        everything that it became is. The result has ``.reasons`` for the others.
+        The graph is transformed by `transform`; an original node is supported only if all nodes
+        that it has become are. The result, a `QueryResult`, has reasons for the other nodes.
         """
         options = self.options_for(config)
         prepared = self._prepare(graph, options)
@@ -227,10 +243,10 @@ class Device:
         return QueryResult(supported, {k: v for k, v in reasons.items() if k in known}, prepared)
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
-        """Compile a graph all of whose nodes are supported.
+        """Compile a graph whose nodes are all supported.
 
         Raises:
-            UnsupportedOpError: a node is not; names and reasons.
+            UnsupportedOpError: some nodes are not; it lists their names and reasons.
             ConfigError: an option is unknown or its value not allowed.
         """
         return _compile_checked(self, graph, config)
@@ -238,7 +254,14 @@ class Device:
     def compile_supported(
         self, graph: Graph, config: Config | None, result: QueryResult | None = None
     ) -> CompiledModel:
-        """Compile a graph of which `query_model` has said that all nodes are supported."""
+        """Compile a graph whose nodes are all supported, without a query.
+
+        Args:
+            graph: The graph.
+            config: The device's options.
+            result: Its query result, whose transformed graph is used again; None if the graph was
+                not queried by itself.
+        """
         options = self.options_for(config)
         prepared = None
         if result is not None:
@@ -247,8 +270,8 @@ class Device:
         def make_op(inner: Graph) -> SubgraphOp:
             op = self._op_for(inner, options)
             if prepared is not None:
-                self._hand_over(op, prepared)
-            return self._guarded(inner, op, options)
+                self._use_prepared(op, prepared)
+            return self._with_fallback(inner, op, options)
 
         compiled = whole_graph(graph, self.name, make_op)
         return self._model(compiled, options, source=graph)
@@ -272,6 +295,7 @@ class Device:
         )
 
     def _prepare(self, graph: Graph, options: DeviceOptions) -> PreparedGraph:
+        """Transform a graph for a query; a child may find out here which nodes it refuses."""
         return PreparedGraph(self._transformed(graph, options))
 
     def _transformed(self, graph: Graph, options: DeviceOptions) -> Graph:
@@ -283,11 +307,11 @@ class Device:
         return found
 
     def _own_op_reason(self, node: Node) -> str:
-        """Return why a node is left to its own op, "" if it has none."""
+        """Return why a node has to run by its own op; "" if it has none."""
         return own_op_reason(node)
 
     def _refusal(self, node: Node, options: DeviceOptions) -> str:
-        """Return why the device does not run a node, "" if it does."""
+        """Return why `supports` refuses a node; "" if it does not."""
         try:
             answer = self.supports(node, options)
         except (SubgraphError, MemoryError):
@@ -310,26 +334,32 @@ class Device:
         op.concurrent = op.concurrent or self.concurrent_regions
         return op
 
-    def _hand_over(self, op: SubgraphOp, prepared: PreparedGraph) -> None:
-        """Give an op that transforms by itself what the query has made of the graph already."""
+    def _use_prepared(self, op: SubgraphOp, prepared: PreparedGraph) -> None:
+        """Let an op that transforms its graph itself use the result of the query instead."""
 
-    def _guarded(self, graph: Graph, op: SubgraphOp, options: DeviceOptions) -> SubgraphOp:
-        """Let the devices behind this one take over from an op that fails."""
+    def _with_fallback(self, graph: Graph, op: SubgraphOp, options: DeviceOptions) -> SubgraphOp:
+        """Return the op, with the device's fallback devices to run the region if the op fails."""
         if self.fallback and self.core is not None and options.RUNTIME_FALLBACK:
             others = [self.core.device(name) for name in self.fallback]
             op.fallback = _fallback(graph, op, others, {}, options)
         return op
 
     def region_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
-        """Return what runs a region of an imported model; its nodes are known to be supported."""
-        return self._guarded(graph, self._op_for(graph, options), options)
+        """Return the op that runs a region of an imported model, whose nodes are all supported."""
+        return self._with_fallback(graph, self._op_for(graph, options), options)
 
     def import_graph(
         self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
     ) -> CompiledModel:
-        """Return the model of a partitioned graph that came from a file of this device.
+        """Return the model of a partitioned graph from an exported file of this device.
 
-        A device that compiles in its own way compiles the graph again.
+        A device that overrides `compile_model` compiles the graph again.
+
+        Args:
+            graph: The graph, with a subgraph node for each region.
+            config: The device's options.
+            header: Header of the file.
+            stored: The packed weights of the file.
         """
         if type(self).compile_model is not Device.compile_model:
             return self.compile_model(without_device_regions(graph), config)
@@ -340,16 +370,16 @@ class Device:
         return self._model(graph, options, stored=stored)
 
     def import_parts(self, parts: Mapping[str, memoryview], config: Config) -> CompiledModel:
-        """Return the model of a file of several devices, each with an exported model of its own.
+        """Return the model of a file that holds one exported model for each of several devices.
 
         Args:
-            parts: These, by the device's name.
+            parts: The exported models by the device's name.
             config: The device's options, and ``ALLOW_RECOMPILE``.
         """
         return _import_model(self, parts.get(self.name) or next(iter(parts.values())), config)
 
     def recompile(self, graph: Graph, config: Config) -> CompiledModel:
-        """Compile the graph of a file that does not fit as it is."""
+        """Compile the graph of a file that was compiled for another machine or version."""
         if self.core is None:
             return self.compile_model(graph, config)
         return self.core.compile_model(graph, self.name, config)
@@ -387,18 +417,19 @@ class Device:
             return getattr(self.options_for(None), name)
         if name == "SUPPORTED_PROPERTIES":
             return self.supported_properties()
-        if name in PROPERTY_LISTS:
-            return listed(name, self.supported_properties())
+        if name in _PROPERTY_LISTS:
+            wanted = _PROPERTY_LISTS[name]
+            return [key for key, access in self.supported_properties().items() if access == wanted]
         metrics = self.metrics()
         if name in metrics:
             return metrics[name]
-        if name in _ASKED_ALONE:
-            return _ASKED_ALONE[name](self)
+        if name in _COMPUTED:
+            return _COMPUTED[name](self)
         known = self.supported_properties()
         raise ConfigError(f"{self.name} has no property {name!r}; {nearest(name, known)}")
 
     def set_property(self, properties: Config) -> None:
-        """Set options for later compile calls; all or, when one is wrong, none.
+        """Set options for later compile calls; if one is wrong, none is set.
 
         Raises:
             ConfigError: a key is unknown or read-only, or a value is not allowed.
@@ -416,7 +447,7 @@ class Device:
 
     def supported_properties(self) -> dict[str, str]:
         """Return "RW" or "RO" by name for all options and metrics."""
-        metrics = dict.fromkeys((*self.metrics(), *_ASKED_ALONE, "SUPPORTED_PROPERTIES"), "RO")
+        metrics = dict.fromkeys((*self.metrics(), *_COMPUTED, "SUPPORTED_PROPERTIES"), "RO")
         return {**property_access(self.options_class), **metrics}
 
     def options_for(self, config: Config | None) -> Any:
@@ -428,13 +459,13 @@ class Device:
         base = self.name.partition(".")[0]
         return resolve_options(self.options_class, self.name, [config or {}, self._settings], base)
 
-    # ------------------------------------------------------------------ what Core calls
+    # ------------------------------------------------------------------ called by Core
 
     def ensure_started(self) -> None:
-        """Start the device if that was not tried yet.
+        """Start the device unless it was started before.
 
         Raises:
-            DeviceError: it cannot start; the reason of the first try.
+            DeviceError: it cannot start, or could not the first time.
         """
         if not self._started:
             self._started = True
@@ -447,7 +478,7 @@ class Device:
             raise DeviceError(self._start_error)
 
     def with_id(self, device_id: str) -> Device:
-        """Return the device of that id: this one's options, set on their own from now on."""
+        """Return the device of an id, with a copy of this device's options."""
         other = copy.copy(self)
         other.name = f"{self.name}.{device_id}"
         other._settings = {**self._settings, "DEVICE_ID": device_id}
@@ -457,36 +488,34 @@ class Device:
         return f"<{type(self).__name__} {self.name}>"
 
 
-# Metrics that take time to find out, and are only found out when they are asked for.
-_ASKED_ALONE: dict[str, Callable[[Device], Any]] = {
+# Metrics that take time to compute; they are computed only when one is read by its name.
+_COMPUTED: dict[str, Callable[[Device], Any]] = {
     "RANGE_FOR_ASYNC_INFER_REQUESTS": lambda device: device.request_range(),
     "VERSION": lambda device: device.version(),
 }
-# The two lists that OpenVINO's guides name, and which properties of SUPPORTED_PROPERTIES they hold.
-PROPERTY_LISTS = {"SUPPORTED_METRICS": "RO", "SUPPORTED_CONFIG_KEYS": "RW"}
-
-
-def listed(name: str, supported: Mapping[str, str]) -> list[str]:
-    """Return the property that `PROPERTY_LISTS` calls ``name``."""
-    return [key for key, access in supported.items() if access == PROPERTY_LISTS[name]]
+# Two lists of properties from OpenVINO's guides, each with the access of the properties in it.
+_PROPERTY_LISTS = {"SUPPORTED_METRICS": "RO", "SUPPORTED_CONFIG_KEYS": "RW"}
 
 
 def package_version(kind: type[Device]) -> str:
-    """Return ``__version__`` of the package that defines a device; "unknown" if it has none."""
+    """Return ``__version__`` of the package that defines a device class; "unknown" without one."""
     package = sys.modules.get(kind.__module__.partition(".")[0])
     return str(getattr(package, "__version__", "unknown"))
 
 
 def class_name(kind: type[Device]) -> str:
-    """Return what a device is called before it is registered."""
+    """Return the name of a device before it is registered: "MY" for MyDevice."""
     return kind.__name__.removesuffix("Device").upper()
 
 
 def whole_graph(graph: Graph, device: str, make_op: Callable[[Graph], SubgraphOp]) -> Graph:
-    """Return a graph that does the same by one subgraph node with the op ``make_op(inner)``.
+    """Return an equivalent graph of one subgraph node; ``graph`` itself if it has no nodes.
 
-    The inner graph's inputs are the graph's, then its other parameters. A graph without nodes is
-    returned as it is.
+    Args:
+        graph: The graph.
+        device: Name of the device, for the subgraph node's affinity.
+        make_op: Makes the node's op from the inner graph, whose inputs are the graph's inputs,
+            then its other parameters.
     """
     if not graph.nodes:
         return graph

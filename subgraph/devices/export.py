@@ -1,11 +1,11 @@
 """Exported models: ``model.export_model`` writes one file, ``core.import_model`` reads it back.
 
-The file (see `subgraph.devices.blob`) holds the partitioned graph as ONNX, the weights and what the
-devices made of them, aligned so that an import maps them, and a record of devices, options and
-versions. An import checks all of it. A file that this user has not signed gives its graph and
-weights, checked as `subgraph.onnx_format.file.load` checks a model, and the names of its devices;
-nothing else of it is used. That, and what does not fit this machine or version, is compiled anew
-from the stored graph, if that is allowed.
+The file (see `subgraph.devices.blob`) holds the partitioned graph as ONNX, its weights and their
+packed forms, which an import maps, and a record of devices, options and versions. An import checks
+all of it. A model for another machine or version is compiled again from the stored graph, if that
+is allowed; so is a model that this user has not signed. Of such a file only the graph, the weights
+and the names of the devices are used, and checked as `subgraph.onnx_format.file.load` checks a
+model.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ if TYPE_CHECKING:
     from subgraph.devices.device import Config, Device
 
 Source = str | PathLike[str] | IO[bytes]
-_INLINE_BELOW = 1024
-# Dtypes of which an array is a view of the file, whatever the tensor reader does for others.
-_AS_THEY_LIE = frozenset(
+# Smaller weights are initializers of the ONNX message, without a section. An estimate.
+_INLINE_MAX_BYTES = 1024
+# Dtypes whose bytes in the file are those of an array; the tensor reader decodes others.
+_MAPPED_DTYPES = frozenset(
     ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
     if sys.byteorder == "little"
     else ()
 )
-ALLOW_RECOMPILE = "ALLOW_RECOMPILE"
+ALLOW_RECOMPILE = "ALLOW_RECOMPILE"  # option of an import: may it compile the graph again?
 _FOREIGN = (
     "it is not signed with your key, so that nothing but its graph and weights can be used (export "
     "it here, or give this machine the key of the machine that wrote it: see docs/devices.md)"
@@ -71,7 +72,7 @@ _FOREIGN = (
 
 
 def region_nodes(graph: Graph) -> Iterator[Node]:
-    """Yield the nodes of a graph and its bodies that a device compiled."""
+    """Yield the subgraph nodes of a graph and its bodies."""
     work = [graph]
     while work:
         current = work.pop()
@@ -87,9 +88,12 @@ def export_model(model: CompiledModel, target: Source, content: str = "") -> Non
 
     Args:
         model: The model.
-        target: Where to write it.
-        content: Key of what it was compiled from, for `import_model` to ask for; the weights are
-            then left to whoever has that.
+        target: Path or binary stream.
+        content: Key of the graph and weights that it was compiled from, which `import_model` can
+            require. The file then has no weights: the import passes them.
+
+    Raises:
+        BlobError: a subgraph op cannot be exported.
     """
     for node in region_nodes(model.graph):
         if not _is_exportable(node):
@@ -99,17 +103,17 @@ def export_model(model: CompiledModel, target: Source, content: str = "") -> Non
                 "Or save the graph with sg.save"
             )
     writer = BlobWriter()
-    with transaction():  # no parameter changes while weights and what was made of them are written
+    with transaction():  # no parameter changes while weights and packed weights are written
         names, model_part, weights = _add_graph(writer, model.graph, with_weights=not content)
         packed = _add_packed(writer, model.graph, names)
         renamed = any(name != p.name for p, name in names.items())
-        keeper = ArrayExporter(writer, names, packed)
-        kept = {} if renamed else _kept(model.graph, keeper)
+        exporter = ArrayExporter(writer, names, packed)
+        op_data = {} if renamed else _op_data(model.graph, exporter)
     header = {
         **_described(model, names),
         "content": content,
         "renamed": renamed,
-        "kept": kept,
+        "kept": op_data,
         "metrics": {k: v for k, v in model.metrics.items() if _is_plain(v)},
         "capability": {name: _capability(model, name) for name in _devices_of(model)},
         "requests": model.optimal_requests,
@@ -122,19 +126,24 @@ def export_model(model: CompiledModel, target: Source, content: str = "") -> Non
 
 
 def _is_exportable(node: Node) -> bool:
-    """Return whether a device made the op of a region, or its property can make it again."""
+    """Return whether an import can make a region's op again, by its device or its property."""
     notes = node.metadata or {}
     if AFFINITY in notes or type(node.op) is DefaultSubgraphOp:
         return True
     op: SubgraphOp | None = node.op
-    says_how = op is not None and type(op).to_export is not SubgraphOp.to_export
-    return OP_NOTE in notes and says_how
+    exports = op is not None and type(op).to_export is not SubgraphOp.to_export
+    return OP_NOTE in notes and exports
 
 
 def export_several(
     model: CompiledModel, parts: Mapping[str, CompiledModel], target: Source
 ) -> None:
-    """Write a model that consists of one for each of several devices, by the device's name.
+    """Write a model that consists of one compiled model for each of several devices.
+
+    Args:
+        model: The model of all devices.
+        parts: The devices' models by the device's name.
+        target: Path or binary stream.
 
     Raises:
         BlobError: one of them cannot be exported.
@@ -142,21 +151,21 @@ def export_several(
     writer = BlobWriter()
     places: dict[str, dict[str, int]] = {}
     renamed = False
-    with transaction():  # all hold the same versions of the weights
+    with transaction():  # all parts have the same versions of the weights
         for name, part in parts.items():
             stream = io.BytesIO()
             export_model(part, stream)
             stream.seek(0)
             renamed |= bool(read_header(stream)["renamed"])
             places[name] = writer.add(stream.getbuffer())
-    if renamed:  # the models of a file find each other's weights by name
+    if renamed:  # the parts share weights by name, which is then impossible
         export_model(model, target)
         return
     writer.write({**_described(model, {}), "models": places}, target)
 
 
 def _described(model: CompiledModel, names: Mapping[Parameter, str]) -> dict[str, Any]:
-    """Return what every file says; ``names`` are those of the parameters in it."""
+    """Return the entries of every header; ``names`` are the parameters' names in the file."""
     return {
         "subgraph": __version__,
         "byteorder": sys.byteorder,
@@ -166,7 +175,7 @@ def _described(model: CompiledModel, names: Mapping[Parameter, str]) -> dict[str
         "configs": _saved_options(model.configs),
         "inputs": [[port.name, str(port.type or "?")] for port in model.inputs],
         "defaults": {
-            # A parameter that only bodies use stands in them, under its own name.
+            # A parameter that only bodies use is an initializer of a body, under its own name.
             p.name: names.get(p.default, p.default.name)
             for p in model.inputs
             if p.default is not None
@@ -177,12 +186,11 @@ def _described(model: CompiledModel, names: Mapping[Parameter, str]) -> dict[str
 
 def _plain_options(options: DeviceOptions) -> dict[str, Any]:
     access = property_access(options)
-    kept = {key for key, mode in access.items() if mode == "RW"}
-    return _saved_options({k: v for k, v in attrs.asdict(options).items() if k in kept})
+    return _saved_options({k: v for k, v in attrs.asdict(options).items() if access[k] == "RW"})
 
 
 def _saved_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options, and those of devices among them, without the ones that no file sets."""
+    """Return options without those that files do not contain; values may be devices' options."""
     unsaved = unsaved_options()
     return {
         key: _saved_options(cast("Mapping[str, Any]", v)) if isinstance(v, Mapping) else v
@@ -203,7 +211,7 @@ def _is_plain(value: Any) -> bool:
 def _devices_of(model: CompiledModel) -> list[str]:
     found = dict.fromkeys((n.metadata or {}).get(AFFINITY, "") for n in region_nodes(model.graph))
     names = [name for name in found if name]
-    return names or [model.device.partition(":")[0]]  # it runs the model without regions
+    return names or [model.device.partition(":")[0]]  # the device runs the model without regions
 
 
 def _capability(model: CompiledModel, name: str) -> dict[str, str]:
@@ -214,7 +222,11 @@ def _capability(model: CompiledModel, name: str) -> dict[str, str]:
 def _add_graph(
     writer: BlobWriter, graph: Graph, *, with_weights: bool
 ) -> tuple[dict[Parameter, str], dict[str, int], dict[str, Any]]:
-    """Add the graph and its weights; return the parameters' names in the file, and the places."""
+    """Add the graph and its weights to a file.
+
+    Returns:
+        The parameters' names in the file, the place of the graph, and the places of the weights.
+    """
     from subgraph.onnx_format.writer import GraphWriter
     from subgraph.operators.protobuf import tensor_to_proto
 
@@ -222,7 +234,7 @@ def _add_graph(
     proto = converted.model()
     weights: dict[str, Any] = {}
     for name, array in converted.weights:
-        if array.nbytes < _INLINE_BELOW or dtype_of(array) in NOT_RAW:
+        if array.nbytes < _INLINE_MAX_BYTES or dtype_of(array) in NOT_RAW:
             proto.graph.initializer.append(tensor_to_proto(array, name))
             continue
         if with_weights:
@@ -248,7 +260,7 @@ def _add_placeholder(proto: onnx.ModelProto, name: str, array: Array) -> None:
 def _add_packed(
     writer: BlobWriter, graph: Graph, names: Mapping[Parameter, str]
 ) -> dict[WeightEntry, dict[str, Any]]:
-    """Add what the regions made of their weights."""
+    """Add the packed weights of the regions; return the header's table of each."""
     packed: dict[WeightEntry, dict[str, Any]] = {}
     for node in region_nodes(graph):
         op: SubgraphOp | None = node.op
@@ -260,7 +272,7 @@ def _add_packed(
             if entry in packed or not known or not entry.parameters:
                 continue
             array = entry.get()
-            if not is_array(array):  # what an op makes again by itself
+            if not is_array(array):  # such as a library's model, which the op makes again
                 continue
             if dtype_of(array) in NOT_RAW or entry.bytes == 0:
                 continue
@@ -273,22 +285,22 @@ def _add_packed(
     return packed
 
 
-def _kept(graph: Graph, keeper: ArrayExporter) -> dict[str, Any]:
-    """Return what the regions' ops keep, by the name of the region, where that is one region's."""
+def _op_data(graph: Graph, exporter: ArrayExporter) -> dict[str, Any]:
+    """Return the data that the regions' ops export, by the region's name if no other has it."""
     nodes = [node for node in region_nodes(graph) if node.op is not None]
     counts = Counter(node.name for node in nodes)
     single = [node for node in nodes if counts[node.name] == 1]
     ops: dict[str, SubgraphOp] = {node.name: node.op for node in single}
-    found = {name: type(op).to_export(op, keeper) for name, op in ops.items()}
-    return {name: kept for name, kept in found.items() if kept is not None}
+    found = {name: type(op).to_export(op, exporter) for name, op in ops.items()}
+    return {name: data for name, data in found.items() if data is not None}
 
 
 def _restore(graph: Graph, reader: BlobReader) -> None:
-    """Give the regions' ops what they kept."""
-    kept = _table(reader.header, "kept")
+    """Pass the exported data of the regions' ops to the ops."""
+    op_data = _table(reader.header, "kept")
     file = ArrayImporter(reader, {p.name: p for p in all_parameters(graph)})
     for node in region_nodes(graph):
-        found = kept.get(node.name)
+        found = op_data.get(node.name)
         op: SubgraphOp | None = node.op
         if op is not None and isinstance(found, dict):
             type(op).restore(op, cast(dict[str, Any], found), file)
@@ -317,19 +329,23 @@ def import_model(
 
     Args:
         device: The device.
-        source: The file.
+        source: The file: a path, a binary stream, or a section of another file.
         config: The device's options, and ``ALLOW_RECOMPILE``.
-        parameters: The model is built on these, by name, which hold what the file holds.
-        content: Key that `export_model` was given for the file; None: any.
+        parameters: Parameters by name that the model uses instead of the file's weights; they must
+            have the same values.
+        content: The ``content`` that the file must have been exported with; None: any.
+
+    Raises:
+        BlobError: the file is damaged or does not fit.
     """
-    asked = dict(config or {})
-    allowed = asked.pop(ALLOW_RECOMPILE, True)
+    options = dict(config or {})
+    allowed = options.pop(ALLOW_RECOMPILE, True)
     reader = BlobReader(source)
     if content is not None and reader.header.get("content") != content:
         raise BlobError(f"{reader.name} is of another model")
     try:
         device = _importer(device, str(reader.header.get("device")))
-        return _imported(device, reader, asked, bool(allowed), parameters)
+        return _imported(device, reader, options, bool(allowed), parameters)
     except (BlobError, ConfigError, LimitError):
         raise
     except (
@@ -345,9 +361,9 @@ def import_model(
         ) from error
 
 
-def _importer(device: Device, told: str) -> Device:
-    """Return HETERO for a file of a device that needed its fallback, else the device."""
-    if device.fallback and told == f"HETERO:{','.join((device.name, *device.fallback))}":
+def _importer(device: Device, compiled_for: str) -> Device:
+    """Return HETERO for a model that needs the device's fallback devices, else the device."""
+    if device.fallback and compiled_for == f"HETERO:{','.join((device.name, *device.fallback))}":
         return device.peer_named("HETERO")
     return device
 
@@ -366,7 +382,8 @@ def _imported(
         return _import_several(device, reader, config, allowed)
     if parameters is not None and header.get("renamed") is not False:
         raise BlobError(f"{reader.name} names its weights otherwise than the graph")
-    # A model of the cache is made anew where it is damaged: that has to be known now.
+    # A damaged model of the cache is compiled again, so all damage has to be found here. Other
+    # models check large sections when these are first read.
     reader.check_body(large=parameters is not None)
     graph = _read_graph(reader, parameters)
     problems = _problems(device, header) if reader.own else [_FOREIGN]
@@ -391,21 +408,22 @@ def _is_large(place: Any) -> bool:
 def _import_several(
     device: Device, reader: BlobReader, config: dict[str, Any], allowed: bool
 ) -> CompiledModel:
-    """Return the model of a file that `export_several` has written."""
+    """Return the model of a file that `export_several` wrote."""
     header = reader.header
     parts = {name: reader.part(place) for name, place in _table(header, "models").items()}
     if not parts:
         raise BlobError(f"{reader.name} is damaged: it holds no model")
-    asked = {**_merged(device, reader, config), ALLOW_RECOMPILE: allowed}
-    model = device.import_parts(parts, asked)
+    options = {**_merged(device, reader, config), ALLOW_RECOMPILE: allowed}
+    model = device.import_parts(parts, options)
     _offer_defaults(model, model.graph, header)
     return model
 
 
 def _merged(device: Device, reader: BlobReader, config: Config) -> dict[str, Any]:
-    """Return the options of a file with those of the call over them, if it is of this device.
+    """Return the options of a file and of the import, which come first.
 
-    Of a file that this user has not signed only the devices' names are taken.
+    The file's options are used only if it was compiled for this device; of a file that this user
+    has not signed, only the devices' names.
     """
     header = reader.header
     name, _, priorities = str(header.get("device")).partition(":")
@@ -414,13 +432,14 @@ def _merged(device: Device, reader: BlobReader, config: Config) -> dict[str, Any
     if not reader.own:
         return {**({"DEVICE_PRIORITIES": priorities} if priorities else {}), **config}
     configs = _table(header, "configs")
-    if "DEVICE_PRIORITIES" in config:  # a device that is not asked for has nothing to be told
-        asked = str(config["DEVICE_PRIORITIES"]).replace(",", " ").split()
-        configs = {name: values for name, values in configs.items() if name in asked}
+    if "DEVICE_PRIORITIES" in config:  # options of devices that are not listed would be refused
+        wanted = str(config["DEVICE_PRIORITIES"]).replace(",", " ").split()
+        configs = {name: values for name, values in configs.items() if name in wanted}
     return {**_saved_options({**_table(header, "options"), **configs}), **config}
 
 
 def _offer_defaults(model: CompiledModel, graph: Graph, header: Mapping[str, Any]) -> None:
+    """Let calls replace the weights that were inputs with a default in the exported model."""
     weights = {p.name: p for p in all_parameters(graph)}
     plain = {value.name: value for value in graph.inputs}
     defaults = _table(header, "defaults")
@@ -437,13 +456,13 @@ def _offer_defaults(model: CompiledModel, graph: Graph, header: Mapping[str, Any
 
 
 def _problems(device: Device, header: Mapping[str, Any]) -> list[str]:
-    """Return what of this machine and version differs from the file's."""
+    """Return the differences between this machine and version and those of the file."""
     problems: list[str] = []
     if header.get("subgraph") != __version__:
         problems.append(f"made by Subgraph {header.get('subgraph')}, this is {__version__}")
-    told = str(header.get("device", ""))
-    if told.partition(":")[0] != device.name:
-        problems.append(f"compiled for {told}, not for {device.name}")
+    compiled_for = str(header.get("device", ""))
+    if compiled_for.partition(":")[0] != device.name:
+        problems.append(f"compiled for {compiled_for}, not for {device.name}")
     for name, capability in _table(header, "capability").items():
         try:
             now = capability_of(device.peer_named(name))
@@ -476,7 +495,7 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
     places = _table(reader.header, "weights")
 
     class Mapped(TensorReader):
-        """Finds weights in the file."""
+        """Reads weights from the sections of the file."""
 
         def _external(self, proto: onnx.TensorProto, dtype: str, shape: tuple[int, ...]) -> Array:
             known = None if parameters is None else parameters.get(proto.name)
@@ -487,10 +506,10 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
 
         def weight(self, proto: onnx.TensorProto) -> Array | Unchecked:
             place = places.get(proto.name)
-            given = parameters is not None and proto.name in parameters
+            known = parameters is not None and proto.name in parameters
             dtype, shape = dtype_from_number(proto.data_type), tuple(proto.dims)
-            plain = dtype in _AS_THEY_LIE and all(dim >= 0 for dim in shape)
-            if given or not plain or place is None or not _is_large(place):
+            mapped = dtype in _MAPPED_DTYPES and all(dim >= 0 for dim in shape)
+            if known or not mapped or place is None or not _is_large(place):
                 return self.array(proto)
             part, leaves = reader.unchecked(place)
             array = self._view(proto, dtype, shape, part, 0, len(part))
@@ -520,7 +539,7 @@ def _message(data: bytes) -> onnx.ModelProto:
 
     try:
         proto: onnx.ModelProto = ModelProto.FromString(data)
-    except Exception as error:  # protobuf has an error of its own
+    except Exception as error:  # protobuf's DecodeError is no child of a common class
         raise ModelError(f"not an ONNX model: {error}") from error
     return proto
 

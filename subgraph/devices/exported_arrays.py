@@ -14,7 +14,7 @@ from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import Array, dtype_of, numpy_dtype
 from subgraph.weights.cache import WeightEntry
 
-_SHARED_BELOW = 1 << 20  # arrays up to this many bytes are stored once if regions have equal ones
+_SHARED_MAX_BYTES = 1 << 20  # arrays up to this size are stored once if regions have equal ones
 
 
 def added(writer: BlobWriter, array: Array) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def unchecked_at(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int
 
     Args:
         reader: The file.
-        place: Table with ``offset`` and ``size`` in bytes, as `BlobWriter.add` returned it.
+        place: The array's place, as `BlobWriter.add` returned it.
         dtype: Dtype of the array.
         shape: Shape of the array.
 
@@ -61,7 +61,7 @@ class ArrayExporter:
         self._small: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
 
     def array(self, array: Array) -> Any:
-        if array.nbytes > _SHARED_BELOW:
+        if array.nbytes > _SHARED_MAX_BYTES:
             return added(self._writer, array)
         # Several regions may hold equal small arrays, such as the code of a kernel.
         content = (dtype_of(array), array.shape, array.tobytes())
@@ -79,7 +79,7 @@ class ArrayExporter:
             same = made.ctypes.data == own.ctypes.data and made.nbytes == own.nbytes
             if same and own.flags.c_contiguous and parameter in self._names:
                 return self._names[parameter]
-        # A slice of a parameter, or computed from constants that the graph holds as nodes.
+        # It is a slice of a parameter, or was computed from Constant nodes of the graph.
         return None if dtype_of(made) in NOT_RAW else self.array(made)
 
 

@@ -1,9 +1,9 @@
-"""What takes a region over when its op fails: the devices behind it, and the region's breaker.
+"""Fallback: other devices run a region after its own op failed.
 
-Where a run raises, but for what is the caller's fault, the next device makes this run. If it can,
-that is a failure of the region's own op; if it raises, too, it says what is wrong. After
-``FALLBACK_FAILURES`` in a row the breaker opens: runs go to the next device at once, and after
-``FALLBACK_RETRY`` seconds one run tries the region's own op again.
+If a run raises an error that is not the caller's fault, the next device repeats the run. If that
+succeeds, the region's own op has failed; if it raises too, its error is raised. After
+``FALLBACK_FAILURES`` failures in a row the region's breaker opens: runs go to the next device at
+once, and after ``FALLBACK_RETRY`` seconds one run tries the own op again.
 """
 
 from __future__ import annotations
@@ -47,16 +47,18 @@ from subgraph.runtime.settings import DeviceOptions
 from subgraph.system.forking import free_in_child
 
 _log = logging.getLogger("subgraph")
-# The caller's fault, or the caller's wish: every device would raise the same.
-_CALLERS = (BlobError, LimitError, ModelError, RequestCancelledError)
+# Errors that the caller's inputs, limits or cancellation cause.
+_CALLER_ERRORS = (BlobError, LimitError, ModelError, RequestCancelledError)
 
 
-def stands(error: Exception) -> bool:
-    """Return whether no other device would help: the next one would raise the same.
+def is_final(error: Exception) -> bool:
+    """Return whether an error has to be raised, because no other device may repeat the run.
 
-    Also where an op gave results that are none, which its author has to see.
+    Every device would raise an error that the caller caused. A DeviceError that does not say that
+    the device is lost reports invalid results of an op, which the op's author has to see.
     """
-    return isinstance(error, _CALLERS) or (isinstance(error, DeviceError) and not error.lost)
+    of_op = isinstance(error, DeviceError) and not error.lost
+    return of_op or isinstance(error, _CALLER_ERRORS)
 
 
 def compile_region(
@@ -66,17 +68,26 @@ def compile_region(
     configs: Mapping[str, Config],
     options: DeviceOptions,
 ) -> tuple[SubgraphOp, Device]:
-    """Return what runs a region: made by ``device``, or by the next of ``others`` that can.
+    """Compile a region for the first device that can; those after it become its fallback.
 
-    Also says which one it was. Those that are left take over when it fails.
+    Args:
+        subgraph: The region.
+        device: The device whose query supports the region.
+        others: More devices in order of priority.
+        configs: Options by the device's name.
+        options: Options of the breaker.
+
+    Returns:
+        The op, and the device that compiled it.
 
     Raises:
         DeviceError: the last device failed.
+        UnsupportedOpError: the last device does not support a node.
     """
     candidates = [device, *others]
     for number, candidate in enumerate(candidates):
         config = configs.get(candidate.name) or None
-        # The first one was asked what it supports before the cut.
+        # The first device was queried before the partition.
         compile_model = compile_queried if number == 0 else compile_on
         try:
             op = _op_on(candidate, subgraph, compile_model(candidate, subgraph, config))
@@ -103,7 +114,11 @@ def _op_on(device: Device, subgraph: Graph, model: CompiledModel) -> SubgraphOp:
 
 
 class DeviceFallback:
-    """The devices that may run a region after its own, and the region's breaker."""
+    """The devices that run a region if its own op fails, and the region's breaker.
+
+    Attributes:
+        checks: Whether results with NaN or Inf are compared with the reference.
+    """
 
     def __init__(
         self,
@@ -113,7 +128,15 @@ class DeviceFallback:
         configs: Mapping[str, Config],
         options: DeviceOptions,
     ) -> None:
-        """Let ``others``, in order, take the region of ``op`` over, as ``options`` say."""
+        """Create the fallback of one region.
+
+        Args:
+            subgraph: The region.
+            op: The region's own op.
+            others: The devices that may run it instead, in order of priority.
+            configs: Options by the device's name.
+            options: Options of the breaker.
+        """
         self._breaker = Breaker(options)
         self.checks = options.FALLBACK_CHECK
         self._subgraph = subgraph
@@ -126,12 +149,12 @@ class DeviceFallback:
 
     @property
     def failures(self) -> int:
-        """How often the region's own op has failed."""
+        """Number of failures of the region's own op."""
         return self._breaker.failures
 
     @property
     def cause(self) -> str:
-        """What it said the last time."""
+        """Text of the own op's last error."""
         return self._breaker.cause
 
     @property
@@ -141,68 +164,74 @@ class DeviceFallback:
 
     @property
     def state(self) -> str:
-        """Why another device runs the region, for profiles; empty while its own does."""
+        """Failures of the own op as text for profiles; empty if its last run succeeded."""
         breaker = self._breaker
         if self.replacement is None:
             return f"{self._device} failed: {breaker.cause}" if breaker.in_a_row else ""
         return f"{self._device} failed {breaker.failures} times, {breaker.again}: {breaker.cause}"
 
     def session(self, op: SubgraphOp) -> Session | None:
-        """Return a session that minds the breaker; None while the op's own will do."""
+        """Return a session that follows the breaker; None if the op's own session suffices."""
         return FallbackSession(op, self) if self.checks or self._breaker.is_open else None
 
     def instead(self, op: SubgraphOp, error: Exception) -> Session | None:
-        """Return what makes the runs of an op that cannot open a session, None: nothing."""
-        if stands(error) or self.following() is None:
+        """Return a session for an op that could not open its own; None if no device can run it."""
+        if is_final(error) or self.next_op() is None:
             return None
         return FallbackSession(op, self, failure=error)
 
     def recover(self, error: Exception, session: Session) -> Session | None:
-        """Return what makes the run in which a session failed and later ones, None: nothing."""
-        if isinstance(session, FallbackSession) or stands(error) or self.following() is None:
+        """Return a session for a failed run and later ones; None if no device can make them."""
+        if isinstance(session, FallbackSession) or is_final(error) or self.next_op() is None:
             return None
         return FallbackSession(session.op, self, session, error)
 
     def may_try(self) -> bool:
-        """Return whether a run asks the region's own op; says so to one run when it is time."""
+        """Return whether a run may use the region's own op: see `Breaker.may_try`."""
         return self._breaker.may_try()
 
     def succeeded(self) -> None:
-        """Note that the region's own op has made a run."""
+        """Record that a run of the region's own op succeeded."""
         if self._breaker.succeeded():
             _log.warning("subgraph %r runs on %s again", self._subgraph.name, self._device)
 
-    def following(self) -> SubgraphOp | None:
-        """Return the op of the next device that can, None if there is none."""
+    def next_op(self) -> SubgraphOp | None:
+        """Return the op of the next device that compiles the region; None if there is none."""
         if self._next is None and self._others:
             with self._lock:
                 self._next = self._next or self._compiled()
         return self._next
 
     def failed(self, error: Exception, op: SubgraphOp) -> None:
-        """Count a failure of the region's own op in a run that ``op`` has made."""
-        breaker, following = self._breaker, self._next
-        new, opened = breaker.failed(error, may_open=following is not None)
+        """Count a failure of the region's own op.
+
+        Args:
+            error: Its error.
+            op: The op that made the run instead.
+        """
+        breaker, next_op = self._breaker, self._next
+        new, opened = breaker.failed(error, may_open=next_op is not None)
         if new:
-            _log.warning(  # not the error: a handler that keeps records would keep the run's arrays
+            # The record has the error's text only: the error would keep the run's arrays alive.
+            _log.warning(
                 "subgraph %r failed on device %s; %s helps out: %s",
                 self._subgraph.name,
                 self._device,
                 "REFERENCE" if op.device == SubgraphOp.device else op.device,
                 breaker.cause,
             )
-        if opened and following is not None:
+        if opened and next_op is not None:
             _log.warning(
                 "subgraph %r failed %d times in a row on %s and runs on %s from now on%s",
                 self._subgraph.name,
                 breaker.in_a_row,
                 self._device,
-                following.device,
+                next_op.device,
                 "" if breaker.pause == math.inf else f"; tried again after {breaker.pause:g} s",
             )
 
     def _compiled(self) -> SubgraphOp | None:
-        """Return the op of the next device that can; those after it stand behind it in turn."""
+        """Compile the region for the next device that can; those after it are its fallback."""
         for number, device in enumerate(self._others):
             try:
                 config = self._configs.get(device.name) or None
@@ -217,7 +246,7 @@ class DeviceFallback:
 
 
 class FallbackSession(Session):
-    """Runs a region by its own op, or by those behind it: as the breaker says."""
+    """Runs a region by its own op or by a fallback device, as the breaker decides."""
 
     def __init__(
         self,
@@ -226,13 +255,13 @@ class FallbackSession(Session):
         own: Session | None = None,
         failure: Exception | None = None,
     ) -> None:
-        """Open a door to ``op`` and to those behind it.
+        """Create the session of one request.
 
         Args:
             op: The region's own op.
-            fallback: Who stands behind it.
-            own: A session of the op, if there is one; it has the states of the request.
-            failure: What the op has raised in the run that is to be made first, or before it.
+            fallback: The region's fallback.
+            own: A session of the op that has the states of the request; None opens one if needed.
+            failure: Error of the op in the run that this session makes first; None for none.
         """
         super().__init__(op)
         self._own_op = op
@@ -240,10 +269,10 @@ class FallbackSession(Session):
         self._fallback = fallback
         self._failure = failure
         self._others: dict[SubgraphOp, Session] = {}
-        self._ran: Session | None = None
-        self._holder = own  # has the states that the next run goes on from
+        self._last: Session | None = None  # made the last run; None: the reference did
+        self._state_session = own  # has the states with which the next run begins
         # These states, while no session has been opened.
-        self._waiting_states: Mapping[str, Array] = {}
+        self._initial_states: Mapping[str, Array] = {}
         self._cancelled = self._measured = False
 
     def __call__(
@@ -251,28 +280,28 @@ class FallbackSession(Session):
     ) -> Sequence[Any]:
         failure, self._failure = self._failure, None
         if failure is not None:
-            return self._helped(failure, inputs, outputs)
+            return self._run_after(failure, inputs, outputs)
         op = None if self._fallback.may_try() else self._fallback.replacement
         if op is not None:
             return self._run_other(op, inputs, outputs)
         try:
             return self._run_own(inputs, outputs)
         except Exception as error:
-            if stands(error):
+            if is_final(error):
                 raise
-            return self._helped(error, inputs, outputs)
+            return self._run_after(error, inputs, outputs)
 
-    def _helped(
+    def _run_after(
         self, error: Exception, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
-        """Make a run in which the own op has failed."""
-        op = self._fallback.following()
+        """Make a run in which the own op failed on the next device; raise if that fails too."""
+        op = self._fallback.next_op()
         if op is None:
             raise error
         try:
             results = self._run_other(op, inputs, outputs)
-        except Exception as following:
-            following.add_note(f"{self._own_op.device} failed before: {error}")
+        except Exception as second:
+            second.add_note(f"{self._own_op.device} failed before: {error}")
             raise
         self._fallback.failed(error, op)
         return results
@@ -281,11 +310,12 @@ class FallbackSession(Session):
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
         if self._own is None or self._fallback.replacement is not None:
-            self._own = self._opened(open_own(self._own_op))  # a device that was lost opens anew
-        self._ran, self.op = self._own, self._own_op
+            # After failures in a row the device's state is not trusted: a new session.
+            self._own = self._opened(open_own(self._own_op))
+        self._last, self.op = self._own, self._own_op
         self._carry_states(self._own)
         results = self._own(inputs, outputs)
-        self._holder = self._own
+        self._state_session = self._own
         if self._fallback.checks and not (are_finite(results) or self._own.states()):
             results = self._checked(inputs, results)
             return results if outputs is None else fill_outputs(results, outputs)
@@ -294,22 +324,22 @@ class FallbackSession(Session):
 
     def _checked(self, inputs: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
         """Return the results, or those of the reference if it is finite where they are not."""
-        judge = DefaultSubgraphOp(self._own_op.subgraph)
-        right = self._opened(judge.session())(inputs)
-        error = not_finite(judge.subgraph, results, right)
+        reference = DefaultSubgraphOp(self._own_op.subgraph)
+        expected = self._opened(reference.session())(inputs)
+        error = not_finite(reference.subgraph, results, expected)
         if error is None:
             self._fallback.succeeded()
             return results
-        self._fallback.following()
-        self._fallback.failed(error, judge)
-        self._ran, self.op = None, judge
-        return right
+        self._fallback.next_op()  # the breaker opens only if there is one
+        self._fallback.failed(error, reference)
+        self._last, self.op = None, reference
+        return expected
 
     def _carry_states(self, session: Session) -> None:
-        """Let a session go on from the states of the one that made the last run."""
-        holder = self._holder
+        """Copy the states of the request to a session, if another session has them."""
+        holder = self._state_session
         if holder is not session:
-            states = self._waiting_states if holder is None else holder.states()
+            states = self._initial_states if holder is None else holder.states()
             if states or type(session).states is not Session.states:
                 session.set_states(states)
 
@@ -321,12 +351,12 @@ class FallbackSession(Session):
             made = open_session(op)
             if op.fallback is not None and not isinstance(made, FallbackSession):
                 assert isinstance(op.fallback, DeviceFallback), "`_compiled` made it"
-                made = FallbackSession(op, op.fallback, made)  # those behind it may help out, too
+                made = FallbackSession(op, op.fallback, made)  # this op may fail too
             session = self._others[op] = self._opened(made)
-        self._ran, self.op = session, op
+        self._last, self.op = session, op
         self._carry_states(session)
         results = session(inputs, outputs)
-        self._holder = session
+        self._state_session = session
         return results
 
     def _opened(self, session: Session) -> Session:
@@ -351,13 +381,14 @@ class FallbackSession(Session):
             session.resume()
 
     def states(self) -> dict[str, Array]:
-        return dict(self._waiting_states) if self._holder is None else self._holder.states()
+        holder = self._state_session
+        return dict(self._initial_states) if holder is None else holder.states()
 
     def set_states(self, states: Mapping[str, Array]) -> None:
-        if self._holder is None:
-            self._waiting_states = dict(states)
+        if self._state_session is None:
+            self._initial_states = dict(states)
         else:
-            self._holder.set_states(states)
+            self._state_session.set_states(states)
 
     def measure(self) -> None:
         self._measured = True
@@ -365,7 +396,7 @@ class FallbackSession(Session):
             session.measure()
 
     def profile(self) -> list[ProfileEntry]:
-        inside = [] if self._ran is None else self._ran.profile()
+        inside = [] if self._last is None else self._last.profile()
         state = self._fallback.state
         return [attrs.evolve(entry, fallback=state or entry.fallback) for entry in inside]
 
@@ -375,10 +406,19 @@ def are_finite(results: Sequence[Any]) -> bool:
     return all(map(_is_finite, results))
 
 
-def not_finite(graph: Graph, results: Sequence[Any], right: Sequence[Any]) -> DeviceError | None:
-    """Return what is wrong with results that have NaN or Inf; None where ``right`` has them too."""
-    for value, given, wanted in zip(graph.outputs, results, right, strict=True):
-        if not _is_finite(given) and _differs(given, wanted):
+def not_finite(graph: Graph, results: Sequence[Any], expected: Sequence[Any]) -> DeviceError | None:
+    """Return the error for results with NaN or Inf where the reference has none.
+
+    Args:
+        graph: The graph, for the names of its outputs.
+        results: Results of a device, one for each output.
+        expected: Results of the reference for the same inputs.
+
+    Returns:
+        The error; None if all elements that are not finite are not finite in ``expected`` either.
+    """
+    for value, result, reference in zip(graph.outputs, results, expected, strict=True):
+        if not _is_finite(result) and _differs(result, reference):
             return DeviceError(f"output {value.name!r} has NaN or Inf where the reference has none")
     return None
 
@@ -391,22 +431,28 @@ def _is_finite(value: Any) -> bool:
     return bool(np.isfinite(value).all())
 
 
-def _differs(given: Any, wanted: Any) -> bool:
-    """Return whether a result is not finite where the other one is, whatever their numbers."""
-    if is_list(given):
-        return len(given) != len(wanted) or any(map(_differs, given, wanted))
-    if given.shape != wanted.shape:
+def _differs(result: Any, reference: Any) -> bool:
+    """Return whether a result has another shape, or is not finite where the reference is."""
+    if is_list(result):
+        return len(result) != len(reference) or any(map(_differs, result, reference))
+    if result.shape != reference.shape:
         return True
-    return bool((~np.isfinite(given) & np.isfinite(wanted)).any())
+    return bool((~np.isfinite(result) & np.isfinite(reference)).any())
 
 
-def guard(
+def add_fallback(
     node: Node, others: Sequence[Device], configs: Mapping[str, Config], options: Any
 ) -> None:
-    """Let devices stand behind the own op of a property's region.
+    """Let devices run the region of a property if its op fails.
 
-    An op that says types of its own gives other results than its inner graph, which therefore
-    cannot stand in for it.
+    An op that states types of its own computes something else than its inner graph; no device can
+    then replace it.
+
+    Args:
+        node: The region's subgraph node.
+        others: The devices, in order of priority.
+        configs: Options by the device's name.
+        options: Options of the compiled model.
     """
     op = node.op
     if node.subgraph is None or op is None or op.fallback is not None or op.says_types:

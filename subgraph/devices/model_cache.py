@@ -1,8 +1,8 @@
 """Cache of compiled models in a folder: the option ``CACHE_DIR``.
 
 The key of an entry is a hash of the graph, its weights, the device string, its options, the
-versions and the host. An entry that is damaged, of another model, or not signed by this user is
-compiled and written anew. Several processes may share the folder.
+versions and the host. If an entry is damaged, of another model, or not signed by this user, the
+model is compiled and the entry replaced. Several processes may share the folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def compile_cached(
     config: Mapping[str, Any],
     compile_model: Compile,
 ) -> CompiledModel:
-    """Return a compiled model from the cache, or compile the graph and add it to the cache.
+    """Return a compiled model from the cache; if it is not there, compile and add it.
 
     A model from the cache uses the parameters of ``graph``, so that their updates reach it.
 

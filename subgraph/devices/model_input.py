@@ -26,11 +26,11 @@ def read_model(model: Model) -> Graph:
 def prepared(
     graph: Graph, option: Callable[[str], Any], preprocess: Mapping[str, Any] | None
 ) -> Graph:
-    """Return the graph as a device gets it to query or compile.
+    """Return the graph that a device queries or compiles for a model.
 
-    The preprocessing becomes part of the graph, float16 and bfloat16 become float32 if the option
-    INFERENCE_PRECISION is set, and the graph is partitioned for the properties named in the
-    environment variable ``SUBGRAPH_BACKEND``, separated by commas.
+    Preprocessing becomes part of the graph, float16 and bfloat16 become float32 if the option
+    INFERENCE_PRECISION is set, and the graph is partitioned by the properties that the environment
+    variable ``SUBGRAPH_BACKEND`` names, separated by commas.
 
     Args:
         graph: The model's graph.

@@ -1,4 +1,4 @@
-"""Regions on devices: the op that runs a region by the model which a device made of it."""
+"""Ops of regions that devices compiled as models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from subgraph.runtime.runner import is_direct
 
 
 def op_of(subgraph: Graph, model: CompiledModel, device: str) -> SubgraphOp:
-    """Return the op of a region that a device compiled: the model's own where it is just one."""
+    """Return the op of a region: the only op of the device's model, else a `CompiledModelOp`.
+
+    Args:
+        subgraph: The region.
+        model: The model that a device compiled from it.
+        device: Name of the device.
+    """
     node = is_direct(model.graph)
     graph = model.graph
     cls = type(model)
@@ -25,21 +31,26 @@ def op_of(subgraph: Graph, model: CompiledModel, device: str) -> SubgraphOp:
         same = list(node.inputs) == list(graph.inputs)
         if same and list(node.outputs) == list(graph.outputs):
             op: SubgraphOp = node.op
-            op.keep = model  # with its stored weights
-            model.hand_over()  # to the model of the whole graph
+            op.keep = model  # it holds the stored weights
+            model.hand_over()  # the model of the whole graph releases the op instead
             return op
     return CompiledModelOp(subgraph, model, device)
 
 
 class CompiledModelOp(SubgraphOp):
-    """Runs a region by the model that a device made of it."""
+    """Runs a region by the model that a device compiled from it.
+
+    Attributes:
+        model: The model.
+        taken: Positions of the region's inputs that are inputs of the model.
+    """
 
     def __init__(self, subgraph: Graph, model: CompiledModel, device: str) -> None:
         """Run ``subgraph`` by ``model``."""
         super().__init__(subgraph)
         self.model = model
         self.device = device
-        # A model made `without_defaults` has its weights inside and takes the other inputs.
+        # A graph `without_defaults` has its weights inside; its inputs are the others.
         self.taken: Sequence[int] = range(len(subgraph.inputs))
         if len(model.graph.inputs) < len(subgraph.inputs):
             self.taken = [k for k, v in enumerate(subgraph.inputs) if v.parameter is None]
@@ -49,12 +60,12 @@ class CompiledModelOp(SubgraphOp):
         return list(self.session()(inputs))
 
     def runs_on(self) -> list[str]:
-        """Return the devices that run parts of the model, where it is one of several."""
+        """Return the model's devices if it runs on several, else the op's device."""
         is_virtual = self.model.device.startswith(f"{self.device}:")
         return self.model.execution_devices if is_virtual else super().runs_on()
 
     def release(self) -> None:
-        """Let the ops of the device's model go."""
+        """Release the ops of the device's model."""
         super().release()
         for op in self.model.hand_over():
             op.release()
@@ -65,7 +76,7 @@ class CompiledModelOp(SubgraphOp):
 
 
 class _ModelSession(Session):
-    """Hands inputs on to a runner; a weight that is the model's own is left out."""
+    """Passes inputs to a runner of the model, None for a weight, which the model has itself."""
 
     def __init__(self, op: CompiledModelOp) -> None:
         super().__init__(op)
@@ -77,8 +88,7 @@ class _ModelSession(Session):
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
     ) -> Sequence[Any]:
         items = (inputs[k] for k in self._taken)
-        given = [None if type(item) is Parameter else item for item in items]
-        results = self._runner.run(given)
+        results = self._runner.run([None if type(x) is Parameter else x for x in items])
         return results if outputs is None else fill_outputs(results, outputs)
 
     def cancel(self) -> None:

@@ -1,10 +1,10 @@
-"""Placement by cost: which device runs which node so that a run takes the least time.
+"""Placement by cost: the device of each node for the least time of a run.
 
-The model: every node takes its measured time on its device, one after the other; a value that
-crosses to another device costs latency plus bytes over bandwidth, once for each device that reads
-it. For two devices the best placement is a minimum cut (Stone 1977, "Multiprocessor scheduling with
-the aid of network flow algorithms"); for more, cuts that let one device take over nodes from all
-others are repeated until none helps (alpha expansion, Boykov, Veksler and Zabih 2001).
+The cost model: nodes run one after the other, each in its measured time on its device. A value that
+another device reads costs latency plus bytes over bandwidth, once for each such device. For two
+devices the best placement is a minimum cut (Stone 1977, "Multiprocessor scheduling with the aid of
+network flow algorithms"). For more devices, minimum cuts that move nodes from all other devices to
+one are repeated while they help (alpha expansion, Boykov, Veksler and Zabih 2001).
 """
 
 from __future__ import annotations
@@ -17,23 +17,36 @@ import attrs
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType, numpy_dtype
 
-_NEVER = 1e5  # seconds; small enough that sums keep nanoseconds
+# Seconds of a node on a device that cannot run it: more than any run, and small enough that sums of
+# float64 still resolve nanoseconds.
+_FORBIDDEN_SECONDS = 1e5
+_MIN_CAPACITY = 1e-15  # seconds; residual capacities below are rounding errors
 
 
 @attrs.frozen
 class Link:
-    """Cost of moving a value between two devices: ``latency`` seconds, ``bandwidth`` bytes/s."""
+    """Cost of moving a value between two devices; the defaults are estimates for one process.
+
+    Attributes:
+        latency: Seconds of each transfer.
+        bandwidth: Bytes per second.
+    """
 
     latency: float = 1e-6
     bandwidth: float = 5e9
 
     def seconds(self, nbytes: float) -> float:
-        """Return the time of one transfer."""
+        """Return the seconds of one transfer."""
         return self.latency + nbytes / self.bandwidth
 
 
 def value_bytes(value: Value, default: int = 1024) -> int:
-    """Return the size of a value of static shape; unknown dimensions count as one."""
+    """Return the bytes of a value; unknown dimensions count as one.
+
+    Args:
+        value: The value.
+        default: Bytes of a value of unknown rank, or that is not a tensor.
+    """
     if not isinstance(value.type, TensorType) or value.type.shape is None:
         return default
     size = numpy_dtype(value.type.dtype).itemsize
@@ -48,7 +61,14 @@ def placement_cost(
     times: Mapping[str, Mapping[str, float]],
     link: Link,
 ) -> float:
-    """Return the seconds of a run: node times on their devices and all transfers."""
+    """Return the seconds of a run: the times of all nodes and all transfers.
+
+    Args:
+        graph: The graph.
+        placement: Device of each node, by the node's name.
+        times: Seconds by device and node name.
+        link: Cost of transfers.
+    """
     total = sum(times[placement[node.name]][node.name] for node in graph.nodes)
     for node in graph.nodes:
         home = placement[node.name]
@@ -65,14 +85,14 @@ def place_by_cost(
     link: Link | None = None,
     fixed: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the device of each node, by name, of the least total time that is found.
+    """Return the placement with the least total time that was found: devices by node name.
 
     Args:
         graph: The graph.
-        devices: Device names, in order of priority (which breaks ties).
-        times: Seconds by device and node name; a node that is missing cannot run there.
-        link: Cost of transfers.
-        fixed: Nodes that must stay where they are.
+        devices: Device names in order of priority, which breaks ties.
+        times: Seconds by device and node name; a device cannot run a node that is missing.
+        link: Cost of transfers; None for the default.
+        fixed: Devices of nodes that must not move, by node name.
     """
     link = link or Link()
     costs = _costs(graph, devices, times, fixed or {})
@@ -94,14 +114,14 @@ def _costs(
     for node in graph.nodes:
         forced = fixed.get(node.name)
         costs[node.name] = {
-            device: times.get(device, {}).get(node.name, _NEVER)
+            device: times.get(device, {}).get(node.name, _FORBIDDEN_SECONDS)
             if forced in (None, device)
-            else _NEVER
+            else _FORBIDDEN_SECONDS
             for device in devices
         }
         if forced is not None and forced in devices:
             known = costs[node.name][forced]
-            costs[node.name][forced] = 0.0 if known == _NEVER else known
+            costs[node.name][forced] = 0.0 if known == _FORBIDDEN_SECONDS else known
     return costs
 
 
@@ -125,16 +145,19 @@ def _improved(
     costs: Mapping[str, Mapping[str, float]],
     link: Link,
 ) -> dict[str, str]:
-    """Let each device in turn take nodes from all others by a minimum cut, until none helps."""
-    now = _total(graph, placement, costs, link)
+    """Move nodes to each device in turn by a minimum cut, while that shortens the run.
+
+    One round is optimal for two devices; for more the number of rounds is bounded.
+    """
+    best = _total(graph, placement, costs, link)
     rounds = 1 if len(devices) <= 2 else 4
     for _ in range(rounds):
         changed = False
         for device in devices:
-            taken = _expand(graph, device, placement, costs, link)
-            seconds = _total(graph, taken, costs, link)
-            if seconds < now * (1 - 1e-12):
-                placement, now, changed = taken, seconds, True
+            moved = _expand(graph, device, placement, costs, link)
+            seconds = _total(graph, moved, costs, link)
+            if seconds < best * (1 - 1e-12):  # not a rounding error
+                placement, best, changed = moved, seconds, True
         if not changed:
             break
     return placement
@@ -147,17 +170,17 @@ def _expand(
     costs: Mapping[str, Mapping[str, float]],
     link: Link,
 ) -> dict[str, str]:
-    """Return the placement after the best choice, node by node, of staying or going to ``device``.
+    """Return the best placement in which each node stays or moves to ``device``.
 
-    Source side of the cut: the node goes. The transfers among the others count as for two sides,
-    which is exact for two devices.
+    Nodes on the source's side of the minimum cut move. Transfers between nodes that stay on
+    different devices are not counted, which is exact for two devices.
     """
     index = {node: k + 2 for k, node in enumerate(graph.nodes)}
     flow = _MaxFlow(len(index) + 2)
     for node, vertex in index.items():
         row = costs[node.name]
         home = placement[node.name]
-        stay = _NEVER if home == device else row[home]
+        stay = _FORBIDDEN_SECONDS if home == device else row[home]
         common = min(stay, row[device])
         flow.edge(0, vertex, stay - common)
         flow.edge(vertex, 1, row[device] - common)
@@ -174,7 +197,7 @@ def _expand(
 
 
 def _add_transfer(flow: _MaxFlow, producer: int, users: Sequence[int], seconds: float) -> None:
-    """Charge one transfer when any user stands on the other side than the producer."""
+    """Add edges that cost one transfer if any user is on the other side than the producer."""
     if len(users) == 1:
         flow.edge(producer, users[0], seconds)
         flow.edge(users[0], producer, seconds)
@@ -183,8 +206,8 @@ def _add_transfer(flow: _MaxFlow, producer: int, users: Sequence[int], seconds: 
     flow.edge(producer, there, seconds)
     flow.edge(back, producer, seconds)
     for user in users:
-        flow.edge(there, user, _NEVER)
-        flow.edge(user, back, _NEVER)
+        flow.edge(there, user, _FORBIDDEN_SECONDS)
+        flow.edge(user, back, _FORBIDDEN_SECONDS)
 
 
 class _MaxFlow:
@@ -193,19 +216,19 @@ class _MaxFlow:
     def __init__(self, vertices: int) -> None:
         self._edges: list[list[int]] = [[] for _ in range(vertices)]
         self._to: list[int] = []
-        self._room: list[float] = []
+        self._capacity: list[float] = []  # residual; edge k ^ 1 is the reverse of edge k
 
     def vertex(self) -> int:
         self._edges.append([])
         return len(self._edges) - 1
 
-    def edge(self, a: int, b: int, room: float) -> None:
-        if room <= 0:
+    def edge(self, a: int, b: int, capacity: float) -> None:
+        if capacity <= 0:
             return
-        for source, target, size in ((a, b, room), (b, a, 0.0)):
+        for source, target, size in ((a, b, capacity), (b, a, 0.0)):
             self._edges[source].append(len(self._to))
             self._to.append(target)
-            self._room.append(size)
+            self._capacity.append(size)
 
     def source_side(self) -> set[int]:
         """Return the vertices on the source's side of a minimum cut."""
@@ -213,56 +236,59 @@ class _MaxFlow:
             level = self._levels()
             if 1 not in level:
                 return set(level)
-            self._block(level)
+            self._add_blocking_flow(level)
 
     def _levels(self) -> dict[int, int]:
+        """Return the distance from vertex 0 of each vertex that residual edges reach."""
         level = {0: 0}
         work = deque([0])
         while work:
             vertex = work.popleft()
             for edge in self._edges[vertex]:
                 target = self._to[edge]
-                if self._room[edge] > 1e-15 and target not in level:
+                if self._capacity[edge] > _MIN_CAPACITY and target not in level:
                     level[target] = level[vertex] + 1
                     work.append(target)
         return level
 
-    def _block(self, level: Mapping[int, int]) -> None:
-        """Saturate every shortest path."""
-        following = [0] * len(self._edges)
+    def _add_blocking_flow(self, level: Mapping[int, int]) -> None:
+        """Add flow along shortest paths until each has a saturated edge."""
+        next_edge = [0] * len(self._edges)  # per vertex: edges before it lead to no path
         path: list[int] = []
         vertex = 0
         while True:
             if vertex == 1:
-                room = min(self._room[edge] for edge in path)
+                added = min(self._capacity[edge] for edge in path)
                 for edge in path:
-                    self._room[edge] -= room
-                    self._room[edge ^ 1] += room
+                    self._capacity[edge] -= added
+                    self._capacity[edge ^ 1] += added
                 path.clear()
                 vertex = 0
                 continue
-            found = self._usable(vertex, level, following)
+            found = self._usable(vertex, level, next_edge)
             if found is not None:
                 path.append(found)
                 vertex = self._to[found]
             elif path:
                 vertex = self._to[path.pop() ^ 1]
-                following[vertex] += 1
+                next_edge[vertex] += 1
             else:
                 return
 
-    def _usable(self, vertex: int, level: Mapping[int, int], following: list[int]) -> int | None:
+    def _usable(self, vertex: int, level: Mapping[int, int], next_edge: list[int]) -> int | None:
+        """Return an edge with capacity to the next level; None if the vertex has none left."""
         edges = self._edges[vertex]
-        while following[vertex] < len(edges):
-            edge = edges[following[vertex]]
-            if self._room[edge] > 1e-15 and level.get(self._to[edge]) == level[vertex] + 1:
+        while next_edge[vertex] < len(edges):
+            edge = edges[next_edge[vertex]]
+            open_edge = self._capacity[edge] > _MIN_CAPACITY
+            if open_edge and level.get(self._to[edge]) == level[vertex] + 1:
                 return edge
-            following[vertex] += 1
+            next_edge[vertex] += 1
         return None
 
 
 def transfers(graph: Graph, device_of: Mapping[Node, str]) -> list[tuple[Value, str, str]]:
-    """Return (value, from, to) for each time that a run moves a value to another device."""
+    """Return (value, from, to) for each transfer of a value to another device in a run."""
     found: list[tuple[Value, str, str]] = []
     for node in graph.nodes:
         home = device_of[node]

@@ -1,4 +1,4 @@
-"""Measured times of nodes and transfers: taken by running, kept as JSON, for placement by cost."""
+"""Measurement of nodes and transfers on devices, and its files (JSON), for placement by cost."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from subgraph.system.trusted_files import open_regular
 Times = dict[str, dict[str, float]]
 _FORMAT = "subgraph profile 2"
 _PROFILING = "ENABLE_PROFILING"
-_LINK_SIZES = (256, 1 << 20)  # elements of float32
-_LEAST_TRANSFER = 1e-12  # seconds a byte: what is faster is no transfer
+_LINK_SIZES = (256, 1 << 20)  # float32 elements of the two tensors that are moved
+_MIN_SECONDS_PER_BYTE = 1e-12  # lower bound, so that a bandwidth is finite
 
 
 @attrs.frozen
 class Profile:
-    """What was measured.
+    """Measured times.
 
     Attributes:
-        times: Seconds by device and node name; a node that is missing cannot run there.
-        link: What moving a value to another device takes.
+        times: Seconds by device and node name; a device cannot run a node that is missing.
+        link: Cost of moving a value to another device.
     """
 
     times: Times
@@ -46,17 +46,18 @@ class Profile:
 def measure(
     graph: Graph, devices: Sequence[Device], inputs: Mapping[str, Any], *, repeats: int = 3
 ) -> Profile:
-    """Return the seconds of every node on every device that supports it, and of transfers.
+    """Measure every node on every device that supports it, and transfers.
 
-    Each node is compiled and run alone, on the values that a run of the graph on the reference
-    gives it; the least of ``repeats`` runs after a first one counts. A device that profiles says
-    itself what the node took; the rest of the call is what it takes to move values there and back.
+    Each node is compiled and run alone, on its input values in a run of the graph on REFERENCE. If
+    a device profiles, its own time of the node counts, and the rest of the call is the time of the
+    transfers there and back; otherwise the whole call counts. The link is that of the slowest
+    device.
 
     Args:
         graph: The model.
         devices: The devices to measure.
         inputs: The model's inputs by name.
-        repeats: Runs of each node.
+        repeats: Runs of each node after a first one; the shortest counts.
     """
     links = [link for device in devices if (link := measure_link(device, repeats)) is not None]
     if not links:
@@ -66,28 +67,28 @@ def measure(
 
 
 def measure_link(device: Device, repeats: int = 3) -> Link | None:
-    """Return what it takes to move a value to the device or back; None if it does not profile.
+    """Return the cost of moving a value to or from a device; None if it does not profile.
 
-    Measured by an operator that does little, on few and on many elements: what a run takes beside
-    the operator itself is one way there and one back.
+    A cheap operator is run on few and on many elements. One transfer takes half of a run's time
+    outside of the operator; latency and bandwidth follow from the two sizes.
     """
     if _PROFILING not in known_properties(device):
         return None
-    ways: list[float] = []
+    seconds: list[float] = []
     for size in _LINK_SIZES:
         x = input("x", (size,))
-        probe = Graph([x], [operator("Relu")(x)], "link")
+        relu = Graph([x], [operator("Relu")(x)], "link")
         try:
-            run = _Alone(device, probe, {"x": np.ones(size, np.float32)})
+            run = _SingleNodeRun(device, relu, {"x": np.ones(size, np.float32)})
         except SubgraphError:
             return None
-        ways.append(min(run.way() for _ in range(repeats)))
+        seconds.append(min(run.transfer_seconds() for _ in range(repeats)))
     more_bytes = 4 * (_LINK_SIZES[1] - _LINK_SIZES[0])
-    each_byte = max((ways[1] - ways[0]) / more_bytes, _LEAST_TRANSFER)
-    return Link(max(ways[0] - 4 * _LINK_SIZES[0] * each_byte, 0.0), 1 / each_byte)
+    per_byte = max((seconds[1] - seconds[0]) / more_bytes, _MIN_SECONDS_PER_BYTE)
+    return Link(max(seconds[0] - 4 * _LINK_SIZES[0] * per_byte, 0.0), 1 / per_byte)
 
 
-class _Alone:
+class _SingleNodeRun:
     """A graph of one node, compiled for a device and run once."""
 
     def __init__(self, device: Device, graph: Graph, feeds: Mapping[str, Any]) -> None:
@@ -99,7 +100,7 @@ class _Alone:
         self._run()
 
     def _run(self) -> tuple[float, float]:
-        """Return the seconds of a run by the clock, and those that the device says."""
+        """Run once; return the seconds of the call, and those of the node in the profile."""
         start = time.perf_counter()
         self._request.infer(self._feeds)
         seconds = time.perf_counter() - start
@@ -107,11 +108,11 @@ class _Alone:
         return seconds, sum(entry.seconds for entry in entries) if entries else seconds
 
     def seconds(self) -> float:
-        """Return what the node took in a run."""
+        """Run once; return the seconds of the node."""
         return self._run()[1]
 
-    def way(self) -> float:
-        """Return half of what a run took beside the node."""
+    def transfer_seconds(self) -> float:
+        """Run once; return half of the seconds outside of the node."""
         whole, node = self._run()
         return max(whole - node, 0.0) / 2
 
@@ -123,31 +124,31 @@ def _node_times(
     supported = {d.name: query_on(d, graph, None) for d in devices}
     times: Times = {device.name: {} for device in devices}
     for node in graph.nodes:
-        alone, feeds = _alone(node, values)
+        alone, feeds = _single_node_graph(node, values)
         for device in devices:
             if node.name not in supported[device.name]:
                 continue
             try:
-                run = _Alone(device, alone, feeds)
+                run = _SingleNodeRun(device, alone, feeds)
                 seconds = min(run.seconds() for _ in range(repeats))
             except SubgraphError:
-                continue  # a node that cannot run alone has no time there
+                continue  # the node cannot run alone on this device
             times[device.name][node.name] = seconds
     return times
 
 
 def _all_values(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    shown = graph.clone()
-    names = [value.name for node in shown.nodes for value in node.outputs]
-    by_name = {value.name: value for node in shown.nodes for value in node.outputs}
-    shown.outputs = tuple(by_name[name] for name in names)
-    given = [inputs.get(value.name) for value in shown.inputs]
-    results = Executor(Plan(shown)).run(given)
+    """Return the inputs and the result of every node in a run on REFERENCE, by name."""
+    copy = graph.clone()
+    names = [value.name for node in copy.nodes for value in node.outputs]
+    by_name = {value.name: value for node in copy.nodes for value in node.outputs}
+    copy.outputs = tuple(by_name[name] for name in names)
+    results = Executor(Plan(copy)).run([inputs.get(value.name) for value in copy.inputs])
     return {**inputs, **dict(zip(names, results, strict=True))}
 
 
-def _alone(node: Node, values: Mapping[str, Any]) -> tuple[Graph, dict[str, Any]]:
-    """Return a graph of the one node, and what to feed it."""
+def _single_node_graph(node: Node, values: Mapping[str, Any]) -> tuple[Graph, dict[str, Any]]:
+    """Return a graph of one node, and its inputs by name, taken from the values of a run."""
     inner: dict[Value, Value] = {}
     feeds: dict[str, Any] = {}
     for value in node.sources:
@@ -170,7 +171,7 @@ def _alone(node: Node, values: Mapping[str, Any]) -> tuple[Graph, dict[str, Any]
 
 
 def write_profile(path: str | os.PathLike[str], profile: Profile) -> None:
-    """Keep what was measured in a file, atomically."""
+    """Write measured times to a file, atomically."""
     target = Path(path)
     content = {"format": _FORMAT, "seconds": profile.times, "link": attrs.asdict(profile.link)}
     text = json.dumps(content, indent=1, sort_keys=True)
@@ -181,10 +182,10 @@ def write_profile(path: str | os.PathLike[str], profile: Profile) -> None:
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:
-    """Return what a file says.
+    """Return the measured times that `write_profile` wrote.
 
     Raises:
-        BlobError: it is no file of that kind.
+        BlobError: the file cannot be read or is not a profile.
     """
     try:
         with open_regular(path) as file:

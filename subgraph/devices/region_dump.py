@@ -1,4 +1,4 @@
-"""Dumps of what HETERO compiled: one ONNX file for each region, to look at or to run elsewhere."""
+"""Dumps of the regions that HETERO compiled: one ONNX file each, to inspect or run elsewhere."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from subgraph.partition.regions import region_model
 def dump_regions(graph: Graph, folder: str) -> list[Path]:
     """Write each region of a partitioned graph as a model of its own, weights included.
 
-    The files are called "<graph>.<region>.<device>.onnx"; characters other than letters, digits,
-    "_", "." and "-" become "_", and a name that is taken gets a number. Regions in bodies of
-    control flow are among them. Files of an earlier dump are overwritten.
+    The files are named "<graph>.<region>.<device>.onnx"; characters other than letters, digits,
+    "_", "." and "-" become "_", and equal names get a number. Regions in bodies of control flow
+    are included. Files of an earlier dump are overwritten.
 
     Args:
-        graph: The graph, whose regions note their device.
-        folder: Where to write; it is made if it is not there.
+        graph: The graph; the metadata of its subgraph nodes names their devices.
+        folder: The folder; it is created if it does not exist.
 
     Returns:
         The files, in the order of the regions.

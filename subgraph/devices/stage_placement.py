@@ -1,9 +1,8 @@
-"""Placement in stages: which device runs which part so that the most requests get through.
+"""Placement in stages: the device of each node for the most requests per second.
 
-A run falls into one stage for each device, one after the other in topological order. While a
-request is in one stage another one is in the next, so that the slowest stage decides how many
-requests a second there are. `subgraph.devices.placement` minimises the time of a single request
-instead.
+The nodes, in topological order, are divided into consecutive stages, one for each device. Different
+requests are in different stages at the same time, so the slowest stage limits the number of
+requests per second. `subgraph.devices.placement` minimises the time of a single request instead.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from subgraph.devices.placement import Link, value_bytes
 from subgraph.graph.graph import Graph, Node
 
 Times = Mapping[str, Mapping[str, float]]
-_STEPS = 40  # of the bisection: far below the accuracy of any measured time
-_MOST_DEVICES = 4  # all their orders are tried
+_BISECTION_STEPS = 40  # 2**-40 of a run is far below the accuracy of measured times
+_MAX_DEVICES = 4  # all their orders are tried: 64
 
 
 def place_in_stages(
@@ -25,22 +24,22 @@ def place_in_stages(
     times: Times,
     link: Link | None = None,
 ) -> dict[str, str]:
-    """Return the device of each node, by name, for the least time of the slowest stage.
+    """Return the placement whose slowest stage takes the least time: devices by node name.
 
     Args:
         graph: The graph.
-        devices: Device names in order of priority, which breaks ties; the first four count.
-        times: Seconds by device and node name; a node that is missing cannot run there. Nodes
-            that no device has a time for are left out.
-        link: Cost of transfers, which the stage that receives them bears.
+        devices: Device names in order of priority, which breaks ties; only the first four are used.
+        times: Seconds by device and node name; a device cannot run a node that is missing. Nodes
+            without any time are not placed.
+        link: Cost of transfers, which count for the receiving stage; None for the default.
     """
     link = link or Link()
     nodes = [n for n in graph.nodes if any(n.name in times.get(d, {}) for d in devices)]
     best: dict[str, str] = {}
     least = float("inf")
-    for count in range(1, min(len(devices), _MOST_DEVICES) + 1):
-        for order in permutations(devices[:_MOST_DEVICES], count):
-            # One more stage has to gain something.
+    for count in range(1, min(len(devices), _MAX_DEVICES) + 1):
+        for order in permutations(devices[:_MAX_DEVICES], count):
+            # A placement with more stages has to be better, not only equal.
             ends = _best_ends(nodes, order, times, link, least * (1 - 1e-6))
             if ends is not None:
                 best = _placed(nodes, order, ends)
@@ -51,7 +50,14 @@ def place_in_stages(
 def stage_seconds(
     graph: Graph, placement: Mapping[str, str], times: Times, link: Link
 ) -> dict[str, float]:
-    """Return the seconds that a request keeps each device busy."""
+    """Return the seconds for which one request occupies each device.
+
+    Args:
+        graph: The graph.
+        placement: Device of each node, by the node's name; nodes that are missing do not count.
+        times: Seconds by device and node name.
+        link: Cost of transfers, which count for the receiving device.
+    """
     found = dict.fromkeys(placement.values(), 0.0)
     for node in graph.nodes:
         home = placement.get(node.name)
@@ -76,13 +82,24 @@ def _placed(nodes: Sequence[Node], order: Sequence[str], ends: Sequence[int]) ->
 def _best_ends(
     nodes: Sequence[Node], order: Sequence[str], times: Times, link: Link, below: float
 ) -> list[int] | None:
-    """Return where the stages end for the least bottleneck under ``below``; None: there is none."""
+    """Return the ends of the stages whose slowest takes the least time, by bisection.
+
+    Args:
+        nodes: The nodes in topological order.
+        order: The device of each stage.
+        times: Seconds by device and node name.
+        link: Cost of transfers.
+        below: Seconds that the slowest stage must not exceed.
+
+    Returns:
+        For each stage the position after its last node; None if no division is fast enough.
+    """
     rows = [times.get(device, {}) for device in order]
-    # Without a limit: a stage ends where its device cannot go on.
+    # With a limit above the sum of all times, a stage ends where its device lacks an operator.
     high = min(below, sum(max(row.get(n.name, 0.0) for row in rows) for n in nodes) + 1.0)
     found = _ends_within(nodes, rows, link, high)
     low = 0.0
-    for _ in range(_STEPS if found is not None else 0):
+    for _ in range(_BISECTION_STEPS if found is not None else 0):
         middle = (low + high) / 2
         ends = _ends_within(nodes, rows, link, middle)
         if ends is None:
@@ -95,7 +112,7 @@ def _best_ends(
 def _ends_within(
     nodes: Sequence[Node], rows: Sequence[Mapping[str, float]], link: Link, limit: float
 ) -> list[int] | None:
-    """Let each stage go as far as ``limit`` seconds allow; None if they do not reach the end."""
+    """Return the ends of stages as long as ``limit`` seconds allow; None if nodes are left."""
     ends: list[int] = []
     begin = 0
     for row in rows:
@@ -117,7 +134,7 @@ def _ends_within(
             received |= new
             end += 1
         if end == begin:
-            return None  # a device without a node: the order without it is tried as well
+            return None  # an empty stage: the order without this device is tried separately
         ends.append(end)
         begin = end
     return ends if begin == len(nodes) else None

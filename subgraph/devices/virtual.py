@@ -1,4 +1,4 @@
-"""What HETERO, MULTI and AUTO share: lists of other devices and their configurations."""
+"""The base class of HETERO, MULTI and AUTO: lists of other devices and their configurations."""
 
 from __future__ import annotations
 
@@ -24,37 +24,45 @@ class VirtualDevice(Device):
     def import_graph(
         self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
     ) -> CompiledModel:
-        """Compile the graph of a file anew: it holds no regions of this device."""
+        """Compile the graph of a file again, since it has no regions of this device.
+
+        Args:
+            graph: The graph.
+            config: The device's options.
+            header: Not used.
+            stored: Not used.
+        """
         return self.compile_model(without_device_regions(graph), config)
 
     def listed_devices(self) -> list[Device]:
-        """Return the devices that ``DEVICE_PRIORITIES`` is set to; all that can start if it is not.
-
-        Devices that stand over others are none of them.
-        """
+        """Return the devices of the option ``DEVICE_PRIORITIES``; if unset, all that can start."""
         names = str(self.get_property("DEVICE_PRIORITIES"))
         core = self.known_core
-        chosen = listed(names, self.name) if names.strip(" ,") else core.available_devices
+        chosen = device_names(names, self.name) if names.strip(" ,") else core.available_devices
         return [self.peer(name) for name in chosen]
 
-    def _most_requests(self) -> list[int]:
-        """Return how many requests at a time are of use for each listed device."""
+    def _max_requests(self) -> list[int]:
+        """Return the largest useful number of concurrent requests of each listed device."""
         found = (property_of(d, "RANGE_FOR_ASYNC_INFER_REQUESTS") for d in self.listed_devices())
         return [int(each[1]) for each in found] or [1]
 
     @property
     def known_core(self) -> DeviceTable:
-        """The Core, which knows the other devices."""
+        """The Core.
+
+        Raises:
+            DeviceError: the device is not registered with one.
+        """
         if self.core is None:
             raise DeviceError(f"{self.name} must be registered with a Core to find other devices")
         return self.core
 
     def peer(self, name: str) -> Device:
-        """Return another device, one that runs models itself.
+        """Return another device, which must not be a virtual one.
 
         Raises:
-            ConfigError: it is a list of devices, too.
-            DeviceError: there is none of that name, or it cannot start.
+            ConfigError: it is virtual.
+            DeviceError: there is no such device, or it cannot start.
         """
         device = self.known_core.device(name)
         if device.is_virtual:
@@ -62,11 +70,15 @@ class VirtualDevice(Device):
         return device
 
 
-def listed(priorities: str, device: str) -> list[str]:
+def device_names(priorities: str, device: str) -> list[str]:
     """Return the device names of a list "A,B", each once.
 
+    Args:
+        priorities: The list.
+        device: Name of the virtual device, for the message.
+
     Raises:
-        ConfigError: there are none.
+        ConfigError: the list is empty.
     """
     names = [name.strip() for name in priorities.split(",") if name.strip()]
     if not names:
@@ -77,10 +89,17 @@ def listed(priorities: str, device: str) -> list[str]:
 def split_config(
     config: Config, own: Config, devices: Sequence[Device], name: str
 ) -> dict[str, dict[str, Any]]:
-    """Return each device's own configuration: nested by its name, or flat keys that it knows.
+    """Return the configuration of each device, by its name.
+
+    Args:
+        config: Options of a device in a dict under its name; other options are for every device
+            that has them. Those under a device's name take precedence.
+        own: Options of the virtual device itself.
+        devices: The devices.
+        name: Name of the virtual device, for the message.
 
     Raises:
-        ConfigError: a key is an option of nobody.
+        ConfigError: neither the virtual device nor one of the devices has an option.
     """
     out: dict[str, dict[str, Any]] = {device.name: {} for device in devices}
     flat: dict[str, dict[str, Any]] = {device.name: {} for device in devices}

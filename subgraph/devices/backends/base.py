@@ -1,8 +1,8 @@
-"""`Backend`: the part that all devices over other libraries share.
+"""`Backend`: the base class of devices over other libraries.
 
-A backend hands each region as an ONNX model to its library. A child names the package and says how
-the library compiles a model and runs it; queries, versions of weights, new shapes, output memory
-and errors are handled here.
+A backend passes each region as an ONNX model to its library. A child names the library's package
+and implements compilation and runs of a model; this class handles queries, versions of weights, new
+shapes, output memory and errors.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from subgraph.runtime.executor_plan import all_parameters
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.weights.cache import WeightEntry
 
-# A weight above this many bytes is replaced by zeros of its shape when a single node is tried: the
-# answer of a library depends on values only for small operands, such as axes and sizes.
-_LARGE_WEIGHT = 1 << 12
-_numbers = itertools.count()
+# Larger weights are replaced by zeros of their shape in the models of a query: whether a library
+# compiles a model depends on values only for small operands, such as axes and sizes. An estimate.
+_SMALL_WEIGHT_BYTES = 1 << 12
+_numbers = itertools.count()  # number the regions, for keys of the weight cache
 
 
 @attrs.frozen
@@ -59,10 +59,10 @@ class LibraryModel(Protocol):
     """A model that a library has compiled; several requests use it at the same time."""
 
     def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
-        """Return a function that runs the model, for one thread at a time.
+        """Return a function that runs the model; one thread at a time calls it.
 
-        It takes one C-contiguous array for each input of the model, and for each output an array
-        to write into or None. It returns one array for each output, which the caller owns.
+        Its arguments are one C-contiguous array for each input of the model, and for each output an
+        array to write into or None. It returns one array for each output, which the caller owns.
         """
         ...
 
@@ -72,11 +72,11 @@ class Backend(Device):
 
     Attributes:
         module: Name of the library's Python module.
-        requirement: What pip has to install, such as "onnxruntime >= 1.22".
+        requirement: Requirement for pip, such as "onnxruntime >= 1.22".
         title: Name of the library in messages.
         dtypes: Dtypes of tensors that the library computes as ONNX defines them.
-        empty_tensors: Whether it runs on inputs without elements; if not, such runs are made by the
-            default executor.
+        empty_tensors: Whether the library runs on inputs without elements; if not, the default
+            executor makes such runs.
         library: The imported module, once the device has started.
     """
 
@@ -89,7 +89,7 @@ class Backend(Device):
     empty_tensors: ClassVar[bool] = True
     library: ModuleType
 
-    # ------------------------------------------------------------------ what a child writes
+    # ------------------------------------------------------------------ overridden by children
 
     @abstractmethod
     def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
@@ -104,14 +104,17 @@ class Backend(Device):
         """
 
     def try_library_model(self, model: bytes, options: Any) -> None:
-        """Raise the library's reason if it does not take a model; a child may know a faster way."""
+        """Raise the library's exception if it refuses a model.
+
+        The default compiles the model; a child overrides it if its library has a faster check.
+        """
         self.compile_library_model(model, options)
 
     def refusal(self, node: Node) -> str:
-        """Return why a node must not go to the library although it would take it; "" to try it."""
+        """Return why a node must not run on the library even if it compiles; "" if it may."""
         return ""
 
-    # ------------------------------------------------------------------ what Device calls
+    # ------------------------------------------------------------------ called by Device
 
     def start(self) -> None:
         """Import the library.
@@ -120,7 +123,7 @@ class Backend(Device):
             DeviceError: the package is missing or too old; the message says what to install.
         """
         self.library = import_library(self.module, self.requirement, self.title)
-        self._answers: dict[bytes, str] = {}  # reasons of refusals, by `_key`
+        self._answers: dict[bytes, str] = {}  # by `_key`: why a model is refused, "" if it is not
 
     def _prepare(self, graph: Graph, options: Any) -> PreparedGraph:
         """Ask the library about all nodes together first, and about each alone if it refuses."""
@@ -140,12 +143,12 @@ class Backend(Device):
         return PreparedGraph(graph, refused)
 
     def supports(self, node: Node, options: Any) -> bool | Reject:
-        """Return whether the library compiles a model of this one node, else its own reason."""
+        """Return whether the library compiles a model of this node alone, or its reason."""
         reason = self._static_refusal(node) or self._answer(_single_node_model(node), options)
         return Reject(reason) if reason else True
 
     def _static_refusal(self, node: Node) -> str:
-        """Return why the library is not asked about a node; "" to ask it."""
+        """Return why a node is refused without asking the library; "" if it has to be asked."""
         for value in (*node.sources, *node.outputs):
             type_ = value.type
             if not isinstance(type_, TensorType) or type_.shape is None:
@@ -157,7 +160,7 @@ class Backend(Device):
         return self.refusal(node)
 
     def _answer(self, model: bytes, options: Any) -> str:
-        """Return why the library refuses a model; "" if it takes it. Each model is tried once."""
+        """Return why the library refuses a model, "" if it does not; each model is tried once."""
         key = _key(model, options)
         answer = self._answers.get(key)
         if answer is None:
@@ -180,7 +183,7 @@ class Backend(Device):
         return op
 
     def capability(self) -> dict[str, str]:
-        """Return the version of the library: an exported model is for that one."""
+        """Return the facts of `Device.capability` and the library's version."""
         return {**super().capability(), "library": self.version()}
 
     def version(self) -> str:
@@ -193,12 +196,12 @@ class Backend(Device):
 
 
 class BackendOp(SubgraphOp):
-    """Runs a region by the model that a library has compiled from it.
+    """Runs a region by the model that a library compiled from it.
 
     Attributes:
         backend: The device.
-        options: The options that the region was compiled with.
-        inputs: Positions of the region's inputs that the library's model takes.
+        options: The options with which the region was compiled.
+        inputs: Positions of the region's inputs that are inputs of the library's model.
     """
 
     def __init__(self, subgraph: Graph, device: Backend, options: Any) -> None:
@@ -219,15 +222,16 @@ class BackendOp(SubgraphOp):
     def _is_passed(self, parameter: Parameter) -> bool:
         """Return whether a weight is an input of the library's model.
 
-        Small integers, such as axes and sizes, stay inside: many libraries need them to compile.
+        Small integers, such as axes and sizes, stay inside: many libraries need their values to
+        compile.
         """
-        small = parameter.nbytes <= _LARGE_WEIGHT and parameter.array.dtype.kind in "iub"
+        small = parameter.nbytes <= _SMALL_WEIGHT_BYTES and parameter.array.dtype.kind in "iub"
         return self.options.WEIGHTS == "inputs" and not small
 
     def compiled(self) -> LibraryModel:
         """Return the library's model for the versions of the weights that this thread sees.
 
-        The model is an entry of the weight cache, so that a new version of a weight makes another.
+        The model is an entry of the weight cache, so it is compiled anew for new versions.
 
         Raises:
             DeviceError: the library refuses the region.
@@ -240,7 +244,7 @@ class BackendOp(SubgraphOp):
         return model
 
     def release(self) -> None:
-        """Let the library's model go, and its threads with it."""
+        """Free the library's model and its threads."""
         super().release()
         self._entry = None
 
@@ -254,7 +258,12 @@ class BackendOp(SubgraphOp):
             raise self.failure("compile", error) from error
 
     def failure(self, what: str, error: Exception) -> DeviceError:
-        """Return the error for an exception of the library, which cannot ``what`` the region."""
+        """Return the error for an exception of the library.
+
+        Args:
+            what: "compile" or "run".
+            error: The exception.
+        """
         return DeviceError(
             f"device {self.backend.name}: {self.backend.title} cannot {what} region "
             f"{self.subgraph.name!r}: {reason_of_library(error)}"
@@ -377,12 +386,12 @@ def _serialized(model: Graph, array_of: Callable[[Parameter], Array]) -> bytes:
 
 
 def _key(model: bytes, options: Any) -> bytes:
-    """Return what an answer holds for: a model, and the options that the library was asked with."""
+    """Return the key of an answer: a hash of the model and the options of the query."""
     return hashlib.sha256(repr(options).encode() + model).digest()
 
 
 def _single_node_model(node: Node) -> bytes:
-    """Return a model of one node with normal names, so that equal nodes give equal bytes."""
+    """Return a model of one node with normalised names, so that equal nodes give equal bytes."""
     graph = node.graph
     assert graph is not None, "a device is asked about nodes of a graph"
     values: dict[Value, Value] = {}
@@ -407,7 +416,7 @@ def _single_node_model(node: Node) -> bytes:
 
 
 def _small_or_zeros(parameter: Parameter) -> Array:
-    if parameter.nbytes <= _LARGE_WEIGHT:
+    if parameter.nbytes <= _SMALL_WEIGHT_BYTES:
         return parameter.array
     return np.zeros(parameter.array.shape, numpy_dtype(parameter.type.dtype))
 
@@ -428,10 +437,15 @@ def _fixed_type(type_: Any) -> tuple[tuple[int, ...], Any] | None:
 
 
 def _target(target: Array | None, fixed: tuple[tuple[int, ...], Any] | None) -> Array | None:
-    """Return the array that the library writes an output to; None lets the library make one."""
+    """Return the array for an output: the caller's if it fits, else a new one.
+
+    Args:
+        target: Array of the caller; None for none.
+        fixed: Shape and dtype of the output; None if unknown, and the library then makes the array.
+    """
     if fixed is None:
         return None
     shape, dtype = fixed
     if target is not None and target.flags.c_contiguous and target.dtype == dtype:
-        return target if target.shape == shape else None
+        return target if target.shape == shape else None  # `fill_outputs` reports a wrong shape
     return np.empty(shape, dtype)

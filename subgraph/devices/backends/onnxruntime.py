@@ -27,7 +27,7 @@ class OnnxruntimeOptions(BackendOptions):
 
 
 class OnnxruntimeDevice(Backend):
-    """Runs what ONNX Runtime has a kernel for."""
+    """Runs regions by sessions of ONNX Runtime."""
 
     options_class = OnnxruntimeOptions
     module = "onnxruntime"

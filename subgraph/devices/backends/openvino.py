@@ -14,8 +14,8 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.runtime.settings import option
 
-# Operands that are indices or sizes, by operator and position. OpenVINO computes int64 in int32, so
-# that int64 is left to it for these alone.
+# Positions of operands that are indices or sizes, by operator. OpenVINO computes int64 in int32,
+# which is right for these operands only.
 _INT64_OPERANDS = {
     "Gather": (1,),
     "GatherElements": (1,),
@@ -49,7 +49,7 @@ class OpenvinoOptions(BackendOptions):
 
 
 class OpenvinoDevice(Backend):
-    """Runs what OpenVINO compiles, in float32 unless told otherwise by PRECISION."""
+    """Runs regions by OpenVINO, in float32 unless PRECISION says otherwise."""
 
     options_class = OpenvinoOptions
     module = "openvino"
@@ -74,7 +74,7 @@ class OpenvinoDevice(Backend):
         return ""
 
     def try_library_model(self, model: bytes, options: Any) -> None:
-        """Query OpenVINO, which is faster than to compile; compile for the reason of a refusal."""
+        """Query OpenVINO, which is fast; compile a model that it refuses, for the reason."""
         read = self._core.read_model(model)
         supported = self._core.query_model(read, options.DEVICE)
         if any(op.friendly_name not in supported for op in read.get_ops()):
@@ -120,9 +120,9 @@ class _CompiledModel:
 
 
 def _writable(array: Array) -> Array:
-    """Return an array over the same memory that OpenVINO shares, which it does not if read-only.
+    """Return a writable array over the same memory; OpenVINO shares no read-only memory.
 
-    OpenVINO only reads its inputs; the caller holds ``array`` during the run.
+    OpenVINO only reads its inputs. The caller holds ``array`` during the run.
     """
     if array.flags.writeable:
         return array

@@ -20,9 +20,9 @@ from subgraph.transform.pass_manager import apply_pass
 
 
 class BackendProperty(SubgraphProperty):
-    """Replaces regions that a backend supports by nodes which its library runs.
+    """Replaces regions that a backend supports by nodes that its library runs.
 
-    Options of the pass that have the name of one of the device's options configure the device.
+    Options of the pass with the name of one of the device's options configure the device.
 
     Attributes:
         device: Name of the device.
@@ -47,7 +47,8 @@ class BackendProperty(SubgraphProperty):
         self._config = {name: options[name] for name in known if name in options}
         typed = all(value.type is not None for value in graph.values())
         ready = graph if typed else apply_pass(graph, "InferTypes")
-        self._backend.query_model(ready, self._config)  # so that `supports` knows the answers
+        # One question about all nodes together; `supports` then finds the answers for single nodes.
+        self._backend.query_model(ready, self._config)
         return None if typed else ready
 
     def create_subgraph_selector(self) -> SubgraphSelector:
@@ -55,7 +56,7 @@ class BackendProperty(SubgraphProperty):
         return _SupportedSelector(self._backend, self._backend.options_for(self._config))
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | Reject:
-        """Return a node that the library runs; its refusal of a whole region leaves the region."""
+        """Return a node that the library runs; a Reject if it does not compile the region."""
         options = self._backend.options_for(self._config)
         try:
             op = self._backend.create_op(subgraph, options)
@@ -109,14 +110,14 @@ class TvmProperty(BackendProperty):
 
 @attrs.frozen
 class BackendState:
-    """A backend as `backends` lists it.
+    """State of a backend, as `backends` returns it.
 
     Attributes:
         name: Name of the device, for ``sg.compile_model``; in lower case that of its property.
         title: Name of the library.
         version: Version of the installed package; empty if it is missing.
         problem: Why the device cannot start, with the command that installs the package; empty if
-            it can.
+            it starts.
     """
 
     name: str
@@ -126,9 +127,9 @@ class BackendState:
 
 
 def backends() -> list[BackendState]:
-    """Return the devices over other libraries, those with missing packages too.
+    """Return the devices over other libraries, including those with missing packages.
 
-    A library that is installed is imported to find out whether it works.
+    Installed libraries are imported, to find out whether they work.
     """
     core = default_core()
     found: list[BackendState] = []

@@ -17,8 +17,8 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.runtime.settings import option
 
-# Operators whose conversion was tried on random graphs. The frontend ends the process for some
-# models of others, so that these are never offered to it.
+# Operators whose conversion was tested on random graphs. The frontend aborts the process for some
+# models with other operators, so no others are passed to it.
 _OPERATORS = frozenset(
     {
         *("Abs", "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div"),
@@ -43,7 +43,7 @@ class TvmOptions(BackendOptions):
 
 
 class TvmDevice(Backend):
-    """Runs what TVM's frontend for ONNX converts and its compiler builds."""
+    """Runs regions by functions that TVM builds."""
 
     options_class = TvmOptions
     module = "tvm"
@@ -64,7 +64,7 @@ class TvmDevice(Backend):
         return "" if known else f"{node.op_type} is not left to TVM's frontend for ONNX"
 
     def try_library_model(self, model: bytes, options: Any) -> None:
-        """Convert a model without building it, since a build takes a hundred times as long."""
+        """Convert a model without building it, because a build takes much longer."""
         self._converted(model)
 
     def _converted(self, model: bytes) -> Any:

@@ -1,7 +1,8 @@
-"""AUTO: picks a device; runs on CPU while a slower-to-compile one gets ready.
+"""AUTO: chooses a device; models run on CPU while the chosen device compiles.
 
-Candidates are the devices of "AUTO:A,B", or all that are available: graphics processors, then CPU,
-then others, REFERENCE last. With ``MEASURE`` each candidate runs the model and the fastest stays.
+Candidates are the devices of "AUTO:A,B", or all that are available: graphics processors and
+accelerators, then CPU, then others, REFERENCE last. With ``MEASURE`` each candidate runs the model
+and the fastest is chosen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from subgraph.devices.calls import query_on
 from subgraph.devices.device import Config, Device
-from subgraph.devices.virtual import VirtualDevice, listed, split_config
+from subgraph.devices.virtual import VirtualDevice, device_names, split_config
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.graph.types import TensorType, numpy_dtype
@@ -33,7 +34,7 @@ from subgraph.system.exiting import uninterrupted
 from subgraph.weights.sharing import start_threads
 
 _log = logging.getLogger("subgraph")
-_HELPER = "CPU"  # compiles fast and runs everything
+_START_DEVICE = "CPU"  # compiles fast and, with its fallback, runs every model
 
 
 @attrs.frozen
@@ -46,7 +47,7 @@ class AutoOptions(DeviceOptions):
 
 
 class AutoDevice(VirtualDevice):
-    """The best device there is."""
+    """Chooses one of several devices for each model."""
 
     options_class = AutoOptions
     caches = False
@@ -55,11 +56,11 @@ class AutoDevice(VirtualDevice):
         """Return the devices to choose from, the best first.
 
         Raises:
-            DeviceError: there is none; each one's reason.
+            DeviceError: none can start; the message has the reason of each.
         """
         core = self.known_core
         if options.DEVICE_PRIORITIES:
-            names = listed(options.DEVICE_PRIORITIES, self.name)
+            names = device_names(options.DEVICE_PRIORITIES, self.name)
         else:
             names = sorted(core.available_devices, key=lambda name: _rank(core.device(name)))
         found: list[Device] = []
@@ -83,7 +84,7 @@ class AutoDevice(VirtualDevice):
         return options, devices, split_config(config, own, devices, self.name)
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
-        """Return what the first candidate supports."""
+        """Return the nodes that the first candidate supports."""
         _, devices, configs = self._split(config)
         return query_on(devices[0], graph, configs[devices[0].name] or None)
 
@@ -91,14 +92,14 @@ class AutoDevice(VirtualDevice):
         """Compile for the chosen device.
 
         Raises:
-            DeviceError: no candidate can run the model; each one's reason.
+            DeviceError: no candidate can run the model; the message has the reason of each.
         """
         options, devices, configs = self._split(config)
         if options.MEASURE and len(devices) > 1:
             return self._fastest(graph, devices, configs)
-        first, helper = devices[0], next((d for d in devices if d.name == _HELPER), None)
-        if options.START_ON_CPU and helper is not None and first is not helper:
-            start = self._compile_one(graph, helper, configs)
+        first, starter = devices[0], next((d for d in devices if d.name == _START_DEVICE), None)
+        if options.START_ON_CPU and starter is not None and first is not starter:
+            start = self._compile_one(graph, starter, configs)
             return AutoModel(
                 graph, start, lambda: self._compile_one(graph, first, configs), options
             )
@@ -138,8 +139,8 @@ class AutoDevice(VirtualDevice):
         return best[1]
 
     def request_range(self) -> tuple[int, int, int]:
-        """Return up to the most that a candidate has."""
-        return 1, max(self._most_requests()), 1
+        """Return the range up to the largest number of any candidate."""
+        return 1, max(self._max_requests()), 1
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics."""
@@ -147,19 +148,27 @@ class AutoDevice(VirtualDevice):
 
 
 def _rank(device: Device) -> tuple[int, str]:
-    """Return how near the front a device stands among AUTO's candidates."""
+    """Return the sorting key of a device among AUTO's candidates."""
     if device.name == "REFERENCE":
         return 4, device.name
-    if device.name == _HELPER:
+    if device.name == _START_DEVICE:
         return 1, device.name
-    with suppress(Exception):  # a device that does not say is one of the others
+    with suppress(Exception):  # a device whose metrics fail is one of the others
         if device.metrics().get("DEVICE_TYPE") in ("gpu", "accelerator"):
             return 0, device.name
     return (2 if device.name.startswith("OPENCL") else 3), device.name
 
 
 def seconds_per_run(model: CompiledModel, repeats: int = 3) -> float:
-    """Return the least time of a few runs on random inputs; unknown dimensions count as one."""
+    """Return the least time of a few runs on random inputs; unknown dimensions are 1.
+
+    Args:
+        model: The model.
+        repeats: Number of runs after a first one.
+
+    Raises:
+        DeviceError: an input is not a tensor.
+    """
     generator = np.random.default_rng(0)
     inputs = {p.name: _sample(p, generator) for p in model.inputs if p.default is None}
     model(inputs)
@@ -182,7 +191,12 @@ def _sample(port: Port, generator: np.random.Generator) -> Any:
 
 
 class AutoModel(CompiledModel):
-    """Runs on the first device until the better one is compiled."""
+    """Runs on the start device until the chosen one has compiled the model.
+
+    Attributes:
+        current: The model of the device that runs now.
+        ready: Set when no other model is being compiled any more.
+    """
 
     def __init__(
         self,
@@ -191,7 +205,14 @@ class AutoModel(CompiledModel):
         make_better: Callable[[], CompiledModel],
         options: AutoOptions,
     ) -> None:
-        """Run ``start`` and compile the better model in the background."""
+        """Run ``start`` and compile the better model in the background.
+
+        Args:
+            graph: The graph.
+            start: Its model on the start device.
+            make_better: Compiles the graph for the chosen device.
+            options: Options of AUTO.
+        """
         super().__init__(
             graph.clone(),
             device="AUTO",
@@ -217,24 +238,24 @@ class AutoModel(CompiledModel):
 
     @property
     def execution_devices(self) -> list[str]:
-        """Names of the devices that run it now."""
+        """Names of the devices that run the model now."""
         return self.current.execution_devices
 
     def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
-        """Write the model of the device that runs it now."""
+        """Export the model of the device that runs now."""
         self.current.export_model(target)
 
     def create_profiler(self) -> Runner:
-        """Return a measuring runner of the device that runs it now."""
+        """Return a measuring runner of the device that runs now."""
         return self.current.create_profiler()
 
     def create_runner(self, cancel: Cancel) -> Runner:
-        """Return a runner that changes over by itself."""
+        """Return a runner that switches to the better model when it is ready."""
         return _AutoRunner(self, cancel)
 
 
 class _AutoRunner(Runner):
-    """Runs on the device that is best at the moment."""
+    """Runs the current model of an `AutoModel`."""
 
     def __init__(self, owner: AutoModel, cancel: Cancel) -> None:
         super().__init__(cancel)
@@ -245,10 +266,10 @@ class _AutoRunner(Runner):
         self._model = self._owner.current
         self._runner = self._model.create_runner(self.cancel)
 
-    def _change_over(self) -> None:
-        """Go on with the better model, from the states of the first one."""
+    def _switch(self) -> None:
+        """Continue with the better model, from the states of the first one."""
         before, states = self._runner, self._runner.states()
-        kept, self.cancel.sessions = self.cancel.sessions, []  # else their memory would live on
+        sessions, self.cancel.sessions = self.cancel.sessions, []  # so that they are freed
         self._open()
         if not states:
             return
@@ -256,11 +277,11 @@ class _AutoRunner(Runner):
             self._runner.set_states(states)
         except DeviceError as error:
             _log.warning("a request stays on its first device: %s", str(error))
-            self._runner, self.cancel.sessions = before, kept
+            self._runner, self.cancel.sessions = before, sessions
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         if self._owner.current is not self._model:
-            self._change_over()
+            self._switch()
         self._runner.outputs = self.outputs
         return self._runner.run(inputs)
 

@@ -1,8 +1,8 @@
 """CPU: regions as programs of compiled kernels on this machine's cores.
 
-`CpuDevice.transform` lifts constants and fuses (the pass ``CpuFusion``); a query asks the lowerings
-by a dry run; `create_op` hands the graph to `subgraph.engine.cpu.region_op`. What
-no kernel takes goes to REFERENCE.
+`CpuDevice.transform` fuses operators (the pass ``CpuFusion``). A query makes a dry run of the
+lowerings. `CpuDevice.create_op` makes an op of `subgraph.engine.cpu.region_op`. Nodes without a
+kernel run on REFERENCE.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class CpuOptions(DeviceOptions):
 
 
 class CpuDevice(Device):
-    """This machine's cores."""
+    """The cores of this machine."""
 
     options_class: ClassVar[type[DeviceOptions]] = CpuOptions
     fallback: ClassVar[tuple[str, ...]] = ("REFERENCE",)
 
     def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
-        """Return the graph fused."""
+        """Return the fused graph."""
         assert isinstance(options, CpuOptions)
         return fuse(graph, options)[0]
 
@@ -78,10 +78,10 @@ class CpuDevice(Device):
         return PreparedGraph(fused, found.refused, (guards, found))
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
-        # The op fuses by itself, and anew when a number that a fusion has looked at changes.
+        # The op fuses the graph itself, and again if a constant changes that a fusion depends on.
         return self.create_op(graph, options)
 
-    def _hand_over(self, op: SubgraphOp, prepared: PreparedGraph) -> None:
+    def _use_prepared(self, op: SubgraphOp, prepared: PreparedGraph) -> None:
         assert isinstance(op, CpuSubgraphOp)
         op.adopt(prepared.graph, *prepared.found)
 
@@ -102,12 +102,17 @@ class CpuDevice(Device):
         return op
 
     def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
-        """Take a lowering, ``(node, low)``, of a custom operator."""
+        """Register a lowering of a custom operator.
+
+        Args:
+            operator: "domain::Type".
+            kernel: The lowering, called with a node and a `Lowering`.
+        """
         domain, _, op_type = operator.rpartition("::")
         lowering(op_type, domain=domain)(kernel)
 
     def remove_kernel(self, operator: str) -> None:
-        """Forget the lowering of a custom operator."""
+        """Remove the lowering of a custom operator."""
         LOWERINGS.unregister(operator)
 
     def optimal_requests(self, options: DeviceOptions) -> int:
@@ -126,7 +131,7 @@ class CpuDevice(Device):
         }
 
     def version(self) -> str:
-        """Return the versions of Subgraph and of what compiles its kernels."""
+        """Return the versions of Subgraph and of the compilers of its kernels."""
         from importlib.metadata import version
 
         compilers = (f"{name} {version(name)}" for name in ("numba", "llvmlite"))
@@ -138,10 +143,18 @@ class CpuDevice(Device):
 
 
 def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
-    """Return the graph as it runs, and the parameters whose content that depends on."""
+    """Return the graph that the device plans, in its fused form.
+
+    Args:
+        graph: The graph of a region; it is not changed.
+        options: Options of CPU.
+
+    Returns:
+        The fused graph, and the parameters whose values its form depends on, with their versions.
+    """
     guards: dict[Parameter, int] = {}
     graph = without_default_regions(graph.clone())
-    # Weights are found by their parameters; what is left are the inputs that change.
+    # Nodes refer to weights as parameters; the inputs that remain change in every run.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if is_nested(graph):
         graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
@@ -151,7 +164,7 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     if any(_is_half(value) for value in graph.values()):
         graph = apply_pass(graph, "WidenHalf")
     if options.FUSION:
-        # The graph is a copy, and what the passes inside make is checked as a whole.
+        # The passes inside share one copy of the graph; only the final result is verified.
         with Checks(input=False, output=False):
             graph = apply_pass(graph, "CpuFusion", guards=guards)
         graph.verify()
@@ -159,10 +172,10 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
 
 
 def _fuse_branches(graph: Graph, options: CpuOptions, guards: dict[Parameter, int]) -> None:
-    """Fuse the branches of Ifs as what they become: parts of a program.
+    """Fuse the branches of Ifs, which become parts of the program.
 
-    Constants become parameters of the graph, named after their values: these get names that no
-    other branch has, such as that of the same If in another iteration.
+    Constants in them become parameters of the graph, named after their values. The values therefore
+    get names that no other branch has, such as that of the same If in another iteration.
     """
     for node in graph.nodes:
         if is_branching(node):
@@ -180,7 +193,7 @@ def _is_half(value: Value) -> bool:
 
 
 def plan_options(options: CpuOptions) -> PlanOptions:
-    """Return what plans depend on."""
+    """Return the options on which plans depend."""
     properties = {
         field.name: getattr(options, field.name)
         for field in attrs.fields(CpuOptions)
@@ -192,7 +205,7 @@ def plan_options(options: CpuOptions) -> PlanOptions:
 
 
 def streams(options: CpuOptions) -> int:
-    """Return how many requests run at a time."""
+    """Return the number of concurrent requests for which the device has threads."""
     if options.NUM_STREAMS:
         return options.NUM_STREAMS
     if options.PERFORMANCE_HINT == "THROUGHPUT":
@@ -202,7 +215,7 @@ def streams(options: CpuOptions) -> int:
 
 @cache
 def _pools(count: int, threads: int) -> tuple[pool.Pool, ...]:
-    """Return the process-wide threads of so many streams."""
+    """Return the thread pools, shared by the process, of a number of streams."""
     return (pool.shared(threads), *(pool.Pool(threads) for _ in range(count - 1)))
 
 
@@ -211,7 +224,7 @@ def _threads(options: CpuOptions) -> int:
 
 
 def threads_per_stream(options: CpuOptions) -> int:
-    """Return how many threads a request uses."""
+    """Return the number of threads of one request."""
     return max(1, _threads(options) // streams(options))
 
 

@@ -1,9 +1,9 @@
-"""HETERO: one model over several devices, cut by the partition mechanism.
+"""HETERO: one model on several devices, cut by the partition mechanism.
 
-"HETERO:A,B,C": every node goes to the first device that supports it, or to the one that its
-``metadata["affinity"]`` names. For each device a property whose selector is "the node's affinity is
-this device" cuts the regions by the ``hetero`` strategy; what replaces a region is the device's
-compiled model. Nodes of REFERENCE stay as they are: the default executor runs them.
+"HETERO:A,B,C" runs every node on the first device that supports it, or on the device that its
+``metadata["affinity"]`` names. For each device, a property whose selector is "the node's affinity
+is this device" cuts regions by the ``hetero`` strategy; the device's compiled model replaces each
+region. Nodes of REFERENCE are not cut: the default executor runs them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from subgraph.devices.affinity_cut import (
 from subgraph.devices.calls import known_properties, query_on, require_support
 from subgraph.devices.device import Config, Device
 from subgraph.devices.export import region_nodes
-from subgraph.devices.fallback import DeviceFallback, compile_region, guard
+from subgraph.devices.fallback import DeviceFallback, add_fallback, compile_region
 from subgraph.devices.placement import Link, place_by_cost, transfers, value_bytes
 from subgraph.devices.plugins.reference import ReferenceDevice
 from subgraph.devices.profiles import read_profile
 from subgraph.devices.query import QueryResult
 from subgraph.devices.region_dump import dump_regions
 from subgraph.devices.stage_placement import place_in_stages
-from subgraph.devices.virtual import VirtualDevice, listed, split_config
+from subgraph.devices.virtual import VirtualDevice, device_names, split_config
 from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import (
@@ -51,6 +51,8 @@ from subgraph.weights.sharing import shared_out
 
 if TYPE_CHECKING:
     from subgraph.weights.cache import StoredWeights
+
+_MAX_COMPILE_THREADS = 8  # regions that are compiled at the same time
 
 
 @attrs.frozen
@@ -82,20 +84,24 @@ class HeteroOptions(DeviceOptions):
 
 
 class HeteroDevice(VirtualDevice):
-    """Several devices as one."""
+    """Runs the parts of a model on several devices."""
 
     options_class = HeteroOptions
 
     def supported_config(self, config: Config | None) -> tuple[HeteroOptions, list[Device]]:
-        """Return the options and the devices in order of priority."""
+        """Return the options and the devices, in order of priority, of a configuration.
+
+        Raises:
+            ConfigError: an option is unknown to HETERO and its devices.
+        """
         own = options_among(HeteroOptions, config or {})
         options: HeteroOptions = self.options_for(own)
-        devices = [self.peer(name) for name in listed(options.DEVICE_PRIORITIES, self.name)]
+        devices = [self.peer(name) for name in device_names(options.DEVICE_PRIORITIES, self.name)]
         _split_config(config or {}, options, devices)
         return options, devices
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
-        """Return for each node the device that would run it."""
+        """Return the device that would run each node."""
         options, devices = self.supported_config(config)
         configs = _split_config(config or {}, options, devices)
         whole = without_default_regions(graph)
@@ -110,19 +116,20 @@ class HeteroDevice(VirtualDevice):
         options: HeteroOptions,
         known: Mapping[str, str] | None = None,
     ) -> QueryResult:
+        """Return the device of each node; ``known`` is the first device's result if it has one."""
         placed, reasons, weights = by_priority(graph, devices, configs, known)
         if options.PLACEMENT != "PRIORITY":
             placed.update(self._by_cost(graph, devices, configs, options, placed))
-        refused = self._by_hand(graph, devices, configs, placed)
+        refused = self._apply_affinities(graph, devices, configs, placed)
         if options.PLACEMENT == "PRIORITY":
             move_light_regions(
                 graph, placed, lambda n: query_on(self.peer(n), graph, configs.get(n) or None)
             )
-        # Regions with an op of their own run by that, whatever the list.
+        # The default executor calls the own ops of regions, even if REFERENCE is not in the list.
         placed.update((node.name, REFERENCE) for node in graph.nodes if node.subgraph is not None)
         following = place_following(graph, placed, weights)
-        left = {name: text for name, text in reasons.items() if name not in placed}
-        return QueryResult(placed, left, weights=following, refused=refused)
+        refusals = {name: text for name, text in reasons.items() if name not in placed}
+        return QueryResult(placed, refusals, weights=following, refused=refused)
 
     def _by_cost(
         self,
@@ -132,6 +139,11 @@ class HeteroDevice(VirtualDevice):
         options: HeteroOptions,
         placed: Mapping[str, str],
     ) -> dict[str, str]:
+        """Return the devices of nodes with measured times, by the option PLACEMENT.
+
+        Raises:
+            ConfigError: the option PROFILE is not set.
+        """
         if not options.PROFILE:
             raise ConfigError(
                 f"PLACEMENT={options.PLACEMENT} needs PROFILE: a file of measured times, as "
@@ -155,17 +167,17 @@ class HeteroDevice(VirtualDevice):
             found = place_by_cost(graph, names, usable, link, fixed)
         return {name: device for name, device in found.items() if name in placed}
 
-    def _by_hand(
+    def _apply_affinities(
         self,
         graph: Graph,
         devices: Sequence[Device],
         configs: Mapping[str, Config],
         placed: dict[str, str],
     ) -> dict[str, str]:
-        """Let nodes go where their metadata says, if the device there supports them.
+        """Place nodes on the devices that their metadata names, if these support them.
 
         Returns:
-            Why the device there does not, for the other nodes that metadata places.
+            The reasons of the devices that do not support a node, by the node's name.
         """
         supported: dict[str, Mapping[str, str]] = {}
         refused: dict[str, str] = {}
@@ -174,9 +186,9 @@ class HeteroDevice(VirtualDevice):
             if wanted is None or placed.get(node.name) == wanted:
                 continue
             if wanted not in supported:
-                supported[wanted] = self._query_by_hand(graph, wanted, node, devices, configs)
+                supported[wanted] = self._query_affinity(graph, wanted, node, devices, configs)
             if node.name in getattr(supported[wanted], "weights", ()):
-                continue  # it goes there with the nodes that take it
+                continue  # a constant becomes a weight on the device of its users
             if node.name in supported[wanted]:
                 placed[node.name] = wanted
             else:
@@ -185,7 +197,7 @@ class HeteroDevice(VirtualDevice):
                 refused[node.name] = f"{wanted}: {why}"
         return refused
 
-    def _query_by_hand(
+    def _query_affinity(
         self,
         graph: Graph,
         wanted: str,
@@ -203,7 +215,7 @@ class HeteroDevice(VirtualDevice):
         return query_on(device, graph, configs.get(wanted) or None)
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
-        """Cut the graph and compile each region on its device, several at a time.
+        """Cut the graph and compile the regions on their devices, several at the same time.
 
         Raises:
             UnsupportedOpError: no device in the list supports a node.
@@ -223,26 +235,27 @@ class HeteroDevice(VirtualDevice):
         config: Config,
         supported: Mapping[str, str],
     ) -> CompiledModel:
-        """Compile for a device that was asked for alone and does not support everything.
+        """Compile for a device that does not support every node, and its fallback devices.
 
         Args:
-            graph: The model; affinities set by hand do not count.
-            devices: The device and those behind it.
-            config: The configuration of the device.
-            supported: What it has said to support.
+            graph: The model; the affinities in its metadata are ignored.
+            devices: The device, then its fallback devices.
+            config: Options of the device.
+            supported: Its query result.
         """
         first = devices[0]
         options = self.options_for({"DEVICE_PRIORITIES": ",".join(d.name for d in devices)})
         if "ENABLE_PROFILING" in known_properties(first):
-            given = first.options_for(config)
-            # Of options that every device has, these are of one device; the others of the model.
+            first_options = first.options_for(config)
+            # The common options apply to the whole model, except for these of a single device.
             common = set(option_names(DeviceOptions)) - {"DEVICE_ID", "CACHE_DIR"}
-            taken = {name: getattr(given, name) for name in common}
-            options = attrs.evolve(options, **taken)
+            options = attrs.evolve(
+                options, **{name: getattr(first_options, name) for name in common}
+            )
         configs = {device.name: dict(config) if device is first else {} for device in devices}
         whole = without_default_regions(graph)
         known = supported if whole is graph and not is_nested(graph) else None
-        # Bodies know the constants around them, which shapes inside often depend on.
+        # Shapes in bodies often depend on constants around them, which have to be folded first.
         work = apply_pass(whole, "ConstantFolding") if is_nested(whole) else whole.clone()
         for each in _with_bodies(work):
             for node in each.nodes:
@@ -259,9 +272,15 @@ class HeteroDevice(VirtualDevice):
         options: HeteroOptions,
         refused: dict[str, str],
     ) -> CompiledModel:
-        """Return the model of ``graph``, whose copy ``work`` has a device for every node.
+        """Return the model of a graph.
 
-        ``refused`` are the nodes whose affinities could not be followed, with the reasons.
+        Args:
+            graph: The graph.
+            work: A copy of it with an affinity for every node.
+            devices: The devices, in order of priority.
+            configs: Options by the device's name.
+            options: Options of HETERO.
+            refused: Reasons by name of the nodes whose original affinity was not possible.
         """
         names = dict.fromkeys((*(d.name for d in devices), *affinities_in(work)))
         all_devices = [self.peer(name) for name in names]
@@ -278,12 +297,15 @@ class HeteroDevice(VirtualDevice):
         options: HeteroOptions,
         known: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
-        """Write the device of every node, bodies included, into its metadata.
+        """Write the device of every node, including those in bodies, into its metadata.
 
-        Constants that go along with what takes them become weights.
+        Constants that a device supports only as weights of other nodes become weights.
 
         Returns:
-            The nodes whose affinity could not be followed, and why.
+            Reasons by name of the nodes whose original affinity was not possible.
+
+        Raises:
+            UnsupportedOpError: no device supports some node.
         """
         work, names = [graph], set(graph.parameters)
         refused: dict[str, str] = {}
@@ -317,7 +339,7 @@ class HeteroDevice(VirtualDevice):
         configs: Mapping[str, Config],
         options: HeteroOptions,
     ) -> None:
-        """Give each region its op; those with an op of their own get devices behind them."""
+        """Compile the regions that were cut; regions with an own op get fallback devices."""
         by_name = {device.name: device for device in devices}
 
         def compile_one(node: Node) -> None:
@@ -331,8 +353,8 @@ class HeteroDevice(VirtualDevice):
             if isinstance(node.op, CutOp):
                 regions.append(node)
             else:
-                guard(node, rest, configs, options)
-        shared_out(compile_one, regions, min(len(regions), 8))
+                add_fallback(node, rest, configs, options)
+        shared_out(compile_one, regions, min(len(regions), _MAX_COMPILE_THREADS))
 
     def _finished(
         self,
@@ -368,7 +390,14 @@ class HeteroDevice(VirtualDevice):
     def import_graph(
         self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
     ) -> CompiledModel:
-        """Return the model of a graph that was cut before."""
+        """Return the model of a graph that was partitioned before the export.
+
+        Args:
+            graph: The graph, with a subgraph node for each region.
+            config: Options of HETERO and its devices.
+            header: Header of the file.
+            stored: The packed weights of the file.
+        """
         options, devices = self.supported_config(config)
         configs = _split_config(config, options, devices)
         names = dict.fromkeys((*(d.name for d in devices), *affinities_in(graph)))
@@ -378,8 +407,9 @@ class HeteroDevice(VirtualDevice):
             device = all_devices.get(home) or self.peer(home)
             if node.subgraph is not None and not isinstance(device, ReferenceDevice):
                 others = [d for d in all_devices.values() if d is not device]
-                follow = others if options.RUNTIME_FALLBACK else []
-                node.op = _imported_op(node.subgraph, device, follow, configs, options)
+                if not options.RUNTIME_FALLBACK:
+                    others = []
+                node.op = _imported_op(node.subgraph, device, others, configs, options)
         self._compile_regions(graph, list(all_devices.values()), configs, options)
         metrics = header["metrics"]
         refused: Mapping[str, str] = metrics.get("REFUSED_AFFINITIES", {})
@@ -395,9 +425,14 @@ class HeteroDevice(VirtualDevice):
 
 
 def _of_regions(graph: Graph, whole: Graph, found: QueryResult) -> QueryResult:
-    """Return a query's answer for ``whole`` as one for the regions of ``graph`` that it opens.
+    """Return the query result of a graph with default regions from that of the graph without them.
 
     A region that several devices run has their names, separated by commas.
+
+    Args:
+        graph: The graph; its nodes of `DefaultSubgraphOp` are regions of the user.
+        whole: The graph with these regions inlined.
+        found: Query result of ``whole``.
     """
     members: dict[str, list[str]] = {node.name: [] for node in graph.nodes}
     for node in whole.nodes:
@@ -421,7 +456,7 @@ def _compile(
     configs: Mapping[str, Config],
     options: HeteroOptions,
 ) -> None:
-    """Give a region its op, made by a device or by the next that can, and that device's name."""
+    """Compile a region by the first device that can; set the node's op and affinity."""
     assert node.subgraph is not None, "it is a region"
     node.op, home = compile_region(node.subgraph, device, others, configs, options)
     node.metadata = {**(node.metadata or {}), AFFINITY: home.name}
@@ -434,9 +469,11 @@ def _imported_op(
     configs: Mapping[str, Config],
     options: HeteroOptions,
 ) -> SubgraphOp:
-    """Return what runs a region of a file, not looked into where its device need not; else a mark.
+    """Return the op of a region of a file, without a compilation if its device can restore it.
 
-    A device that compiles in its own way, or cannot make the op, is left to `compile_region`.
+    Returns:
+        The op; a `CutOp` if the device overrides ``compile_model`` or refuses the region, which
+        `compile_region` then compiles.
     """
     if type(device).compile_model is not Device.compile_model:
         return CutOp(subgraph)
@@ -449,6 +486,7 @@ def _imported_op(
 
 
 def _with_bodies(graph: Graph) -> Iterator[Graph]:
+    """Yield a graph and its bodies at every depth."""
     work = [graph]
     while work:
         current = work.pop()
@@ -462,10 +500,17 @@ def by_priority(
     configs: Mapping[str, Config],
     known: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, str], dict[str, str], dict[str, AbstractSet[str]]]:
-    """Give each node to the first device that supports it; also say why the others refused.
+    """Place each node on the first device that supports it.
 
-    ``known`` is what the first device said when it was asked before. Constants that a device takes
-    only as weights are not placed; the last result has their names by device.
+    Args:
+        graph: The graph.
+        devices: The devices in order of priority.
+        configs: Options by the device's name.
+        known: Query result of the first device; None: it is queried.
+
+    Returns:
+        The devices of the nodes, the reasons of devices that refused a node, and for each device
+        the names of constants that it supports only as weights, which are not placed.
     """
     placed: dict[str, str] = {}
     reasons: dict[str, str] = {}
@@ -477,11 +522,10 @@ def by_priority(
             found = known
         else:
             found = query_on(device, graph, configs.get(device.name) or None)
-        shared = _shared(graph, device, devices, configs)
         weights[device.name] = getattr(found, "weights", frozenset())
-        shared |= weights[device.name]
+        skipped = _divided_nodes(graph, device, devices, configs) | weights[device.name]
         for name in found:
-            if name not in shared:
+            if name not in skipped:
                 placed.setdefault(name, device.name)
         for name, reason in getattr(found, "reasons", {}).items():
             text = f"{device.name}: {reason}"
@@ -489,20 +533,20 @@ def by_priority(
     return placed, reasons, weights
 
 
-def _shared(
+def _divided_nodes(
     graph: Graph, device: Device, devices: Sequence[Device], configs: Mapping[str, Config]
 ) -> set[str]:
-    """Return nodes that a device is not to take as a whole, because others get parts of them.
+    """Return the names of nodes with bodies of which other devices run parts.
 
-    The bodies of a node left to the default executor are placed node by node: on devices that come
-    first, and as their metadata says.
+    A device must not run such a node as a whole: the default executor runs it, and the nodes in its
+    bodies are placed one by one, on devices of higher priority or on those of their affinities.
     """
-    rest = any(isinstance(each, ReferenceDevice) for each in devices)
-    if not rest or isinstance(device, ReferenceDevice):
+    has_reference = any(isinstance(each, ReferenceDevice) for each in devices)
+    if not has_reference or isinstance(device, ReferenceDevice):
         return set()
     before = devices[: list(devices).index(device)]
 
-    def is_shared(body: Graph) -> bool:
+    def is_divided(body: Graph) -> bool:
         inside = [node for level in body.levels() for node in level.nodes]
         wanted = ((node.metadata or {}).get(AFFINITY, device.name) for node in inside)
         return any(name != device.name for name in wanted) or any(
@@ -510,12 +554,13 @@ def _shared(
         )
 
     nested = (node for node in graph.nodes if node.attrs and node.bodies)
-    return {node.name for node in nested if any(map(is_shared, node.bodies))}
+    return {node.name for node in nested if any(map(is_divided, node.bodies))}
 
 
 def _split_config(
     config: Config, options: HeteroOptions, devices: Sequence[Device]
 ) -> dict[str, dict[str, Any]]:
+    """Return the options of each device; all devices profile if HETERO does."""
     own = attrs.fields_dict(HeteroOptions)
     rest = {key: value for key, value in config.items() if key != "CACHE_DIR"}
     out = split_config(rest, own, devices, "HETERO")
@@ -527,7 +572,7 @@ def _split_config(
 
 
 def _stages(graph: Graph, homes: Mapping[Node, str]) -> list[tuple[str, int, int]]:
-    """Return runs of consecutive nodes of one device; none if there is only one device."""
+    """Return (device, first node, end) of consecutive nodes of one device; none if all have one."""
     stages: list[tuple[str, int, int]] = []
     for position, node in enumerate(graph.nodes):
         home = homes[node]

@@ -1,8 +1,9 @@
-"""MULTI: the whole model on each of several devices; requests are spread over them.
+"""MULTI: the whole model on each of several devices, and requests distributed over them.
 
-"MULTI:A,B" compiles for A and B. Each request is bound to the device that has the fewest for what
-it can bear at a time. When a device fails, its requests move to the others; that is logged once.
-After ``FALLBACK_RETRY`` seconds one run tries the device again, and requests spread anew if it can.
+"MULTI:A,B" compiles for A and B. Each request is assigned to the device with the fewest requests
+relative to its optimal number. If a device fails, its requests move to the others, which is logged
+once. After ``FALLBACK_RETRY`` seconds one run tries the device again; if it succeeds, requests are
+distributed over all devices again.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import attrs
 from subgraph.devices.calls import query_on
 from subgraph.devices.device import Config, Device
 from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_model
-from subgraph.devices.fallback import are_finite, not_finite, stands
+from subgraph.devices.fallback import are_finite, is_final, not_finite
 from subgraph.devices.query import QueryResult
-from subgraph.devices.virtual import VirtualDevice, listed, split_config
+from subgraph.devices.virtual import VirtualDevice, device_names, split_config
 from subgraph.errors import (
     BlobError,
     ConfigError,
@@ -49,12 +50,12 @@ class MultiOptions(DeviceOptions):
 
     DEVICE_PRIORITIES: str = option("", "devices in order of priority, separated by commas")
     FALLBACK_FAILURES: int = option(
-        1, "failures of a device in a row after which no request is given to it", minimum=1
+        1, "failures of a device in a row after which it gets no more requests", minimum=1
     )
 
 
 class MultiDevice(VirtualDevice):
-    """Several devices, each with the whole model."""
+    """Compiles a model for each of several devices."""
 
     options_class = MultiOptions
     caches = False
@@ -66,11 +67,11 @@ class MultiDevice(VirtualDevice):
         for device in devices:
             found = query_on(device, graph, configs[device.name] or None)
             if device.fallback:
-                continue  # it has devices behind it for what it lacks
-            given = getattr(found, "reasons", {})
+                continue  # its fallback devices run the other nodes
+            texts = getattr(found, "reasons", {})
             for node in graph.nodes:
                 if node.name not in found:
-                    text = given.get(node.name, f"{device.name} does not support it")
+                    text = texts.get(node.name, f"{device.name} does not support it")
                     reasons.setdefault(node.name, text)
         supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
         return QueryResult(supported, reasons)
@@ -81,15 +82,15 @@ class MultiDevice(VirtualDevice):
         config = config or {}
         own = options_among(MultiOptions, config)
         options: MultiOptions = self.options_for(own)
-        devices = [self.peer(name) for name in listed(options.DEVICE_PRIORITIES, self.name)]
+        devices = [self.peer(name) for name in device_names(options.DEVICE_PRIORITIES, self.name)]
         configs = split_config(config, own, devices, self.name)
         return devices, configs, options
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
-        """Compile the model for every device of the list, all at once.
+        """Compile the model for every device of the list, all at the same time.
 
         Raises:
-            DeviceError: no device could compile it; each one's reason.
+            DeviceError: no device could compile it; the message has the reason of each.
         """
         devices, configs, options = self._devices(config)
         core = self.known_core
@@ -100,11 +101,18 @@ class MultiDevice(VirtualDevice):
         return MultiModel(graph, _for_each(devices, compile_for, graph.name), options, configs)
 
     def import_parts(self, parts: Mapping[str, memoryview], config: Config) -> CompiledModel:
-        """Import each device's model; one that is missing is compiled of another's graph.
+        """Import the model of each device; one that is missing is compiled from another's graph.
 
-        The models share their parameters. What the others need not look into stays unread.
+        The models share the parameters of the first one, whose weights alone are read.
+
+        Args:
+            parts: The exported models by the device's name.
+            config: Options of MULTI and its devices, and ``ALLOW_RECOMPILE``.
+
+        Raises:
+            DeviceError: no device has a model; the message has the reason of each.
         """
-        wanted = listed(str(config.get("DEVICE_PRIORITIES", "")), self.name)
+        wanted = device_names(str(config.get("DEVICE_PRIORITIES", "")), self.name)
         unused = {ALLOW_RECOMPILE, *parts} - set(wanted)
         own = {key: value for key, value in config.items() if key not in unused}
         devices, configs, options = self._devices(own)
@@ -135,8 +143,8 @@ class MultiDevice(VirtualDevice):
         return MultiModel(first.graph, models, options, configs)
 
     def request_range(self) -> tuple[int, int, int]:
-        """Return up to as many as the devices have together."""
-        return 1, sum(self._most_requests()), 1
+        """Return the range up to the sum of the devices' largest numbers."""
+        return 1, sum(self._max_requests()), 1
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics."""
@@ -146,10 +154,10 @@ class MultiDevice(VirtualDevice):
 def _for_each(
     devices: Sequence[Device], make: Callable[[Device], CompiledModel], name: str
 ) -> dict[str, CompiledModel]:
-    """Make a model for each device, all at once; warn of those that cannot.
+    """Make a model for each device, all at the same time; log a warning for failures.
 
     Raises:
-        DeviceError: none can; each one's reason.
+        DeviceError: all failed; the message has the reason of each.
     """
     failures: list[str] = []
 
@@ -173,7 +181,12 @@ def _for_each(
 
 
 class MultiModel(CompiledModel):
-    """The compiled models of several devices as one."""
+    """The compiled models of several devices as one model.
+
+    Attributes:
+        by_device: The models by the device's name.
+        models: The models in order of priority.
+    """
 
     def __init__(
         self,
@@ -182,7 +195,14 @@ class MultiModel(CompiledModel):
         options: MultiOptions,
         configs: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Spread requests over the models, which are given by the device's name."""
+        """Distribute requests over the models of several devices.
+
+        Args:
+            graph: The graph.
+            by_device: The models by the device's name, in order of priority.
+            options: Options of MULTI.
+            configs: Options by the device's name.
+        """
         models = list(by_device.values())
         names = [model.device for model in models]
         super().__init__(
@@ -199,16 +219,16 @@ class MultiModel(CompiledModel):
 
     @property
     def execution_devices(self) -> list[str]:
-        """Names of the devices that run requests now: not of those that have failed."""
+        """Names of the devices that run requests now, without those whose breaker is open."""
         models = self._load.usable()
         return list(dict.fromkeys(name for each in models for name in each.execution_devices))
 
     @property
     def fallbacks(self) -> dict[str, dict[str, Any]]:
-        """What other devices had to take over, by device, and by region within a device."""
+        """Failures of devices by name, and of regions by "device/region"."""
         found = self._load.failures()
         for device, model in self.by_device.items():
-            found.update((f"{device}/{name}", told) for name, told in model.fallbacks.items())
+            found.update((f"{device}/{name}", entry) for name, entry in model.fallbacks.items())
         return found
 
     def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
@@ -225,12 +245,14 @@ class MultiModel(CompiledModel):
 
 
 class _Load:
-    """Who runs how many requests, and who fails; runners refer to it, not to their model.
+    """The number of requests of each device, and its breaker.
+
+    Runners refer to this object and not to the `MultiModel`, so that the model can be freed.
 
     Attributes:
-        options: How failures count.
-        changes: Raised by one whenever a device fails for good, or runs again.
-        any_open: Whether a device has failed for good.
+        options: Options of MULTI.
+        changes: Number of times that a breaker has opened or closed.
+        any_open: Whether a breaker is open.
     """
 
     def __init__(
@@ -243,15 +265,15 @@ class _Load:
         self._models = list(models)
         self._count = dict.fromkeys(models, 0)
         self._breakers = {model: Breaker(options) for model in models}
-        # Runners give back when they are collected, which may be while this thread holds the lock.
+        # Reentrant: a runner may be collected, and call `release`, while its thread has the lock.
         self._lock = free_in_child(threading.RLock())
         self._reference = DefaultSubgraphOp(source)
 
-    def take(self, old: CompiledModel | None = None) -> CompiledModel:
-        """Return the model of the device with the least load, and count a request for it.
+    def assign(self, old: CompiledModel | None = None) -> CompiledModel:
+        """Assign a request to the device with the least load and return its model.
 
         Args:
-            old: The model that the request leaves; the request does not count for it.
+            old: The model to which the request was assigned before; None for a new request.
         """
         with self._lock:
             if old is not None:
@@ -261,31 +283,31 @@ class _Load:
             return model
 
     def move(self, old: CompiledModel, new: CompiledModel) -> None:
-        """Count a request for another model."""
+        """Assign a request to another model."""
         with self._lock:
             self._count[old] -= 1
             self._count[new] += 1
 
-    def give_back(self, model: CompiledModel) -> None:
-        """Count a request less."""
+    def release(self, model: CompiledModel) -> None:
+        """Record that a request of a model has ended."""
         with self._lock:
             self._count[model] -= 1
 
     def usable(self) -> list[CompiledModel]:
-        """Return the models of the devices that have not failed, in order of priority."""
+        """Return the models with a closed breaker, in order of priority; all if there is none."""
         return [m for m in self._models if not self._breakers[m].is_open] or self._models
 
-    def due(self) -> CompiledModel | None:
-        """Return the model of a device that has failed and is to be tried again by this run."""
+    def to_retry(self) -> CompiledModel | None:
+        """Return a model with an open breaker that this run has to try again; None if none."""
         opened = (m for m in self._models if self._breakers[m].is_open)
         return next((m for m in opened if self._breakers[m].may_try()), None)
 
     def candidates(self, first: CompiledModel) -> list[CompiledModel]:
-        """Return the models for a run, in the order in which they are asked."""
+        """Return all models in the order in which a run tries them, ``first`` first."""
         return list(dict.fromkeys((first, *self.usable(), *self._models)))
 
     def failures(self) -> dict[str, dict[str, Any]]:
-        """Return what has failed, by device."""
+        """Return number and cause of failures, breaker state and devices now, by device."""
         usable = [model.device for model in self.usable()]
         return {
             model.device: {
@@ -299,12 +321,18 @@ class _Load:
         }
 
     def failed(self, model: CompiledModel, error: Exception, helper: str) -> None:
-        """Count a failure of a device in a run that ``helper`` has made."""
+        """Count a failure of a device.
+
+        Args:
+            model: The device's model.
+            error: Its error.
+            helper: Name of the device that made the run instead.
+        """
         breaker = self._breakers[model]
         new, opened = breaker.failed(error, may_open=len(self._models) > 1)
         if opened:
             self._changed()
-            # Not the error: a handler that keeps records would keep the run's arrays.
+            # The record has the error's text only: the error would keep the run's arrays alive.
             _log.warning(
                 "%s goes on without device %s, which failed: %s (%s)",
                 *(self._owner.partition(":")[0], model.device, breaker.cause, breaker.again),
@@ -313,7 +341,7 @@ class _Load:
             _log.warning("device %s failed; %s helps out: %s", model.device, helper, breaker.cause)
 
     def succeeded(self, model: CompiledModel) -> None:
-        """Note that a device has made a run."""
+        """Record that a run on a device succeeded."""
         if self._breakers[model].succeeded():
             self._changed()
             _log.warning("%s uses device %s again", self._owner.partition(":")[0], model.device)
@@ -323,23 +351,28 @@ class _Load:
             self.changes += 1
             self.any_open = any(breaker.is_open for breaker in self._breakers.values())
 
-    def judged(
+    def compare(
         self, inputs: Sequence[Any], results: Sequence[Any]
     ) -> tuple[DeviceError | None, Sequence[Any]]:
-        """Return what is wrong with results that are not finite, and those of the reference."""
-        right = self._reference.session()(inputs)
-        return not_finite(self._reference.subgraph, results, right), right
+        """Compare results that are not finite with the reference; see `not_finite`.
+
+        Returns:
+            The error or None, and the results of the reference.
+        """
+        expected = self._reference.session()(inputs)
+        return not_finite(self._reference.subgraph, results, expected), expected
 
 
 class _MultiRunner(Runner):
-    """Runs on one device until it fails, then on the next."""
+    """Runs one request on its assigned device, and on the next one after a failure."""
 
     def __init__(self, load: _Load, cancel: Cancel) -> None:
         super().__init__(cancel)
         self._load = load
         self._changes = load.changes
-        self._model = load.take()
-        self._failed: list[tuple[CompiledModel, Exception]] = []  # before the first run
+        self._model = load.assign()
+        # Devices that could not open a runner, recorded as failures by the first run.
+        self._failed: list[tuple[CompiledModel, Exception]] = []
         for model in load.candidates(self._model):
             try:
                 self._runner = model.create_runner(cancel)
@@ -355,12 +388,12 @@ class _MultiRunner(Runner):
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         load, first = self._load, self._model
-        if load.changes != self._changes:  # who has failed, or runs again, changes what is best
+        if load.changes != self._changes:  # the usable devices have changed
             self._changes = load.changes
-            first = load.take(self._model)
-            load.move(first, self._model)  # until it has run there
+            first = load.assign(self._model)
+            load.move(first, self._model)  # the request counts for the new device after a run there
         if load.any_open:
-            first = load.due() or first
+            first = load.to_retry() or first
         failed, self._failed = self._failed, []
         if first is self._model:
             try:
@@ -380,8 +413,8 @@ class _MultiRunner(Runner):
         first: CompiledModel,
         failed: list[tuple[CompiledModel, Exception]],
     ) -> Sequence[Any]:
-        """Make a run on ``first``, or on the next that can, other than those that have failed."""
-        kept = self.cancel.sessions
+        """Make a run on ``first``, or on the next device that can; not on those that failed."""
+        sessions = self.cancel.sessions
         for model in self._load.candidates(first):
             if any(model is each for each, _ in failed):
                 continue
@@ -393,12 +426,12 @@ class _MultiRunner(Runner):
                     runner.set_states(self._runner.states())
                 results = self._checked(model, runner, inputs)
             except Exception as error:
-                self.cancel.sessions = kept
+                self.cancel.sessions = sessions
                 if not self._may_move(error):
                     raise
                 failed.append((model, error))
                 continue
-            if model is not self._model:  # what the request had on the other device goes
+            if model is not self._model:  # frees the request's memory on the other device
                 self._load.move(self._model, model)
                 self._model, self._runner = model, runner
             self._note(failed)
@@ -409,20 +442,20 @@ class _MultiRunner(Runner):
         raise last
 
     def _may_move(self, error: Exception) -> bool:
-        return self._load.options.RUNTIME_FALLBACK and not stands(error)
+        return self._load.options.RUNTIME_FALLBACK and not is_final(error)
 
     def _checked(
         self, model: CompiledModel, runner: Runner, inputs: Sequence[Any]
     ) -> Sequence[Any]:
-        """Make a run of a model; return its results, or the reference's if they are not right."""
+        """Run a model; return its results, or the reference's if only those are finite."""
         load = self._load
         runner.outputs = self.outputs
         results = runner.run(inputs)
         if load.options.FALLBACK_CHECK and not are_finite(results) and not runner.states():
-            error, right = load.judged(inputs, results)
+            error, expected = load.compare(inputs, results)
             if error is not None:
                 load.failed(model, error, "REFERENCE")
-                return right if self.outputs is None else fill_outputs(right, self.outputs)
+                return expected if self.outputs is None else fill_outputs(expected, self.outputs)
         load.succeeded(model)
         return results
 
@@ -439,4 +472,4 @@ class _MultiRunner(Runner):
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         model = getattr(self, "_model", None)
         if model is not None and not _ending():  # see `CompiledModel.__del__`
-            self._load.give_back(model)
+            self._load.release(model)

@@ -1,8 +1,7 @@
-"""OPENCL: regions as kernel launches on a GPU or any other OpenCL device; PoCL makes the CPU one.
+"""OPENCL: regions as kernel launches on a GPU or another OpenCL device, such as PoCL's CPU.
 
-The device finds hardware when it is first used. Graphs are fused and planned as for the CPU; the
-lowerings in ``ops/<family>/opencl.py`` say which kernels run. What has none goes to the next
-device.
+Hardware is searched at the first use of the device. Graphs are fused and planned as for CPU, with
+the lowerings in ``ops/<family>/opencl.py``. CPU and REFERENCE run nodes without a kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ from subgraph.runtime.control_flow import is_nested
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.transform.pass_manager import apply_pass
 
-_TUNED_SIZE = 768
+_TUNING_SIZE = 768  # rows and columns of the matrices whose product tuning measures
+_TUNING_RUNS = 5
 
 
 @attrs.frozen
@@ -61,12 +61,17 @@ class OpenclDevice(Device):
         find_devices()
 
     def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
-        """Take a lowering, ``(node, low)``, of a custom operator."""
+        """Register a lowering of a custom operator.
+
+        Args:
+            operator: "domain::Type".
+            kernel: The lowering, called with a node and a `ClLowering`.
+        """
         domain, _, op_type = operator.rpartition("::")
         cl_lowering(op_type, domain=domain)(kernel)
 
     def remove_kernel(self, operator: str) -> None:
-        """Forget the lowering of a custom operator."""
+        """Remove the lowering of a custom operator."""
         CL_LOWERINGS.unregister(operator)
 
     def device_ids(self) -> list[str]:
@@ -77,7 +82,7 @@ class OpenclDevice(Device):
             return []
 
     def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
-        """Return the graph fused."""
+        """Return the fused graph."""
         assert isinstance(options, OpenclOptions)
         return fuse(graph, options)[0]
 
@@ -87,7 +92,7 @@ class OpenclDevice(Device):
         return PreparedGraph(fused, refusals(fused, self._plan_options(options)))
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
-        # The op fuses by itself, and anew when a number that a fusion has looked at changes.
+        # The op fuses the graph itself, and again if a constant changes that a fusion depends on.
         return self.create_op(graph, options)
 
     def create_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
@@ -108,7 +113,7 @@ class OpenclDevice(Device):
         return runtime(int(options.DEVICE_ID or self.get_id() or 0))
 
     def optimal_requests(self, options: DeviceOptions) -> int:
-        """Return two: while the device works for one, the next one is uploaded."""
+        """Return 2: the inputs of one request are uploaded while another is computed."""
         return 2
 
     def get_id(self) -> str:
@@ -147,10 +152,18 @@ class OpenclDevice(Device):
 
 
 def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
-    """Return the graph as it runs, and the parameters whose content that depends on."""
+    """Return the graph that the device plans, in its fused form.
+
+    Args:
+        graph: The graph of a region; it is not changed.
+        options: Options of OPENCL.
+
+    Returns:
+        The fused graph, and the parameters whose values its form depends on, with their versions.
+    """
     guards: dict[Parameter, int] = {}
     graph = without_default_regions(graph.clone())
-    # Weights are found by their parameters; what is left are the inputs that change.
+    # Nodes refer to weights as parameters; the inputs that remain change in every run.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if is_nested(graph):
         graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
@@ -168,8 +181,14 @@ def _plan_options(traits: ClTraits, tuning: ClTuning) -> PlanOptions:
 
 
 def _product_seconds(found: Runtime, traits: ClTraits, tuning: ClTuning) -> float:
-    """Return the seconds that a product of matrices takes with a tuning, the best of a few."""
-    size = _TUNED_SIZE
+    """Return the least seconds of a few runs of a matrix product.
+
+    Args:
+        found: The device's runtime.
+        traits: The device's traits.
+        tuning: The sizes of blocks and groups to measure.
+    """
+    size = _TUNING_SIZE
     matrix = np.ones((size, size), np.float32)
     x = input("x", (size, size), "float32")
     graph = Graph(inputs=[x], outputs=[operator("MatMul")(x, parameter("w", matrix))])
@@ -177,7 +196,7 @@ def _product_seconds(found: Runtime, traits: ClTraits, tuning: ClTuning) -> floa
     op = ClSubgraphOp(graph, region, lambda inner: fuse(inner, OpenclOptions()), found)
     session = op.session()
     best = float("inf")
-    for _ in range(5):
+    for _ in range(_TUNING_RUNS):
         session([matrix])
         best = min(best, sum(entry.seconds for entry in session.profile()))
     return best

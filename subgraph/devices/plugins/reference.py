@@ -1,6 +1,6 @@
-"""REFERENCE: runs every operator by its definition; slow, and right.
+"""REFERENCE: runs every operator by its reference implementation.
 
-Every other device is tested against it, and the nodes that no other device takes run here.
+All other devices are tested against it. It runs the nodes that no other device supports.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from subgraph.runtime.settings import DeviceOptions
 
 
 class ReferenceDevice(Device):
-    """The definition of every operator, node by node in Python."""
+    """Runs graphs node by node in Python."""
 
     def supports(self, node: Node, options: DeviceOptions) -> bool:
-        """Take every node."""
+        """Return True for every node."""
         return True
 
     def _own_op_reason(self, node: Node) -> str:
-        return ""  # the default executor walks over them
+        return ""  # the default executor calls such ops
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
-        """Prepare the graph as it is: the default executor walks it node by node."""
+        """Return a model that the default executor runs node by node, without a partition."""
         from subgraph.devices.export import region_nodes
-        from subgraph.devices.fallback import guard
+        from subgraph.devices.fallback import add_fallback
 
         work, options = graph.clone(), self.options_for(config)
         for node in region_nodes(work):
             if not runs_by_default(node.op):
-                guard(node, [self], {}, options)
+                add_fallback(node, [self], {}, options)
         return CompiledModel(
             work,
             device=self.name,
