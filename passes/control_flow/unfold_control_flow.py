@@ -1,8 +1,8 @@
-"""The pass "UnfoldControlFlow": where a condition or a number of turns is known, plain nodes stay.
+"""The pass "UnfoldControlFlow": control flow with known conditions and counts becomes plain nodes.
 
-The taken branch of an If, the turns of a Loop or Scan and the items of a sequence then are nodes of
-the graph around, which a device runs and fuses as all others. What depends on data stays as it is:
-the default executor runs it, each body cut for the devices by itself.
+The taken branch of an If, the iterations of a Loop or Scan and the items of a sequence become nodes
+of the graph around, which a device runs and fuses like all others. Control flow that depends on
+data stays: the default executor runs it, and each body is partitioned like a separate model.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from subgraph.operators.shape_values import LIMIT
 from subgraph.operators.type_inference import infer_graph
 from subgraph.transform.pass_manager import apply_pass, register_pass
 
-from .unfold_sequences import Sequences, concerns_sequences, constant, made_for, stacked
+from .unfold_sequences import Sequences, concerns_sequences, constant, replacement_outputs, stacked
 
-# Operators that take whatever they are given; of whole numbers some divide by zero.
-_OF_FLOATS = frozenset({"Div", "Pow"})
-_HARMLESS = _OF_FLOATS | {
+# Operators that accept operands of any value, so that both branches of an If may be computed.
+_HARMLESS_FOR_FLOATS = frozenset({"Div", "Pow"})  # integers may be divided by zero
+_HARMLESS = _HARMLESS_FOR_FLOATS | {
     *("Abs", "Add", "And", "Cast", "Constant", "Equal", "Erf", "Exp", "Gemm", "Greater"),
     *("Identity", "Less", "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "ReduceMean"),
     *(
@@ -46,29 +46,31 @@ _HARMLESS = _OF_FLOATS | {
         "Where",
     ),
 }
-# Numbers that nodes touch: what a choice may cost, when running a branch by itself costs as much as
-# some ten thousand, and a node in itself.
-_CHEAP, _CALL = 32768, 64
-_OF_PRODUCT = 16  # multiply-adds of a product in the time of one number
+# Costs are counted in elements that an elementwise node reads or writes; all three are estimates.
+# To run one branch from Python costs as much as some ten thousand elements.
+_MAX_BRANCH_COST = 32768  # of both branches together
+_NODE_COST = 64
+_MULTIPLY_ADDS_PER_ELEMENT = 16  # of a matrix product, in the time of one element
+# The arrays of values that are known before a run; None for unknown elements.
 Known = Mapping[Value, Array | None]
 
 
 @register_pass("UnfoldControlFlow")
 @attrs.frozen
 class UnfoldControlFlow:
-    """Replace If, Loop, Scan and sequences by the nodes that they come to, where that is known.
+    """Replace If, Loop, Scan and sequences by plain nodes where conditions and counts are known.
 
     Attributes:
-        limit: How many nodes the turns of loops may add.
+        limit: The most nodes that iterations of loops may add.
         guards: Filled with the parameters whose content the result depends on, and the version
-            that was read.
+            that was read of each.
     """
 
     limit: int = 4000
     guards: dict[Parameter, int] = attrs.field(factory=dict[Parameter, int])
 
     def __call__(self, graph: Graph) -> Graph:
-        """Return a copy; what a body held shows once it stands outside, so it takes rounds."""
+        """Return a copy; in rounds, since unfolded bodies may hold control flow themselves."""
         graph = graph.clone()
         left = self.limit
         while any(_is_control_flow(node) or concerns_sequences(node) for node in graph.nodes):
@@ -78,7 +80,7 @@ class UnfoldControlFlow:
             if not replaced:
                 break
             graph.rewire(replaced)
-        # Turns of a loop do over what does not depend on the turn.
+        # Each iteration computes again what does not depend on it; equal nodes become one.
         return graph if left == self.limit else apply_pass(graph, "CommonSubexpressionElimination")
 
 
@@ -87,9 +89,21 @@ def _is_control_flow(node: Node) -> bool:
 
 
 class _Round:
-    """What can be unfolded of a graph as it stands."""
+    """Finds the replacements of control flow in a graph, without a look into replaced bodies.
+
+    Attributes:
+        left: The most nodes that iterations may still add.
+    """
 
     def __init__(self, graph: Graph, known: Known, guards: dict[Parameter, int], left: int) -> None:
+        """Prepare a round.
+
+        Args:
+            graph: The graph.
+            known: Arrays of values that are known before a run.
+            guards: Filled as in `UnfoldControlFlow`.
+            left: The most nodes that iterations may add.
+        """
         self.left = left
         self._graph = graph
         self._known = known
@@ -99,10 +113,10 @@ class _Round:
         self._sequences = Sequences(self._numbers, left)
 
     def replacements(self) -> dict[Value, Value]:
-        """Return what stands for each value that goes."""
+        """Return the new value of each output of unfolded nodes."""
         for node in self._graph.nodes:
             if concerns_sequences(node):
-                self._replaced.update(self._sequences.follow(node, self._now))
+                self._replaced.update(self._sequences.follow(node, self._current))
             elif _is_control_flow(node):
                 made = self._unfolded(node)
                 if made is not None:
@@ -112,7 +126,7 @@ class _Round:
         return self._replaced
 
     def _unfolded(self, node: Node) -> Sequence[Value] | None:
-        """Return what stands for the outputs of a node, None if it has to stay."""
+        """Return the new values of the outputs of a node; None if the node stays."""
         check_node(node)
         if node.op_type == "If":
             return self._branch(node)
@@ -122,11 +136,12 @@ class _Round:
             return self._loop(node, node.bodies[0])
         return None if node.version == 8 else self._scan(node, node.bodies[0])
 
-    def _now(self, value: Value) -> Value:
+    def _current(self, value: Value) -> Value:
+        """Return the replacement of a value, or the value itself."""
         return self._replaced.get(value, value)
 
     def _numbers(self, value: Value | None) -> list[int] | None:
-        """Return the whole numbers or truths that a value is known to hold."""
+        """Return the integers or booleans of a known value; None for any other value."""
         elements = None if value is None else self._known.get(value)
         if value is None or elements is None:
             return None
@@ -141,7 +156,7 @@ class _Round:
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
     def _depend_on(self, value: Value) -> None:
-        """Note the parameters that a known value was computed from."""
+        """Add the parameters that a known value was computed from to the guards."""
         work, seen = [value], {value}
         while work:
             current = work.pop()
@@ -158,52 +173,54 @@ class _Round:
         taken = self._number(node.inputs[0])
         if taken is not None:
             return self._copied_branch(node, "then_branch" if taken else "else_branch", "")
-        if not _is_choice(node):
+        if not _is_cheap_choice(node):
             return None
         condition = node.inputs[0]
         assert condition is not None, "it is required"
         then, other = (
             self._copied_branch(node, f"{key}_branch", f".{key}") for key in ("then", "else")
         )
-        # More conditions than one are an error, and not a choice for each element.
+        # The Reshape fails for several conditions, which Where would apply to each element.
         none = constant(node, np.empty(0, np.int64))
-        (one,) = made_for(node, "Reshape", [self._now(condition), none])
+        (one,) = replacement_outputs(node, "Reshape", [self._current(condition), none])
         chosen = [
-            made_for(node, "Where", [one, *pair])[0] for pair in zip(then, other, strict=True)
+            replacement_outputs(node, "Where", [one, *pair])[0]
+            for pair in zip(then, other, strict=True)
         ]
         for k, value in enumerate(chosen):
             assert value.producer is not None, "just made"
             value.producer.name = f"{node.name}.{k}" if k else node.name
         return chosen
 
-    def _copied_branch(self, node: Node, key: str, mark: str) -> list[Value]:
+    def _copied_branch(self, node: Node, key: str, suffix: str) -> list[Value]:
+        """Return the outputs of a copy of the branch in attribute ``key``; see `_copy`."""
         outer = iter(node.captures)
         for name, body in node.attrs.items():
             if isinstance(body, Graph):
                 captured = [next(outer) for _ in body.captures]
                 if name == key:
-                    return self._copy(node, body, (), captured, mark)
+                    return self._copy(node, body, (), captured, suffix)
         raise AssertionError("it is required")
 
     def _loop(self, node: Node, body: Graph) -> Sequence[Value] | None:
-        limit, start = node.inputs[0], node.inputs[1]
-        turns = self._number(limit)
-        going = 1 if start is None else self._number(start)
-        if turns is None or going is None or not self._goes_on(node, body):
+        limit, condition = node.inputs[0], node.inputs[1]
+        count = self._number(limit)
+        begins = 1 if condition is None else self._number(condition)
+        if count is None or begins is None or not self._never_ends_early(node, body):
             return None
-        turns = max(turns, 0) if going else 0
-        carried = [self._now(value) for value in node.inputs[2:] if value is not None]
+        count = max(count, 0) if begins else 0
+        carried = [self._current(value) for value in node.inputs[2:] if value is not None]
         states = len(carried)
-        if not self._take(body, turns):
+        if not self._has_room(body, count):
             return None
         rows: list[list[Value]] = []
-        for turn in range(turns):
-            given = [
-                constant(node, np.array(turn, np.int64)),
+        for iteration in range(count):
+            inputs = [
+                constant(node, np.array(iteration, np.int64)),
                 constant(node, np.array(True)),
                 *carried,
             ]
-            results = self._copy(node, body, given, node.captures, f".{turn}")
+            results = self._copy(node, body, inputs, node.captures, f".{iteration}")
             carried = list(results[1 : 1 + states])
             rows.append(list(results[1 + states :]))
         scanned = body.outputs[1 + states :]
@@ -212,8 +229,8 @@ class _Round:
         ]
         return [*carried, *(v for v in made if v is not None)] if None not in made else None
 
-    def _goes_on(self, node: Node, body: Graph) -> bool:
-        """Return whether the body never ends the loop before its last turn."""
+    def _never_ends_early(self, node: Node, body: Graph) -> bool:
+        """Return whether the condition that the body computes is known to be true."""
         value = body.outputs[0]
         outer = dict(zip(body.captures, node.captures, strict=True))
         while value.producer is not None and value.producer.op_type in ("Identity", "Cast"):
@@ -238,20 +255,20 @@ class _Round:
         results = len(body.outputs) - states
         axes = tuple(node.attrs.get("scan_input_axes") or (0,) * count)
         back = tuple(node.attrs.get("scan_input_directions") or (0,) * count)
-        given = [self._now(value) for value in node.inputs if value is not None]
-        # Lengths that may differ are the default executor's to compare.
-        lengths = {_length(value, axis) for value, axis in zip(given[states:], axes, strict=True)}
-        turns = lengths.pop()
-        if turns is None or lengths or not self._take(body, turns):
+        inputs = [self._current(value) for value in node.inputs if value is not None]
+        # If the scanned lengths differ, the default executor reports it.
+        lengths = {_length(value, axis) for value, axis in zip(inputs[states:], axes, strict=True)}
+        length = lengths.pop()
+        if length is None or lengths or not self._has_room(body, length):
             return None
-        carried = given[:states]
+        carried = inputs[:states]
         rows: list[list[Value]] = []
-        for turn in range(turns):
+        for iteration in range(length):
             items = [
-                _item(node, value, turns - 1 - turn if backwards else turn, axis)
-                for value, axis, backwards in zip(given[states:], axes, back, strict=True)
+                _item(node, value, length - 1 - iteration if backwards else iteration, axis)
+                for value, axis, backwards in zip(inputs[states:], axes, back, strict=True)
             ]
-            made = self._copy(node, body, [*carried, *items], node.captures, f".{turn}")
+            made = self._copy(node, body, [*carried, *items], node.captures, f".{iteration}")
             carried = list(made[:states])
             rows.append(list(made[states:]))
         axes = tuple(node.attrs.get("scan_output_axes") or (0,) * results)
@@ -262,27 +279,38 @@ class _Round:
         ]
         return [*carried, *(v for v in found if v is not None)] if None not in found else None
 
-    def _take(self, body: Graph, turns: int) -> bool:
-        """Return whether the turns may be unfolded; then there is less left for the following."""
+    def _has_room(self, body: Graph, count: int) -> bool:
+        """Return whether ``count`` iterations fit into `left`, and subtract them if so."""
         nodes = (node for level in body.levels() for node in level.nodes)
-        added = turns * (1 + sum(node.op_type != "Constant" for node in nodes))
+        added = count * (1 + sum(node.op_type != "Constant" for node in nodes))
         if added > self.left:
             return False
         self.left -= added
         return True
 
     def _copy(
-        self, node: Node, body: Graph, given: Sequence[Value], captured: Sequence[Value], mark: str
+        self,
+        node: Node,
+        body: Graph,
+        inputs: Sequence[Value],
+        captured: Sequence[Value],
+        suffix: str,
     ) -> list[Value]:
-        """Return what stands for the outputs of a body after one turn on these inputs.
+        """Copy the nodes of a body for one iteration, and return the values of its outputs.
 
-        The mark is for the names of nodes: the turn's, or that of one branch beside another.
+        Args:
+            node: The control-flow node.
+            body: One of its bodies.
+            inputs: Values for the inputs of the body.
+            captured: Outer values of the body's captures.
+            suffix: Appended to the names of nodes: ".0" for the first iteration, ".then" for a
+                branch that is computed beside the other, "" for the only branch.
         """
-        values = dict(zip(body.inputs, given, strict=True))
-        values.update(zip(body.captures, map(self._now, captured), strict=True))
+        values = dict(zip(body.inputs, inputs, strict=True))
+        values.update(zip(body.captures, map(self._current, captured), strict=True))
 
         def weight(value: Value) -> Value:
-            assert value.parameter is not None, "all else is captured"
+            assert value.parameter is not None, "bodies capture all other outer values"
             known = self._weights.setdefault(value.parameter, value)
             if known is value:
                 known = Value(value.name, value.type, parameter=value.parameter)
@@ -293,19 +321,19 @@ class _Round:
         copies = copy_nodes(body.nodes, values, weight)
         origin = (node.metadata or {}).get("origin", node.name)
         for copy in copies:
-            copy.name = f"{node.name}/{copy.name}{mark}"
+            copy.name = f"{node.name}/{copy.name}{suffix}"
             copy.metadata = {**(copy.metadata or {}), "origin": origin}
             for value in copy.outputs:
                 value.name = ""
                 if node.op_type != "If":
-                    value.type = None  # what holds for one turn need not for another
+                    value.type = None  # the type of a state may change between iterations
         return [values.get(value) or weight(value) for value in body.outputs]
 
 
-def _is_choice(node: Node) -> bool:
-    """Return whether an If costs less when both branches are computed, and then one is chosen.
+def _is_cheap_choice(node: Node) -> bool:
+    """Return whether to compute both branches of an If and choose one costs less than to run one.
 
-    They must be able to run: some operators refuse values that the condition keeps from them.
+    Both branches must be able to run: some operators fail for values that the condition excludes.
     """
     condition = node.inputs[0]
     type_ = None if condition is None else condition.type
@@ -318,24 +346,32 @@ def _is_choice(node: Node) -> bool:
                 return False
             sizes = [_elements(value) for value in (*inner.sources, *inner.outputs)]
             if inner.op_type == "Slice":
-                sizes[-1] = sizes[-1] or sizes[0]  # it takes no more than there is
+                sizes[-1] = sizes[-1] or sizes[0]  # a slice has at most the elements of its input
             floats = all(_is_float(value) for value in inner.outputs)
-            if None in sizes or (inner.op_type in _OF_FLOATS and not floats):
+            if None in sizes or (inner.op_type in _HARMLESS_FOR_FLOATS and not floats):
                 return False
             known = [size for size in sizes if size is not None]
-            work += _work(inner.op_type, known) + _CALL
+            work += _cost(inner.op_type, known) + _NODE_COST
     pairs = list(zip(*(body.outputs for body in node.bodies), strict=True))
-    return work <= _CHEAP and all(a.type == b.type and _elements(a) is not None for a, b in pairs)
+    return work <= _MAX_BRANCH_COST and all(
+        a.type == b.type and _elements(a) is not None for a, b in pairs
+    )
 
 
-def _work(op_type: str, sizes: Sequence[int]) -> int:
-    """Return what a node costs, in numbers that a node of elements would touch meanwhile."""
+def _cost(op_type: str, sizes: Sequence[int]) -> int:
+    """Return the cost of a node, in elements of an elementwise node; see `_MAX_BRANCH_COST`.
+
+    Args:
+        op_type: The operator.
+        sizes: Number of elements of each input and output, in order.
+    """
     match op_type:
         case "Constant":
             return max(sizes)
         case "Gemm" | "MatMul":
+            # [M, K] x [K, N] -> [M, N]: the square root of MK * KN * MN is M * K * N.
             multiply_adds = math.isqrt(math.prod((*sizes[:2], sizes[-1])))
-            return max(*sizes, multiply_adds // _OF_PRODUCT)
+            return max(*sizes, multiply_adds // _MULTIPLY_ADDS_PER_ELEMENT)
         case _:
             return sum(sizes)
 
@@ -345,7 +381,7 @@ def _is_float(value: Value) -> bool:
 
 
 def _elements(value: Value) -> int | None:
-    """Return how many numbers a value has, None if nobody knows or it has none."""
+    """Return the number of elements of a value; None if unknown, or for strings."""
     type_ = value.type
     if not isinstance(type_, TensorType) or not type_.is_static or type_.dtype == "string":
         return None
@@ -353,7 +389,7 @@ def _elements(value: Value) -> int | None:
 
 
 def _must_stay(node: Node) -> bool:
-    """Return whether a node may stand in one place only: it keeps state, or draws numbers."""
+    """Return whether copies of a node would differ: it keeps state or draws random numbers."""
     return node.op is not None or is_random(node)
 
 
@@ -367,11 +403,21 @@ def _length(value: Value, axis: int) -> int | None:
 
 def _item(node: Node, value: Value, position: int, axis: int) -> Value:
     index = constant(node, np.array(position, np.int64))
-    return made_for(node, "Gather", [value, index], axis=axis)[0]
+    return replacement_outputs(node, "Gather", [value, index], axis=axis)[0]
 
 
 def _collected(node: Node, items: Sequence[Value], inner: Value, axis: int) -> Value | None:
-    """Return a value's items of all turns along a new axis, None if nobody knows their shape."""
+    """Return the items of all iterations along a new axis.
+
+    Args:
+        node: The Loop or Scan.
+        items: The item of each iteration.
+        inner: The body's output, whose type is used if there is no iteration.
+        axis: Position of the new axis.
+
+    Returns:
+        The stacked value; None if there is no iteration and the shape of an item is unknown.
+    """
     if items:
         return stacked(node, items, axis)
     type_ = inner.type

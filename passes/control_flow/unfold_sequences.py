@@ -1,4 +1,4 @@
-"""Sequences whose items are known values, for the pass "UnfoldControlFlow": each becomes these."""
+"""Sequences for the pass "UnfoldControlFlow": one with a known count becomes a tuple of values."""
 
 from __future__ import annotations
 
@@ -22,51 +22,63 @@ _SEQUENCES = frozenset(
 
 
 def concerns_sequences(node: Node) -> bool:
-    """Return whether a node makes, changes, reads or hands on a sequence."""
+    """Return whether a node creates, changes, reads or forwards a sequence."""
     handed_on = node.op_type == "Identity" and type(node.outputs[0].type) is SequenceType
     return not node.domain and (node.op_type in _SEQUENCES or handed_on)
 
 
-def made_for(
+def replacement_outputs(
     node: Node, op_type: str, inputs: Sequence[Value], outputs: int = 1, **attributes: Any
 ) -> tuple[Value, ...]:
-    """Return the outputs of a new node that stands for a part of ``node``."""
+    """Return the outputs of a new node that replaces a part of ``node``.
+
+    Args:
+        node: The replaced node; the new one notes it as origin.
+        op_type: Operator of the new node, of opset 11 of the standard.
+        inputs: Inputs of the new node.
+        outputs: Number of its outputs.
+        attributes: Attributes of the new node.
+    """
     origin = {"origin": (node.metadata or {}).get("origin", node.name)}
     made = Node(op_type, inputs, outputs=outputs, version=11, attrs=attributes, metadata=origin)
     return made.outputs
 
 
 def constant(node: Node, array: Array) -> Value:
-    """Return the output of a Constant node that stands for a part of ``node``."""
+    """Return the output of a Constant node that replaces a part of ``node``; freezes ``array``."""
     array.flags.writeable = False
-    (value,) = made_for(node, "Constant", (), value=array)
+    (value,) = replacement_outputs(node, "Constant", (), value=array)
     value.type = TensorType(dtype_of(array), array.shape)
     return value
 
 
 class Sequences:
-    """The items of the sequences of a graph, as far as they are known."""
+    """The items of each sequence of a graph whose number of items is known."""
 
     def __init__(self, numbers: Numbers, limit: int) -> None:
-        """Follow sequences.
+        """Begin without known sequences.
 
         Args:
-            numbers: Returns the whole numbers that a value is known to hold.
-            limit: How many items a sequence may have.
+            numbers: Returns the integers of a value that is known before a run; None for others.
+            limit: The most items of a sequence that is followed.
         """
         self._numbers = numbers
         self._limit = limit
         self._items: dict[Value, Items] = {}
 
-    def follow(self, node: Node, now: Callable[[Value], Value]) -> dict[Value, Value]:
-        """Note what a node makes of sequences; return what stands for a tensor that it gives.
+    def follow(self, node: Node, current: Callable[[Value], Value]) -> dict[Value, Value]:
+        """Compute the items of a node's sequence, or the replacement of its tensor.
 
         Args:
             node: A node of which `concerns_sequences` is true.
-            now: Returns what stands for a value.
+            current: Returns the replacement of a value, or the value itself.
+
+        Returns:
+            The replacement of the node's output if that is a tensor; empty if not, or if the items
+            are unknown.
         """
         made = node.outputs[0]
-        inputs = [None if value is None else now(value) for value in node.inputs]
+        inputs = [None if value is None else current(value) for value in node.inputs]
         if node.op_type == "SplitToSequence":
             pieces = self._split(node, inputs)
         elif node.op_type in ("SequenceEmpty", "SequenceConstruct"):
@@ -87,7 +99,7 @@ class Sequences:
                 at = self._position(node.inputs[1], len(items))
                 return {} if at is None else {made: items[at]}
             pieces = self._changed(node, inputs, items)
-        # Strings have no kernels: what works on them stays whole, and with the default executor.
+        # Sequences of strings stay: no device has kernels for the operators that would use items.
         if pieces is not None and not any(
             _patterns.dtype_of(piece) == "string" for piece in pieces
         ):
@@ -95,26 +107,26 @@ class Sequences:
         return {}
 
     def _position(self, value: Value | None, count: int) -> int | None:
-        """Return where an index points among ``count`` places, None if nobody knows."""
+        """Return an index into ``count`` items, at least 0; None if unknown or out of range."""
         at = self._numbers(value)
         if at is None or len(at) != 1 or not -count <= at[0] < count:
             return None
         return at[0] % count
 
     def _changed(self, node: Node, inputs: Sequence[Value | None], items: Items) -> Items | None:
-        """Return the items after SequenceInsert or SequenceErase, None if nobody knows where."""
+        """Return the items after SequenceInsert or SequenceErase; None if the index is unknown."""
         count = len(items)
         erase = node.op_type == "SequenceErase"
         where = next(iter(node.inputs[1 if erase else 2 :]), None)
         if erase:
             at = count - 1 if where is None else self._position(where, count)
             return None if at is None or at < 0 else (*items[:at], *items[at + 1 :])
-        at = count if where is None else self._place(where, count)
+        at = count if where is None else self._insert_position(where, count)
         item = inputs[1]
         return None if at is None or item is None else (*items[:at], item, *items[at:])
 
-    def _place(self, where: Value, count: int) -> int | None:
-        """Return where to insert: before an item, or after the last one."""
+    def _insert_position(self, where: Value, count: int) -> int | None:
+        """Return the index of an inserted item, 0 to ``count``; None if unknown or out of range."""
         at = self._numbers(where)
         return count if at == [count] else self._position(where, count)
 
@@ -130,17 +142,21 @@ class Sequences:
         sizes = self._sizes(wanted, length)
         if sizes is None or not 0 < len(sizes) <= self._limit or sum(sizes) != length:
             return None
-        pieces = made_for(node, "Split", [source], len(sizes), axis=axis, split=tuple(sizes))
+        pieces = replacement_outputs(
+            node, "Split", [source], len(sizes), axis=axis, split=tuple(sizes)
+        )
         for piece, size in zip(pieces, sizes, strict=True):
             dims = list(type_.shape)
             dims[axis] = size
             piece.type = TensorType(type_.dtype, dims)
         if wanted is None and not node.attrs.get("keepdims", 1):
-            return tuple(made_for(node, "Squeeze", [piece], axes=(axis,))[0] for piece in pieces)
+            return tuple(
+                replacement_outputs(node, "Squeeze", [piece], axes=(axis,))[0] for piece in pieces
+            )
         return pieces
 
     def _sizes(self, wanted: Value | None, length: int) -> list[int] | None:
-        """Return how much of the axis each item takes."""
+        """Return the length of each item of SplitToSequence along the axis; None if unknown."""
         if wanted is None:
             return [1] * length
         numbers = self._numbers(wanted)
@@ -159,10 +175,16 @@ def _joined(node: Node, items: Items) -> Value | None:
     axis = int(node.attrs["axis"])
     if node.attrs.get("new_axis", 0):
         return stacked(node, items, axis)
-    return made_for(node, "Concat", items, axis=axis)[0]
+    return replacement_outputs(node, "Concat", items, axis=axis)[0]
 
 
 def stacked(node: Node, items: Sequence[Value], axis: int) -> Value:
-    """Return the items along a new axis."""
-    rows = [made_for(node, "Unsqueeze", [item], axes=(axis,))[0] for item in items]
-    return made_for(node, "Concat", rows, axis=axis)[0]
+    """Return the items, at least one, concatenated along a new axis.
+
+    Args:
+        node: The node that the new ones replace.
+        items: Values of one shape.
+        axis: Position of the new axis.
+    """
+    rows = [replacement_outputs(node, "Unsqueeze", [item], axes=(axis,))[0] for item in items]
+    return replacement_outputs(node, "Concat", rows, axis=axis)[0]

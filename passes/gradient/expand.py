@@ -1,9 +1,9 @@
 """The pass "ExpandGradient": Gradient nodes of ai.onnx.preview.training become ordinary nodes.
 
-A Gradient node names values of the graph around it (``xs``, ``zs``, ``y``), so it has a meaning
-only where these names are; ``sg.load`` runs the pass at once. The part of the graph between the
-named values is taken at the node's inputs (copied where they are other values), then walked
-backwards.
+A Gradient node names values of the graph around it (``xs``, ``zs``, ``y``), so its meaning would
+change with their names; ``sg.load`` runs the pass at once. The nodes between the named values are
+copied if the node's inputs are other values; then reverse-mode differentiation visits them from
+``y`` to ``xs`` (see `rules`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _DOMAIN = "ai.onnx.preview.training"
 
 @register_pass("ExpandGradient")
 def expand_gradient(graph: Graph) -> Graph:
-    """Return a copy in which derivatives are computed by ordinary nodes.
+    """Return a copy in which ordinary nodes compute the derivatives.
 
     Raises:
-        ModelError: a name is not a value of the graph.
-        UnsupportedOpError: an operator between them has no derivative here.
+        ModelError: a name is not a value of the graph, or Gradient nodes depend on each other.
+        UnsupportedOpError: an operator between the named values has no derivative rule.
     """
     graph = graph.clone()
     waiting = [node for node in graph.nodes if _is_gradient(node)]
@@ -54,11 +54,22 @@ def _is_gradient(node: Node) -> bool:
 
 
 def _names(node: Node, attribute: str) -> list[str]:
-    given = node.attrs.get(attribute, ())
-    return [str(given)] if isinstance(given, (str, bytes)) else [str(name) for name in given]
+    held = node.attrs.get(attribute, ())
+    return [str(held)] if isinstance(held, (str, bytes)) else [str(name) for name in held]
 
 
 def _find(node: Node, name: str, named: dict[str, Value], done: dict[Value, Value]) -> Value:
+    """Return the value of a name.
+
+    Args:
+        node: The Gradient node, for the message.
+        name: The name.
+        named: The graph's values by name.
+        done: Replacements of the outputs of Gradient nodes that were expanded before.
+
+    Raises:
+        ModelError: no value has the name.
+    """
     value = named.get(name)
     if value is None:
         raise ModelError(f"node {node.name!r} (Gradient): the graph has no value named {name!r}")
@@ -68,13 +79,14 @@ def _find(node: Node, name: str, named: dict[str, Value], done: dict[Value, Valu
 def _waits(
     node: Node, waiting: Sequence[Node], named: dict[str, Value], done: dict[Value, Value]
 ) -> bool:
+    """Return whether ``y`` of a Gradient node depends on another one that is not expanded yet."""
     target = _find(node, _names(node, "y")[0], named, done)
     between = _between(target, ())
     return any(other in between for other in waiting)
 
 
 def _between(target: Value, stops: Iterable[Value]) -> list[Node]:
-    """Return the nodes that ``target`` needs, in topological order, without what makes stops."""
+    """Return the nodes between ``stops`` and ``target``, in topological order."""
     stop = set(stops)
     order: list[Node] = []
     seen: set[Node] = set()
@@ -97,15 +109,16 @@ def _between(target: Value, stops: Iterable[Value]) -> list[Node]:
 
 
 def _expanded(node: Node, named: dict[str, Value], done: dict[Value, Value]) -> list[Value]:
+    """Return the derivatives that replace the outputs of a Gradient node; see `_find`."""
     names = _names(node, "xs")
     wanted = [_find(node, name, named, done) for name in (*names, *_names(node, "zs"))]
     target = _find(node, _names(node, "y")[0], named, done)
-    given = [done.get(v, v) if v is not None else None for v in node.inputs]
-    if len(given) != len(wanted) or None in given:
+    inputs = [done.get(v, v) if v is not None else None for v in node.inputs]
+    if len(inputs) != len(wanted) or None in inputs:
         raise ModelError(
-            f"node {node.name!r} (Gradient): {len(given)} inputs for {len(wanted)} names"
+            f"node {node.name!r} (Gradient): {len(inputs)} inputs for {len(wanted)} names"
         )
-    at = {old: new for old, new in zip(wanted, given, strict=True) if new is not None}
+    at = {old: new for old, new in zip(wanted, inputs, strict=True) if new is not None}
     steps = _between(target, wanted)
     if any(old is not new for old, new in at.items()):
         steps, target = _copied(steps, target, at)
@@ -116,11 +129,17 @@ def _expanded(node: Node, named: dict[str, Value], done: dict[Value, Value]) -> 
 def _copied(
     steps: Sequence[Node], target: Value, at: dict[Value, Value]
 ) -> tuple[list[Node], Value]:
-    """Return the steps anew over other values of the variables."""
+    """Return copies of nodes over other values of the variables, and the copied target.
+
+    Args:
+        steps: The nodes, in topological order.
+        target: The value to differentiate.
+        at: The new value of each variable.
+    """
     values = dict(at)
     for step in steps:
         for source in step.sources:
-            values.setdefault(source, source)  # constants and what else comes from outside
+            values.setdefault(source, source)  # values from outside, as constants, stay the same
     for step in steps:
         for output in step.outputs:
             values[output] = Value("", output.type)
@@ -135,7 +154,17 @@ def _unnamed(node: Node) -> Node:
 def _backwards(
     gradient: Node, steps: Sequence[Node], target: Value, xs: Sequence[Value]
 ) -> list[Value]:
-    """Return the derivative of the target's sum with respect to each variable."""
+    """Return the derivative of the target's sum with respect to each variable.
+
+    Args:
+        gradient: The Gradient node, for messages.
+        steps: The nodes from the variables to the target, in topological order.
+        target: The value to differentiate.
+        xs: The variables.
+
+    Raises:
+        UnsupportedOpError: an operator has no derivative rule.
+    """
     active = set(xs)
     for step in steps:
         if step.op_type not in CONSTANT and any(value in active for value in step.sources):

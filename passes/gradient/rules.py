@@ -1,7 +1,8 @@
-"""How the derivative of a result passes back through an operator, for the pass "ExpandGradient".
+"""Derivative rules of operators for the pass "ExpandGradient": vector-Jacobian products.
 
-A rule gets a node, the values behind its inputs and outputs, and the derivative with respect to
-each output (None where there is none); it builds the derivatives with respect to the inputs.
+A rule is called with a node, the values of its inputs and outputs, and the derivative of the target
+with respect to each output (None where the target does not depend on it). It builds nodes for the
+derivatives with respect to the inputs, and returns these in order, None for inputs without one.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import numpy as np
 
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import TensorType
+from subgraph.graph.types import ONNX_DTYPE, TensorType
 from subgraph.operators.builder import operator
 from subgraph.operators.reference import attributes
 
-Maybe = Value | None
-Rule = Callable[[Node, Sequence[Maybe], Sequence[Value], Sequence[Maybe]], Sequence[Maybe]]
+OptionalValue = Value | None
+Rule = Callable[
+    [Node, Sequence[OptionalValue], Sequence[Value], Sequence[OptionalValue]],
+    Sequence[OptionalValue],
+]
 
 
 def op(op_type: str, *inputs: Any, **attrs: Any) -> Value:
@@ -39,7 +43,12 @@ def ones_like(value: Value) -> Value:
 
 
 def sum_to(grad: Value, like: Value) -> Value:
-    """Return a derivative summed over what broadcasting had repeated."""
+    """Return a derivative summed over the axes along which ``like`` was broadcast.
+
+    Args:
+        grad: The derivative with respect to the broadcast value.
+        like: The value before the broadcast; the sum has its shape.
+    """
     if isinstance(like.type, TensorType) and like.type.is_static and grad.type == like.type:
         return grad
     shape, wanted = op("Shape", grad), op("Shape", like)
@@ -53,10 +62,11 @@ def sum_to(grad: Value, like: Value) -> Value:
 
 
 def _number(value: float, like: Value) -> Value:
+    """Return a scalar constant of the dtype of ``like``."""
     return op("CastLike", np.array(value, np.float64), like)
 
 
-def _given(value: Maybe) -> Value:
+def _present(value: OptionalValue) -> Value:
     assert value is not None
     return value
 
@@ -65,9 +75,12 @@ def _unary(derivative: Callable[[Value, Value], Value]) -> Rule:
     """Return the rule of an elementwise function from dy/dx as a function of x and y."""
 
     def rule(
-        node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-    ) -> Sequence[Maybe]:
-        return [op("Mul", _given(grads[0]), derivative(_given(inputs[0]), outputs[0]))]
+        node: Node,
+        inputs: Sequence[OptionalValue],
+        outputs: Sequence[Value],
+        grads: Sequence[OptionalValue],
+    ) -> Sequence[OptionalValue]:
+        return [op("Mul", _present(grads[0]), derivative(_present(inputs[0]), outputs[0]))]
 
     return rule
 
@@ -76,10 +89,13 @@ def _binary(derivatives: Callable[[Value, Value, Value, Value], tuple[Value, Val
     """Return the rule of a broadcasting operator from (a, b, y, dy) to both derivatives."""
 
     def rule(
-        node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-    ) -> Sequence[Maybe]:
-        a, b = _given(inputs[0]), _given(inputs[1])
-        da, db = derivatives(a, b, outputs[0], _given(grads[0]))
+        node: Node,
+        inputs: Sequence[OptionalValue],
+        outputs: Sequence[Value],
+        grads: Sequence[OptionalValue],
+    ) -> Sequence[OptionalValue]:
+        a, b = _present(inputs[0]), _present(inputs[1])
+        da, db = derivatives(a, b, outputs[0], _present(grads[0]))
         return [sum_to(da, a), sum_to(db, b)]
 
     return rule
@@ -92,7 +108,7 @@ def _div(a: Value, b: Value, y: Value, dy: Value) -> tuple[Value, Value]:
 def _pow(a: Value, b: Value, y: Value, dy: Value) -> tuple[Value, Value]:
     lower = op("Pow", a, op("Sub", b, _number(1, b)))
     da = op("Mul", dy, op("Mul", op("CastLike", b, a), lower))
-    # The logarithm of what is not positive has no part in the derivative.
+    # The derivative with respect to b is 0 where a is not positive: log(1) replaces log(a).
     positive = op("Greater", a, _number(0, a))
     safe = op("Where", positive, a, _number(1, a))
     db = op("CastLike", op("Mul", dy, op("Mul", y, op("Log", safe))), b)
@@ -104,20 +120,26 @@ def _positive(x: Value) -> Value:
 
 
 def _leaky(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    x, dy = _given(inputs[0]), _given(grads[0])
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    x, dy = _present(inputs[0]), _present(grads[0])
     alpha = _number(float(attributes(node)["alpha"]), x)
     slope = op("Where", op("Less", x, _number(0, x)), alpha, _number(1, x))
     return [op("Mul", dy, slope)]
 
 
-def _extreme(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    dy, rest = _given(grads[0]), None
-    found: list[Maybe] = []
-    for value in map(_given, inputs):  # the first of equal inputs takes the derivative
+def _minmax(
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    dy, rest = _present(grads[0]), None
+    found: list[OptionalValue] = []
+    for value in map(_present, inputs):  # of equal inputs only the first gets the derivative
         mine = op("Equal", value, outputs[0])
         if rest is not None:
             mine = op("And", mine, rest)
@@ -127,15 +149,23 @@ def _extreme(
 
 
 def _sum(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    dy = _given(grads[0])
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    dy = _present(grads[0])
     if node.op_type == "Mean":
         dy = op("Div", dy, _number(len(inputs), dy))
-    return [sum_to(dy, _given(value)) for value in inputs]
+    return [sum_to(dy, _present(value)) for value in inputs]
 
 
 def _swap(value: Value) -> Value:
+    """Return a value with its last two axes exchanged.
+
+    Raises:
+        UnsupportedOpError: its rank is unknown.
+    """
     rank = value.type.rank if isinstance(value.type, TensorType) else None
     if rank is None:
         raise UnsupportedOpError("the derivative of MatMul needs the ranks of its inputs")
@@ -145,12 +175,15 @@ def _swap(value: Value) -> Value:
 
 
 def _matmul(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    a, b, dy = _given(inputs[0]), _given(inputs[1]), _given(grads[0])
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    a, b, dy = _present(inputs[0]), _present(inputs[1]), _present(grads[0])
     ranks = [v.type.rank if isinstance(v.type, TensorType) else None for v in (a, b)]
     if 1 in ranks:
-        # A vector is a matrix of one row (left) or one column (right) whose axis goes afterwards.
+        # A vector becomes a matrix of one row (left) or column (right); the axis is removed below.
         wide_a = op("Unsqueeze", a, [0]) if ranks[0] == 1 else a
         wide_b = op("Unsqueeze", b, [1]) if ranks[1] == 1 else b
         axes = [k for k, rank in zip((-2, -1), ranks, strict=True) if rank == 1]
@@ -167,12 +200,15 @@ def _matmul(
 
 
 def _gemm(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    given = attributes(node)
-    a, b, dy = _given(inputs[0]), _given(inputs[1]), _given(grads[0])
-    left, right = int(given["transA"]), int(given["transB"])
-    scaled = op("Mul", dy, _number(float(given["alpha"]), dy))
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    options = attributes(node)
+    a, b, dy = _present(inputs[0]), _present(inputs[1]), _present(grads[0])
+    left, right = int(options["transA"]), int(options["transB"])
+    scaled = op("Mul", dy, _number(float(options["alpha"]), dy))
     if left:
         da = op("Gemm", b, scaled, transA=right, transB=1)
     else:
@@ -183,34 +219,46 @@ def _gemm(
         db = op("Gemm", a, scaled, transA=1 - left)
     if len(inputs) < 3 or inputs[2] is None:
         return [da, db]
-    return [da, db, sum_to(op("Mul", dy, _number(float(given["beta"]), dy)), inputs[2])]
+    return [da, db, sum_to(op("Mul", dy, _number(float(options["beta"]), dy)), inputs[2])]
 
 
 def _reshaped(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    return [op("Reshape", _given(grads[0]), op("Shape", _given(inputs[0])), allowzero=1)]
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    return [op("Reshape", _present(grads[0]), op("Shape", _present(inputs[0])), allowzero=1)]
 
 
 def _expand(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    return [sum_to(_given(grads[0]), _given(inputs[0]))]
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    return [sum_to(_present(grads[0]), _present(inputs[0]))]
 
 
 def _transpose(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
     perm = node.attrs.get("perm")
     if perm is None:
-        return [op("Transpose", _given(grads[0]))]
-    return [op("Transpose", _given(grads[0]), perm=[int(k) for k in np.argsort(perm)])]
+        return [op("Transpose", _present(grads[0]))]
+    return [op("Transpose", _present(grads[0]), perm=[int(k) for k in np.argsort(perm)])]
 
 
 def _reduce(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    x, dy, y = _given(inputs[0]), _given(grads[0]), outputs[0]
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    x, dy, y = _present(inputs[0]), _present(grads[0]), outputs[0]
     axes: Any = inputs[1] if len(inputs) > 1 else node.attrs.get("axes")
     if not attributes(node)["keepdims"]:
         if axes is None:
@@ -227,32 +275,40 @@ _ONE = np.array([1], np.int64)
 
 
 def _concat(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
     axis = int(node.attrs.get("axis", 1))
-    places = [op("Gather", op("Shape", _given(v)), [axis], axis=0) for v in inputs]
-    if len(places) == 1:
+    lengths = [op("Gather", op("Shape", _present(v)), [axis], axis=0) for v in inputs]
+    if len(lengths) == 1:
         return [grads[0]]
-    lengths = op("Concat", *places, axis=0)
     parts: Sequence[Value] = operator("Split")(
-        _given(grads[0]), lengths, axis=axis, outputs=len(places)
+        _present(grads[0]), op("Concat", *lengths, axis=0), axis=axis, outputs=len(lengths)
     )
     return parts
 
 
 def _split(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
     filled = [zeros_like(y) if g is None else g for y, g in zip(outputs, grads, strict=True)]
     return [op("Concat", *filled, axis=int(node.attrs.get("axis", 0)))]
 
 
 def _softmax(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
     if node.version < 13:
         raise UnsupportedOpError(f"the derivative of {node.op_type} before opset 13 is not defined")
-    y, dy, axis = outputs[0], _given(grads[0]), int(attributes(node)["axis"])
+    y, dy, axis = outputs[0], _present(grads[0]), int(attributes(node)["axis"])
     if node.op_type == "LogSoftmax":
         total = op("ReduceSum", dy, [axis])
         return [op("Sub", dy, op("Mul", op("Exp", y), total))]
@@ -261,48 +317,63 @@ def _softmax(
 
 
 def _where(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    condition, a, b = map(_given, inputs)
-    dy = _given(grads[0])
-    nothing = zeros_like(dy)
-    da = op("Where", condition, dy, nothing)
-    return [None, sum_to(da, a), sum_to(op("Where", condition, nothing, dy), b)]
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    condition, a, b = map(_present, inputs)
+    dy = _present(grads[0])
+    zeros = zeros_like(dy)
+    da = op("Where", condition, dy, zeros)
+    return [None, sum_to(da, a), sum_to(op("Where", condition, zeros, dy), b)]
 
 
 def _gather(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    x, indices, dy = _given(inputs[0]), _given(inputs[1]), _given(grads[0])
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    x, indices, dy = _present(inputs[0]), _present(inputs[1]), _present(grads[0])
     if int(node.attrs.get("axis", 0)) != 0:
         raise UnsupportedOpError("the derivative of Gather is defined along axis 0 only")
-    places = op("Cast", op("Unsqueeze", indices, [-1]), to=7)
-    return [op("ScatterND", zeros_like(x), places, dy, reduction="add"), None]
+    rows = op("Cast", op("Unsqueeze", indices, [-1]), to=ONNX_DTYPE["int64"])
+    return [op("ScatterND", zeros_like(x), rows, dy, reduction="add"), None]
 
 
 def _cast(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    return [op("CastLike", _given(grads[0]), _given(inputs[0]))]
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    return [op("CastLike", _present(grads[0]), _present(inputs[0]))]
 
 
-def _first(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
+def _pass_on(
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
     return [grads[0]]
 
 
 def _global_pool(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    x, y, dy = _given(inputs[0]), outputs[0], _given(grads[0])
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    x, y, dy = _present(inputs[0]), outputs[0], _present(grads[0])
     count = op("CastLike", op("Div", op("Size", x), op("Size", y)), dy)
     return [op("Expand", op("Div", dy, count), op("Shape", x))]
 
 
 def _erf(x: Value, y: Value) -> Value:
-    bell = op("Exp", op("Neg", op("Mul", x, x)))
-    return op("Mul", bell, _number(2 / np.sqrt(np.pi), x))
+    gaussian = op("Exp", op("Neg", op("Mul", x, x)))
+    return op("Mul", gaussian, _number(2 / np.sqrt(np.pi), x))
 
 
 def _one_minus(x: Value) -> Value:
@@ -310,8 +381,8 @@ def _one_minus(x: Value) -> Value:
 
 
 RULES: Mapping[str, Rule] = {
-    "Identity": _first,
-    "Dropout": _first,
+    "Identity": _pass_on,
+    "Dropout": _pass_on,
     "Neg": _unary(lambda x, y: _number(-1, x)),
     "Exp": _unary(lambda x, y: y),
     "Log": _unary(lambda x, y: op("Reciprocal", x)),
@@ -331,8 +402,8 @@ RULES: Mapping[str, Rule] = {
     "Mul": _binary(lambda a, b, y, dy: (op("Mul", dy, b), op("Mul", dy, a))),
     "Div": _binary(_div),
     "Pow": _binary(_pow),
-    "Max": _extreme,
-    "Min": _extreme,
+    "Max": _minmax,
+    "Min": _minmax,
     "Sum": _sum,
     "Mean": _sum,
     "MatMul": _matmul,
@@ -356,7 +427,7 @@ RULES: Mapping[str, Rule] = {
     "GlobalAveragePool": _global_pool,
 }
 
-# Results of these do not change with small changes of their inputs.
+# Operators whose results are piecewise constant functions of their inputs: their derivative is 0.
 CONSTANT = frozenset(
     {
         "ArgMax",

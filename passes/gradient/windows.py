@@ -1,8 +1,8 @@
-"""How derivatives pass back through windows: convolutions of every kind, pools; see `RULES`.
+"""Derivative rules of convolutions and pools, added to those of `rules` in `RULES`.
 
-Shapes must be static: paddings are numbers. A convolution's derivative with respect to its input is
-a transposed convolution, that with respect to its weight a convolution of the input by the
-derivative, with channels and batch exchanged.
+Shapes must be static, since pads are attributes. The derivative of a convolution with respect to
+its input is a transposed convolution; the derivative with respect to its weight is a convolution of
+the input by the result's derivative, with channels and batch exchanged.
 """
 
 from __future__ import annotations
@@ -20,12 +20,20 @@ from subgraph.graph.types import Array, TensorType
 from subgraph.operators.reference import attributes
 
 from .rules import RULES as SIMPLE
-from .rules import Maybe, Rule, op
+from .rules import OptionalValue, Rule, op
 
 
 @attrs.frozen
 class _Window:
-    """Sizes of a window over an image; ``ends``: pads after, without what no window reaches."""
+    """Sizes of a window over an image, one number for each spatial axis.
+
+    Attributes:
+        kernel: Elements of the window.
+        strides: Distances of neighbouring windows.
+        dilations: Distances of neighbouring elements of a window.
+        starts: Pads before the image.
+        ends: Pads after the image; negative for elements that no window reaches.
+    """
 
     kernel: list[int]
     strides: list[int]
@@ -36,38 +44,49 @@ class _Window:
     @property
     def options(self) -> dict[str, Any]:
         """Attributes of the transposed convolution that spreads windows over the image."""
-        least = [min(e, 0) for e in self.ends]
-        pads = [*self.starts, *(max(e, 0) for e in self.ends)]
-        rest = [-e for e in least]
         return {
             "strides": self.strides,
             "dilations": self.dilations,
-            "pads": pads,
-            "output_padding": rest,
+            "pads": [*self.starts, *(max(end, 0) for end in self.ends)],
+            "output_padding": [max(-end, 0) for end in self.ends],
         }
 
 
 def _static(value: Value, name: str) -> tuple[int, ...]:
+    """Return the shape of a value.
+
+    Raises:
+        UnsupportedOpError: a dimension is unknown; the message says ``name``, the operator.
+    """
     if not isinstance(value.type, TensorType) or not value.type.is_static:
         raise UnsupportedOpError(f"the derivative of {name} needs static shapes")
     return tuple(dim for dim in value.type.shape or () if isinstance(dim, int))
 
 
 def _window(node: Node, kernel: Sequence[int], x: Value, y: Value) -> _Window:
-    """Return the window of a node; automatic paddings and ceil_mode follow from the sizes."""
+    """Return the window of a node.
+
+    Automatic pads, and those that ceil_mode adds, follow from the sizes of input and output.
+
+    Args:
+        node: A Conv or a pool.
+        kernel: Elements of the window along each spatial axis.
+        x: The node's input.
+        y: The node's output.
+    """
     sizes, made = (_static(v, node.op_type)[2:] for v in (x, y))
-    given, rank = attributes(node), len(sizes)
-    strides = list(given.get("strides") or [1] * rank)
-    dilations = list(given.get("dilations") or [1] * rank)
-    # How far the windows reach, and so how much padding they see in all.
+    options, rank = attributes(node), len(sizes)
+    strides = list(options.get("strides") or [1] * rank)
+    dilations = list(options.get("dilations") or [1] * rank)
+    # Elements from the start of the first window to the end of the last one.
     reach = [
         (o - 1) * s + (k - 1) * d + 1
         for o, s, k, d in zip(made, strides, kernel, dilations, strict=True)
     ]
-    auto = given.get("auto_pad") or "NOTSET"
+    auto = options.get("auto_pad") or "NOTSET"
     auto = auto.decode() if isinstance(auto, bytes) else str(auto)
     if auto == "NOTSET":
-        starts = list((given.get("pads") or [0] * 2 * rank)[:rank])
+        starts = list((options.get("pads") or [0] * 2 * rank)[:rank])
     elif auto == "VALID":
         starts = [0] * rank
     else:
@@ -78,8 +97,11 @@ def _window(node: Node, kernel: Sequence[int], x: Value, y: Value) -> _Window:
 
 
 def _conv(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
     x, w, dy = inputs[0], inputs[1], grads[0]
     assert x is not None
     assert w is not None
@@ -94,8 +116,8 @@ def _conv(
     spatial = list(range(2, rank + 2))
     # [N, G * C, ...] to [C, G * N, ...]: each group convolves its own channels, over the batch.
     split = op("Reshape", wide, [sizes[0], groups, each, *space])
-    turned = op("Transpose", split, perm=[2, 1, 0, *(d + 1 for d in spatial)])
-    rows = op("Reshape", turned, [each, groups * sizes[0], *space])
+    swapped = op("Transpose", split, perm=[2, 1, 0, *(d + 1 for d in spatial)])
+    rows = op("Reshape", swapped, [each, groups * sizes[0], *space])
     columns = op("Transpose", dy, perm=[1, 0, *spatial])
     steps = {"strides": window.dilations, "dilations": window.strides}
     found = op("Conv", rows, columns, group=groups, **steps)
@@ -106,15 +128,18 @@ def _conv(
 
 
 def _average_pool(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    """Spread what arrives at each window evenly over the elements that it counts."""
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    """Spread the derivative of each window evenly over the elements that the average counts."""
     x, dy = inputs[0], grads[0]
     assert x is not None
     assert dy is not None
-    given, sizes = attributes(node), _static(x, "AveragePool")
-    window = _window(node, given["kernel_shape"], x, outputs[0])
-    counts = _counts(window, sizes[2:], _static(outputs[0], "AveragePool")[2:], given)
+    options, sizes = attributes(node), _static(x, "AveragePool")
+    window = _window(node, options["kernel_shape"], x, outputs[0])
+    counts = _counts(window, sizes[2:], _static(outputs[0], "AveragePool")[2:], options)
     share = op("Div", dy, op("CastLike", counts, dy))
     ones = np.ones((sizes[1], 1, *window.kernel), np.float32)
     spread = op("CastLike", ones, dy)
@@ -122,17 +147,24 @@ def _average_pool(
 
 
 def _counts(
-    window: _Window, sizes: Sequence[int], made: Sequence[int], given: Mapping[str, Any]
+    window: _Window, sizes: Sequence[int], made: Sequence[int], options: Mapping[str, Any]
 ) -> Array:
-    """Return how many elements each window divides by."""
-    include = bool(given.get("count_include_pad"))
+    """Return the number of elements that each average divides by, of the output's spatial shape.
+
+    Args:
+        window: The window.
+        sizes: Spatial sizes of the input.
+        made: Spatial sizes of the output.
+        options: The node's attributes with the standard's defaults.
+    """
+    include = bool(options.get("count_include_pad"))
     rank = len(sizes)
-    pads = list(given.get("pads") or [0] * 2 * rank)
+    pads = list(options.get("pads") or [0] * 2 * rank)
     total = np.ones((1,) * rank)
     for axis, (size, count) in enumerate(zip(sizes, made, strict=True)):
         starts = np.arange(count) * window.strides[axis] - window.starts[axis]
         taps = starts[:, None] + np.arange(window.kernel[axis]) * window.dilations[axis]
-        # Padding that ceil_mode adds does not count.
+        # Pads that ceil_mode adds are not counted, even with count_include_pad.
         last = size + (max(pads[axis + rank], 0) if include else 0)
         first = -window.starts[axis] if include else 0
         counted = ((taps >= first) & (taps < last)).sum(1)
@@ -141,22 +173,25 @@ def _counts(
 
 
 def _max_pool(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    """Give what arrives at each window to its largest element."""
+    node: Node,
+    inputs: Sequence[OptionalValue],
+    outputs: Sequence[Value],
+    grads: Sequence[OptionalValue],
+) -> Sequence[OptionalValue]:
+    """Add the derivative of each window to that of its largest element."""
     x, dy = inputs[0], grads[0]
     assert x is not None
     assert dy is not None
-    kept = {k: v for k, v in node.attrs.items() if k != "storage_order"}
-    pooled = Node("MaxPool", [x], outputs=2, version=max(node.version, 12), attrs=kept)
+    options = {k: v for k, v in node.attrs.items() if k != "storage_order"}
+    pooled = Node("MaxPool", [x], outputs=2, version=max(node.version, 12), attrs=options)
     for made in pooled.outputs:
         made.type = outputs[0].type
     indices = pooled.outputs[1]
     indices.type = TensorType("int64", _static(outputs[0], "MaxPool"))
     size = math.prod(_static(x, "MaxPool"))
     flat = op("CastLike", np.zeros(size, np.float32), dy)
-    places = op("Reshape", indices, [-1, 1])
-    spread = op("ScatterND", flat, places, op("Reshape", dy, [-1]), reduction="add")
+    rows = op("Reshape", indices, [-1, 1])
+    spread = op("ScatterND", flat, rows, op("Reshape", dy, [-1]), reduction="add")
     return [op("Reshape", spread, op("Shape", x), allowzero=1)]
 
 

@@ -1,4 +1,4 @@
-"""The pass "ConvertPrecision": floats of one dtype are computed in another, bodies included."""
+"""The pass "ConvertPrecision": values of one float dtype are computed in another one."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _DTYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_ty
 @register_pass("ConvertPrecision")
 @attrs.frozen
 class ConvertPrecision:
-    """Compute in ``target`` what the model computes in ``source``.
+    """Convert all values of dtype ``source`` to ``target``, those of bodies included.
 
-    Inputs and outputs of the model keep their dtypes, and parameters stay the same objects: a Cast
-    stands behind each, so an update of a weight goes through it. Regions that run by the default
-    op are converted inside, and keep their weights; those that run by an op of their own are left
-    as they are, between Casts, since the op was made for their dtype.
+    Inputs and outputs of the model keep their dtypes. Parameters stay the same objects with a Cast
+    after each, so assignments to weights still take effect. Regions that run by the default op are
+    converted inside. Regions with an op of their own are not changed, since the op was made for
+    their dtype; Casts around them convert their inputs and outputs.
 
     Attributes:
-        source: The dtype of the model, for example "float16".
+        source: The dtype to replace, for example "float16".
         target: The dtype to compute in.
     """
 
@@ -49,7 +49,7 @@ class ConvertPrecision:
         """Return the converted graph.
 
         Raises:
-            PassError: one of the dtypes is no float.
+            PassError: ``source`` or ``target`` is not a float dtype.
         """
         for dtype in (self.source, self.target):
             if dtype not in FLOATS:
@@ -64,12 +64,12 @@ class ConvertPrecision:
         replacements: dict[Value, Value] = {}
         version = level.opsets.get("", 13)
         made = {value for node in level.nodes for value in node.outputs}
-        kept = {} if is_body else dict.fromkeys(level.inputs)
+        own_dtype = {} if is_body else dict.fromkeys(level.inputs)
         for value in list(level.values()):
             if value in made or self._converted(value.type) == value.type:
                 continue
-            if value.parameter is None and value not in kept:
-                value.type = self._converted(value.type)  # what a body is given
+            if value.parameter is None and value not in own_dtype:
+                value.type = self._converted(value.type)  # an input or capture of a body
             elif isinstance(value.type, TensorType):
                 replacements[value] = self._cast(value, self.target, version)
         for node in level.nodes:
@@ -78,11 +78,11 @@ class ConvertPrecision:
             elif runs_by_default(node.op):
                 self._convert_region(node, node.subgraph)
             else:
-                self._fence(node, replacements, version)
+                self._wrap_in_casts(node, replacements, version)
         level.rewire(replacements)
 
     def _convert_region(self, node: Node, inner: Graph) -> None:
-        """Convert the inner graph; its weights stay weights, with their Casts inside."""
+        """Convert the inner graph of a region; the Casts of its weights stand inside."""
         copy = inner.clone()
         for level in copy.levels():
             self._convert(level, is_body=True)
@@ -108,15 +108,22 @@ class ConvertPrecision:
             return ONNX_DTYPE[self.target]
         return value
 
-    def _fence(self, node: Node, replacements: dict[Value, Value], version: int) -> None:
-        """Keep a region as it is: its own dtypes at its inputs and outputs."""
-        assert node.subgraph is not None, "only regions are fenced"
+    def _wrap_in_casts(self, node: Node, replacements: dict[Value, Value], version: int) -> None:
+        """Put Casts around a region that keeps its dtypes.
+
+        Args:
+            node: The subgraph node.
+            replacements: New values by replaced ones; the Casts of the outputs are added.
+            version: Version of the Casts.
+        """
+        assert node.subgraph is not None, "only called for regions"
         inputs: list[Value | None] = []
         for outer, formal in zip(node.inputs, node.subgraph.inputs, strict=True):
             value = _own_weight(outer, formal)
             if value is not None and value in replacements:
                 type_ = value.type
-                value = Node("Identity", [value], version=1).outputs[0]  # not what replaces it
+                # `rewire` would replace a use by the region, but no inputs of new nodes.
+                value = Node("Identity", [value], version=1).outputs[0]
                 value.type = type_
             elif value is not None and formal.type != value.type == self._converted(formal.type):
                 value = self._cast(value, self.source, version)
@@ -162,7 +169,7 @@ class ConvertPrecision:
 
 
 def _own_weight(outer: Value | None, formal: Value) -> Value | None:
-    """Return a region's weight as a value of its own: other users take it from a Cast."""
+    """Return a separate value for a region's weight, since uses of the old one get its Cast."""
     if outer is None or formal.parameter is None:
         return outer
     return Value(outer.name, outer.type, parameter=outer.parameter)

@@ -1,8 +1,7 @@
-"""The pass "WidenHalf": operators that a device computes in float32 only get their halves widened.
+"""The pass "WidenHalf": operators without half-precision kernels compute in float32.
 
-A model in float16 or bfloat16 keeps its types: a Cast stands before such an operator and another
-behind it, so each result is rounded once, as the standard's types say. Weights are widened when
-they are reformatted.
+A model in float16 or bfloat16 keeps its types: Casts before and after such an operator round each
+result once, as the types of the standard require. Weights are widened when they are reformatted.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ _CAST_VERSION = 13
 @register_pass("WidenHalf")
 @attrs.frozen
 class WidenHalf:
-    """Let operators without kernels for halves work in float32.
+    """Put Casts around operators that a device computes in float32 only.
 
     Attributes:
-        rules: The device's lowerings, which say what has kernels.
+        rules: The device's lowerings, which declare the dtypes of their kernels.
     """
 
     rules: Registry[LoweringRule] = LOWERINGS
 
     def __call__(self, graph: Graph) -> Graph:
-        """Return a copy with a Cast before such an operator and another behind it."""
+        """Return a copy with a Cast before and after each such operator."""
         graph = apply_pass(graph, "ExpandFunctions")
         widened: dict[Value, Value] = {}
         replacements: dict[Value, Value] = {}
@@ -46,11 +45,12 @@ class WidenHalf:
                     assert isinstance(value.type, TensorType)
                     value.type = TensorType("float32", value.type.shape)
                     replacements[value] = _cast(value, dtype)
-        # What a widened node reads of another goes through both conversions.
+        # Between two widened nodes both Casts stay: the first result must be rounded.
         graph.rewire(replacements)
         return graph
 
     def _wants_float32(self, node: Node, narrowed: dict[Value, Value]) -> bool:
+        """Return whether the first input is half-precision and only float32 has a kernel."""
         if node.domain or node.subgraph is not None or node.bodies or not node.inputs:
             return False
         first = node.inputs[0]
@@ -66,6 +66,7 @@ class WidenHalf:
 
 
 def _half(value: Value | None) -> str:
+    """Return the dtype of a float16 or bfloat16 value, "" for any other value."""
     type_ = None if value is None else value.type
     return type_.dtype if isinstance(type_, TensorType) and type_.dtype in HALVES else ""
 
@@ -73,15 +74,21 @@ def _half(value: Value | None) -> str:
 def _widened(
     value: Value | None, widened: dict[Value, Value], narrowed: dict[Value, Value]
 ) -> Value | None:
-    """Return a value in float32; one that a node before gives in it is rounded all the same."""
+    """Return the float32 form of a half-precision value; any other value as it is.
+
+    Args:
+        value: An input of a node.
+        widened: Float32 forms by half-precision values; a new one is added.
+        narrowed: Rounded results by the float32 outputs of widened nodes.
+    """
     if value is None:
         return None
-    held = narrowed.get(value, value)
-    if not _half(held):
+    half = narrowed.get(value, value)
+    if not _half(half):
         return value
-    if held not in widened:
-        widened[held] = _cast(held, "float32")
-    return widened[held]
+    if half not in widened:
+        widened[half] = _cast(half, "float32")
+    return widened[half]
 
 
 def _cast(value: Value, dtype: str) -> Value:

@@ -1,7 +1,7 @@
 """The passes "ConstantFolding" and "ConstantsToParameters".
 
-Folding computes what depends on nothing but constants and known shapes, by the operators'
-reference implementation. Parameters are not constants: they can be assigned while the model runs.
+Folding evaluates nodes that depend only on constants and known shapes, by the operators' reference
+implementation. Parameters are not constants: they can be assigned while the model runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from subgraph.operators.operator import is_random
 from subgraph.partition.constants import constant_array
 from subgraph.transform.pass_manager import register_pass
 
-# Their results can be far larger than their inputs; not computed unless the size is known before.
+# Results can be far larger than inputs, so these are not folded unless the size is known before.
 _GROWING = frozenset(
     {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
@@ -32,12 +32,12 @@ _GROWING = frozenset(
 @register_pass("ConstantFolding")
 @attrs.frozen
 class ConstantFolding:
-    """Replace nodes whose inputs are all known by Constant nodes.
+    """Replace nodes whose inputs are all constant by Constant nodes.
 
     Attributes:
-        size_limit: Results of more bytes are left to be computed.
-        parameters: Whether parameters count as constants. The result then no longer follows them
-            when they are assigned.
+        size_limit: Nodes with a result of more bytes are not folded.
+        parameters: Whether parameters count as constants; later assignments to them then have no
+            effect on the result.
     """
 
     size_limit: int = 1 << 20
@@ -61,6 +61,7 @@ class ConstantFolding:
         return graph
 
     def _known(self, graph: Graph, outside: Mapping[Value, Array]) -> dict[Value, Array]:
+        """Return the arrays of constant captures, and of parameters if they count as constants."""
         known = {value: outside[value] for value in graph.captures if value in outside}
         if self.parameters:
             inputs = set(graph.inputs)
@@ -71,6 +72,7 @@ class ConstantFolding:
         return known
 
     def _fold(self, graph: Graph, known: dict[Value, Array]) -> dict[Value, Value]:
+        """Return a Constant's output for each folded value; adds all their arrays to ``known``."""
         replaced: dict[Value, Value] = {}
         for value in graph.captures:
             if value in known and value.uses:
@@ -89,7 +91,7 @@ class ConstantFolding:
         return replaced
 
     def _evaluate(self, node: Node, known: Mapping[Value, Array]) -> Sequence[Array | None]:
-        """Return the arrays of the node's outputs, None for what is not to be replaced."""
+        """Return the arrays of a node's outputs; none if the node cannot be folded."""
         if node.domain or node.subgraph is not None or node.captures or is_random(node):
             return ()
         if node.op_type in ("Shape", "Size"):
@@ -106,13 +108,14 @@ class ConstantFolding:
         try:
             results = evaluate(node, arrays)
         except SubgraphError:
-            # It is no error before it runs: the node may stand in a branch that is never taken.
+            # Not an error yet: the node may be in a branch that is never taken.
             return ()
         if not all(isinstance(r, np.ndarray) and r.nbytes <= self.size_limit for r in results):
             return ()
         return results
 
     def _fits(self, node: Node, arrays: Sequence[Array | None]) -> bool:
+        """Return whether inferred result sizes are within the limit, before any is computed."""
         types = [None if a is None else TensorType(dtype_of(a), a.shape) for a in arrays]
         try:
             found = infer_types(node, types, arrays)
@@ -132,7 +135,7 @@ class ConstantFolding:
 
 
 def _by_shape(node: Node) -> Sequence[Array | None]:
-    """Return the result of Shape or Size, whose input's elements do not matter."""
+    """Return the result of Shape or Size, which depends only on the type of the input."""
     type_ = node.inputs[0].type if node.inputs and node.inputs[0] is not None else None
     if not isinstance(type_, TensorType) or type_.shape is None:
         return ()
@@ -147,12 +150,18 @@ def _by_shape(node: Node) -> Sequence[Array | None]:
 
 
 def _constant(value: Value) -> Array | None:
-    """Return the array of a Constant node's output; None for every other value."""
+    """Return the array of a Constant node's output; None for any other value."""
     return None if value.producer is None else constant_array(value.producer)
 
 
 def _constant_node(value: Value, array: Array, version: int) -> Value:
-    """Return the output of a Constant node that is to stand for ``value``."""
+    """Return the output of a new Constant node that will replace ``value``.
+
+    Args:
+        value: The replaced value; its name and its node's name are reused.
+        array: The constant.
+        version: Version of the Constant; 0: unknown.
+    """
     array = array.view()
     array.flags.writeable = False
     node = Node("Constant", outputs=1, version=version or 13, attrs={"value": array})
@@ -168,16 +177,16 @@ def _constant_node(value: Value, array: Array, version: int) -> Value:
 @register_pass("ConstantsToParameters", operators=("Constant",))
 @attrs.frozen
 class ConstantsToParameters:
-    """Replace Constant nodes by parameters, which can then be assigned and converted as weights.
+    """Replace Constant nodes by parameters, which can be assigned and are reformatted as weights.
 
     Attributes:
-        min_size: Constants of fewer elements stay.
+        min_size: Constants of fewer elements stay nodes.
     """
 
     min_size: int = 0
 
     def __call__(self, graph: Graph) -> Graph:
-        """Return a copy of ``graph``; a constant that is a graph output stays, to have its name."""
+        """Return a copy of ``graph``; a Constant that computes a graph output stays."""
         graph = graph.clone()
         taken = set(graph.parameters)
         count: dict[str, int] = {}

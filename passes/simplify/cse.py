@@ -1,4 +1,4 @@
-"""The pass "CommonSubexpressionElimination": equal nodes over equal inputs become one."""
+"""The pass "CommonSubexpressionElimination": equal nodes with equal inputs become one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _DOMAINS = frozenset({"", "ai.onnx.ml"})
 
 @register_pass("CommonSubexpressionElimination")
 def common_subexpression_elimination(graph: Graph) -> Graph:
-    """Return a copy in which equal nodes of the standard's operators are one.
+    """Return a copy in which equal nodes of standard operators are one node.
 
-    Nodes with bodies, subgraph nodes, random ones and Dropout in training stay as they are, and so
-    do nodes that the user sent to different devices ("affinity").
+    Nodes with bodies, subgraph nodes, random nodes and Dropout in training are not changed, nor are
+    nodes that the user sent to different devices ("affinity").
     """
     graph = graph.clone()
     for level in graph.levels():
@@ -41,7 +41,13 @@ def _replacements(graph: Graph) -> dict[Value, Value]:
 
 
 def _key(node: Node, replaced: dict[Value, Value], ends: set[Value]) -> Any:
-    """Return what two nodes have in common when one can stand for both; None if none can."""
+    """Return a key that is equal for nodes that can be one; None for a node that must stay.
+
+    Args:
+        node: The node.
+        replaced: New values of outputs of nodes before it.
+        ends: The graph's inputs.
+    """
     if node.domain not in _DOMAINS or node.subgraph is not None or node.captures or is_random(node):
         return None
     attributes: list[Any] = []
@@ -57,16 +63,17 @@ def _key(node: Node, replaced: dict[Value, Value], ends: set[Value]) -> Any:
 
 
 def _source(value: Value | None, replaced: dict[Value, Value], ends: set[Value]) -> Any:
+    """Return the key of an input of a node; see `_key`."""
     if value is None:
         return None
-    # A graph input with a default may be given; only another use of that very value is equal.
+    # The caller may override a graph input with a default, so it differs from its parameter.
     if value.parameter is not None and value not in ends:
         return value.parameter
     return replaced.get(value, value)
 
 
 def _attribute(value: Any) -> Any:
-    """Return a key for an attribute's value; None if it has none (a body)."""
+    """Return a key for an attribute's value; None for a body."""
     held: Any = value
     if isinstance(value, Graph):
         return None
@@ -77,5 +84,5 @@ def _attribute(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         keys = tuple(_attribute(item) for item in held)
         return None if None in keys else (tuple, keys)
-    # The text tells 1 from 1.0 and True, and 0.0 from -0.0.
+    # Unlike the values, their texts differ for 1, 1.0 and True, and for 0.0 and -0.0.
     return (type(value), repr(value))

@@ -1,4 +1,4 @@
-"""The pass "DeadCodeElimination": nodes on which no output depends go, in bodies too."""
+"""The pass "DeadCodeElimination": nodes on which no output depends are removed, in bodies too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from subgraph.transform.pass_manager import register_pass
 def dead_code_elimination(graph: Graph) -> Graph:
     """Return a copy without the nodes and captures that no output needs; inputs stay."""
     graph = graph.clone()
-    # A body first: what it no longer captures may be dead around it.
+    # Bodies first: values that they no longer capture may be dead in the graph around them.
     for level in reversed(graph.levels()):
         level.remove_unused()
     return graph

@@ -1,7 +1,7 @@
-"""The pass "ExpandFunctions": operators that are defined by others become these.
+"""The pass "ExpandFunctions": operators that are defined by other operators are expanded.
 
-Those of the standard by the function bodies of its schemas, where no device has kernels for them;
-those that ONNX Runtime has added by the bodies in ``ops/contrib_*.py``.
+Standard operators without kernels are expanded by the function bodies of their ONNX schemas,
+operators of ONNX Runtime by the bodies in ``ops/contrib``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from subgraph.operators.reference import function_outputs
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.transform.pass_manager import register_pass
 
-# Operators without a kernel of their own, whose function bodies have kernels.
+# Standard operators without a kernel, whose function bodies consist of operators with kernels.
 _EXPANDED = frozenset(
     {
         *("BlackmanWindow", "CausalConvWithState", "CenterCropPad", "HammingWindow", "HannWindow"),
@@ -29,16 +29,16 @@ _EXPANDED = frozenset(
 
 @register_pass("ExpandFunctions")
 def expand_functions(graph: Graph) -> Graph:
-    """Return a copy in which losses, windows, SwiGLU and more are the operators they stand for."""
+    """Return a copy in which losses, windows, SwiGLU and others are expanded."""
     graph = graph.clone()
     while True:
         replaced: dict[Value, Value] = {}
         for node in graph.nodes:
             if any(value in replaced for value in node.inputs if value is not None):
-                # What stands for it is made of what stands for its inputs.
+                # The expansion of a node takes the expansions of its inputs.
                 node.inputs = tuple(v if v is None else replaced.get(v, v) for v in node.inputs)
-            made = list(zip_longest(node.outputs, _stand_ins(node)[: len(node.outputs)]))
-            # A node whose stand-ins leave out what somebody uses would stay, and be expanded again.
+            made = list(zip_longest(node.outputs, _expansion(node)[: len(node.outputs)]))
+            # A node with a used output that the body does not define would be expanded forever.
             if any(new is None and (old.uses or graph.is_output(old)) for old, new in made):
                 continue
             replaced.update((old, new) for old, new in made if new is not None)
@@ -48,7 +48,10 @@ def expand_functions(graph: Graph) -> Graph:
 
 
 def _required(node: Node) -> Value:
-    """Return the first input of a node, in a form that only holds where all inputs fit it."""
+    """Return the first input of a node through a check of all its operands.
+
+    The check, a "Required" node, fails in a run whose operands violate the node's requirements.
+    """
     made = Node(
         "Required",
         node.inputs,
@@ -64,17 +67,17 @@ def _required(node: Node) -> Value:
 
 
 def _checked_inputs(node: Node) -> Sequence[Value | None]:
-    """Return a node's inputs, the first one in a form that only holds where all fit the node."""
+    """Return a node's inputs, the first one through a check if runs must check the operands."""
     if function_of(node) is None or not is_checked_in_runs(node):
         return node.inputs
     return [_required(node), *node.inputs[1:]]
 
 
-def _stand_ins(node: Node) -> Sequence[Value | None]:
-    """Return what stands for each output of a node; nothing for one that stays."""
+def _expansion(node: Node) -> Sequence[Value | None]:
+    """Return the replacement of each output of a node; none for a node that stays."""
     if not node.domain and node.op_type in _EXPANDED:
         return function_outputs(node, [_required(node), *node.inputs[1:]]) or ()
     try:
         return expanded(node, _checked_inputs(node)) or ()
     except (ShapeError, UnsupportedOpError):
-        return ()  # the reference knows the types then, or says what is wrong
+        return ()  # the node stays: the reference runs it or reports the error

@@ -1,9 +1,9 @@
-"""The pass "FoldScale": scales and shifts of channels go into weights, or become one each.
+"""The pass "FoldScale": scales and shifts of channels are folded into weights, or into one each.
 
-After a convolution or a transposed one, a BatchNormalization and multiplications and additions of
-one number for each channel (written with Unsqueeze by light models) go into its weight and bias.
-Elsewhere a chain of them becomes one Mul and one Add. Nothing is computed: the new weights are
-nodes on parameters, made by the weight cache and redone when any of the parameters changes.
+After a convolution or a transposed one, BatchNormalization nodes and multiplications and additions
+of one number for each channel are folded into its weight and bias. Elsewhere a chain of these
+becomes one Mul and one Add. The pass computes nothing: the new weights are nodes on parameters,
+which the weight cache computes, and computes again when one of the parameters changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def fold_scale(graph: Graph) -> Graph:
         if chain is None:
             continue
         done.update(chain.nodes)
-        chain.x = replaced.get(chain.x, chain.x)  # a chain may begin where another ends
+        chain.x = replaced.get(chain.x, chain.x)  # a chain may begin at the end of another
         end = chain.nodes[-1].outputs[0]
         replaced[end] = _folded(chain, end)
     graph.rewire(replaced)
@@ -49,14 +49,14 @@ def fold_scale(graph: Graph) -> Graph:
 
 @attrs.define
 class _Chain:
-    """A convolution or nothing, and the scales and shifts after it.
+    """A chain of scales and shifts, possibly after a convolution.
 
     Attributes:
-        x: What the first node works on.
-        conv: The convolution, None when there is none.
+        x: The input of the first node.
+        conv: The convolution, or None.
         channels: Number of channels.
-        nodes: All nodes.
-        steps: For each scale or shift its kind and its weights.
+        nodes: All nodes, in order.
+        steps: Kind ("norm", "scale" or "shift"), node and weights of each scale or shift.
     """
 
     x: Value
@@ -67,6 +67,7 @@ class _Chain:
 
 
 def _chain(context: Context, node: Node) -> _Chain | None:
+    """Return the longest chain that begins at a node; None if there is nothing to fold."""
     if is_op(node, "Conv", "ConvTranspose"):
         chain = _after_conv(context, node)
     elif is_op(node, "BatchNormalization"):
@@ -103,7 +104,7 @@ def _after_conv(context: Context, node: Node) -> _Chain | None:
 
 
 def _output_axis(conv: Node) -> int:
-    """Return the dimension of a convolution's weight that is its outputs."""
+    """Return the axis of a convolution's weight that is the output channels."""
     return 1 if conv.op_type == "ConvTranspose" else 0
 
 
@@ -119,6 +120,14 @@ def _after_norm(context: Context, node: Node) -> _Chain | None:
 def _step(
     context: Context, node: Node, at: Value, channels: int
 ) -> tuple[str, Node, list[Value]] | None:
+    """Return a node as a step of a chain; None if it is not a scale or shift by weights.
+
+    Args:
+        context: The graph.
+        node: A user of ``at``.
+        at: The result of the chain so far.
+        channels: Number of its channels.
+    """
     if is_op(node, "BatchNormalization"):
         weights = [v for v in node.inputs[1:] if v is not None]
         plain = not node.attrs.get("training_mode", 0) and node.attrs.get("spatial", 1)
@@ -129,7 +138,7 @@ def _step(
         if dtype_of(at) not in FLOATS or any(dtype_of(v) != dtype_of(at) for v in weights):
             return None
         if any(shape_of(v) != (channels,) for v in weights):
-            return None  # refused when it is planned
+            return None  # wrong sizes, which the planner reports
         return ("norm", node, weights) if all(map(context.is_weight, weights)) else None
     if not is_op(node, "Mul", "Add") or "axis" in node.attrs or dtype_of(at) not in FLOATS:
         return None
@@ -143,6 +152,13 @@ def _step(
 
 
 def _per_channel(shape: Sequence[object] | None, channels: int, rank: int) -> bool:
+    """Return whether an operand has one number for each channel.
+
+    Args:
+        shape: The operand's shape.
+        channels: Number of channels.
+        rank: Rank of the result, with channels as axis 1.
+    """
     if shape is None or len(shape) > rank:
         return False
     full = [1] * (rank - len(shape)) + list(shape)
@@ -198,7 +214,12 @@ def _into_affine(chain: _Chain, end: Value) -> Value:
 
 
 def _affine(chain: _Chain, bias: Value | None) -> tuple[Value | None, Value | None]:
-    """Return factor and shift of all steps together, each [channels] or None."""
+    """Return the factor and the shift of all steps together, each [channels] or None (1 or 0).
+
+    Args:
+        chain: The chain.
+        bias: The shift before the first step, [channels], or None.
+    """
     factor: Value | None = None
     shift = bias
     size = (chain.channels,)

@@ -1,4 +1,4 @@
-"""The pass "IdentityElimination": nodes that give their input as it is go, in bodies too."""
+"""The pass "IdentityElimination": nodes whose result is their input are removed, in bodies too."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from subgraph.transform.pass_manager import register_pass
 def identity_elimination(graph: Graph) -> Graph:
     """Return a copy without nodes that change nothing.
 
-    These are Identity; Dropout at inference; Cast to the dtype that the input has; Reshape, Flatten
-    and Expand to its shape; Transpose that keeps the order of axes; Concat, Sum, Mean, Max and Min
-    of one input; Pad by nothing. A node that carries an input's or parameter's value to a graph
-    output stays: the output needs its name.
+    These are Identity; Dropout at inference; Cast to the input's dtype; Reshape, Flatten and Expand
+    to the input's shape; Transpose that keeps the order of axes; Concat, Sum, Mean, Max and Min of
+    one input; Pad with pads of 0. A node between a graph input or parameter and a graph output
+    stays, since the two have different names.
     """
     graph = graph.clone()
     for level in graph.levels():

@@ -1,4 +1,4 @@
-"""The pass "InferTypes": dtype and shape of every value, symbolic, through bodies."""
+"""The pass "InferTypes": dtype and symbolic shape of every value, bodies included."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class InferTypes:
     """Fill in the types of values.
 
     Attributes:
-        strict: Whether types that contradict each other are an error (ShapeError); otherwise what
-            the graph states gives way to what is found.
+        strict: Whether a stated type that contradicts the inferred one is a ShapeError; if not, the
+            inferred type replaces the stated one.
     """
 
     strict: bool = True

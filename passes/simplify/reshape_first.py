@@ -1,7 +1,7 @@
-"""The pass "ReshapeFirst": matrices are reshaped before they are transposed.
+"""The pass "ReshapeFirst": a Reshape of transposed matrices moves before the Transpose.
 
-PyTorch's multi-head attention transposes its keys and reshapes the batches of the result. The
-transposition then stands beside the product that takes it so, where attention is recognized.
+PyTorch's multi-head attention transposes its keys and then merges batch axes. With the two nodes
+exchanged the Transpose is next to the matrix product, where the pattern of attention expects it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from subgraph.transform.pass_manager import register_pass
 
 @register_pass("ReshapeFirst", operators=("Transpose",))
 def reshape_first(graph: Graph) -> Graph:
-    """Return a copy in which a Reshape that keeps matrices stands before their transposition."""
+    """Return a copy in which Reshapes that keep matrices stand before their Transpose."""
     graph = graph.clone()
     replaced: dict[Value, Value] = {}
     context = Context(graph)
@@ -30,7 +30,7 @@ def reshape_first(graph: Graph) -> Graph:
 
 
 def _exchanged(transpose: Node, reshape: Node) -> Value | None:
-    """Return the transposition of the reshaped matrices, None if the Reshape changes them."""
+    """Return the Transpose of the reshaped matrices; None if the Reshape changes matrices."""
     matrices, result = transpose.inputs[0], reshape.outputs[0]
     before, after = shape_of(transpose.outputs[0]) or (), shape_of(result) or ()
     sizes = [dim for dim in after if isinstance(dim, int)]
@@ -51,12 +51,12 @@ def _exchanged(transpose: Node, reshape: Node) -> Value | None:
 
 
 def _transposed(rank: int) -> tuple[int, ...]:
-    """Return the order of axes that transposes matrices."""
+    """Return the order of axes that transposes the last two of ``rank`` axes."""
     return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _order(node: Node) -> tuple[int, ...] | None:
-    """Return the order of a Transpose's axes, None if it is not known."""
+    """Return the order of axes of a Transpose; None if the rank is unknown."""
     source = node.inputs[0]
     rank = source.type.rank if source is not None and isinstance(source.type, TensorType) else None
     return None if rank is None else tuple(node.attrs.get("perm") or range(rank)[::-1])

@@ -37,7 +37,7 @@ def by_python() -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(control_flow, "control_flow", noted)
-        patch.setattr("subgraph.passes.control_flow.unfold_control_flow._CHEAP", -1)
+        patch.setattr("subgraph.passes.control_flow.unfold_control_flow._MAX_BRANCH_COST", -1)
         yield found
 
 
