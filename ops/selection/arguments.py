@@ -1,4 +1,4 @@
-"""Arguments of the kernels that choose elements: TopK, and those that count what they find."""
+"""Arguments of the kernels of TopK, and of operators whose output size depends on values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class TopKArguments(KernelArguments):
         indices: The index of each value along the axis, int64.
         size: Elements along the axis.
         inner: Elements inside the axis.
-        k: Elements that are wanted of a line.
-        scratch: Scratch of the first worker: two int64 for each of k, four for `wide_keys`.
+        k: Elements to select of a line.
+        scratch: Scratch of the first worker: k times two int64 for `keys`, four for `wide_keys`.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
     """
 
@@ -34,8 +34,8 @@ class NonZeroArguments(KernelArguments):
 
     Attributes:
         x: First element.
-        indices: The index of each element that is found, int64, ``[rank][size]``.
-        count: How many there are, one int64.
+        indices: The indices of the elements that are not zero, int64, ``[rank][size]``.
+        count: Number of these elements, one int64.
         size: Elements of x.
         rank: Dimensions of x.
         dims: Their sizes.
@@ -56,7 +56,7 @@ class CompressArguments(KernelArguments):
         x: First byte of ``[outer][size]`` slices.
         conditions: First condition, bool.
         y: First byte of ``[outer][room]`` slices.
-        count: How many conditions are true, one int64.
+        count: Number of true conditions, one int64.
         outer: Product of the sizes before the axis.
         size: Slices of x along the axis.
         slice_bytes: Bytes of a slice.
@@ -83,10 +83,10 @@ class UniqueArguments(KernelArguments):
     Attributes:
         x: First element of the rows.
         y: First element of the distinct rows.
-        first: The row at which each of them appears first, int64.
+        first: The row at which each distinct row appears first, int64.
         inverse: For each row the number of its distinct row, int64.
-        counts: How often each distinct row appears, int64.
-        count: How many distinct rows there are, one int64.
+        counts: The number of rows equal to each distinct row, int64.
+        count: Number of distinct rows, one int64.
         rows: Number of rows.
         length: Elements of a row.
         order: Scratch of two int64 for each row.
@@ -109,18 +109,18 @@ class SuppressArguments(KernelArguments):
     """Arguments of `suppress`; a work unit is a class of an image.
 
     Attributes:
-        boxes: First number of ``[images][boxes][4]``, float32.
-        scores: First number of ``[images][classes][boxes]``, float32.
-        most: How many boxes of a class are wanted, one int64; 0: none.
-        overlap: Intersection over union that suppresses, one float32; 0: any.
-        least: Score that a box must exceed, one float32; 0: there is none.
-        picked: The boxes of each class that are picked, int64, ``[units][room]``.
-        counts: How many they are, int64.
+        boxes: First coordinate of ``[images][boxes][4]``, float32.
+        scores: First score of ``[images][classes][boxes]``, float32.
+        most: Boxes of a class to select at most, one int64; 0: select none.
+        overlap: Intersection over union beyond which a box is suppressed, one float32; 0: beyond 0.
+        least: Score that a box must exceed, one float32; 0: no threshold.
+        picked: The selected boxes of each class, int64, ``[units][room]``.
+        counts: Their number for each class, int64.
         number: Boxes of an image.
         classes: Classes of an image.
-        room: Boxes of a class that are picked at most.
-        scratch: Scratch of the first worker: 8 bytes a box, then 20 for each box that is picked
-            and each lane of a vector.
+        room: Boxes of a class that `picked` holds.
+        scratch: Scratch of the first worker: 8 bytes for each box, then 20 for each box and each
+            lane of a vector.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
     """
 
@@ -142,13 +142,13 @@ class GatherPickedArguments(KernelArguments):
     """Arguments of `gather_picked`; there is one work unit.
 
     Attributes:
-        picked: The boxes of each class that are picked, int64, ``[units][room]``.
-        counts: How many they are, int64.
-        y: Image, class and box of each, int64.
-        count: How many there are in all, one int64.
+        picked: The selected boxes of each class, int64, ``[units][room]``.
+        counts: Their number for each class, int64.
+        y: Image, class and box of each selected box, int64.
+        count: Number of all selected boxes, one int64.
         units: Images times classes.
         classes: Classes of an image.
-        room: Boxes of a class that are picked at most.
+        room: Boxes of a class that `picked` holds.
     """
 
     picked: Address

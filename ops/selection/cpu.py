@@ -1,6 +1,6 @@
-"""TopK on the CPU device, and operators whose output size depends on input values.
+"""TopK on the CPU device, and the padded forms of operators whose output size depends on values.
 
-These run as their padded forms, and Trim after them: see ``ops/selection/padded.py``.
+The latter are followed by a Trim: see ``ops/selection/padded.py``.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from .arguments import (
 )
 
 _ORDERED = ("float32", "float64", *INTEGERS, "bool")
-# Elements of a unit range at least: fewer take less time than a thread to start on them.
-_SMALL = 4096
+# Fewer elements take less time than another thread takes to start on them; an estimate.
+_MIN_ELEMENTS_PER_THREAD = 4096
 
 
-def _nothing(low: Lowering, count: Operand) -> None:
+def _emit_zero_count(low: Lowering, count: Operand) -> None:
+    """Emit the step that writes 0 to the count of a padded form."""
     emit_fill(low, count, 1, np.zeros(1, np.int64))
 
 
 @lowering("TopK", dtypes=("float32", "float64", *INTEGERS))
 def top_k(node: Node, low: Lowering) -> None:
-    """Take the largest or smallest elements along an axis, in order."""
+    """Select the largest or smallest elements along an axis, sorted."""
     x, values, indices = low.input(0), low.output(), low.output(1)
     axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
     if values.size == 0:
@@ -50,7 +51,7 @@ def top_k(node: Node, low: Lowering) -> None:
     k = values.shape[axis]
     inner = math.prod(x.shape[axis + 1 :])
     largest = bool(node.attrs.get("largest", 1))
-    if k == 1 and (largest or x.dtype in INTEGERS):  # to TopK as to ArgMax, NaN is the largest
+    if k == 1 and (largest or x.dtype in INTEGERS):  # TopK and ArgMax agree: NaN is the largest
         emit_minmax(low, x, indices, x.shape[axis], inner, largest=largest, last=False)
         emit_gather_elements(low, x, indices, values, axis)
         return
@@ -80,12 +81,18 @@ def top_k(node: Node, low: Lowering) -> None:
             largest=largest,
         )
     units = x.size // x.shape[axis]
-    low.emit(kernel, arguments, units, grain=max(1, _SMALL // x.shape[axis]), bytes=x.nbytes)
+    low.emit(
+        kernel,
+        arguments,
+        units,
+        grain=max(1, _MIN_ELEMENTS_PER_THREAD // x.shape[axis]),
+        bytes=x.nbytes,
+    )
 
 
 @lowering("Trim", domain=INTERNAL_DOMAIN)
 def trim(node: Node, low: Lowering) -> None:
-    """Lower the cut: a view along the first axis, a copy along others."""
+    """Lower Trim: a view along the first axis, a copy along others."""
     x, y = low.input(0), low.output()
     if y.size == 0:
         return
@@ -98,10 +105,10 @@ def trim(node: Node, low: Lowering) -> None:
 
 @lowering("PaddedNonZero", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
 def non_zero(node: Node, low: Lowering) -> None:
-    """Lower NonZero: one pass over the elements."""
+    """Lower the padded form of NonZero: one pass over the elements."""
     x, indices, count = low.input(0), low.output(0), low.output(1)
     if x.size == 0:
-        _nothing(low, count)
+        _emit_zero_count(low, count)
         return
     dtype = {"bool": "uint8", **dict.fromkeys(HALVES, "uint16")}.get(x.dtype, x.dtype)
     kernel = Kernel(
@@ -115,14 +122,14 @@ def non_zero(node: Node, low: Lowering) -> None:
 
 @lowering("PaddedCompress", domain=INTERNAL_DOMAIN)
 def compress(node: Node, low: Lowering) -> None:
-    """Lower Compress: slices with a true condition, in order."""
+    """Lower the padded form of Compress: it copies the slices with a true condition, in order."""
     x, conditions, y, count = low.input(0), low.input(1), low.output(0), low.output(1)
     axis = node.attrs.get("axis")
     dims: tuple[int, ...] = (x.size,) if axis is None else x.shape
     place = 0 if axis is None else normal_axis(int(axis), len(dims))
     item = element_bytes(x)
     if y.size == 0 and 0 not in (*dims[:place], *dims[place + 1 :]):
-        _nothing(low, count)
+        _emit_zero_count(low, count)
         return
     step = math.prod(dims[place + 1 :]) * item
     arguments = CompressArguments(
@@ -143,14 +150,17 @@ def compress(node: Node, low: Lowering) -> None:
 
 @lowering("PaddedUnique", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
 def unique(node: Node, low: Lowering) -> None:
-    """Lower Unique: rows sorted, equal ones counted; another axis is transposed to the front."""
+    """Lower the padded form of Unique: equal rows are grouped, counted and sorted.
+
+    An axis other than the first is transposed to the front.
+    """
     x, y, first, inverse, counts, count = low.input(0), *low.outputs
     axis = node.attrs.get("axis")
     dims = (x.size,) if axis is None else x.shape
     place = 0 if axis is None else normal_axis(int(axis), len(dims))
     rows = dims[place]
     if rows == 0:
-        _nothing(low, count)
+        _emit_zero_count(low, count)
         return
     order = (place, *(d for d in range(len(dims)) if d != place))
     shape = [dims[d] for d in order]
@@ -158,14 +168,14 @@ def unique(node: Node, low: Lowering) -> None:
         x, wide = cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
     else:
         wide = y
-    given, result = x, wide
+    rows_first, result = x, wide
     steps = contiguous(dims)
-    turned = [steps[d] for d in order]
+    transposed = [steps[d] for d in order]
     if place:
-        given, result = temporary(low, x.dtype, shape), temporary(low, x.dtype, shape)
-        emit_copy(low, x, given, shape, turned, contiguous(shape), item=x.itemsize)
+        rows_first, result = temporary(low, x.dtype, shape), temporary(low, x.dtype, shape)
+        emit_copy(low, x, rows_first, shape, transposed, contiguous(shape), item=x.itemsize)
     arguments = UniqueArguments(
-        x=given,
+        x=rows_first,
         y=result,
         first=first,
         inverse=inverse,
@@ -181,14 +191,14 @@ def unique(node: Node, low: Lowering) -> None:
     kernel = Kernel("subgraph.ops.selection.kernels", "unique", dtype=dtype, in_order=in_order)
     low.emit(kernel, arguments, 1, bytes=2 * x.nbytes)
     if place:
-        emit_copy(low, result, wide, shape, contiguous(shape), turned, item=x.itemsize)
+        emit_copy(low, result, wide, shape, contiguous(shape), transposed, item=x.itemsize)
     if wide is not y:
         emit_cast(low, wide, y)
 
 
 @lowering("PaddedNonMaxSuppression", domain=INTERNAL_DOMAIN, dtypes=("float32", "float16"))
 def non_max_suppression(node: Node, low: Lowering) -> None:
-    """Lower NonMaxSuppression: each class by itself, then all picks one after the other."""
+    """Lower the padded form of NonMaxSuppression: each class by itself, then all joined."""
     boxes, scores = (cast_to(low, low.input(k), "float32") for k in range(2))
     found, count = low.output(0), low.output(1)
     batch, classes, number = scores.shape
@@ -196,7 +206,7 @@ def non_max_suppression(node: Node, low: Lowering) -> None:
     if boxes.shape != (batch, number, 4):
         raise Unsupported(f"boxes {boxes.shape} for scores {scores.shape}")
     if found.size == 0:
-        _nothing(low, count)
+        _emit_zero_count(low, count)
         return
     room = found.shape[0] // units
     picked = temporary(low, "int64", (units, room))

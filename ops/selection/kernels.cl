@@ -1,5 +1,5 @@
-// Elements in order and elements picked out: TopK, NonZero, Compress, Unique, NonMaxSuppression.
-// T: element, REAL: whether it may be NaN. A team is one work-item (GROUP 1) or a group.
+// TopK, NonZero, Compress, Unique, NonMaxSuppression. T: element, REAL: whether it may be NaN.
+// A team is one work-item (GROUP 1) or a work-group; ME is the work-item's index in its team.
 
 #if GROUP == 1
 #define TEAM get_global_id(0)
@@ -15,7 +15,7 @@
 #endif
 
 #if defined(T)
-// Below zero where element a, or row a of ``length`` elements, stands before b; zero where they are
+// Returns less than zero if row a of ``length`` elements is smaller than row b, and zero if they are
 // equal. NaN equals NaN and is larger than all others.
 int compare(__global const T *x, int a, int b, int step, int length) {
   for (int e = 0; e < length; e++) {
@@ -28,10 +28,10 @@ int compare(__global const T *x, int a, int b, int step, int length) {
 #endif
 
 #if defined(ORDER)
-// Places in the order of their elements, line by line; of equal ones the earlier place is first. A
-// line of the result has room for ``size`` places, of which the first ``most`` are found. Elements of
-// a line are ``inner`` apart. COUNTED: each line has as many places as ``counts`` says, and they
-// stand in ``order``; else it has all of them.
+// Sorts the indices of each line by their elements; of equal elements the lower index is first. A
+// line of the result has room for ``size`` indices, of which the first ``most`` are computed.
+// Elements of a line are ``inner`` apart. COUNTED: the indices to sort are in ``order``, ``counts``
+// is their number for each line; else all indices are sorted.
 #if COUNTED
 #define MANY counts[c0 + line]
 #else
@@ -39,14 +39,14 @@ int compare(__global const T *x, int a, int b, int step, int length) {
 #endif
 
 int before(__global const T *x, int a, int b, int step, int length) {
-  int way = compare(x, a, b, step, length);
+  int order = compare(x, a, b, step, length);
 #if DESCENDING
-  way = -way;
+  order = -order;
 #endif
-  return way < 0 || (way == 0 && a < b);
+  return order < 0 || (order == 0 && a < b);
 }
 
-// Moves an entry down in a heap of places from where there is room for it.
+// Moves an index down in a heap, from the free entry ``at``.
 void sink(__global const T *x, __global int *heap, int moving, int at, int count, int step,
           int length) {
   for (int child; (child = 2 * at + 1) < count; at = child) {
@@ -62,8 +62,8 @@ void sink(__global const T *x, __global int *heap, int moving, int at, int count
   order += order0 + line * size;                        \
   spare += spare0 + line * size
 
-// Each run of ``width`` places is sorted by one work-item: merged from one place on, in turns
-// between the two buffers; the result is in ``order``.
+// One work-item sorts a run of ``width`` indices: it merges from runs of one index on, from either
+// buffer to the other; the result is in ``order``.
 __kernel void runs(int count, __global const T *x, int x0, __global int *order, int order0,
                    __global int *spare, int spare0, __global const int *counts, int c0, int size,
                    int inner, int length, int most, int width, int in_line) {
@@ -92,7 +92,8 @@ __kernel void runs(int count, __global const T *x, int x0, __global int *order, 
     for (int i = begin; i < min(end, begin + most); i++) order[i] = from[i];
 }
 
-// The same with a heap of the ``most`` first of each run, the last of them on top: for few of many.
+// The same by a heap of the ``most`` first indices of each run, the last of them on top: faster if
+// ``most`` is small.
 __kernel void picks(int count, __global const T *x, int x0, __global int *order, int order0,
                     __global int *spare, int spare0, __global const int *counts, int c0, int size,
                     int inner, int length, int most, int width, int in_line) {
@@ -113,8 +114,8 @@ __kernel void picks(int count, __global const T *x, int x0, __global int *order,
   }
 }
 
-// Runs are merged pair by pair from ``order`` to ``spare``, of each its first ``taken``: a work-item
-// writes ``chunk`` places, and finds by bisection where in the two it begins.
+// Merges pairs of runs from ``order`` to ``spare``, of each run its first ``taken`` indices. A
+// work-item writes ``chunk`` indices; it finds by bisection where in the two runs it begins.
 __kernel void merge(int count, __global const T *x, int x0, __global const int *order, int order0,
                     __global int *spare, int spare0, __global const int *counts, int c0, int size,
                     int inner, int length, int most, int width, int in_line, int taken, int chunk,
@@ -141,6 +142,7 @@ __kernel void merge(int count, __global const T *x, int x0, __global const int *
   }
 }
 
+// Values and indices of TopK, from the sorted indices of each line.
 __kernel void top(int count, __global const T *x, int x0, __global const int *order, int order0,
                   __global T *values, int v0, __global long *places, int p0, int size, int inner,
                   int k) {
@@ -154,7 +156,7 @@ __kernel void top(int count, __global const T *x, int x0, __global const int *or
 #endif
 
 #if defined(SCAN) || defined(BOXES)
-// How many flags are set before a work-item's in its team, and in the whole team.
+// Returns the number of flags set in the team before this work-item's; ``all``: in the whole team.
 int set_before(int flag, int *all, __local int *sums) {
 #if GROUP == 1
   *all = flag;
@@ -176,9 +178,10 @@ int set_before(int flag, int *all, __local int *sums) {
 #endif
 
 #if defined(SCAN)
-// Numbers what is flagged among ``size`` items. Each team has ``chunk`` items: ``tally`` counts in
-// each, ``starts`` adds up, ``number`` gives out the numbers; ALONE: one team does it all.
-#if SCAN == 0  // elements that are not zero: where they are
+// Numbers the flagged among ``size`` items, a prefix sum. Each team has ``chunk`` items: ``tally``
+// counts the flagged ones of each, ``starts`` adds the counts up, ``number`` numbers the items.
+// ALONE: one team runs ``number`` over all items.
+#if SCAN == 0  // elements that are not zero: writes their indices
 #define ARGUMENTS __global const T *x, int x0, __global long *places, int p0, \
                   __global const int *dims, int d0
 #if HALF
@@ -190,7 +193,7 @@ int set_before(int flag, int *all, __local int *sums) {
   if (set)                                                        \
     for (int d = RANK - 1, rest = i; d >= 0; rest /= dims[d--])   \
       places[p0 + d * size + n] = rest % dims[d]
-#elif SCAN == 1  // rows in order that differ from the one before: groups
+#elif SCAN == 1  // sorted rows that differ from the row before: each begins a group
 #define ARGUMENTS __global const T *x, int x0, __global const int *order, int order0, \
                   __global int *groups, int g0, __global int *begins, int b0,         \
                   __global int *firsts, int f0, int length
@@ -200,7 +203,7 @@ int set_before(int flag, int *all, __local int *sums) {
   groups[g0 + (i)] = (n) + (set) - 1;     \
   firsts[f0 + order[order0 + (i)]] = set; \
   if (set) begins[b0 + (n)] = i
-#else  // rows that are the first of a group
+#else  // rows that are the first of their group, in the order of the input
 #define ARGUMENTS __global const int *firsts, int f0, __global int *numbers, int n0
 #define FLAG(i) firsts[f0 + (i)]
 #define PUT(i, set, n) \
@@ -253,7 +256,7 @@ __kernel void number(int size, int chunk, __global const int *counts, int c0, __
 #endif
 
 #if defined(COMPRESS)
-// Slices of ``step`` words, those whose places are listed.
+// Copies the slices of ``step`` elements whose indices are listed.
 __kernel void compress(int count, __global const T *x, int x0, __global const long *places, int p0,
                        __global const long *total, int t0, __global T *y, int y0, int size,
                        int room, int step) {
@@ -265,8 +268,8 @@ __kernel void compress(int count, __global const T *x, int x0, __global const lo
 #endif
 
 #if defined(DISTINCT)
-// What Unique gives, from the rows' order and groups. SORTED: groups keep their order, else each
-// has the number of its first row.
+// The outputs of Unique, from the sorted rows and their groups. SORTED: groups are in the order of
+// their rows, else in that of their first appearance.
 __kernel void distinct(int count, __global const T *x, int x0, __global const int *order, int order0,
                        __global const int *groups, int g0, __global const int *begins, int b0,
                        __global const int *numbers, int n0, __global const long *total, int t0,
@@ -294,7 +297,7 @@ __kernel void distinct(int count, __global const T *x, int x0, __global const in
 #if defined(BOXES)
 #pragma OPENCL FP_CONTRACT OFF
 
-// Boxes of each class, a line, whose score is high enough.
+// The boxes of each class (line) whose score exceeds the threshold.
 __kernel void candidates(int lines, __global const float *scores, int s0,
                          __global const float *least, int l0, __global int *order, int order0,
                          __global int *counts, int c0, int boxes) {
@@ -311,7 +314,7 @@ __kernel void candidates(int lines, __global const float *scores, int s0,
   if (ME == 0) counts[c0 + line] = start;
 }
 
-// Two corners, the lower first.
+// The two corners of a box, the lower first.
 float4 corners(__global const float *boxes, int place) {
   float4 box = vload4(place, boxes);
 #if CENTRED
@@ -331,7 +334,7 @@ float overlap(float4 a, float4 b) {
   return common / (first + second - common);
 }
 
-// The boxes of a class, the best first, each compared with those picked before.
+// Selects boxes of a class, the best first; each is compared with those selected before.
 __kernel void suppress(int lines, __global const float *boxes, int boxes0,
                        __global const int *order, int order0, __global const int *counts, int c0,
                        __global const long *most, int m0, __global const float *limit, int l0,
@@ -367,7 +370,7 @@ __kernel void suppress(int lines, __global const float *boxes, int boxes0,
   if (ME == 0) many[many0 + line] = taken;
 }
 
-// What was picked of all classes, one after the other.
+// Joins the selected boxes of all classes.
 __kernel void gather_picked(int lines, __global const long *picked, int p0,
                             __global const long *many, int many0, __global long *y, int y0,
                             __global long *total, int t0, int classes, int room) {

@@ -1,6 +1,6 @@
-"""Kernels whose result depends on values in size: NonZero, Compress, Unique, NonMaxSuppression.
+"""Kernels of NonZero, Compress, Unique and NonMaxSuppression, whose output sizes depend on values.
 
-They fill buffers that are large enough and write how much of them counts; see
+They fill buffers of the largest possible size and write the number of valid elements; see
 ``ops/selection/padded.py``.
 """
 
@@ -33,8 +33,8 @@ def non_zero(*, dtype: str, half: bool) -> Function:
     """Return the kernel of `NonZeroArguments`.
 
     Args:
-        dtype: Dtype of the elements; uint16 for those of half precision.
-        half: Whether the elements are floats of 16 bits, whose sign does not count.
+        dtype: Dtype of the elements; uint16 for 16-bit floats.
+        half: Whether the elements are 16-bit floats: their sign bit is ignored, as -0 is zero.
     """
     arguments = view_of(NonZeroArguments)
     load, get, store = ld(dtype), ld("int64"), st("int64")
@@ -72,7 +72,11 @@ def compress(*, item: int) -> Function:
 
     @register_jitable
     def find(conditions: int, sought: int, places: int) -> int:
-        """Write where the conditions are true; what is not is written too, and overwritten."""
+        """Write the indices of the true conditions; return how many there are.
+
+        Each index is written, and overwritten by the next unless its condition is true: no
+        branches.
+        """
         count = 0
         for i in range(sought):
             store(places + 8 * count, i)
@@ -81,7 +85,7 @@ def compress(*, item: int) -> Function:
 
     @register_jitable
     def keep_elements(x: int, conditions: int, sought: int, y: int) -> int:
-        """Write the elements wanted, as ``find`` does their places: no branch for each element."""
+        """Copy the elements with a true condition, without branches as in ``find``."""
         count = 0
         for i in range(sought):
             put(y + count * item, take(x + i * item))
@@ -108,13 +112,14 @@ def compress(*, item: int) -> Function:
 
 
 def unique(*, dtype: str, in_order: bool) -> Function:
-    """Return the kernel of `UniqueArguments`: rows are found in a table by their hash, then sorted.
+    """Return the kernel of `UniqueArguments`: equal rows are grouped by a hash table, then sorted.
 
-    The table grows with the number of distinct rows: few of them stay in the nearest cache.
+    The table grows with the number of distinct rows, so that it stays in the L1 cache for few of
+    them.
 
     Args:
         dtype: Dtype of the elements; NaN equals NaN and comes last.
-        in_order: Whether the result is sorted, not in the order of their first appearance.
+        in_order: Whether the result is sorted; else it has the order of first appearance.
     """
     arguments = view_of(UniqueArguments)
     group, sort = _grouper(dtype), _group_sorter(dtype)
@@ -130,13 +135,13 @@ def unique(*, dtype: str, in_order: bool) -> Function:
 
 
 def _row_hash(dtype: str) -> Function:
-    """Return ``f(row, length, bits)``: the index in a table of 2**bits at which a row is sought."""
+    """Return ``f(row, length, bits)``: the index of a row in a hash table of 2**bits entries."""
     load, item = ld(dtype), numpy_dtype(dtype).itemsize
     load_bits = ld(WORDS[item])
 
     @register_jitable
     def place_of(row: int, length: int, bits: int) -> Any:
-        """Equal rows have one index: zeros of both signs are equal, and so is NaN."""
+        """Equal rows have equal indices: -0 hashes as 0, and all NaN hash alike."""
         found = np.uint64(0)
         for i in range(0, length * item, item):
             value, number = load(row + i), np.uint64(load_bits(row + i))
@@ -151,13 +156,13 @@ def _row_hash(dtype: str) -> Function:
 
 
 def _grouper(dtype: str) -> Function:
-    """Return ``f(arguments)``: it numbers distinct rows as they appear and returns their number."""
+    """Return ``f(arguments)``: it numbers distinct rows as they appear, and returns how many."""
     load, get, put = ld(dtype), ld_i64, st_i64
     item, place_of = numpy_dtype(dtype).itemsize, _row_hash(dtype)
 
     @register_jitable
     def same(x: int, y: int, length: int) -> bool:
-        """Whether two rows are equal, given by their addresses."""
+        """Return whether two rows, given by their addresses, are equal; NaN equals NaN."""
         for i in range(0, length * item, item):
             p, q = load(x + i), load(y + i)
             if p != q and (p == p or q == q):
@@ -166,7 +171,7 @@ def _grouper(dtype: str) -> Function:
 
     @register_jitable
     def refill(y: int, length: int, groups: int, table: int, bits: int) -> None:
-        """Put the groups into an empty table."""
+        """Insert the groups into an empty table of 2**bits entries."""
         memset(table, np.int8(-1), 8 << bits)
         for k in range(groups):
             at = place_of(y + k * length * item, length, bits)
@@ -176,7 +181,7 @@ def _grouper(dtype: str) -> Function:
 
     @register_jitable
     def group(a: UniqueArguments) -> int:
-        """Number the rows' groups as they appear; return how many there are."""
+        """Number the groups of equal rows as they appear; return how many there are."""
         x, y, first, inverse = a.x, a.y, a.first, a.inverse
         counts, rows, length, table = a.counts, a.rows, a.length, a.table
         step, groups, bits = length * item, 0, 6
@@ -212,7 +217,7 @@ def _group_sorter(dtype: str) -> Function:
 
     @register_jitable
     def before(x: int, a: int, b: int, length: int) -> bool:
-        """Whether row a stands before row b."""
+        """Return whether row a sorts before row b; NaN is last."""
         for i in range(length):
             p, q = load(x + (a * length + i) * item), load(x + (b * length + i) * item)
             if p < q or (q != q and p == p):
@@ -223,6 +228,7 @@ def _group_sorter(dtype: str) -> Function:
 
     @register_jitable
     def merge(x: int, length: int, source: int, target: int, low: int, mid: int, high: int) -> None:
+        """Merge the sorted runs [low, mid) and [mid, high) of row numbers from source to target."""
         i, j = low, mid
         for k in range(low, high):
             take = i < mid
@@ -267,12 +273,12 @@ def _group_sorter(dtype: str) -> Function:
 
 
 def suppress(*, centred: bool, lanes: int) -> Function:
-    """Return the kernel of `SuppressArguments`: it picks boxes of one class, the best first.
+    """Return the kernel of `SuppressArguments`: it selects boxes of one class, the best first.
 
-    A candidate is compared with so many picked boxes at once as a vector has lanes.
+    A candidate is compared with as many selected boxes at once as a vector has lanes.
 
     Args:
-        centred: Whether a box is (x, y, width, height) of its centre, not two corners.
+        centred: Whether a box is (x, y, width, height) of its centre; else it is two corners.
         lanes: Lanes of a vector.
     """
     arguments = view_of(SuppressArguments)
@@ -315,11 +321,11 @@ def suppress(*, centred: bool, lanes: int) -> Function:
 
 
 def _picked_boxes(centred: bool, lanes: int) -> tuple[Function, Function]:
-    """Return two functions over the boxes that are picked.
+    """Return two functions over the boxes that were selected.
 
-    ``keep(box, place, row)`` adds a box; ``covered(box, kept, row, count, limit)`` is whether a box
-    shares more than ``limit``, as intersection over union, with one of them. Their left, top,
-    right, bottom and area stand in rows of ``row`` bytes.
+    ``keep(box, place, row)`` adds a box; ``covered(box, kept, row, count, limit)`` returns whether
+    the intersection over union of a box with one of them exceeds ``limit``. Their left, top, right,
+    bottom and area are five rows of ``row`` bytes each.
     """
     v = vec("float32", lanes)
     fetch, splat, zero, select = v.load, v.splat, v.zero, v.select
@@ -328,6 +334,7 @@ def _picked_boxes(centred: bool, lanes: int) -> tuple[Function, Function]:
 
     @register_jitable
     def corners(box: int) -> tuple[Any, Any, Any, Any]:
+        """Return left, top, right and bottom of a box."""
         a, b, c, d = load(box), load(box + 4), load(box + 8), load(box + 12)
         if centred:
             half_width, half_height = c / 2, d / 2
@@ -336,7 +343,7 @@ def _picked_boxes(centred: bool, lanes: int) -> tuple[Function, Function]:
 
     @register_jitable
     def keep(box: int, place: int, row: int) -> None:
-        """Note a picked box's corners and area, each in a row of its own."""
+        """Store the corners and the area of a selected box, each in its row."""
         left, top, right, bottom = corners(box)
         store(place, left)
         store(place + row, top)
@@ -346,7 +353,7 @@ def _picked_boxes(centred: bool, lanes: int) -> tuple[Function, Function]:
 
     @register_jitable
     def covered(box: int, kept: int, row: int, count: int, limit: Any) -> bool:
-        """Return whether a box shares more than ``limit`` with one that is picked."""
+        """Return whether a selected box suppresses this one."""
         left, top, right, bottom = corners(box)
         area = splat((right - left) * (bottom - top))
         a, b, c, d, none, bound = (
@@ -375,7 +382,7 @@ def _picked_boxes(centred: bool, lanes: int) -> tuple[Function, Function]:
 def _score_heap() -> Function:
     """Return ``f(scores, heap, at, count)``, which restores a heap of boxes below ``at``.
 
-    The box with the highest score is on top, of equals the one with the lowest number.
+    The box with the highest score is on top, of equal ones the one with the lowest number.
     """
     load, get, put = ld("float32"), ld_i64, st_i64
 
@@ -386,7 +393,7 @@ def _score_heap() -> Function:
 
     @register_jitable
     def sink(scores: int, heap: int, at: int, count: int) -> None:
-        """Move an entry down until none below stands before it."""
+        """Move an entry down until none of its children is better."""
         moving = get(heap + 8 * at)
         while True:
             child = 2 * at + 1
@@ -407,7 +414,7 @@ def _score_heap() -> Function:
 
 
 def gather_picked() -> Function:
-    """Return the kernel of `GatherPickedArguments`: the picks of all classes in a row."""
+    """Return the kernel of `GatherPickedArguments`: it joins the selected boxes of all classes."""
     arguments = view_of(GatherPickedArguments)
     get, put = ld("int64"), st("int64")
 

@@ -1,6 +1,7 @@
-"""What is chosen from a tensor: TopK, NonZero and NonMaxSuppression.
+"""Operators that select elements: TopK, NonZero, Compress, Unique, NonMaxSuppression.
 
-Their types are told here, so that a process that runs a detector need not load the onnx package.
+The output types of the common ones are computed here and not by onnx, so that a process that runs a
+detector need not load the onnx package.
 """
 
 from __future__ import annotations
@@ -20,16 +21,25 @@ from subgraph.ops.shared.strides import normal_axis
 from . import padded, reference
 
 
-def top(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the k largest along an axis, and where they stood."""
+def top_k(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the types of the k largest elements along an axis, and of their indices.
+
+    Args:
+        node: The TopK node.
+        types: Types of data and k, None while unknown.
+        values: Contents of constant inputs: k may be among them; in opset 1 it is an attribute.
+
+    Raises:
+        ShapeError: k is no single number in [0, size of the axis].
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype), TensorType("int64")]
     axis = normal_axis(int(node.attrs.get("axis", -1)), len(x.shape))
-    given = input_or_attribute(node, values, 1, "k")
-    if given is not None and len(given) != 1:
-        raise ShapeError(f"k has {len(given)} elements; it must be one number")
-    k: Dim = None if given is None else given[0]
+    stated_k = input_or_attribute(node, values, 1, "k")
+    if stated_k is not None and len(stated_k) != 1:
+        raise ShapeError(f"k has {len(stated_k)} elements; it must be one number")
+    k: Dim = None if stated_k is None else stated_k[0]
     size = x.shape[axis]
     if isinstance(k, int) and isinstance(size, int) and not 0 <= k <= size:
         raise ShapeError(f"axis {axis} has {size} elements, {k} are asked for")
@@ -38,7 +48,13 @@ def top(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give an index for each dimension of each element that is not zero."""
+    """Return the type of NonZero: an index for each dimension of each element that is not zero.
+
+    Args:
+        node: The NonZero node.
+        types: Type of the input, None while unknown.
+        values: Contents of constant inputs.
+    """
     x = tensor(types[0])
     rank = None if x is None or x.shape is None else len(x.shape)
     if rank == 0:
@@ -47,7 +63,13 @@ def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]
 
 
 def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give batch, class and box of each that is kept."""
+    """Return the type of NonMaxSuppression: image, class and box of each selected box.
+
+    Args:
+        node: The node; not read.
+        types: Types of the inputs; not read.
+        values: Contents of constant inputs; not read.
+    """
     return [TensorType("int64", (None, 3))]
 
 
@@ -60,7 +82,7 @@ declare(
     compute=reference.non_max_suppression,
 )
 declare("NonZero", requires=padded.non_zero_operands, infer=non_zero)
-declare("TopK", requires=top_operands, infer=top, compute=movement_reference.of_single_numbers)
+declare("TopK", requires=top_operands, infer=top_k, compute=movement_reference.of_single_numbers)
 declare("Unique", requires=padded.unique_operands, compute=reference.unique)
 declare(
     "PaddedCompress",

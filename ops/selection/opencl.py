@@ -1,7 +1,7 @@
-"""TopK, NonZero, Compress, Unique, NonMaxSuppression on OPENCL: the CPU's shape work, own kernels.
+"""TopK, NonZero, Compress, Unique and NonMaxSuppression on OPENCL: other kernels than the CPU's.
 
-Two things carry all of them: the order of elements, found by merging, and the numbers of what is
-flagged. A GPU does them with groups; on a CPU each work-item has a share of its own.
+All of them are made of two algorithms: a merge sort of indices, and a prefix sum that numbers
+flagged items. A *team* is a work-group of a GPU, or a single work-item of a CPU.
 """
 
 from __future__ import annotations
@@ -33,32 +33,35 @@ from .arguments import (
 )
 from .padded import PREFIX, TRIMMED
 
-_TEAM = 128  # work-items of a GPU's group
-_TEAMS = 512  # of a GPU that share a count
-_RUN = 16  # places that a work-item of a GPU sorts
-_MERGED = 8  # places that a work-item of a GPU merges
-_FEW = 4  # runs of so many times what is wanted are worth a heap
-_SHARE = 2048  # items that are worth a work-item of a CPU
-_MOST = 2**31
+# Estimates, except for _MAX_COUNT.
+_TEAM = 128  # work-items of a GPU's work-group
+_MAX_TEAMS = 512  # teams of a GPU that share a prefix sum
+_RUN = 16  # indices that a work-item of a GPU sorts
+_MERGED = 8  # indices that a work-item of a GPU merges
+_MIN_HEAP_RATIO = 4  # elements of a run for each element to select, for which a heap is used
+_MIN_ITEMS = 2048  # items of a prefix sum for a work-item of a CPU
+_MAX_COUNT = 2**31  # kernels count in int32
 
 cl_shared("TopK")
 cl_shared("Trim", *(f"{PREFIX}{name}" for name in TRIMMED), domain=INTERNAL_DOMAIN)
 
 
 def _program(low: ClLowering, dtype: str = "", /, **defines: int) -> ClSource:
-    held: dict[str, str | int] = {"GROUP": _group(low), "REAL": int(dtype not in INTEGERS)}
+    """Return the program with these macros; a dtype defines the element type T."""
+    macros: dict[str, str | int] = {"GROUP": _group(low), "REAL": int(dtype not in INTEGERS)}
     if dtype:
         require(low, dtype)
-        held["T"] = storage(dtype)
-    return ClSource("selection/kernels", defines=tuple(sorted({**held, **defines}.items())))
+        macros["T"] = storage(dtype)
+    return ClSource("selection/kernels", defines=tuple(sorted({**macros, **defines}.items())))
 
 
 def _group(low: ClLowering) -> int:
+    """Return the work-items of a team."""
     return _TEAM if low.traits.is_gpu else 1
 
 
 def _teams(low: ClLowering, count: int) -> tuple[tuple[int], tuple[int]]:
-    """Return the ranges over ``count`` teams."""
+    """Return the global and local range over ``count`` teams."""
     return (count * _group(low),), (_group(low),)
 
 
@@ -66,14 +69,14 @@ def _teams(low: ClLowering, count: int) -> tuple[tuple[int], tuple[int]]:
 
 
 def _run_width(low: ClLowering, lines: int, size: int) -> int:
-    """Return how many places one work-item sorts: a power of two."""
+    """Return the number of indices that one work-item sorts: a power of two."""
     if low.traits.is_gpu:
         return _RUN
     shares = max(1, 4 * low.traits.units // lines)
     return 1 << (max(64, -(-size // shares)) - 1).bit_length()
 
 
-def _ordered(
+def _sorted_indices(
     low: ClLowering,
     x: Operand,
     lines: int,
@@ -85,22 +88,22 @@ def _ordered(
     descending: bool = False,
     chosen: tuple[Operand, Operand] | None = None,
 ) -> Operand:
-    """Launch what finds the order of the elements of each line.
+    """Launch the kernels that sort the indices of each line by their elements.
 
     Args:
-        low: Where the steps go.
+        low: The lowering that gets the launches.
         x: The elements, [outer, size, inner], or [size, length]: rows that are compared as a whole.
         lines: outer * inner.
         size: Elements of a line.
         inner: Distance between elements of a line.
         length: Elements of a row.
-        most: How many are wanted of each line; 0: all.
-        descending: Whether the largest is first. The earlier of equal ones is always first.
-        chosen: Places [lines, size] to put in order, and how many there are in each line; None:
-            all. The places are overwritten.
+        most: Indices of each line that must be found; 0: all.
+        descending: Whether the largest is first. Of equal elements the lower index is always first.
+        chosen: Indices [lines, size] to sort, and their number for each line; None: all indices.
+            The first operand is overwritten.
 
     Returns:
-        The places, int32 [lines, size].
+        The indices, int32 [lines, size].
     """
     most = most or size
     order, spare = (temporary(low, "int32", (lines, size)) for _ in range(2))
@@ -112,13 +115,14 @@ def _ordered(
     width = _run_width(low, lines, size)
 
     def launch(kernel: str, count: int, *more: int) -> None:
-        if count >= _MOST:
+        if count >= _MAX_COUNT:
             raise Unsupported(f"an order of {count} elements; kernels count to 2^31")
-        words: list[Argument] = [count, x, order, spare, counts, size, inner, length, most, width]
-        low.launch(source, kernel, [*words, *more], *line(low, count))
+        buffers: list[Argument] = [x, order, spare, counts]
+        sizes = [size, inner, length, most, width, *more]
+        low.launch(source, kernel, [count, *buffers, *sizes], *line(low, count))
 
     runs = -(-size // width)
-    few = chosen is None and _FEW * most <= width
+    few = chosen is None and _MIN_HEAP_RATIO * most <= width
     launch("picks" if few else "runs", lines * runs, runs)
     while width < size:
         taken, pairs = min(width, most), -(-size // (2 * width))
@@ -131,17 +135,19 @@ def _ordered(
 
 
 def _chunk(low: ClLowering, count: int) -> int:
-    """Return how many of so many places a work-item merges."""
-    return _MERGED if low.traits.is_gpu else max(_SHARE // 8, -(-count // (4 * low.traits.units)))
+    """Return how many of ``count`` indices one work-item merges."""
+    if low.traits.is_gpu:
+        return _MERGED
+    return max(_MIN_ITEMS // 8, -(-count // (4 * low.traits.units)))
 
 
 @cl_kernel("subgraph.ops.selection.top_kernels", "keys", "wide_keys")
-def top(low: ClLowering, kernel: Kernel, a: TopKArguments) -> None:
+def top_k(low: ClLowering, kernel: Kernel, a: TopKArguments) -> None:
     """Launch TopK."""
     variant: dict[str, Any] = dict(kernel.variant)
     descending = bool(variant["largest"])
     lines = a.x.size // a.size
-    found = _ordered(low, a.x, lines, a.size, inner=a.inner, most=a.k, descending=descending)
+    found = _sorted_indices(low, a.x, lines, a.size, inner=a.inner, most=a.k, descending=descending)
     source = _program(low, variant["dtype"], ORDER=1, DESCENDING=int(descending), COUNTED=0)
     count = a.values.size
     arguments = [count, a.x, found, a.values, a.indices, a.size, a.inner, a.k]
@@ -151,7 +157,7 @@ def top(low: ClLowering, kernel: Kernel, a: TopKArguments) -> None:
 # ---------------------------------------------------------------------------- numbers
 
 
-def _numbered(
+def _number_flagged(
     low: ClLowering,
     size: int,
     total: Operand,
@@ -159,10 +165,19 @@ def _numbered(
     dtype: str = "",
     **defines: int,
 ) -> None:
-    """Launch what numbers the flagged among ``size`` items, and writes how many there are."""
+    """Launch the prefix sum that numbers the flagged among ``size`` items.
+
+    Args:
+        low: The lowering that gets the launches.
+        size: Number of items.
+        total: Operand that gets the number of flagged items, one int64.
+        arguments: Arguments that the flag and the result of an item need (SCAN in ``kernels.cl``).
+        dtype: Dtype of the elements that the flag is computed from, if any.
+        defines: Macros of the program.
+    """
     group = _group(low)
-    most = _TEAMS if low.traits.is_gpu else 4 * low.traits.units
-    least = 4 * group if low.traits.is_gpu else _SHARE
+    most = _MAX_TEAMS if low.traits.is_gpu else 4 * low.traits.units
+    least = 4 * group if low.traits.is_gpu else _MIN_ITEMS
     teams = max(1, min(most, -(-size // least)))
     chunk = -(-size // (teams * group)) * group
     alone = teams == 1
@@ -171,32 +186,40 @@ def _numbered(
     if not alone:
         low.launch(source, "tally", [size, chunk, counts, *arguments], *_teams(low, teams))
         low.launch(source, "starts", [teams, counts, total], *_teams(low, 1))
-    words: list[Argument] = [size, chunk, counts, total, *arguments]
-    low.launch(source, "number", words, *_teams(low, teams))
+    low.launch(source, "number", [size, chunk, counts, total, *arguments], *_teams(low, teams))
 
 
-def _indices(
+def _flagged_indices(
     low: ClLowering, x: Operand, indices: Operand, total: Operand, dims: Sequence[int], half: bool
 ) -> None:
-    """Launch what finds elements that are not zero: ``indices`` [rank, size]."""
+    """Launch the kernels that find elements that are not zero.
+
+    Args:
+        low: The lowering that gets the launches.
+        x: The elements.
+        indices: Operand that gets the indices, [rank, size].
+        total: Operand that gets their number.
+        dims: The shape of x.
+        half: Whether elements are 16-bit floats.
+    """
     table = low.weight("table32", np.array, np.array(dims, np.int32))
     dtype = "uint16" if half else "uint8" if x.dtype == "bool" else x.dtype
     arguments: list[Argument] = [x, indices, table]
     flags = {"SCAN": 0, "HALF": int(half), "RANK": len(dims)}
-    _numbered(low, math.prod(dims), total, arguments, dtype, **flags)
+    _number_flagged(low, math.prod(dims), total, arguments, dtype, **flags)
 
 
 @cl_kernel("subgraph.ops.selection.kernels", "non_zero")
 def non_zero(low: ClLowering, kernel: Kernel, a: NonZeroArguments) -> None:
     """Launch NonZero."""
-    _indices(low, a.x, a.indices, a.count, a.dims, bool(dict(kernel.variant)["half"]))
+    _flagged_indices(low, a.x, a.indices, a.count, a.dims, bool(dict(kernel.variant)["half"]))
 
 
 @cl_kernel("subgraph.ops.selection.kernels", "compress")
 def compress(low: ClLowering, kernel: Kernel, a: CompressArguments) -> None:
-    """Launch Compress: the indices of true conditions, then copies."""
+    """Launch Compress: the indices of true conditions, then copies of their slices."""
     indices = temporary(low, "int64", (a.room,))
-    _indices(low, a.conditions, indices, a.count, [a.room], False)
+    _flagged_indices(low, a.conditions, indices, a.count, [a.room], False)
     item = min(a.x.itemsize, 8)
     inner = a.slice_bytes // item
     count = a.outer * a.room * inner
@@ -209,18 +232,18 @@ def compress(low: ClLowering, kernel: Kernel, a: CompressArguments) -> None:
 
 @cl_kernel("subgraph.ops.selection.kernels", "unique")
 def unique(low: ClLowering, kernel: Kernel, a: UniqueArguments) -> None:
-    """Launch Unique: the order of the rows, groups of equal ones, numbers and counts of each."""
+    """Launch Unique: sorted rows, groups of equal ones, and the number and count of each group."""
     variant: dict[str, Any] = dict(kernel.variant)
     dtype = variant["dtype"]
     rows, total = a.rows, a.count
-    order = _ordered(low, a.x, 1, rows, length=a.length)
+    order = _sorted_indices(low, a.x, 1, rows, length=a.length)
     groups, begins, firsts = (temporary(low, "int32", (rows,)) for _ in range(3))
     arguments: list[Argument] = [a.x, order, groups, begins, firsts, a.length]
-    _numbered(low, rows, total, arguments, dtype, SCAN=1)
+    _number_flagged(low, rows, total, arguments, dtype, SCAN=1)
     numbers = groups
     if not variant["in_order"]:
         numbers = temporary(low, "int32", (rows,))
-        _numbered(low, rows, total, [firsts, numbers], SCAN=2)
+        _number_flagged(low, rows, total, [firsts, numbers], SCAN=2)
     count = rows * max(a.length, 1)
     arguments = [count, a.x, order, groups, begins, numbers, total, a.y, a.first, a.inverse]
     source = _program(low, dtype, DISTINCT=1, SORTED=int(variant["in_order"]))
@@ -232,7 +255,7 @@ def unique(low: ClLowering, kernel: Kernel, a: UniqueArguments) -> None:
 
 @cl_kernel("subgraph.ops.selection.kernels", "suppress")
 def suppress(low: ClLowering, kernel: Kernel, a: SuppressArguments) -> None:
-    """Launch what picks boxes of each class: those good enough, in order, then one by one."""
+    """Launch NonMaxSuppression of each class: boxes above the threshold, sorted, then selected."""
     lines, number = a.counts.size, a.number
     if not isinstance(a.most, Operand):
         emit_fill(low, a.counts, lines, np.zeros(1, np.int64))
@@ -247,7 +270,7 @@ def suppress(low: ClLowering, kernel: Kernel, a: SuppressArguments) -> None:
     counts = temporary(low, "int32", (lines,))
     arguments: list[Argument] = [lines, a.scores, a.least or a.scores, order, counts, number]
     low.launch(source, "candidates", arguments, *_teams(low, lines))
-    order = _ordered(low, a.scores, lines, number, descending=True, chosen=(order, counts))
+    order = _sorted_indices(low, a.scores, lines, number, descending=True, chosen=(order, counts))
     arguments = [lines, a.boxes, order, counts, a.most, a.overlap or a.boxes, a.picked, a.counts]
     arguments += [number, a.classes, a.room]
     low.launch(source, "suppress", arguments, *_teams(low, lines))
@@ -255,7 +278,7 @@ def suppress(low: ClLowering, kernel: Kernel, a: SuppressArguments) -> None:
 
 @cl_kernel("subgraph.ops.selection.kernels", "gather_picked")
 def gather_picked(low: ClLowering, kernel: Kernel, a: GatherPickedArguments) -> None:
-    """Launch what puts the picks of all classes one after the other."""
+    """Launch the kernel that joins the selected boxes of all classes."""
     source = _program(low, BOXES=1, CENTRED=0, LIMITED=0, SCORED=0)
     arguments = [a.units, a.picked, a.counts, a.y, a.count, a.classes, a.room]
     low.launch(source, "gather_picked", arguments, *_teams(low, a.units))

@@ -1,10 +1,10 @@
-"""Operators of "subgraph.cpu" in place of those whose result has as many elements as a run finds.
+"""Padded forms of operators whose output size depends on values: buffers of the largest size.
 
-The pass "PadDynamicOutputs" writes ``NonZero(x)`` as ``Trim(PaddedNonZero(x))``: the first returns
-buffers of the largest size that may occur and, as one more output, the number of valid elements;
-``Trim(buffer, count)`` cuts a buffer along ``axis``. The first is planned like every other
-operator, and a plan is only cut between the two (`subgraph.engine.region.split_plan`). The inputs
-and attributes of a padded form are those of the operator that it replaces.
+The pass "PadDynamicOutputs" rewrites ``NonZero(x)`` as ``Trim(PaddedNonZero(x))``. The padded form
+fills a buffer that is always large enough, and returns as one output more the number of valid
+slices; ``Trim(buffer, count)`` cuts a buffer along ``axis``. The padded form is planned like any
+other operator, and a plan is only split between the two (`subgraph.engine.region.split_plan`). Its
+inputs and attributes are those of the original operator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from subgraph.operators.requirements import (
 from subgraph.ops.shared.strides import normal_axis
 
 PREFIX = "Padded"
-# The axis along which each output is cut; -1: an attribute says it, None: not at all.
+# The axis along which each output is cut; -1: the attribute ``axis``, None: it is not cut.
 TRIMMED: dict[str, tuple[int | None, ...]] = {
     "Compress": (-1,),
     "NonMaxSuppression": (0,),
@@ -49,24 +49,33 @@ def trimmed_axis(node: Node, output: int) -> int | None:
 
 
 def _product(dims: Sequence[Dim]) -> Dim:
+    """Return the product of dimensions, None if one is unknown."""
     numbers = [dim for dim in dims if isinstance(dim, int)]
     return math.prod(numbers) if len(numbers) == len(dims) else None
 
 
 def _shape(type_: ValueType | None) -> tuple[Dim, ...] | None:
+    """Return the shape of a tensor type, None while unknown."""
     return type_.shape if isinstance(type_, TensorType) else None
 
 
 def _dtype(type_: ValueType | None) -> str:
+    """Return the dtype of a tensor type, float32 while unknown."""
     return type_.dtype if isinstance(type_, TensorType) else "float32"
 
 
 def non_zero_operands(node: Node, x: Tensor) -> None:
-    """Take every tensor."""
+    """Accept every tensor."""
 
 
 def compress_operands(node: Node, x: Tensor, condition: Tensor) -> None:
-    """Raise ShapeError unless each condition is for a slice that there is (ONNX, 9 to 28)."""
+    """Raise ShapeError unless each condition has a slice (ONNX Compress, opsets 9 to 28).
+
+    Args:
+        node: The node; without ``axis`` the slices are single elements.
+        x: The data.
+        condition: Whether each slice is selected; slices beyond its length are not.
+    """
     require_dtype("condition", condition, "bool")
     require_rank("condition", condition, 1)
     whole = node.attrs.get("axis") is None
@@ -76,7 +85,7 @@ def compress_operands(node: Node, x: Tensor, condition: Tensor) -> None:
 
 
 def unique_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the axis exists (ONNX, 11 to 28)."""
+    """Raise ShapeError unless the axis exists (ONNX Unique, opsets 11 to 28)."""
     if node.attrs.get("axis") is not None:
         require(x.rank >= 1, "a scalar has no axis")
         require_axis(node, x.rank)
@@ -90,7 +99,16 @@ def non_max_suppression_operands(
     overlap: Tensor | None = None,
     least: Tensor | None = None,
 ) -> None:
-    """Raise ShapeError unless there is a score for each box and class (ONNX, 10 to 11)."""
+    """Raise ShapeError unless each box and class has a score (NonMaxSuppression, opsets 10 to 11).
+
+    Args:
+        node: The node.
+        boxes: Four coordinates of each box, [images, boxes, 4].
+        scores: Scores, [images, classes, boxes].
+        most: Boxes of a class to select at most; None: none.
+        overlap: Intersection over union beyond which a box is suppressed; None: 0.
+        least: Score that a box must exceed; None: no threshold.
+    """
     require_rank("scores", scores, 3)
     shape = (scores.shape[0], scores.shape[2], 4)
     require_shape("boxes", boxes, shape, "four numbers for each image and score")
@@ -100,7 +118,13 @@ def non_max_suppression_operands(
 
 
 def trim_operands(node: Node, x: Tensor, count: Tensor) -> None:
-    """Raise ShapeError unless the buffer has as many slices as are counted."""
+    """Raise ShapeError unless the buffer has as many slices as are counted.
+
+    Args:
+        node: The Trim node.
+        x: The buffer.
+        count: Valid slices along ``axis``.
+    """
     require(x.rank >= 1, "a scalar has no axis")
     size = x.shape[require_axis(node, x.rank)]
     require_single("count", count, "int64")
@@ -110,14 +134,26 @@ def trim_operands(node: Node, x: Tensor, count: Tensor) -> None:
 
 
 def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give a column for each element; the standard's columns of a scalar have no rows."""
+    """Return the types of the padded form of NonZero: a column of indices for each element.
+
+    Args:
+        node: The node; not read.
+        types: Type of the input, None while unknown. A scalar has columns of 0 indices.
+        values: Contents of constant inputs; not read.
+    """
     shape = _shape(types[0])
     places = None if shape is None else (len(shape), _product(shape))
     return [TensorType("int64", places), _COUNT]
 
 
 def compress(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give as many slices as there are conditions."""
+    """Return the types of the padded form of Compress: a slice for each condition.
+
+    Args:
+        node: The node.
+        types: Types of data and conditions, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     shape, conditions = _shape(types[0]), _shape(types[1])
     if shape is None or conditions is None:
         return [TensorType(_dtype(types[0])), _COUNT]
@@ -130,7 +166,13 @@ def compress(node: Node, types: Types, values: Values) -> list[ValueType | None]
 
 
 def unique(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the input's shape, and a number for each slice."""
+    """Return the types of the padded form of Unique: as many distinct slices as slices.
+
+    Args:
+        node: The node.
+        types: Type of the input, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
     shape, axis = _shape(types[0]), node.attrs.get("axis")
     numbers = TensorType("int64", (None,))
     if shape is None:
@@ -142,7 +184,14 @@ def unique(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give room for every box of every class, or as many as are wanted of each."""
+    """Return the types of the padded form of NonMaxSuppression: every box of every class.
+
+    Args:
+        node: The node; not read.
+        types: Types of the inputs, None while unknown.
+        values: Contents of constant inputs; a constant ``max_output_boxes_per_class`` lowers the
+            size.
+    """
     shape = _shape(types[1])
     if shape is None or len(shape) != 3:
         return [TensorType("int64", (None, 3)), _COUNT]
@@ -154,7 +203,13 @@ def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueT
 
 
 def trim(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the buffer's shape with the count along the axis."""
+    """Return the buffer's type with the count as the size of the axis.
+
+    Args:
+        node: The Trim node.
+        types: Types of buffer and count, None while unknown.
+        values: Contents of constant inputs: the count may be among them.
+    """
     shape = _shape(types[0])
     if shape is None:
         return [TensorType(_dtype(types[0]))]
@@ -173,7 +228,7 @@ def trimmed(node: Node, inputs: Sequence[Any]) -> list[Array]:
 
 
 def padded(node: Node, inputs: Sequence[Any]) -> list[Array | None]:
-    """Compute the operator and fill its outputs up with zeros."""
+    """Compute the original operator and fill its outputs up with zeros."""
     name = node.op_type.removeprefix(PREFIX)
     plain = Node(name, node.inputs, outputs=len(TRIMMED[name]), version=node.version)
     plain.attrs = dict(node.attrs)

@@ -1,4 +1,4 @@
-"""Shape, Trilu, Unique, NonMaxSuppression, single numbers: where onnx.reference errs."""
+"""Unique and NonMaxSuppression for the REFERENCE device, where onnx.reference errs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from subgraph.graph.types import Array
 
 
 def unique(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return distinct slices, where each is first, which one each slice is, and how many there are.
+    """Return distinct slices, the first index of each, the distinct slice of each slice, counts.
 
-    Slices are elements without an axis; they come sorted, or in the order of their first places.
+    Without an axis the slices are single elements. They are sorted, or in the order of their first
+    appearance if ``sorted`` is 0.
     """
     axis = node.attrs.get("axis")
     y, first, inverse, counts = np.unique(inputs[0], True, True, True, axis=axis)
@@ -27,7 +28,7 @@ def unique(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def non_max_suppression(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return (image, class, box) of the boxes picked, int64 [picked, 3]."""
+    """Return (image, class, box) of the selected boxes, int64 [selected, 3]."""
     boxes, scores, *limits = inputs
     most, limit, least = ([*limits, None, None, None][k] for k in range(3))
     wanted = 0 if most is None else int(most.reshape(-1)[0])
@@ -45,7 +46,7 @@ def non_max_suppression(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _corners(boxes: Array, centred: bool) -> Array:
-    """Return the lower corner and the upper one of each box, [boxes, 4]."""
+    """Return the lower and the upper corner of each box, [boxes, 4]."""
     if centred:
         half = boxes[:, 2:] / 2
         return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], 1)
@@ -54,7 +55,7 @@ def _corners(boxes: Array, centred: bool) -> Array:
 
 
 def _picked(corners: Array, order: Array, limit: Any, wanted: int) -> list[int]:
-    """Return boxes in order, but those that share more than ``limit`` with one before."""
+    """Return at most ``wanted`` boxes in order, except those that an earlier one suppresses."""
     picked: list[int] = []
     for box in order.tolist():
         if len(picked) >= wanted:
@@ -65,7 +66,7 @@ def _picked(corners: Array, order: Array, limit: Any, wanted: int) -> list[int]:
 
 
 def _shared(box: Array, others: Array) -> Array:
-    """Return intersection over union of a box with others; boxes without an area share nothing."""
+    """Return the intersection over union of a box with others; 0 for boxes without an area."""
     sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
     common = sides[:, 0] * sides[:, 1]
     area = (box[2] - box[0]) * (box[3] - box[1])

@@ -1,7 +1,7 @@
-"""The kernels of TopK: keys are integers that order as the elements do.
+"""Kernels of TopK: elements are compared by integer keys of the same order.
 
-The best entries so far form a heap, the worst on top; then they are sorted. An entry is one or two
-int64: a key, and the index of its element where the key does not contain it.
+The best entries so far form a heap with the worst on top, and are sorted at the end. An entry is
+one or two int64: a key, and the index of its element unless the key contains it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from subgraph.graph.types import numpy_dtype
 from .arguments import TopKArguments
 
 Function = Callable[..., Any]
-# Entries that insertion sorts before runs are merged; merging costs a pass over memory for each
-# doubling. An estimate: a cache line of keys.
+# Entries of a run that insertion sort sorts, before runs are merged: a cache line of keys, an
+# estimate. Merging costs a pass over memory for each doubling.
 _RUN = 8
 
 
 def keys(*, dtype: str, lanes: int, largest: bool) -> Function:
     """Return the kernel of `TopKArguments` for elements of up to 32 bits.
 
-    The upper half of a key is an integer that orders as the elements do (NaN is larger than all),
-    the lower one grows as the index falls: of equal elements the lower index is first.
+    The upper half of a key is an integer that orders as the elements do (NaN is larger than all);
+    the lower half is larger for lower indices, so that of equal elements the lower index comes
+    first.
 
     Args:
-        dtype: Of the elements.
+        dtype: Dtype of the elements.
         lanes: Elements of a vector.
-        largest: Whether the largest elements are wanted, not the smallest.
+        largest: Whether to select the largest elements; else the smallest.
     """
     load = ld(dtype)
     order = _order_of_32_bits(dtype, largest)
@@ -51,6 +52,7 @@ def keys(*, dtype: str, lanes: int, largest: bool) -> Function:
 
     @register_jitable
     def try_one(x: int, step: int, index: int, heap: int, k: int) -> bool:
+        """Replace the worst entry of the heap by an element if that is better."""
         key = key_of(x, step, index)
         if key <= ld_i64(heap):
             return False
@@ -61,7 +63,7 @@ def keys(*, dtype: str, lanes: int, largest: bool) -> Function:
 
     @register_jitable
     def select(x: int, step: int, size: int, heap: int, k: int) -> None:
-        """Bring the best keys into the heap."""
+        """Fill the heap with the best keys of a line."""
         for i in range(k):
             st_i64(heap + 8 * i, key_of(x, step, i))
         if k == size:
@@ -75,11 +77,11 @@ def keys(*, dtype: str, lanes: int, largest: bool) -> Function:
 
 
 def wide_keys(*, dtype: str, largest: bool) -> Function:
-    """Return the kernel of `TopKArguments` for any elements, and axes that 32 bits do not count.
+    """Return the kernel of `TopKArguments` for any elements, and axes of 2**32 elements and more.
 
     Args:
-        dtype: Of the elements.
-        largest: Whether the largest elements are wanted, not the smallest.
+        dtype: Dtype of the elements.
+        largest: Whether to select the largest elements; else the smallest.
     """
     key_of = _key_of_64_bits(dtype, largest)
     sink, sort = _heap_and_sort(2)
@@ -91,7 +93,7 @@ def wide_keys(*, dtype: str, largest: bool) -> Function:
 
     @register_jitable
     def select(x: int, step: int, size: int, heap: int, k: int) -> None:
-        """Bring the best entries into the heap."""
+        """Fill the heap with the best entries of a line."""
         for i in range(k):
             st_i64(heap + 16 * i, key_of(x + i * step))
             st_i64(heap + 16 * i + 8, i)
@@ -115,7 +117,7 @@ def _kernel(
     """Return the kernel over all lines.
 
     Args:
-        dtype: As which the elements are copied.
+        dtype: Dtype as which the elements are copied.
         select: ``f(x, step, size, heap, k)`` that fills the heap from a line.
         sort: ``f(heap, k)`` that returns the address of the sorted entries.
         index_of: ``f(entry)`` that returns the index of an entry's element.
@@ -143,7 +145,7 @@ def _kernel(
 
 
 def _order_of_32_bits(dtype: str, largest: bool) -> Function:
-    """Return ``f(element)``: an integer of 32 bits, the larger the earlier the element comes."""
+    """Return ``f(element)``: a 32-bit integer that is larger for elements that come earlier."""
     real = dtype.startswith("float")
     shift = 1 << 31 if dtype == "uint32" else 0
 
@@ -152,7 +154,7 @@ def _order_of_32_bits(dtype: str, largest: bool) -> Function:
         if real:
             number = 0x7FFFFFFF
             if x == x:
-                bits = int(bits_f32(x + type(x)(0)))  # both zeros are one
+                bits = int(bits_f32(x + type(x)(0)))  # -0 becomes 0
                 number = bits ^ 0x7FFFFFFF if bits < 0 else bits
         else:
             number = int(x) - shift
@@ -162,7 +164,7 @@ def _order_of_32_bits(dtype: str, largest: bool) -> Function:
 
 
 def _key_of_64_bits(dtype: str, largest: bool) -> Function:
-    """Return ``f(address)``: an int64, the larger the earlier the element there comes."""
+    """Return ``f(address)``: an int64 that is larger for elements that come earlier."""
     item, real = numpy_dtype(dtype).itemsize, dtype.startswith("float")
     bits = ld(f"int{8 * item}" if real or item == 8 else dtype)
     least, most = -(1 << (8 * item - 1)), (1 << (8 * item - 1)) - 1
@@ -174,7 +176,7 @@ def _key_of_64_bits(dtype: str, largest: bool) -> Function:
         number: Any = np.int64(bits(x))
         if real:
             if number < 0:
-                number = -(number ^ least)  # both zeros are one
+                number = -(number ^ least)  # -0 becomes 0
             if number > infinite or number < -infinite:
                 number = np.int64(most)  # NaN is larger than all
         elif unsigned:
@@ -190,8 +192,8 @@ def _vector_scan(
 ) -> Function:
     """Return ``f(x, step, size, heap, k)``: it tries whole vectors of adjacent elements.
 
-    A vector is looked at one by one only if an element may come before the worst of the heap. The
-    function returns the index of the first element that it has not tried.
+    The elements of a vector are tried one by one only if one of them may be better than the worst
+    of the heap. The function returns the index of the first element that it has not tried.
     """
     v = vec(dtype, lanes)
     load, fetch, splat, some, item = ld(dtype), v.load, v.splat, v.any, v.itemsize
@@ -219,10 +221,10 @@ def _vector_scan(
 def _heap_and_sort(words: int) -> tuple[Function, Function]:
     """Return two functions over entries of ``words`` int64, 1 or 2: a key, and an index if 2.
 
-    ``sink(heap, at, count, key, index)`` puts an entry at ``at`` or below, so that no entry stands
-    above one that comes after it. ``sort(table, k)`` sorts entries, the largest key and of equal
-    ones the lower index first, and returns their address: the table's, or behind it, where there
-    must be memory for as many.
+    ``sink(heap, at, count, key, index)`` inserts an entry at ``at`` or below, so that every entry
+    is worse than its children. ``sort(table, k)`` sorts entries by descending key, equal ones by
+    ascending index, and returns their address: the table's, or that of the memory for ``k`` entries
+    behind it.
     """
     entry = 8 * words
 
@@ -239,7 +241,7 @@ def _heap_and_sort(words: int) -> tuple[Function, Function]:
 
     @register_jitable
     def before(key: int, index: int, at: int) -> bool:
-        """Whether a key and its index come before an entry."""
+        """Return whether a key and its index come before an entry."""
         other = ld_i64(at)
         ahead: bool = key > other
         if words == 2:
