@@ -1,1 +1,1 @@
-"""Operators that the CPU device makes of others: Hardmax, MeanVarianceNormalization, Einsum."""
+"""Operators that the CPU device composes of others: Hardmax, MeanVarianceNormalization, Einsum."""

@@ -1,7 +1,7 @@
-"""Operators that are made of others on the CPU device: Hardmax, MeanVarianceNormalization, Einsum.
+"""Operators that are composed of others on the CPU device.
 
-`delegate` lowers another operator between operands, into the steps of the node at hand; `viewed`
-gives an operand another shape for it.
+Hardmax, MeanVarianceNormalization, BitCast and Einsum. `delegate` lowers another operator between
+given operands, into the steps of the current node; `viewed` reshapes an operand for it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,15 @@ def delegate(
 ) -> None:
     """Lower ``op_type`` from inputs to an output, into the steps of ``low``.
 
+    Args:
+        low: The lowering that gets the steps.
+        op_type: An operator of the standard.
+        inputs: Its operands.
+        output: Its only output.
+        attributes: Its attributes.
+
     Raises:
-        Unsupported: that operator does not go.
+        Unsupported: There is no lowering of that operator for the first input's dtype.
     """
     rule = low.registry.find(op_type)
     if rule is None or (rule.dtypes is not None and inputs[0].dtype not in rule.dtypes):
@@ -67,11 +74,21 @@ def delegate(
 
 
 def _reshaped(array: Array, *, shape: tuple[int, ...]) -> Array:
+    """Reshape the content of a weight."""
     return array.reshape(shape)
 
 
 def viewed(low: Lowering, operand: Operand, shape: Sequence[int]) -> Operand:
-    """Return the same content with another shape: the same memory, or a weight."""
+    """Return an operand with the same content in another shape.
+
+    Args:
+        low: The lowering of the node, which derives a constant's new form.
+        operand: The operand, plain layout.
+        shape: The new shape, of as many elements.
+
+    Returns:
+        An operand over the same memory; for a constant, over a weight computed from it.
+    """
     same = Operand(operand.name, operand.dtype, tuple(shape))
     same.storage, same.offset = operand.storage, operand.offset
     if operand.constant:
@@ -93,17 +110,19 @@ def hardmax(node: Node, low: Lowering) -> None:
     size = math.prod(x.shape[axis:]) if old else (x.shape[axis] if x.rank else 1)
     inner = 1 if old else math.prod(x.shape[axis + 1 :])
     outer = x.size // (size * inner)
-    places = temporary(low, "int64", (outer, inner))
-    emit_minmax(low, x, places, size, inner, largest=True, last=False)
-    ends = low.weight("hardmax", np.array, np.array([0, 1], x.dtype))
+    indices = temporary(low, "int64", (outer, inner))
+    emit_minmax(low, x, indices, size, inner, largest=True, last=False)
+    zero_and_one = low.weight("hardmax", np.array, np.array([0, 1], x.dtype))
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=x.itemsize)
-    arguments = OneHotArguments(indices=places, values=ends, y=y, depth=size, inner=inner, wraps=0)
+    arguments = OneHotArguments(
+        indices=indices, values=zero_and_one, y=y, depth=size, inner=inner, wraps=0
+    )
     low.emit(kernel, arguments, outer, bytes=y.nbytes)
 
 
 @lowering("MeanVarianceNormalization", dtypes=_FLOATS)
 def mean_variance(node: Node, low: Lowering) -> None:
-    """Lower MeanVarianceNormalization: (x - mean) / (deviation + 1e-9)."""
+    """Lower MeanVarianceNormalization: (x - mean) / (standard deviation + 1e-9)."""
     x, y = low.input(0), low.output()
     if x.size == 0:
         return
@@ -126,7 +145,7 @@ def mean_variance(node: Node, low: Lowering) -> None:
 
 @lowering("BitCast")
 def bit_cast(node: Node, low: Lowering) -> None:
-    """Give the same bytes under another dtype."""
+    """Lower BitCast: the output is the same memory with another dtype."""
     x, y = low.input(0), low.output()
     if element_bytes(x) != element_bytes(y):
         raise Unsupported(f"BitCast of {x.dtype} to {y.dtype}")
@@ -138,7 +157,7 @@ def bit_cast(node: Node, low: Lowering) -> None:
 
 @lowering("Einsum", dtypes=_FLOATS)
 def einsum(node: Node, low: Lowering) -> None:
-    """Lower Einsum: operands one after the other, each pair one batched matrix product."""
+    """Lower Einsum from left to right: each pair of operands is one batched matrix product."""
     operands = [low.input(k) for k in range(len(low.inputs))]
     y = low.output()
     terms, result = _equation(text(node.attrs["equation"]), [o.rank for o in operands])
@@ -151,20 +170,30 @@ def einsum(node: Node, low: Lowering) -> None:
         for name, size in zip(term, operand.shape, strict=True):
             if sizes.setdefault(name, size) != size:
                 raise Unsupported("Einsum that broadcasts a named axis")
-    held, names = operands[0], terms[0]
+    product, names = operands[0], terms[0]
     for k, (operand, term) in enumerate(zip(operands[1:], terms[1:], strict=True), 1):
         later = {name for rest in terms[k + 1 :] for name in rest} | set(result)
-        held, names = _contract(low, (held, names), (operand, term), later, sizes)
-    held, names = _reduced(low, held, names, set(result), sizes)
-    steps = dict(zip(names, contiguous(held.shape), strict=True))
+        product, names = _contract(low, (product, names), (operand, term), later, sizes)
+    product, names = _reduced(low, product, names, set(result), sizes)
+    steps = dict(zip(names, contiguous(product.shape), strict=True))
     item = element_bytes(y)
     emit_copy(
-        low, held, y, y.shape, [steps[name] for name in result], contiguous(y.shape), item=item
+        low, product, y, y.shape, [steps[name] for name in result], contiguous(y.shape), item=item
     )
 
 
 def _equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Return one letter for each axis of each operand and of the result; no ellipsis is left."""
+    """Parse the equation: return one letter for each axis of each operand, and of the result.
+
+    The dimensions of an ellipsis get Greek letters.
+
+    Args:
+        equation: The attribute of Einsum.
+        ranks: Rank of each operand.
+
+    Raises:
+        Unsupported: The equation does not fit the operands.
+    """
     left, arrow, right = equation.replace(" ", "").partition("->")
     parts = left.split(",")
     if len(parts) != len(ranks):
@@ -188,7 +217,7 @@ def _equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 def _reduced(
     low: Lowering, x: Operand, names: str, needed: set[str], sizes: dict[str, int]
 ) -> tuple[Operand, str]:
-    """Take diagonals of repeated axes and sum over axes that nobody needs."""
+    """Take diagonals of repeated axes, and sum over axes that are not in ``needed``."""
     if len(set(names)) < len(names):
         steps: dict[str, int] = {}
         for name, step in zip(names, contiguous(x.shape), strict=True):
@@ -206,26 +235,26 @@ def _reduced(
             item=x.itemsize,
         )
         x = diagonal
-    gone = [d for d, name in enumerate(names) if name not in needed]
-    if not gone:
+    unneeded = [d for d, name in enumerate(names) if name not in needed]
+    if not unneeded:
         return x, names
-    kept = [d for d in range(len(names)) if d not in gone]
-    total = temporary(low, x.dtype, [x.shape[d] for d in kept])
-    emit_reduction(low, "sum", x, total, gone)
-    return total, "".join(names[d] for d in kept)
+    remaining = [d for d in range(len(names)) if d not in unneeded]
+    total = temporary(low, x.dtype, [x.shape[d] for d in remaining])
+    emit_reduction(low, "sum", x, total, unneeded)
+    return total, "".join(names[d] for d in remaining)
 
 
 def _ordered(low: Lowering, x: Operand, names: str, order: str) -> Operand:
-    """Return the operand with its axes in an order."""
+    """Return an operand with its axes transposed to ``order``."""
     if names == order:
         return x
     steps = dict(zip(names, contiguous(x.shape), strict=True))
     sizes = dict(zip(names, x.shape, strict=True))
     shape = [sizes[name] for name in order]
-    turned = temporary(low, x.dtype, shape)
+    transposed = temporary(low, x.dtype, shape)
     strides = [steps[name] for name in order]
-    emit_copy(low, x, turned, shape, strides, contiguous(shape), item=x.itemsize)
-    return turned
+    emit_copy(low, x, transposed, shape, strides, contiguous(shape), item=x.itemsize)
+    return transposed
 
 
 def _view(x: Operand, shape: Sequence[int]) -> Operand:
@@ -242,7 +271,18 @@ def _contract(
     later: set[str],
     sizes: dict[str, int],
 ) -> tuple[Operand, str]:
-    """Multiply two operands and sum over the axes that nothing later needs."""
+    """Multiply two operands and sum over the axes that nothing later needs.
+
+    Args:
+        low: The lowering that gets the steps.
+        first: The first operand and a letter for each of its axes.
+        second: The second operand, likewise.
+        later: Letters of the result and of all later operands.
+        sizes: The size of each letter's axis.
+
+    Returns:
+        The product and a letter for each of its axes.
+    """
     a, names_a = _reduced(low, *first, later | set(second[1]), sizes)
     b, names_b = _reduced(low, *second, later | set(names_a), sizes)
     shared = [c for c in names_a if c in names_b]
@@ -251,7 +291,7 @@ def _contract(
     rows = "".join(c for c in names_a if c not in names_b)
     columns = "".join(c for c in names_b if c not in names_a)
     count, m, n, k = (math.prod(sizes[c] for c in part) for part in (batch, rows, columns, summed))
-    # A view of an operand without memory of its own yet would not follow it: copy such ones.
+    # A view holds the memory that its operand has now. Copy operands whose memory is set later.
     left = _view(_owned(low, _ordered(low, a, names_a, batch + rows + summed)), (count, m, k))
     right = _view(_owned(low, _ordered(low, b, names_b, batch + summed + columns)), (count, k, n))
     product = temporary(low, a.dtype, (count, m, n))
@@ -261,6 +301,7 @@ def _contract(
 
 
 def _owned(low: Lowering, x: Operand) -> Operand:
+    """Return an operand that has memory of its own: a copy of a parameter or a derived weight."""
     if x.storage is not None and x.parameter is None and x.derived is None:
         return x
     copy = temporary(low, x.dtype, x.shape)

@@ -1,1 +1,1 @@
-"""If, Loop, Scan, SequenceMap and operators on sequences: what their operands must satisfy."""
+"""If, Loop, Scan, SequenceMap and operators on sequences and optionals."""

@@ -1,6 +1,6 @@
-"""What operands of control flow, of sequences and of optionals must satisfy.
+"""Control flow, sequences and optionals: requirements, and reference semantics of a few.
 
-Numbers of inputs and outputs of bodies are `subgraph.operators.bodies`'s.
+`subgraph.operators.bodies` checks the numbers of inputs and outputs of bodies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Operand = ValueType | Tensor | None
 
 
 def if_operands(node: Node, condition: Tensor) -> None:
-    """Raise ShapeError unless the condition is one truth value, of any rank (ONNX, 1 to 25)."""
+    """Raise ShapeError unless the condition is one bool, of any rank (ONNX If, opsets 1 to 25)."""
     require_dtype("cond", condition, "bool")
     require(condition.size == 1, "cond has shape {}; it must hold one element", condition.shape)
 
@@ -40,13 +40,20 @@ def if_operands(node: Node, condition: Tensor) -> None:
 def loop_operands(
     node: Node, limit: Tensor | None = None, condition: Tensor | None = None, *carried: Operand
 ) -> None:
-    """Raise ShapeError unless the limit is one number, the condition a truth value (1 to 25)."""
+    """Raise ShapeError unless the limit is one int64, the condition one bool (opsets 1 to 25).
+
+    Args:
+        node: The Loop node.
+        limit: Maximum number of iterations; None: unlimited.
+        condition: Whether the first iteration runs; None: it does.
+        carried: Initial values of the loop-carried variables.
+    """
     require_single("M", limit, "int64")
     require_single("cond", condition, "bool")
 
 
 def scan_operands(node: Node, *operands: Operand) -> None:
-    """Raise ShapeError unless what is scanned has one length along its axes (ONNX, 8 to 25)."""
+    """Raise ShapeError unless all scan inputs have one length (ONNX Scan, opsets 8 to 25)."""
     count = int(node.attrs["num_scan_inputs"])
     scanned = operands[len(operands) - count :]
     if node.version == 8:
@@ -69,9 +76,15 @@ def scan_operands(node: Node, *operands: Operand) -> None:
 
 
 def _batches(lengths: Operand, states: tuple[Operand, ...], scanned: tuple[Operand, ...]) -> None:
-    """Raise ShapeError unless all have one batch, and lengths lie within what is scanned."""
+    """Raise ShapeError unless Scan-8's operands have one batch, and lengths fit into the time axis.
+
+    Args:
+        lengths: Number of iterations for each entry of the batch; None: all of the time axis.
+        states: Initial states, [batch, ...].
+        scanned: Scan inputs, [batch, time, ...].
+    """
     tensors = [operand for operand in scanned if isinstance(operand, Tensor)]
-    require(len(tensors) == len(scanned), "what is scanned must be tensors")
+    require(len(tensors) == len(scanned), "scan inputs must be tensors")
     require(all(each.rank >= 2 for each in tensors), "scan inputs need a batch and a time axis")
     shape = tensors[0].shape[:2]
     for each in tensors[1:]:
@@ -87,22 +100,29 @@ def _batches(lengths: Operand, states: tuple[Operand, ...], scanned: tuple[Opera
 
 
 def any_operands(node: Node, first: Operand, *others: Operand) -> None:
-    """Take every value; tensors that become one sequence have one dtype."""
+    """Accept every value; tensors that become one sequence must have one dtype."""
     if node.op_type == "SequenceConstruct":
         require_same_dtype(*(x for x in (first, *others) if isinstance(x, Tensor)))
 
 
 def empty_operands(node: Node) -> None:
-    """Take nothing."""
+    """Accept a node without operands."""
 
 
 def _sequence(operand: Operand) -> None:
+    """Require that an operand is a sequence."""
     kind = isinstance(operand, SequenceType)
     require(kind, "input_sequence is {}, not a sequence", operand)
 
 
 def at_operands(node: Node, items: Operand, position: Tensor | None = None) -> None:
-    """Raise ShapeError unless the position is one number (ONNX, 11)."""
+    """Raise ShapeError unless the position is one integer (ONNX, opset 11).
+
+    Args:
+        node: A SequenceAt, or a SequenceErase, which by default erases the last tensor.
+        items: The sequence.
+        position: Index into it; None: the default of SequenceErase.
+    """
     _sequence(items)
     require(position is not None or node.op_type == "SequenceErase", "position is missing")
     require_single("position", position, "int64", "int32")
@@ -111,22 +131,35 @@ def at_operands(node: Node, items: Operand, position: Tensor | None = None) -> N
 def insert_operands(
     node: Node, items: Operand, item: Operand, position: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless the position is one number (ONNX, 11)."""
+    """Raise ShapeError unless the position is one integer (ONNX SequenceInsert, opset 11).
+
+    Args:
+        node: The node.
+        items: The sequence.
+        item: The tensor to insert.
+        position: Index before which it is inserted; None: at the end.
+    """
     _sequence(items)
     require_single("position", position, "int64", "int32")
 
 
 def joined_operands(node: Node, items: Operand) -> None:
-    """Raise ShapeError unless it is a sequence, and the axis may be one of its tensors (ONNX, 11).
+    """Raise ShapeError unless the input is a sequence and the axis may exist (opset 11).
 
-    Their rank is not known here.
+    The rank of the tensors of a ConcatFromSequence is not known here.
     """
     _sequence(items)
     whole_number(node, "axis", least=-MAX_RANK - 1, most=MAX_RANK)
 
 
 def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
-    """Raise ShapeError unless the parts fill the axis (ONNX, 11 to 24)."""
+    """Raise ShapeError unless the parts fill the axis (ONNX SplitToSequence, opsets 11 to 24).
+
+    Args:
+        node: The node.
+        x: The tensor.
+        split: The size of each part, or of all parts if it is a scalar; None: parts of size 1.
+    """
     require(x.rank >= 1, "a scalar has no axis to split")
     size = x.shape[require_axis(node, x.rank)]
     parts = listed(node, "split", split)
@@ -140,23 +173,23 @@ def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
 
 
 def optional_operands(node: Node, value: Operand = None) -> None:
-    """Take every value, or none."""
+    """Accept any value, or none."""
 
 
-def held_operands(node: Node, value: Operand = None) -> None:
-    """Take every value: an optional that is empty is none."""
+def optional_value_operands(node: Node, value: Operand = None) -> None:
+    """Accept any optional; an empty one is None."""
 
 
 def optional(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the input, or nothing (None) without one."""
+    """Return the input, or the empty optional (None) without one."""
     return [inputs[0] if inputs else None]
 
 
 def sequence_insert(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the sequence with one more tensor, by default behind the last.
+    """Return the sequence with one more tensor, by default at the end.
 
     Raises:
-        ShapeError: the position lies outside [-n, n]; a list of Python takes every number.
+        ShapeError: The position lies outside [-n, n]; Python's list.insert would clamp it.
     """
     count, position = len(inputs[0]), inputs[2] if len(inputs) > 2 else None
     at = count if position is None else int(np.asarray(position).reshape(-1)[0])
@@ -166,15 +199,15 @@ def sequence_insert(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def optional_has_element(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return whether there is a value."""
+    """Return whether the optional has a value."""
     return [np.array(bool(inputs) and inputs[0] is not None)]
 
 
 def optional_get_element(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the value.
+    """Return the value of the optional.
 
     Raises:
-        ShapeError: there is none.
+        ShapeError: It is empty.
     """
     if not inputs or inputs[0] is None:
         raise ShapeError(f"node {node.name!r} (OptionalGetElement): the optional is empty")
@@ -186,8 +219,8 @@ declare("ConcatFromSequence", requires=joined_operands)
 declare("If", requires=if_operands)
 declare("Loop", requires=loop_operands)
 declare("Optional", requires=optional_operands, compute=optional)
-declare("OptionalGetElement", requires=held_operands, compute=optional_get_element)
-declare("OptionalHasElement", requires=held_operands, compute=optional_has_element)
+declare("OptionalGetElement", requires=optional_value_operands, compute=optional_get_element)
+declare("OptionalHasElement", requires=optional_value_operands, compute=optional_has_element)
 declare("Scan", requires=scan_operands)
 declare("SequenceAt", "SequenceErase", requires=at_operands)
 declare("SequenceConstruct", "SequenceLength", "SequenceMap", requires=any_operands)

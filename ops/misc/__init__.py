@@ -1,1 +1,1 @@
-"""Losses, random numbers, training steps, and old forms of operators."""
+"""Losses, random numbers, windows, training steps, and other operators of no larger family."""

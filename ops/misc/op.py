@@ -1,4 +1,4 @@
-"""What operands of losses, of random numbers, windows, text and training steps must satisfy."""
+"""Requirements of losses, random numbers, windows, training steps and other single operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ from . import reference
 
 
 def loss_operands(node: Node, scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> None:
-    """Raise ShapeError unless there is a label for each score, of a class that there is (12 on)."""
+    """Raise ShapeError unless each score has a label, which is one of the classes (12 and later).
+
+    Args:
+        node: A NegativeLogLikelihoodLoss or SoftmaxCrossEntropyLoss.
+        scores: Scores, [batch, classes, ...].
+        labels: Index of a class for each score, [batch, ...], or ``ignore_index``.
+        weight: A weight for each class; None: all are 1.
+    """
     require(scores.rank >= 2, "the scores have shape {}; they need classes", list(scores.shape))
     require_dtype("labels", labels, "int64", "int32")
     shape = (scores.shape[0], *scores.shape[2:])
@@ -40,7 +47,13 @@ def loss_operands(node: Node, scores: Tensor, labels: Tensor, weight: Tensor | N
 
 
 def swiglu_operands(node: Node, a: Tensor, b: Tensor) -> None:
-    """Raise ShapeError unless both halves have one shape: nothing broadcasts (ONNX, 28)."""
+    """Raise ShapeError unless both operands have one shape: nothing broadcasts (opset 28).
+
+    Args:
+        node: The SwiGLU node.
+        a: The gate, to which the activation is applied.
+        b: Its factor.
+    """
     require_same_dtype(a, b)
     require_shape("B", b, a.shape, "the shape of A")
 
@@ -52,7 +65,15 @@ def causal_convolution_operands(
     bias: Tensor | None = None,
     past_state: Tensor | None = None,
 ) -> None:
-    """Raise ShapeError unless each channel has a filter, and the state its size (ONNX, 27)."""
+    """Raise ShapeError unless each channel has a filter, and the state its size (opset 27).
+
+    Args:
+        node: The CausalConvWithState node.
+        x: Input, [batch, channels, steps].
+        weight: Filters, [channels, 1, taps].
+        bias: A number for each channel; None: 0.
+        past_state: The inputs before the first step, [batch, channels, taps - 1]; None: 0.
+    """
     require_rank("input", x, 3)
     require_rank("weight", weight, 3)
     batch, channels, _ = x.shape
@@ -66,17 +87,17 @@ def causal_convolution_operands(
 
 
 def shape_attribute(node: Node) -> None:
-    """Raise ShapeError if a size of the attribute ``shape`` is negative (ONNX, 1 to 22)."""
+    """Raise ShapeError if a size of the attribute ``shape`` is negative (opsets 1 to 22)."""
     shape = node.attrs.get("shape") or ()
     require(all(dim >= 0 for dim in shape), "shape {} has a negative dimension", shape)
 
 
 def like_operands(node: Node, x: Tensor) -> None:
-    """Take every tensor: the result has its shape."""
+    """Accept every tensor: the result has its shape."""
 
 
 def multinomial_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless each row has classes (ONNX, 7 to 22)."""
+    """Raise ShapeError unless each row has classes (ONNX Multinomial, opsets 7 to 22)."""
     require_rank("input", x, 2)
     require(x.shape[1] >= 1, "there are no classes")
     size = node.attrs.get("sample_size", 1)
@@ -84,7 +105,7 @@ def multinomial_operands(node: Node, x: Tensor) -> None:
 
 
 def window_operands(node: Node, size: Tensor) -> None:
-    """Raise ShapeError unless the size is a scalar, and at least 1 (ONNX, 17)."""
+    """Raise ShapeError unless the size is a scalar of at least 1 (HannWindow etc., opset 17)."""
     require_rank("size", size, 0)
     require_dtype("size", size, "int64", "int32")
     for count in listed(node, "size", size) or ():
@@ -94,7 +115,16 @@ def window_operands(node: Node, size: Tensor) -> None:
 def mel_operands(
     node: Node, bins: Tensor, length: Tensor, rate: Tensor, lower: Tensor, upper: Tensor
 ) -> None:
-    """Raise ShapeError unless all operands are one number (ONNX, 17)."""
+    """Raise ShapeError unless all operands are single numbers (ONNX MelWeightMatrix, opset 17).
+
+    Args:
+        node: The node.
+        bins: Number of mel bands.
+        length: Length of the DFT.
+        rate: Sampling rate in Hz.
+        lower: Lower edge of the lowest band in Hz.
+        upper: Upper edge of the highest band in Hz.
+    """
     for name, operand in (("num_mel_bins", bins), ("dft_length", length), ("sample_rate", rate)):
         require_single(name, operand, "int64", "int32")
         for count in listed(node, name, operand) or ():
@@ -107,7 +137,13 @@ def mel_operands(
 
 
 def crop_operands(node: Node, x: Tensor, shape: Tensor) -> None:
-    """Raise ShapeError unless there is a size for each axis (ONNX, 18)."""
+    """Raise ShapeError unless each axis has a size (ONNX CenterCropPad, opset 18).
+
+    Args:
+        node: The node; without ``axes`` all axes are meant.
+        x: The tensor.
+        shape: The new size of each axis.
+    """
     axes = node.attrs.get("axes")
     count = x.rank if axes is None else len(require_axes(x.rank, axes))
     require_shape("shape", shape, (count,), "a size for each axis")
@@ -116,7 +152,7 @@ def crop_operands(node: Node, x: Tensor, shape: Tensor) -> None:
 
 
 def det_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the input holds square matrices (ONNX, 11 to 22)."""
+    """Raise ShapeError unless the input holds square matrices (ONNX Det, opsets 11 to 22)."""
     require(x.rank >= 2, "the input has shape {}; it must hold matrices", list(x.shape))
     require(x.shape[-1] == x.shape[-2], "a matrix is {} by {}", x.shape[-2], x.shape[-1])
 
@@ -125,7 +161,14 @@ _TRAINING = "ai.onnx.preview.training"
 
 
 def step_operands(node: Node, rate: Tensor, count: Tensor, *tensors: Tensor) -> None:
-    """Raise ShapeError unless each tensor has a gradient and moments of its shape (ONNX, 1)."""
+    """Raise ShapeError unless each tensor has a gradient and moments of its shape (opset 1).
+
+    Args:
+        node: An Adagrad, Adam or Momentum node.
+        rate: The learning rate.
+        count: Number of steps so far.
+        tensors: All tensors to train, then their gradients, then each kind of moment.
+    """
     require_single("R", rate)
     require_single("T", count)
     if node.op_type == "Momentum":

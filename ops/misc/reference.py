@@ -1,7 +1,6 @@
-"""Multinomial and Bernoulli, for the reference.
+"""Random numbers and losses for the REFERENCE device, where onnx.reference lacks or miscounts them.
 
-onnx.reference has no Multinomial. The numbers are those of NumPy's generators: the standard fixes
-their distribution, not the values.
+Random numbers come from NumPy's generators: the standard fixes their distribution, not the values.
 """
 
 from __future__ import annotations
@@ -22,43 +21,44 @@ from subgraph.operators.reference import attributes, expand, standard
 
 
 def _generator(seed: Any) -> np.random.Generator:
-    """Return a generator: the same numbers at every run with a seed, new ones without."""
+    """Return a generator: with a seed it gives the same numbers in every run."""
     if seed is None:
         return np.random.default_rng()
     return np.random.default_rng(int(np.float32(seed).view(np.uint32)))
 
 
 def multinomial(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return classes drawn from rows of unnormalised log-probabilities."""
-    given = attributes(node)
+    """Return classes drawn by rows of unnormalised log-probabilities."""
+    options = attributes(node)
     logits: Array = inputs[0]
-    size = int(given["sample_size"])
+    size = int(options["sample_size"])
     if logits.ndim != 2 or size < 1 or logits.shape[1] < 1:
         raise ShapeError(f"input of shape {logits.shape} and sample_size {size} do not fit")
     rows = logits.astype(np.float64)
     powers = np.exp(rows - rows.max(axis=1, keepdims=True))
-    steps = np.cumsum(powers / powers.sum(axis=1, keepdims=True), axis=1)
-    drawn: Array = _generator(given["seed"]).random((logits.shape[0], size))
+    sums = np.cumsum(powers / powers.sum(axis=1, keepdims=True), axis=1)
+    drawn: Array = _generator(options["seed"]).random((logits.shape[0], size))
     found: list[Array] = [
-        np.searchsorted(step, row, side="right") for step, row in zip(steps, drawn, strict=True)
+        np.searchsorted(row_sums, row, side="right")
+        for row_sums, row in zip(sums, drawn, strict=True)
     ]
     result: Array = np.minimum(np.array(found).reshape(drawn.shape), logits.shape[1] - 1)
-    return [result.astype(numpy_dtype(DTYPE_OF_ONNX[int(given["dtype"])]))]
+    return [result.astype(numpy_dtype(DTYPE_OF_ONNX[int(options["dtype"])]))]
 
 
 def bernoulli(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return 1 with the probability that each element of the input gives, else 0."""
-    given = attributes(node)
+    """Return 1 with the probability that the input element is, else 0."""
+    options = attributes(node)
     x: Array = inputs[0]
     shape: tuple[int, ...] = x.shape
-    drawn: Array = np.less(_generator(given["seed"]).random(shape), x.astype(np.float64))
-    number = given["dtype"]
+    drawn: Array = np.less(_generator(options["seed"]).random(shape), x.astype(np.float64))
+    number = options["dtype"]
     dtype = x.dtype if number is None else numpy_dtype(DTYPE_OF_ONNX[int(number)])
     return [drawn.astype(dtype)]
 
 
 def loss(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Compute a loss by its function body; onnx.reference counts labels that are ignored."""
+    """Compute a loss by its function body; onnx.reference counts ignored labels in the mean."""
     count = len(inputs)
     while count and inputs[count - 1] is None:
         count -= 1

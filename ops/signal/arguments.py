@@ -6,20 +6,20 @@ from subgraph.engine.codegen.arguments import Address, KernelArguments, Words
 
 
 class LinesArguments(KernelArguments):
-    """Arguments of `lines`; a work unit is a line of an outer index.
+    """Arguments of `lines`; a work unit is one line: one transform.
 
-    All strides are elements of x and y.
+    Lines are numbered by an outer index and an index within it. Strides are in elements of x and y.
 
     Attributes:
         x: First element of the samples.
         y: First element of the results.
-        window: Factors of the samples; 0: none.
+        window: A factor for each sample; 0: none.
         table: ``exp(-2 pi i k / size)`` for each k below the size, float64.
-        samples: Samples that are read of a line; the others are 0.
+        samples: Samples to read of a line; the others are 0.
         size: Length of the transform.
-        results: Results that are written of a line.
-        x_numbers: Numbers of a sample: 1 (real) or 2 (complex).
-        y_numbers: Numbers of a result.
+        results: Results to write of a line.
+        x_numbers: Elements of a sample: 1 (real) or 2 (complex).
+        y_numbers: Elements of a result.
         x_step: Stride of x between samples.
         y_step: Stride of y between results.
         lines: Lines of an outer index.
@@ -27,9 +27,9 @@ class LinesArguments(KernelArguments):
         y_outer: Stride of y between outer indices.
         x_line: Stride of x between lines.
         y_line: Stride of y between lines.
-        hermitian: Whether x is the first half of a line with Hermitian symmetry.
+        hermitian: Whether x is the first half of a line with Hermitian symmetry (0 or 1).
         direction: 1 forward, -1 inverse.
-        scratch: Scratch of the first worker: ``32 * size`` bytes.
+        scratch: Scratch of the first worker: two buffers of ``size`` complex float64.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
         factor_count: Number of factors.
         factors: The factors of the size.

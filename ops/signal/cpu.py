@@ -19,12 +19,12 @@ from subgraph.ops.shared.strides import contiguous, normal_axis
 
 from .arguments import LinesArguments
 
-# Samples of a unit range at least: fewer take less time than a thread to start on them.
-_WORK = 4096
+# Fewer samples take less time than another thread takes to start on them; an estimate.
+_MIN_SAMPLES_PER_THREAD = 4096
 
 
 def factors(size: int) -> list[int]:
-    """Return the factors of a length: fours, then primes."""
+    """Return the factors of a length: as many fours as possible, then primes."""
     found: list[int] = []
     radix = 4
     while size > 1:
@@ -39,8 +39,9 @@ def factors(size: int) -> list[int]:
 
 
 def _table(_: Array, *, size: int) -> Array:
+    """Return cosine and sine of the roots of unity, [size, 2]."""
     angles = -2 * np.pi * np.arange(size) / size
-    # Exact where the circle crosses its axes: nothing leaks into numbers that are zero.
+    # Exact zeros at multiples of a quarter turn, so that zeros of the result stay zeros.
     table = np.stack([np.cos(angles), np.sin(angles)], -1)
     table[np.abs(table) < 1e-15] = 0
     return table
@@ -70,7 +71,19 @@ def _emit_lines(
     hermitian: bool = False,
     inverse: bool = False,
 ) -> None:
-    """Emit the step; ``numbers``: samples, length and results of a line."""
+    """Emit the step that transforms all lines.
+
+    Args:
+        low: The lowering that gets the step.
+        x: Samples, real or complex: [..., 1] or [..., 2].
+        y: Results, likewise.
+        window: A factor for each sample; None: none.
+        numbers: Samples, length and results of a line.
+        steps: Where the lines lie in x and y.
+        units: Number of lines.
+        hermitian: Whether x is the first half of lines with Hermitian symmetry.
+        inverse: Whether the transform is inverse.
+    """
     size = numbers[1]
     parts = factors(size)
     table = low.weight(f"circle {size}", partial(_table, size=size), np.zeros(1))
@@ -101,7 +114,7 @@ def _emit_lines(
     )
     flops = 4 * units * size * sum(parts)
     kernel = Kernel("subgraph.ops.signal.kernels", "lines", dtype=x.dtype)
-    grain = max(1, _WORK // size)
+    grain = max(1, _MIN_SAMPLES_PER_THREAD // size)
     low.emit(kernel, arguments, units, grain=grain, flops=flops, bytes=x.nbytes + y.nbytes)
 
 
@@ -114,7 +127,7 @@ def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
 
 @lowering("DFT", dtypes=FLOATS)
 def dft(node: Node, low: Lowering) -> None:
-    """Lower DFT along any axis, forward and inverse, onesided or not."""
+    """Lower DFT along any axis, forward or inverse, one-sided or two-sided."""
     x, y = low.input(0), low.output()
     inverse = bool(node.attrs.get("inverse", 0))
     onesided = bool(node.attrs.get("onesided", 0))
@@ -126,32 +139,32 @@ def dft(node: Node, low: Lowering) -> None:
         raise Unsupported(f"DFT of {x.shape} along axis {axis}")
     hermitian = inverse and onesided
     if inverse and not onesided and x.dtype == "float32":
-        # The suite compares with what NumPy's single precision leaves of zeros.
+        # ONNX's tests expect the rounding errors of NumPy's float32 where results are zero.
         raise Unsupported("a two-sided inverse DFT of float32")
     size = 2 * (x.shape[axis] - 1) if hermitian else x.shape[axis]
     if low.optional(1) is not None:
         size = int(known(low, 1).reshape(-1)[0])
     if size < 1 or not x.size or not y.size:
         raise Unsupported(f"DFT of length {size} of {x.shape}")
-    given, result = _work(low, x, y)
+    converted, result = _work(low, x, y)
     if y.shape[axis] > size or y.rank != x.rank or y.shape[-1] not in (1, 2):
         raise Unsupported(f"DFT of length {size} that gives {y.shape}")
     samples = min(x.shape[axis], size // 2 + 1 if hermitian else size)
     inner = math.prod(x.shape[axis + 1 : -1])
-    mine, theirs = contiguous(x.shape), contiguous(y.shape)
+    x_steps, y_steps = contiguous(x.shape), contiguous(y.shape)
     steps = _Strides(
-        x_step=mine[axis],
-        y_step=theirs[axis],
+        x_step=x_steps[axis],
+        y_step=y_steps[axis],
         lines=inner,
-        x_outer=x.shape[axis] * mine[axis],
-        y_outer=y.shape[axis] * theirs[axis],
+        x_outer=x.shape[axis] * x_steps[axis],
+        y_outer=y.shape[axis] * y_steps[axis],
         x_line=x.shape[-1],
         y_line=y.shape[-1],
     )
     numbers = (samples, size, y.shape[axis])
     units = math.prod(x.shape[:axis]) * inner
     _emit_lines(
-        low, given, result, None, numbers, steps, units, hermitian=hermitian, inverse=inverse
+        low, converted, result, None, numbers, steps, units, hermitian=hermitian, inverse=inverse
     )
     if result is not y:
         emit_cast(low, result, y)
@@ -159,7 +172,7 @@ def dft(node: Node, low: Lowering) -> None:
 
 @lowering("STFT", dtypes=FLOATS)
 def stft(node: Node, low: Lowering) -> None:
-    """Lower STFT: a windowed line for each frame."""
+    """Lower STFT: each frame is a line, multiplied with the window."""
     x, y, window = low.input(0), low.output(), low.optional(2)
     hop = int(known(low, 1).reshape(-1)[0])
     if low.optional(3) is not None:
@@ -173,9 +186,9 @@ def stft(node: Node, low: Lowering) -> None:
     if y.size == 0:
         return
     if x.rank == 2:
-        x = _with_parts(x)
-    given, result = _work(low, x, y)
-    window = None if window is None else cast_to(low, window, given.dtype)
+        x = _with_last_axis(x)
+    converted, result = _work(low, x, y)
+    window = None if window is None else cast_to(low, window, converted.dtype)
     frames, results = y.shape[1], y.shape[2]
     parts = x.shape[2]
     steps = _Strides(
@@ -187,13 +200,13 @@ def stft(node: Node, low: Lowering) -> None:
         x_line=hop * parts,
         y_line=results * 2,
     )
-    _emit_lines(low, given, result, window, (size, size, results), steps, x.shape[0] * frames)
+    _emit_lines(low, converted, result, window, (size, size, results), steps, x.shape[0] * frames)
     if result is not y:
         emit_cast(low, result, y)
 
 
-def _with_parts(x: Operand) -> Operand:
-    """Return a real signal without a last dimension as one with it."""
+def _with_last_axis(x: Operand) -> Operand:
+    """Return a real signal [batch, samples] as [batch, samples, 1]."""
     same = Operand(x.name, x.dtype, (*x.shape, 1), known=x.known, parameter=x.parameter)
     same.storage, same.offset, same.derived = x.storage, x.offset, x.derived
     return same

@@ -1,8 +1,8 @@
-"""The kernel of DFT and STFT: lines transformed one by one, in double precision.
+"""The kernel of DFT and STFT, in double precision.
 
-Stockham's autosort algorithm over the prime factors of the length (fours taken together): no
-reordering, any length, N * (sum of the factors) steps. After C. Van Loan, "Computational Frameworks
-for the Fast Fourier Transform", SIAM 1992.
+Stockham's autosort algorithm over the prime factors of the length, with pairs of twos taken as
+fours: any length, no reordering, N * (sum of the factors) steps. After C. Van Loan, "Computational
+Frameworks for the Fast Fourier Transform", SIAM 1992.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ _get, _put = ld("float64"), st("float64")
 
 @register_jitable
 def fours(a: int, b: int, table: int, size: int, step: int, sign: float) -> None:
-    """One pass of factor four from buffer ``a`` to ``b``; ``sign``: 1 forward, -1 inverse."""
+    """Compute one pass of factor four from buffer ``a`` to ``b``, both ``size`` complex float64.
+
+    Args:
+        a: Address of the input.
+        b: Address of the output.
+        table: Address of the roots of unity.
+        size: Length of the transform.
+        step: Product of the factors of earlier passes.
+        sign: 1 forward, -1 inverse.
+    """
     parts = size // (4 * step)
     quarter = 16 * step * parts
     for p in range(parts):
@@ -55,11 +64,11 @@ def fours(a: int, b: int, table: int, size: int, step: int, sign: float) -> None
 
 @register_jitable
 def factor(a: int, b: int, table: int, size: int, step: int, radix: int, sign: float) -> None:
-    """One pass of any factor from buffer ``a`` to ``b``."""
+    """Compute one pass of any factor ``radix``; the other parameters are those of `fours`."""
     parts = size // (radix * step)
     for p in range(parts):
         for k in range(radix):
-            # w_radix^(j k) times the twiddle of (p, k): both are entries of one table.
+            # The root of unity of (j, k) times the twiddle of (p, k) is one entry of the table.
             for q in range(step):
                 real, imaginary = 0.0, 0.0
                 for j in range(radix):
@@ -78,7 +87,7 @@ def lines(*, dtype: str) -> Callable[..., Any]:
     """Return the kernel of `LinesArguments`: it transforms lines.
 
     Args:
-        dtype: Of the elements, ``"float32"`` or ``"float64"``.
+        dtype: Dtype of x and y, ``"float32"`` or ``"float64"``.
     """
     arguments = view_of(LinesArguments)
     load, store = ld(dtype), st(dtype)
@@ -86,6 +95,7 @@ def lines(*, dtype: str) -> Callable[..., Any]:
 
     @register_jitable
     def read(o: LinesArguments, x: int, buffer: int) -> None:
+        """Copy a line to a buffer: windowed, padded with zeros, and completed by symmetry."""
         size, given, numbers = o.size, o.samples, o.x_numbers
         step, window = o.x_step * item, o.window
         for i in range(size):

@@ -1,6 +1,6 @@
-"""DFT and STFT: what operands must satisfy; the shape rule of STFT.
+"""DFT and STFT: requirements, and the output type of STFT.
 
-onnx's takes the whole spectrum where ``onesided`` has its default.
+onnx's rule for STFT takes the whole spectrum where ``onesided`` has its default, which is half.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from subgraph.ops.movement import reference as movement_reference
 def dft_operands(
     node: Node, x: Tensor, length: Tensor | None = None, axis: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless the axis is one of real or complex numbers (ONNX, 17 to 20)."""
+    """Raise ShapeError unless the input holds real or complex numbers along the axis (17 to 20).
+
+    Args:
+        node: The DFT node; before opset 20 the axis is an attribute.
+        x: The signal; its last dimension is 1 (real) or 2 (complex).
+        length: Length of the transform; None: the size of the axis.
+        axis: The axis, not the last one; None: the default.
+    """
     require(x.rank >= 2, "the input has shape {}; it needs two axes", list(x.shape))
     parts = x.shape[-1]
     require(1 <= parts <= 2, "the last axis has {} elements: 1 is real, 2 complex", parts)
@@ -43,7 +50,15 @@ def dft_operands(
 def stft_operands(
     node: Node, x: Tensor, step: Tensor, window: Tensor | None = None, length: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless frames lie within the signal and have the window's size (17)."""
+    """Raise ShapeError unless frames lie within the signal and have the window's size (opset 17).
+
+    Args:
+        node: The STFT node.
+        x: The signal, [batch, samples] or [batch, samples, 1 or 2].
+        step: Samples from a frame to the next.
+        window: A factor for each sample of a frame; None: none.
+        length: Samples of a frame; None: the size of the window.
+    """
     require_rank("signal", x, 2, 3)
     require(x.rank == 2 or 1 <= x.shape[2] <= 2, "the last axis is neither real nor complex")
     require_single("frame_step", step)
@@ -61,7 +76,16 @@ def stft_operands(
 def stft(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> list[ValueType | None]:
-    """Give ``[batch, frames, frequencies, 2]``."""
+    """Return the type ``[batch, frames, frequencies, 2]``.
+
+    Args:
+        node: The STFT node.
+        types: Types of signal, step, window and length, None while unknown.
+        values: Contents of constant inputs: step and length may be among them.
+
+    Raises:
+        ShapeError: The signal has another rank than 2 or 3, or the step is below 1.
+    """
     signal = types[0]
     if not isinstance(signal, TensorType):
         return [None]

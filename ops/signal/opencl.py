@@ -1,4 +1,7 @@
-"""DFT and STFT on OPENCL: the CPU's shape work, another kernel, in double precision if it can."""
+"""DFT and STFT on OPENCL: the lowerings of the CPU, another kernel.
+
+It computes in double precision if the device has it, else in the dtype of the input.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from subgraph.ops.shared.opencl_code import register, require
 from .arguments import LinesArguments
 
 cl_shared("DFT", "STFT")
-_TEAM = 128  # work-items of a GPU that share a line
+_GROUP_SIZE = 128  # work-items of a GPU's work-group, which share a line; an estimate
 
 
 @cl_kernel("subgraph.ops.signal.kernels", "lines")
@@ -30,8 +33,8 @@ def lines(low: ClLowering, kernel: Kernel, a: LinesArguments) -> None:
     work = "float64" if low.traits.fp64 else dtype
     circle = Weight(f"in {work}", partial(np.asarray, dtype=work), (a.table,))
     factors = low.weight("factors", np.array, np.array(a.factors or [1], np.int32))
-    held = temporary(low, work, (units * 4 * a.size,))
-    group = _TEAM if low.traits.is_gpu else 1
+    buffers = temporary(low, work, (units * 4 * a.size,))
+    group = _GROUP_SIZE if low.traits.is_gpu else 1
     windowed = not isinstance(a.window, int)
     defines: dict[str, str | int] = {
         "GROUP": group,
@@ -39,13 +42,13 @@ def lines(low: ClLowering, kernel: Kernel, a: LinesArguments) -> None:
         "W": register(work),
         "WINDOW": int(windowed),
     }
-    places = [a.x, a.y, a.window if windowed else a.x, circle, factors, held]
+    operands = [a.x, a.y, a.window if windowed else a.x, circle, factors, buffers]
     sizes = [a.factor_count, a.samples, a.size, a.results, a.x_numbers, a.y_numbers]
     steps = [a.x_step, a.y_step, a.lines, a.x_outer, a.y_outer, a.x_line, a.y_line]
     low.launch(
         ClSource("signal/kernels", defines=tuple(sorted(defines.items()))),
         "lines",
-        [*places, *sizes, *steps, a.hermitian, a.direction],
+        [*operands, *sizes, *steps, a.hermitian, a.direction],
         (units * group,),
         (group,),
     )
