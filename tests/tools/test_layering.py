@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from configparser import ConfigParser
 from functools import cache
 from pathlib import Path
 
@@ -181,6 +182,12 @@ def test_regions_of_opencl_take_nothing_that_is_the_cpus_own() -> None:
 
 def test_every_folder_is_in_the_order() -> None:
     assert {folder_of(module) for module in MODULES} == set(ORDER)
+
+
+def test_every_folder_is_installed() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert sorted(PACKAGES) == sorted(config["options"]["packages"].split())
 
 
 def test_no_folder_is_crowded() -> None:
