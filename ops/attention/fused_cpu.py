@@ -332,7 +332,7 @@ def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence
 
 def _keys_per_block(of: Tiles, keys: int) -> int:
     """Return the keys of a block, such that blocks are equal and consist of whole tiles."""
-    if not of.low:
+    if not of.few_rows:
         return min(_MAX_BLOCK_KEYS, keys)
     blocks = -(-keys // _MAX_BLOCK_KEYS_LOW)
     return min(round_up(-(-keys // blocks), of.mr), keys)
@@ -348,7 +348,7 @@ def _panels_per_unit(of: Tiles, panels: int, others: int, threads: int, elements
         threads: Threads that share the units.
         elements: Elements of a panel's queries, results and softmax state.
     """
-    if not of.low:
+    if not of.few_rows:
         return 1
     # Panels of a unit fill at most a quarter of the L2 cache; blocks of K and V need room as well.
     most = max(1, host.caches().l2 // 4 // (elements * of.item))
@@ -380,7 +380,7 @@ def _copy_pitch(of: Tiles, heads: Heads, block: int, together: int) -> int:
     positions = heads.steps[3] == 1
     length = heads.sizes[3] if positions else block
     step = _lines(heads)[2] * of.item
-    if step % _CACHE_SET_PERIOD and (not of.low or together < 2 or step == length * of.item):
+    if step % _CACHE_SET_PERIOD and (not of.few_rows or together < 2 or step == length * of.item):
         return 0
     # An odd number of cache lines (64 bytes), so that lines spread over all cache sets.
     return 64 * (-(-length * of.item // 64) | 1)

@@ -29,14 +29,14 @@ class ConvTile(WindowArguments):
 
     Attributes:
         tile: Kernel of a tile: a register tile, a strip or a row of windows.
-        post: Kernel of the activation, applied to finished outputs; 0: none.
+        activation: Kernel of the activation, applied to finished outputs; 0: none.
         flags: ``F_*`` flags of the tile (``subgraph.engine.codegen.tiling``).
-        low: Lower bound of the outputs, if the flags ask for it; or a parameter of ``post``.
-        high: Upper bound of the outputs, if the flags ask for it; or a parameter of ``post``.
+        low: Lower bound of the outputs, if the flags ask for it; or a parameter of ``activation``.
+        high: Upper bound of the outputs, if the flags ask for it; or a parameter of ``activation``.
     """
 
     tile: Address
-    post: Address
+    activation: Address
     flags: int
     low: float
     high: float

@@ -147,7 +147,7 @@ def _image(job: Job) -> Algorithm:
 def _square(job: Job) -> Algorithm:
     """Return DIRECT or Winograd's algorithm with the best size of its tile."""
     g, of = job.g, job.of
-    strided = g.strides[1:] == (2, 2) and of.low
+    strided = g.strides[1:] == (2, 2) and of.few_rows
     taps = g.kernel[1]
     square = (
         taps == g.kernel[2]
@@ -155,7 +155,7 @@ def _square(job: Job) -> Algorithm:
         and ((strided and taps == 3) or g.strides[1:] == (1, 1))
         and g.dilations[1:] == (1, 1)
         # Volumes were not measured with many-row tiles.
-        and (of.low or g.source[0] == g.target[0] == g.kernel[0] == 1)
+        and (of.few_rows or g.source[0] == g.target[0] == g.kernel[0] == 1)
     )
     if not square or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
         return DIRECT
@@ -237,5 +237,5 @@ def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:
     if weight_bytes <= caches().l2:
         return multiplications
     wide = max(1, of.lanes * of.item // 32)  # a vector of 64 bytes takes as long as two of 32
-    arrival = weight_bytes / (_MEMORY_LOW * wide if of.low else _MEMORY)
+    arrival = weight_bytes / (_MEMORY_LOW * wide if of.few_rows else _MEMORY)
     return max(multiplications, arrival) + 0.2 * arrival

@@ -314,7 +314,7 @@ def _generic(job: Job) -> None:
         outputs=g.outputs,
         **g.arguments(),
         tile=of.contraction(),
-        post=job.act.post,
+        activation=job.act.kernel,
         flags=job.act.flags,
         low=job.act.low,
         high=job.act.high,

@@ -84,7 +84,7 @@ def emit_depthwise(
         "residual": out.residual,
         "blocks": blocks,
         "tile": tile,
-        "post": act.post,
+        "activation": act.kernel,
         "flags": act.flags,
         "low": act.low,
         "high": act.high,

@@ -63,7 +63,7 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         rb, scratch = a.rows, a.scratch
         if scratch != 0:
             scratch += worker * a.scratch_bytes
-        tile, post = a.tile, a.post
+        tile, activate = a.tile, a.activation
         row_blocks = (oh_n + rb - 1) // rb
         taps = kd * kh * kw
         t.a_row = sw * pixel
@@ -126,8 +126,8 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
                     t.c = y + at
                     t.residual = res + at if res != 0 else 0
                     call_kernel(tile, t, m, 1, 0)
-                    if post != 0:
-                        call_kernel(post, t, m, 1, 0)
+                    if activate != 0:
+                        call_kernel(activate, t, m, 1, 0)
                     i += m
 
     return kernel
@@ -156,7 +156,7 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         sh, dh = a.stride_height, a.dilation_height
         ph, pw = a.pad_height, a.pad_width
         rb = a.rows
-        windows, post = a.tile, a.post
+        windows, activate = a.tile, a.activation
         row_blocks = (oh_n + rb - 1) // rb
         row_weights = a.group_channels * kw * pixel
         t.middle_a = dh * width * pixel
@@ -178,7 +178,7 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         # stay in the L1 cache until it reads them.
         middle = (ph + sh - 1) // sh
         after = max(middle, (height + ph - (kh - 1) * dh - 1) // sh + 1)
-        most = oh_n if post == 0 else max(1, _NEAR // ow_n)
+        most = oh_n if activate == 0 else max(1, _NEAR // ow_n)
         for unit in range(begin, end):
             oh = unit % row_blocks * rb
             block = unit // row_blocks % blocks
@@ -205,9 +205,9 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
                 t.c = y
                 t.residual = res + image * a.residual_image + out if res != 0 else 0
                 call_kernel(windows, t, tile, count, 0)
-                if post != 0:
+                if activate != 0:
                     t.c_row = pixel
-                    call_kernel(post, t, count * ow_n, 1, 0)
+                    call_kernel(activate, t, count * ow_n, 1, 0)
                     t.c_row = ow_n * pixel
                 r += count
 

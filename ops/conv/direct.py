@@ -125,11 +125,11 @@ def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
     """
     blocks_in = g.inputs if plain else -(-g.inputs // of.lanes)
     panels = -(-g.outputs // of.width)
-    gathered = of.low and not plain and _gathers(g, of)
+    gathered = of.few_rows and not plain and _gathers(g, of)
     target = g.target
     rest = 0 if plain or (banded and g.taps > 1) else _rest(of, g)
     c = Cut(of, g, plain, gathered, blocks_in, panels, blocks_in, *target[1:], panels, panels, rest)
-    if of.low:
+    if of.few_rows:
         _cut_low(c, banded)
     else:
         _cut_tall(c)
@@ -157,11 +157,11 @@ def summed_channels(of: Tiles, g: Geometry) -> int:
 def _share(c: Cut, threads: int) -> None:
     """Divide the work further, so that threads of unequal speed finish at the same time."""
     of, enough = c.of, 4 * threads
-    if of.low and c.columns < c.g.target[2]:
+    if of.few_rows and c.columns < c.g.target[2]:
         others = c.places() // -(-c.g.target[2] // c.columns)
         c.columns = even_part(c.g.target[2], c.columns, others, threads)
     # A thread that takes several units of the same pixels runs them as one.
-    fine = (_FINE if of.low else 1) * enough
+    fine = (_FINE if of.few_rows else 1) * enough
     c.part = shared(c.part, c.panels, c.places(), fine, 1, 1)
     rows, columns = c.g.target[1:]
     c.rows = shared(c.rows, rows, c.units() // -(-rows // c.rows), enough, 1, 1)
@@ -197,7 +197,7 @@ def tile_cycles(pixels: int, of: Tiles) -> float:
 def _strip(c: Cut, ahead: bool) -> Argument:
     """Return the strip that computes rows of outputs, or 0 if no strip fits the sizes."""
     of, g = c.of, c.g
-    if not of.low or of.lanes == 1 or of.weights:
+    if not of.few_rows or of.lanes == 1 or of.weights:
         return 0
     pixel = 1 if c.plain else of.lanes
     if c.gathered or g.taps == 1:
@@ -366,7 +366,7 @@ def emit_direct(
         scratch = low.scratch(c.reads(), per_worker=True)
         scratch_bytes = scratch.nbytes
     # With few-row tiles a thread runs all panels of its pixels, which are in its own cache.
-    over_pixels = not c.strip and not (of.low and low.threads > 1)
+    over_pixels = not c.strip and not (of.few_rows and low.threads > 1)
     joined = -(-c.panels // c.part) if c.most >= c.panels else max(1, c.most // c.part)
     sizes = out.sizes or g.target
     pixels = math.prod(sizes)
@@ -385,7 +385,7 @@ def emit_direct(
         output_blocks=blocks_out,
         **g.arguments(),
         tile=of.contraction(ahead=ahead),
-        post=act.post,
+        activation=act.kernel,
         flags=act.flags,
         low=act.low,
         high=act.high,

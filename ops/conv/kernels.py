@@ -167,16 +167,16 @@ def direct(
         return vectors
 
     @register_jitable
-    def run_strips(strip: int, t: TileBlock, pixels: int, vectors: int, post: int) -> None:
+    def run_strips(strip: int, t: TileBlock, pixels: int, vectors: int, activate: int) -> None:
         """Compute a row of outputs; with an activation, in parts that stay in the L1 cache."""
-        part = pixels if post == 0 else _NEAR * mr
+        part = pixels if activate == 0 else _NEAR * mr
         c = t.c
         for i in range(0, pixels, part):
             count = min(part, pixels - i)
             call_kernel(strip, t, count, vectors, 0)
-            if post != 0:
+            if activate != 0:
                 t.c = c + i * t.c_row
-                call_kernel(post, t, count, vectors, 0)
+                call_kernel(activate, t, count, vectors, 0)
                 t.c = c + (i + count) * t.c_row
 
     @register_jitable
@@ -190,7 +190,7 @@ def direct(
         vectors: int,
         size: int,
         more: bool,
-        post: int,
+        activate: int,
         left: int,
         strip: int,
     ) -> None:
@@ -204,7 +204,7 @@ def direct(
             t.a = x
             t.c = y
             t.residual = res
-            run_strips(strip, t, pixels, vectors, post)
+            run_strips(strip, t, pixels, vectors, activate)
             return
         dw, weights = a.dilation_width, t.b
         apart = not plain and dw > 1 and a.kernel_width > 1 and a.gathered == 0
@@ -230,8 +230,8 @@ def direct(
                 t.a = t.a + tap * t.inner_a
                 t.b = weights + tap * t.inner_b
             call_kernel(tile, t, m, vectors, 0)
-            if post != 0:
-                call_kernel(post, t, m, vectors, 0)
+            if activate != 0:
+                call_kernel(activate, t, m, vectors, 0)
             i += m
         t.b = weights
 
@@ -369,7 +369,7 @@ def direct(
                     source = pixels_at
                     if a.bands != 0:
                         source += ld_i64(a.bands + 24 * p) * volume
-                    post = a.post if done else 0
+                    activate = a.activation if done else 0
                     size = (last - first) * taps * step * t.b_step
                     if a.kernel_depth > 1 and not gathered and a.strip == 0:
                         source += skip_planes(a, t, d0) * a.dilation_depth * plane
@@ -390,7 +390,7 @@ def direct(
                             vectors,
                             size,
                             first > 0,
-                            post,
+                            activate,
                             w0,
                             strip_of(a, narrow),
                         )
@@ -549,7 +549,7 @@ def _channel_runner(dtype: str, lanes: int, mr: int) -> Any:
         Addresses: ``b`` the matrix of windows, ``w`` the group's weights, ``c`` the outputs,
         ``bias`` and ``res`` the bias and the residual (0: none).
         """
-        outputs, post = a.outputs, a.post
+        outputs, activate = a.outputs, a.activation
         tail, vectors = t.tail, t.start_vector
         tile = a.tile if tail == lanes else a.masked_tile
         i = 0
@@ -561,8 +561,8 @@ def _channel_runner(dtype: str, lanes: int, mr: int) -> Any:
             t.row_bias = bias + i * item if bias != 0 else 0
             t.residual = res + i * t.c_row if res != 0 else 0
             call_kernel(tile, t, m, vectors, 0)
-            if post != 0:
-                call_kernel(post, t, m, vectors, 0)
+            if activate != 0:
+                call_kernel(activate, t, m, vectors, 0)
             i += m
 
     return channels

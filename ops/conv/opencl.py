@@ -19,15 +19,15 @@ from subgraph.opencl.runtime import ClSource
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.matmul.opencl import (
+    Arguments,
     Product,
-    Words,
+    as_float32,
+    cast_output,
+    float32_output,
     launch_panels,
     launch_tiles,
-    narrowed,
     panel_width,
     program,
-    settle,
-    widened,
 )
 from subgraph.ops.matmul.products import Matrix
 from subgraph.ops.movement.geometry import Geometry, conv_geometry, ints, triple
@@ -74,13 +74,13 @@ def lower_conv(node: Node, low: ClLowering) -> None:
     _floats(low, out)
     if not out.size:
         return
-    x, w, bias, residual = (widened(low, low.optional(k)) for k in range(4))
+    x, w, bias, residual = (as_float32(low, low.optional(k)) for k in range(4))
     assert x is not None
     assert w is not None
     g = conv_geometry(node, x, w, out)
-    made = narrowed(low, out)
+    made = float32_output(low, out)
     convolve(low, Convolution(g, x, w, made, bias, residual))
-    settle(low, made, out)
+    cast_output(low, made, out)
 
 
 @attrs.frozen
@@ -137,7 +137,7 @@ def _direct(low: ClLowering, job: Convolution) -> None:
     flags = {"BIAS": int(job.bias is not None), "RESIDUAL": int(job.residual is not None)}
     rows = not low.traits.is_gpu
     source = _program(y.dtype, CONVOLUTION=1, LINE=_LINE, **{name: text}, **flags)
-    words: Words = [y.size, x, job.w, y, job.bias or y, job.residual or y]
+    words: Arguments = [y.size, x, job.w, y, job.bias or y, job.residual or y]
     words += [number(y.dtype, p), number(y.dtype, q), g.groups, g.inputs, g.outputs]
     words += sizes_of(g)
     if rows:
@@ -200,7 +200,7 @@ def conv_transpose(node: Node, low: ClLowering) -> None:
     _floats(low, out)
     if not out.size:
         return
-    x, w, bias = (widened(low, low.optional(k)) for k in range(3))
+    x, w, bias = (as_float32(low, low.optional(k)) for k in range(3))
     assert x is not None
     assert w is not None
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
@@ -216,16 +216,16 @@ def conv_transpose(node: Node, low: ClLowering) -> None:
         triple(ints(node, "dilations", rank, 1), 1),
         triple(transpose_pads(node, x, w, out), 0),
     )
-    y = narrowed(low, out)
+    y = float32_output(low, out)
     (name, text), p, q = activation(node)
     source = _program(
         y.dtype, CONVOLUTION=1, **{name: text}, BIAS=int(bias is not None), RESIDUAL=0
     )
-    words: Words = [y.size, x, w, y, bias or y, number(y.dtype, p), number(y.dtype, q)]
+    words: Arguments = [y.size, x, w, y, bias or y, number(y.dtype, p), number(y.dtype, q)]
     words += [groups, g.inputs, g.outputs, *_listed(g)]
     flops = 2 * g.images * groups * g.inputs * g.outputs * g.taps * math.prod(g.source)
     low.launch(source, "transposed", words, *line(low, y.size), flops=flops)
-    settle(low, y, out)
+    cast_output(low, y, out)
 
 
 @cl_lowering("MaxPool", "AveragePool", "LpPool")
@@ -236,7 +236,7 @@ def window(node: Node, low: ClLowering) -> None:
         _floats(low, out)
     if not out.size:
         return
-    x = widened(low, low.input(0))
+    x = as_float32(low, low.input(0))
     assert x is not None
     g = pool_geometry(node, x, out)
     after = [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
@@ -251,7 +251,7 @@ def whole(node: Node, low: ClLowering) -> None:
     _floats(low, out)
     if not out.size:
         return
-    x = widened(low, low.input(0))
+    x = as_float32(low, low.input(0))
     assert x is not None
     if x.rank < 3:
         raise Unsupported("global pooling of an input without pixels")
@@ -266,7 +266,7 @@ def _pool(
     low: ClLowering, g: Geometry, x: Operand, kind: str, after: list[int], include: int
 ) -> None:
     out = low.output()
-    y = narrowed(low, out)
+    y = float32_output(low, out)
     places = low.outputs[1:]
     order = 1 + int(low.node.attrs.get("storage_order", 0)) if places else 0
     lowest = _BYTES.get(y.dtype, "-INFINITY") if kind == "max" else "0"
@@ -275,4 +275,4 @@ def _pool(
     words: list[Argument] = [y.size, x, y, *sizes_of(g), *after, *places]
     work = y.size * g.taps
     low.launch(source, "window", words, *line(low, y.size), flops=work, bytes=x.nbytes + y.nbytes)
-    settle(low, y, out)
+    cast_output(low, y, out)

@@ -51,7 +51,15 @@ from subgraph.ops.movement.layout_conversion import (
     plain_target,
 )
 from subgraph.ops.movement.packing import pack_blocks
-from subgraph.ops.shared.tile_planning import FLOATS, Activation, Tiles, activation, grain, tiles
+from subgraph.ops.shared.tile_planning import (
+    FLOATS,
+    NO_ACTIVATION,
+    Activation,
+    Tiles,
+    activation,
+    grain,
+    tiles,
+)
 from subgraph.ops.unfold.cpu import emit_sums
 
 from .depthwise import emit_depthwise
@@ -201,14 +209,14 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
     act = activation(node, of)
     plain = x.layout == y.layout == "plain"
-    alone = groups == 1 and act.post == 0 and not act.flags
+    alone = groups == 1 and act.kernel == 0 and not act.flags
     if alone and _spreads(of, sizes, per_axis, plain=plain):
         if plain:
             _columns(node, low, x, w, bias, y)
         else:
             _spread(low, of, sizes, w, bias)
         return
-    if groups == 1 and of.low and _packs(of, sizes, per_axis):
+    if groups == 1 and of.few_rows and _packs(of, sizes, per_axis):
         _packed(low, of, sizes, per_axis, w, bias, act)
         return
     kept_bias = None
@@ -328,7 +336,7 @@ def _spreads(
     cost = -(-products // of.lanes) + products * each / max(sizes.inputs, 1)
     cost *= math.prod(sizes.source)
     least = _apart(of, sizes, per_axis)
-    if of.low and sizes.dilations == (1, 1, 1):
+    if of.few_rows and sizes.dilations == (1, 1, 1):
         least = min(least, _together(of, sizes, per_axis))
     return cost < 0.8 * least
 
@@ -359,9 +367,8 @@ def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand
     weight = low.weight(f"conv transpose taps {of.nv}x{of.lanes}", _tap_weights(of), w)
     blocks = -(-g.outputs // of.lanes)
     made = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
-    nothing = Activation(0, 0, 0.0, 0.0)
     out = DirectOutput(made, 0, one, 0)
-    emit_direct(low, of, g, blocked(low, of, x), weight, 0, out, nothing, plain=False)
+    emit_direct(low, of, g, blocked(low, of, x), weight, 0, out, NO_ACTIVATION, plain=False)
     target = plain_target(low, of, y)
     arguments = SumTapsArguments(
         source=made,

@@ -70,16 +70,16 @@ def emit_winograd(
     count, part, together = cut(of, total, blocks_in, panels, low.threads)
     multiplied = -(-panels // _PANEL_BLOCKS)  # panels of a unit
     products = points * -(-panels // multiplied)
-    staged = of.low and low.threads > 1 and count == total and grain(products, g.flops) > 0
+    staged = of.few_rows and low.threads > 1 and count == total and grain(products, g.flops) > 0
     if staged:
         part = panels
     # Sums may overwrite the values of points that are finished.
-    over = of.low and not staged and part == panels and part * of.nv <= blocks_in
+    over = of.few_rows and not staged and part == panels and part * of.nv <= blocks_in
     room = values * (blocks_in + 1) + (1 if over else points) * (part * of.nv + 1)
     room *= (count | 1) * pixel
     own = 2 * values * pixel + (0 if staged else room)
     scratch = low.scratch(own, per_worker=True)
-    tile = of.strip(of.lanes, of.lanes, ahead=True) if of.low else of.contraction()
+    tile = of.strip(of.lanes, of.lanes, ahead=True) if of.few_rows else of.contraction()
     rest = g.inputs % of.lanes if stride == g.kernel[0] == 1 else 0
     # The weights of a panel for one segment of the sums fill half of the L1 cache.
     most = max(1, caches().l1 // 2 // (of.width * of.item * of.lanes))
@@ -97,7 +97,7 @@ def emit_winograd(
             output_blocks=blocks_out,
             **g.arguments(),
             tile=tile,
-            post=act.post,
+            activation=act.kernel,
             flags=act.flags,
             low=act.low,
             high=act.high,

@@ -361,7 +361,7 @@ def winograd(
     @register_jitable
     def write_tile(
         a: WinogradArguments,
-        post: TileBlock,
+        finished: TileBlock,
         s: tuple[int, int, int, int],
         point: int,
         scratch: int,
@@ -392,15 +392,15 @@ def winograd(
             d = backward(scratch + j * pixel, m * pixel, line + j * pixel)
             at = j * pixel
             finish_column(d, bias, least, most, y + at, res + at if res != 0 else 0, row, rows)
-        if a.post != 0:
+        if a.activation != 0:
             for i in range(rows):
-                post.c = y + i * row
-                call_kernel(a.post, post, cols, 1, 0)
+                finished.c = y + i * row
+                call_kernel(a.activation, finished, cols, 1, 0)
 
     @register_jitable
     def transform_output(
         a: WinogradArguments,
-        post: TileBlock,
+        finished: TileBlock,
         first: int,
         count: int,
         block: int,
@@ -438,7 +438,7 @@ def winograd(
                 cols = min(m if j < columns else m - 1, ow_n - ow)
                 sums_of = (s, low_s, right_s, corner_s)
                 write_tile(
-                    a, post, sums_of, point, scratch, y, res, bias, least, most, ow_n * pixel,
+                    a, finished, sums_of, point, scratch, y, res, bias, least, most, ow_n * pixel,
                     rows, cols,
                 )  # fmt: skip
                 s += row
@@ -453,7 +453,7 @@ def winograd(
 
     @register_jitable
     def run_stage(
-        a: WinogradArguments, t: TileBlock, post: TileBlock, begin: int, end: int, scratch: int
+        a: WinogradArguments, t: TileBlock, finished: TileBlock, begin: int, end: int, scratch: int
     ) -> None:
         """Run units of one stage of a single block of tiles."""
         stage, count, out_blocks = a.stage, a.tiles, a.output_blocks
@@ -475,11 +475,11 @@ def winograd(
                 unit += together
         else:
             at = c + begin * apart
-            transform_output(a, post, 0, count, begin, min(end, out_blocks), scratch, at)
+            transform_output(a, finished, 0, count, begin, min(end, out_blocks), scratch, at)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t, post = _tile_block(), _tile_block()
+        t, finished = _tile_block(), _tile_block()
         tiles, pb = a.tiles, a.panels
         scratch = a.scratch + worker * a.scratch_bytes
         out_blocks = a.output_blocks
@@ -492,12 +492,12 @@ def winograd(
         t.inner_count = 1
         t.a_step = item
         t.b_vector = pixel
-        post.c_row = pixel
-        post.c_vector = pixel
-        post.low = a.low
-        post.high = a.high
+        finished.c_row = pixel
+        finished.c_vector = pixel
+        finished.low = a.low
+        finished.high = a.high
         if low and a.stage != 0:
-            run_stage(a, t, post, begin, end, scratch)
+            run_stage(a, t, finished, begin, end, scratch)
             return
         values = scratch + 2 * n * n * pixel
         c = values + n * n * places(a) * (a.input_blocks + 1) * pixel
@@ -516,6 +516,6 @@ def winograd(
             for point in range(side * side):
                 multiply(a, t, point, panel, last_panel, panel, first, count, values, c)
             last_block = min(out_blocks, last_panel * nv)
-            transform_output(a, post, first, count, panel * nv, last_block, scratch, c)
+            transform_output(a, finished, first, count, panel * nv, last_block, scratch, c)
 
     return kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from subgraph.engine.codegen.arguments import Address, KernelArguments, Words
 
 
-class WholeProductArguments(KernelArguments):
+class IntegerGemmArguments(KernelArguments):
     """Arguments of `product` of integers; a work unit is four rows of a matrix of the stack.
 
     Blocks of rows are innermost. If the last block of a matrix has fewer than four rows, its last
@@ -82,7 +82,7 @@ class GemmArguments(KernelArguments):
         b_row: Bytes between rows of B; 0: B is packed.
         tile: The contraction tile.
         masked_tile: The contraction tile whose last vector is masked.
-        post: The kernel applied to a finished tile; 0: none.
+        activation: The kernel applied to a finished tile; 0: none.
         flags: ``F_*`` flags of the tile.
         low: Lower bound of the results, if the flags ask for it.
         high: Upper bound of the results, if the flags ask for it.
@@ -126,7 +126,7 @@ class GemmArguments(KernelArguments):
     b_row: int
     tile: Address
     masked_tile: Address
-    post: Address
+    activation: Address
     flags: int
     low: float
     high: float
@@ -167,7 +167,7 @@ class StrassenArguments(KernelArguments):
         a_row: Bytes between rows of A.
         tile: The contraction tile that adds to C.
         twice_tile: The contraction tile that adds to two quarters of C.
-        post: The kernel applied to a finished tile; 0: none.
+        activation: The kernel applied to a finished tile; 0: none.
         flags: ``F_*`` flags of the result.
         low: Lower bound of the results, if the flags ask for it.
         high: Upper bound of the results, if the flags ask for it.
@@ -180,7 +180,7 @@ class StrassenArguments(KernelArguments):
         sum_row: Bytes between rows of the sums of A.
         sum_bytes: Bytes between the sums of A.
         mixed_tile: The contraction tile that adds to two quarters and sums two quarters of B.
-        alike: For each pair of panels 1 if its columns have similar magnitudes, else 0; int64.
+        similar: For each pair of panels 1 if its columns have similar magnitudes, else 0; int64.
     """
 
     a: Address
@@ -194,7 +194,7 @@ class StrassenArguments(KernelArguments):
     a_row: int
     tile: Address
     twice_tile: Address
-    post: Address
+    activation: Address
     flags: int
     low: float
     high: float
@@ -206,4 +206,4 @@ class StrassenArguments(KernelArguments):
     sum_row: int
     sum_bytes: int
     mixed_tile: Address
-    alike: Address
+    similar: Address

@@ -24,6 +24,7 @@ from subgraph.ops.movement.packing import matrix_panels
 from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides, collapse
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
+    NO_ACTIVATION,
     Activation,
     Tiles,
     activation,
@@ -38,40 +39,42 @@ from subgraph.ops.shared.tile_planning import (
 from subgraph.system.host import caches
 
 from .arguments import GemmArguments, PackRightArguments
-from .integer_gemm_cpu import WHOLE, emit_whole_product
+from .integer_gemm_cpu import INTEGERS, emit_integer_product
 from .products import Matrix, Product, batch_steps, is_transposed, matrix
-from .strassen_cpu import alike_columns, emit_strassen, fits, saves
+from .strassen_cpu import emit_strassen, is_faster, is_possible, similar_columns
 
 _BATCH_LEVELS = 3  # dimensions of a batch in `GemmArguments`
 
 
-@lowering("MatMul", dtypes=(*FLOATS, *WHOLE))
+@lowering("MatMul", dtypes=(*FLOATS, *INTEGERS))
 def matmul(node: Node, low: Lowering) -> None:
     """Lower MatMul."""
-    if low.input(0).dtype in WHOLE:
-        emit_whole_product(low, low.input(0), low.input(1), low.output())
+    if low.input(0).dtype in INTEGERS:
+        emit_integer_product(low, low.input(0), low.input(1), low.output())
         return
-    product = Product(matrix(low.input(0)), matrix(low.input(1), "column"), low.output(), _NOTHING)
+    product = Product(
+        matrix(low.input(0)), matrix(low.input(1), "column"), low.output(), NO_ACTIVATION
+    )
     emit_product(low, product)
 
 
-@lowering("Gemm", dtypes=(*FLOATS, *WHOLE))
+@lowering("Gemm", dtypes=(*FLOATS, *INTEGERS))
 def gemm(node: Node, low: Lowering) -> None:
     """Lower Gemm."""
-    if low.input(0).dtype in WHOLE:
-        _whole_gemm(node, low)
+    if low.input(0).dtype in INTEGERS:
+        _integer_gemm(node, low)
         return
-    emit_product(low, _gemm_product(node, low, _NOTHING))
+    emit_product(low, _gemm_product(node, low, NO_ACTIVATION))
 
 
-def _whole_gemm(node: Node, low: Lowering) -> None:
+def _integer_gemm(node: Node, low: Lowering) -> None:
     """Lower Gemm of integers, without transposition and with alpha = beta = 1."""
     attributes = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
     if any(node.attrs.get(name, value) != value for name, value in attributes.items()):
         raise Unsupported("a Gemm of integers that is scaled or transposed")
     added, y = low.optional(2), low.output()
     product = y if added is None else temporary(low, y.dtype, y.shape)
-    emit_whole_product(low, low.input(0), low.input(1), product)
+    emit_integer_product(low, low.input(0), low.input(1), product)
     if added is not None:
         e = Expression()
         total = e("add", e.input(y.dtype), e.input(y.dtype))
@@ -86,15 +89,12 @@ def fused(node: Node, low: Lowering) -> None:
     emit_product(low, product)
 
 
-_NOTHING = Activation(0, 0, 0.0, 0.0)
-
-
 def _gemm_product(node: Node, low: Lowering, act: Activation) -> Product:
     a, b = matrix(low.input(0)), matrix(low.input(1), "column")
     if node.attrs.get("transA", 0):
-        a = a.turned
+        a = a.transposed
     if node.attrs.get("transB", 0):
-        b = b.turned
+        b = b.transposed
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
     return Product(a, b, low.output(), act, alpha, beta, low.optional(2))
 
@@ -125,7 +125,7 @@ def emit_product(low: Lowering, product: Product) -> None:
         elif bias.size == out.size and product.beta == 1.0:
             added = bias
         else:
-            added = _spread(low, bias, out.shape, product.beta, of)
+            added = _broadcast_bias(low, bias, out.shape, product.beta, of)
     _emit(low, product, of, init, added)
 
 
@@ -141,15 +141,15 @@ def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) ->
         return low.weight(f"gemm row {n} x {beta!r} {of.lanes}", make, bias)
     if bias.size == n and beta == 1.0:
         return bias
-    return _computed(low, bias, (n,), beta)
+    return _emit_scaled_bias(low, bias, (n,), beta)
 
 
-def _spread(
+def _broadcast_bias(
     low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float, of: Tiles
 ) -> Argument:
     """Return ``beta * C`` broadcast to the shape of the result."""
     if not bias.constant:
-        return _computed(low, bias, shape, beta)
+        return _emit_scaled_bias(low, bias, shape, beta)
 
     def make(array: Array) -> Array:
         scaled = array * np.asarray(beta, of.dtype)
@@ -158,7 +158,7 @@ def _spread(
     return low.weight(f"gemm C {shape} x {beta!r}", make, bias)
 
 
-def _computed(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float) -> Operand:
+def _emit_scaled_bias(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float) -> Operand:
     """Emit the step that computes ``beta * C`` broadcast to ``shape``, and return its result."""
     spread = temporary(low, bias.dtype, shape)
     e = Expression()
@@ -203,10 +203,10 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     b_word, row_of_b, b_steps = _right_side(low, product, of, a.rows, steps[1])
     alone = math.prod(sizes) == 1 and b.operand.constant and a.column_step == 1
     m, n, depth = a.rows, b.columns, a.columns
-    if alone and fits(low, of, n, depth) and saves(of, m, n, depth):
-        recipe = f"gemm alike columns {_panels_recipe(product, of)}"
-        alike = low.weight(recipe, alike_columns(of, _stacked(product, of)), b.operand)
-        ends = (a.operand, a.row_step), b_word, alike, product.out
+    if alone and is_possible(low, of, n, depth) and is_faster(of, m, n, depth):
+        recipe = f"gemm similar columns {_panels_recipe(product, of)}"
+        similar = low.weight(recipe, similar_columns(of, _stacked(product, of)), b.operand)
+        ends = (a.operand, a.row_step), b_word, similar, product.out
         emit_strassen(low, of, *ends, (m, n, depth), init, residual, product.act)
         return
     _blocks_of_panels(
@@ -276,7 +276,7 @@ def _blocks_of_panels(
         b_row=row_of_b,
         tile=of.contraction(ahead=True),
         masked_tile=of.contraction(masked=True, ahead=True),
-        post=act.post,
+        activation=act.kernel,
         flags=act.flags,
         low=act.low,
         high=act.high,
@@ -317,28 +317,28 @@ def _blocks(
 ) -> tuple[int, int]:
     """Return the rows and panels of a unit: large blocks, but enough units for all threads."""
     # B is streamed once for each block of rows, so few rows form a single block.
-    mb = _rows_that_stay(m, of.mr)
+    mb = _rows_of_block(m, of.mr)
     wanted = 4 * threads if threads > 1 else 1
     pb = smaller(panels, 32 if packed else 12)
     pb = shared(pb, panels, batch * -(-m // mb), wanted, 1, 1)
     mb = shared(mb, m, batch * -(-panels // pb), wanted, of.mr, of.mr)
-    if of.low and threads > 1:
+    if of.few_rows and threads > 1:
         pb = even_part(panels, pb, batch * -(-m // mb), threads)
     return mb, pb
 
 
 @recorded
-def _rows_that_stay(m: int, mr: int) -> int:
+def _rows_of_block(m: int, mr: int) -> int:
     return m if m <= 16 * mr else 8 * mr
 
 
 def _stacked(product: Product, of: Tiles) -> Callable[[Array], Array]:
     """Return the function from the right operand's array to ``alpha * B`` as ``[S, K, N]``."""
     b, alpha = product.b, product.alpha
-    n, depth, matrices, turned = b.columns, b.rows, math.prod(b.shape), is_transposed(b)
+    n, depth, matrices, transposed = b.columns, b.rows, math.prod(b.shape), is_transposed(b)
 
     def change(array: Array) -> Array:
-        if turned:
+        if transposed:
             stack = array.reshape((matrices, n, depth)).swapaxes(1, 2)
         else:
             stack = array.reshape((matrices, depth, n))
@@ -348,8 +348,8 @@ def _stacked(product: Product, of: Tiles) -> Callable[[Array], Array]:
 
 
 def _panels_recipe(product: Product, of: Tiles) -> str:
-    b, turned = product.b, int(is_transposed(product.b))
-    return f"{b.rows}x{b.columns} turned {turned} x {product.alpha!r} {of.width}/{of.lanes}"
+    b, transposed = product.b, int(is_transposed(product.b))
+    return f"{b.rows}x{b.columns} transposed {transposed} x {product.alpha!r} {of.width}/{of.lanes}"
 
 
 def _right_side(
@@ -359,7 +359,7 @@ def _right_side(
     b, alpha = product.b, product.alpha
     n, depth = b.columns, b.rows
     size = depth * round_up(n, of.lanes)
-    turned = is_transposed(b)
+    transposed = is_transposed(b)
     matrix_size = max(n * depth, 1)
     matrices = math.prod(b.shape)
     packed_steps = [step // matrix_size * size for step in steps]
@@ -368,8 +368,8 @@ def _right_side(
         weight = low.weight(recipe, matrix_panels(of, _stacked(product, of)), b.operand)
         return weight, 0, packed_steps
     # If B fits in half of the L1 cache, reading its rows costs no more than reading panels.
-    near = of.low and depth * n * of.item <= caches().l1 // 2
-    if not turned and (rows <= of.mr or n < of.lanes or near) and alpha == 1.0:
+    near = of.few_rows and depth * n * of.item <= caches().l1 // 2
+    if not transposed and (rows <= of.mr or n < of.lanes or near) and alpha == 1.0:
         return b.operand, b.row_step * of.item, list(steps)
     panels = -(-n // of.width)
     target = low.scratch(matrices * size * of.item)

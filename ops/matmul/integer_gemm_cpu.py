@@ -1,8 +1,8 @@
 """MatMul, Gemm and MatMulInteger of integers that are computed at run time, on the CPU device.
 
 Integers of 32 and 64 bits are multiplied modulo 2**32 or 2**64. Integers of 8 bits minus their zero
-points are multiplied as floats: float32 represents sums of up to `TERMS` products exactly, float64
-all longer ones.
+points are multiplied as floats: float32 represents sums of up to `MAX_FLOAT32_TERMS` products
+exactly, float64 all longer ones.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, tem
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides
 
-from .arguments import WholeProductArguments
+from .arguments import IntegerGemmArguments
 
-WHOLE = ("int32", "int64", "uint32", "uint64")
-TERMS = 258  # most terms of at most 255 * 255 each whose sum is below 2**24, exact in float32
+INTEGERS = ("int32", "int64", "uint32", "uint64")
+MAX_FLOAT32_TERMS = (
+    258  # most terms of at most 255 * 255 each whose sum is below 2**24, exact in float32
+)
 _ROWS = 4  # rows of a work unit
-_WORK = 1 << 16  # least multiplications of a thread (estimate)
+_MIN_PRODUCTS_PER_THREAD = 1 << 16  # least multiplications of a thread (estimate)
 
 
-def emit_whole_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> None:
+def emit_integer_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> None:
     """Emit A @ B of integers; stacks of matrices broadcast.
 
     Args:
@@ -36,7 +38,7 @@ def emit_whole_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> Non
     Raises:
         Unsupported: Dtypes or depths differ.
     """
-    if a.dtype not in WHOLE or b.dtype != a.dtype or not a.rank or not b.rank:
+    if a.dtype not in INTEGERS or b.dtype != a.dtype or not a.rank or not b.rank:
         raise Unsupported(f"a product of {a.dtype} and {b.dtype}")
     left = (1, *a.shape) if a.rank == 1 else a.shape
     right = (*b.shape, 1) if b.rank == 1 else b.shape
@@ -48,7 +50,7 @@ def emit_whole_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> Non
         [step * size * a.itemsize for step in broadcast_strides(shape[:-2], stack)]
         for shape, size in ((left, m * depth), (right, depth * n))
     ]
-    arguments = WholeProductArguments(
+    arguments = IntegerGemmArguments(
         a=a,
         b=b,
         y=y,
@@ -65,12 +67,12 @@ def emit_whole_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> Non
         lanes=low.lanes(a.dtype),
     )
     units = math.prod(stack) * -(-m // _ROWS)
-    grain = max(1, _WORK // max(_ROWS * depth * n, 1))
+    grain = max(1, _MIN_PRODUCTS_PER_THREAD // max(_ROWS * depth * n, 1))
     moved = a.nbytes + b.nbytes + y.nbytes
     low.emit(kernel, arguments, units, grain=grain, flops=2 * y.size * depth, bytes=moved)
 
 
-def emit_byte_product(
+def emit_int8_product(
     low: Lowering, a: Operand, b: Operand, zeros: tuple[Operand | None, Operand | None], y: Operand
 ) -> None:
     """Emit the int32 product of 8-bit integers minus their zero points.
@@ -87,7 +89,7 @@ def emit_byte_product(
     """
     if any(zero is not None and zero.size != 1 for zero in zeros):
         raise Unsupported("a product of computed bytes with zero points for each row or column")
-    work = "float32" if a.shape[-1] <= TERMS else "float64"
+    work = "float32" if a.shape[-1] <= MAX_FLOAT32_TERMS else "float64"
     sides: list[Operand] = []
     for side, zero in zip((a, b), zeros, strict=True):
         e = Expression()

@@ -11,19 +11,19 @@ from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import vec
 from subgraph.ops.movement.kernels import outer_offset
 
-from .arguments import WholeProductArguments
+from .arguments import IntegerGemmArguments
 
 Function = Callable[..., Any]
 
 
 def product(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of `WholeProductArguments`: A @ B modulo 2**32 or 2**64.
+    """Return the kernel of `IntegerGemmArguments`: A @ B modulo 2**32 or 2**64.
 
     Args:
         dtype: Dtype of the elements.
         lanes: Elements of a vector.
     """
-    arguments = view_of(WholeProductArguments)
+    arguments = view_of(IntegerGemmArguments)
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
     bcast, zero = v.bcast, v.zero

@@ -143,7 +143,7 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
     """Return the kernel of `GemmArguments`, a batch of matrix products.
 
     ``C[b0, b1, b2] = act(init + A[...] @ B[...] + residual)``. The activation is the identity,
-    bounds below and above, or what the kernel ``post`` applies to a finished tile.
+    bounds below and above, or what the kernel ``activation`` applies to a finished tile.
 
     Args:
         dtype: Dtype of A and C.
@@ -354,8 +354,8 @@ def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
                     if res != 0:
                         t.residual = res + (row + i) * product.residual_row + first * item
                 call_kernel(tile, t, m, vectors, 0)
-                if last and product.post != 0:
-                    call_kernel(product.post, t, m, vectors, 0)
+                if last and product.activation != 0:
+                    call_kernel(product.activation, t, m, vectors, 0)
                 i += m
 
     return block

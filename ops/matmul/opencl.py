@@ -22,7 +22,7 @@ from subgraph.ops.shared.strides import broadcast_strides, collapse
 
 from .products import Matrix, matrix
 
-Words = list["Argument | np.generic[Any]"]
+Arguments = list["Argument | np.generic[Any]"]
 _LEVELS = 3  # dimensions of a stack of matrices in the kernels' arguments
 
 
@@ -89,7 +89,7 @@ def fused(node: Node, low: ClLowering) -> None:
     lower_product(node, low)
 
 
-def widened(low: ClLowering, operand: Operand | None) -> Operand | None:
+def as_float32(low: ClLowering, operand: Operand | None) -> Operand | None:
     """Return a float16 or bfloat16 operand cast to float32, other operands unchanged."""
     if operand is None or operand.dtype not in HALVES:
         return operand
@@ -98,17 +98,17 @@ def widened(low: ClLowering, operand: Operand | None) -> Operand | None:
     return wide
 
 
-def narrowed(low: ClLowering, output: Operand) -> Operand:
+def float32_output(low: ClLowering, output: Operand) -> Operand:
     """Return the operand that kernels write: the output, or float32 memory if that is narrow."""
     return temporary(low, "float32", output.shape) if output.dtype in HALVES else output
 
 
-def settle(low: ClLowering, made: Operand, output: Operand) -> None:
-    """Cast results to the output's dtype, if `narrowed` returned other memory.
+def cast_output(low: ClLowering, made: Operand, output: Operand) -> None:
+    """Cast results to the output's dtype, if `float32_output` returned other memory.
 
     Args:
         low: Collects the plan's launches.
-        made: The results, from `narrowed`.
+        made: The results, from `float32_output`.
         output: The output.
     """
     if made is not output:
@@ -127,22 +127,22 @@ def lower_product(node: Node, low: ClLowering) -> None:
         raise Unsupported(f"{node.op_type} of {out.dtype}")
     if not out.size:
         return
-    x, y, bias, residual = (widened(low, low.optional(k)) for k in range(4))
+    x, y, bias, residual = (as_float32(low, low.optional(k)) for k in range(4))
     assert x is not None
     assert y is not None
     a, b = matrix(x), matrix(y, "column")
     if node.attrs.get("transA", 0):
-        a = a.turned
+        a = a.transposed
     if node.attrs.get("transB", 0):
-        b = b.turned
+        b = b.transposed
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
-    made = narrowed(low, out)
+    made = float32_output(low, out)
     a, sizes, steps = stacked(a, b)
     product = Product(a, b, made, node, sizes, steps, alpha, beta, residual=residual)
     if bias is not None and beta != 0.0:
         _add_bias(product, bias)
     emit_product(low, product)
-    settle(low, made, out)
+    cast_output(low, made, out)
 
 
 def stacked(a: Matrix, b: Matrix) -> tuple[Matrix, tuple[int, ...], list[tuple[int, ...]]]:
@@ -219,7 +219,7 @@ def defines_of(product: Product) -> tuple[dict[str, str | int], float, float]:
 
 def arguments(
     product: Product, right: Argument, right_steps: Sequence[int], numbers: tuple[float, float]
-) -> Words:
+) -> Arguments:
     """Return the arguments that the CPU's and the GPU's kernel share.
 
     Args:
@@ -229,7 +229,7 @@ def arguments(
         numbers: The activation's p and q.
     """
     a, out, dtype = product.a, product.out, product.out.dtype
-    words: Words = [a.operand, right, out, product.bias or out, product.residual or out]
+    words: Arguments = [a.operand, right, out, product.bias or out, product.residual or out]
     words += [a.rows, product.b.columns, a.columns, a.row_step, a.column_step]
     words += product.bias_steps
     words += [number(dtype, v) for v in (product.alpha, product.beta, *numbers)]
@@ -318,18 +318,18 @@ def _packed(low: ClLowering, product: Product) -> tuple[Argument, list[int]]:
     packed = panels * depth * width
     matrices = math.prod(b.shape)
     steps = [step // max(depth * n, 1) * packed for step in product.steps[1]]
-    turned = b.row_step == 1 and b.column_step != 1
+    transposed = b.row_step == 1 and b.column_step != 1
     if b.operand.constant:
-        recipe = f"opencl panels {depth}x{n} turned {int(turned)} of {width}"
+        recipe = f"opencl panels {depth}x{n} transposed {int(transposed)} of {width}"
 
         def make(array: Array) -> Array:
-            shape = (matrices, n, depth) if turned else (matrices, depth, n)
+            shape = (matrices, n, depth) if transposed else (matrices, depth, n)
             stack = array.reshape(shape)
-            return pack_panels(stack.swapaxes(1, 2) if turned else stack, width)
+            return pack_panels(stack.swapaxes(1, 2) if transposed else stack, width)
 
         return low.weight(recipe, make, b.operand), steps
     target = temporary(low, dtype, (matrices * packed,))
-    words: Words = [b.operand, target, depth, n, b.row_step, b.column_step]
+    words: Arguments = [b.operand, target, depth, n, b.row_step, b.column_step]
     words += [panels, depth * n, packed]
     source = program(low, dtype, PACK=1, **{"ACT(x, p, q)": "x"}, BIAS=0, RESIDUAL=0)
     moved = 2 * matrices * packed * 4

@@ -32,7 +32,7 @@ class Matrix:
     column_step: int
 
     @property
-    def turned(self) -> Matrix:
+    def transposed(self) -> Matrix:
         """The transposed matrices."""
         return Matrix(
             self.operand, self.shape, self.columns, self.rows, self.column_step, self.row_step

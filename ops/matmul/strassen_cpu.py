@@ -15,25 +15,25 @@ from subgraph.system.host import caches
 from .arguments import StrassenArguments
 
 _SUMS = 7  # sums of quarters of A that are operands of products
-_GAP = 16  # elements of padding between rows of these sums, against conflicts in cache sets
+_ROW_PADDING = 16  # elements of padding between rows of these sums, against conflicts in cache sets
 # Limits below which additions and the overhead of tiles cost as much as the saved product saves
-# (estimates, except _LEAST_ELEMENTS).
-_LEAST_LANES = 16  # elements of a vector
-_LEAST_ROWS = 48  # rows of A
-_LEAST_PAIRS = 12  # pairs of panels of B: every thread computes the sums of A
-_LEAST_DEPTH = 384  # steps of K
+# (estimates, except _MIN_ELEMENTS).
+_MIN_LANES = 16  # elements of a vector
+_MIN_ROWS = 48  # rows of A
+_MIN_PAIRS = 12  # pairs of panels of B: every thread computes the sums of A
+_MIN_DEPTH = 384  # steps of K
 # Elements of the weight. Measured on chains of MatMul, one thread: with weights of 768 x 768 they
 # run at 0.92 to 1.00 of the plain product's speed, with 768 x 3072 at 1.00 to 1.05 of it.
-_LEAST_ELEMENTS = 1_000_000
-_MOST_ROWS = 128  # rows of a block, at most
-_DEEPEST = 384  # steps of a pass in each half of K, at most
-_ALIKE = 16.0  # largest ratio of magnitudes of columns that are added
-_LARGEST = 1e15  # elements below it have finite products in float32
-_PAIRS = 48  # pairs of panels of a block, at most; each block computes the sums of A
-_SHARED_PAIRS = 12  # the same if threads share the blocks
+_MIN_ELEMENTS = 1_000_000
+_MAX_BLOCK_ROWS = 128  # rows of a block, at most
+_MAX_PASS_DEPTH = 384  # steps of a pass in each half of K, at most
+_MAX_RATIO = 16.0  # largest ratio of magnitudes of columns that are added
+_MAX_ELEMENT = 1e15  # elements below it have finite products in float32
+_MAX_BLOCK_PAIRS = 48  # pairs of panels of a block, at most; each block computes the sums of A
+_MAX_SHARED_BLOCK_PAIRS = 12  # the same if threads share the blocks
 
 
-def fits(low: Lowering, of: Tiles, n: int, depth: int) -> bool:
+def is_possible(low: Lowering, of: Tiles, n: int, depth: int) -> bool:
     """Return whether Strassen's product of a matrix and a packed weight is enabled and possible.
 
     Args:
@@ -47,7 +47,7 @@ def fits(low: Lowering, of: Tiles, n: int, depth: int) -> bool:
     return n % (2 * of.width) == 0 and depth % (2 * of.lanes) == 0 and depth > 0
 
 
-def saves(of: Tiles, m: int, n: int, depth: int) -> bool:
+def is_faster(of: Tiles, m: int, n: int, depth: int) -> bool:
     """Return whether Strassen's product is expected to be faster than the plain one.
 
     Args:
@@ -56,12 +56,12 @@ def saves(of: Tiles, m: int, n: int, depth: int) -> bool:
         n: Columns of the weight.
         depth: Rows of the weight.
     """
-    large = n >= 2 * of.width * _LEAST_PAIRS and depth >= _LEAST_DEPTH
-    large = large and n * depth >= _LEAST_ELEMENTS
-    return large and m >= _LEAST_ROWS and of.lanes >= _LEAST_LANES
+    large = n >= 2 * of.width * _MIN_PAIRS and depth >= _MIN_DEPTH
+    large = large and n * depth >= _MIN_ELEMENTS
+    return large and m >= _MIN_ROWS and of.lanes >= _MIN_LANES
 
 
-def alike_columns(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def similar_columns(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Return a function from a weight to a flag for each pair of panels: 1 if its sums are safe.
 
     Strassen's algorithm adds each column of a panel to a column of the paired panel, half of all
@@ -76,7 +76,9 @@ def alike_columns(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Arra
         matrix = change(weight)[0]
         largest = np.maximum(matrix.max(axis=0), -matrix.min(axis=0)).reshape(2, -1, of.width)
         more, less = largest.max(axis=0), largest.min(axis=0)
-        return np.asarray(((more <= _ALIKE * less) & (more < _LARGEST)).all(axis=1), np.int64)
+        return np.asarray(
+            ((more <= _MAX_RATIO * less) & (more < _MAX_ELEMENT)).all(axis=1), np.int64
+        )
 
     return make
 
@@ -86,7 +88,7 @@ def emit_strassen(
     of: Tiles,
     left: tuple[Operand, int],
     weight: Argument,
-    alike: Argument,
+    similar: Argument,
     out: Operand,
     sizes: tuple[int, int, int],
     init: Argument,
@@ -100,7 +102,7 @@ def emit_strassen(
         of: The contraction tiles.
         left: The left operand and the elements between its rows.
         weight: The packed right operand.
-        alike: Its flags from `alike_columns`.
+        similar: Its flags from `similar_columns`.
         out: The result.
         sizes: M, N, K.
         init: Initial values of sums, one per column; 0: zeros.
@@ -110,20 +112,20 @@ def emit_strassen(
     (a, row_step), (m, n, depth) = left, sizes
     item = of.item
     # Row blocks and passes do not depend on the number of threads, and so neither do the results.
-    blocks = -(-m // _MOST_ROWS)
+    blocks = -(-m // _MAX_BLOCK_ROWS)
     mb = round_up(-(-m // blocks), 2)
     room = caches().l2 * 3 // 4 // (_SUMS * item * (mb // 2))
-    most = max(64, min(room, _DEEPEST))
+    most = max(64, min(room, _MAX_PASS_DEPTH))
     passes = -(-depth // 2 // most)
     kc = round_up(-(-depth // 2 // passes), of.lanes)
     pairs = n // of.width // 2
     row_blocks = -(-m // mb)
-    pb = min(pairs, _PAIRS)
+    pb = min(pairs, _MAX_BLOCK_PAIRS)
     if low.threads > 1:
-        pb = min(pb, _SHARED_PAIRS, -(-pairs * row_blocks // low.threads))
+        pb = min(pb, _MAX_SHARED_BLOCK_PAIRS, -(-pairs * row_blocks // low.threads))
         pb = even_part(pairs, pb, row_blocks, low.threads)
     units = row_blocks * -(-pairs // pb)
-    row = (kc + _GAP) * item
+    row = (kc + _ROW_PADDING) * item
     room = _SUMS * (mb // 2) * row + (kc + 2 * mb) * of.width * item
     scratch = low.scratch(room, per_worker=True)
     arguments = StrassenArguments(
@@ -138,7 +140,7 @@ def emit_strassen(
         a_row=row_step * item,
         tile=of.contraction(ahead=True),
         twice_tile=of.contraction(ahead=True, twice=True),
-        post=act.post,
+        activation=act.kernel,
         flags=act.flags,
         low=act.low,
         high=act.high,
@@ -150,7 +152,7 @@ def emit_strassen(
         sum_row=row,
         sum_bytes=mb // 2 * row,
         mixed_tile=of.contraction(ahead=True, twice=True, mixed=True),
-        alike=alike,
+        similar=similar,
     )
     flops = 2 * m * n * depth
     moved = (a.size + 2 * m * n + n * depth) * item

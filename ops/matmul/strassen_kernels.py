@@ -26,8 +26,8 @@ from subgraph.engine.codegen.tiling import F_HI, F_LO, F_MINUS, TileBlock
 
 from .arguments import StrassenArguments
 
-_ALIKE = 8.0  # largest ratio of magnitudes of rows that are added (columns: strassen_cpu)
-_LARGEST = 1e15  # elements below it have finite products in float32
+_MAX_RATIO = 8.0  # largest ratio of magnitudes of rows that are added (columns: strassen_cpu)
+_MAX_ELEMENT = 1e15  # elements below it have finite products in float32
 _tile_block = stack_block(TileBlock)
 
 
@@ -115,9 +115,9 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                         if last and flags & F_HI:
                             y = select(high < y, high, y)
                         store(call.c + at + j, y)
-                if last and call.post != 0:
+                if last and call.activation != 0:
                     t.c = call.c + start
-                    call_kernel(call.post, t, count, nv, 0)
+                    call_kernel(call.activation, t, count, nv, 0)
         t.c_row = both
 
     @register_jitable
@@ -126,24 +126,24 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
 
     @register_jitable
     def sums_of_a(call: StrassenArguments, w: Pass, scratch: int) -> bool:
-        """Compute the seven sums of A for a pass; return whether the rows' magnitudes are alike."""
+        """Compute the seven sums of A for a pass; return whether magnitudes of rows are similar."""
         ars, rows, depth = call.a_row, w.half, w.depth
         to, size = call.sum_row, call.sum_bytes
-        alike = True
+        similar = True
         for r in range(rows):
             top = call.a + (w.row + r) * ars
             bottom = top + rows * ars
             d = scratch + r * to
-            there = rows + r < w.rows  # the middle of an odd number of rows is paired with zeros
-            above, below, wrong = splat(0.0), splat(0.0), splat(0.0)
+            paired = rows + r < w.rows  # the middle of an odd number of rows is paired with zeros
+            above, below, not_finite = splat(0.0), splat(0.0), splat(0.0)
             for k in range(0, depth, lanes):
                 near, far = (w.near + k) * item, (w.far + k) * item
                 a, b = load(top + near), load(top + far)
-                c = load(bottom + near) if there else splat(0.0)
-                e = load(bottom + far) if there else splat(0.0)
+                c = load(bottom + near) if paired else splat(0.0)
+                e = load(bottom + far) if paired else splat(0.0)
                 above = larger(larger(above, a), b)
                 below = larger(larger(below, c), e)
-                wrong = wrong + ((a - a) + (b - b)) + ((c - c) + (e - e))
+                not_finite = not_finite + ((a - a) + (b - b)) + ((c - c) + (e - e))
                 at = d + k * item
                 store(at, a + e)
                 store(at + size, c + e)
@@ -153,10 +153,10 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                 store(at + 5 * size, c - a)
                 store(at + 6 * size, b - e)
             x = highest(above)
-            y = highest(below) if there else x
-            most = min(_LARGEST, _ALIKE * min(x, y))
-            alike = alike and total_of(wrong) == 0.0 and max(x, y) <= most
-        return alike
+            y = highest(below) if paired else x
+            most = min(_MAX_ELEMENT, _MAX_RATIO * min(x, y))
+            similar = similar and total_of(not_finite) == 0.0 and max(x, y) <= most
+        return similar
 
     @register_jitable
     def multiply(
@@ -205,7 +205,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         return b
 
     @register_jitable
-    def seven(
+    def seven_products(
         call: StrassenArguments, t: TileBlock, w: Pass, scratch: int, sums: int, p: int
     ) -> None:
         """Run the seven products of a pair of panels."""
@@ -239,7 +239,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         multiply(call, t, w, scratch + 4 * size, b22, c12, c11, 0)
 
     @register_jitable
-    def plain(call: StrassenArguments, t: TileBlock, w: Pass, sums: int, p: int) -> None:
+    def eight_products(call: StrassenArguments, t: TileBlock, w: Pass, sums: int, p: int) -> None:
         """Run the eight products of a pair of panels by the definition."""
         total, ars, rows = call.k, call.a_row, w.rows
         pairs = call.n // width // 2
@@ -272,7 +272,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         half = w.half
         near, far, depth = w.near, w.far, w.depth
         sums = scratch + 7 * call.sum_bytes + call.pass_depth * step
-        alike = sums_of_a(call, w, scratch)
+        similar = sums_of_a(call, w, scratch)
         w.last = 1 if near + depth >= call.k // 2 else 0
         t.steps = depth
         for p in range(first, end):
@@ -282,10 +282,10 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             w.next_near = near + on
             w.next_far = far + on
             clear(sums, 2 * half)
-            if alike and ld_i64(call.alike + 8 * p) != 0:
-                seven(call, t, w, scratch, sums, p)
+            if similar and ld_i64(call.similar + 8 * p) != 0:
+                seven_products(call, t, w, scratch, sums, p)
             else:
-                plain(call, t, w, sums, p)
+                eight_products(call, t, w, sums, p)
             finish(call, t, w, sums, p)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:

@@ -19,7 +19,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.matmul.integer_gemm_cpu import TERMS, emit_byte_product
+from subgraph.ops.matmul.integer_gemm_cpu import MAX_FLOAT32_TERMS, emit_int8_product
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import grain, round_up
 from subgraph.system import host
@@ -75,7 +75,7 @@ def matmul_integer(node: Node, low: Lowering) -> None:
     )  # fmt: skip
     if not b.constant:
         if not (y.size and _computed_product(q)):
-            emit_byte_product(low, a, b, zeros, y)
+            emit_int8_product(low, a, b, zeros, y)
         return
     if zeros[0] is not None and zeros[0].size != 1:
         raise Unsupported("an integer product with zero points for each row")
@@ -227,7 +227,7 @@ def _tiles_pay(q: Quantised, s: _Stack) -> bool:
     if forced is not None:
         return bool(forced == "quads")
     # To hold more terms takes float64, with half the elements in a vector.
-    return s.depth > TERMS or (host.has_vnni() and s.m * s.depth * s.n >= _SMALL)
+    return s.depth > MAX_FLOAT32_TERMS or (host.has_vnni() and s.m * s.depth * s.n >= _SMALL)
 
 
 def _excess(q: Quantised, tile: Tile, outputs: int) -> Argument:

@@ -15,8 +15,8 @@ from subgraph.system import host
 
 FLOATS = ("float32", "float64")
 _NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus", "HardSigmoid"})
-_REGISTERS_OF_HALVES = 16  # vector registers of x86 without 512-bit vectors
-SMALL = 200_000  # least multiplications of a thread (estimate: the time of starting one)
+_REGISTERS_OF_HALF_VECTORS = 16  # vector registers of x86 without 512-bit vectors
+_MIN_PRODUCTS_PER_THREAD = 200_000  # multiplications; starting a thread takes as long (estimate)
 
 
 @attrs.frozen
@@ -53,7 +53,7 @@ class Tiles:
         return self.nv * self.lanes
 
     @property
-    def low(self) -> bool:
+    def few_rows(self) -> bool:
         """Whether these are few-row tiles: each loaded weight serves few rows; strips use them."""
         return self.mr <= LOW_ROWS
 
@@ -84,7 +84,7 @@ class Tiles:
             mixed: Its B is the sum of two matrices.
         """
         # Many-row tiles were tuned without prefetching.
-        extra: dict[str, bool] = {"ahead": True} if ahead and self.low else {}
+        extra: dict[str, bool] = {"ahead": True} if ahead and self.few_rows else {}
         extra |= {"twice": True} if twice else {}
         extra |= {"mixed": True} if mixed else {}
         return Kernel(
@@ -167,7 +167,7 @@ def tiles(dtype: str, lanes: int = 0) -> Tiles:
         raise Unsupported(f"dtype {dtype}; float32 and float64 have kernels")
     whole = host.lanes(dtype)
     # Half vectors have the tiles, and the instruction encoding, of machines with such vectors.
-    registers = host.isa().registers if lanes in (0, whole) else _REGISTERS_OF_HALVES
+    registers = host.isa().registers if lanes in (0, whole) else _REGISTERS_OF_HALF_VECTORS
     lanes = lanes or whole
     return Tiles(dtype, lanes, *tile_shape(lanes, registers))
 
@@ -208,18 +208,21 @@ class Activation:
     """An activation, as arguments of kernels over tiles.
 
     Attributes:
-        post: Kernel that runs over a finished tile, 0: none.
+        kernel: Kernel that runs over a finished tile, 0: none.
         flags: ``F_*`` flags of the tile.
-        low: Lower bound, or first parameter of ``post``.
-        high: Upper bound, or second parameter of ``post``.
+        low: Lower bound, or first parameter of ``kernel``.
+        high: Upper bound, or second parameter of ``kernel``.
         keeps_zero: The activation of 0 is 0.
     """
 
-    post: Kernel | int
+    kernel: Kernel | int
     flags: int
     low: float
     high: float
     keeps_zero: bool = True
+
+
+NO_ACTIVATION = Activation(0, 0, 0.0, 0.0)
 
 
 def activation(node: Node, of: Tiles) -> Activation:
@@ -228,14 +231,18 @@ def activation(node: Node, of: Tiles) -> Activation:
     low = float(node.attrs.get("activation_alpha", 0.0))
     high = float(node.attrs.get("activation_beta", 0.0))
     if not name:
-        return Activation(0, 0, 0.0, 0.0)
+        return NO_ACTIVATION
     if name == "Relu":
         return Activation(0, F_LO, 0.0, 0.0)
     if name == "Clip":
         flags = (F_LO if low > -math.inf else 0) | (F_HI if high < math.inf else 0)
         return Activation(0, flags, low, high, low <= 0.0 <= high)
     kernel = Kernel(
-        "subgraph.ops.shared.epilogue_kernels", "post", dtype=of.dtype, lanes=of.lanes, act=name
+        "subgraph.ops.shared.activation_kernels",
+        "activation",
+        dtype=of.dtype,
+        lanes=of.lanes,
+        act=name,
     )
     return Activation(kernel, 0, low, high, name not in _NOT_ZERO_AT_ZERO)
 
@@ -275,9 +282,9 @@ def grain(units: int, flops: int) -> int:
         units: Work units of the step.
         flops: Its cost in multiplications.
     """
-    if flops < 2 * SMALL or units < 2:
+    if flops < 2 * _MIN_PRODUCTS_PER_THREAD or units < 2:
         return 0
-    return max(1, math.ceil(units * SMALL / flops))
+    return max(1, math.ceil(units * _MIN_PRODUCTS_PER_THREAD / flops))
 
 
 @recorded

@@ -120,7 +120,7 @@ def test_form_that_multiplies_least() -> None:
         return "phases" if conv_transpose_cpu._packs(of, sizes, per_axis) else "apart"
 
     # Phases run together on low tiles only.
-    assert form(3, 2, 2) == ("phases" if of.low else "taps")
+    assert form(3, 2, 2) == ("phases" if of.few_rows else "taps")
     assert form(3, 4, 2) == "taps"
     assert form(1, 3, 1) == "taps"
     assert form(32, 4, 2) == "apart"

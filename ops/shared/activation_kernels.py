@@ -16,7 +16,7 @@ from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.engine.codegen.vmath import function
 
 
-def post(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
+def activation(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
     """Return the kernel that applies an activation in place to a tile.
 
     It is called with ``(address of a TileBlock, rows, vectors of a row, 0)``.
