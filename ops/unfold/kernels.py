@@ -12,7 +12,7 @@ from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import DEPTH, HEIGHT, WIDTH, along, view_of
 from subgraph.engine.codegen.simd import ld, shuffle, st, vec
 from subgraph.engine.codegen.tile import stack_words
-from subgraph.ops.image.sampling_kernels import below
+from subgraph.ops.image.sampling_kernels import clamped_floor
 
 from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
@@ -40,7 +40,7 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
 
     @register_jitable
     def sample(image: int, y: Any, x: Any, height: int, width: int) -> Any:
-        y0, x0 = below(float(y)), below(float(x))
+        y0, x0 = clamped_floor(float(y)), clamped_floor(float(x))
         fy, fx = y - real(y0), x - real(x0)
         top = pixel(image, y0, x0, height, width) * (real(1) - fx)
         top += pixel(image, y0, x0 + 1, height, width) * fx
