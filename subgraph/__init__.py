@@ -1,7 +1,7 @@
 """Subgraph: bring your accelerator to any ONNX model, in Python.
 
-Everything that users call is here; ``__init__.pyi`` lists the names. They load when first used, so
-that importing the package takes neither numba nor pyopencl nor onnx.
+This is the public interface; ``__init__.pyi`` lists the names. Each loads when it is first used, so
+that importing the package imports neither numba nor pyopencl nor onnx.
 """
 
 import lazy_loader

@@ -1,8 +1,7 @@
-"""Element types of tensors: the one table of their names, numbers and sizes.
+"""Element types of tensors: the table of their names, numbers and sizes.
 
-A dtype is a string, ONNX's name in lower case as NumPy spells it ("float32", "bfloat16",
-"float8_e4m3fn", "int4", "string", ...). What else depends on a dtype is derived from `DTYPES`, or
-computes with it.
+A dtype is a string, ONNX's name in lower case as NumPy and ml_dtypes spell it ("float32",
+"bfloat16", "float8_e4m3fn", "int4", "string", ...). Other tables of dtypes derive from `DTYPES`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ class ElementType(NamedTuple):
 
     Attributes:
         number: ONNX's TensorProto.DataType.
-        kind: What its elements are.
+        kind: Kind of the elements.
         bits: Bits of an element in a file, 0 for strings; in memory it takes whole bytes.
-        opencl: Its type in OpenCL C, in memory; empty where kernels do not take it.
+        opencl: Type in OpenCL C of an element in memory; "" if kernels do not support it.
     """
 
     number: int
@@ -63,18 +62,18 @@ DTYPES = MappingProxyType(
 )
 ONNX_DTYPE = MappingProxyType({name: each.number for name, each in DTYPES.items()})
 DTYPE_OF_ONNX = MappingProxyType({number: name for name, number in ONNX_DTYPE.items()})
-# The floating-point types of models: those of 16 bits are computed in float32.
-HALVES = ("float16", "bfloat16")
-FLOATS = ("float32", "float64", *HALVES)
-# Types whose layout in a file differs from that of an array: elements that share bytes, and text.
+# The floating-point types of kernels; they compute the 16-bit types in float32.
+HALF_FLOATS = ("float16", "bfloat16")
+FLOATS = ("float32", "float64", *HALF_FLOATS)
+# Types whose bytes in a file differ from an array's: sub-byte elements, which are packed; strings.
 NOT_RAW = frozenset(name for name, each in DTYPES.items() if each.bits < 8)
 
 
 def compute_dtype(dtype: str) -> str:
     """Return the dtype in which kernels compute elements that are stored as ``dtype``."""
-    return "float32" if dtype in HALVES else dtype
+    return "float32" if dtype in HALF_FLOATS else dtype
 
 
 def item_bytes(dtype: str) -> int:
-    """Return the bytes of an element in memory; not of a string, which is a Python object."""
+    """Return the bytes of an element in memory; 0 for a string, which is a Python object."""
     return -(-DTYPES[dtype].bits // 8)

@@ -1,7 +1,7 @@
-"""Every error that Subgraph raises on purpose; first file of the core, imported by all.
+"""Every error that Subgraph raises on purpose.
 
-Each class is also a child of the builtin that fits, so that ``except ValueError`` keeps working.
-A message says what went wrong, where, what was got, and what to do about it.
+Most classes are also children of a builtin error, so that ``except ValueError`` works. A message
+says what failed, on which value, and how to correct it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class ShapeError(ModelError):
 
 
 class LimitError(SubgraphError, MemoryError, ValueError):
-    """A budget is exceeded: of memory, of nodes, or of time; nothing of what it limits was done.
+    """A budget of memory, nodes or time is exceeded; raised before the work that it limits.
 
     The budgets are options: see `subgraph.graph.limits`.
     """
 
 
 class UnsupportedOpError(SubgraphError, NotImplementedError):
-    """An operator, or this version of it, is unknown or cannot run on the device asked."""
+    """An operator, or this version of it, is unknown or cannot run on the wanted device."""
 
 
 class ConfigError(SubgraphError, KeyError, ValueError):
@@ -45,8 +45,8 @@ class DeviceError(SubgraphError, RuntimeError):
     """A device is missing, could not start, or failed while it ran.
 
     Attributes:
-        lost: Whether the device may be out of order; False where a user's own op failed, or an
-            operator that was computed by its definition.
+        lost: Whether the device may be unusable, so that regions move to their fallback; False if
+            a user's op without device failed, or the reference of an operator.
     """
 
     lost = True
@@ -73,7 +73,13 @@ class MissingFileError(FileError, FileNotFoundError):
 
 
 def file_error(action: str, path: str | os.PathLike[Any], error: OSError) -> FileError:
-    """Return the error for a file that the system refuses to ``action`` ("read", "write")."""
+    """Return the FileError for an OSError of a model's file.
+
+    Args:
+        action: What was tried, for the message: "read", "write".
+        path: The file.
+        error: The error of the system.
+    """
     kind = MissingFileError if isinstance(error, FileNotFoundError) else FileError
     made = kind(f"cannot {action} {os.fspath(path)!r}: {error.strerror or error}; check the path")
     made.errno = error.errno
@@ -83,39 +89,39 @@ def file_error(action: str, path: str | os.PathLike[Any], error: OSError) -> Fil
 def require_type(
     value: object, kind: type | tuple[type, ...], error: type[SubgraphError], wanted: str
 ) -> None:
-    """Refuse an argument of another type, which Python would only find later and elsewhere.
+    """Raise an error for an argument of a wrong type, at the call that passes it.
 
     Args:
         value: The argument.
-        kind: What it has to be.
-        error: What to raise.
-        wanted: What to give, for the message: "a graph, as sg.load returns".
+        kind: The allowed type, or types.
+        error: Class of the error.
+        wanted: A right argument, for the message: "a graph, as sg.load returns".
 
     Raises:
-        SubgraphError: ``value`` is no ``kind``; an ``error``.
+        SubgraphError: ``value`` is not of ``kind``; the class is ``error``.
     """
     if not isinstance(value, kind):
         raise error(f"got {value!r} of type {type(value).__name__}; give {wanted}")
 
 
 class PassError(SubgraphError, RuntimeError):
-    """A pass broke its promise or is not registered."""
+    """A pass changed its input, returned an invalid graph, or is not registered."""
 
 
 class PartitionError(PassError):
-    """A selector or property misbehaved, or a partition breaks an invariant."""
+    """A selector or property breaks its contract, or a partition breaks an invariant."""
 
 
 class InternalError(SubgraphError, RuntimeError):
-    """Subgraph itself is at fault: it failed on something that is valid. Please report it."""
+    """Subgraph failed on valid input: a bug in Subgraph. Please report it."""
 
 
 class OutputIndexError(ModelError, IndexError):
-    """A position is not that of an output."""
+    """There is no output at a position."""
 
 
 class MissingInputError(ModelError, KeyError):
-    """An input that has no default was not given, or a name is no input, output or parameter."""
+    """An input without default is missing, or no input, output or parameter has a given name."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

@@ -11,7 +11,7 @@ import math
 
 import attrs
 
-from subgraph.dtypes import HALVES
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
@@ -60,7 +60,7 @@ def fused_conv(node: Node, low: ClLowering) -> None:
 
 def _floats(low: ClLowering, operand: Operand) -> None:
     require(low, operand.dtype)
-    if operand.dtype not in (*FLOATS, *HALVES):
+    if operand.dtype not in (*FLOATS, *HALF_FLOATS):
         raise Unsupported(f"{low.node.op_type} of {operand.dtype}")
 
 

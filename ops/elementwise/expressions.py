@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from subgraph.dtypes import FLOATS, HALVES, compute_dtype
+from subgraph.dtypes import FLOATS, HALF_FLOATS, compute_dtype
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
@@ -20,7 +20,7 @@ from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = frozenset((*FLOATS, *INTEGERS, "bool"))
 # Dtypes whose values are all exact in float32.
-_EXACT_IN_FLOAT32 = (*HALVES, "float32", "bool", "int8", "int16", "uint8", "uint16")
+_EXACT_IN_FLOAT32 = (*HALF_FLOATS, "float32", "bool", "int8", "int16", "uint8", "uint16")
 
 
 class Term(NamedTuple):
@@ -99,7 +99,7 @@ class Expression:
         if compute_dtype(x.dtype) != compute_dtype(dtype):
             self.instructions.append(f"cast.{compute_dtype(x.dtype)}.{compute_dtype(dtype)} {name}")
             name = f"t{len(self.instructions) - 1}"
-        if dtype in HALVES:
+        if dtype in HALF_FLOATS:
             self.instructions.append(f"round_{dtype}.float32 {name}")
             name = f"t{len(self.instructions) - 1}"
         return Term(name, dtype)

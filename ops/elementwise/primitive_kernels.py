@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from subgraph.dtypes import HALVES, compute_dtype
+from subgraph.dtypes import HALF_FLOATS, compute_dtype
 from subgraph.engine.codegen import vmath
 from subgraph.engine.codegen.irtools import (
     ELEMENTS,
@@ -47,7 +47,7 @@ def element(dtype: str) -> Any:
 
 def storage(dtype: str) -> tuple[Any, int]:
     """Return the LLVM type and size in bytes of one element in memory."""
-    if dtype in HALVES:
+    if dtype in HALF_FLOATS:
         return I16, 2
     if dtype == "bool":
         return I8, 1

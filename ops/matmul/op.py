@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from subgraph.dtypes import HALVES
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
@@ -27,7 +27,7 @@ from subgraph.ops.shared.strides import broadcast_shapes
 from . import reference
 
 _BYTES = ("uint8", "int8")
-_FLOATS = ("float32", *HALVES)
+_FLOATS = ("float32", *HALF_FLOATS)
 _TERM = r"[A-Za-z]*(?:\.\.\.[A-Za-z]*)?"
 _Size = TypeVar("_Size")
 _EQUATION = re.compile(rf"({_TERM}(?:,{_TERM})*)(?:->({_TERM}))?")

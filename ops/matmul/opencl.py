@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.dtypes import HALVES
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -91,7 +91,7 @@ def fused(node: Node, low: ClLowering) -> None:
 
 def as_float32(low: ClLowering, operand: Operand | None) -> Operand | None:
     """Return a float16 or bfloat16 operand cast to float32, other operands unchanged."""
-    if operand is None or operand.dtype not in HALVES:
+    if operand is None or operand.dtype not in HALF_FLOATS:
         return operand
     wide = temporary(low, "float32", operand.shape)
     emit_cast(low, operand, wide)
@@ -100,7 +100,7 @@ def as_float32(low: ClLowering, operand: Operand | None) -> Operand | None:
 
 def float32_output(low: ClLowering, output: Operand) -> Operand:
     """Return the operand that kernels write: the output, or float32 memory if that is narrow."""
-    return temporary(low, "float32", output.shape) if output.dtype in HALVES else output
+    return temporary(low, "float32", output.shape) if output.dtype in HALF_FLOATS else output
 
 
 def cast_output(low: ClLowering, made: Operand, output: Operand) -> None:
@@ -123,7 +123,7 @@ def lower_product(node: Node, low: ClLowering) -> None:
     """
     out = low.output()
     require(low, out.dtype)
-    if out.dtype not in (*FLOATS, *HALVES):
+    if out.dtype not in (*FLOATS, *HALF_FLOATS):
         raise Unsupported(f"{node.op_type} of {out.dtype}")
     if not out.size:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from subgraph.dtypes import HALVES
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import UnsupportedOpError
@@ -17,7 +17,7 @@ from subgraph.ops.shared.strides import normal_axis
 from subgraph.ops.shared.tile_planning import round_up
 
 _QUANTIZED = ("uint8", "int8", "uint16", "int16")
-_REAL = ("float32", *HALVES)
+_REAL = ("float32", *HALF_FLOATS)
 _RUN = 1 << 14  # elements worth a thread
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from subgraph.dtypes import HALVES
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import Operand, Storage, Unsupported, Weight
 from subgraph.graph.graph import Node
@@ -96,7 +96,7 @@ def _requantize(
     if own.size != 1 or zero.size != 1:
         raise Unsupported(f"{low.node.op_type} with several scales or zero points of its output")
     scales = [*scales, source(own, ())]
-    if any(s.dtype not in (*FLOATS, *HALVES) for s in scales):
+    if any(s.dtype not in (*FLOATS, *HALF_FLOATS) for s in scales):
         raise Unsupported(f"{low.node.op_type} with scales that are no floats")
     e = Expression()
     total = e.cast(e.input("int32"), "float32")

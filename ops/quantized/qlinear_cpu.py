@@ -190,9 +190,7 @@ def choose_tile(q: Quantised, *, source: StripSource) -> Tile:
     forced = q.low.options.get("INTEGER_FLAVOUR")
     quads = host.has_vnni() if forced is None else forced == "quads"
     # An image has few channels with large bytes: most of its steps would have to be corrected.
-    guarded = (
-        host.multiplies_bytes_into_words() and source != "image" and forced in (None, "guarded")
-    )
+    guarded = host.prefers_pmaddubsw() and source != "image" and forced in (None, "guarded")
     fits = has_usual_zero(q.w, q.w_zero)
     # What other zero points are beyond the usual one is taken from sums of rows, not of windows.
     if (quads or guarded) and (fits or source == "rows"):

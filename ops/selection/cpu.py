@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from subgraph.dtypes import HALVES
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -103,16 +103,16 @@ def trim(node: Node, low: Lowering) -> None:
     emit_copy(low, x, y, y.shape, *steps, item=element_bytes(x))
 
 
-@lowering("PaddedNonZero", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
+@lowering("PaddedNonZero", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALF_FLOATS))
 def non_zero(node: Node, low: Lowering) -> None:
     """Lower the padded form of NonZero: one pass over the elements."""
     x, indices, count = low.input(0), low.output(0), low.output(1)
     if x.size == 0:
         _emit_zero_count(low, count)
         return
-    dtype = {"bool": "uint8", **dict.fromkeys(HALVES, "uint16")}.get(x.dtype, x.dtype)
+    dtype = {"bool": "uint8", **dict.fromkeys(HALF_FLOATS, "uint16")}.get(x.dtype, x.dtype)
     kernel = Kernel(
-        "subgraph.ops.selection.kernels", "non_zero", dtype=dtype, half=x.dtype in HALVES
+        "subgraph.ops.selection.kernels", "non_zero", dtype=dtype, half=x.dtype in HALF_FLOATS
     )
     arguments = NonZeroArguments(
         x=x, indices=indices, count=count, size=x.size, rank=x.rank, dims=x.shape
@@ -148,7 +148,7 @@ def compress(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, 1, bytes=2 * y.nbytes)
 
 
-@lowering("PaddedUnique", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALVES))
+@lowering("PaddedUnique", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *HALF_FLOATS))
 def unique(node: Node, low: Lowering) -> None:
     """Lower the padded form of Unique: equal rows are grouped, counted and sorted.
 
@@ -164,7 +164,7 @@ def unique(node: Node, low: Lowering) -> None:
         return
     order = (place, *(d for d in range(len(dims)) if d != place))
     shape = [dims[d] for d in order]
-    if x.dtype in HALVES:
+    if x.dtype in HALF_FLOATS:
         x, wide = cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
     else:
         wide = y

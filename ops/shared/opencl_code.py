@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.dtypes import DTYPES, HALVES
+from subgraph.dtypes import DTYPES, HALF_FLOATS
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.graph.graph import Node
 from subgraph.graph.types import numpy_dtype
@@ -34,7 +34,7 @@ def storage(dtype: str) -> str:
 
 def register(dtype: str) -> str:
     """Return the C type in which a dtype is computed."""
-    return "float" if dtype in HALVES else storage(dtype)
+    return "float" if dtype in HALF_FLOATS else storage(dtype)
 
 
 def word(item: int) -> str:
@@ -144,5 +144,5 @@ def activation(node: Node) -> tuple[tuple[str, str], float, float]:
 
 def number(dtype: str, value: float) -> np.generic[Any]:
     """Return a number as a kernel argument of the type in which the dtype is computed."""
-    scalar: np.generic[Any] = numpy_dtype("float32" if dtype in HALVES else dtype).type(value)
+    scalar: np.generic[Any] = numpy_dtype("float32" if dtype in HALF_FLOATS else dtype).type(value)
     return scalar

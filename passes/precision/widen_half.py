@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from subgraph.dtypes import HALVES
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import LOWERINGS, LoweringRule
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE, TensorType
@@ -68,7 +68,7 @@ class WidenHalf:
 def _half(value: Value | None) -> str:
     """Return the dtype of a float16 or bfloat16 value, "" for any other value."""
     type_ = None if value is None else value.type
-    return type_.dtype if isinstance(type_, TensorType) and type_.dtype in HALVES else ""
+    return type_.dtype if isinstance(type_, TensorType) and type_.dtype in HALF_FLOATS else ""
 
 
 def _widened(

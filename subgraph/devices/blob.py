@@ -35,7 +35,7 @@ from typing import IO, Any, TypeVar, cast
 from subgraph.errors import BlobError, file_error
 from subgraph.system.signing import SIGNATURE_BYTES, is_own, signature
 from subgraph.system.trusted_files import distrust, open_regular
-from subgraph.weights.sharing import shared_out
+from subgraph.weights.parallel import parallel_map
 
 MAGIC = b"\x89SUBGRPH"
 VERSION = 5
@@ -86,7 +86,7 @@ def _in_threads(do: Callable[[Sequence[int]], T], leaves: Sequence[int]) -> list
     runs = [leaves[begin : begin + step] for begin in range(0, len(leaves), step)]
     if len(runs) < 2:
         return list(map(do, runs))
-    return shared_out(do, runs, min(_MAX_THREADS, os.cpu_count() or 1, len(runs)))
+    return parallel_map(do, runs, min(_MAX_THREADS, os.cpu_count() or 1, len(runs)))
 
 
 class _Buffers:

@@ -45,7 +45,7 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
-from subgraph.operators.operator import Operator, forget_operator, register_operator
+from subgraph.operators.operator import Operator, register_operator, unregister_operator
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.settings import current_name
 from subgraph.system.forking import free_in_child
@@ -160,7 +160,7 @@ class Core:
                 if not known:
                     for device in extended:
                         device.remove_kernel(extension.key)
-                    forget_operator(extension)
+                    unregister_operator(extension)
                 if isinstance(error, SubgraphError):
                     raise
                 raise DeviceError(

@@ -174,7 +174,7 @@ class DeviceFallback:
         """Return a session that follows the breaker; None if the op's own session suffices."""
         return FallbackSession(op, self) if self.checks or self._breaker.is_open else None
 
-    def instead(self, op: SubgraphOp, error: Exception) -> Session | None:
+    def replace_session(self, op: SubgraphOp, error: Exception) -> Session | None:
         """Return a session for an op that could not open its own; None if no device can run it."""
         if is_final(error) or self.next_op() is None:
             return None

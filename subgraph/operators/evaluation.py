@@ -1,8 +1,8 @@
 """Evaluation of nodes on constants: common operators by NumPy, all others by the reference.
 
-Constant folding of usual models thus need not import the reference (and onnx). Each quick function
-returns the node's only output, or None if its result could differ from the reference's: for invalid
-inputs, and where NumPy's semantics differ from ONNX's.
+Constant folding of usual models thus need not import the reference (and onnx). Each function of
+`NUMPY_FUNCTIONS` returns the node's only output, or None if its result could differ from the
+reference's: for invalid inputs, and where NumPy's semantics differ from ONNX's.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from subgraph.graph.limits import check_memory, count_results
 from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
 from subgraph.operators.inference import check_values
 
-Quick = Callable[[Node, Sequence[Any]], "Array | None"]
-_COUNTED = 1 << 12  # bytes; larger results are counted against the memory budget
-_LARGEST = 1 << 24  # elements; larger results of small inputs are left to the reference's checks
+NumpyFunction = Callable[[Node, Sequence[Any]], "Array | None"]
+_MIN_COUNTED_BYTES = 1 << 12  # bytes; larger results are counted against the memory budget
+_MAX_ELEMENTS = 1 << 24  # larger results of small inputs are left to the reference's checks
 
 
 def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Any]:
@@ -33,18 +33,18 @@ def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Any]:
         ShapeError: the inputs do not fit the operator.
         LimitError: the outputs do not fit into the memory budget.
     """
-    quick = None if node.domain else QUICK.get(node.op_type)
-    if quick is not None:
+    function = None if node.domain else NUMPY_FUNCTIONS.get(node.op_type)
+    if function is not None:
         try:
             check_values(node, inputs)
             with np.errstate(all="ignore"):  # as on a device: infinities and NaN are results
-                result = quick(node, inputs)
+                result = function(node, inputs)
         except LimitError:
             raise
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
             result = None  # invalid inputs: the reference raises the error that says why
         if result is not None:
-            if result.nbytes > _COUNTED:
+            if result.nbytes > _MIN_COUNTED_BYTES:
                 count_results([result], node.name)
             return [result]
     from subgraph.operators.reference import evaluate as by_reference
@@ -96,12 +96,14 @@ def _flatten(node: Node, inputs: Sequence[Any]) -> Array:
 
 def _expand(node: Node, inputs: Sequence[Any]) -> Array | None:
     shape = np.broadcast_shapes(inputs[0].shape, tuple(inputs[1].tolist()))
-    return np.array(np.broadcast_to(inputs[0], shape)) if math.prod(shape) <= _LARGEST else None
+    return (
+        np.array(np.broadcast_to(inputs[0], shape)) if math.prod(shape) <= _MAX_ELEMENTS else None
+    )
 
 
 def _tile(node: Node, inputs: Sequence[Any]) -> Array | None:
     x, repeats = inputs[0], inputs[1].tolist()
-    if len(repeats) != x.ndim or x.size * math.prod(repeats) > _LARGEST:
+    if len(repeats) != x.ndim or x.size * math.prod(repeats) > _MAX_ELEMENTS:
         return None
     return np.tile(x, repeats)
 
@@ -109,7 +111,7 @@ def _tile(node: Node, inputs: Sequence[Any]) -> Array | None:
 def _range(node: Node, inputs: Sequence[Any]) -> Array | None:
     dtype: np.dtype[Any] = inputs[0].dtype
     begin, end, step = (int(each.item()) for each in inputs)
-    if dtype.kind != "i" or not step or abs(end - begin) > _LARGEST * abs(step):
+    if dtype.kind != "i" or not step or abs(end - begin) > _MAX_ELEMENTS * abs(step):
         return None
     return np.arange(begin, end, step).astype(dtype)
 
@@ -154,21 +156,21 @@ def _where(node: Node, inputs: Sequence[Any]) -> Array | None:
     return np.where(condition, x, y) if x.dtype == y.dtype and condition.dtype == bool else None
 
 
-def _whole_div(node: Node, inputs: Sequence[Any]) -> Array | None:
+def _div(node: Node, inputs: Sequence[Any]) -> Array | None:
     x, y = inputs
     if x.dtype.kind != "i" or (x.size and x.min() < 0) or (y.size and y.min() <= 0):
         return _float_div(node, inputs)
     return np.asarray(x // y)
 
 
-def _unary(function: Callable[[Any], Any], kinds: str) -> Quick:
+def _unary(function: Callable[[Any], Any], kinds: str) -> NumpyFunction:
     def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
         return np.asarray(function(inputs[0])) if inputs[0].dtype.kind in kinds else None
 
     return apply
 
 
-def _reduction(function: Callable[..., Any]) -> Quick:
+def _reduction(function: Callable[..., Any]) -> NumpyFunction:
     def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
         x, axes = inputs[0], _numbers(node, inputs, 1, "axes")
         if not x.size or x.dtype.kind not in "fi" or node.attrs.get("noop_with_empty_axes", 0):
@@ -179,7 +181,7 @@ def _reduction(function: Callable[..., Any]) -> Quick:
     return apply
 
 
-def _among(function: Callable[[Any, Any], Any]) -> Quick:
+def _among(function: Callable[[Any, Any], Any]) -> NumpyFunction:
     def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
         same = len({each.dtype for each in inputs}) == 1 and inputs[0].dtype.kind in "fi"
         return np.asarray(functools.reduce(function, inputs)) if same else None
@@ -237,7 +239,7 @@ def _scatter_elements(node: Node, inputs: Sequence[Any]) -> Array | None:
 
 def _constant_of_shape(node: Node, inputs: Sequence[Any]) -> Array | None:
     value = node.attrs.get("value")
-    if not isinstance(value, np.ndarray) or math.prod(inputs[0].tolist()) > _LARGEST:
+    if not isinstance(value, np.ndarray) or math.prod(inputs[0].tolist()) > _MAX_ELEMENTS:
         return None
     content: Array = value  # pyright: ignore[reportUnknownVariableType]
     return np.full([int(dim) for dim in inputs[0]], content.reshape(-1)[0], content.dtype)
@@ -248,7 +250,7 @@ def _shape(node: Node, inputs: Sequence[Any]) -> Array:
     return np.array(inputs[0].shape[start:end], np.int64)
 
 
-def _binary(function: Callable[[Any, Any], Any], kinds: str = "fi") -> Quick:
+def _binary(function: Callable[[Any, Any], Any], kinds: str = "fi") -> NumpyFunction:
     def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
         if "axis" in node.attrs or "broadcast" in node.attrs or inputs[0].dtype.kind not in kinds:
             return None
@@ -268,7 +270,7 @@ def _constant(node: Node, inputs: Sequence[Any]) -> Array | None:
     return content.copy()
 
 
-QUICK: dict[str, Quick] = {
+NUMPY_FUNCTIONS: dict[str, NumpyFunction] = {
     "Add": _binary(np.add),
     "And": _binary(np.logical_and, "b"),
     "Cast": _cast,
@@ -276,7 +278,7 @@ QUICK: dict[str, Quick] = {
     "Concat": _concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
-    "Div": _whole_div,
+    "Div": _div,
     "Equal": _binary(np.equal, "fib"),
     "Expand": _expand,
     "Flatten": _flatten,

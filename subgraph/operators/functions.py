@@ -27,7 +27,7 @@ from subgraph.graph.types import (
     dtype_of,
     numpy_dtype,
 )
-from subgraph.operators.inference import BEYOND, check_operands, infer_types
+from subgraph.operators.inference import EXTRA_REQUIREMENT, check_operands, infer_types
 from subgraph.operators.operator import OPERATORS, Operator, find_operator, operator_key
 from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import (
@@ -75,9 +75,9 @@ def function(
         domain=domain,
         inputs=tuple(name for name, _ in inputs),
         outputs=tuple(name for name, _ in outputs),
-        min_inputs=_least(inputs),
+        min_inputs=_min_count(inputs),
         max_inputs=_MANY if inputs[-1][1] == "*" else len(inputs),
-        min_outputs=_least(outputs),
+        min_outputs=_min_count(outputs),
         max_outputs=len(outputs),
         attributes={name: _attribute(name, value) for name, value in attributes.items()},
     )
@@ -93,7 +93,7 @@ def function(
     return register
 
 
-def _least(formals: Sequence[tuple[str, str]]) -> int:
+def _min_count(formals: Sequence[tuple[str, str]]) -> int:
     return max((k + 1 for k, (_, mark) in enumerate(formals) if mark != "?"), default=0)
 
 
@@ -243,7 +243,7 @@ class Call:
             values = [self._operand(operand, first) for operand in operands]
             while values and values[-1] is None:
                 values.pop()
-            given = {k: _held(v) for k, v in attributes.items() if v is not None}
+            given = {k: _tuple_if_list(v) for k, v in attributes.items() if v is not None}
             made = self._add(op_type, values, outputs, given, domain, requires)
             return made[0] if outputs == 1 else made
 
@@ -266,9 +266,9 @@ class Call:
         requires: str = "",
     ) -> Sequence[Value]:
         notes = dict(self.node.metadata or {})
-        notes.pop(BEYOND, None)
+        notes.pop(EXTRA_REQUIREMENT, None)
         if requires:
-            notes[BEYOND] = requires
+            notes[EXTRA_REQUIREMENT] = requires
         made = Node(
             op_type,
             values,
@@ -292,7 +292,7 @@ class Call:
         return made.outputs
 
 
-def _held(value: Any) -> Any:
+def _tuple_if_list(value: Any) -> Any:
     """Return an attribute's value as nodes hold it: tuples instead of lists."""
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
@@ -321,10 +321,10 @@ def expanded(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] |
         return None
     check_operands(node, [None if value is None else value.type for value in node.inputs])
     call = Call(node, found, inputs)
-    return _all_used(call, call.results())
+    return _check_used(call, call.results())
 
 
-def _all_used(call: Call, results: list[Value | None]) -> list[Value | None]:
+def _check_used(call: Call, results: list[Value | None]) -> list[Value | None]:
     """Return ``results``, after a check that they have every output of the node that is used.
 
     Raises:
@@ -334,7 +334,7 @@ def _all_used(call: Call, results: list[Value | None]) -> list[Value | None]:
     outputs = call.node.outputs
     for k, (value, result) in enumerate(zip_longest(outputs, results[: len(outputs)])):
         if result is None and graph is not None and (value.uses or graph.is_output(value)):
-            raise call.refuse(f"output {k}, {value.name!r}, which nobody defines")
+            raise call.refuse(f"output {k}, {value.name!r}, which its definition lacks,")
     return results
 
 
@@ -374,7 +374,7 @@ def _compute(node: Node, given: Sequence[Any]) -> Sequence[Any]:
     # Types inside the body depend on the elements of inputs that may be shapes.
     elements = [None if array is None else from_array(array) for array in given]
     call = Call(node, found, inputs, elements)
-    results = _all_used(call, call.results())
+    results = _check_used(call, call.results())
     known: dict[Value | None, Any] = {None: None, **dict(zip(inputs, given, strict=True))}
     known[None] = None
     for step in call.nodes:

@@ -33,10 +33,10 @@ SWITCHES = frozenset(
         *("training_mode", "transA", "transB", "upper"),
     }
 )
-_OWN = "subgraph."
+_INTERNAL_PREFIX = "subgraph."
 # Metadata key of a node in a function's body: the name, in the domain "body", of a requirement that
 # holds besides its operator's own.
-BEYOND = "subgraph.requires"
+EXTRA_REQUIREMENT = "subgraph.requires"
 
 
 def check_operands(
@@ -117,7 +117,9 @@ def check_values(node: Node, values: Sequence[Any]) -> None:
 
 def _check_switches(node: Node) -> None:
     # Operators that only passes write ("subgraph.cpu") have attributes of the standard's.
-    if SWITCHES.isdisjoint(node.attrs) or not (not node.domain or node.domain.startswith(_OWN)):
+    if SWITCHES.isdisjoint(node.attrs) or not (
+        not node.domain or node.domain.startswith(_INTERNAL_PREFIX)
+    ):
         return
     for name in node.attrs:
         if name in SWITCHES and node.attrs[name] not in (0, 1):
@@ -155,10 +157,10 @@ def _rules_of(node: Node) -> tuple[Rule, ...]:
 def _rules(node: Node, operator: Operator | None) -> tuple[Rule, ...]:
     rule = None if operator is None else operator.rule
     metadata = node.metadata
-    if not metadata or BEYOND not in metadata:
+    if not metadata or EXTRA_REQUIREMENT not in metadata:
         return () if rule is None else (rule,)
-    beyond = find_operator(operator_key(str(metadata[BEYOND]), "body"))
-    rules = (rule, None if beyond is None else beyond.rule)
+    extra = find_operator(operator_key(str(metadata[EXTRA_REQUIREMENT]), "body"))
+    rules = (rule, None if extra is None else extra.rule)
     return tuple(each for each in rules if each is not None)
 
 
@@ -193,13 +195,13 @@ def infer_types(
     except SubgraphError as error:
         if not isinstance(error, ShapeError) or str(error).startswith("node "):
             raise
-        raise _misfit(node, input_types, error) from error
+        raise _mismatch(node, input_types, error) from error
     except Exception as error:
-        raise _misfit(node, input_types, error) from error
+        raise _mismatch(node, input_types, error) from error
     return (found + unknown)[: len(node.outputs)]
 
 
-def _misfit(node: Node, types: Sequence[ValueType | None], error: Exception) -> ShapeError:
+def _mismatch(node: Node, types: Sequence[ValueType | None], error: Exception) -> ShapeError:
     shown = ", ".join("-" if t is None else str(t) for t in types)
     where = f"node {node.name!r} ({node.op_type})" if node.name else node.op_type
     origin = (node.metadata or {}).get("origin")
@@ -222,10 +224,10 @@ def infer_by_onnx(
         ShapeError: the input types do not fit the operator.
     """
     from subgraph.operators.onnx_inference import infer_node
-    from subgraph.operators.shape_values import settled
+    from subgraph.operators.shape_values import concretized
 
     values = [
-        settled(value, type_.dtype)
+        concretized(value, type_.dtype)
         if value is not None and isinstance(type_, TensorType)
         else value
         for value, type_ in zip(input_values, input_types, strict=True)

@@ -113,7 +113,7 @@ def checks_for(op: CheckedOp, inputs: Sequence[Any]) -> list[Check]:
     """
     inner = op.subgraph
     pairs = list(zip(inner.inputs, inputs, strict=True))
-    if not op.says_types and all(_as_stated(value, item) for value, item in pairs):
+    if not op.says_types and all(_has_stated_type(value, item) for value, item in pairs):
         return [_expected(value.type) for value in inner.outputs]
     types = [
         TensorType(dtype_of(item), item.shape) if is_array(item) else value.type
@@ -125,7 +125,7 @@ def checks_for(op: CheckedOp, inputs: Sequence[Any]) -> list[Check]:
         return [None] * len(inner.outputs)
 
 
-def _as_stated(value: Value, item: Any) -> bool:
+def _has_stated_type(value: Value, item: Any) -> bool:
     """Return whether an input of an inner graph has the type that the graph states."""
     check = _expected(value.type)
     if check is None or not is_array(item):
@@ -160,7 +160,7 @@ def is_list(results: Any) -> bool:
     return isinstance(results, (list, tuple))
 
 
-def wrong_result(op: CheckedOp, position: int, result: Any, wanted: TensorType) -> DeviceError:
+def result_type_error(op: CheckedOp, position: int, result: Any, wanted: TensorType) -> DeviceError:
     """Return the error for a result of ``op.forward`` that has another type than its output.
 
     Args:
@@ -173,10 +173,10 @@ def wrong_result(op: CheckedOp, position: int, result: Any, wanted: TensorType) 
     dtype = getattr(result, "dtype", None)
     got = f"a {type(result).__name__}" if dtype is None else f"{dtype}{list(result.shape)}"
     given = f"{got} for output {value.name!r} of subgraph {op.subgraph.name!r}"
-    return misbehaved(op, given, f"it is {wanted}: return a NumPy array of that type")
+    return contract_error(op, given, f"it is {wanted}: return a NumPy array of that type")
 
 
-def misbehaved(op: CheckedOp, given: str, wanted: str) -> DeviceError:
+def contract_error(op: CheckedOp, given: str, wanted: str) -> DeviceError:
     """Return the error for results of ``op.forward`` that break its contract.
 
     Args:

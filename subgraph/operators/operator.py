@@ -17,7 +17,7 @@ import numpy as np
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, ValueType
-from subgraph.operators.requirements import Rule, made_rule
+from subgraph.operators.requirements import Rule, rule_from_signature
 from subgraph.operators.schema import CUSTOM_SCHEMAS, FAMILIES, Schema
 from subgraph.system.registry import Registry, defined_at
 
@@ -76,7 +76,7 @@ class Operator:
 
     def __attrs_post_init__(self) -> None:
         """Compute ``rule``."""
-        rule = None if self.requires is None else made_rule(self.requires)
+        rule = None if self.requires is None else rule_from_signature(self.requires)
         object.__setattr__(self, "rule", rule)
 
     @property
@@ -143,7 +143,7 @@ def register_operator(operator: Operator) -> None:
         CUSTOM_SCHEMAS[operator.schema.domain, operator.schema.op_type] = operator.schema
 
 
-def forget_operator(operator: Operator) -> None:
+def unregister_operator(operator: Operator) -> None:
     """Undo `register_operator`."""
     OPERATORS.unregister(operator.key)
     CUSTOM_SCHEMAS.pop((operator.schema.domain, operator.schema.op_type), None)

@@ -170,7 +170,7 @@ def tensor_from_proto(proto: TensorProto) -> Array:
 
 # Dtypes with the same bytes in ``raw_data`` as in an array, and the message field that may hold
 # elements of this dtype instead ("": onnx decodes that field).
-_LYING = {
+_RAW_DTYPES = {
     "float32": "float_data",
     "float64": "double_data",
     "int32": "int32_data",
@@ -184,7 +184,7 @@ _LYING = {
 
 def _array(proto: TensorProto) -> Array:
     dtype = DTYPE_OF_ONNX[proto.data_type]
-    field = _LYING.get(dtype)
+    field = _RAW_DTYPES.get(dtype)
     inside = proto.data_location != TensorProto.EXTERNAL and not proto.HasField("segment")
     if field is not None and inside and sys.byteorder == "little":
         if proto.HasField("raw_data"):

@@ -21,13 +21,13 @@ from subgraph.errors import LimitError, ShapeError, SubgraphError, UnsupportedOp
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.limits import check_memory, count_results, size_in_bytes
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of
-from subgraph.operators.inference import BEYOND, check_values, infer_types
+from subgraph.operators.inference import EXTRA_REQUIREMENT, check_values, infer_types
 from subgraph.operators.operator import find_operator, operator_key
 from subgraph.operators.schema import find_schema, newest_opset
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
 # Attributes of opset 1 about memory sharing, which has no effect on results.
-_NO_MEANING = frozenset({"consumed_inputs"})
+_IGNORED_ATTRIBUTES = frozenset({"consumed_inputs"})
 _PLAIN = (int, float, str, bytes)
 _CACHE_SIZE = 4096
 _COMPILED: dict[Any, tuple[Compute, Any]] = {}
@@ -50,7 +50,7 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     compute = None if operator is None else operator.compute
     try:
         check_values(node, given)
-        _refuse_huge(node, given)
+        _check_result_size(node, given)
         with np.errstate(all="ignore"):
             outputs = compute(node, given) if compute else standard(node, given)
     except SubgraphError as error:
@@ -80,10 +80,10 @@ _GROWING = frozenset(
     }
 )
 # Product of the inputs' numbers of elements up to which results of other operators are not checked.
-_FREELY = 1 << 27
+_UNCHECKED_PRODUCT = 1 << 27
 
 
-def _refuse_huge(node: Node, inputs: Sequence[Any]) -> None:
+def _check_result_size(node: Node, inputs: Sequence[Any]) -> None:
     """Raise LimitError for results above the memory budget, before anything is allocated."""
     product = 1
     for value in inputs:
@@ -91,7 +91,7 @@ def _refuse_huge(node: Node, inputs: Sequence[Any]) -> None:
             product *= value.size
         elif _is_list(value) and node.op_type == "ConcatFromSequence":
             check_memory(sum(getattr(item, "nbytes", 0) for item in value), _where(node, inputs))
-    if product <= _FREELY and node.op_type not in _GROWING:
+    if product <= _UNCHECKED_PRODUCT and node.op_type not in _GROWING:
         return
     types = [_type_of(value) for value in inputs]
     values = [v if _is_array(v) and v.size <= 4096 else None for v in inputs]
@@ -293,7 +293,7 @@ def _proto_with_defaults(node: Node, count: int) -> Any:
         name=node.name,
         domain=node.domain,
         version=node.version,
-        attrs={k: v for k, v in node.attrs.items() if k not in _NO_MEANING},
+        attrs={k: v for k, v in node.attrs.items() if k not in _IGNORED_ATTRIBUTES},
     )
     proto = node_to_proto(stand_in)
     schema = find_schema(node.op_type, node.domain, node.version)
@@ -368,7 +368,7 @@ def function_outputs(node: Node, inputs: Sequence[Value | None]) -> list[Value |
     proto = _function_of(node, [None if v is None else v.type for v in node.inputs])
     if proto is None:
         return None
-    notes = {key: note for key, note in (node.metadata or {}).items() if key != BEYOND}
+    notes = {key: note for key, note in (node.metadata or {}).items() if key != EXTRA_REQUIREMENT}
     known: dict[str, Value | None] = dict.fromkeys(("", *proto.input))
     known.update(zip(proto.input, inputs, strict=False))
     for number, step in enumerate(proto.node):

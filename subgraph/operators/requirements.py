@@ -147,7 +147,7 @@ class Rule:
         self.function(node, *operands)
 
 
-def made_rule(function: Requirement) -> Rule:
+def rule_from_signature(function: Requirement) -> Rule:
     """Return the rule of a requirement's function, from its signature."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]

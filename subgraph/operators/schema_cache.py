@@ -142,12 +142,12 @@ def _line(schema: Schema) -> str:
 
 
 def _from_json(text: bytes) -> Schema:
-    told: dict[str, Any] = {key: _tuples(value) for key, value in json.loads(text).items()}
-    attributes = [Attribute(*fields) for fields in told["attributes"]]
-    groups: Iterable[Any] = told["input_dtypes"]
-    told["attributes"] = {attribute.name: attribute for attribute in attributes}
-    told["input_dtypes"] = tuple(None if group is None else frozenset(group) for group in groups)
-    return Schema(**told)
+    fields: dict[str, Any] = {key: _tuples(value) for key, value in json.loads(text).items()}
+    attributes = [Attribute(*each) for each in fields["attributes"]]
+    groups: Iterable[Any] = fields["input_dtypes"]
+    fields["attributes"] = {attribute.name: attribute for attribute in attributes}
+    fields["input_dtypes"] = tuple(None if group is None else frozenset(group) for group in groups)
+    return Schema(**fields)
 
 
 def _tuples(value: Any) -> Any:

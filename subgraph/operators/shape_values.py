@@ -33,7 +33,7 @@ Rule = Callable[[Node, Sequence["Array | None"], Sequence[ValueType | None]], "A
 
 # Elements of the largest tensor whose elements are propagated; shapes have far fewer (estimate).
 LIMIT = 256
-_NO_NUMBERS = frozenset({type(None), str, np.str_})
+_NOT_NUMBERS = frozenset({type(None), str, np.str_})
 
 
 def from_array(array: Array) -> Array | None:
@@ -51,7 +51,7 @@ def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
     if known is None or not isinstance(type_, TensorType) or type_.dtype == "string":
         return None
     kinds = set(map(type, known.ravel().tolist()))
-    if not kinds.isdisjoint(_NO_NUMBERS):
+    if not kinds.isdisjoint(_NOT_NUMBERS):
         return None
     if SymInt in kinds:
         return known
@@ -66,7 +66,7 @@ def has_symbolic(array: Array) -> bool:
     return array.dtype.kind == "O" and SymInt in map(type, array.ravel().tolist())
 
 
-def settled(array: Array, dtype: str) -> Array:
+def concretized(array: Array, dtype: str) -> Array:
     """Return the array in ``dtype`` with its symbolic integers concretized, if it has any.
 
     Concretizing fixes the plan to the present sizes (see `subgraph.graph.symbolic`).
@@ -85,7 +85,9 @@ def is_arithmetic(node: Node) -> bool:
     """Return whether a node's operator is typical of shape arithmetic, and not of layers."""
     if node.subgraph is not None:
         return all(map(is_arithmetic, node.subgraph.nodes))
-    return _rule_of(node) is not None or (not node.domain and node.op_type in _OTHERS)
+    return _rule_of(node) is not None or (
+        not node.domain and node.op_type in _OTHER_SHAPE_OPERATORS
+    )
 
 
 def _rule_of(node: Node) -> Rule | None:
@@ -265,10 +267,10 @@ def _slice(
     if data is None or any(known is None and value is not None for known, value in given):
         return None
     if "starts" in node.attrs:
-        told: list[Any] = [node.attrs.get(name) for name in ("starts", "ends", "axes")]
+        listed: list[Any] = [node.attrs.get(name) for name in ("starts", "ends", "axes")]
     else:
-        told = [None if known is None else known.ravel() for known in inputs[1:]]
-    starts, ends, axes, steps = cast(Sequence[Any], [*told, None, None][:4])
+        listed = [None if known is None else known.ravel() for known in inputs[1:]]
+    starts, ends, axes, steps = cast(Sequence[Any], [*listed, None, None][:4])
     for k in range(len(starts)):
         axis = k if axes is None else int(axes[k])
         step = 1 if steps is None else int(steps[k])
@@ -481,7 +483,7 @@ def _or(a: Any, b: Any) -> Any:
 
 
 # Operators without a rule that `is_arithmetic` counts as shape arithmetic.
-_OTHERS = {
+_OTHER_SHAPE_OPERATORS = {
     *("Abs", "Clip", "CumSum", "Flatten", "GatherElements", "GatherND", "OneHot", "Pad", "Pow"),
     *("Reciprocal", "Round", "ScatterElements", "ScatterND", "Sign", "Split", "Sum", "Tile", "Xor"),
 }

@@ -28,12 +28,12 @@ from subgraph.operators.op_checks import (
     Check,
     check_op,
     checks_for,
+    contract_error,
     is_array,
     is_list,
-    misbehaved,
     output_types,
     region_types,
-    wrong_result,
+    result_type_error,
 )
 from subgraph.system.forking import free_in_child
 from subgraph.system.hooks import Hook
@@ -47,7 +47,7 @@ EnqueueFinish = tuple[
 # Takes the inputs, the number of the iteration before which to stop (None: until the condition is
 # false), and the number of the first iteration; see Session.iterations.
 RunIterations = Callable[[Sequence[Any], "int | None", int], "IterationsResult | None"]
-_REMEMBERED = 64  # most sets of input shapes of a session whose output types are cached
+_MAX_CHECKED_SHAPES = 64  # most sets of input shapes of a session whose output types are cached
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
 # Key of a node's metadata: the device that runs the node; set by users and by HETERO.
@@ -167,22 +167,22 @@ class Session:
         key = tuple([(x.dtype, x.shape) if is_array(x) else None for x in items])
         checks = self._checks.get(key)
         if checks is None:
-            if len(self._checks) >= _REMEMBERED:
+            if len(self._checks) >= _MAX_CHECKED_SHAPES:
                 self._checks.clear()
             checks = self._checks[key] = checks_for(self.op, inputs)
         results = self.op.forward(list(inputs))
         if not is_list(results):
             given = f"a {type(results).__name__}"
-            raise misbehaved(self.op, given, "return a list of arrays, one for each output")
+            raise contract_error(self.op, given, "return a list of arrays, one for each output")
         if len(results) != len(checks):
             wanted = f"its subgraph {self.op.subgraph.name!r} has {len(checks)} outputs"
-            raise misbehaved(self.op, f"{len(results)} results", wanted)
+            raise contract_error(self.op, f"{len(results)} results", wanted)
         for position, (result, check) in enumerate(zip(results, checks, strict=True)):
             if check is None:
                 continue
             type_, dtype, fits = check
             if getattr(result, "dtype", None) != dtype or not fits(result.shape):
-                raise wrong_result(self.op, position, result, type_)
+                raise result_type_error(self.op, position, result, type_)
         return results if outputs is None else fill_outputs(results, outputs)
 
     def cancel(self) -> None:
@@ -333,11 +333,11 @@ class SubgraphOp:
         """Return the devices that run the region."""
         return [self.device]
 
-    def use(self) -> None:
+    def add_user(self) -> None:
         """Count one more compiled model that runs this op."""
         self._users += 1
 
-    def leave(self) -> bool:
+    def remove_user(self) -> bool:
         """Count one compiled model less; return whether it was the last one."""
         self._users -= 1
         return self._users == 0
@@ -476,7 +476,7 @@ class Fallback(Protocol):
         """Return a session for the run in which ``session`` failed and later runs; None: raise."""
         ...
 
-    def instead(self, op: SubgraphOp, error: Exception) -> Session | None:
+    def replace_session(self, op: SubgraphOp, error: Exception) -> Session | None:
         """Return a session for the runs of an op that could not open its own; None: raise."""
         ...
 
@@ -502,7 +502,7 @@ def open_session(op: SubgraphOp, fallback: Fallback | None = None) -> Session:
     try:
         return fallback.session(op) or open_own(op)
     except Exception as error:
-        session = fallback.instead(op, error)
+        session = fallback.replace_session(op, error)
         if session is None:
             raise
         return session

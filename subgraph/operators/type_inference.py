@@ -30,7 +30,7 @@ from subgraph.operators.shape_values import dims_of, from_array, propagate, to_a
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
 
 # Inferences of a loop's body; shapes of carried values that then still change become unknown.
-_ROUNDS = 3
+_MAX_INFERENCES = 3
 
 
 def infer_graph(
@@ -267,7 +267,7 @@ class _Inference:
         for body in node.bodies:
             for inner in body.captures:
                 outer = next(captured)
-                inner.type = _better(inner.type, outer.type)
+                inner.type = _refined(inner.type, outer.type)
                 outside[inner] = self._elements(outer)
         if node.op_type == "If" and not node.domain:
             for body in node.bodies:
@@ -275,7 +275,7 @@ class _Inference:
             branches = [[value.type for value in body.outputs] for body in node.bodies]
             for pair in zip(*branches, strict=True):
                 _check_dtype(node, "the branches give", *pair)
-            return [_either(*pair) for pair in zip(*branches, strict=True)]
+            return [_union(*pair) for pair in zip(*branches, strict=True)]
         if node.op_type == "Loop" and not node.domain:
             return self._loop(node, node.bodies[0], types, outside)
         if node.op_type == "Scan" and not node.domain and node.version >= 9:
@@ -294,7 +294,7 @@ class _Inference:
         count = len(body.inputs) - 2
         stated: Sequence[ValueType | None] = [TensorType("int64", ()), TensorType("bool", ())]
         for value, type_ in zip(body.inputs, stated, strict=False):
-            value.type = _better(value.type, type_)
+            value.type = _refined(value.type, type_)
         carried = self._iterate(
             node, list(types[2:]), body.inputs[2:], slice(1, 1 + count), outside
         )
@@ -316,7 +316,7 @@ class _Inference:
             if isinstance(type_, TensorType) and type_.shape is not None:
                 dims = list(type_.shape)
                 length = dims.pop(axis)
-                value.type = _better(value.type, TensorType(type_.dtype, dims))
+                value.type = _refined(value.type, TensorType(type_.dtype, dims))
         initial = list(types[:states])
         carried = self._iterate(node, initial, body.inputs[:states], slice(0, states), outside)
         results = body.outputs[states:]
@@ -347,21 +347,23 @@ class _Inference:
         body = node.bodies[0]
         made = [value for inner in body.nodes for value in inner.outputs]
         stated = [value.type for value in made]
-        for turn in range(_ROUNDS + 1):
+        for iteration in range(_MAX_INFERENCES + 1):
             for value, type_ in zip(inputs, types, strict=False):
                 # A body may declare an optional for a carried value that is its element.
                 if value.type is None or type(value.type) is type(type_):
                     value.type = type_
             infer_graph(body, strict=self._strict, known=outside)
             for before, value in zip(types, body.outputs[results], strict=False):
-                _check_dtype(node, "a turn begins and ends with", before, value.type)
+                _check_dtype(node, "an iteration begins and ends with", before, value.type)
             after = [
-                _either(before, value.type) if before is not None else value.type
+                _union(before, value.type) if before is not None else value.type
                 for before, value in zip(types, body.outputs[results], strict=False)
             ]
             if after == types:
                 break
-            types = after if turn < _ROUNDS - 1 else [_shapeless(type_) for type_ in after]
+            types = (
+                after if iteration < _MAX_INFERENCES - 1 else [_shapeless(type_) for type_ in after]
+            )
             for value, type_ in zip(made, stated, strict=True):
                 value.type = type_
         return types
@@ -472,7 +474,7 @@ def _check_dtype(node: Node, what: str, *types: ValueType | None) -> None:
         )
 
 
-def _either(*types: ValueType | None) -> ValueType | None:
+def _union(*types: ValueType | None) -> ValueType | None:
     """Return the most precise type that covers all of these types; None: not known."""
     first = types[0] if types else None
     if all(type_ == first for type_ in types):
@@ -487,7 +489,7 @@ def _either(*types: ValueType | None) -> ValueType | None:
     return TensorType(tensors[0].dtype, dims)
 
 
-def _better(stated: ValueType | None, found: ValueType | None) -> ValueType | None:
+def _refined(stated: ValueType | None, found: ValueType | None) -> ValueType | None:
     if stated is None or found is None:
         return stated or found
     return merge(stated, found) or found

@@ -32,7 +32,7 @@ def verify(graph: Graph) -> None:
                 if value in uses:
                     uses[value] += 1
                 elif value is not None:
-                    _meet_weight(current, node, value, uses)
+                    _count_weight(current, node, value, uses)
             if node.attrs or node.captures:
                 _verify_bodies(current, node, uses, work)
             if node.subgraph is not None:
@@ -74,7 +74,7 @@ def _sources_from_outside(graph: Graph) -> dict[Value, int]:
     return uses
 
 
-def _meet_weight(graph: Graph, node: Node, value: Value, uses: dict[Value, int]) -> None:
+def _count_weight(graph: Graph, node: Node, value: Value, uses: dict[Value, int]) -> None:
     """Count the first use of a value without producer or declaration, which must be a weight."""
     if value.producer is not None:
         raise _fault(
@@ -97,7 +97,7 @@ def _verify_bodies(graph: Graph, node: Node, uses: dict[Value, int], work: list[
         if value in uses:
             uses[value] += 1
         else:
-            _meet_weight(graph, node, value, uses)
+            _count_weight(graph, node, value, uses)
     bodies = node.bodies
     if bodies:
         check_bodies(node)

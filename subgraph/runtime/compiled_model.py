@@ -137,7 +137,7 @@ class CompiledModel:
         self._pipeline = [(locks[name], begin, end) for name, begin, end in pipeline]
         self._used = tuple(self._plan.ops())
         for op in self._used:
-            type(op).use(op)
+            type(op).add_user(op)
         self._idle: list[_Idle] = []
         self._request_ids = itertools.count(1)
 
@@ -159,7 +159,7 @@ class CompiledModel:
     def hand_over(self) -> list[SubgraphOp]:
         """Stop being a user of the ops; return those that no other model runs."""
         used, self._used = self._used, ()
-        return [op for op in used if type(op).leave(op)]
+        return [op for op in used if type(op).remove_user(op)]
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from subgraph.errors import DeviceError
 from subgraph.system.exiting import uninterrupted
 from subgraph.system.forking import free_in_child
-from subgraph.weights.sharing import start_threads
+from subgraph.weights.parallel import start_threads
 
 Task = Callable[[], None]
 # How long a free thread of an executor without a maximum waits for its next task. An estimate:

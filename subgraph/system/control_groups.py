@@ -1,4 +1,4 @@
-"""What control groups (Linux, version 2) say of this process: limits of memory and processors."""
+"""Control groups (Linux, version 2) of this process: files with limits of memory and processors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def group_files(name: str, root: Path = Path("/")) -> Iterator[str]:
-    """Yield what a file says in each control group of this process, and in those above them.
+    """Yield the text of a file in each control group of this process and in its ancestors.
 
     Args:
-        name: The file: ``"cpu.max"``, ``"memory.max"``.
-        root: Where ``proc`` and ``sys`` are mounted.
+        name: Name of the file: ``"cpu.max"``, ``"memory.max"``.
+        root: Folder in which ``proc`` and ``sys`` are mounted.
     """
     groups = ["/"]
     try:

@@ -1,9 +1,8 @@
-"""The end of the process waits for threads that are in the middle of other people's code.
+"""At exit, the process waits for threads that are inside foreign C++ code.
 
-Python ends a daemon thread where it next asks for the interpreter's lock. In C++ code, as that of
-OpenCL drivers and of other runtimes that devices call, the process then aborts instead of ending.
-So such code runs `uninterrupted`: at exit, threads that are in it may finish, for some seconds, and
-no other thread begins. `_PATIENCE` is a bound for code that never returns, and an estimate.
+At exit, Python ends a daemon thread when it next acquires the GIL. Inside C++ code, such as OpenCL
+drivers and runtimes that devices call, this aborts the process. Such code therefore runs inside
+`uninterrupted`: at exit, threads inside it may finish, and other threads may not enter it.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_PATIENCE = 5.0  # seconds
-_LOOK = 0.001  # seconds between two looks at who is still inside
+_EXIT_TIMEOUT = 5.0  # seconds; the longest wait at exit, for code that never returns (estimate)
+_POLL_INTERVAL = 0.001  # seconds between two checks for threads inside
 
 
 class _Local(threading.local):
-    depth = 0  # how often this thread has entered
+    depth = 0  # number of nested blocks in which this thread is
 
 
 class Uninterrupted:
-    """A block that the end of the process waits for; may be entered again inside."""
+    """A reentrant context manager; the exit of the process waits for threads inside it."""
 
     def __init__(self) -> None:
         """Begin with no thread inside."""
@@ -36,19 +35,19 @@ class Uninterrupted:
         self.begin_in_child()
 
     def begin_in_child(self) -> None:
-        """In a forked child: of the threads of its parent only this one is there."""
-        # Changed without a lock, for each is one operation: entering must cost next to nothing.
+        """Reset the state in a forked child, which has only this thread of its parent."""
+        # A set without lock, because entering must be cheap; its operations are atomic.
         self._inside = {threading.get_ident()} if self._local.depth else set[int]()
         self._ending = False
 
     def __enter__(self) -> None:
-        """Enter; while the process ends, only the main thread does."""
+        """Enter; while the process exits, only the main thread can."""
         if self._local.depth == 0:
             own = threading.get_ident()
-            self._inside.add(own)  # before it looks, or the end might not see it
+            self._inside.add(own)  # before the check of _ending, so that `end` cannot miss it
             if self._ending and threading.current_thread() is not threading.main_thread():
                 self._inside.discard(own)
-                self._never.wait(_PATIENCE)  # then something at the end waits for this thread
+                self._never.wait(_EXIT_TIMEOUT)  # later exit handlers may wait for this thread
                 self._inside.add(own)
         self._local.depth += 1
 
@@ -59,11 +58,11 @@ class Uninterrupted:
             self._inside.discard(threading.get_ident())
 
     def end(self) -> None:
-        """Wait until no other thread is inside, or patience is at its end."""
+        """Wait until no other thread is inside, at most `_EXIT_TIMEOUT`."""
         self._ending = True
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _EXIT_TIMEOUT
         while self._inside - {threading.get_ident()} and time.monotonic() < until:
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL)
 
 
 uninterrupted = Uninterrupted()

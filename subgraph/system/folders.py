@@ -1,4 +1,4 @@
-"""Where compiled code, and what else is kept between processes, lies."""
+"""Folders of compiled code and of other files that processes share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def base_folder() -> Path:
-    """Return the folder of what is kept: ``SUBGRAPH_CACHE_DIR``, else the user's cache."""
+    """Return the folder of cached files: ``SUBGRAPH_CACHE_DIR``, else `user_folder`."""
     chosen = os.environ.get("SUBGRAPH_CACHE_DIR")
     return Path(chosen) if chosen else user_folder()
 
@@ -20,7 +20,7 @@ def cache_folder() -> Path:
 
 @cache
 def user_folder() -> Path:
-    """Return the folder for Subgraph in the user's cache."""
+    """Return Subgraph's folder in the user's cache folder."""
     from platformdirs import user_cache_path
 
     return user_cache_path("subgraph", appauthor=False)

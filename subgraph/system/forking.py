@@ -1,9 +1,10 @@
-"""A forked child goes on by itself, whatever the other threads of its parent were doing.
+"""Locks across ``fork``: a child works whatever the other threads of its parent were doing.
 
-Only the thread that forks lives on in the child: a lock that another one held would stay held there
-for good, and a module that it was importing half made. Locks whose work a child must see whole are
-taken while the process forks, at a moment in which no module is being imported. Those under which
-work may take long, and puts its results in place at its end, are freed in the child.
+A child has only the thread that forked. A lock that another thread held would stay locked in it,
+and a module that another thread was importing would stay incomplete. A fork therefore acquires the
+locks whose data must be consistent (`held_while_forking`), at a moment in which no other thread
+imports a module. Locks that may be held for long, by work that publishes its results atomically,
+are unlocked in the child (`free_in_child`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _Owner = TypeVar("_Owner")
 _Result = TypeVar("_Result")
 _L = TypeVar("_L", bound="threading.Lock | threading.RLock")
 _IMPORTED_LATE = ("subgraph", "onnx", "numba", "llvmlite", "pyopencl")
-_PATIENCE = 30.0  # seconds
-# What Python itself asks, in vain in a child: who imports a module just now.
+_IMPORT_TIMEOUT = 30.0  # seconds; the longest wait of a fork for imports (estimate)
+# Python's locks of the modules that are being imported, by name; private to Python.
 _IMPORT_LOCKS: dict[str, Any] = getattr(sys.modules["_frozen_importlib"], "_module_locks", {})
 _freed: weakref.WeakSet[Any] = weakref.WeakSet()
 _held: list[Any] = []
@@ -29,17 +30,18 @@ _taken: list[Any] = []
 
 
 def free_in_child(lock: _L) -> _L:
-    """Return ``lock``; a child finds it free, and what its holder had begun not done."""
+    """Return ``lock``, which is unlocked in a child; unfinished work of its holder is lost."""
     _freed.add(lock)
     return lock
 
 
 def held_while_forking(lock: _L, *, inner: bool = False) -> _L:
-    """Return ``lock``; a fork waits for its turn.
+    """Return ``lock``, which the forking thread acquires before a fork and releases after it.
 
     Args:
         lock: The lock.
-        inner: Whether it is taken for a moment where others are held, and none while it is.
+        inner: Whether threads acquire it for short times while they hold other such locks, and
+            acquire no other one while they hold it; a fork then acquires it last.
     """
     _held.insert(len(_held) if inner else 0, lock)
     return lock
@@ -47,20 +49,20 @@ def held_while_forking(lock: _L, *, inner: bool = False) -> _L:
 
 def _before() -> None:
     global _taken
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _IMPORT_TIMEOUT
     while True:
         taken = list(_held)
         for lock in taken:
             lock.acquire()
         if not _importing() or time.monotonic() > end:
             break
-        _release(taken)  # what is being imported may need them
+        _release(taken)  # the importing thread may need them
         time.sleep(0.001)
     _taken = taken
 
 
 def _importing() -> bool:
-    """Return whether another thread imports one of the packages that are imported when needed."""
+    """Return whether another thread is importing one of the packages of `_IMPORTED_LATE`."""
     me = threading.get_ident()
     for name, lock in list(_IMPORT_LOCKS.items()):
         owner = getattr(lock(), "owner", None)
@@ -81,7 +83,7 @@ def _after_in_parent() -> None:
 def _after_in_child() -> None:
     _release(_taken)
     for lock in list(_freed):
-        lock._at_fork_reinit()  # as Python's own modules do with theirs
+        lock._at_fork_reinit()  # private, but what Python's own modules use
 
 
 if hasattr(os, "register_at_fork"):
@@ -93,18 +95,18 @@ if hasattr(os, "register_at_fork"):
 class computed_once(Generic[_Owner, _Result]):
     """A property that is computed at its first access and then an attribute of the object.
 
-    ``functools.cached_property`` of Python 3.11 holds a lock of the class while it computes: a
-    child of ``fork`` would wait for it without end, and threads for each other. Here two threads
-    may compute the same value, of which either is right.
+    ``functools.cached_property`` of Python 3.11 holds a lock of the class during the computation,
+    which a forked child could not acquire. This one has no lock: two threads may compute the value
+    at the same time, and one of the results stays.
     """
 
     def __init__(self, compute: Callable[[_Owner], _Result]) -> None:
-        """Take the function that computes the value from the object."""
+        """Decorate the function that computes the value from the object."""
         self._compute = compute
         self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Note the name under which the value becomes an attribute."""
+        """Store the name of the attribute."""
         self._name = name
 
     @overload
@@ -112,7 +114,7 @@ class computed_once(Generic[_Owner, _Result]):
     @overload
     def __get__(self, instance: _Owner, owner: type) -> _Result: ...
     def __get__(self, instance: _Owner | None, owner: type) -> Self | _Result:
-        """Compute the value and let it take the place of this property."""
+        """Compute the value and store it as an attribute, which hides this property."""
         if instance is None:
             return self
         value = self._compute(instance)

@@ -1,4 +1,4 @@
-"""Pausing Python's cyclic garbage collector while a large graph is made."""
+"""Control of Python's cyclic garbage collector while large graphs are made."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-# More objects than this go to the oldest generation unseen; after so many in all, the next time,
-# all are looked through: what became garbage meanwhile stays no longer.
-MANY = 10_000
-# So many while the collector is kept out are looked through between two steps of the work.
-WORTH_A_LOOK = 50_000
-FEW_LOOKS = 3
-TOO_MANY = 4_000_000
+# Numbers of objects; all are estimates.
+MIN_PROMOTED_OBJECTS = (
+    10_000  # from so many new objects on, they go to the oldest generation without a collection
+)
+MAX_PROMOTED_OBJECTS = 4_000_000  # after so many such objects the next step is a full collection
+MIN_COLLECTED_OBJECTS = (
+    50_000  # least new objects for a collection between two steps of paused work
+)
+MAX_YOUNG_COLLECTIONS = 3  # after more such collections a full collection follows
 
-_looks = 0  # since all were looked through
-_unseen = 0
-_full_collections = 0
+_young_collections = 0  # collections of the young generations since the last full one
+_promoted = 0  # objects that went to the oldest generation since the last full collection
+_full_collections = 0  # Python's count of full collections when _promoted was last reset
 
 
 @contextmanager
 def paused_gc() -> Generator[None]:
-    """Keep the collector out while many objects are made, none of them garbage.
+    """Disable the collector in the ``with`` block, which makes many objects and no garbage.
 
-    It would look through all of them again and again: half of the time of a clone.
+    The collector would traverse all of them repeatedly, which is half the time of a graph's clone.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -31,38 +33,38 @@ def paused_gc() -> Generator[None]:
         yield
     finally:
         if was_on:
-            _spare()
+            _promote_new_objects()
             gc.enable()
 
 
-def look_at_new() -> None:
-    """Free what became garbage since the collector was kept out, if much was made.
+def collect_young() -> None:
+    """Collect garbage among the new objects of a `paused_gc` block, if there are many.
 
-    A pass leaves the graph before it in cycles: of a large graph several would be held at a time.
-    Only objects made since the last look are looked at; all are, after several looks, once the
-    collector is let in.
+    A pass leaves its input graph as cyclic garbage, and several copies of a large graph would take
+    much memory. Only the young generations are collected. After several such collections the end of
+    the block runs a full one.
     """
-    global _looks
-    if not gc.isenabled() and gc.get_count()[0] > WORTH_A_LOOK:
+    global _young_collections
+    if not gc.isenabled() and gc.get_count()[0] > MIN_COLLECTED_OBJECTS:
         gc.collect(1)
-        _looks += 1
+        _young_collections += 1
 
 
-def _spare() -> None:
-    """Let many new objects, which are there to stay, pass for old ones; sometimes look at all."""
-    global _full_collections, _looks, _unseen
-    if _looks > FEW_LOOKS:
-        _looks, _unseen = 0, 0
+def _promote_new_objects() -> None:
+    """Move many new objects to the oldest generation, or run a full collection if it is due."""
+    global _full_collections, _young_collections, _promoted
+    if _young_collections > MAX_YOUNG_COLLECTIONS:
+        _young_collections, _promoted = 0, 0
         gc.collect()
         return
     made = gc.get_count()[0]
-    if made < MANY or gc.get_freeze_count():
+    if made < MIN_PROMOTED_OBJECTS or gc.get_freeze_count():
         return
     done = gc.get_stats()[2]["collections"]
-    if done != _full_collections:  # somebody has looked at all meanwhile
-        _full_collections, _unseen = done, 0
-    if _unseen < TOO_MANY:
-        _unseen += made
+    if done != _full_collections:  # Python has run a full collection
+        _full_collections, _promoted = done, 0
+    if _promoted < MAX_PROMOTED_OBJECTS:
+        _promoted += made
         gc.freeze()
         gc.unfreeze()
     else:

@@ -1,12 +1,12 @@
-"""Guard pages: memory whose neighbours cannot be touched, to prove that kernels stay inside.
+"""Guard pages around every memory area of CPU kernels, to find accesses outside of them in tests.
 
 With the environment variable ``SUBGRAPH_GUARD`` set to ``end`` (or ``1``) every area that a CPU
-kernel sees ends at an inaccessible page: operands, weights in every form, constants, scratch memory
-of each worker, argument blocks, copies of inputs, outputs. With ``begin`` it begins right behind
-one. An access outside ends the process with a signal at the instruction that makes it. Weights,
-constants and inputs are read-only besides. What is not written yet has all bits set: NaN, or -1.
+kernel accesses ends at an inaccessible page: operands, weights in every layout, constants, scratch
+memory of each worker, argument blocks, copies of inputs, outputs. With ``begin`` it begins behind
+one. An access outside raises SIGSEGV at the instruction. Weights, constants and inputs are
+read-only. Unwritten memory has all bits set: NaN, or -1.
 
-The mode costs memory and time, and is for tests. It is read once.
+The mode costs memory and time. The variable is read once.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from subgraph.errors import ConfigError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Span = tuple[int, int]  # where an area begins in a mapping, and its bytes
-PAGE: Final = mmap.PAGESIZE
-_OFFERED: Final = hasattr(mmap, "MAP_ANONYMOUS")  # elsewhere memory has no guard pages
+Span = tuple[int, int]  # offset of an area in a mapping (or its address), and its bytes
+PAGE: Final = mmap.PAGESIZE  # bytes
+_SUPPORTED: Final = hasattr(mmap, "MAP_ANONYMOUS")  # without it areas have no guard pages
 _NONE, _READ, _READ_WRITE = 0, 1, 3  # PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE
 _UNWRITTEN = 0xFF
 _MODES = {"": "", "0": "", "1": "end", "end": "end", "begin": "begin"}
 
 
-def _chosen() -> str:
-    said = os.environ.get("SUBGRAPH_GUARD", "").strip().lower()
-    if said not in _MODES:
+def _mode_from_environment() -> str:
+    text = os.environ.get("SUBGRAPH_GUARD", "").strip().lower()
+    if text not in _MODES:
         raise ConfigError(
-            f"SUBGRAPH_GUARD={said!r} is no mode; use end (or 1), begin, or 0 for none"
+            f"SUBGRAPH_GUARD={text!r} is no mode; use end (or 1), begin, or 0 for none"
         )
-    return _MODES[said]
+    return _MODES[text]
 
 
-MODE: str = _chosen()  # "end", "begin", or empty: no guard pages
+MODE: str = _mode_from_environment()  # "end", "begin", or empty: no guard pages
 
 
 class Anonymous(mmap.mmap):
-    """A mapping that no file is behind: what is given back of it is lost."""
+    """A mapping without file: ``MADV_DONTNEED`` discards its content."""
 
 
 @cache
@@ -68,31 +68,34 @@ def _rounded(nbytes: Any) -> Any:
     return -(-nbytes // PAGE) * PAGE
 
 
-def place(sizes: Iterable[Any], rooms: Iterable[int] | None = None) -> tuple[list[Any], int]:
-    """Return offsets at which areas stand between guard pages, and the size of the whole.
+def guarded_offsets(
+    sizes: Iterable[Any], capacities: Iterable[int] | None = None
+) -> tuple[list[Any], int]:
+    """Return offsets of areas between guard pages, and the bytes of them all.
 
     Args:
         sizes: Bytes of each area.
-        rooms: Bytes that each may grow to while it keeps its end, or its begin; None: none grows.
+        capacities: Largest bytes of each area, if its size may change later: in mode "end" its end
+            stays, in mode "begin" its begin. None: ``sizes``.
     """
     sizes = list(sizes)
     offsets: list[Any] = []
     at = PAGE
-    for size, most in zip(sizes, sizes if rooms is None else rooms, strict=True):
+    for size, most in zip(sizes, sizes if capacities is None else capacities, strict=True):
         room = _rounded(most)
         offsets.append(at if MODE == "begin" else at + room - size)
         at += room + PAGE
     return offsets, at if offsets else 0
 
 
-def apart(nbytes: Any) -> Any:
-    """Return how far areas of ``nbytes`` begin from each other that stand between guard pages."""
+def guarded_stride(nbytes: Any) -> Any:
+    """Return the distance in bytes of the begins of equal areas between guard pages."""
     return _rounded(nbytes) + PAGE
 
 
 def mapped(spans: Iterable[Span], total: int) -> NDArray[np.uint8]:
-    """Return a mapping of ``total`` bytes of which only the pages of ``spans`` can be touched."""
-    if not _OFFERED:
+    """Return a mapping of ``total`` bytes in which only the pages of ``spans`` are accessible."""
+    if not _SUPPORTED:
         return np.full(max(total, PAGE), _UNWRITTEN, np.uint8)
     spans = list(spans)
     mapping = Anonymous(-1, max(total, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -103,25 +106,25 @@ def mapped(spans: Iterable[Span], total: int) -> NDArray[np.uint8]:
         first, end = begin // PAGE * PAGE, _rounded(begin + size)
         _protect(address + first, end - first, _READ_WRITE)
         whole[first:end] = _UNWRITTEN
-    _note(mapping, [(address + begin, size) for begin, size in spans])
+    _record(mapping, [(address + begin, size) for begin, size in spans])
     return whole
 
 
 _areas: list[tuple[ref[Anonymous], list[Span]]] = []
-_least_kept = 1024  # entries before those of mappings that are gone are looked for
+_prune_at = 1024  # entries of _areas at which those of unmapped memory are removed
 
 
-def _note(mapping: Anonymous, spans: list[Span]) -> None:
-    """Remember where the areas of a mapping lie, for reports."""
-    global _least_kept
-    if len(_areas) >= _least_kept:
+def _record(mapping: Anonymous, spans: list[Span]) -> None:
+    """Record the areas of a mapping, for `nearest_area`."""
+    global _prune_at
+    if len(_areas) >= _prune_at:
         _areas[:] = [entry for entry in _areas if entry[0]() is not None]
-        _least_kept = 2 * len(_areas) + 1024
+        _prune_at = 2 * len(_areas) + 1024
     _areas.append((ref(mapping), spans))
 
 
-def nearest(address: int) -> Span | None:
-    """Return begin and size of the area that an address lies in or next to, None if none is."""
+def nearest_area(address: int) -> Span | None:
+    """Return address and bytes of the area nearest to an address; None if none is near."""
     spans = [span for mapping, spans in list(_areas) if mapping() is not None for span in spans]
     near = [
         (max(begin - address, address - begin - size), (begin, size))
@@ -132,18 +135,18 @@ def nearest(address: int) -> Span | None:
 
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array between guard pages."""
+    """Return an uninitialised array between guard pages."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    (start,), total = place([size])
+    (start,), total = guarded_offsets([size])
     return mapped([(start, size)], total)[start : start + size].view(dtype).reshape(shape)
 
 
 def argument_blocks(words: NDArray[Any], begins: Sequence[int]) -> NDArray[Any]:
-    """Return a copy of argument words in which each block stands between guard pages.
+    """Return a copy of kernels' argument words with guard pages between the blocks.
 
     Args:
-        words: The words, as `block_begin` has placed the blocks.
-        begins: The first word of each block.
+        words: The words, int64; the blocks are at offsets of `block_begin`.
+        begins: Index of the first word of each block.
     """
     pages = [8 * begin // PAGE for begin in begins]
     end = words.nbytes // PAGE
@@ -156,24 +159,24 @@ def argument_blocks(words: NDArray[Any], begins: Sequence[int]) -> NDArray[Any]:
 
 
 def readable(words: NDArray[Any], begin: int) -> NDArray[Any]:
-    """Return the words from ``begin`` on to the next guard page, at most a page of them."""
+    """Return the words from index ``begin`` to the end of its page."""
     return words[begin : (8 * begin // PAGE + 1) * PAGE // 8]
 
 
 def block_begin(end: int, count: int) -> int:
-    """Return the first word of a block of ``count`` words behind ``end`` words and a guard page."""
-    (offset,), _ = place([8 * count])
+    """Return the index of a block of ``count`` words after ``end`` words and a guard page."""
+    (offset,), _ = guarded_offsets([8 * count])
     begin: int = (_rounded(8 * end) + offset) // 8
     return begin
 
 
-def copied(array: NDArray[Any], *, writable: bool = False) -> NDArray[Any]:
-    """Return a copy between guard pages; an array of objects as it is."""
+def guarded_copy(array: NDArray[Any], *, writable: bool = False) -> NDArray[Any]:
+    """Return a copy between guard pages; an array of objects itself."""
     if array.dtype.hasobject:
         return array
     copy = empty(array.shape, array.dtype)
     copy[...] = array
-    if _OFFERED and copy.nbytes and not writable:
+    if _SUPPORTED and copy.nbytes and not writable:
         first = copy.ctypes.data // PAGE * PAGE
         _protect(first, _rounded(copy.ctypes.data + copy.nbytes) - first, _READ)
     copy.flags.writeable = writable

@@ -1,8 +1,8 @@
-"""What a fault at a guard page says before the process ends: which step, which argument, how far.
+"""Report of a fault at a guard page: the step, the argument, and the distance from the area.
 
-A handler of SIGSEGV writes the report to standard error and puts the handler back that was there
-before; the access then faults once more, and the process ends as it would have (`faulthandler`
-shows the Python code). On Linux; elsewhere there is no report.
+A handler of SIGSEGV writes the report to standard error and restores the previous handler; the
+access then faults again, and the process ends as without the report (`faulthandler` shows the
+Python code). Only on Linux.
 """
 
 from __future__ import annotations
@@ -19,25 +19,30 @@ from weakref import WeakSet
 from subgraph.system import guard_pages
 
 _SA_SIGINFO: Final = 4
-_ACTION_BYTES: Final = 256  # more than a struct sigaction has
-_FLAGS_AT: Final = 136  # behind the handler and the mask of signals
-_ADDRESS_AT: Final = 16  # of a siginfo_t
-_NEAR: Final = 1024  # bytes from an area within which a pointer is taken to be to it
+_ACTION_BYTES: Final = 256  # at least the size of struct sigaction
+_FLAGS_AT: Final = 136  # offset of sa_flags in glibc's struct sigaction on 64-bit Linux
+_ADDRESS_AT: Final = 16  # offset of si_addr in siginfo_t
+_NEAR: Final = 1024  # bytes; an argument word this close to an area counts as a pointer into it
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class RunningStep(NamedTuple):
-    """A step that was running when the fault came: what it is, and its argument words."""
+    """A step that was running during the fault.
+
+    Attributes:
+        text: Description of the step.
+        words: Argument words of its kernel.
+    """
 
     text: str
     words: Iterable[int]
 
 
 class Runner(Protocol):
-    """Something that runs kernels."""
+    """An object that runs kernels."""
 
     def running_steps(self) -> list[RunningStep]:
-        """Return the steps that run at this moment."""
+        """Return the steps that are running."""
         ...
 
 
@@ -45,15 +50,15 @@ _runners: WeakSet[Runner] = WeakSet()
 
 
 def watch(runner: Runner) -> None:
-    """Ask ``runner``, as long as it lives, for its running steps when there is a fault."""
+    """Include the running steps of ``runner`` in reports, as long as it exists."""
     _runners.add(runner)
     if sys.platform.startswith("linux"):
         _install()
 
 
 def report(address: int) -> str:
-    """Return what is known of an access to an address that faulted."""
-    area = guard_pages.nearest(address)
+    """Return the report of a faulting access to an address."""
+    area = guard_pages.nearest_area(address)
     lines = [f"SIGSEGV at {address:#x}, {_where(address, area)}"]
     for runner in list(_runners):
         for step in runner.running_steps():
@@ -79,7 +84,7 @@ def _where(address: int, area: tuple[int, int] | None) -> str:
 
 @cache
 def _install() -> tuple[Any, ...]:
-    """Install the handler; return what has to live as long as it."""
+    """Install the handler; return the objects that must live as long as it."""
     sigaction = ctypes.CDLL(None, use_errno=True).sigaction
     before = ctypes.create_string_buffer(_ACTION_BYTES)
 

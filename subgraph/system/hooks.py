@@ -1,7 +1,7 @@
-"""Hooks: calls from a folder to one above it, which may not import that folder.
+"""Hooks: calls from a lower folder to a higher one, which the lower folder must not import.
 
 The lower module declares a hook with the types of the call. `subgraph.connections`, which every
-import of the package runs, lists for each hook the function that answers it.
+import of the package runs, has the implementation of each hook.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# For each hook a function that imports and returns what answers it, so that nothing loads early.
+# For each hook a function that imports and returns its implementation, called when first needed.
 _loaders: dict[str, Callable[[], Callable[..., Any]]] = {}
 
 
-def answers(name: str) -> Callable[[Callable[[], Callable[..., Any]]], None]:
-    """Decorate the function that imports and returns what answers the hook ``name``."""
+def implements(name: str) -> Callable[[Callable[[], Callable[..., Any]]], None]:
+    """Return a decorator for the function that imports and returns a hook's implementation."""
     return lambda load: _loaders.update({name: load})
 
 
 class Hook(Generic[P, R]):
-    """A function whose code stands in a folder above; loaded at the first call."""
+    """A function that a higher folder implements; the implementation loads at the first call."""
 
     def __init__(self, name: str) -> None:
         """Declare the hook ``name``."""

@@ -1,10 +1,9 @@
-"""What this machine can do: vector width, features, caches, cores; asked by kernels and planner.
+"""The machine that kernels and planner target: vector width, features, caches, cores.
 
-``SUBGRAPH_ISA`` narrows the instruction set (``avx512``, ``avx2``, ``avx``, ``sse``, ``neon``,
-``scalar``) as far as the host allows; vector widths and the target that kernels are compiled for
-both follow it. ``like-avx512vnni``, ``like-avx512``, ``like-avxvnni`` and ``like-neon`` go further:
-kernels choose widths, tiles and code paths as on such a machine, and the code is generated for this
-one (slowly). That is how kernels for other machines are tested.
+``SUBGRAPH_ISA`` selects a lower instruction set of the host (``avx512``, ``avx2``, ``avx``,
+``sse``, ``neon``, ``scalar``), for vector widths and generated code. With ``like-avx512vnni``,
+``like-avx512``, ``like-avxvnni`` and ``like-neon`` kernels emulate another machine: they have its
+widths, tiles and code paths, and slow code for this one. This is for tests.
 """
 
 from __future__ import annotations
@@ -21,23 +20,24 @@ from subgraph.errors import ConfigError
 from subgraph.system.control_groups import group_files
 from subgraph.system.processor import processor
 
-# Bytes of one vector register, widest first; "scalar" still uses vectors of one element.
+# Bytes of a vector register by instruction set, widest first; "scalar" has vectors of one element.
 _X86_LEVELS = {"avx512": 64, "avx2": 32, "avx": 32, "sse": 16, "scalar": 0}
 _ARM_LEVELS = {"neon": 16, "scalar": 0}
 _OTHER_LEVELS = {"scalar": 0}
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
-# What must be switched off so that a host with more behaves like the lower level.
+# LLVM features (or prefixes of them) to disable for a lower level than the host's.
 _ABOVE_AVX2 = ("avx512", "avx10", "amx", "avxvnni", "avxifma", "avxneconvert", "evex512")
 _ABOVE_AVX = (*_ABOVE_AVX2, "avx2", "fma", "fma4", "xop", "f16c", "vaes", "vpclmulqdq")
 _ABOVE_SSE = (*_ABOVE_AVX, "avx")
-# What kernels may assume in an instruction set that is only followed: its level, and features.
+# Level and features of the instruction sets that kernels can emulate.
 _LIKE = {
     "like-avx512vnni": ("avx512", frozenset({*_AVX512, "avx2", "avx512vnni"})),
     "like-avx512": ("avx512", frozenset({*_AVX512, "avx2"})),
     "like-avxvnni": ("avx2", frozenset({"fma", "avx2", "avxvnni"})),
     "like-neon": ("neon", frozenset[str]()),
 }
-# Processors (LLVM's names) that multiply vectors of 512 bits in units of 256 bits.
+# Processors (LLVM's names) that execute a 512-bit multiplication on two 256-bit units (hardware
+# figure).
 _UNITS_OF_256_BITS = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
 
 
@@ -46,13 +46,12 @@ class Isa(NamedTuple):
 
     Attributes:
         name: One of ``avx512 avx2 avx sse neon scalar``.
-        vector_bytes: Bytes of one vector register; 0 when there are no vectors.
+        vector_bytes: Bytes of one vector register; 0 without vectors.
         registers: Number of vector registers.
-        fma: True when a fused multiply-add is one instruction.
-        cpu: CPU name for LLVM.
+        fma: Whether a fused multiply-add is one instruction.
+        cpu: LLVM's name of the processor.
         features: LLVM's feature string, sorted.
-        like: Name of an instruction set that is only followed: its shapes, with code for this
-            machine; empty where the machine runs what is named.
+        like: The value ``like-...`` of SUBGRAPH_ISA if kernels emulate another machine; else "".
     """
 
     name: str
@@ -64,7 +63,7 @@ class Isa(NamedTuple):
     like: str = ""
 
     def has(self, feature: str) -> bool:
-        """Return whether an LLVM feature (``"avx512vnni"``, ``"f16c"``) is switched on."""
+        """Return whether an LLVM feature (``"avx512vnni"``, ``"f16c"``) is enabled."""
         if self.like:
             answer = feature in _LIKE[self.like][1]
         else:
@@ -80,10 +79,10 @@ _target: tuple[Isa, str] | None = None  # the instruction set and architecture o
 
 @contextmanager
 def recorded_features() -> Generator[dict[str, bool]]:
-    """Record the answers of `Isa.has`: the features on which code that is made meanwhile depends.
+    """Record the results of `Isa.has`: the features on which code made in the block depends.
 
     Yields:
-        The answers by feature, filled as they are given.
+        The results by feature; filled while the ``with`` block runs.
     """
     answers: dict[str, bool] = {}
     _recorders.append(answers)
@@ -94,11 +93,11 @@ def recorded_features() -> Generator[dict[str, bool]]:
 
 
 def set_target(isa: Isa, architecture: str) -> None:
-    """Plan and compile for another machine than this one from now on, for code made ahead of time.
+    """Plan and compile for another machine than this one, for code that is made ahead of time.
 
     Args:
-        isa: The instruction set that `isa` returns.
-        architecture: What `architecture` returns.
+        isa: Future result of `isa`.
+        architecture: Future result of `architecture`.
     """
     global _target
     _target = (isa, architecture)
@@ -106,7 +105,7 @@ def set_target(isa: Isa, architecture: str) -> None:
 
 @contextmanager
 def target(isa: Isa, architecture: str) -> Generator[None]:
-    """Do so for a while: see `set_target`."""
+    """Set the target as `set_target` does until the ``with`` block ends."""
     global _target
     before = _target
     set_target(isa, architecture)
@@ -117,7 +116,13 @@ def target(isa: Isa, architecture: str) -> Generator[None]:
 
 
 class Caches(NamedTuple):
-    """Data cache sizes in bytes: level 1 and 2 of one core, level 3 as a core sees it."""
+    """Data cache sizes in bytes.
+
+    Attributes:
+        l1: Level 1 of one core.
+        l2: Level 2 of one core.
+        l3: Level 3, shared by cores.
+    """
 
     l1: int
     l2: int
@@ -125,17 +130,17 @@ class Caches(NamedTuple):
 
 
 def architecture() -> str:
-    """Return ``"x86_64"``, ``"aarch64"`` or the machine name that Python reports."""
+    """Return the target's architecture: ``"x86_64"``, ``"aarch64"`` or Python's machine name."""
     return native_architecture() if _target is None else _target[1]
 
 
 @cache
 def native_architecture() -> str:
-    """Return the architecture of this machine, whatever is compiled for."""
+    """Return the architecture of this machine, which may not be the target."""
     if hasattr(os, "uname"):
         machine = os.uname().machine.lower()
     else:
-        import platform  # it takes longer than all else here
+        import platform  # slow to import
 
         machine = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
@@ -172,27 +177,27 @@ def _narrow(name: str, features: dict[str, bool]) -> dict[str, bool]:
     return {f: on and f not in off for f, on in features.items()}
 
 
-def _followed(supported: list[str]) -> list[str]:
-    """Return the instruction sets whose shapes this machine can follow."""
-    # Shapes of AVX-512 use instructions of AVX2 for their shorter vectors.
+def _emulated(supported: list[str]) -> list[str]:
+    """Return the instruction sets ``like-...`` that this machine can emulate."""
+    # Kernels of AVX-512 use instructions of AVX2 for shorter vectors.
     return [name for name in _LIKE if name == "like-neon" or "avx2" in supported]
 
 
 def available_isas() -> tuple[str, ...]:
-    """Return the instruction set names that this machine can run, widest first."""
+    """Return the names of the instruction sets that this machine can run, widest first."""
     return tuple(_supported(_host_cpu()[1]))
 
 
 @cache
 def isa_named(name: str) -> Isa:
-    """Return the instruction set of a given name.
+    """Return the instruction set of a name, one that SUBGRAPH_ISA may have.
 
     Raises:
-        ConfigError: The machine cannot run it, or the name is unknown.
+        ConfigError: the machine cannot run it, or the name is unknown.
     """
     cpu, features = _host_cpu()
     supported = _supported(features)
-    if name in _followed(supported):
+    if name in _emulated(supported):
         level, claims = _LIKE[name]
         exact = isa_named(supported[0])
         bytes_, registers = (_X86_LEVELS | _ARM_LEVELS)[level], 16 if level == "avx2" else 32
@@ -201,7 +206,7 @@ def isa_named(name: str) -> Isa:
     if name not in supported:
         raise ConfigError(
             f"SUBGRAPH_ISA={name!r} cannot run on this machine ({cpu}); "
-            f"use one of {', '.join(supported + _followed(supported))}"
+            f"use one of {', '.join(supported + _emulated(supported))}"
         )
     narrowed = _narrow(name, features)
     text = ",".join(("+" if on else "-") + f for f, on in sorted(narrowed.items()))
@@ -211,19 +216,19 @@ def isa_named(name: str) -> Isa:
 
 
 def isa() -> Isa:
-    """Return the instruction set in force: ``SUBGRAPH_ISA``, else the widest of the host."""
+    """Return the target's instruction set: `set_target`, ``SUBGRAPH_ISA`` or the host's widest."""
     if _target is not None:
         return _target[0]
     wanted = os.environ.get("SUBGRAPH_ISA", "").strip().lower()
     return isa_named(wanted or _widest())
 
 
-# What kernels and planner ask of the instruction set in force. A new one is described in this file:
-# its name and registers above, and its answers here.
+# Properties of the target's instruction set. To add an instruction set, extend the tables above and
+# these functions.
 
 
-def is_followed() -> bool:
-    """Return whether only shapes of the instruction set are used, with code for this machine."""
+def is_emulated() -> bool:
+    """Return whether kernels emulate another instruction set (``like-...``)."""
     return bool(isa().like)
 
 
@@ -238,42 +243,42 @@ def has_512_bit_vectors() -> bool:
 
 
 def has_masked_stores() -> bool:
-    """Return whether some lanes of a vector are stored as fast as all, whatever its length."""
+    """Return whether masked stores of vectors of every length are as fast as plain ones."""
     return isa().has("avx512vl")
 
 
-def scales_by_powers_of_two() -> bool:
-    """Return whether one instruction multiplies by a power of two, given its exponent."""
+def has_vscalef() -> bool:
+    """Return whether one instruction computes x * 2**n for vectors (vscalefps)."""
     return isa().has("avx512vl")
 
 
-def packs_by_saturation() -> bool:
-    """Return whether vectors of 256 bits are narrowed to bytes by instructions that saturate."""
+def has_saturating_packs() -> bool:
+    """Return whether 256-bit vectors are narrowed to bytes by saturating packs (vpackssdw)."""
     return isa().name in ("avx2", "avx512")
 
 
-def multiplies_bytes_into_words() -> bool:
-    """Return whether products of bytes are best added in 16 bits, 32 of them at a time."""
-    return isa().name == "avx2" and not is_followed() and not has_vnni()
+def prefers_pmaddubsw() -> bool:
+    """Return whether int8 GEMMs use vpmaddubsw, which adds two products of bytes in int16."""
+    return isa().name == "avx2" and not is_emulated() and not has_vnni()
 
 
-def word_product_lanes() -> int:
-    """Return the most sums of two products of 16 bits that one instruction makes, 0 for none."""
-    if architecture() != "x86_64" or is_followed():
+def pmaddwd_lanes() -> int:
+    """Return the largest number of int32 lanes of pmaddwd (sums of two int16 products); 0: none."""
+    if architecture() != "x86_64" or is_emulated():
         return 0
     return {"avx512": 16, "avx2": 8}.get(isa().name, 4)
 
 
 def permutes(dtype: str, lanes: int) -> bool:
-    """Return whether one instruction puts the elements of such a vector in any order."""
+    """Return whether one instruction permutes the elements of such a vector arbitrarily."""
     sizes = {"avx2": (8,), "avx512": (8, 16)}.get(isa().name, ())
     return dtype == "float32" and not isa().like and lanes in sizes
 
 
 def has_vnni() -> bool:
-    """Return whether the instruction set in force multiplies and adds bytes in one instruction."""
+    """Return whether one instruction multiplies and adds bytes (vpdpbusd)."""
     has = isa().has
-    # In this order a machine with both gives the same answers as one with AVX-512 VNNI alone.
+    # In this order a machine with both records the same features as one with AVX-512 VNNI alone.
     return (has("avx512vnni") and has("avx512vl")) or has("avxvnni")
 
 
@@ -283,15 +288,15 @@ def _widest() -> str:
 
 
 def lanes(dtype: str) -> int:
-    """Return how many elements of a dtype one vector register holds (1 without vectors)."""
+    """Return the number of elements of a dtype in a vector register (1 without vectors)."""
     return max(1, isa().vector_bytes // item_bytes(dtype))
 
 
-def halves_cost_half() -> bool:
-    """Return whether a multiplication of half a vector takes half the time of a whole one.
+def splits_512_bit_vectors() -> bool:
+    """Return whether a multiplication of a 256-bit vector takes half the time of a 512-bit one.
 
-    So it is where vectors of 512 bits pass through units of 256 bits; one that is only followed is
-    made of two.
+    This holds for processors that split 512-bit operations, and for emulated AVX-512, whose vectors
+    are pairs of 256 bits.
     """
     here = isa()
     return here.name == "avx512" and (bool(here.like) or here.cpu in _UNITS_OF_256_BITS)
@@ -304,7 +309,7 @@ def _sysfs_size(text: str) -> int:
 
 @cache
 def caches() -> Caches:
-    """Return the data cache sizes, from sysfs where there is one, else usual sizes."""
+    """Return the data cache sizes: from Linux's sysfs, else usual sizes (estimates)."""
     found = {1: 32 << 10, 2: 1 << 20, 3: 8 << 20}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
@@ -318,7 +323,7 @@ def caches() -> Caches:
 
 
 def _quota(limit: str, period: str) -> float:
-    """Return a CPU quota in cores, infinity when it is no limit (``"max"``, ``"-1"``)."""
+    """Return a CPU quota in cores; infinity if there is no limit (``"max"``, ``"-1"``)."""
     return int(limit) / int(period) if limit.isdigit() else float("inf")
 
 
@@ -326,7 +331,7 @@ def cgroup_cores(root: Path = Path("/")) -> float:
     """Return the CPU quota of this process's control groups in cores, infinity without one.
 
     Args:
-        root: Where ``proc`` and ``sys`` are mounted.
+        root: Folder in which ``proc`` and ``sys`` are mounted.
     """
     quotas = [float("inf")]
     for said in group_files("cpu.max", root):
@@ -344,12 +349,12 @@ def cgroup_cores(root: Path = Path("/")) -> float:
 
 @cache
 def _allowed_cores() -> float:
-    """Return the CPU quota, read once: it takes half a millisecond."""
+    """Return the CPU quota, read once, because the files are slow to read."""
     return cgroup_cores()
 
 
 def core_count() -> int:
-    """Return how many cores this process may use: affinity and control-group quota, at least 1."""
+    """Return the number of cores of this process by affinity and control groups, at least 1."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:

@@ -1,9 +1,8 @@
-"""Memory for weights and activations, in large pages where the system has them.
+"""Memory for weights and activations, in huge pages (2 MiB) where the system has them.
 
-A core looks up where a page lies for some thousand pages at a time: weights of many megabytes, read
-once a run in pages of 4 KiB, wait for that again and again. Linux backs an anonymous mapping with
-pages of 2 MiB where it is asked to, and only where such a page lies wholly inside the mapping:
-arrays of less share one.
+A core's TLB has some thousand entries. Weights of many megabytes in pages of 4 KiB, read once in
+each run, miss it for every page. Linux backs an anonymous mapping with huge pages on request, if
+they lie wholly inside the mapping; small arrays share a mapping for that.
 """
 
 from __future__ import annotations
@@ -25,32 +24,38 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_OFFERED = hasattr(mmap, "MADV_HUGEPAGE")
-_PAGE = 1 << 21
-_SLAB = 8 * _PAGE
-_LEAST = 1 << 12  # bytes of an array that is worth a place in a slab
-_MOST = 2 * _PAGE  # of an array that shares a slab with others
+_HAS_HUGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
+_HUGE_PAGE = 1 << 21  # bytes of a huge page (x86-64, and AArch64 with 4 KiB pages)
+_SLAB_BYTES = 8 * _HUGE_PAGE  # bytes of a mapping that arrays share
+_MIN_MAPPED_BYTES = 1 << 12  # bytes; smaller arrays are allocated by NumPy
+_MAX_SHARED_BYTES = 2 * _HUGE_PAGE  # bytes; larger arrays have a mapping of their own
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> NDArray[Any]:
-    """Return an uninitialised C-contiguous array whose address is a multiple of ``align``."""
+    """Return an uninitialised C-contiguous array, in huge pages if it is large enough.
+
+    Args:
+        shape: The shape.
+        dtype: The dtype.
+        align: The address is a multiple of this number of bytes, a power of two.
+    """
     if guard_pages.MODE:
         return guard_pages.empty(shape, dtype)
     size = math.prod(shape) * dtype.itemsize
-    if not _OFFERED or size < _LEAST:
+    if not _HAS_HUGE_PAGES or size < _MIN_MAPPED_BYTES:
         raw = _plain(size, align)
-    elif size > _MOST:
+    elif size > _MAX_SHARED_BYTES:
         raw = mapped_empty(size)
     else:
-        raw = _SHARED.take(size, align)
+        raw = _SLABS.allocate(size, align)
     return raw.view(dtype).reshape(shape)
 
 
 def mapped_empty(size: int) -> NDArray[Any]:
-    """Return so many bytes that share their pages with nothing else, aligned to large pages."""
+    """Return an array of ``size`` bytes in a mapping of its own, aligned to huge pages."""
     if guard_pages.MODE:
         return guard_pages.empty((size,), np.dtype(np.uint8))
-    if not _OFFERED or size < _LEAST:
+    if not _HAS_HUGE_PAGES or size < _MIN_MAPPED_BYTES:
         return _plain(size, 64)
     try:
         mapping, start = _mapped(size)
@@ -66,20 +71,20 @@ def _plain(size: int, align: int) -> NDArray[Any]:
 
 
 def _mapped(size: int) -> tuple[Anonymous, int]:
-    """Return a mapping that holds so many bytes, and where a large page begins in it."""
-    mapping = Anonymous(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    start = -np.frombuffer(mapping, np.uint8).ctypes.data % _PAGE
-    whole = size // _PAGE * _PAGE
-    if whole:  # the rest would fill a page that nothing else may use
+    """Return a mapping with ``size`` bytes from a huge page's begin, and the offset of that."""
+    mapping = Anonymous(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -np.frombuffer(mapping, np.uint8).ctypes.data % _HUGE_PAGE
+    whole = size // _HUGE_PAGE * _HUGE_PAGE
+    if whole:  # not for the rest, which would waste most of a huge page
         mapping.madvise(mmap.MADV_HUGEPAGE, start, whole)
     return mapping, start
 
 
 class _Slab:
-    """Large pages that arrays are cut from, one behind the other.
+    """A bump allocator over mappings of huge pages.
 
-    A place is never cut twice. What lay there is given back with the array, though others may keep
-    the mapping alive.
+    Memory is not reused. The pages of a freed array are returned to the system, although other
+    arrays may keep the mapping alive.
     """
 
     def __init__(self) -> None:
@@ -87,26 +92,26 @@ class _Slab:
         self._at = self._end = 0
         self._lock = free_in_child(threading.Lock())
 
-    def take(self, size: int, align: int) -> NDArray[Any]:
+    def allocate(self, size: int, align: int) -> NDArray[Any]:
         with self._lock:
             start = -(-self._at // align) * align
             if self._mapping is None or start + size > self._end:
                 try:
-                    self._mapping, start = _mapped(_SLAB)
+                    self._mapping, start = _mapped(_SLAB_BYTES)
                 except OSError:
                     return _plain(size, align)
-                self._end = start + _SLAB
+                self._end = start + _SLAB_BYTES
             mapping, self._at = self._mapping, start + size
         piece = (ctypes.c_uint8 * size).from_buffer(mapping, start)
-        weakref.finalize(piece, _give_back, mapping, start, start + size).atexit = False
+        weakref.finalize(piece, _release, mapping, start, start + size).atexit = False
         return np.frombuffer(memoryview(piece).cast("B"), np.uint8)
 
 
-def _give_back(mapping: Anonymous, start: int, end: int) -> None:
-    """Let the pages go that lie wholly in a part of a mapping."""
+def _release(mapping: Anonymous, start: int, end: int) -> None:
+    """Return the pages that lie wholly in [start, end) of a mapping to the system."""
     start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if end > start:
         mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
-_SHARED = _Slab()
+_SLABS = _Slab()

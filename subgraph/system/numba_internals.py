@@ -1,11 +1,10 @@
-"""Interfaces of numba that its documentation does not promise: no other module imports them.
+"""Private interfaces of numba; no other module imports them.
 
-The first part is what types and operators of one's own are made of (`AttributeTemplate`, `cgutils`
-and others). The second is numba's compiler in pieces. A kernel is called by compiled code, computes
-with numbers and vectors, and is optimised once, as a whole, by a target machine of our own; what is
-left out for that makes numba's frontend twice as fast. Where a version of numba lacks one of these
-pieces, `pieces` raises `MissingInterface`, and `subgraph.engine.toolchain.compiler` goes by numba's
-public interface instead.
+The first part re-exports what custom types and operators need (`AttributeTemplate`, `cgutils`). The
+second part runs parts of numba's compiler. A kernel is called by compiled code, computes with
+numbers and vectors, and is optimised once, as a whole, by a target machine of Subgraph's; omitting
+the other steps makes numba's frontend twice as fast. If numba lacks one of these interfaces,
+`pieces` raises `MissingInterface`, and `subgraph.engine.toolchain.compiler` uses the public ones.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from numba.core.typing.templates import signature as signature
 
 
 class MissingInterface(Exception):
-    """This version of numba has no such interface."""
+    """This version of numba lacks a private interface."""
 
 
-# In this order; left out of numba's own: closures within a kernel, `with`, literal_unroll, array
-# expressions.
+# The passes of a kernel's compilation, in order. Numba's own pipeline has more, for closures within
+# a kernel, `with`, literal_unroll and array expressions.
 _UNTYPED = (
     *("TranslateByteCode", "FixupArgs", "IRProcessing", "RewriteSemanticConstants"),
     *("DeadBranchPrune", "GenericRewrites", "ReconstructSSA", "DeadBranchPrune"),
@@ -44,10 +43,10 @@ _TYPED = (
 
 @cache
 def pieces() -> SimpleNamespace:
-    """Return the classes and objects of numba's compiler that this module works with.
+    """Return the classes and objects of numba's compiler that this module uses.
 
     Raises:
-        MissingInterface: This version of numba lacks one of them.
+        MissingInterface: this version of numba lacks one of them.
     """
     try:
         from numba.core import (
@@ -75,7 +74,7 @@ def pieces() -> SimpleNamespace:
             builder=compiler.DefaultPassBuilder,
             manager=PassManager,
             dispatcher=dispatcher.Dispatcher,
-            helpers=vars(dispatcher)["_FunctionCompiler"],  # compiles what kernels call
+            helpers=vars(dispatcher)["_FunctionCompiler"],  # compiles functions that kernels call
             context=BaseContext,
             passes=[vars(untyped_passes)[name] for name in _UNTYPED]
             + [vars(typed_passes)[name] for name in _TYPED],
@@ -87,7 +86,7 @@ def pieces() -> SimpleNamespace:
     return found
 
 
-# The attributes that `helpers_as_written` and `few_passes` replace for a while.
+# The attributes that `unoptimized_helpers` and `minimal_pipeline` replace temporarily.
 _REPLACED = (
     *(("library", "_optimize_functions"), ("library", "_optimize_final_module")),
     *(("library", "_finalize_specific"), ("library", "get_pointer_to_function")),
@@ -102,9 +101,10 @@ def make_codegen(cpu: str, features: str, triple: str, make_machine: Callable[..
 
     Args:
         cpu: LLVM's name of the processor.
-        features: LLVM's list of its features.
-        triple: The system that is compiled for; empty if this process runs on it.
-        make_machine: Makes the target machine of another system, by keyword.
+        features: LLVM's feature string.
+        triple: LLVM's triple of the target; "" if this process runs on it.
+        make_machine: Returns the target machine of another system; takes llvmlite's options of
+            target machines as keywords.
     """
     of = pieces()
 
@@ -123,7 +123,7 @@ def make_codegen(cpu: str, features: str, triple: str, make_machine: Callable[..
         _library_class = Library
 
         def _init(self, llvm_module: Any) -> None:
-            """Make a target machine; for another system nothing that would run its code."""
+            """Make the target machine; for another system no execution engine."""
             numbas: Any = super()
             if not triple:
                 numbas._init(llvm_module)
@@ -154,20 +154,27 @@ def make_codegen(cpu: str, features: str, triple: str, make_machine: Callable[..
 
 
 def make_context(codegen: Any) -> Any:
-    """Return numba's context of a code generator."""
+    """Return numba's target context of a code generator."""
     return pieces().cpu.target_context.subtarget(_internal_codegen=codegen)
 
 
 def refresh(context: Any) -> None:
-    """Let numba find what was registered since."""
+    """Make numba find types and operators that were registered since the last call."""
     cpu = pieces().cpu
     cpu.typing_context.refresh()
     cpu.target_context.refresh()
     context.refresh()
 
 
-def typed_and_lowered(function: Any, symbol: str, context: Any, fastmath: Iterable[str]) -> Any:
-    """Return numba's result for a kernel, its unoptimised module in a library of its own."""
+def type_and_lower(function: Any, symbol: str, context: Any, fastmath: Iterable[str]) -> Any:
+    """Type and lower a kernel; return numba's CompileResult, with the unoptimised module.
+
+    Args:
+        function: The kernel, of four int64 arguments and no result.
+        symbol: Name of the kernel in machine code.
+        context: Target context of `make_context`.
+        fastmath: LLVM's fast-math flags.
+    """
     of = pieces()
     flags = of.compiler.Flags()
     flags.nrt = False
@@ -192,29 +199,29 @@ def typed_and_lowered(function: Any, symbol: str, context: Any, fastmath: Iterab
 
 
 @contextmanager
-def helpers_as_written(values: tuple[type, ...]) -> Generator[None]:
-    """Let numba leave the functions that a kernel calls as they are: ours are optimised once.
+def unoptimized_helpers(values: tuple[type, ...]) -> Generator[None]:
+    """Make numba compile the functions that a kernel calls without optimisation or machine code.
 
-    Its own passes over each of them, whose result is inlined and optimised again, take a third of
-    the time and unroll loops twice; machine code of each alone, with all that it calls, is never
-    run. The collector would look at all that a compilation makes, too.
+    They are inlined into the kernel, which is optimised once. Numba's optimisation of each of them
+    takes a third of the time and unrolls loops twice, and their own machine code is never run. The
+    garbage collector is disabled, as a compilation makes many objects and little garbage.
 
     Args:
-        values: Numba's types of values for which it may remember how a call is resolved.
+        values: Numba's types for whose values the resolution of calls is cached.
     """
     of = pieces()
     seen: list[tuple[Any, Any]] = []
     resolve = of.context.resolve_function_type
     stand_ins: list[tuple[type, str, Any]] = [
-        (of.library, "_optimize_functions", _nothing),
-        (of.library, "_optimize_final_module", _nothing),
-        (of.library, "_finalize_specific", _nothing),
-        (of.library, "get_pointer_to_function", _nowhere),
-        (of.codegen, "_add_module", _nothing),
-        (of.codegen, "set_env", _nothing),
-        (of.dispatcher, "add_overload", _adding(of.dispatcher.add_overload, seen)),
+        (of.library, "_optimize_functions", _no_operation),
+        (of.library, "_optimize_final_module", _no_operation),
+        (of.library, "_finalize_specific", _no_operation),
+        (of.library, "get_pointer_to_function", _null_address),
+        (of.codegen, "_add_module", _no_operation),
+        (of.codegen, "set_env", _no_operation),
+        (of.dispatcher, "add_overload", _recording_overloads(of.dispatcher.add_overload, seen)),
         (of.helpers, "_customize_flags", _without_wrappers),
-        (of.context, "resolve_function_type", _remembering(resolve, values)),
+        (of.context, "resolve_function_type", _cached_resolution(resolve, values)),
     ]
     was_on = gc.isenabled()
     gc.disable()
@@ -222,16 +229,16 @@ def helpers_as_written(values: tuple[type, ...]) -> Generator[None]:
         with _replaced(stand_ins):
             yield
     finally:
-        _forget(seen)
+        _remove_overloads(seen)
         if was_on:
             gc.enable()
 
 
 @contextmanager
-def few_passes() -> Generator[None]:
-    """Let numba run only the passes that a kernel of ours needs; what fails is to be tried without.
+def minimal_pipeline() -> Generator[None]:
+    """Make numba run only the passes that Subgraph's kernels need.
 
-    Nor does a helper remember then that it failed.
+    A kernel that fails so must be compiled again with all passes; helpers do not cache a failure.
     """
     of = pieces()
     with _replaced(
@@ -245,7 +252,7 @@ def few_passes() -> Generator[None]:
 
 @contextmanager
 def _replaced(stand_ins: list[tuple[type, str, Any]]) -> Generator[None]:
-    """Put something in the place of attributes of classes for a while."""
+    """Replace attributes of classes, given as (class, name, value), until the block ends."""
     own = [vars(kind).get(name) for kind, name, _ in stand_ins]
     try:
         for kind, name, stand_in in stand_ins:
@@ -269,32 +276,32 @@ def _pipeline(_state: Any, name: str = "nopython") -> Any:
 
 
 def _compiled_now(compiler: Any, args: Any, return_type: Any) -> tuple[bool, Any]:
-    """Stand in for a helper's compilation that keeps errors."""
+    """Replace the compilation of a helper by one that does not cache errors."""
     return True, compiler._compile_core(args, return_type)
 
 
-def _nothing(*_arguments: Any) -> None:
-    """Stand in for a step of numba's that is left out."""
+def _no_operation(*_arguments: Any) -> None:
+    """Replace a step of numba's that is omitted."""
 
 
-def _nowhere(_library: Any, _name: str) -> int:
-    """Stand in for the address of a helper alone, which nobody calls."""
+def _null_address(_library: Any, _name: str) -> int:
+    """Replace the lookup of a helper's address, which is never called."""
     return 0
 
 
 def _without_wrappers(_compiler: Any, flags: Any) -> Any:
-    """Stand in for a helper's flags: neither Python nor C calls it."""
+    """Replace the flags of a helper by those without wrappers for Python and C."""
     flags.no_cpython_wrapper = True
     flags.no_cfunc_wrapper = True
     return flags
 
 
-def _adding(
+def _recording_overloads(
     add: Callable[[Any, Any], None], seen: list[tuple[Any, Any]]
 ) -> Callable[[Any, Any], None]:
-    """Return what adds a compiled helper to its dispatcher, and notes those that Python sees.
+    """Return a replacement of ``Dispatcher.add_overload`` that records helpers visible to Python.
 
-    Python could not call the result: there is no machine code.
+    They have no machine code: `_remove_overloads` must remove them before Python calls them.
     """
 
     def added(owner: Any, result: Any) -> None:
@@ -307,18 +314,18 @@ def _adding(
     return added
 
 
-def _forget(seen: list[tuple[Any, Any]]) -> None:
-    """Let functions that Python sees be compiled anew when Python calls them."""
+def _remove_overloads(seen: list[tuple[Any, Any]]) -> None:
+    """Remove the recorded overloads, so that a call from Python compiles the function again."""
     for owner, result in seen:
         owner.targetctx.remove_user_function(result.entry_point)
         del owner.overloads[tuple(result.signature.args)]
 
 
-def _remembering(resolve: Callable[..., Any], values: tuple[type, ...]) -> Callable[..., Any]:
-    """Return numba's resolution of a call, which remembers what it said of numbers.
+def _cached_resolution(resolve: Callable[..., Any], values: tuple[type, ...]) -> Callable[..., Any]:
+    """Return numba's resolution of a call with a cache for arguments of plain types.
 
-    Types are inferred in rounds, and each asks what ``int64 + int64`` is of every addition, down to
-    NumPy's rules for arrays: most of the time of a kernel of plain arithmetic.
+    Type inference iterates, and resolves every ``int64 + int64`` again in each round, including
+    NumPy's rules for arrays: most of the compilation time of arithmetic kernels.
     """
     known: dict[Any, Any] = {}
 

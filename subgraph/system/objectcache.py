@@ -1,9 +1,8 @@
 """Compiled kernels on disk, in the user's cache folder: checked when read, written atomically.
 
-Files that other users than this one and root can write are not read, because an entry's code is
-run. Damaged entries, and those of other users, count as absent. Processes that write the same entry
-at once both succeed. Without a writable folder kernels are compiled again. `pruning` limits the
-size of the folder.
+Because an entry's code is run, files that users other than this one and root can write count as
+absent, like damaged ones. Processes that write the same entry at the same time both succeed.
+Without a writable folder every process compiles its kernels. `pruning` limits the folder's size.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ _warned: set[tuple[str, str]] = set()
 
 
 class ObjectCode(NamedTuple):
-    """Compiled code of a function and the names that it needs from outside.
+    """Compiled code of a function.
 
     Attributes:
-        needs: The names.
-        data: An image, or an object file.
-        start: Where in the image the function begins; None for an object file.
-        features: Features of instruction sets on whose presence or absence the code depends.
+        needs: Names of external symbols that the code refers to.
+        data: A linked image, or an object file.
+        start: Offset of the function in the image; None for an object file.
+        features: Features of the instruction set on whose presence or absence the code depends.
     """
 
     needs: tuple[str, ...]
@@ -55,7 +54,7 @@ def _path(key: str) -> Path:
 
 
 def holds(key: str) -> bool:
-    """Return whether there is an entry of a key that may be read; it may be damaged."""
+    """Return whether there is a trusted entry of a key; it may be damaged."""
     path = _path(key)
     try:
         check_folder(cache_folder())
@@ -95,7 +94,7 @@ def read(key: str) -> ObjectCode | None:
     except (struct.error, ValueError, KeyError, TypeError) as error:
         _LOG.info("ignoring the cache entry %s: %s", path, error)
         return None
-    pruning.used(path)
+    pruning.record_use(path)
     return ObjectCode(needs, rest[length:], start, features)
 
 
@@ -110,7 +109,7 @@ def write(key: str, code: ObjectCode) -> bool:
         make_folder(folder)
         check_folder(folder)
         write_trusted(_path(key), raw)
-        pruning.wrote(folder, len(raw))
+        pruning.record_write(folder, len(raw))
     except UntrustedFileError as error:
         _warn_of_others(error)
         return False
@@ -137,7 +136,7 @@ def _warn_of_others(error: UntrustedFileError) -> None:
 
 
 def _warn_once(text: str, why: object) -> None:
-    """Log a warning with the folder and a reason, once for each folder and text."""
+    """Log a warning with the folder and a reason, once per folder and text."""
     folder = str(cache_folder())
     if (folder, text) not in _warned:
         _warned.add((folder, text))

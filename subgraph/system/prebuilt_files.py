@@ -1,9 +1,8 @@
-"""Files that come with the package: what is costly to make on every machine, made ahead.
+"""Prebuilt files of the package: results that would be costly to compute on every machine.
 
-``make kernels`` writes them into the folder ``prebuilt`` of the package, and a wheel carries them.
-A file is a table in JSON and some bytes, hashes of all of it in front; nothing in it is unpickled
-or executed to be read. Files are trusted as the package's own code is: only those that nobody but
-this user and root can write are read.
+``make kernels`` writes them into the folder ``prebuilt`` of the package, and a wheel contains them.
+A file has a header with a checksum, a table in JSON and a body of bytes; reading unpickles and
+executes nothing. Only files that nobody but this user and root can write are read.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _warned: set[str] = set()
 
 
 def folder() -> Path | None:
-    """Return the folder of the files: ``SUBGRAPH_PREBUILT``, else the package's; None for none."""
+    """Return the folder of the files: ``SUBGRAPH_PREBUILT`` ("": None), else the package's."""
     chosen = os.environ.get("SUBGRAPH_PREBUILT")
     if chosen is not None:
         return Path(chosen) if chosen.strip() else None
@@ -44,24 +43,30 @@ def folder() -> Path | None:
 
 @cache
 def package_folder() -> Path:
-    """Return the folder of the files that come with the package."""
+    """Return the folder of prebuilt files in the package."""
     spec = find_spec("subgraph")
     assert spec is not None, "this is a part of it"
     return Path((spec.submodule_search_locations or ["."])[0]) / "prebuilt"
 
 
-def write_raw(path: Path, told: bytes, body: bytes) -> None:
-    """Write a file of a table's text and some bytes."""
-    prefix = _PREFIX.pack(_MAGIC, hashlib.sha256(told).digest(), len(told))
-    write_trusted(path, prefix + told + body)
+def write_raw(path: Path, table: bytes, body: bytes) -> None:
+    """Write a file.
+
+    Args:
+        path: Path of the file.
+        table: The table, JSON in UTF-8.
+        body: The bytes after the table.
+    """
+    prefix = _PREFIX.pack(_MAGIC, hashlib.sha256(table).digest(), len(table))
+    write_trusted(path, prefix + table + body)
 
 
 def read_table(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Return the table in front of a file and where it ends.
+    """Return the table of a file, and the offset of the body.
 
     Raises:
-        ValueError: It is damaged.
-        struct.error: It is shorter than that.
+        ValueError: the header or table is damaged.
+        struct.error: the file is shorter than a header.
     """
     magic, checksum, length = _PREFIX.unpack(file.read(_PREFIX.size))
     if magic != _MAGIC or length > _TABLE_LIMIT:
@@ -73,16 +78,26 @@ def read_table(file: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def write_data(path: Path, key: str, data: bytes) -> None:
-    """Write a file of some bytes that are used as a whole, and what they depend on."""
+    """Write a file for `read_data`.
+
+    Args:
+        path: Path of the file.
+        key: A hash of everything that the data depends on.
+        data: The data; it is compressed.
+    """
     packed = zlib.compress(data, 9)
-    told = {"key": key, "checksum": hashlib.sha256(packed).hexdigest()}
-    write_raw(path, json.dumps(told).encode(), packed)
+    table = {"key": key, "checksum": hashlib.sha256(packed).hexdigest()}
+    write_raw(path, json.dumps(table).encode(), packed)
 
 
 def read_data(name: str, key: str) -> bytes | None:
-    """Return what `write_data` wrote into the package's file of a name; None if it has another key.
+    """Return the data that `write_data` wrote; None if there is no valid file with this key.
 
-    Warns once of a file that is damaged, or that others can write.
+    Logs a warning, once, about a file that is damaged or that other users can write.
+
+    Args:
+        name: Name of the file, without suffix, in `folder`.
+        key: The key of `write_data`.
     """
     where = folder()
     if where is None:
@@ -91,11 +106,11 @@ def read_data(name: str, key: str) -> bytes | None:
     try:
         check_folder(where)
         with open_trusted(path) as file:
-            told, _ = read_table(file)
+            table, _ = read_table(file)
             packed = file.read()
-        if told["key"] != key:
+        if table["key"] != key:
             return None
-        if told["checksum"] != hashlib.sha256(packed).hexdigest():
+        if table["checksum"] != hashlib.sha256(packed).hexdigest():
             raise ValueError("the checksum of its content does not fit")
         return zlib.decompressobj().decompress(packed, UNPACKED_LIMIT)
     except FileNotFoundError:
@@ -109,7 +124,7 @@ def read_data(name: str, key: str) -> bytes | None:
 
 
 def warn_once(text: str) -> None:
-    """Log a warning, each text once in a process."""
+    """Log a warning, once per text and process."""
     if text not in _warned:
         _warned.add(text)
         _LOG.warning("%s", text)

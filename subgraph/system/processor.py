@@ -1,6 +1,7 @@
-"""The processor as LLVM names it: asked once for a machine, and kept beside the kernels.
+"""LLVM's name and features of the processor, cached in the folder of compiled kernels.
 
-LLVM is only there to compile: to load it for this question would take a third of a warm start.
+Without the cache, a process whose kernels are all cached would load LLVM only for this, which takes
+a third of its start.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import NamedTuple
 from subgraph.system.folders import cache_folder
 from subgraph.system.trusted_files import read_trusted, write_trusted
 
-# Lines of Linux's description that differ between cores, or from one moment to the next.
-_PASSING = (
+# Keys of /proc/cpuinfo whose values differ between cores or change over time.
+_VOLATILE_KEYS = (
     "processor",
     "cpu mhz",
     "physical id",
@@ -26,11 +27,16 @@ _PASSING = (
     "initial apicid",
     "bogomips",
 )
-_FIRST_CORE = 1 << 14  # bytes that hold the description of one
+_FIRST_CORE = 1 << 14  # bytes of /proc/cpuinfo to read, enough for the first core
 
 
 class Processor(NamedTuple):
-    """LLVM's name of a processor, and which of its features are on."""
+    """A processor.
+
+    Attributes:
+        name: LLVM's name.
+        features: Whether the processor has each of LLVM's features.
+    """
 
     name: str
     features: dict[str, bool]
@@ -40,21 +46,21 @@ def processor(description: Path = Path("/proc/cpuinfo")) -> Processor:
     """Return this machine's processor.
 
     Args:
-        description: Where the system describes it; without it, LLVM is asked each time.
+        description: The system's description of it; if there is no such file, nothing is cached.
     """
-    told = _described(description)
-    if told is None:
-        return _asked()
-    path = cache_folder() / f"processor-{told[:32]}.json"
-    found = _kept(path)
+    digest = _digest(description)
+    if digest is None:
+        return _from_llvm()
+    path = cache_folder() / f"processor-{digest[:32]}.json"
+    found = _read(path)
     if found is None:
-        found = _asked()
-        _keep(path, found)
+        found = _from_llvm()
+        _write(path, found)
     return found
 
 
-def _described(description: Path) -> str | None:
-    """Return a hash of what LLVM's answer depends on."""
+def _digest(description: Path) -> str | None:
+    """Return a hash of everything that LLVM's result depends on; None without description."""
     import llvmlite
 
     try:
@@ -62,7 +68,7 @@ def _described(description: Path) -> str | None:
             first = file.read(_FIRST_CORE).decode(errors="replace").partition("\n\n")[0]
     except OSError:
         return None
-    lines = [line for line in first.splitlines() if _key(line) not in _PASSING]
+    lines = [line for line in first.splitlines() if _key(line) not in _VOLATILE_KEYS]
     text = "\n".join([str(llvmlite.__version__), *lines])
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -71,17 +77,17 @@ def _key(line: str) -> str:
     return line.partition(":")[0].strip().lower()
 
 
-def _asked() -> Processor:
+def _from_llvm() -> Processor:
     from llvmlite import binding
 
     try:
         features = dict(binding.get_host_cpu_features())
-    except RuntimeError:  # LLVM cannot tell on every platform
+    except RuntimeError:  # LLVM does not know the features on every platform
         features = {}
     return Processor(str(binding.get_host_cpu_name()), features)
 
 
-def _kept(path: Path) -> Processor | None:
+def _read(path: Path) -> Processor | None:
     try:
         checksum, _, text = read_trusted(path).decode().partition("\n")
         if hashlib.sha256(text.encode()).hexdigest() != checksum:
@@ -92,7 +98,7 @@ def _kept(path: Path) -> Processor | None:
     return Processor(name, features)
 
 
-def _keep(path: Path, found: Processor) -> None:
+def _write(path: Path, found: Processor) -> None:
     text = json.dumps(found)
     with suppress(OSError):  # a folder that is only read
         write_trusted(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())

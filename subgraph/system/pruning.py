@@ -1,8 +1,8 @@
 """Limits the size of the folder of compiled kernels: the least recently used are removed first.
 
-The modification time of an entry's file is its last use, to the day. A folder is checked when this
-process first writes to it, and then after every sixteenth of the limit. Several processes may do so
-at once: a removed entry is compiled again when it is needed, and loaded code is not affected.
+The modification time of an entry's file is the day of its last use. A process checks a folder when
+it first writes to it, and then whenever it has written a sixteenth of the limit. Several processes
+may prune at once: a removed entry is compiled again when needed, and loaded code is not affected.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from subgraph.system.forking import free_in_child
 
 _LOG = logging.getLogger("subgraph.engine")
 _DEFAULT_MB = 512
-_DAY = 86400.0
-_FRESH = 60.0  # seconds in which a new entry is not removed
-_ABANDONED = 3600.0  # seconds after which a half-written file is removed
-_REMAINING = 0.75  # part of the limit that remains, so that not every write has to remove entries
+_DAY = 86400.0  # seconds
+_FRESH = 60.0  # seconds; younger entries are not removed
+_ABANDONED = 3600.0  # seconds; older temporary files belong to processes that died
+_REMAINING = 0.75  # part of the limit that pruning leaves, so that the next writes need not prune
 _written: dict[Path, int] = {}
 _lock = free_in_child(threading.Lock())
 
 
 def limit() -> int:
-    """Return how many bytes a folder may hold: ``SUBGRAPH_CACHE_MB`` (512); 0 for no limit.
+    """Return the limit of a folder in bytes, from ``SUBGRAPH_CACHE_MB`` (512); 0: no limit.
 
     Raises:
-        ConfigError: The variable is not a number.
+        ConfigError: the variable is not a number.
     """
     text = os.environ.get("SUBGRAPH_CACHE_MB", "").strip() or str(_DEFAULT_MB)
     try:
@@ -40,7 +40,7 @@ def limit() -> int:
         raise ConfigError(f"SUBGRAPH_CACHE_MB={text!r} is no number of megabytes") from None
 
 
-def used(path: Path) -> None:
+def record_use(path: Path) -> None:
     """Record that an entry was read."""
     try:
         if time.time() - path.stat().st_mtime > _DAY:
@@ -49,28 +49,28 @@ def used(path: Path) -> None:
         pass  # removed meanwhile, or in a folder that cannot be written
 
 
-def wrote(folder: Path, nbytes: int) -> None:
+def record_write(folder: Path, nbytes: int) -> None:
     """Record that an entry was written, and remove old entries if the folder may be too large.
 
     Args:
         folder: The folder.
         nbytes: Bytes of the entry.
     """
-    most = limit()
+    limit_bytes = limit()
     with _lock:
         before = _written.get(folder)
         now = (before or 0) + nbytes
-        due = before is None or now > most / 16
+        due = before is None or now > limit_bytes / 16
         _written[folder] = 0 if due else now
-    if due and most:
+    if due and limit_bytes:
         try:
-            prune(folder, most)
+            prune(folder, limit_bytes)
         except OSError as error:  # the entry is written nevertheless
             _LOG.info("no room was made in %s: %s", folder, error)
 
 
-def prune(folder: Path, most: int) -> int:
-    """Remove the least recently used entries of a folder with more than ``most`` bytes.
+def prune(folder: Path, limit_bytes: int) -> int:
+    """Remove the least recently used entries of a folder of more than ``limit_bytes`` bytes.
 
     Returns:
         Number of removed entries.
@@ -82,11 +82,11 @@ def prune(folder: Path, most: int) -> int:
             _remove(path)
     entries = sorted(item for item in found if item[2].suffix == ".sgk")
     total = sum(size for _, size, _ in entries)
-    if total <= most:
+    if total <= limit_bytes:
         return 0
     removed = 0
     for used_at, size, path in entries:
-        if total <= _REMAINING * most or now - used_at < _FRESH:
+        if total <= _REMAINING * limit_bytes or now - used_at < _FRESH:
             break
         total -= size
         removed += _remove(path)
@@ -100,7 +100,7 @@ def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
         try:
             about = path.stat()
         except OSError:
-            continue  # another process was faster
+            continue  # another process has removed it
         yield about.st_mtime, about.st_size, path
 
 

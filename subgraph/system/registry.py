@@ -1,8 +1,9 @@
-"""Registries: one name, one owner; the files of a folder are found, sorted, and loaded on demand.
+"""Registries of operators, passes, selectors, properties and devices, filled on demand.
 
-Ops, passes, selectors, properties and devices each have one. Nothing depends on import order. A
-name that is looked up loads the files in which it stands as a literal, and all others only if these
-do not register it: a process that runs one model needs few of them.
+A name has one owner. A registry may find the files of a folder that register names; the result does
+not depend on import order. Looking up a name imports the files that contain it as a literal, and
+all others only if these do not register it, so that a process imports only the files that its
+models need.
 """
 
 from __future__ import annotations
@@ -21,27 +22,33 @@ from subgraph.system.forking import free_in_child, held_while_forking
 
 T = TypeVar("T")
 _FUNCTION = b"\n@function("
-# One for all registries: the files of one look into others, in any order.
+# One lock for all registries: importing the files of one may look up names in others.
 _discovery = held_while_forking(threading.RLock())
 
 
 class Files:
-    """The files of a package and its folders that register names, each loaded once, when needed."""
+    """The modules of a package and its subpackages that register names; imported when needed."""
 
     def __init__(self, package: str, keep: Callable[[str], bool]) -> None:
-        """Name the folder; ``keep`` says of a module's full name whether it is one of them."""
+        """Choose modules; nothing is imported.
+
+        Args:
+            package: Full name of the package.
+            keep: Whether a module, given by its full name, registers names.
+        """
         self._package = package
         self._keep = keep
         self._waiting: dict[str, bytes] | None = None
 
     def load_all(self) -> None:
-        """Import all, sorted by name."""
+        """Import all modules, sorted by name."""
         self._import(sorted(self._texts()))
 
     def load_naming(self, name: str) -> None:
-        """Import those in which ``name``, without its domain, stands in quotes.
+        """Import the modules that contain ``name``, without its domain, in quotes.
 
-        Of files of functions, whose bodies are full of names, those that define one of the name.
+        Modules with ``@function`` contain many names in bodies; of these only modules that define a
+        function of this name are imported.
         """
         literal = f'"{name.rpartition("::")[2]}"'.encode()
         defined = [_FUNCTION + literal, _FUNCTION + b"\n    " + literal]
@@ -64,7 +71,7 @@ class Files:
 
 
 def _sources(package: str, keep: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield the modules of a package and of those inside it, each with its source."""
+    """Yield the name and source of the modules of a package and its subpackages."""
     for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
         name = f"{package}.{info.name}"
         if info.ispkg:
@@ -74,7 +81,7 @@ def _sources(package: str, keep: Callable[[str], bool]) -> Iterator[tuple[str, b
 
 
 def _source(info: pkgutil.ModuleInfo) -> bytes:
-    """Return the source of a module; nothing where it is installed without."""
+    """Return the source of a module; b"" if it is installed without source."""
     try:
         return Path(getattr(info.module_finder, "path", ""), f"{info.name}.py").read_bytes()
     except OSError:
@@ -82,7 +89,11 @@ def _source(info: pkgutil.ModuleInfo) -> bytes:
 
 
 class Registry(Generic[T]):
-    """Names to owners of one kind ("pass", "device", ...); looked up names say what is near."""
+    """A table of names of one kind ("pass", "device", ...) with their values and owners.
+
+    Attributes:
+        kind: The kind, for messages.
+    """
 
     def __init__(
         self,
@@ -93,9 +104,10 @@ class Registry(Generic[T]):
         """Make an empty registry.
 
         Args:
-            kind: What it holds, for messages.
-            error: What it raises.
-            discover: Called once, before the first look-up; or the files that register names.
+            kind: The kind of the entries, for messages.
+            error: Class of the errors that it raises.
+            discover: The files that register names; or a function that registers all, called once,
+                before the first look-up. None: nothing is discovered.
         """
         self.kind = kind
         self._error = error
@@ -108,7 +120,14 @@ class Registry(Generic[T]):
         self._lock = free_in_child(threading.RLock())
 
     def register(self, name: str, value: T, owner: str, *, replace: bool = False) -> None:
-        """Give ``name`` to ``value``; ``owner`` says where it is defined.
+        """Register a value under a name.
+
+        Args:
+            name: The name.
+            value: The value.
+            owner: Place of its definition (see `defined_at`). The same owner may register a name
+                again, as when a module is reloaded.
+            replace: Whether an entry of another owner is replaced.
 
         Raises:
             SubgraphError: another owner has the name; the message names both.
@@ -122,15 +141,15 @@ class Registry(Generic[T]):
             self._entries[name] = (value, owner)
 
     def unregister(self, name: str) -> None:
-        """Forget ``name`` if it is there."""
+        """Remove ``name`` if it is registered."""
         with self._lock:
             self._entries.pop(name, None)
 
     def get(self, name: str) -> T:
-        """Return what is registered as ``name``.
+        """Return the value of ``name``.
 
         Raises:
-            SubgraphError: nothing is; the message lists the nearest names.
+            SubgraphError: ``name`` is not registered; the message lists the nearest names.
         """
         found = self.find(name)
         if found is None:
@@ -138,14 +157,14 @@ class Registry(Generic[T]):
         return found
 
     def find(self, name: str, *, named_only: bool = False) -> T | None:
-        """Return what is registered as ``name``, or None.
+        """Return the value of ``name``, or None.
 
         Args:
             name: The name.
-            named_only: Whether to load only the files in which ``name`` stands as a literal, for a
-                registry in which many names are not expected to be.
+            named_only: Whether to import only the files that contain ``name`` as a literal; for
+                registries in which most names that are looked up are not registered.
         """
-        # A name that is registered may have a second owner in a file that is not loaded yet.
+        # Also for a registered name, which may have a second owner in a file not yet imported.
         if named_only:
             if name not in self._named:
                 self._load_naming(name)
@@ -168,7 +187,7 @@ class Registry(Generic[T]):
         return isinstance(name, str) and self.find(name) is not None
 
     def _load_naming(self, name: str) -> None:
-        """Load the files in which ``name`` stands as a literal."""
+        """Import the files that contain ``name`` as a literal."""
         with _discovery:
             if self._files is not None and self._discover is not None and not self._discovering:
                 self._discovering = True
@@ -179,12 +198,12 @@ class Registry(Generic[T]):
                 self._named.add(name)
 
     def _load(self, name: str | None = None) -> None:
-        """Load what may register ``name``; without one, everything."""
+        """Import the files that may register ``name``; None: all files."""
         if self._discover is None or name in self._sought:
             return
         with _discovery:
             if self._discover is None or self._discovering:
-                return  # another thread was first, or the files being loaded look into themselves
+                return  # another thread has loaded them, or a file being imported looks up a name
             self._discovering = True
             try:
                 if self._files is not None and name is not None:
@@ -199,9 +218,9 @@ class Registry(Generic[T]):
 
 
 def defined_at(thing: object) -> str:
-    """Return file and qualified name of a class or function, as the owner of its name.
+    """Return file and qualified name of a class, function or object's class, as an owner's name.
 
-    The file, not the module, tells owners apart: one file may be imported and run as a script.
+    It has the file, not the module, because a file may be both imported and run as a script.
     """
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     members = [thing, *vars(thing).values()] if isinstance(thing, type) else [thing]
@@ -215,8 +234,13 @@ def defined_at(thing: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a phrase that says which known names are near ``name``, for error messages."""
-    name = str(name)  # what is no name at all is near none
+    """Return a phrase for error messages with the known names that are similar to ``name``.
+
+    Args:
+        name: A name that is not known.
+        known: The known names; in the order of a list, or sorted if it is a set.
+    """
+    name = str(name)  # users may pass other objects as a name
     names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if not close:

@@ -1,7 +1,7 @@
-"""Which exported files this user has written: HMAC-SHA-256 by a key in a folder of the user's own.
+"""Signatures of exported files: HMAC-SHA-256 by a private key of the user.
 
-A file may hold programs: arguments that compiled kernels follow as they are. These, and whatever
-else is not checked like a model, are used only where the signature holds.
+A file may contain programs, whose arguments compiled kernels use unchecked. Programs, and other
+content that is not checked like a model, are used only if this user has signed the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEY_FILE = "export.key"
 
 
 def signature(*parts: bytes) -> bytes:
-    """Return the signature of a text."""
+    """Return the signature of the concatenated ``parts``."""
     state = hmac.new(_key(), digestmod="sha256")
     for part in parts:
         state.update(part)
@@ -37,16 +37,16 @@ def signature(*parts: bytes) -> bytes:
 
 
 def is_own(found: bytes, *parts: bytes) -> bool:
-    """Return whether ``found`` is the signature of the text."""
+    """Return whether ``found`` is this user's signature of the concatenated ``parts``."""
     return hmac.compare_digest(found, signature(*parts))
 
 
 @cache
 def _key() -> bytes:
-    """Return the key, made at its first use; one of this process where none can be kept."""
+    """Return the user's key, made at its first use; without usable file a key of this process."""
     path = _key_folder() / KEY_FILE
     try:
-        return _kept_key(path)
+        return _stored_key(path)
     except UntrustedFileError as error:
         _log.warning(
             "exported models are compiled anew by other processes, as somebody else's are: %s",
@@ -58,7 +58,7 @@ def _key() -> bytes:
 
 
 def _key_folder() -> Path:
-    """Return the folder of what is kept, or the user's cache where that is another user's."""
+    """Return the base folder, or the user's own cache folder if that belongs to another user."""
     from subgraph.system.folders import base_folder, user_folder
 
     folder = base_folder()
@@ -69,12 +69,12 @@ def _key_folder() -> Path:
     return user_folder() if shared else folder
 
 
-def _kept_key(path: Path) -> bytes:
+def _stored_key(path: Path) -> bytes:
     """Return the key in a file, which is made if there is none.
 
     Raises:
-        UntrustedFileError: Others can read or change it; what to do.
-        OSError: It is damaged, or cannot be read or made.
+        UntrustedFileError: other users can read or change it; the message says how to correct that.
+        OSError: it is damaged, or cannot be read or made.
     """
     make_folder(path.parent)
     check_folder(path.parent)
@@ -106,7 +106,7 @@ def _make_key(path: Path) -> None:
         with open(fresh, "xb", opener=lambda p, f: os.open(p, f, 0o600)) as file:
             file.write(secrets.token_bytes(SIGNATURE_BYTES))
         with suppress(FileExistsError):
-            os.link(fresh, path)  # whoever is first
+            os.link(fresh, path)  # atomic: of several processes the first one's key stays
     finally:
         with suppress(OSError):
             fresh.unlink()

@@ -1,8 +1,8 @@
-"""Files that other users may have a hand in: which are safe to read, and how ours are written.
+"""Reading files that other users may have changed, and writing files safely.
 
-A file is opened first and checked then, so that nothing can be put in its place between the check
-and its use. Only regular files are read: a pipe would make us wait, a device may do anything. Code,
-and what decides over code, is only taken from files that nobody but this user and root can write.
+A file is opened and then checked, so that it cannot be replaced between the check and its use. Only
+regular files are read: a pipe would block, a device could do anything. Code, and data that code
+trusts, is only read from files that nobody but this user and root can write.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-_WRITE_MODE = 0o644  # the umask takes from it; what others may write would not be read again
+_WRITE_MODE = 0o644  # reduced by the umask; a file that others can write would not be read again
 _FOLDER_MODE = 0o755
 
 
 class UntrustedFileError(PermissionError):
-    """Somebody else than this user and root can write a file or folder."""
+    """A user other than this one and root can write a file or folder."""
 
 
 def open_regular(
@@ -31,14 +31,14 @@ def open_regular(
     Args:
         path: The file.
         follow: Whether ``path`` may be a symbolic link.
-        inside: A folder above ``path``; nothing between the two may be a link either, nor become
-            one while this looks at it.
+        inside: An ancestor folder of ``path``: the folders between the two must not be symbolic
+            links either, nor become such during the call. None: they may be.
 
     Raises:
-        OSError: It cannot be opened, or is a pipe, a device, a folder or, without ``follow``, a
-            link.
+        OSError: the file cannot be opened, or is a pipe, a device, a folder or, without ``follow``,
+            a symbolic link.
     """
-    # Without O_NONBLOCK a pipe makes us wait for a writer.
+    # Without O_NONBLOCK opening a pipe would wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if not follow:
         flags |= getattr(os, "O_NOFOLLOW", 0)
@@ -56,7 +56,7 @@ def open_regular(
 
 
 def _open_inside(folder: Path, path: Path, flags: int) -> int:
-    """Open a file folder by folder, each from the handle of the one above it."""
+    """Open a file folder by folder, each relative to the handle of its parent."""
     if os.open not in os.supports_dir_fd:
         return os.open(path, flags)
     *folders, name = path.relative_to(folder).parts
@@ -72,14 +72,14 @@ def _open_inside(folder: Path, path: Path, flags: int) -> int:
 
 
 def distrust(status: os.stat_result, path: str | os.PathLike[str]) -> str | None:
-    """Return why others can change a file or folder, and how to mend that; None if they cannot.
+    """Return why other users can change a file or folder, and the remedy; None if they cannot.
 
-    In a folder with the sticky bit others can add files, but not replace those of this user; a
-    group that has this user as its only member is nobody else.
+    A folder with the sticky bit is trusted: others can add files to it, but not replace those of
+    this user. So is a group with this user as its only member.
 
     Args:
-        status: Of the opened file or the folder.
-        path: Where it is, for the text.
+        status: Status of the opened file or the folder.
+        path: Its path, for the text.
     """
     if not hasattr(os, "geteuid"):
         return None
@@ -113,7 +113,7 @@ def _user_name(uid: int) -> str:
 
 @cache
 def _is_own_group(uid: int, gid: int) -> bool:
-    """Return whether a group is a user's own, of the same name, and has no other member."""
+    """Return whether a group is a user's primary one, has the user's name and no other member."""
     import grp
     import pwd
 
@@ -126,11 +126,11 @@ def _is_own_group(uid: int, gid: int) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """Make sure that nobody else can change what is in a folder.
+    """Check that nobody but this user and root can change the files of a folder.
 
     Raises:
-        UntrustedFileError: Others can; how to mend that.
-        OSError: There is no such folder.
+        UntrustedFileError: others can; the message has the remedy.
+        OSError: there is no such folder.
     """
     _check(os.stat(path), path)
 
@@ -145,8 +145,8 @@ def read_trusted(path: Path) -> bytes:
     """Return the content of a file that nobody but this user and root can write.
 
     Raises:
-        UntrustedFileError: Others can; how to mend that.
-        OSError: It cannot be read, is no regular file, or is a link.
+        UntrustedFileError: others can; the message has the remedy.
+        OSError: the file cannot be read, is no regular file, or is a symbolic link.
     """
     with open_trusted(path) as file:
         return file.read()
@@ -156,8 +156,8 @@ def open_trusted(path: Path) -> BinaryIO:
     """Open a file that nobody but this user and root can write.
 
     Raises:
-        UntrustedFileError: Others can; how to mend that.
-        OSError: It cannot be read, is no regular file, or is a link.
+        UntrustedFileError: others can; the message has the remedy.
+        OSError: the file cannot be read, is no regular file, or is a symbolic link.
     """
     file = open_regular(path, follow=False)
     try:
@@ -169,17 +169,15 @@ def open_trusted(path: Path) -> BinaryIO:
 
 
 def write_trusted(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all, that others may read if the umask lets them.
-
-    Missing folders are made.
+    """Write a file atomically; others may read it if the umask allows. Missing folders are made.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: the file cannot be written.
     """
     make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
     try:
-        # With an opener, nothing that fails after os.open leaves its handle open.
+        # With an opener, an error after os.open cannot leave the handle open.
         with open(temporary, "xb", opener=lambda p, f: os.open(p, f, _WRITE_MODE)) as file:
             file.write(data)
         os.replace(temporary, path)
@@ -190,10 +188,10 @@ def write_trusted(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, in which others cannot write whatever the umask.
+    """Make a folder and its ancestors, writable only by this user whatever the umask.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: the folder cannot be made.
     """
     if path.is_dir():
         return

@@ -26,7 +26,7 @@ from subgraph.errors import PassError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import check_time
 from subgraph.graph.parameters import changes_by_thread
-from subgraph.system.gc_control import look_at_new
+from subgraph.system.gc_control import collect_young
 from subgraph.system.registry import Files, Registry, defined_at, nearest
 
 Pass = Callable[..., Graph]
@@ -114,7 +114,7 @@ def apply_pass(
     with _active(instruments):
         for name, call in calls:
             graph = _run(name, call, graph)
-            look_at_new()
+            collect_young()
     return graph
 
 

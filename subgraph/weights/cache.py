@@ -1,11 +1,11 @@
-"""The weight cache: what was made of parameters, kept for everybody, redone when one changes.
+"""The weight cache: objects computed from parameters, shared by all models, one per version.
 
-A subgraph op asks its `WeightCache` for an array, or any other object, by the recipe that makes it
-and the parameters it is made of. All caches of the process stand over one store: tied weights
-convert once, two models over the same parameters share the result, and it goes when the last op
-that used it goes. An entry belongs to the versions it was made from. Under a pinned `Snapshot` it
-serves exactly the snapshot's versions; an older result lives only as long as a running request
-holds it.
+A subgraph op requests an array, or any other object, from its `WeightCache` by a recipe, which is a
+named function, and the parameters that it is computed from. All caches of the process share one
+store: tied weights are converted once, and models over the same parameters share the results. A
+result is freed when its last user is. An entry has results for versions of its parameters. Under a
+pinned `Snapshot` it returns the result for the snapshot's versions; an older result lives only as
+long as a running request uses it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class WeightStats:
     """Counters of the cache.
 
     Attributes:
-        entries: Results alive, one for each recipe and set of parameters.
-        bytes: Memory that they take beside the parameters.
-        hits: How often a result was there.
-        made: How often one was made for the first time.
-        redone: How often one was made again because a parameter had changed.
+        entries: Number of entries, one for each recipe and sequence of parameters.
+        bytes: Memory of their arrays, without views of parameters.
+        hits: Number of requests that found a result.
+        made: Number of first results of entries that were computed.
+        redone: Number of results that were computed because a parameter had changed.
     """
 
     entries: int
@@ -56,7 +56,7 @@ class WeightStats:
 
 
 class _Totals:
-    """Counts of the whole process; ``+= 1`` on an attribute is one step under the GIL."""
+    """Counters of the whole process, without lock: CPython's GIL makes ``+= 1`` here atomic."""
 
     __slots__ = ("hits", "made", "redone")
 
@@ -71,8 +71,8 @@ _store: weakref.WeakValueDictionary[_Key, WeightEntry] = weakref.WeakValueDictio
 _store_lock = free_in_child(threading.Lock())
 
 
-class _Held:
-    """An older result that is no array: kept until no run can see its versions, then closed."""
+class _RetiredObject:
+    """An older result that is no array; it is closed when no run can use its versions."""
 
     __slots__ = ("_close", "_value")
 
@@ -81,31 +81,35 @@ class _Held:
         self._close = close
 
     def __call__(self) -> Any:
-        """Return the result, None once it is closed; as a weak reference would."""
+        """Return the result, None once it is closed, like a weak reference."""
         return self._value
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Close the result."""
         value, self._value = self._value, None
         if value is not None:
             _close(value, self._close)
 
-    def end_with(self, sources: Sequence[weakref.ref[Array]], states: Sequence[State]) -> None:
-        """Close the result with the first array of ``sources`` that is not one of ``states``.
+    def close_after(self, sources: Sequence[weakref.ref[Array]], states: Sequence[State]) -> None:
+        """Close the result when an array of an older version is freed.
 
-        A run that sees the result's versions has a snapshot with all these arrays.
+        A run that uses the result's versions has a snapshot, which holds all of ``sources``.
+
+        Args:
+            sources: The parameters' arrays from which the result was computed.
+            states: The present states of the parameters, whose arrays do not count.
         """
         current = {id(state.array) for state in states}
         for source in sources:
             array = source()
             if array is None:
-                self.let_go()
+                self.close()
             elif id(array) not in current:
-                weakref.finalize(array, self.let_go)
+                weakref.finalize(array, self.close)
 
 
 def _close(value: Any, close: Close | None) -> None:
-    """Close a result: by the function that its user gave, else by its method of that name."""
+    """Close a result by ``close`` or, if that is None, by its method ``close``, if any."""
     own = getattr(value, "close", None)
     try:
         if close is not None:
@@ -117,9 +121,17 @@ def _close(value: Any, close: Close | None) -> None:
 
 
 class WeightEntry:
-    """One result of the cache; whoever holds it keeps it alive.
+    """A recipe with its parameters, and the results for their versions; alive while referenced.
 
     ``get()`` costs one comparison while no parameter of the process has changed.
+
+    Attributes:
+        recipe: Id of the recipe, of `recipe_id`.
+        parameters: The parameters.
+        align: Alignment of the arrays in bytes; 0: any.
+        hits: Number of requests that found a result.
+        made: 1 once the first result was computed, else 0.
+        redone: Number of results that were computed after the first one.
     """
 
     __slots__ = (
@@ -148,7 +160,15 @@ class WeightEntry:
         align: int,
         close: Close | None = None,
     ) -> None:
-        """Prepare an entry; nothing is made before the first `get`."""
+        """Make an entry; the first `get` computes a result.
+
+        Args:
+            recipe: Id of the recipe, of `recipe_id`.
+            make: The function of the recipe.
+            parameters: Its arguments are the arrays of these.
+            align: Alignment of the arrays in bytes; 0: any.
+            close: As of `WeightCache.get`.
+        """
         self.recipe = recipe
         self.parameters = parameters
         self.hits = 0
@@ -157,11 +177,12 @@ class WeightEntry:
         self._make = make
         self.align = align
         self._lock = free_in_child(threading.Lock())
-        self._cached: tuple[int, Any] | None = None  # epoch, newest result
-        self._newest: tuple[tuple[int, ...], Any] | None = None
-        self._older: dict[tuple[int, ...], Callable[[], Any]] = {}
+        self._cached: tuple[int, Any] | None = None  # epoch of the last `get`, newest result
+        self._newest: tuple[tuple[int, ...], Any] | None = None  # versions, newest result
+        self._older: dict[tuple[int, ...], Callable[[], Any]] = {}  # versions -> weak reference
         self._close = close
-        # Of a newest result that is no array: what it was made of, and what closes it at the end.
+        # For a newest result that is no array: the arrays it was computed from, and a finalizer
+        # that closes it with this entry.
         self._sources: tuple[weakref.ref[Array], ...] = ()
         self._end: weakref.finalize[Any, Any] | None = None
 
@@ -176,7 +197,7 @@ class WeightEntry:
             return cached[1]
         newest = self._newest
         if snapshot is not None and newest is not None and self._sees(snapshot, newest[0]):
-            # Another parameter of the process has changed: true of all entries but a few.
+            # A parameter of another entry has changed, the usual case.
             self._cached = (now, newest[1])
             self.hits += 1
             _totals.hits += 1
@@ -202,8 +223,8 @@ class WeightEntry:
         with self._lock:
             result = self._find(versions)
             if result is None:
-                result = self._redo(states)
-                self._keep(versions, states, result)
+                result = self._compute(states)
+                self._store(versions, states, result)
             else:
                 self.hits += 1
                 _totals.hits += 1
@@ -217,9 +238,9 @@ class WeightEntry:
         older = self._older.get(versions)
         return None if older is None else older()
 
-    def _redo(self, states: Sequence[State]) -> Any:
+    def _compute(self, states: Sequence[State]) -> Any:
         try:
-            result = self._make(*map(_seen_by_recipe, states))
+            result = self._make(*map(_recipe_argument, states))
         except Exception as error:
             names = ", ".join(repr(p.name) for p in self.parameters)
             error.add_note(f"while recipe {self.recipe!r} was applied to parameters {names}")
@@ -230,9 +251,9 @@ class WeightEntry:
         else:
             self.redone += 1
             _totals.redone += 1
-        return _sealed_whole(result, self.align)
+        return _read_only_result(result, self.align)
 
-    def _keep(self, versions: tuple[int, ...], states: Sequence[State], result: Any) -> None:
+    def _store(self, versions: tuple[int, ...], states: Sequence[State], result: Any) -> None:
         newest = self._newest
         self._older = {v: ref for v, ref in self._older.items() if ref() is not None}
         sources = () if _is_array(result) else tuple(weakref.ref(s.array) for s in states)
@@ -248,23 +269,23 @@ class WeightEntry:
             self._older[versions] = self._retired(result, sources)
 
     def _retired(self, result: Any, sources: Sequence[weakref.ref[Array]]) -> Callable[[], Any]:
-        """Return what gives an older result while a running request may use it."""
+        """Return a weak reference to an older result, alive while a running request may use it."""
         if _is_array(result):
             return weakref.ref(result)
-        held = _Held(result, self._close)
-        held.end_with(sources, [parameter.published for parameter in self.parameters])
+        held = _RetiredObject(result, self._close)
+        held.close_after(sources, [parameter.published for parameter in self.parameters])
         return held
 
     def seed(self, result: Array) -> None:
-        """Take ``result``, read from a file, as made of the present versions; none is copied."""
+        """Set the result for the present versions to an array from a file, without a copy."""
         versions = tuple(p.version for p in self.parameters)
         with self._lock:
             if self._newest is None:
-                self._newest = (versions, sealed(result, self.align))
+                self._newest = (versions, read_only(result, self.align))
 
     @property
     def bytes(self) -> int:
-        """Memory of the arrays alive; nothing for a view of a parameter, or for other objects."""
+        """Bytes of the arrays of all results, without views of parameters and other objects."""
         with self._lock:
             alive = [ref() for ref in self._older.values()]
             if self._newest is not None:
@@ -279,13 +300,10 @@ class WeightEntry:
 
 
 class Changes:
-    """Which of some entries are out of date: asked of their parameters, which is quick.
-
-    Among many weights that did not change, each entry would be asked, one by one.
-    """
+    """Finds the entries of a list whose parameters have changed, faster than `get` of each one."""
 
     def __init__(self, entries: Sequence[WeightEntry]) -> None:
-        """Watch ``entries``; at first all are out of date."""
+        """Watch ``entries``; initially all count as changed."""
         self._all = range(len(entries))
         self._users: dict[Parameter, list[int]] = {}
         for place, entry in enumerate(entries):
@@ -295,7 +313,7 @@ class Changes:
         self._newest = self._asked = 0
 
     def since(self, snapshot: Snapshot) -> Sequence[int]:
-        """Return the places of the entries to ask again, under ``snapshot``, which is pinned."""
+        """Return the indices of the entries that changed since `taken`, for a pinned snapshot."""
         states = snapshot.states
         stamps = [
             p.version if (state := states.get(p)) is None else state.version for p in self._users
@@ -303,28 +321,28 @@ class Changes:
         self._asked = max(stamps, default=0)
         if self._epoch is None or snapshot.epoch < self._epoch:
             return self._all
-        # Stamps only grow: what is newer than all that was seen has changed since.
+        # Versions only grow: a parameter has changed if its version exceeds all versions seen.
         newest = self._newest
         newer = (u for u, n in zip(self._users.values(), stamps, strict=True) if n > newest)
         return sorted({place for users in newer for place in users})
 
     def taken(self, snapshot: Snapshot) -> None:
-        """Note that the entries to ask again were asked."""
+        """Record that the caller has fetched the entries that `since` returned."""
         self._newest, self._epoch = self._asked, snapshot.epoch
 
 
 class WeightCache:
-    """One user's door to the cache; what it asked for stays as long as it does.
+    """One user's view of the cache; it keeps the entries that it has requested alive.
 
-    A recipe is known by its name and its function (with the numbers and strings that the function
-    closes over), so two users who chose the same name do not get each other's results. Arrays
-    that a function closes over are not part of the key: pass them as parameters.
+    A recipe is identified by its name and its function (with the numbers and strings in the
+    function's closure), so that users with equal names do not share results. Arrays in a closure
+    are not part of the identity: pass them as parameters.
     """
 
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        """Make an empty door."""
+        """Make a view without entries."""
         self._entries: dict[_Key, WeightEntry] = {}
 
     def get(
@@ -335,21 +353,20 @@ class WeightCache:
         align: int = 0,
         close: Callable[[_T], object] | None = None,
     ) -> _T:
-        """Return ``make(*arrays of the parameters)``, from the cache when it is there.
+        """Return ``make(*arrays of the parameters)``, from the cache if it is there.
 
         Args:
-            recipe: The result's name, such as a memory layout: "OIhw16i16o".
+            recipe: Name of the result, such as a memory layout: "OIhw16i16o".
             make: Function of the parameters' arrays; it returns an array, a tuple of arrays, or any
                 other object, such as a session or a handle.
-            parameters: All parameters that the result is made of.
-            align: Address of an array is a multiple of this; 0: as it comes.
-            close: Called with a result that is no array when it goes: when the last user of the
-                entry is gone, or another version has replaced it and no run can see the old one
-                any more. None: its method ``close``, if it has one.
+            parameters: All parameters that the result depends on.
+            align: Addresses of arrays are multiples of this number of bytes; 0: any address.
+            close: Called with a result that is no array when it is freed: after the last user of
+                the entry, or after the last run that uses its version. None: the result's method
+                ``close``, if it has one.
 
         Returns:
-            What was made of the versions that this thread sees (see `pinned`); arrays are
-            read-only.
+            The result for the versions that this thread uses (see `pinned`); arrays are read-only.
         """
         made: _T = self.entry(recipe, make, *parameters, align=align, close=close).get()
         return made
@@ -362,7 +379,15 @@ class WeightCache:
         align: int = 0,
         close: Close | None = None,
     ) -> WeightEntry:
-        """Return the entry itself, to ask it again at each run without a look-up."""
+        """Return the entry of a recipe, whose ``get`` needs no look-up.
+
+        Args:
+            recipe: Name of the result.
+            make: Function of the parameters' arrays.
+            parameters: All parameters that the result depends on.
+            align: Addresses of arrays are multiples of this number of bytes; 0: any address.
+            close: As of `get`.
+        """
         key = (recipe_id(recipe, make), parameters, align)
         entry = self._entries.get(key)
         if entry is None:
@@ -376,24 +401,24 @@ class WeightCache:
         return entry
 
     def hold(self, entry: WeightEntry) -> None:
-        """Keep an entry that another user has asked for."""
+        """Keep an entry alive that another user has requested."""
         self._entries[entry.recipe, entry.parameters, entry.align] = entry
 
     def __iter__(self) -> Iterator[WeightEntry]:
-        """Yield the entries asked for."""
+        """Yield the requested entries."""
         return iter(list(self._entries.values()))
 
     def stats(self) -> WeightStats:
-        """Return the counters of the entries that this user asked for."""
+        """Return the counters of the requested entries."""
         return _stats(list(self._entries.values()))
 
     def clear(self) -> None:
-        """Let go of all entries."""
+        """Release all entries."""
         self._entries.clear()
 
 
 def weight_stats() -> WeightStats:
-    """Return the counters of the whole process; hits, made and redone since its start."""
+    """Return the counters of the whole process; hits, made and redone include freed entries."""
     with _store_lock:
         alive = list(_store.values())
     stats = _stats(alive)
@@ -411,10 +436,10 @@ def _stats(entries: Sequence[WeightEntry]) -> WeightStats:
 
 
 class StoredWeights:
-    """Results read from an exported model, taken up by entries that would make the same."""
+    """Results of an exported model, which new entries of equal recipes use; while referenced."""
 
     def __init__(self) -> None:
-        """Make an empty collection; it works as long as someone holds it."""
+        """Make an empty collection."""
         self._results: dict[_Key, tuple[tuple[int, ...], Unchecked]] = {}
         with _store_lock:
             _stored.add(self)
@@ -426,16 +451,23 @@ class StoredWeights:
         align: int,
         result: Array | Unchecked,
     ) -> None:
-        """Offer ``result`` for this recipe while the parameters stay at their versions."""
+        """Add a result, which is used while the parameters have their present versions.
+
+        Args:
+            recipe: Id of the recipe, of `recipe_id`.
+            parameters: The parameters that the result depends on.
+            align: Alignment of the entry in bytes.
+            result: The array, possibly with a checksum to verify at the first read.
+        """
         versions = tuple(p.version for p in parameters)
         held = result if isinstance(result, Unchecked) else Unchecked(result)
         self._results[recipe, parameters, align] = (versions, held)
 
     def find(self, entry: WeightEntry, align: int) -> Array | None:
-        """Return the result for an entry if its parameters are unchanged since.
+        """Return the result for an entry; None if there is none, or a parameter has changed.
 
         Raises:
-            BlobError: the file is damaged where the result lies.
+            BlobError: the checksum of the result does not match the file.
         """
         found = self._results.get((entry.recipe, entry.parameters, align))
         if found is None or found[0] != tuple(p.version for p in entry.parameters):
@@ -455,14 +487,14 @@ def _seed_from_files(entry: WeightEntry, align: int) -> None:
 
 
 def recipe_id(recipe: str, make: Make) -> str:
-    """Return a name for a recipe and its function that is the same in every process."""
+    """Return an id of a recipe's name and function that is the same in every process."""
     function: Any = getattr(make, "__func__", make)
     try:
         known = _function_ids.get(function)
         if known is None:
-            # Asked once: a counter that the function closes over must not change its name.
+            # Computed once, so that a counter in the function's closure does not change the id.
             known = _function_ids[function] = _function_id(function)
-    except TypeError:  # no weak reference to it
+    except TypeError:  # the function does not support weak references
         known = _function_id(function)
     return f"{recipe}|{known}"
 
@@ -485,7 +517,7 @@ def _function_id(function: Any) -> str:
     parts.append(f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}")
     closed: list[Any] = []
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        if name not in _rebound(code):
+        if name not in _assigned_free_variables(code):
             closed.append(cell.cell_contents)
     closed += list(function.__defaults__ or ())
     keywords: dict[str, Any] = function.__kwdefaults__ or {}
@@ -495,8 +527,8 @@ def _function_id(function: Any) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _rebound(code: CodeType) -> frozenset[str]:
-    """Return the names of enclosing functions that the code assigns to (``nonlocal``)."""
+def _assigned_free_variables(code: CodeType) -> frozenset[str]:
+    """Return the free variables that the code assigns to (``nonlocal``)."""
     steps = dis.get_instructions(code)
     return frozenset(str(step.argval) for step in steps if step.opname == "STORE_DEREF")
 
@@ -510,9 +542,9 @@ def _plain(value: Any) -> Any:
     return f"{getattr(value, '__module__', '')}.{name}"
 
 
-def _seen_by_recipe(state: State) -> Array:
-    """Return a parameter's array; recipes run kernels on it."""
-    return guard_pages.copied(state.array) if guard_pages.MODE else state.array
+def _recipe_argument(state: State) -> Array:
+    """Return a parameter's array; with guard pages a copy, because recipes run kernels on it."""
+    return guard_pages.guarded_copy(state.array) if guard_pages.MODE else state.array
 
 
 def _is_array(item: Any) -> TypeGuard[Array]:
@@ -520,29 +552,31 @@ def _is_array(item: Any) -> TypeGuard[Array]:
 
 
 def _is_tuple(item: Any) -> TypeGuard[tuple[Any, ...]]:
-    return type(item) is tuple  # not a child of it, which has more to it than its items
+    return type(item) is tuple  # not a child class, which may have more than items
 
 
 def _arrays(result: Any) -> list[Array]:
-    """Return the arrays that a result is, or holds as a tuple."""
+    """Return the arrays of a result, which is an array, a tuple of arrays, or another object."""
     parts = result if _is_tuple(result) else (result,)
     return [part for part in parts if _is_array(part)]
 
 
-def _sealed_whole(result: Any, align: int) -> Any:
-    """Return what a recipe made, arrays sealed, those in a tuple too."""
+def _read_only_result(result: Any, align: int) -> Any:
+    """Return a recipe's result with its array, or the arrays of a tuple, read-only."""
     if _is_tuple(result):
-        return tuple([_sealed_whole(part, align) for part in result])
-    return sealed(np.asarray(result), align) if _is_array(result) else result
+        return tuple([_read_only_result(part, align) for part in result])
+    return read_only(np.asarray(result), align) if _is_array(result) else result
 
 
-def sealed(array: Array, align: int) -> Array:
-    """Return a read-only view of ``array``, of an aligned copy when it is not aligned.
+def read_only(array: Array, align: int) -> Array:
+    """Return a read-only view of ``array`` or, if it is not aligned, of an aligned copy.
 
-    ``align`` 0 takes it as it is.
+    Args:
+        array: The array.
+        align: Alignment in bytes, also requires contiguity; 0: any.
     """
     if guard_pages.MODE:
-        return guard_pages.copied(array)
+        return guard_pages.guarded_copy(array)
     if align and (not array.flags.c_contiguous or array.ctypes.data % align):
         copy = aligned_empty(array.shape, array.dtype, align)
         copy[...] = array

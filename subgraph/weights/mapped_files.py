@@ -1,8 +1,8 @@
-"""Mapped files: give pages back that were read and are not needed next.
+"""Release of file-mapped pages that are probably not needed again.
 
-A weight that was reformatted is not read again in the file's form, nor is LLVM's code once all
-kernels are linked. Their pages count as the process's memory until they are given back; they stay
-in the system's cache, and whoever reads them after all gets them from there.
+A weight that was reformatted is not read again in the file's layout, nor is LLVM's code once all
+kernels are linked. Until released, their pages count as memory of the process. They stay in the
+system's page cache, from which a later read gets them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import Array
 from subgraph.system.guard_pages import Anonymous
 
-_LEAST = 1 << 16
+_LEAST = 1 << 16  # bytes; smaller arrays are not released
 
 
 def release(parameters: Iterable[Parameter], made: Array) -> None:
-    """Give back the file's pages behind the parameters, unless ``made`` is a view of them."""
+    """Release the file's pages of the parameters from which ``made`` was computed, if no view."""
     for parameter in parameters:
         held = parameter.published.held
         if isinstance(held, Unchecked) and not held.is_checked:
-            continue  # nobody has read it
+            continue  # it has not been read
         array = parameter.array
         if array.nbytes >= _LEAST and not np.may_share_memory(array, made):
             release_array(array)
 
 
 def release_array(array: Array) -> None:
-    """Give back the pages of an array that lies in a mapped file; do nothing for any other."""
+    """Release the pages of an array in a mapped file; do nothing for other arrays."""
     mapping = _mapping_of(array)
     advice = getattr(mmap, "MADV_DONTNEED", None)
     if mapping is None or advice is None:
@@ -50,7 +50,7 @@ def release_array(array: Array) -> None:
 
 
 def _mapping_of(array: Array) -> mmap.mmap | None:
-    """Return the read-only file mapping in which an array lies."""
+    """Return the read-only file mapping of an array, None if it is in other memory."""
     if array.flags.writeable or not array.flags.c_contiguous:
         return None
     at: Any = array
@@ -60,13 +60,13 @@ def _mapping_of(array: Array) -> mmap.mmap | None:
 
 
 def release_library(name: str) -> int:
-    """Give back the code and constants of a loaded library, on Linux.
+    """Release the pages with code and constants of a loaded library; only on Linux.
 
     Args:
-        name: How the library's file name begins.
+        name: Begin of the library's file name.
 
     Returns:
-        The bytes of address space that were given back; they may have held fewer pages.
+        Bytes of the released address range, of which some pages may not have been resident.
     """
     if not sys.platform.startswith("linux"):
         return 0
@@ -78,9 +78,13 @@ def release_library(name: str) -> int:
 
 
 def _clean_parts(maps: str, name: str) -> list[tuple[int, int]]:
-    """Return address and size of a library's parts that are as in its file, from its mappings.
+    """Return address and bytes of the mappings of a library that are unmodified.
 
-    What is read-only right before what is writable may have been relocated: it is no such part.
+    A read-only mapping directly before a writable one may have been relocated, and is left out.
+
+    Args:
+        maps: The text of /proc/self/maps.
+        name: Begin of the library's file name.
     """
     rows = [line.split(maxsplit=5) for line in maps.splitlines() if f"/{name}" in line]
     mine = [row for row in rows if len(row) == 6 and Path(row[5]).name.startswith(name)]

@@ -20,9 +20,9 @@ from subgraph.operators.operator import OPERATORS, operator_key
 from subgraph.operators.requirements import (
     ANY_SIZE,
     Tensor,
-    made_rule,
     require_broadcast,
     require_shape,
+    rule_from_signature,
 )
 from subgraph.operators.schema import CUSTOM_SCHEMAS, INTERNAL_DOMAIN, Schema
 
@@ -283,7 +283,7 @@ def test_optional_operands_may_be_left_out_before_others() -> None:
     def rule(node: Any, x: Tensor, zero: Tensor | None, scale: Tensor) -> None:
         assert zero is None or zero.dtype == x.dtype
 
-    made = made_rule(rule)
+    made = rule_from_signature(rule)
     x = Tensor("int8", (2,))
     made.check(sg.Node("X"), [x, None, x])
     with pytest.raises(sg.ShapeError, match="input 2 is missing"):

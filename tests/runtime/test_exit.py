@@ -156,7 +156,7 @@ del own
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Uninterrupted:
-    monkeypatch.setattr(exiting, "_PATIENCE", 0.3)
+    monkeypatch.setattr(exiting, "_EXIT_TIMEOUT", 0.3)
     return Uninterrupted()
 
 

@@ -63,7 +63,7 @@ class Memory:
 
     def read_only(self, array: Array) -> Array:
         """Return the bytes of a copy that must not be written to."""
-        self.keep.append(guard_pages.copied(array))
+        self.keep.append(guard_pages.guarded_copy(array))
         kept: Array = self.keep[-1].reshape(-1).view(np.uint8)
         return kept
 

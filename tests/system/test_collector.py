@@ -9,7 +9,7 @@ from collections.abc import Generator
 import pytest
 
 from subgraph.system import gc_control
-from subgraph.system.gc_control import look_at_new, paused_gc
+from subgraph.system.gc_control import collect_young, paused_gc
 
 
 class Ring:
@@ -21,10 +21,10 @@ class Ring:
 
 @pytest.fixture(autouse=True)
 def enabled(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    monkeypatch.setattr(gc_control, "_looks", 0)
-    monkeypatch.setattr(gc_control, "_unseen", 0)
-    monkeypatch.setattr(gc_control, "MANY", 1_000)
-    monkeypatch.setattr(gc_control, "TOO_MANY", 10_000)
+    monkeypatch.setattr(gc_control, "_young_collections", 0)
+    monkeypatch.setattr(gc_control, "_promoted", 0)
+    monkeypatch.setattr(gc_control, "MIN_PROMOTED_OBJECTS", 1_000)
+    monkeypatch.setattr(gc_control, "MAX_PROMOTED_OBJECTS", 10_000)
     gc.collect()
     gc.enable()
     yield
@@ -60,14 +60,14 @@ def test_garbage_goes_in_the_end() -> None:
 
 def test_after_several_looks_all_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a pass leaves behind may be older than the look before it."""
-    monkeypatch.setattr(gc_control, "WORTH_A_LOOK", 100)
+    monkeypatch.setattr(gc_control, "MIN_COLLECTED_OBJECTS", 100)
     with paused_gc():
         ring = Ring()
         watched = weakref.ref(ring)
         made: list[list[int]] = []
-        for _ in range(gc_control.FEW_LOOKS + 1):
+        for _ in range(gc_control.MAX_YOUNG_COLLECTIONS + 1):
             made += [[k] for k in range(200)]
-            look_at_new()
+            collect_young()
         del ring
         assert watched() is not None
     assert watched() is None
@@ -98,12 +98,12 @@ def test_what_the_user_froze_stays_frozen() -> None:
 def test_much_garbage_is_freed_while_the_collector_is_kept_out() -> None:
     with paused_gc():
         first = weakref.ref(Ring())
-        gc_control.look_at_new()
+        gc_control.collect_young()
         assert first() is not None, "little is not looked for"
-        rings = [Ring() for _ in range(gc_control.WORTH_A_LOOK)]
+        rings = [Ring() for _ in range(gc_control.MIN_COLLECTED_OBJECTS)]
         kept = rings[0]
         del rings
-        gc_control.look_at_new()
+        gc_control.collect_young()
         assert first() is None
         assert kept.self is kept
     assert gc.isenabled()

@@ -293,7 +293,7 @@ def test_what_is_read_elsewhere_is_checked_too(tmp_path: Path) -> None:
     path.chmod(0o666)
     with pytest.raises(UntrustedFileError, match="chmod"):
         read_trusted(path)
-    assert processor._kept(path) is None  # pyright: ignore[reportPrivateUsage]
+    assert processor._read(path) is None  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_cache_that_root_has_filled_serves_every_user(
         assert toolchain.statistics.loaded == loaded + 1
         assert not objectcache.writable(warn=False)
         for path in (shared / "kernels").glob("processor-*.json"):
-            assert processor._kept(path) is not None  # pyright: ignore[reportPrivateUsage]
+            assert processor._read(path) is not None  # pyright: ignore[reportPrivateUsage]
 
     in_child(use, NOBODY)
 

@@ -14,7 +14,7 @@ from subgraph.graph.types import Array
 from subgraph.ops.movement import packing
 from subgraph.ops.movement.packing_kernels import winograd_matrix
 from subgraph.ops.shared.tile_planning import Tiles, round_up, tiles
-from subgraph.weights.sharing import shared_out
+from subgraph.weights.parallel import parallel_map
 
 
 def panels(matrix: Array, of: Tiles) -> Array:
@@ -124,12 +124,12 @@ def test_threads_see_the_snapshot_and_report_errors() -> None:
     parameter.assign(np.ones(1, np.float32))
     seen: list[tuple[int, float]] = []
     with pinned(snapshot):
-        shared_out(lambda k: seen.append((k, float(parameter.array[0]))), range(50), 3)
+        parallel_map(lambda k: seen.append((k, float(parameter.array[0]))), range(50), 3)
         assert pinned_snapshot() is snapshot
     assert sorted(seen) == [(k, 0.0) for k in range(50)]
     with pytest.raises(ZeroDivisionError):
-        shared_out(lambda k: 1 // k, [2, 1, 0, 1], 2)
+        parallel_map(lambda k: 1 // k, [2, 1, 0, 1], 2)
     with limited(memory=1 << 20):  # budgets hold in all threads, and results are in order
-        assert shared_out(lambda k: (k, memory_limit()), range(50), 3) == [
+        assert parallel_map(lambda k: (k, memory_limit()), range(50), 3) == [
             (k, 1 << 20) for k in range(50)
         ]

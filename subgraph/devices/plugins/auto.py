@@ -31,7 +31,7 @@ from subgraph.runtime.runner import Runner
 from subgraph.runtime.settings import DeviceOptions, option, options_among
 from subgraph.runtime.signature import Port
 from subgraph.system.exiting import uninterrupted
-from subgraph.weights.sharing import start_threads
+from subgraph.weights.parallel import start_threads
 
 _log = logging.getLogger("subgraph")
 _START_DEVICE = "CPU"  # compiles fast and, with its fallback, runs every model

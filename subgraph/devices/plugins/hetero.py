@@ -47,7 +47,7 @@ from subgraph.runtime.control_flow import is_nested
 from subgraph.runtime.settings import DeviceOptions, option, option_names, options_among
 from subgraph.system.registry import nearest
 from subgraph.transform.pass_manager import apply_pass
-from subgraph.weights.sharing import shared_out
+from subgraph.weights.parallel import parallel_map
 
 if TYPE_CHECKING:
     from subgraph.weights.cache import StoredWeights
@@ -354,7 +354,7 @@ class HeteroDevice(VirtualDevice):
                 regions.append(node)
             else:
                 add_fallback(node, rest, configs, options)
-        shared_out(compile_one, regions, min(len(regions), _MAX_COMPILE_THREADS))
+        parallel_map(compile_one, regions, min(len(regions), _MAX_COMPILE_THREADS))
 
     def _finished(
         self,

@@ -39,7 +39,7 @@ from subgraph.runtime.executor_plan import all_parameters
 from subgraph.runtime.runner import Runner
 from subgraph.runtime.settings import DeviceOptions, option, options_among
 from subgraph.system.forking import free_in_child
-from subgraph.weights.sharing import shared_out
+from subgraph.weights.parallel import parallel_map
 
 _log = logging.getLogger("subgraph")
 
@@ -170,7 +170,7 @@ def _for_each(
             failures.append(f"{device.name}: {error}")
             return None
 
-    compiled = shared_out(attempt, devices, len(devices))
+    compiled = parallel_map(attempt, devices, len(devices))
     made = dict(zip((d.name for d in devices), compiled, strict=True))
     models = {device: model for device, model in made.items() if model is not None}
     if not models:

@@ -38,7 +38,7 @@ def emit_dot4(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     if not host.has_vnni() or lanes < 4 or lanes % 4:
         return _apart(builder, sums, a, b)
     if lanes <= most:
-        if host.is_followed():
+        if host.is_emulated():
             return _apart(builder, sums, a, b)
         name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
         return call_intrinsic(builder, name, sums.type, [sums, a, b])
@@ -82,7 +82,7 @@ def emit_pairs(builder: Any, a: Any, b: Any) -> Any:
     lanes = a.type.count // 2
     wide = ir.VectorType(I32, lanes)
     names = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
-    if lanes in names and lanes <= host.word_product_lanes():
+    if lanes in names and lanes <= host.pmaddwd_lanes():
         return call_intrinsic(builder, f"llvm.x86.{names[lanes]}", wide, [a, b])
     full = ir.VectorType(I32, 2 * lanes)
     product = builder.mul(builder.sext(a, full), builder.sext(b, full))

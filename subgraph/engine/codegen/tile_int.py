@@ -153,7 +153,7 @@ class Requantizer:
         """
         b = self.b
         values = [b.select(b.fcmp_ordered("<", v, self.high), v, self.high) for v in values]
-        if self.lanes == 8 and host.packs_by_saturation():
+        if self.lanes == 8 and host.has_saturating_packs():
             return self._packed_lanes(values, order)
         zero = splat_value(b, b.trunc(self.zero, I32), self.lanes)
         whole: list[Any] = []

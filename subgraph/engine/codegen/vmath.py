@@ -136,7 +136,7 @@ def _reduced(x: Expr) -> tuple[Expr, Any, Expr]:
 
 def _scales_in_one() -> bool:
     """Return whether multiplying by a power of two is one instruction that LLVM knows."""
-    return host.scales_by_powers_of_two() and binding.llvm_version_info >= (22, 0, 0)
+    return host.has_vscalef() and binding.llvm_version_info >= (22, 0, 0)
 
 
 def _exp(x: Expr) -> Expr:

@@ -85,7 +85,7 @@ def float_block(graph: Graph) -> int:
     The number depends on the graph and the processor, and not on the sizes of a run.
     """
     lanes = host.lanes("float32")
-    if not host.halves_cost_half():
+    if not host.splits_512_bit_vectors():
         return lanes
     sizes: list[ConvolutionSize] = []
     for node in (node for level in graph.levels() for node in level.nodes):

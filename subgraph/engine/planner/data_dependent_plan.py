@@ -176,7 +176,7 @@ class _DataDependentPlanner(Planner):
         """Place storages by their capacity; guards limit the plan to sizes up to it."""
         rooms = [capacity_for(size) for size in sizes]
         if guard_pages.MODE:
-            return guard_pages.place(sizes, rooms)
+            return guard_pages.guarded_offsets(sizes, rooms)
         return assign_offsets(rooms, lives)
 
 
@@ -447,7 +447,7 @@ class DataDependentProgram(ExecutablePlan):
     def _bind_array(self, array: Array, patch: Patch) -> Array:
         if id(array) not in self._changing:
             return super()._bind_array(array, patch)
-        copy = guard_pages.copied(array, writable=True) if guard_pages.MODE else array.copy()
+        copy = guard_pages.guarded_copy(array, writable=True) if guard_pages.MODE else array.copy()
         patch.put(self._words, copy.ctypes.data)
         return copy
 

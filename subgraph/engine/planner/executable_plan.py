@@ -36,7 +36,7 @@ from subgraph.system import guard_pages, guard_report
 from subgraph.system.large_pages import aligned_empty, mapped_empty
 from subgraph.weights.cache import Changes, WeightEntry
 from subgraph.weights.mapped_files import release
-from subgraph.weights.sharing import shared_out
+from subgraph.weights.parallel import parallel_map
 
 # Copying that much costs less than asking an array for its address and patching words.
 MAX_STAGED_BYTES = 16384
@@ -170,7 +170,7 @@ class ExecutablePlan:
             patch.put(self._words, array.ctypes.data)
 
     def _bind_array(self, array: Array, patch: Patch) -> Array:
-        array = guard_pages.copied(array) if guard_pages.MODE else array
+        array = guard_pages.guarded_copy(array) if guard_pages.MODE else array
         patch.put(self._words, array.ctypes.data)
         return array
 
@@ -240,7 +240,7 @@ class ExecutablePlan:
         if size >= _LARGE_WEIGHT_BYTES:
             loader.rest()  # the kernels are linked, and the memory is needed
         if self._threads > 1 and size >= _MIN_THREADED_WEIGHT_BYTES:
-            shared_out(self._update_weight, work, self._threads)
+            parallel_map(self._update_weight, work, self._threads)
         else:
             for k in work:
                 self._update_weight(k)
@@ -445,7 +445,7 @@ class BoundPort:
             self.current = self.stage
             return
         copies = guard_pages.MODE
-        self.current = guard_pages.copied(array) if copies else np.ascontiguousarray(array)
+        self.current = guard_pages.guarded_copy(array) if copies else np.ascontiguousarray(array)
         self._point_to(address_of(self.current))
 
     def bind_output(self, wanted: Array | None) -> Array:

@@ -33,7 +33,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.operator import operator_key
-from subgraph.operators.shape_values import settled
+from subgraph.operators.shape_values import concretized
 from subgraph.system import guard_pages
 from subgraph.system.registry import Files, Registry, defined_at
 
@@ -438,7 +438,7 @@ class Lowering:
         """
         workers = self.threads if per_worker else 1
         if self.uses_guard_pages:
-            stride = guard_pages.apart(nbytes) if per_worker else nbytes
+            stride = guard_pages.guarded_stride(nbytes) if per_worker else nbytes
         else:
             nbytes = stride = -(-nbytes // 64) * 64
         total = (workers - 1) * stride + nbytes
@@ -466,7 +466,7 @@ class Lowering:
                 name = source.name if isinstance(source, Operand) else ""
                 raise Unsupported(f"input {name!r} is computed at run time, no weight")
             if isinstance(origin, np.ndarray) and isinstance(source, Operand):
-                origin = settled(origin, source.dtype)
+                origin = concretized(origin, source.dtype)
             if isinstance(origin, np.ndarray) and origin.dtype.hasobject:
                 raise Unsupported(f"recipe {recipe!r} of an array of objects")
             found.append(origin)

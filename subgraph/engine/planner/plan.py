@@ -260,7 +260,7 @@ class Planner:
     ) -> tuple[Sequence[int], int]:
         """Return the offsets of storages in the arena, and its size, in bytes."""
         if self.options.lowering.uses_guard_pages:
-            return guard_pages.place(sizes)
+            return guard_pages.guarded_offsets(sizes)
         return assign_offsets(sizes, lives)
 
     def add(self, node: Node) -> None:

@@ -27,7 +27,7 @@ from subgraph.graph.types import Array, dtype_of
 from subgraph.operators.subgraph_op import ExportFile, ImportFile, ProfileEntry
 from subgraph.system import host
 from subgraph.system.objectcache import ObjectCode
-from subgraph.weights.cache import WeightEntry, sealed
+from subgraph.weights.cache import WeightEntry, read_only
 
 _ALIGN = 64
 
@@ -158,7 +158,7 @@ def read(
         sources.update(dict.fromkeys(file.sources(stored)))
         weight = file.unchecked(stored)
         unchecked.append(weight)
-        weights.append((sealed(weight.array, align), patch(span)))
+        weights.append((read_only(weight.array, align), patch(span)))
     called: list[tuple[Kernel, Patch]] = [
         (kernels[k], patch(at)) for k, at in description["called"]
     ]

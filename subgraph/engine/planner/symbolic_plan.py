@@ -149,7 +149,9 @@ class _SymbolicPlanner(Planner):
         """Place the storages, and record in the trace that other sizes need another placement."""
         self.lives = lives
         known = [plain(size) for size in sizes]
-        found = guard_pages.place(known) if guard_pages.MODE else assign_offsets(known, lives)
+        found = (
+            guard_pages.guarded_offsets(known) if guard_pages.MODE else assign_offsets(known, lives)
+        )
         offsets, total = found
         *traced, whole = self.trace.memory_plan(sizes, [*offsets, total])
         return traced, whole  # type: ignore[return-value]
@@ -282,7 +284,7 @@ class SymbolicPlan:
     def _place_for_sizes(self, sizes: Sequence[int]) -> Sequence[int]:
         """Return offsets for storages of these sizes, and the whole: those of a plan that fits."""
         if guard_pages.MODE:
-            offsets, total = guard_pages.place(sizes)
+            offsets, total = guard_pages.guarded_offsets(sizes)
             return [*offsets, total]
         most = _MAX_SLACK * sum(sizes)
         for whole, room, offsets in self._memory_plans:

@@ -29,7 +29,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import ConfigError
 from subgraph.system import host
 from subgraph.system.forking import free_in_child
-from subgraph.weights.sharing import start_threads
+from subgraph.weights.parallel import start_threads
 
 _MODULE = "subgraph.engine.program.walker_kernels"
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import host
-from subgraph.weights.sharing import start_threads
+from subgraph.weights.parallel import start_threads
 
 # Kernels per worker: starting an interpreter and importing numba costs about as much as compiling
 # this many (estimate).

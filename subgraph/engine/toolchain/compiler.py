@@ -84,15 +84,15 @@ def _lower(function: Any, symbol: str, isa: Isa) -> Any:
         context = _context(isa)
         internals.refresh(context)
         fastmath = getattr(function, "fastmath", ())
-        with internals.helpers_as_written(_VALUES):
+        with internals.unoptimized_helpers(_VALUES):
             try:
-                with internals.few_passes():
-                    result = internals.typed_and_lowered(function, symbol, context, fastmath)
+                with internals.minimal_pipeline():
+                    result = internals.type_and_lower(function, symbol, context, fastmath)
             except Exception as error:
-                # Kernels of others may need passes that `few_passes` leaves out.
+                # Kernels of others may need passes that `minimal_pipeline` leaves out.
                 name = function.__qualname__
                 _LOG.debug("%s is compiled with all of numba: %s", name, error)
-                result = internals.typed_and_lowered(function, symbol, context, fastmath)
+                result = internals.type_and_lower(function, symbol, context, fastmath)
         library = context.codegen().create_library(symbol)
         module = library.create_ir_module(symbol)
         wrapper, builder = _start_wrapper(module, symbol)

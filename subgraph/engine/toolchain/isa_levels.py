@@ -46,8 +46,8 @@ class IsaLevel(NamedTuple):
         isa: The instruction set that its kernels are compiled for.
         needs: Names of LLVM's features that a machine must have to run the code.
         planned_as: LLVM's names of processors. Lowerings choose among kernels by the processor's
-            name, too (`subgraph.system.host.halves_cost_half`): models are planned once as on each
-            of these, so that the file has the kernels of all choices.
+            name, too (`subgraph.system.host.splits_512_bit_vectors`): models are planned once as on
+            each of these, so that the file has the kernels of all choices.
     """
 
     name: str

@@ -24,7 +24,7 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Follow a machine whose vectors of 16 take twice the time of those of 8."""
     monkeypatch.setenv("SUBGRAPH_ISA", "like-avx512")
     try:
-        assert host.halves_cost_half()
+        assert host.splits_512_bit_vectors()
     except sg.ConfigError as error:
         pytest.skip(str(error))
 

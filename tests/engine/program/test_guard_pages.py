@@ -78,7 +78,7 @@ for images in (1, 2, 3, 5, 40):
         for patch in patches:
             for at in patch.positions:
                 word = int(bound._words[at])
-                area = guard_pages.nearest(word)
+                area = guard_pages.nearest_area(word)
                 if area is None or not area[0] <= word <= area[0] + area[1]:
                     print("outside", at, hex(word), area)
 print(*sorted(kinds))
@@ -140,7 +140,7 @@ def test_areas_end_or_begin_at_a_page(mode: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(guard_pages, "MODE", mode)
     page = guard_pages.PAGE
     sizes = [0, 1, 64, page - 1, page, page + 1, 3 * page]
-    offsets, total = guard_pages.place(sizes)
+    offsets, total = guard_pages.guarded_offsets(sizes)
     for offset, size, before, after in zip(
         offsets, sizes, [0, *offsets], [*offsets[1:], total], strict=False
     ):
@@ -151,16 +151,16 @@ def test_areas_end_or_begin_at_a_page(mode: str, monkeypatch: pytest.MonkeyPatch
         array = guard_pages.empty((size,), np.dtype(np.uint8))
         assert (array == 0xFF).all()
         array[...] = 1
-        kept = guard_pages.copied(array)
+        kept = guard_pages.guarded_copy(array)
         assert (kept == array).all()
         assert not kept.flags.writeable
-        assert guard_pages.nearest(array.ctypes.data) == (array.ctypes.data, size) or not size
+        assert guard_pages.nearest_area(array.ctypes.data) == (array.ctypes.data, size) or not size
 
 
 def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBGRAPH_GUARD", "middle")
     with pytest.raises(ConfigError, match="SUBGRAPH_GUARD='middle'"):
-        guard_pages._chosen()  # pyright: ignore[reportPrivateUsage]
+        guard_pages._mode_from_environment()  # pyright: ignore[reportPrivateUsage]
 
 
 # Every operator, loops, and packed weights; `make check-guard` runs all tests.

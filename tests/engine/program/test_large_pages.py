@@ -20,7 +20,7 @@ _SIZES = (0, 1, 100, 5000, 70_000, 3_000_000, 9_000_000, 5000)
 
 @pytest.mark.parametrize("offered", [True, False])
 def test_arrays_stand_apart(offered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_pages, "_OFFERED", offered and large_pages._OFFERED)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(large_pages, "_HAS_HUGE_PAGES", offered and large_pages._HAS_HUGE_PAGES)  # pyright: ignore[reportPrivateUsage]
     arrays = [aligned_empty((size,), np.dtype(np.uint8)) for size in _SIZES * 5]
     arrays += [mapped_empty(size) for size in _SIZES]
     for k, (array, size) in enumerate(zip(arrays, _SIZES * 6, strict=True)):
@@ -70,7 +70,7 @@ def test_without_mappings_memory_is_numpys(size: int, monkeypatch: pytest.Monkey
     def refuse(*_args: object, **_options: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(large_pages, "_SHARED", type(large_pages._SHARED)())  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(large_pages, "_SLABS", type(large_pages._SLABS)())  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(large_pages, "Anonymous", refuse)
     for array in (aligned_empty((size,), np.dtype(np.uint8)), mapped_empty(size)):
         array[...] = 1

@@ -447,7 +447,7 @@ def test_the_processor_is_asked_once_for_a_machine(
         asked.append(1)
         return processor.Processor("some", {"avx": True, "fma": False})
 
-    monkeypatch.setattr(processor, "_asked", ask)
+    monkeypatch.setattr(processor, "_from_llvm", ask)
     assert processor.processor(folder / "none") == ask()  # nothing tells when it is another
     description.write_text("processor : 0\ncpu MHz : 1\nflags : avx\n\nprocessor : 1\n")
     asked.clear()

@@ -1,7 +1,7 @@
-"""Work shared out to Python threads that come and go: weights made when a model first runs.
+"""A parallel map over short-lived Python threads, for weights that are made at a first run.
 
-It is faster where the calls release Python's lock, as compiled kernels and NumPy's copies do. Where
-the system gives no more threads, the threads at hand do the work.
+It is faster than a loop if the calls release the GIL, as compiled kernels and NumPy's copies do. If
+the system refuses more threads, fewer do the work.
 """
 
 from __future__ import annotations
@@ -33,11 +33,16 @@ def start_threads(threads: Iterable[threading.Thread]) -> list[threading.Thread]
     return running
 
 
-def shared_out(do: Callable[[T], R], work: Iterable[T], threads: int) -> list[R]:
-    """Call ``do`` for every item of ``work``, each taken by the thread that is free first.
+def parallel_map(do: Callable[[T], R], work: Iterable[T], threads: int) -> list[R]:
+    """Call ``do`` for every item of ``work`` on several threads, the caller's among them.
 
-    All threads see the snapshot of parameters that the caller has pinned, and work under its
-    budgets. The first error ends the work and is raised.
+    All threads have the caller's pinned snapshot of parameters, and its budgets. The first error
+    ends the work and is raised.
+
+    Args:
+        do: The function.
+        work: Its arguments; a thread that is free takes the next one.
+        threads: Largest number of threads, at least 1.
 
     Returns:
         The results, in the order of ``work``.
