@@ -10,9 +10,9 @@ from subgraph.errors import UnsupportedOpError
 from subgraph.runtime.settings import DeviceOptions
 from subgraph.system.forking import free_in_child
 
-# Errors that concern one run only, so that the next run may succeed.
-_OF_THIS_RUN = (UnsupportedOpError, MemoryError)
-_MOST_CAUSES = 8  # causes that are reported for one breaker
+# Errors that concern one run only; the next run may succeed.
+_SINGLE_RUN_ERRORS = (UnsupportedOpError, MemoryError)
+_MAX_CAUSES = 8  # causes that one breaker reports as new
 
 
 class Breaker:
@@ -25,6 +25,7 @@ class Breaker:
         failures: Number of failures.
         in_a_row: Number of failures since the last success.
         cause: Message of the last failure.
+        pause: Seconds until an open breaker lets a run try again; inf for never.
     """
 
     def __init__(self, options: DeviceOptions) -> None:
@@ -40,7 +41,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether runs do not use the device."""
+        """Whether the breaker is open: runs do not use the device."""
         return self._retry_at is not None
 
     @property
@@ -50,7 +51,7 @@ class Breaker:
         return "not tried again" if left == math.inf else f"tried again in {max(left, 0):.1f} s"
 
     def may_try(self) -> bool:
-        """Return whether a run may use the device; of an open breaker, one run after the pause."""
+        """Return whether a run may use the device; if open, one run may after each pause."""
         if not self.is_open:
             return True
         with self._lock:
@@ -72,7 +73,7 @@ class Breaker:
         """Count a failure.
 
         Args:
-            error: The error. One that concerns a single run never opens the breaker.
+            error: The error; UnsupportedOpError and MemoryError never open the breaker.
             may_open: Whether later runs can use another device.
 
         Returns:
@@ -82,10 +83,10 @@ class Breaker:
             self.cause = str(error) or type(error).__name__
             self.failures += 1
             kind = f"{type(error).__name__}: {error}"
-            new = kind not in self._known and len(self._known) < _MOST_CAUSES
+            new = kind not in self._known and len(self._known) < _MAX_CAUSES
             if new:
                 self._known.add(kind)
-            if isinstance(error, _OF_THIS_RUN):
+            if isinstance(error, _SINGLE_RUN_ERRORS):
                 return new, False
             self.in_a_row += 1
             if not may_open or self.in_a_row < self._limit:

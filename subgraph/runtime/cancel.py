@@ -6,22 +6,22 @@ from subgraph.operators.subgraph_op import Session
 
 
 class Cancel:
-    """A flag that several executors of one request read between steps.
+    """A flag of one request that all its executors read between steps.
 
     Attributes:
-        wanted: Whether the run is to end.
-        sessions: Sessions that can end a run in the middle of a step.
+        wanted: Whether the run has to end.
+        sessions: Sessions that can end a run within a step.
     """
 
     __slots__ = ("sessions", "wanted")
 
     def __init__(self) -> None:
-        """Begin without a request to cancel."""
+        """Create a flag that is not set."""
         self.wanted = False
         self.sessions: list[Session] = []
 
     def watch(self, session: Session) -> None:
-        """Forward requests to a session, including one that was made before."""
+        """Cancel a session whenever the flag is set; at once if it is set already."""
         self.sessions.append(session)
         if self.wanted:
             session.cancel()
@@ -33,7 +33,7 @@ class Cancel:
             session.cancel()
 
     def reset(self) -> None:
-        """Begin a new run; must not be called during a run, which would then miss a request."""
+        """Clear the flag for a new run. A call during a run would lose a request to cancel."""
         if self.wanted:
             self.wanted = False
             for session in self.sessions:

@@ -39,7 +39,7 @@ from subgraph.runtime.runner import (
     Stage,
     TimedRunner,
     is_direct,
-    within,
+    with_memory_budget,
 )
 from subgraph.runtime.settings import DeviceOptions, current_name, property_access
 from subgraph.runtime.signature import Port, Results, Signature
@@ -76,7 +76,7 @@ class CompiledModel:
         outputs: Ports of the outputs.
         stored: Weights from an exported file, for the ops that use them.
         metrics: Read-only properties beside the standard ones.
-        pipeline: Steps of each device, as passed.
+        pipeline: (device, first step, end) of each stage of an asynchronous run.
         configs: Configuration by device.
     """
 
@@ -267,7 +267,7 @@ class CompiledModel:
     def _with_defaults(self, bound: list[Any], snapshot: Snapshot) -> tuple[list[Any], Snapshot]:
         """Replace the parameters of optional inputs that a call passed, for this run only.
 
-        Everything computed from such a parameter, folded weights included, then uses the input.
+        Packed weights that were computed from such a parameter are computed from the input, too.
         """
         states: dict[Parameter, State] = {}
         for position, (port, item) in enumerate(zip(self.inputs, bound, strict=True)):
@@ -275,7 +275,7 @@ class CompiledModel:
             if item is None or default is None:
                 continue
             if item.shape == default.type.shape:
-                # A version of its own; negative, so that caches do not treat it as newer.
+                # A unique version; negative, so that caches do not treat it as newer.
                 stamp = -Parameter.adopt(port.name, item).version
                 states[default] = State(stamp, item)
                 bound[position] = None
@@ -336,9 +336,9 @@ class CompiledModel:
         """Return a new runner: sessions and memory for one request. Devices may override it."""
         profiling = self.options.ENABLE_PROFILING
         if self._direct is not None and not profiling:
-            return within(DirectRunner(self.graph, self._direct, cancel), self.options)
+            return with_memory_budget(DirectRunner(self.graph, self._direct, cancel), self.options)
         runner = GraphRunner(self._plan, cancel, profiling=profiling, pipeline=self._pipeline)
-        return within(runner, self.options)
+        return with_memory_budget(runner, self.options)
 
     def create_profiler(self) -> Runner:
         """Return a runner that measures every node; if a device has its own runner, whole runs."""

@@ -79,7 +79,17 @@ def control_flow(node: Node, bodies: Sequence[BodyExecutor]) -> Run:
             )
 
 
-def _flag(value: Any, node: Node, what: str) -> bool:
+def _truth_value(value: Any, node: Node, what: str) -> bool:
+    """Return a condition as a bool.
+
+    Args:
+        value: An array of one element.
+        node: The node, for the message.
+        what: Name of the condition, for the message.
+
+    Raises:
+        ShapeError: the value is not one truth value.
+    """
     if type(value) is np.ndarray and value.size == 1 and value.dtype == np.bool_:
         return bool(value.item())
     array = np.asarray(value)
@@ -121,6 +131,8 @@ def _stacked(parts: Sequence[Any] | Array, body: Graph, position: int, axis: int
 
 
 class _If:
+    """Runs the branch that the condition selects."""
+
     def __init__(self, node: Node, bodies: Sequence[BodyExecutor]) -> None:
         self._node = node
         self._branches: dict[str, tuple[BodyExecutor, slice]] = {}
@@ -133,12 +145,18 @@ class _If:
                 start = end
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        taken = _flag(inputs[0], self._node, "condition")
+        taken = _truth_value(inputs[0], self._node, "condition")
         body, captures = self._branches["then_branch" if taken else "else_branch"]
         return body.run(inputs[captures])
 
 
 class _Loop:
+    """Runs iterations while limit and condition allow: many by one call if the body can, else one.
+
+    A compiled loop may stop early, for example where a shape changes; the next iteration then runs
+    by itself, and the rest by a compiled loop again.
+    """
+
     def __init__(self, node: Node, body: BodyExecutor) -> None:
         self._node = node
         self._body = body
@@ -159,7 +177,7 @@ class _Loop:
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         _check(self._node, inputs[: self._inputs])
         limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(-1)[0])
-        going = inputs[1] is None or _flag(inputs[1], self._node, "condition")
+        going = inputs[1] is None or _truth_value(inputs[1], self._node, "condition")
         carried = list(inputs[2 : self._inputs])
         captures = inputs[self._inputs :]
         number = held = 0
@@ -182,10 +200,10 @@ class _Loop:
                 run_iterations = None
             results = self._body.run(items)
             number += 1
-            going = _flag(results[0], self._node, "condition")
+            going = _truth_value(results[0], self._node, "condition")
             for before, after in zip(carried, results[1:first], strict=True):
                 if getattr(before, "dtype", None) != getattr(after, "dtype", None):
-                    _changed(self._node, before, after)
+                    _check_dtype(self._node, before, after)
             carried = list(results[1:first])
             if scans:
                 held = self._append(results[first:], scans, held, number)
@@ -215,8 +233,8 @@ def _check_held(node: Node, held: int, iterations: int) -> None:
         check_memory(2 * held, f"{where}: to stack the {iterations} results of its body so far")
 
 
-def _changed(node: Node, before: Any, after: Any) -> None:
-    """Raise ShapeError if a state is an array of another dtype after an iteration."""
+def _check_dtype(node: Node, before: Any, after: Any) -> None:
+    """Raise ShapeError if a state, before and after an iteration, is an array of another dtype."""
     if type(before) is type(after) is np.ndarray:
         raise ShapeError(
             f"node {node.name!r} ({node.op_type}): an iteration begins with {dtype_of(before)} and "
@@ -338,11 +356,14 @@ class _ScanBatch:
 
 
 def _padded(array: Array, length: int) -> Array:
+    """Return an array extended by zeros along its first axis."""
     missing = length - array.shape[0]
     return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) if missing else array
 
 
 class _SequenceMap:
+    """Runs the body on every item of the sequences; other inputs are the same for all items."""
+
     def __init__(self, node: Node, body: BodyExecutor) -> None:
         self._node = node
         self._body = body

@@ -53,7 +53,7 @@ class Executor:
         *,
         profiling: bool = False,
         cancel: Cancel | None = None,
-        into: list[ProfileEntry] | None = None,
+        outer_entries: list[ProfileEntry] | None = None,
         home: str = "",
     ) -> None:
         """Open the sessions of the plan's subgraph nodes.
@@ -62,14 +62,14 @@ class Executor:
             plan: The prepared graph.
             profiling: Whether runs measure every node.
             cancel: Flag that ends a run between two steps.
-            into: For a body: the list of profile entries of the graph around it.
-            home: For the parts of a region: its device. Profiles attribute to it the nodes that
-                only pass values on.
+            outer_entries: For a body: the profile entries of the node, to which each run adds.
+            home: For the parts of a region: its device. Profiles attribute to it the fast ops,
+                which only copy or view values.
         """
         self._home = home
         self.plan = plan
         self.profiling = profiling
-        self._into = into
+        self._outer_entries = outer_entries
         # Entries of each step; steps may run at the same time.
         self._profiles: list[list[ProfileEntry]] = [[] for _ in plan.steps]
         self._cancel = cancel or Cancel()
@@ -80,28 +80,31 @@ class Executor:
         for position in range(len(plan.steps)):
             self._prepare(position, first)
         self.scheduler = None if plan.schedule is None else Scheduler(plan.schedule)
-        self._template: tuple[Snapshot, list[Any]] | None = None
-        self._direct = None if into is None or profiling else self._make_direct()
-        # Whether one region may have run before another one fails; after a run, whether the ops
-        # have states at all.
-        self.stateful = into is None and (len(self.sessions()) > 1 or bool(self._bodies))
+        # The values with which runs on a snapshot start: the parameters, None elsewhere.
+        self._start: tuple[Snapshot, list[Any]] | None = None
+        is_body = outer_entries is not None
+        self._region_call = self._make_region_call() if is_body and not profiling else None
+        # Whether states must be restored after an error: one region may have run before another
+        # fails. After the first run: whether the ops have states at all.
+        self.stateful = not is_body and (len(self.sessions()) > 1 or bool(self._bodies))
 
-    def _make_direct(self) -> Run | None:
-        """Return a callable that runs a body of one region without the list of values, or None."""
+    def _make_region_call(self) -> Run | None:
+        """Return a callable that runs a body of one region without a list of values, or None."""
         session = self._runs[0] if self._runs else None
         if self.plan.only is None or not isinstance(session, Session):
             return None
-        given, made = self.plan.only
+        taken, results_at = self.plan.only
         run_inputs = session.run_inputs()
         if run_inputs is None:
             return None
-        count = len(self.plan.inputs)
-        if given == tuple(range(count)) and made == tuple(range(len(self.plan.steps[0].outputs))):
+        all_inputs = tuple(range(len(self.plan.inputs)))
+        all_outputs = tuple(range(len(self.plan.steps[0].outputs)))
+        if taken == all_inputs and results_at == all_outputs:
             return run_inputs
 
         def run(inputs: Sequence[Any]) -> Sequence[Any]:
-            results = run_inputs([inputs[k] for k in given])
-            return [results[k] for k in made]
+            results = run_inputs([inputs[k] for k in taken])
+            return [results[k] for k in results_at]
 
         return run
 
@@ -135,16 +138,17 @@ class Executor:
         else:
             self._steps.append(step_call(step, step.data_slots, run_inputs))
 
-    def _runner(self, step: Step, into: list[ProfileEntry]) -> Run:
+    def _runner(self, step: Step, entries: list[ProfileEntry]) -> Run:
+        """Return the callable of a step without an op; ``entries`` are the step's, for bodies."""
         if step.bodies:
             from subgraph.runtime.control_flow import control_flow
 
             bodies = [
-                Executor(plan, profiling=self.profiling, cancel=self._cancel, into=into)
+                Executor(plan, profiling=self.profiling, cancel=self._cancel, outer_entries=entries)
                 for plan in step.bodies
             ]
-            held = (key for key, value in step.node.attrs.items() if isinstance(value, Graph))
-            names = (f"{step.node.name}/{key}" for key in held)
+            keys = (key for key, value in step.node.attrs.items() if isinstance(value, Graph))
+            names = (f"{step.node.name}/{key}" for key in keys)
             self._bodies.update(zip(names, bodies, strict=True))
             return control_flow(step.node, bodies)
         from subgraph.operators.reference import evaluate
@@ -169,7 +173,7 @@ class Executor:
         return self.rolled_back(self._run, inputs) if self.stateful else self._run(inputs)
 
     def rolled_back(self, run: Run, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Call ``run`` on inputs; if it raises, the states are restored."""
+        """Call ``run`` on inputs; if it raises, restore the states of the ops."""
         before = {name: array.copy() for name, array in self.states().items()}
         try:
             results = run(inputs)
@@ -185,9 +189,9 @@ class Executor:
         if snapshot is None:
             with pinned(Snapshot(self.plan.parameters)):
                 return self._run(inputs)
-        if self._direct is not None and not self._cancel.wanted:
+        if self._region_call is not None and not self._cancel.wanted:
             try:
-                return self._direct(inputs)
+                return self._region_call(inputs)
             except LimitError:
                 raise
             except Exception as error:
@@ -208,37 +212,50 @@ class Executor:
         session = self._runs[0] if self._runs else None
         if self.plan.only is None or not isinstance(session, Session):
             return None
-        given, made = self.plan.only
-        read: dict[int | None, int | None] = {k: at for at, k in enumerate(given)}
-        items = [read.get(k) for k in wiring.items]
+        taken, results_at = self.plan.only
+        # Positions among the region's inputs, by position among the body's.
+        input_at: dict[int | None, int | None] = {k: at for at, k in enumerate(taken)}
+        items = [input_at.get(k) for k in wiring.items]
         run = session.iterations(
             Wiring(
-                read.get(wiring.number),
-                None if wiring.condition is None else made[wiring.condition],
-                tuple((made[k], read.get(j)) for k, j in wiring.states),
+                input_at.get(wiring.number),
+                None if wiring.condition is None else results_at[wiring.condition],
+                tuple((results_at[k], input_at.get(j)) for k, j in wiring.states),
                 tuple(k for k in items if k is not None),
-                tuple(made[k] for k in wiring.scans),
+                tuple(results_at[k] for k in wiring.scans),
             )
         )
-        return None if run is None else partial(self._iterate, run, session, given)
+        return None if run is None else partial(self._iterate, run, session, taken)
 
     def _iterate(
         self,
         run: RunIterations,
         session: Session,
-        given: Sequence[int],
+        taken: Sequence[int],
         inputs: Sequence[Any],
         limit: int | None,
         first: int,
     ) -> IterationsResult | None:
-        """Run iterations; None if they have to run one by one, which also raises any error."""
+        """Run iterations of a loop by a session.
+
+        Args:
+            run: The session's callable.
+            session: The session.
+            taken: Positions of the body's inputs that the region reads.
+            inputs: The body's inputs.
+            limit: Most iterations; None for no limit.
+            first: Number of the first iteration.
+
+        Returns:
+            None if the iterations have to run one by one, which also raises any error.
+        """
         if self.profiling or self._runs[0] is not session:  # another device runs the region
             return None
-        taken = [inputs[k] for k in given]
-        if any(type(item) is not np.ndarray for item in taken):
+        items = [inputs[k] for k in taken]
+        if any(type(item) is not np.ndarray for item in items):
             return None
         try:
-            return run(taken, limit, first)
+            return run(items, limit, first)
         except (LimitError, RequestCancelledError):
             raise
         except Exception as error:
@@ -295,29 +312,29 @@ class Executor:
 
     def finish(self, values: Sequence[Any]) -> list[Any]:
         """Return the outputs from the values of a run after all its steps."""
-        template = self._template
-        if template is not None and template[0].epoch != epoch():
-            self._template = None  # so that arrays that were replaced meanwhile are freed
+        start = self._start
+        if start is not None and start[0].epoch != epoch():
+            self._start = None  # frees parameters' arrays that were replaced meanwhile
         results = [values[slot] for slot in self.plan.outputs]
-        if self._into is not None:
+        if self._outer_entries is not None:
             if self.profiling:
-                self._into.extend(self.profile())
+                self._outer_entries.extend(self.profile())
         elif self.plan.passed:
-            held = {id(owner(values[slot])) for slot, _ in self.plan.inputs}
+            inputs = {id(_owner(values[slot])) for slot, _ in self.plan.inputs}
             for position in self.plan.passed:
-                results[position] = apart(results[position], held)
+                results[position] = _unshared(results[position], inputs)
         return results
 
     def _start_values(self, snapshot: Snapshot) -> list[Any]:
-        template = self._template
-        if template is None or template[0] is not snapshot:
+        start = self._start
+        if start is None or start[0] is not snapshot:
             values: list[Any] = [None] * self.plan.slots
             for slot, parameter in self.plan.arrays:
                 values[slot] = parameter.array
             for slot, parameter in self.plan.objects:
                 values[slot] = parameter
-            template = self._template = (snapshot, values)
-        return template[1].copy()
+            start = self._start = (snapshot, values)
+        return start[1].copy()
 
     def _run_steps(self, values: list[Any], begin: int, end: int | None) -> None:
         cancel = self._cancel
@@ -348,8 +365,8 @@ class Executor:
                 self._take_over(error, position)
                 try:
                     self._steps[position](values)
-                except Exception as following:
-                    explain_failure(following, self.plan.steps[position].node)
+                except Exception as second:
+                    raise_failure(second, self.plan.steps[position].node)
 
     def _run_timed(self, values: list[Any], positions: Iterable[int]) -> None:
         for position in positions:
@@ -364,8 +381,8 @@ class Executor:
                 run = self._take_over(error, position)
                 try:
                     results = run([values[slot] for slot in step.inputs])
-                except Exception as following:
-                    explain_failure(following, step.node)
+                except Exception as second:
+                    raise_failure(second, step.node)
             span = start, time.perf_counter()
             for slot, result in zip(step.outputs, results, strict=True):
                 values[slot] = result
@@ -381,8 +398,8 @@ class Executor:
         if step.fallback is not None and isinstance(run, Session):
             session = step.fallback.recover(error, run)
         if session is None:
-            explain_failure(error, step.node)
-        self._direct = None  # later iterations do not try the failed session first
+            raise_failure(error, step.node)
+        self._region_call = None  # later iterations do not try the failed session first
         if self.profiling:
             session.measure()
         self._cancel.watch(session)
@@ -398,10 +415,19 @@ class Executor:
         of_bodies: float,
         values: Sequence[Any],
     ) -> Iterable[ProfileEntry]:
+        """Return the profile entries of a step.
+
+        Args:
+            step: The step.
+            run: Its callable.
+            span: When it started and ended, in seconds of ``time.perf_counter``.
+            of_bodies: Seconds that the entries of its bodies contain.
+            values: The values of the run.
+        """
         start, end = span
         inside = run.profile() if isinstance(run, Session) else []
         if inside:
-            return note_region(_placed(inside, start), step.node)
+            return note_region(_with_times(inside, start), step.node)
         node, op = step.node, run.op if isinstance(run, Session) else step.op
         moved = sum(
             item.nbytes
@@ -412,7 +438,7 @@ class Executor:
         kernel = "reference" if op is None else type(op).__name__
         # Bodies on a device run here while profiling, and otherwise on that device.
         inner = {each.device for body in step.bodies for each in body.ops()}
-        if op is None and (inner or (self._home and _is_quick(node))):
+        if op is None and (inner or (self._home and _is_fast(node))):
             device, kernel = ",".join(sorted(inner)) or self._home, "executor"
         state = step.fallback.state if step.fallback is not None else ""
         entry = ProfileEntry(
@@ -441,11 +467,11 @@ class Executor:
         return found
 
     def states(self) -> dict[str, Array]:
-        """Return what the sessions keep of the request between runs; see `states_of`."""
+        """Return the states of the request between runs; see `states_of`."""
         return states_of(self.sessions())
 
     def set_states(self, states: Mapping[str, Array]) -> None:
-        """Let the next run go on from what `states` of another executor of the graph gave."""
+        """Set the states with which the next run begins; see `set_states_of`."""
         set_states_of(self.sessions(), states)
 
     def profile(self) -> list[ProfileEntry]:
@@ -454,7 +480,7 @@ class Executor:
 
 
 def states_of(sessions: Mapping[str, Session]) -> dict[str, Array]:
-    """Return what sessions keep of their request between runs, as "name of the session/state"."""
+    """Return the arrays that sessions carry from one run to the next, by "session name/state"."""
     return {
         f"{node}/{name}": array
         for node, session in sessions.items()
@@ -463,10 +489,14 @@ def states_of(sessions: Mapping[str, Session]) -> dict[str, Array]:
 
 
 def set_states_of(sessions: Mapping[str, Session], states: Mapping[str, Array]) -> None:
-    """Let the next run go on from what `states_of` the same nodes' sessions gave.
+    """Set the states with which the next run begins.
+
+    Args:
+        sessions: Sessions by name.
+        states: As `states_of` returned them for sessions of the same nodes.
 
     Raises:
-        DeviceError: a node is not there, or keeps no such states.
+        DeviceError: a node does not exist, or has no such states.
     """
     by_node: dict[str, dict[str, Array]] = {node: {} for node in sessions}
     for key, array in states.items():
@@ -506,7 +536,7 @@ class ExecutorSession(Session):
         return self._executor.profile()
 
 
-def _placed(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEntry]:
+def _with_times(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEntry]:
     """Return entries with start times; those without one follow each other from ``start``."""
     found: list[ProfileEntry] = []
     for entry in entries:
@@ -518,28 +548,28 @@ def _placed(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEntry]
     return found
 
 
-def owner(value: Any) -> Any:
-    """Return the array in whose memory an array lies: itself, or what it is a view of."""
+def _owner(value: Any) -> Any:
+    """Return the array that owns the memory of an array: itself, or the base of a view."""
     while isinstance(getattr(value, "base", None), np.ndarray):
         value = value.base
     return value
 
 
-def apart(value: Any, held: set[int]) -> Any:
-    """Return a result that shares no memory with the arrays of ``held``, by identity of owners."""
+def _unshared(value: Any, owners: set[int]) -> Any:
+    """Return a result, copied if its memory belongs to one of ``owners`` (ids of arrays)."""
     if is_list(value):
-        return [apart(item, held) for item in value]
-    return value.copy() if hasattr(value, "base") and id(owner(value)) in held else value
+        return [_unshared(item, owners) for item in value]
+    return value.copy() if hasattr(value, "base") and id(_owner(value)) in owners else value
 
 
-def _is_quick(node: Node) -> bool:
+def _is_fast(node: Node) -> bool:
     from subgraph.runtime.fast_ops import fast_op, gives_size
 
     return fast_op(node) is not None or gives_size(node)
 
 
-def explain_failure(error: Exception, node: Node) -> NoReturn:
-    """Raise ``error`` with a note that names the node, as a DeviceError if it is not our own."""
+def raise_failure(error: Exception, node: Node) -> NoReturn:
+    """Raise ``error`` with a note that names the node, or as a DeviceError if it is foreign."""
     graph = "" if node.graph is None else f" of graph {node.graph.name!r}"
     where = f"node {node.name!r} ({node.op_type}){graph}"
     if isinstance(error, SubgraphError):

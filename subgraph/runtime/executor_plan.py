@@ -17,10 +17,18 @@ _NONE = 0  # the slot of an omitted input
 
 
 class Step:
-    """A node with the slots of its inputs and outputs, and those that are freed after it.
+    """A node with the slots of its values.
 
-    ``data_slots`` are the slots of a subgraph node's inputs that are not weights; None if a run may
-    replace one of the weights.
+    Attributes:
+        node: The node.
+        op: Its subgraph op; None for other nodes.
+        fallback: The devices that run the op's region if it fails; None for none.
+        inputs: Slots of its inputs, and of the values that its bodies capture.
+        outputs: Slots of its outputs.
+        data_slots: Slots of a subgraph node's inputs that are not weights; None if a run may
+            replace one of the weights.
+        free: Slots that are set to None after the step.
+        bodies: Plans of its bodies, in the order of its attributes.
     """
 
     __slots__ = ("bodies", "data_slots", "fallback", "free", "inputs", "node", "op", "outputs")
@@ -39,9 +47,9 @@ class Step:
 
         Args:
             node: The node.
-            op: Its subgraph op, if it is a subgraph node.
-            inputs: Slots of its inputs, and of the values that its bodies capture.
-            outputs: Slots of its outputs.
+            op: See the class, as for the following arguments.
+            inputs: See the class.
+            outputs: See the class.
             data_slots: See the class.
             parallel: Whether regions in its bodies may run at the same time.
         """
@@ -56,7 +64,7 @@ class Step:
         self.bodies = [Plan(body, parallel=parallel) for body in bodies]
 
     def work(self) -> Work:
-        """Return the step as the schedule sees it."""
+        """Return the step's slots and device, for the schedule."""
         op = self.op
         if op is None or (type(op) is DefaultSubgraphOp and op.device == SubgraphOp.device):
             return Work(self.inputs, self.outputs, HOST)
@@ -69,9 +77,18 @@ class Plan:
     Attributes:
         graph: The graph; it must not change any more.
         parameters: Every parameter that a run reads: of nodes, bodies and inner graphs.
+        slots: Number of slots; slot 0 stands for omitted inputs and always holds None.
+        arrays: Slots that hold a parameter's array, with the parameter.
+        objects: Slots that hold a parameter itself, for subgraph nodes.
+        inputs: For each input and capture of the graph its slot, and the slot for the Parameter
+            itself if a run may pass one, else 0.
+        plain_inputs: The slots of the inputs, which are consecutive, if none may be a Parameter;
+            else None.
+        steps: The steps in topological order.
+        outputs: Slots of the outputs.
         only: If the graph is one subgraph node: positions of the graph's inputs that the node reads
-            beside weights, and for each output of the graph its position among the node's outputs.
-        schedule: Which steps may overlap; None if none may.
+            besides weights, and for each output of the graph its position among the node's outputs.
+        schedule: The steps that may overlap; None if none may.
         passed: Positions of outputs that may share the memory of an input, because no subgraph node
             computed them.
     """
@@ -89,16 +106,15 @@ class Plan:
         self.slots = 1
         self._array_slot: dict[Value, int] = {}
         self._parameter_slot: dict[Value, int] = {}
-        self.arrays: list[tuple[int, Parameter]] = []  # slots that hold a parameter's array
-        self.objects: list[tuple[int, Parameter]] = []  # slots that hold a parameter itself
-        self._open = {*graph.inputs, *graph.captures}  # values that a run may replace
+        self.arrays: list[tuple[int, Parameter]] = []
+        self.objects: list[tuple[int, Parameter]] = []
+        self._replaceable = {*graph.inputs, *graph.captures}  # a run may replace their defaults
         self.inputs = tuple(
             (self._new_slot(value), self._slot_of_object(value) if value.parameter else _NONE)
             for value in (*graph.inputs, *graph.captures)
         )
-        # Slots of the inputs, which are consecutive, if none of them may be a weight.
-        whole = any(slot for _, slot in self.inputs)
-        self.plain_inputs = None if whole else slice(1, 1 + len(self.inputs))
+        has_defaults = any(slot for _, slot in self.inputs)
+        self.plain_inputs = None if has_defaults else slice(1, 1 + len(self.inputs))
         self.steps = [self._step(node) for node in graph.nodes]
         self.outputs = tuple(self._slot_of_array(value) for value in graph.outputs)
         self.schedule = self._schedule() if parallel else None
@@ -161,7 +177,11 @@ class Plan:
         for outer, inner, slot in zip(node.inputs, op.subgraph.inputs, slots, strict=True):
             if inner.parameter is None:
                 found.append(slot)
-            elif outer is None or outer.parameter is not inner.parameter or outer in self._open:
+            elif (
+                outer is None
+                or outer.parameter is not inner.parameter
+                or outer in self._replaceable
+            ):
                 return None
         return tuple(found)
 
@@ -194,7 +214,7 @@ class Plan:
         made = {slot for step in self.steps for slot in step.outputs}
         seen = set(self.outputs)
         if self.schedule is not None:
-            seen.update(self.schedule.readers)  # freed by the task that reads them last
+            seen.update(self.schedule.readers)  # the last task that reads such a slot frees it
         for step in reversed(self.steps):
             last = {s for s in (*step.inputs, *step.outputs) if s in made and s not in seen}
             seen |= last

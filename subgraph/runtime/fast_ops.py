@@ -1,7 +1,7 @@
 """Fast ops of the default executor: views and copies between regions, without the usual checks.
 
-Each returns the result of the reference. Invalid inputs are passed to the reference, which raises
-the error.
+The results equal those of the reference. Inputs that a fast op does not accept are passed to the
+reference, which also raises the errors.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from subgraph.operators.operator import operator_key
 from subgraph.operators.schema import INTERNAL_DOMAIN
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
+# Operators whose reference does little more than to create an array of the right size.
 _SIZING = frozenset({"ConstantOfShape", "Expand", "Range", "Reshape", "Slice"})
 
 
@@ -58,13 +59,13 @@ def _identity(node: Node) -> Run:
 
 def _copied(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     value = inputs[0]
-    if type(value) is np.ndarray and value.nbytes > _LARGE:
+    if type(value) is np.ndarray and value.nbytes > _COUNTED_BYTES:
         check_memory(value.nbytes, node.name)
     return [value.copy()] if type(value) in (np.ndarray, list) else evaluate(node, inputs)
 
 
 def _cast(node: Node) -> Run | None:
-    """PyTorch's exporter casts a loop's condition to its own dtype in every iteration."""
+    """Cast without work: PyTorch's exporter casts a loop's condition to its own dtype."""
     to = DTYPE_OF_ONNX.get(node.attrs.get("to", 0))
     return None if to is None else partial(_converted, node, numpy_dtype(to), _is_result(node))
 
@@ -75,18 +76,18 @@ def _converted(node: Node, dtype: np.dtype[Any], own: bool, inputs: Sequence[Any
         return evaluate(node, inputs)
     if value.dtype == dtype:
         return [value.copy() if own else value]
-    if value.dtype.kind in "biu" and dtype.char in _EXACT:
-        if value.nbytes > _LARGE:
+    if value.dtype.kind in "biu" and dtype.char in _PLAIN_CASTS:
+        if value.nbytes > _COUNTED_BYTES:
             check_memory(value.size * dtype.itemsize, node.name)
         return [value.astype(dtype)]
     return evaluate(node, inputs)
 
 
 def _trim(node: Node) -> Run:
-    """A buffer cut to a count of elements (the padded forms of operators), as a view.
+    """Return a padded form's buffer, cut to its count of elements, as a view.
 
-    As an output of the graph it is copied, unless the view is contiguous, nobody else reads the
-    buffer, and the buffer is at most `_MOST_HELD` times as large as the view.
+    An output of the graph is copied, unless the view is contiguous, nothing else reads the buffer,
+    and the buffer is at most `_MAX_HELD` times as large as the view.
     """
     is_result, only_reader = _is_result(node), _is_only_reader(node)
 
@@ -96,7 +97,7 @@ def _trim(node: Node) -> Run:
         if not 0 <= count.item() <= buffer.shape[axis]:
             return evaluate(node, inputs)
         cut = buffer[(*[slice(None)] * axis, slice(count.item()))]
-        own = only_reader and cut.flags.c_contiguous and _MOST_HELD * cut.nbytes >= buffer.nbytes
+        own = only_reader and cut.flags.c_contiguous and _MAX_HELD * cut.nbytes >= buffer.nbytes
         return [cut.copy(order="C") if is_result and not own else cut]
 
     return run
@@ -152,7 +153,7 @@ def _split(node: Node) -> Run:
             sizes = _sizes(array.shape[axis], split)
         if sizes is None:
             return evaluate(node, inputs)
-        check_memory(array.nbytes + _OF_ARRAY * len(sizes), node.name)
+        check_memory(array.nbytes + _ARRAY_OBJECT_BYTES * len(sizes), node.name)
         rows = np.moveaxis(array, axis, 0) if axis else array
         parts: list[Any] = []
         end = 0
@@ -171,7 +172,7 @@ def _sizes(length: int, split: Any) -> list[int] | None:
         size = int(split)
         if size <= 0 or length == 0:
             return None
-        check_memory(_OF_ARRAY * (length // size), "the parts of a sequence")
+        check_memory(_ARRAY_OBJECT_BYTES * (length // size), "the parts of a sequence")
         return [min(size, length - begin) for begin in range(0, length, size)]
     sizes: list[int] = split.tolist() if split.ndim == 1 else []
     return sizes if sizes and min(sizes) >= 0 and sum(sizes) == length else None
@@ -196,11 +197,11 @@ def _joined(node: Node) -> Run:
     return run
 
 
-_OF_ARRAY = 128  # bytes of an array object without its elements
-_LARGE = 1 << 16  # bytes of a copy above which it is counted against the memory budget
-_MOST_HELD = 4  # most times the memory of a result that a view of it may hold
-# Dtypes to which an integer is converted as in C, without a warning.
-_EXACT = "?bBhHiIlLqQfd"
+_ARRAY_OBJECT_BYTES = 128  # an array object without its elements
+_COUNTED_BYTES = 1 << 16  # a larger copy is counted against the memory budget (estimate)
+_MAX_HELD = 4  # a result may keep alive at most this multiple of its own bytes (estimate)
+# Type characters of the dtypes to which NumPy converts integers as in C, without a warning.
+_PLAIN_CASTS = "?bBhHiIlLqQfd"
 _FAST: dict[str, Callable[[Node], Run | None]] = {
     "Cast": _cast,
     "ConcatFromSequence": _joined,

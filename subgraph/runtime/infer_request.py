@@ -73,8 +73,8 @@ class InferRequest:
         self._runner = model.create_runner(self._cancel)
         self._stages = model.create_stages(self._runner)
         self._lock = free_in_child(threading.Lock())
-        # Identifier of the process in which a run is going on, 0 for none: a forked child inherits
-        # the request, but not the run.
+        # Identifier of the process in which a run is going on, 0 for none. A forked child inherits
+        # the request but not the run.
         self._busy_in = 0
         self._run: _Run | None = None
         self._last: tuple[list[Any], Snapshot] | None = None

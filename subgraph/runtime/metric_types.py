@@ -1,4 +1,4 @@
-"""The types of standard metrics, of devices and of compiled models, which programs rely on."""
+"""Types of the standard metrics of devices and compiled models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _are_texts(value: object) -> bool:
 
 
 def _is_range(size: int) -> Callable[[object], bool]:
-    """Return what accepts (first, last) or (first, last, step) as positive whole numbers."""
+    """Return a check for (first, last) or (first, last, step), all positive whole numbers."""
 
     def accepts(value: object) -> bool:
         if not _is_sequence(value) or len(value) != size or not all(map(_is_positive, value)):
@@ -44,7 +44,7 @@ def _is_range(size: int) -> Callable[[object], bool]:
 
 
 def _is_access(value: object) -> bool:
-    """Accept {name: "RW" or "RO"}, or a list of names."""
+    """Return whether a value is {name: "RW" or "RO"}, or a list of names."""
     if not isinstance(value, Mapping):
         return _are_texts(value)
     table = cast("Mapping[Any, Any]", value)
@@ -79,15 +79,15 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def checked_metric(owner: str, name: str, value: Any) -> Any:
-    """Return the value of a metric or option; only standard metrics have a type here.
+    """Return the value of a metric or option, whose type is checked if it is a standard metric.
 
     Args:
-        owner: Whose it is, for the message.
-        name: Its name.
-        value: Its value.
+        owner: The device or model, for the message.
+        name: Name of the metric or option.
+        value: The value.
 
     Raises:
-        DeviceError: it is a standard metric, and its value has another type.
+        DeviceError: a standard metric has a value of another type.
     """
     wanted = _TYPES.get(name)
     if wanted is not None and not wanted[1](value):

@@ -28,7 +28,7 @@ from subgraph.operators.subgraph_op import (
     open_session,
 )
 from subgraph.runtime.cancel import Cancel
-from subgraph.runtime.executor import Executor, explain_failure, set_states_of, states_of
+from subgraph.runtime.executor import Executor, raise_failure, set_states_of, states_of
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.settings import DeviceOptions
 from subgraph.runtime.task_executor import TaskExecutor
@@ -105,18 +105,18 @@ class Runner:
         return [Stage(default, self.run)]
 
 
-def within(runner: Runner, options: DeviceOptions) -> Runner:
+def with_memory_budget(runner: Runner, options: DeviceOptions) -> Runner:
     """Return a runner whose runs have the memory budget of a model's options, if they set one."""
     memory = parse_bytes(options.MEMORY_LIMIT, "MEMORY_LIMIT")
     if not memory:
         return runner
     run = runner.run
 
-    def run_within(inputs: Sequence[Any]) -> Sequence[Any]:
+    def run_limited(inputs: Sequence[Any]) -> Sequence[Any]:
         with limited(memory):
             return run(inputs)
 
-    vars(runner)["run"] = run_within  # for this runner only
+    vars(runner)["run"] = run_limited  # for this runner only
     return runner
 
 
@@ -156,7 +156,7 @@ class GraphRunner(Runner):
         return self._executor.profile()
 
     def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
-        # With a budget of its own, ``run`` is replaced (`within`) and the pipeline is not used.
+        # `with_memory_budget` replaces ``run`` of a runner; its pipeline is then not used.
         pipelined = self._pipeline and "run" not in vars(self)
         return [Stage(default, self._run_pipelined if pipelined else self.run)]
 
@@ -270,14 +270,14 @@ class DirectRunner(Runner):
         fallback = self._fallback
         session = None if fallback is None else fallback.recover(error, self._session)
         if session is None:
-            explain_failure(error, self._node)
+            raise_failure(error, self._node)
         self.cancel.watch(session)
         self._session = session
         self._run_inputs = self.repeat = None
         try:
             return session(arranged)
-        except Exception as following:
-            explain_failure(following, self._node)
+        except Exception as second:
+            raise_failure(second, self._node)
 
     def sessions(self) -> dict[str, Session]:
         return {self._node.name: self._session}
