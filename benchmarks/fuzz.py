@@ -62,8 +62,8 @@ def difference(got: Sequence[Any], expected: Sequence[Any]) -> str:
             if not np.array_equal(mine, theirs):
                 said = f"output {number}: {np.mean(mine != theirs):.0%} of the elements differ"
                 if mine.dtype.kind in "iu":
-                    apart = np.where(mine > theirs, mine - theirs, theirs - mine).max()
-                    said += f", by at most {apart}"
+                    apart = np.abs(mine.astype(np.float64) - theirs.astype(np.float64)).max()
+                    said += f", by at most {apart:.6g}"
                 return said
             continue
         rough = 16.0 if mine.dtype.itemsize == 2 else 1.0

@@ -37,7 +37,7 @@ class Reason:
         return not self.operators or case.node.op_type in self.operators.split()
 
 
-_EXTREME = r"\] = (nan|-?inf|-?1e\+38)|= (nan|-?inf|1e\+38) for"
+_EXTREME = r"\] = (nan|-?inf|-?1e\+38)|= (nan|-?inf|1e\+38) for|nan\] for"
 _HUGE = r"\] = -?[0-9]{10,}"
 _SUMS = (
     "ReduceL1 ReduceL2 ReduceMean ReduceProd ReduceSum ReduceSumSquare ReduceLogSum ReduceLogSumExp"
@@ -71,7 +71,7 @@ REASONS: Final = (
     Reason("values", "", "what is divided by a scale of 0 is left open", "QuantizeLinear", "= 0.0"),
     Reason("other", "", "what is divided by a scale of 0 is left open", "QuantizeLinear", "= 0.0"),
     Reason(
-        "other", "", "the mean of no numbers is NaN, as in NumPy", "ReduceMean", "empty|shorter"
+        *("other", "off by nan", "the mean of no numbers is NaN, as in NumPy", "ReduceMean"),
     ),
     Reason(
         "other", "", "after no steps the state is the first one", "LSTM GRU RNN", "empty|shorter"
@@ -99,6 +99,7 @@ REASONS: Final = (
         "of no numbers there is no largest",
         "DynamicQuantizeLinear",
     ),
+    Reason("strict", "it must be a list", "the standard says a list", "SplitToSequence"),
     Reason("strict", "a window of .* does not fit", "no place of the window lies inside"),
     Reason("strict", "keys .* do not fit max_map", "keys lie below max_map", "CastMap"),
     Reason("strict", "features", "the numbers of the attribute are those of the features"),
@@ -106,8 +107,8 @@ REASONS: Final = (
     Reason("strict", "scalar", "the standard says a scalar", "DFT SequenceAt SequenceErase"),
     Reason(
         "strict",
-        "do not broadcast together",
-        "neither has the sizes of the other",
+        "do not broadcast together|does not broadcast to",
+        "the skip has the sizes of the input",
         "SkipLayerNormalization SkipSimplifiedLayerNormalization",
     ),
     Reason("strict", "does not fill an axis", "parts fill the axis", "SplitToSequence"),
@@ -119,7 +120,20 @@ REASONS: Final = (
     ),
     Reason("lax", "(?i)not_?implemented", _NO_KERNEL),
     Reason("lax", "No corresponding Numpy type|MLDataType for", _NO_KERNEL),
-    Reason("lax", "Unsupported pooling size|Unexpected mode of 3", _NO_KERNEL),
+    Reason(
+        "lax", "Unsupported pooling size|Unsupported kernel dim|Unexpected mode of 3", _NO_KERNEL
+    ),
+    Reason("lax", "'Cubic' mode only supports", _NO_KERNEL, "Resize Upsample"),
+    Reason("lax", "bad_alloc", "it takes memory for the attribute's number", "LRN"),
+    Reason("lax", "Failed to construct locale", "its machine lacks the default locale"),
+    Reason("lax", "cannot be less than 3", "without pixels there is nothing to average"),
+    Reason(
+        "lax", "class_count_ > 0|input_?dimensions|_vocabulary", "an attribute that may be left out"
+    ),
+    Reason("lax", "expected to be a 1D tensor", "a table may have any shape", "LabelEncoder"),
+    Reason("lax", "ValidatePrePack", "the attributes say the sizes", "MatMulNBits"),
+    Reason("lax", "CreateMelWeightMatrix", "the standard has no least number", "MelWeightMatrix"),
+    Reason("lax", "expected to have rank 2|must have rank 1 or 2", "a vector is one sample"),
     Reason(
         "lax",
         r"pool_attributes\.h|invalid channel count|must be positive|nhwc_max_pool\.cc",
@@ -153,6 +167,12 @@ REASONS: Final = (
     Reason("lax", "tree_ensemble_common", "a vector is one sample", "TreeEnsembleRegressor"),
     Reason(
         "lax",
+        "tree_ensemble_common.h:196",
+        "thresholds have the dtype of the input",
+        "TreeEnsemble",
+    ),
+    Reason(
+        "lax",
         "input index out of range",
         "a negative index counts from the end, as Gather's",
         "EmbedLayerNormalization QEmbedLayerNormalization",
@@ -171,6 +191,12 @@ REASONS: Final = (
         "trans[AB] = ",
     ),
     Reason("strict", "a mask or bias of shape", "a mask knows all keys", "Attention QAttention"),
+    Reason("strict", "attn_mask has shape", "a mask broadcasts to the scores", "Attention"),
+    Reason("strict", "nonpad_kv_seqlen holds", "no length is negative", "Attention"),
+    Reason("strict", "does not split into", "all heads have one size", "LinearAttention"),
+    Reason("strict", "support vectors|coefficients", "n_supports counts them", "SVMRegressor"),
+    Reason("strict", "in pairs", "elements are rotated in pairs", "RotaryEmbedding"),
+    Reason("strict", "has no end", "steps of 0 reach no limit", "Range"),
     Reason("strict", "has no elements", "of no numbers there is no largest", "ArgMax ArgMin"),
     Reason("strict", "qk_matmul_output_mode|softmax_precision", _STATED, "Attention"),
     Reason("strict", "softcap is -", "the standard has 0 for none", "Attention"),
@@ -191,7 +217,10 @@ REASONS: Final = (
     ),
     Reason("strict", "k is [0-9]{10,}", "there are not so many", "TopK"),
     Reason("strict", "must be a matrix", "the standard says rows of features", "Imputer"),
-    Reason("strict", "intercepts for", "one for each score, or none", "LinearRegressor"),
+    Reason(
+        *("strict", "intercepts for", "one for each score, or none"),
+        "LinearClassifier LinearRegressor",
+    ),
     Reason(
         "strict", "expected to have rank 2|needs rank 2", "the standard says so", "TreeEnsemble"
     ),
@@ -214,7 +243,7 @@ REASONS: Final = (
         "elements differ",
         "which NaN of several is the last is left open",
         "ArgMax ArgMin",
-        "longer|twice as long",
+        "longer|twice as long|dimension of 2 more",
     ),
     Reason("other", "other texts", "numbers are written as Python writes them", "Cast"),
     Reason("other", "", "0 divided by 0 is NaN", "Celu", "alpha = 0"),
@@ -223,11 +252,17 @@ REASONS: Final = (
         "",
         "all elements are 0: the scale is 0, by the standard's formula",
         "DynamicQuantizeLinear",
-        r"\[all\] = 0",
+        r"\[all\] = 0|one along|scalar|without dimension",
     ),
     Reason("other", "off by nan", "it divides by a variance of 0", "MeanVarianceNormalization"),
     Reason("other", "int64\\(0, ", "the standard says (0, N) of a scalar", "NonZero"),
     Reason("other", "", "before opset 11 no index counts from the end", "OneHot", "= -"),
+    Reason("other", "", "of integers only powers of 0 and above", "Pow", r"= -[0-9]+"),
+    Reason("other", "", _OVERFLOW, "Pow", r"= [0-9]{2}"),
+    Reason("other", "", "no pad is negative", "AveragePool LpPool MaxPool", "strides = .*[0-9]{6}"),
+    Reason("other", r"\(\d+, 1\)|for .*\(\d+,\)", _ONE_NUMBER, "Range"),
+    Reason("other", "", "the largest end of a backward slice is its begin", "Slice", "= -"),
+    Reason("values", "", "a window of nothing but pads has no mean", "AveragePool", "pads = "),
     Reason("other", "", _OVERFLOW, "Pow ReduceLogSumExp ReduceProd QGemm", _HUGE),
     Reason("other", "", "exp of integers is computed in double precision", "ReduceLogSumExp"),
     Reason("other", "", _OVERFLOW, "ReduceProd", r"\[all\] = "),
@@ -280,7 +315,10 @@ REASONS: Final = (
         "a scalar counts as one axis of one element",
     ),
     Reason(
-        "lax", "size_ % 2|alpha_ > 0|NumDimensions\\(\\) == 4", "the standard asks for none", "LRN"
+        "lax",
+        "size_ % 2|alpha_ > 0|beta_ > 0|NumDimensions\\(\\) == 4",
+        "the standard asks for none",
+        "LRN",
     ),
     Reason("lax", "min_ <= max_", "of bounds in reverse order the upper one holds", "Clip"),
     Reason("lax", "Pad reflect", "what is reflected repeats, as in NumPy"),

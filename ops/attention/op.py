@@ -184,6 +184,8 @@ def attention(
 def attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Attention's results: onnx.reference's, corrected as said above."""
     inputs = list(inputs)
+    if inputs[0].ndim == 3 and not inputs[0].size:  # onnx.reference cannot split nothing into heads
+        return _without_queries(node, inputs)
     if len(inputs) > 3 and inputs[3] is not None and node.attrs.get("is_causal", 0):
         mask, queries = inputs[3], inputs[0].shape[-2]
         inputs[3] = np.broadcast_to(mask, (*mask.shape[:-2], queries, mask.shape[-1]))
@@ -193,6 +195,19 @@ def attention_reference(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         without = variant(node, drop=("softcap",))
         results[3] = standard(without, inputs)[3]
     return results
+
+
+def _without_queries(node: Node, inputs: list[Any]) -> Sequence[Any]:
+    """Return the results for no queries, ``[batch, 0, width]``, by those of heads."""
+    counts = [int(node.attrs[f"{name}_num_heads"]) for name in ("q", "kv", "kv")]
+    split = [
+        x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
+        for x, heads in zip(inputs[:3], counts, strict=True)
+    ]
+    plain = variant(node, drop=("q_num_heads", "kv_num_heads"))
+    y, *rest = attention_reference(plain, [*split, *inputs[3:]])
+    batch, heads, queries, size = y.shape
+    return [y.swapaxes(1, 2).reshape(batch, queries, heads * size), *rest]
 
 
 # The operators of this family, each in all its versions.

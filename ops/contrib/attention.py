@@ -334,10 +334,18 @@ def _unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[A
 
 
 def rotary_operands(
-    node: Node, _x: Tensor, positions: Tensor, cosines: Tensor, _sines: Tensor
+    node: Node, x: Tensor, positions: Tensor, cosines: Tensor, _sines: Tensor
 ) -> None:
-    """Raise ShapeError unless angles are a table, and positions are the first or all."""
+    """Raise ShapeError unless a table has the angles of a head, and positions are the first or all.
+
+    Heads that are longer than ``rotary_embedding_dim`` keep their last elements.
+    """
     require_rank("cos_cache", cosines, 2)
+    heads = 1 if x.rank == 4 else node.attrs.get("num_heads", 0)
+    if heads and not node.attrs.get("rotary_embedding_dim", 0):
+        pairs, width = cosines.shape[1], x.shape[x.rank - 1]
+        fits = width == 2 * pairs * heads
+        require(fits, "cos_cache has {} angles for {} elements in {} heads", pairs, width, heads)
     if positions.rank == 1:
         require_shape("position_ids", positions, (1,), "the first position of all batches")
 

@@ -227,7 +227,9 @@ def _filtered(
 def transposed(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Infer the type of ConvTranspose.
 
-    ``auto_pad``, ``output_shape`` and unknown sizes are left to the inference of the onnx package.
+    ``auto_pad=VALID``, ``output_shape`` and unknown sizes are left to the inference of the onnx
+    package. SAME gives ``stride`` pixels for each of the input, or all if there are fewer, as
+    onnx.reference and ONNX Runtime have it; onnx's inference adds ``output_padding`` to that.
 
     Args:
         node: The node, with the attributes of windows.
@@ -236,7 +238,7 @@ def transposed(node: Node, types: Types, values: Values) -> list[ValueType | Non
     """
     x, w = tensor(types[0]), tensor(types[1])
     auto = text(node.attrs.get("auto_pad", "NOTSET"))
-    if x is None or w is None or auto != "NOTSET" or node.attrs.get("output_shape"):
+    if x is None or w is None or auto == "VALID" or node.attrs.get("output_shape"):
         return infer_by_onnx(node, types, values)
     sizes, taps = list(x.shape or ()), list(w.shape or ())
     known = all(isinstance(dim, int) for dim in (*sizes[1:], *taps))
@@ -246,11 +248,13 @@ def transposed(node: Node, types: Types, values: Values) -> list[ValueType | Non
     count = len(sizes) - 2
     strides, dilations = (numbers(node, name, count, 1) for name in ("strides", "dilations"))
     pads, more = numbers(node, "pads", 2 * count, 0), numbers(node, "output_padding", count, 0)
-    places: list[Dim] = [
-        strides[k] * (size - 1) + more[k] + (tap - 1) * dilations[k] + 1 - pads[k] - pads[count + k]
-        for k, (size, tap) in enumerate(zip(sizes[2:], taps[2:], strict=True))
-        if isinstance(size, int) and isinstance(tap, int)
-    ]
+    places: list[Dim] = []
+    for k, (size, tap) in enumerate(zip(sizes[2:], taps[2:], strict=True)):
+        assert isinstance(size, int), "sizes are known here"
+        assert isinstance(tap, int), "sizes are known here"
+        full = strides[k] * (size - 1) + more[k] + (tap - 1) * dilations[k] + 1
+        padded = full - pads[k] - pads[count + k]
+        places.append(padded if auto == "NOTSET" else min(strides[k] * size, full))
     channels = taps[1] * groups if isinstance(taps[1], int) else None
     return [TensorType(x.dtype, (sizes[0], channels, *places))]
 

@@ -15,12 +15,16 @@ import numpy as np
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import standard, variant
+from subgraph.ops.elementwise.expressions import text
 
 _SHAPING = ("auto_pad", "output_padding", "output_shape", "pads")
+# An empty one counts as left out.
+_LISTS = ("dilations", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
 
 
 def conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the convolution; pixels between the taps of a dilated filter have no effect."""
+    node = without_empty_lists(node)
     x, weight = inputs[:2]
     dilations = [int(d) for d in node.attrs.get("dilations") or [1] * (x.ndim - 2)]
     if max(dilations, default=1) == 1 or np.isfinite(x).all():
@@ -47,7 +51,7 @@ def _conv_pads(
 ) -> list[tuple[int, int]]:
     """Return the pads of Conv before and after each axis."""
     rank = len(sizes)
-    how = _text(node.attrs.get("auto_pad", "NOTSET"))
+    how = text(node.attrs.get("auto_pad", "NOTSET"))
     if how == "VALID":
         return [(0, 0)] * rank
     if how == "NOTSET":
@@ -61,33 +65,35 @@ def _conv_pads(
     return found
 
 
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-# Attributes whose empty list means the default.
-_LISTS = ("dilations", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
+def without_empty_lists(node: Node) -> Node:
+    """Return a convolution whose strides, pads and the like are left out where they are empty."""
+    empty = [name for name in _LISTS if name in node.attrs and not node.attrs[name]]
+    return variant(node, drop=empty) if empty else node
 
 
 def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the transposed convolution, computed one group at a time."""
-    empty = [name for name in _LISTS if name in node.attrs and not node.attrs[name]]
-    node = variant(node, drop=empty) if empty else node
+    node = without_empty_lists(node)
     if inputs[0].shape[0] == 0:
         one = np.zeros((1, *inputs[0].shape[1:]), inputs[0].dtype)
         return [conv_transpose(node, [one, *inputs[1:]])[0][:0]]
     if inputs[1].shape[1] == 0:  # no output channels
         filters = np.zeros((inputs[1].shape[0], 1, *inputs[1].shape[2:]), inputs[1].dtype)
         return [conv_transpose(node, [inputs[0], filters])[0][:, :0]]
-    wanted = node.attrs.get("output_shape")
-    if wanted is None:
+    wanted, auto = node.attrs.get("output_shape"), text(node.attrs.get("auto_pad", "NOTSET"))
+    if wanted is None and not auto.startswith("SAME"):
         return [_grouped(node, inputs)]
     x, weight = inputs[:2]
     rank = x.ndim - 2
-    size = [int(n) for n in wanted][-rank:]
     whole = _grouped(variant(node, drop=_SHAPING), [x, weight])
     extra = [int(n) for n in node.attrs.get("output_padding") or [0] * rank]
-    upper = node.attrs.get("auto_pad") in ("SAME_UPPER", b"SAME_UPPER")
+    if wanted is None:  # no pad is negative, as onnx's shape inference and ONNX Runtime have it
+        strides = [int(n) for n in node.attrs.get("strides") or [1] * rank]
+        rooms = zip(x.shape[2:], strides, whole.shape[2:], extra, strict=True)
+        size = [min(places * stride, full + more) for places, stride, full, more in rooms]
+    else:
+        size = [int(n) for n in wanted][-rank:]
+    upper = auto == "SAME_UPPER"
     result = np.zeros((*whole.shape[:2], *size), whole.dtype)
     take, put = [slice(None)] * 2, [slice(None)] * 2
     for full, more, n in zip(whole.shape[2:], extra, size, strict=True):

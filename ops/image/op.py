@@ -68,6 +68,8 @@ def roi_align_operands(node: Node, x: Tensor, rois: Tensor, images: Tensor) -> N
     choice(node, "mode", "avg", "avg", "max")
     modes = ("half_pixel", "output_half_pixel")
     choice(node, *("coordinate_transformation_mode", "half_pixel"), *modes)
+    height, width = x.shape[2:]
+    require(height >= 1 and width >= 1, "X has shape {}: nothing to sample", x.shape)
     _require_images(x, known_numbers(images))
 
 

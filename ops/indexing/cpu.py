@@ -64,6 +64,7 @@ def gather(node: Node, low: Lowering) -> None:
     item = element_bytes(x)
     size = x.shape[axis]
     if y.size == 0:
+        emit_range_check(low, indices, "indices", -size, size - 1)
         return
     if size == 0:
         raise Unsupported("Gather from an empty axis")
@@ -214,12 +215,19 @@ def _tuple_arguments(
     )
 
 
+def _require_no_indices(indices: Operand) -> None:
+    """Leave indices of slices without elements to the reference: they are checked even so."""
+    if indices.size:
+        raise Unsupported("indices of slices without elements")
+
+
 @lowering("GatherND")
 def gather_nd(node: Node, low: Lowering) -> None:
     """Gather slices by index tuples."""
     x, indices, y = low.input(0), low.input(1), low.output()
     dtype = _unsigned_dtype(x)
     if y.size == 0:
+        _require_no_indices(indices)
         return
     if indices.dtype != "int64":
         raise Unsupported(f"GatherND with indices of {indices.dtype}")
@@ -242,6 +250,7 @@ def scatter_nd(node: Node, low: Lowering) -> None:
         raise Unsupported(f"ScatterND with indices of {indices.dtype}")
     _copy_data(low, x, y)
     if updates.size == 0 or y.size == 0:
+        _require_no_indices(indices)
         return
     arguments = _tuple_arguments(low, y, indices, updates, 0)
     kernel = Kernel(
@@ -258,10 +267,10 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
     if axis == 0:
         raise Unsupported("TensorScatter along the samples")
     _copy_data(low, cache, y)
-    if update.size == 0 or y.size == 0:
-        return
     if first is not None and text(node.attrs.get("mode", "linear")) != "circular":
         emit_range_check(low, first, "write_indices", 0, cache.shape[axis] - update.shape[axis])
+    if update.size == 0 or y.size == 0:
+        return
     row = math.prod(cache.shape[axis + 1 :]) * element_bytes(cache)
     groups = math.prod(cache.shape[1:axis])
     arguments = TensorScatterArguments(

@@ -80,6 +80,7 @@ def causal_convolution_operands(
     taps = weight.shape[2]
     require_shape("weight", weight, (channels, 1, taps), "one filter for each channel")
     require(taps >= 1, "the filters are empty")
+    require(x.shape[2] >= 1, "the input has shape {}: no elements to filter", x.shape)
     require_shape("bias", bias, (channels,), "one for each channel")
     state = (batch, channels, taps - 1)
     require_shape("past_state", past_state, state, "as many places as a filter has before its last")

@@ -157,6 +157,9 @@ def svm_operands(node: Node, x: Tensor) -> None:
     if len(vectors):
         wanted = vectors.shape[1]
         require(features == wanted, "{} features for vectors of {}", features, wanted)
+    elif regresses:
+        wanted = svm.coefficients.size
+        require(features == wanted, "{} features for {} coefficients", features, wanted)
 
 
 def regressor_operands(node: Node, x: Tensor) -> None:

@@ -65,8 +65,16 @@ class Svm:
 
 
 def regressor_svm(node: Node) -> Svm:
-    """Return the parameters of an SVMRegressor."""
-    return _svm(node, int(attributes(node)["n_supports"] or 0))
+    """Return the parameters of an SVMRegressor.
+
+    Raises:
+        ShapeError: there is not one coefficient for each support vector.
+    """
+    count = int(attributes(node)["n_supports"] or 0)
+    svm = _svm(node, count)
+    if count and svm.coefficients.size != count:
+        raise ShapeError(f"{svm.coefficients.size} coefficients for {count} support vectors")
+    return svm
 
 
 def classifier_svm(node: Node) -> Svm:

@@ -162,6 +162,9 @@ class Forest:
 def ensemble_forest(node: Node) -> Forest:
     """Return the trees of a TreeEnsemble, whose leaves are numbered after its interior nodes."""
     given = attributes(node)
+    for name, value in given.items():
+        if isinstance(value, np.ndarray) and value.ndim != 1:
+            raise ShapeError(f"{name} has shape {list(value.shape)}; it must be a list")
     modes = np.asarray(given["nodes_modes"]).reshape(-1).astype(np.int64)
     splits = np.asarray(given["nodes_splits"]).reshape(-1)
     weights = np.asarray(given["leaf_weights"]).reshape(-1)

@@ -206,6 +206,7 @@ def tile_operands(node: Node, x: Tensor, repeats: Tensor, axis: Tensor | None = 
     if axis is not None or node.version == 1:
         require_single("tiles", repeats)
         require_single("axis", axis)
+        require(x.rank >= 1, "a scalar has no axis")
         require_axes(x.rank, _elements(axis))
     else:
         require_shape("repeats", repeats, (x.rank,), "one for each dimension")
@@ -247,7 +248,7 @@ def pad_operands(
         count = axes.size
         require_axes(x.rank, places or [])
     if pads is not None:
-        rank_two = node.domain != "" and pads.rank == 2
+        rank_two = node.domain != "" and pads.rank == 2 and pads.shape[0] == 1
         require(pads.rank == 1 or rank_two, "pads has shape {}, a list is needed", pads.shape)
         require(pads.size == 2 * count, "{} pads for {} axes", pads.size, count)
         amounts = listed(node, "pads", Tensor(pads.dtype, (pads.size,), pads.known))

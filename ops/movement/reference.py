@@ -121,8 +121,13 @@ def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Run an operator whose single numbers (axes, k, frame_step) may be scalars or lists of one."""
+    """Run an operator whose single numbers (axes, k, frame_step) may be scalars or lists of one.
+
+    A signal of STFT without its last axis is real.
+    """
     given = list(inputs)
+    if node.op_type == "STFT" and given[0].ndim == 2:
+        given[0] = given[0][..., None]
     for k in range(1, len(given)):
         if given[k] is not None and given[k].dtype.kind in "iu" and given[k].size == 1:
             given[k] = given[k].reshape(() if node.op_type == "STFT" else (1,))

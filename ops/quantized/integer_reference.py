@@ -14,6 +14,7 @@ import numpy as np
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import standard
+from subgraph.ops.conv.reference import without_empty_lists
 
 
 def matmul_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -59,6 +60,7 @@ def qlinear_matmul(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def conv_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Take zero points of filters off before, where these have other than two axes."""
+    node = without_empty_lists(node)
     x, weight = inputs[:2]
     zero, own = [*inputs[2:], None, None][:2]
     if own is None or not own.ndim or weight.ndim == 4:
@@ -69,6 +71,7 @@ def conv_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def qlinear_conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Scale exact sums by filters, where these have other than two axes."""
+    node = without_empty_lists(node)
     x, x_scale, x_zero, weight, scale, own, y_scale, y_zero = inputs[:8]
     if scale.size == 1 or weight.ndim == 4:
         return standard(node, inputs)

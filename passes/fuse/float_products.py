@@ -16,7 +16,7 @@ import numpy as np
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE, Shape
 from subgraph.operators.inference import infer_types
-from subgraph.passes._patterns import Context, dtype_of, fusion_pass, is_op, shape_of, static_size
+from subgraph.passes._patterns import Context, dtype_of, fusion_pass, is_op, shape_of
 
 # A difference of two 8-bit integers is at most 255 in absolute value, and 258 * 255**2 <= 2**24, up
 # to which float32 holds every integer.
@@ -35,7 +35,7 @@ def float_products(graph: Graph) -> Graph:
                 value if value is None else replaced.get(value, value) for value in node.inputs
             )
             single = (a_scale, a_zero, b_scale, b_zero, y_scale, y_zero)
-            if not all(static_size(shape_of(number)) == 1 for number in single):
+            if not all(shape_of(number) in ((), (1,)) for number in single):
                 continue
             left, right = _unscaled(node, a, a_zero, ()), _unscaled(node, b, b_zero, ())
             product = _made(node, "MatMul", left, right)

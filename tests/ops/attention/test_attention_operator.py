@@ -125,6 +125,15 @@ def test_heads_in_one_dimension(device: str) -> None:
     _agree(device, given, 4, q_num_heads=6, kv_num_heads=2, softcap=1.0)
 
 
+def test_no_queries_give_no_results(device: str) -> None:
+    q, k = (sg.input(name, (2, size, 8), "float32") for name, size in (("q", "n"), ("k", 5)))
+    attrs = {"q_num_heads": 2, "kv_num_heads": 2}
+    node = sg.Node("Attention", [q, k, k], attrs=attrs, version=24)
+    model = sg.compile_model(sg.Graph([q, k], node.outputs), *DEVICES[device])
+    [y] = model([np.zeros((2, 0, 8), np.float32), np.ones((2, 5, 8), np.float32)]).values()
+    assert (y.dtype, y.shape) == (np.float32, (2, 0, 8))
+
+
 @pytest.mark.parametrize("pattern", [False, True])
 def test_scores_that_are_no_numbers(device: str, pattern: bool) -> None:
     """A mask that hides all of a row gives NaN in the written-out form, NaN inputs give NaN."""

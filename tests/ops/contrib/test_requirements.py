@@ -300,6 +300,9 @@ WRONG_ATTENTION = [
     *(group(num_heads=count) for count in (0, -4, 3, 5)),
     *(group(kv_num_heads=count) for count in (0, -2, 3, 8)),
     group(do_rotary=1),
+    use("RotaryEmbedding", X, np.arange(1), floats(9, 2), floats(9, 2), num_heads=1),
+    use("RotaryEmbedding", X[None], np.arange(1), floats(9, 2), floats(9, 2)),
+    use("Pad", X, np.arange(6).reshape(6, 1)),
 ]
 RIGHT = [
     use("BiasGelu", X, floats(8)),
@@ -314,6 +317,8 @@ RIGHT = [
     heads(),
     heads(4, whole(1, 1, 1, 0, 0, 1, 1, 1, 1, 1).reshape(2, 5)),
     group(),
+    use("RotaryEmbedding", X, np.arange(1), floats(9, 2), floats(9, 2), num_heads=2),
+    use("Pad", X, np.arange(6).reshape(1, 6)),
 ]
 
 

@@ -134,6 +134,7 @@ WRONG_SAMPLES = [
     Use("MaxRoiPool", [X, floats(3, 5)], {"pooled_shape": (2,)}),
     Use("MaxRoiPool", [X, floats(3, 5)], {"pooled_shape": (0, 2)}),
     Use("RoiAlign", [X, ROIS, ints(0)]),
+    Use("RoiAlign", [X[..., :0], ROIS, ints(0, 0)]),
     Use("RoiAlign", [X, ROIS, ints(0, 1, 1)]),
     Use("RoiAlign", [X, floats(2, 5), ints(0, 1)]),
     Use("RoiAlign", [X, ROIS, ints(0, 1)], {"output_height": 0}),

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import onnxruntime
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
+import subgraph as sg
 from subgraph.engine.planner.lowering import Layout
 from subgraph.graph.types import Array
 from subgraph.ops.conv import transpose_cpu as conv_transpose_cpu
 from subgraph.ops.shared.tile_planning import tiles
 from tests.support.conv import close, transposed
 from tests.support.kernels import run_node
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("kernel", [(3, 1), (1, 1), (2, 3)])
+@pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+def test_auto_pad_gives_the_sizes_of_onnx_runtime(
+    mode: str, kernel: tuple[int, int], extra: int, device: str
+) -> None:
+    x = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
+    w = np.arange(1, 2 * math.prod(kernel) + 1, dtype=np.float32).reshape(1, 2, *kernel)
+    node = helper.make_node(
+        "ConvTranspose",
+        ["x", "w"],
+        ["y"],
+        auto_pad=mode,
+        strides=[2, 2],
+        output_padding=[extra] * 2,
+    )
+    ports = [helper.make_tensor_value_info(n, 1, a.shape) for n, a in (("x", x), ("w", w))]
+    graph = helper.make_graph([node], "g", ports, [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    [wanted] = session.run(None, {"x": x, "w": w})
+    np.testing.assert_array_equal(sg.compile_model(sg.load(model), device)([x, w])[0], wanted)
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU", "OPENCL"])
+@pytest.mark.parametrize("op", ["Conv", "ConvInteger", "ConvTranspose"])
+def test_empty_lists_count_as_left_out(op: str, device: str) -> None:
+    dtype = np.dtype(np.uint8 if op == "ConvInteger" else np.float32)
+    arrays = [np.arange(n).astype(dtype).reshape(s) for n, s in ((28, (1, 4, 7)), (48, (4, 4, 3)))]
+    ports = [
+        sg.input(name, array.shape, dtype.name) for name, array in zip("xw", arrays, strict=True)
+    ]
+    results: list[Array] = []
+    for attrs in ({}, dict.fromkeys(("strides", "dilations", "pads", "kernel_shape"), ())):
+        node = sg.Node(op, ports, attrs=attrs, version=10 if op == "ConvInteger" else 11)
+        results.append(sg.compile_model(sg.Graph(ports, node.outputs), device)(arrays)[0])
+    np.testing.assert_array_equal(*results)
+
 
 LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
 

@@ -96,6 +96,14 @@ MOVEMENT: list[tuple[Use, str]] = [
     (Use("OneHot", (ints(0, 1), ints(3)[0], floats(1)), {}), "values has shape"),
     (Use("OneHot", (ints(0, 1), ints(3)[0], floats(2)), {"axis": 2}), "axis is 2"),
 ]
+# Indices that lie outside, of slices that have no elements.
+MOVEMENT += [
+    (Use("Gather", (floats(5, 0, 6), ints(-7)), {"axis": 0}), "-7"),
+    (Use("GatherND", (floats(5, 0), ints(1, 5).reshape(2, 1))), "outside|out of"),
+    (Use("ScatterND", (floats(5, 0), ints(5).reshape(1, 1), floats(1, 0))), "outside|out of"),
+    (Use("Tile", (floats(), np.float32([2]), np.float32(1)), {}, 1), "scalar"),
+    (Use("CausalConvWithState", (floats(2, 4, 0), floats(4, 1, 4))), "no elements"),
+]
 OF_TWO: list[tuple[Use, str]] = [
     (Use("Split", (X, ints(2, 3)), {}, outputs=2), "does not fill"),
     (Use("Split", (X, ints(-2, 6)), {}, outputs=2), "negative"),

@@ -102,6 +102,7 @@ WRONG_PRODUCTS = [
             (1, scales(2)),
             (1, scales(0)),
             (1, scales(1, 3)),
+            (4, scales(1, 1)),
             (2, bytes_of(4)),
             (2, bytes_of(2, 1)),
             (2, np.zeros((), np.int8)),

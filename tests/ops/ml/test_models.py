@@ -267,6 +267,11 @@ def test_ensemble_of_version_5(dtype: str, number: int, modes: list[int]) -> Non
     [found] = _ours("TreeEnsemble", x, 5, **given)
     assert found.dtype == x.dtype
     np.testing.assert_array_equal(found, expected)
+    table = helper.make_tensor("t", number, [2, 2], weights)
+    for device in ("CPU", "REFERENCE"):
+        model = _model("TreeEnsemble", x, 5, 1, **{**given, "leaf_weights": table})
+        with pytest.raises(sg.ShapeError, match="leaf_weights"):
+            backend.run_model(model, [x], device)
     # The standard numbers softmax 1 and logistic 2.
     [found] = _ours("TreeEnsemble", x, 5, **given, post_transform=2)
     tolerance = 1e-2 if dtype == "f2" else 1e-5

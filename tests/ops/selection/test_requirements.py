@@ -83,6 +83,14 @@ WRONG: list[tuple[Use, str]] = [
     (ml("LinearRegressor", X, coefficients=(1.0,) * 5), "5 coefficients"),
     (ml("LinearRegressor", X, coefficients=(1.0,) * 12, targets=2, intercepts=(1.0,)), "1 inter"),
     (ml("SVMRegressor", X, support_vectors=(1.0,) * 10, **MACHINE), "6 features"),
+    (
+        ml("SVMRegressor", X, support_vectors=(1.0,) * 18, **{**MACHINE, "n_supports": 3}),
+        "2 coefficients for 3",
+    ),
+    (
+        ml("SVMRegressor", X, coefficients=(1.0,) * 5, rho=(0.5,), kernel_type="LINEAR"),
+        "6 features for 5",
+    ),
     (trees(nodes_featureids=(6, 0, 0)), "feature 6 of 6"),
     (trees(nodes_featureids=(-1, 0, 0)), "feature -1"),
     (trees(nodes_featureids=(2,)), "1 nodes_featureids"),
@@ -110,6 +118,7 @@ def test_wrong_operands_are_refused(device: str, use: Use, why: str) -> None:
         Use("NonMaxSuppression", (BOXES, SCORES, ints(3), floats(1), floats(1))),
         Use("NonMaxSuppression", (BOXES, SCORES, np.array(2**62))),
         Use("NonMaxSuppression", (BOXES, SCORES, np.array(-1))),
+        Use("STFT", (floats(2, 16), np.array(2), floats(4))),
         trees(),
     ],
     ids=lambda use: use.name[:40],
