@@ -170,7 +170,7 @@ def emit_bytes(node: Node, low: Lowering) -> None:
         **g.arguments(),
     )
     low.emit(
-        Kernel("subgraph.ops.quantized.qpool_kernels", "largest", dtype=x.dtype, blocked=blocked),
+        Kernel("subgraph.ops.quantized.qpool_kernels", "max_pool", dtype=x.dtype, blocked=blocked),
         arguments,
         units,
         grain=grain(units, g.taps * y.size),

@@ -1,4 +1,7 @@
-"""Arguments of the kernels of integer products and quantised convolutions."""
+"""Arguments of the kernels of integer products and quantized convolutions.
+
+A quad is four adjacent bytes of K, a step of the dot-product instruction; a double step is eight.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ class PanelsArguments(KernelArguments):
         x: Matrices of bytes, ``[matrix][depth][row_size]``.
         y: Their panels of signed bytes, ``[matrix][panel][depth / 4][columns of the panel][4]``.
         sums: Sums of the columns of y, int32, ``[matrix][columns]``.
-        excess: What the columns of y are too large by, int32, ``[matrix][columns]``.
+        excess: Zero points of the columns less that of int8 weights, int32, ``[matrix][columns]``.
         depth: Rows of a matrix.
         row_size: Columns of a matrix.
         columns: Columns of the panels of a matrix: `row_size` rounded up to 16.
@@ -124,16 +127,16 @@ class PanelsArguments(KernelArguments):
     zero_step: int
 
 
-class _QuantisedOperands(KernelArguments):
-    """First arguments of the quantised convolutions and products.
+class _QuantizedOperands(KernelArguments):
+    """First arguments of the quantized convolutions and products.
 
     Attributes:
         x: The input, bytes.
         weights: The packed weights.
         y: The result.
-        bias: What the sums begin with, int32, one element for each column.
-        scale: What the sums are multiplied by, float32, one element for each column.
-        shift: What is added to scaled sums, float32, one for each column; 0: nothing.
+        bias: First value of the sums, int32, one for each column.
+        scale: Factor of the sums, float32, one for each column.
+        shift: Added to scaled sums, float32, one for each column; 0: nothing.
     """
 
     x: Address
@@ -144,8 +147,8 @@ class _QuantisedOperands(KernelArguments):
     shift: Address
 
 
-class _Groups(_QuantisedOperands):
-    """First arguments of the quantised `product`.
+class _Groups(_QuantizedOperands):
+    """First arguments of the quantized `product`.
 
     Attributes:
         groups: Groups of channels.
@@ -156,11 +159,11 @@ class _Groups(_QuantisedOperands):
     blocks: int
 
 
-class QuantisedProductArguments(_Groups, WindowArguments):
-    """Arguments of the quantised `product`; a work unit is a block of the output.
+class QuantizedProductArguments(_Groups, WindowArguments):
+    """Arguments of the quantized `product`; a work unit is a block of the output.
 
     Units run over blocks of panels innermost, then blocks of columns, of rows, groups, images. The
-    depth is 1 everywhere. A strip is what a unit reads of the input, laid out in scratch memory.
+    depth is 1 everywhere. A patch is the input of a unit, copied to scratch memory (`patches`).
 
     Attributes:
         tile: The integer tile.
@@ -171,30 +174,31 @@ class QuantisedProductArguments(_Groups, WindowArguments):
         unit_rows: Output rows of a unit.
         unit_columns: Output columns of a unit.
         unit_panels: Panels of a unit.
-        scratch: A strip for each worker; 0: the input is read in place (unsigned bytes, blocks or
-            rows of whole double steps, one tap that reads every pixel).
+        scratch: A patch for each worker; 0: the input is read in place (unsigned bytes, blocks or
+            rows of whole double steps, one tap, stride 1, no padding).
         scratch_bytes: Bytes between the areas of workers.
         columns: Outputs of a group, rounded up to 16.
         x_image: Bytes between images of x.
         y_image: Bytes between images of y.
         inner: Double steps of the inner loop.
-        last_inner: Double steps of the last round of the inner loop.
+        last_inner: Double steps of the inner loop in the last input block.
         y_pixel: Bytes between pixels of y.
         y_block: Bytes between blocks of 16 outputs.
         stored: Outputs of a group that are stored; fewer than `columns` only for rows.
         channels: Channels of an image, or elements of a row.
-        pixel: Bytes of a pixel in the strip.
-        along: 1 if the inner loop runs over the width of the kernel too, else 0.
-        weight_sums: Sums of the weights of each column, int32, if the bias does not hold the part
-            of the zero point of x; 0: it does, or there is none.
-        excess: What each column of weights is too large by, int32; 0: nothing. Only for rows.
+        pixel: Bytes of a pixel in the patch.
+        width_merged: 1 if the inner loop runs over the width of the kernel too, else 0.
+        weight_sums: Sums of the weights of each column, int32, from which the kernel computes the
+            share of the zero point of x; 0: the bias includes it, or there is none.
+        excess: Zero points of the columns of weights less the one that packing subtracts, int32;
+            0: all are 0. Only for rows.
         row_sums_at: Bytes of scratch before the sums of rows less their zero point, for `excess`.
         weights_image: Bytes between the weights of images, each of which has its own
             `weight_sums` and `excess`; 0: all have the same.
-        quads_tile: Guarded: the tile of quads, for panels of which too much may saturate.
+        quads_tile: Guarded: the tile of quads, for panels with more than ``most_faults`` faults.
         bounds: Guarded: ``[group][panel][tap][input block][pair of channels]``, rows padded to 16
-            bytes.
-        largest_at: Guarded: bytes of scratch before the largest bytes of a strip.
+            bytes; see `saturation_kernels`.
+        largest_at: Guarded: bytes of scratch before the largest bytes of a patch.
         faults_at: Guarded: bytes of scratch before the list of faults.
         most_faults: Guarded: faults that are corrected in a panel.
     """
@@ -219,7 +223,7 @@ class QuantisedProductArguments(_Groups, WindowArguments):
     stored: int
     channels: int
     pixel: int
-    along: int
+    width_merged: int
     weight_sums: Address
     excess: Address
     row_sums_at: int
@@ -231,8 +235,8 @@ class QuantisedProductArguments(_Groups, WindowArguments):
     most_faults: int
 
 
-class _Planes(_QuantisedOperands):
-    """First arguments of the quantised `depthwise`.
+class _Planes(_QuantizedOperands):
+    """First arguments of the quantized `depthwise`.
 
     Attributes:
         blocks: Blocks of 16 channels of an image.
@@ -241,8 +245,8 @@ class _Planes(_QuantisedOperands):
     blocks: int
 
 
-class QuantisedDepthwiseArguments(_Planes, WindowArguments):
-    """Arguments of the quantised `depthwise`; a work unit is rows of a block of channels.
+class QuantizedDepthwiseArguments(_Planes, WindowArguments):
+    """Arguments of the quantized `depthwise`; a work unit is rows of a block of channels.
 
     Weights are ``[block][pair of taps][16][2]``, int16; bias, scale and shift have 16 elements for
     each block. Units run over blocks of rows innermost, then blocks of channels, then images.
@@ -254,7 +258,7 @@ class QuantisedDepthwiseArguments(_Planes, WindowArguments):
         y_zero: Zero point of the result.
         x_zero: Zero point of the input, one byte.
         unit_rows: Output rows of a unit.
-        scratch: For each worker two words for each pair of taps, then a strip of the input.
+        scratch: For each worker two 64-bit offsets for each pair of taps, then a patch.
         scratch_bytes: Bytes between the areas of workers.
     """
 

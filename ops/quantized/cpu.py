@@ -18,11 +18,11 @@ from subgraph.ops.shared.tile_planning import round_up
 
 _QUANTIZED = ("uint8", "int8", "uint16", "int16")
 _REAL = ("float32", *HALF_FLOATS)
-_RUN = 1 << 14  # elements worth a thread
+_MIN_ELEMENTS_PER_THREAD = 1 << 14  # of the range (estimate: more work than starting a thread)
 
 
 def _along_axis(low: Lowering, operand: Operand) -> Source:
-    """Return a scale or zero point as it is read: one number, or one for each place of an axis."""
+    """Return a scale or zero point as a source: one number, or one for each index of an axis."""
     node, x = low.node, low.input(0)
     if node.attrs.get("block_size", 0):
         raise Unsupported(f"{node.op_type} in blocks")
@@ -35,7 +35,14 @@ def _along_axis(low: Lowering, operand: Operand) -> Source:
 
 
 def saturated(e: Expression, scaled: Term, zero: Term | None, dtype: str) -> Term:
-    """Round, add the zero point and cut to the range of an integer dtype."""
+    """Return ``clamp(rint(scaled) + zero)`` as an integer dtype.
+
+    Args:
+        e: The expression that gets the operations.
+        scaled: The value divided by the scale, float32.
+        zero: The zero point; None: 0.
+        dtype: The integer dtype, whose range is that of the clamp.
+    """
     info = np.iinfo(dtype)
     rounded = e("rint", scaled)
     if zero is not None:
@@ -70,7 +77,7 @@ def dequantize(node: Node, low: Lowering) -> None:
     e = Expression()
     sources = [source(x), _along_axis(low, scale)]
     value, factor = e.input(x.dtype), e.input(scale.dtype)
-    work = "int32" if x.dtype == "int32" else "float32"  # what holds every difference
+    work = "int32" if x.dtype == "int32" else "float32"  # holds every difference exactly
     value = e.cast(value, work)
     if zero is not None:
         sources.append(_along_axis(low, zero))
@@ -86,7 +93,7 @@ def dynamic(node: Node, low: Lowering) -> None:
     if x.size == 0:
         raise Unsupported("DynamicQuantizeLinear of an empty tensor")
     y, scale, zero = low.outputs[:3]
-    most, least = _extremes(low, x)
+    largest, smallest = _emit_minmax(low, x)
     e = Expression()
     top, bottom = e("max", e.input("float32"), 0), e("min", e.input("float32"), 0)
     span = e("sub", top, bottom)
@@ -96,7 +103,7 @@ def dynamic(node: Node, low: Lowering) -> None:
     point = e.cast(e("rint", origin), "uint8")
     try:
         emit_expression(
-            low, e, [source(most, ()), source(least, ())], [(step, scale), (point, zero)]
+            low, e, [source(largest, ()), source(smallest, ())], [(step, scale), (point, zero)]
         )
     except UnsupportedOpError as error:
         raise Unsupported(str(error)) from error
@@ -106,9 +113,9 @@ def dynamic(node: Node, low: Lowering) -> None:
     emit_expression(low, e, [source(x), source(scale, ()), source(zero, ())], [(result, y)])
 
 
-def _extremes(low: Lowering, x: Operand) -> tuple[Operand, Operand]:
-    """Emit the largest and the smallest element of ``x``, which has elements."""
-    parts = min(4 * low.threads, -(-x.size // _RUN)) if low.threads > 1 else 1
+def _emit_minmax(low: Lowering, x: Operand) -> tuple[Operand, Operand]:
+    """Emit the largest and the smallest element of ``x``, which is not empty."""
+    parts = min(4 * low.threads, -(-x.size // _MIN_ELEMENTS_PER_THREAD)) if low.threads > 1 else 1
     size = round_up(-(-x.size // parts), low.lanes("float32"))
     parts = -(-x.size // size)
     found = [temporary(low, "float32", (parts,)) for _ in range(2)]
@@ -117,7 +124,7 @@ def _extremes(low: Lowering, x: Operand) -> tuple[Operand, Operand]:
     low.emit(kernel, arguments, parts, bytes=x.nbytes)
     if parts == 1:
         return found[0], found[1]
-    most, least = temporary(low, "float32", ()), temporary(low, "float32", ())
-    for op, of_parts, whole in (("max", found[0], most), ("min", found[1], least)):
+    largest, smallest = temporary(low, "float32", ()), temporary(low, "float32", ())
+    for op, of_parts, whole in (("max", found[0], largest), ("min", found[1], smallest)):
         emit_reduction(low, op, of_parts, whole, [0])
-    return most, least
+    return largest, smallest

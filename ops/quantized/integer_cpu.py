@@ -1,4 +1,4 @@
-"""Integer products on the CPU device: ConvInteger, QLinearConv in the plain layout."""
+"""ConvInteger, and QLinearConv in the plain layout, on the CPU device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,21 @@ from subgraph.system import host
 from .arguments import ColumnsArguments, IntegerProductArguments, QuadsArguments
 
 _BYTES = ("uint8", "int8")
-_VECTORS = 2
+_VECTORS = 2  # of a panel
 
 
 @attrs.define
 class Sides:
-    """The two sides of a product as the kernel reads them, and what takes out zero points."""
+    """The two sides of a product as the kernel reads them; `IntegerProductArguments` says more.
+
+    Attributes:
+        a: Left sides.
+        b: Right sides.
+        za: Zero points of the rows of A.
+        ra: Sums of the rows of A less their zero points.
+        sb: Sums of the columns of B.
+        zb: Zero points of the columns of B.
+    """
 
     a: Argument
     b: Argument
@@ -73,11 +82,25 @@ def _emit(
     stack: tuple[int, int] = (1, 1), b_bytes: int = 0, sums: int = 0,
     scale: Argument = 0, per_row: bool = False, zero: int = 0, bias: Argument = 0,
 ) -> None:  # fmt: skip
-    """Emit ``integer_kernels.product``; ``stack``: matrices and groups."""
+    """Emit ``integer_kernels.product``.
+
+    Args:
+        low: Where the step goes.
+        sides: The two sides.
+        y: The result.
+        sizes: M, N and K of a matrix, K padded to quads.
+        stack: Matrices and groups.
+        b_bytes: Bytes between right sides.
+        sums: Elements between the sums of columns of matrices.
+        scale: Factors of the sums; 0: the result is int32.
+        per_row: There is a factor for each row, else for each column.
+        zero: Zero point of the result.
+        bias: Added to the sums of each row; 0: nothing.
+    """
     m, n, depth = sizes
     lanes = _lanes()
     width = lanes * _VECTORS
-    # Where a step takes several instructions the sums and what they need fill 16 registers.
+    # Without VNNI a quad takes several instructions and registers: of 16, fewer hold sums.
     rows = 8 if host.has_vnni() or host.has_32_registers() else 4
     scratch = low.scratch(rows * width * 4, per_worker=True)
     arguments = IntegerProductArguments(
@@ -121,7 +144,14 @@ def _emit(
 
 
 def _scales(low: Lowering, indices: tuple[int, int, int], count: int, pad: int) -> Weight:
-    """Return ``left scale * right scale / output scale``, one for each of ``count``."""
+    """Return ``left scale * right scale / output scale`` as float32.
+
+    Args:
+        low: The lowering.
+        indices: Inputs that are the three scales.
+        count: Number of results.
+        pad: They are padded to a multiple of this.
+    """
     operands = [low.input(index) for index in indices]
     if any(not operand.constant for operand in operands):
         raise Unsupported("a scale that is computed at run time")
@@ -139,7 +169,19 @@ def _conv(
     node: Node, low: Lowering, x: Operand, w: Operand, x_zero: Operand | None,
     w_zero: Operand | None, *, scale: Argument = 0, zero: int = 0, bias: Argument = 0,
 ) -> None:  # fmt: skip
-    """Emit the windows of x as the right side, and the weights as the left."""
+    """Emit a convolution: the weights are the left side of a product, the windows of x the right.
+
+    Args:
+        node: The convolution.
+        low: Its lowering.
+        x: The input.
+        w: The weights.
+        x_zero: Zero point of x.
+        w_zero: Zero point of w, or one for each output channel.
+        scale: Factors of the sums of output channels; 0: the result is int32.
+        zero: Zero point of the result.
+        bias: Added to the sums of output channels; 0: nothing.
+    """
     _check(x, w)
     y = low.output()
     if not w.constant:
@@ -222,7 +264,7 @@ def conv_integer(node: Node, low: Lowering) -> None:
 
 
 def qlinear_conv(node: Node, low: Lowering) -> None:
-    """Emit QLinearConv in the plain layout, whatever its rank and groups."""
+    """Emit QLinearConv in the plain layout, of any rank and groups."""
     y = low.output()
     if not y.size:
         return

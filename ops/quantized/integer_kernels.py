@@ -1,8 +1,8 @@
-"""Products of 8-bit integers with exact 32-bit sums: matrices and convolutions.
+"""Kernels of int8 convolutions with exact 32-bit sums, by a matrix product of weights and windows.
 
-``C[m, n] = sum (A[m, k] - za[m]) (B[k, n] - zb[n])``. A is brought to unsigned bytes (signed ones
-plus 128, their zero points too), B to signed bytes (unsigned ones less 128), four steps of k beside
-each other, for the dot-product instruction. The zero points are taken out afterwards:
+``C[m, n] = sum (A[m, k] - za[m]) (B[k, n] - zb[n])``. A is converted to unsigned bytes (signed ones
+plus 128, their zero points too), B to signed bytes (unsigned ones less 128), four values of k
+adjacent, for the dot-product instruction. The zero points are subtracted afterwards:
 ``sum A B - za[m] sb[n] - zb[n] ra[m]`` with ``sb`` the column sums of B and ``ra[m] = sum A[m, k] -
 K za[m]``. K is padded with zero bytes to a multiple of four.
 """
@@ -25,7 +25,7 @@ from subgraph.system.numba_internals import cgutils
 
 from .arguments import ColumnsArguments, IntegerProductArguments, QuadsArguments
 
-_BYTES = 16  # pixels that are brought into quads at once
+_BYTES = 16  # pixels that are interleaved to quads at a time
 
 
 def _tile(lanes: int, rows: int, vectors: int) -> Any:
@@ -83,10 +83,10 @@ def _tile(lanes: int, rows: int, vectors: int) -> Any:
 
 
 def quads_s8(*, dtype: str) -> Callable[..., None]:
-    """Return the kernel of `QuadsArguments`, which puts four channels beside each other.
+    """Return the kernel of `QuadsArguments`, which interleaves four channels.
 
     Args:
-        dtype: ``"uint8"`` (128 is taken off) or ``"int8"``.
+        dtype: ``"uint8"`` (128 is subtracted) or ``"int8"``.
     """
     arguments = view_of(QuadsArguments)
     v = vec("uint8", _BYTES)
@@ -101,7 +101,7 @@ def quads_s8(*, dtype: str) -> Callable[..., None]:
 
     @register_jitable
     def line(x: int, plane: int, channel: int, count: int, rest: int) -> Any:
-        """Return bytes of a channel of ``count``, zero beyond these."""
+        """Return 16 bytes of a channel, of which ``rest`` exist; zeros for ``channel >= count``."""
         if channel >= count:
             return zero()
         at = x + channel * plane
@@ -129,7 +129,7 @@ def quads_s8(*, dtype: str) -> Callable[..., None]:
 
 
 def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
-    """Return the kernel of `ColumnsArguments`, which lays out the windows of a convolution.
+    """Return the kernel of `ColumnsArguments`, which copies the windows of a convolution (im2col).
 
     A panel is ``lanes * vectors`` pixels wide. K runs over (kd, kh, kw, channel).
 
@@ -151,14 +151,14 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
     def line(
         windows: ColumnsArguments, source: int, to: int, start: int, stop: int, run: int, pad: int
     ) -> None:
-        """Lay out pixels of one row for one tap and four channels.
+        """Copy pixels of one row for one tap and four channels.
 
         Args:
             windows: The arguments.
             source: Address of the pixel that the first one reads.
             to: Address of the first pixel in the panel.
             start: First pixel inside the image.
-            stop: The pixel behind the last one inside.
+            stop: The pixel after the last one inside.
             run: Number of pixels.
             pad: Four bytes of the padding.
         """
@@ -179,7 +179,7 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
 
     @register_jitable
     def row(windows: ColumnsArguments, x: int, to: int, pixel: int, run: int) -> None:
-        """Lay out all of K for pixels of one row of the output.
+        """Copy all of K for pixels of one row of the output.
 
         Args:
             windows: The arguments.
@@ -253,8 +253,8 @@ def product(*, lanes: int, vectors: int, rows: int, output: str) -> Callable[...
         lanes: int32 elements of a vector.
         vectors: Vectors of a panel.
         rows: Rows of a tile.
-        output: ``"int32"``, or ``"uint8"`` and ``"int8"`` for sums that are scaled and rounded to
-            nearest even, the zero point added, and clamped.
+        output: ``"int32"``; or ``"uint8"`` or ``"int8"``: sums are scaled, rounded to nearest even,
+            the zero point is added, and the result clamped.
     """
     arguments = view_of(IntegerProductArguments)
     v, f = vec("int32", lanes), vec("float32", lanes)
@@ -272,7 +272,7 @@ def product(*, lanes: int, vectors: int, rows: int, output: str) -> Callable[...
     def finish(
         product: IntegerProductArguments, sums: int, group: int, matrix: int, row: int, first: int
     ) -> None:
-        """Take out the zero points of one row of a panel and store it."""
+        """Subtract the share of zero points from one row of a panel, requantize and store it."""
         n = product.n
         index = group * product.m + row
         za, ra = ld_i32(product.a_zeros + 4 * index), ld_i32(product.a_sums + 4 * index)

@@ -1,7 +1,7 @@
 """Integer products on OPENCL: MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv.
 
-The zero points are taken out first; then the products' kernels run on 32-bit integers. Quantized
-results are scaled and rounded in one elementwise step.
+Zero points are subtracted first; then the kernels of float products run on 32-bit integers.
+Quantized results are scaled and rounded in one elementwise step.
 """
 
 from __future__ import annotations
@@ -48,10 +48,16 @@ def _by_kernel(operand: Operand | None, rank: int) -> tuple[int, ...]:
 def _centred(
     low: ClLowering, x: Operand, zero: Operand | None, shape: Sequence[int] = ()
 ) -> Operand:
-    """Return ``x`` less its zero point as 32-bit integers; of a weight, made once.
+    """Return ``x`` less its zero point as int32; of a weight, computed once.
+
+    Args:
+        low: The lowering.
+        x: The operand.
+        zero: Its zero point; None: 0.
+        shape: Shape in which the zero point broadcasts to ``x``.
 
     Raises:
-        Unsupported: it is not made of bytes.
+        Unsupported: Its elements are not bytes.
     """
     if x.dtype not in _BYTES:
         raise Unsupported(f"an integer product of {x.dtype}")
@@ -90,12 +96,12 @@ def _multiply(low: ClLowering, a: Operand, b: Operand, out: Operand) -> None:
 
 
 def _requantize(
-    low: ClLowering, sums: Operand, scales: Sequence[Source], own: Operand, zero: Operand
+    low: ClLowering, sums: Operand, scales: Sequence[Source], y_scale: Operand, zero: Operand
 ) -> None:
-    """Emit ``saturate(round(sums * left * right / own) + zero)``; ``scales`` are left and right."""
-    if own.size != 1 or zero.size != 1:
+    """Emit ``saturate(round(sums * left * right / y_scale) + zero)``; ``scales``: left, right."""
+    if y_scale.size != 1 or zero.size != 1:
         raise Unsupported(f"{low.node.op_type} with several scales or zero points of its output")
-    scales = [*scales, source(own, ())]
+    scales = [*scales, source(y_scale, ())]
     if any(s.dtype not in (*FLOATS, *HALF_FLOATS) for s in scales):
         raise Unsupported(f"{low.node.op_type} with scales that are no floats")
     e = Expression()
@@ -138,7 +144,7 @@ def qlinear_matmul(node: Node, low: ClLowering) -> None:
 def _convolve(
     low: ClLowering, operands: Sequence[Operand | None], out: Operand, bias: Operand | None = None
 ) -> None:
-    """Emit a convolution of x by w with the zero points of both, to 32-bit integers."""
+    """Emit an int32 convolution; ``operands`` are x, w and their zero points."""
     x, w, zx, zw = operands
     assert x is not None
     assert w is not None

@@ -1,7 +1,7 @@
-"""MatMulInteger, QLinearMatMul, ConvInteger and QLinearConv, for the reference.
+"""Reference of MatMulInteger, QLinearMatMul, ConvInteger and QLinearConv.
 
-onnx.reference cannot take a zero point or scale for each row of A, nor one for each filter that is
-no image. It adds the zero point of a product before it rounds; the standard adds it afterwards.
+onnx.reference has no zero point or scale for each row of A, and for each filter only in two spatial
+dimensions. It adds the zero point of a product before it rounds; the standard adds it afterwards.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def _exact_product(a: Array, b: Array, za: Array | None, zb: Array | None) -> Ar
 
 
 def _by_row(numbers: Array, left: Array) -> Array:
-    """Return numbers of rows of a left side as they broadcast to it; a vector is one row."""
+    """Return numbers of the rows of a left side, shaped to broadcast to it; a vector is one row."""
     if numbers.size == 1:
         return numbers.reshape(())
     return numbers[:, None] if numbers.ndim == 1 and left.ndim > 1 else numbers
 
 
 def _by_column(numbers: Array, right: Array) -> Array:
-    """Return numbers of columns of a right side as they broadcast to it."""
+    """Return numbers of the columns of a right side, shaped to broadcast to it."""
     return numbers.reshape(()) if numbers.size == 1 else numbers
 
 
 def qlinear_matmul(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the exact product, scaled and rounded once, with the zero point added to that."""
     a, a_scale, za, b, b_scale, zb, y_scale, zy = inputs
-    # A vector is a matrix of one row, or of one column, which the result does not have.
+    # A vector is a matrix of one row, or of one column; the result lacks that dimension.
     left, right = np.atleast_2d(a), b if b.ndim > 1 else b[:, None]
     sums = _exact_product(left, right, za, zb)
     scale = _by_row(a_scale, left) * _by_column(b_scale, right) / _by_row(y_scale, left)
@@ -59,24 +59,24 @@ def qlinear_matmul(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def conv_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Take zero points of filters off before, where these have other than two axes."""
+    """Return the exact sums; subtract zero points of filters here unless there are two axes."""
     node = without_empty_lists(node)
     x, weight = inputs[:2]
-    zero, own = [*inputs[2:], None, None][:2]
-    if own is None or not own.ndim or weight.ndim == 4:
+    zero, w_zero = [*inputs[2:], None, None][:2]
+    if w_zero is None or not w_zero.ndim or weight.ndim == 4:
         return standard(node, inputs)
-    shifted = weight.astype(np.int32) - own.astype(np.int32).reshape(-1, *(1,) * (weight.ndim - 1))
-    return standard(node, [x, shifted, zero])
+    by_filter = w_zero.astype(np.int32).reshape(-1, *(1,) * (weight.ndim - 1))
+    return standard(node, [x, weight.astype(np.int32) - by_filter, zero])
 
 
 def qlinear_conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Scale exact sums by filters, where these have other than two axes."""
+    """Return the quantized result; apply scales of filters here unless there are two axes."""
     node = without_empty_lists(node)
-    x, x_scale, x_zero, weight, scale, own, y_scale, y_zero = inputs[:8]
+    x, x_scale, x_zero, weight, scale, w_zero, y_scale, y_zero = inputs[:8]
     if scale.size == 1 or weight.ndim == 4:
         return standard(node, inputs)
     exact = Node("ConvInteger", node.inputs[:2], outputs=1, version=10, attrs=node.attrs)
-    (sums,) = conv_integer(exact, [x, weight, x_zero, own])
+    (sums,) = conv_integer(exact, [x, weight, x_zero, w_zero])
     each = (-1, *(1,) * (weight.ndim - 2))
     if len(inputs) > 8 and inputs[8] is not None:
         sums = sums + inputs[8].reshape(each)

@@ -1,4 +1,4 @@
-"""Quantization: what operands must satisfy, shape rules, and corrections of the reference."""
+"""Quantization: requirements, types, and the reference where onnx.reference differs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,16 @@ from subgraph.ops.matmul.op import (
 from . import integer_reference
 
 
-def scaled_operands(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> None:
-    """Raise ShapeError unless scales are for all, along an axis, or for blocks (ONNX, 10 to 25)."""
+def quantize_operands(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> None:
+    """Raise ShapeError unless scales are one, one along an axis, or one for each block.
+
+    Args:
+        node: A QuantizeLinear or DequantizeLinear (ONNX, 10 to 25).
+        x: The input.
+        scale: A scalar; a vector along ``axis``; or, with ``block_size``, of x's shape with as many
+            elements along the axis as there are blocks.
+        zero: The zero point, of the scale's shape and of the quantized dtype.
+    """
     stated = node.attrs.get("output_dtype", 0)
     require(not stated or stated in DTYPE_OF_ONNX, "output_dtype {} is no dtype of ONNX", stated)
     if node.op_type == "DequantizeLinear":
@@ -57,13 +65,13 @@ def scaled_operands(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = 
     require(isinstance(block, int) and block >= 0, "block_size is {}", block)
     for name, given in (("the scale", scale), ("the zero point", zero)):
         if given is not None:
-            _require_spread(node, name, given, x, block)
+            _require_granularity(node, name, given, x, block)
     if zero is not None and zero.rank and scale.rank:
         require_shape("the zero point", zero, scale.shape, "one for each scale")
 
 
-def _require_spread(node: Node, name: str, given: Tensor, x: Tensor, block: int) -> None:
-    """Require one number for all of ``x``, one for each place of an axis, or one for each block."""
+def _require_granularity(node: Node, name: str, given: Tensor, x: Tensor, block: int) -> None:
+    """Require one number for all of ``x``, one for each index of an axis, or one for each block."""
     if given.rank == 0:
         return
     if given.rank == 1 and not (block and x.rank == 1):
@@ -81,7 +89,7 @@ def _require_spread(node: Node, name: str, given: Tensor, x: Tensor, block: int)
             axis,
         )
         return
-    require(block > 0, "{} has shape {}: of blocks, but there is no block_size", name, given.shape)
+    require(block > 0, "{} has shape {}, but there is no block_size", name, given.shape)
     require_rank(name, given, x.rank)
     axis = require_axis(node, x.rank, default=1)
     blocks = -(-x.shape[axis] // block)
@@ -89,13 +97,22 @@ def _require_spread(node: Node, name: str, given: Tensor, x: Tensor, block: int)
     require_shape(name, given, wanted, f"one for each block of {block} along axis {axis}")
 
 
-def one_float_tensor(node: Node, x: Tensor) -> None:
+def dynamic_quantize_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the operand is float32; every shape fits (ONNX, 11)."""
     require_dtype("x", x, "float32")
 
 
-def one_by_one(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Keep the shape; the zero point, the scale or an attribute says the dtype."""
+def elementwise_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the input's shape, with the dtype of the zero point, the scale or ``output_dtype``.
+
+    Args:
+        node: A QuantizeLinear or DequantizeLinear.
+        types: Of the input, the scale and the zero point.
+        values: Not used.
+
+    Raises:
+        ShapeError: ``output_dtype`` is no dtype of ONNX.
+    """
     x, scale = tensor(types[0]), tensor(types[1])
     zero = tensor(types[2]) if len(types) > 2 else None
     stated = int(node.attrs.get("output_dtype", 0))
@@ -112,25 +129,31 @@ def one_by_one(node: Node, types: Types, values: Values) -> list[ValueType | Non
     return [None if not dtype else TensorType(dtype, None if x is None else x.shape)]
 
 
-def with_its_scale(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Keep the shape, as uint8; the scale and the zero point are scalars."""
+def dynamic_quantize_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the types of uint8 elements, their scale and their zero point.
+
+    Args:
+        node: Not used.
+        types: Of the input.
+        values: Not used.
+    """
     x = tensor(types[0])
-    whole = TensorType("uint8", None if x is None else x.shape)
-    return [whole, TensorType("float32", ()), TensorType("uint8", ())]
+    quantized = TensorType("uint8", None if x is None else x.shape)
+    return [quantized, TensorType("float32", ()), TensorType("uint8", ())]
 
 
 def dequantize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Compute opsets 10 and 13 as 19, of which they are a part; onnx.reference begins there."""
+    """Dequantize by the rules of opset 19, which include 10 and 13; onnx.reference begins there."""
     return standard(variant(node, version=max(node.version, 19) if node.version else 0), inputs)
 
 
-_BEYOND = 2.0**20  # more than every integer that is quantised to, within int32
+_OUT_OF_RANGE = 2.0**20  # above all quantized integers, within int32
 
 
 def quantize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Quantise to integers, cutting what lies beyond their range to its ends.
+    """Quantize to integers, saturating; other dtypes go to onnx.reference.
 
-    onnx.reference converts to int32 before it cuts: of an infinity it makes the least integer.
+    onnx.reference converts to int32 before it saturates, so that +inf becomes the least integer.
     """
     x, scale, *zero = inputs
     target = dtype_of(zero[0]) if zero and zero[0] is not None else "uint8"
@@ -141,14 +164,14 @@ def quantize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if node.attrs.get("precision", 0):
         x, scale = x.astype(precision), scale.astype(precision)
     axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
-    quotient: Array = x / _spread(scale, x.shape, axis, block)
+    quotient: Array = x / _broadcast_scale(scale, x.shape, axis, block)
     wide = quotient.astype(np.result_type(quotient, np.float32))
-    cut = np.clip(wide, -_BEYOND, _BEYOND)
+    cut = np.clip(wide, -_OUT_OF_RANGE, _OUT_OF_RANGE)
     return standard(variant(node, drop=("precision",)), [cut, np.ones((), np.float32), *zero])
 
 
-def _spread(scale: Array, shape: Sequence[int], axis: int, block: int) -> Array:
-    """Return scales with the rank of what they scale, one for each element or to be broadcast."""
+def _broadcast_scale(scale: Array, shape: Sequence[int], axis: int, block: int) -> Array:
+    """Return scales shaped to broadcast to the tensor that they scale, of shape ``shape``."""
     if scale.size == 1:
         return scale.reshape(())
     if scale.ndim == 1 and not (block and len(shape) == 1):
@@ -163,8 +186,8 @@ declare(
     infer=convolution_of_bytes,
     compute=integer_reference.conv_integer,
 )
-declare("DequantizeLinear", requires=scaled_operands, infer=one_by_one, compute=dequantize)
-declare("DynamicQuantizeLinear", requires=one_float_tensor, infer=with_its_scale)
+declare("DequantizeLinear", requires=quantize_operands, infer=elementwise_types, compute=dequantize)
+declare("DynamicQuantizeLinear", requires=dynamic_quantize_operands, infer=dynamic_quantize_types)
 declare(
     "MatMulInteger",
     requires=matmul_integer_operands,
@@ -183,4 +206,4 @@ declare(
     infer=qlinear_matmul,
     compute=integer_reference.qlinear_matmul,
 )
-declare("QuantizeLinear", requires=scaled_operands, infer=one_by_one, compute=quantize)
+declare("QuantizeLinear", requires=quantize_operands, infer=elementwise_types, compute=quantize)

@@ -1,10 +1,10 @@
-"""Quantised convolutions and products over integer tiles, in blocks of 16 channels.
+"""Quantized convolutions and products over integer tiles, in blocks of 16 channels.
 
-What a unit reads is first laid out as a strip in scratch memory, with its padding; see `strips` and
-``engine.tile_int``.
+The input of a work unit is first copied to a patch in scratch memory, with its padding; see
+`patches` and `subgraph.engine.codegen.tile_int`.
 
 Weights are ``[group][panel][step][columns of the panel][2 or 4]``, steps over (block, kh, kw,
-channel); see ``qlinear_cpu.packed``.
+channel); see ``qlinear_packing.packed``.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ from subgraph.engine.codegen.tile_int import (
     vector_bytes,
 )
 
-from .arguments import QuantisedDepthwiseArguments, QuantisedProductArguments
+from .arguments import QuantizedDepthwiseArguments, QuantizedProductArguments
+from .patches import PatchBox, patch_copier
 from .saturation_kernels import (
     LINE,
     PAIRS,
     TileStrides,
     guards,
 )
-from .strips import StripBox, strip_copier
 
 _corner = stack_words(256)
 _start = stack_words(BLOCK)
 
 
-class Unit(StripBox):
-    """What a unit works on.
+class Unit(PatchBox):
+    """A work unit: the box of its patch, and its output.
 
     Attributes:
         unit_rows: Rows of its output.
         unit_columns: Columns of its output.
-        strip_row: Bytes of a row of the strip.
+        patch_row: Bytes of a row of the patch.
         tile: The integer tile.
-        row_sums: The sums of the strip's rows; 0: none.
+        row_sums: Sums of the patch's rows less the zero point; 0: not needed.
     """
 
     unit_rows: int
     unit_columns: int
-    strip_row: int
+    patch_row: int
     tile: Address
     row_sums: Address
 
@@ -74,13 +74,13 @@ class DepthwiseTileBlock(WordBlock):
     """Arguments of a depthwise tile.
 
     Attributes:
-        x: First pixel of the strip.
-        x_step: Bytes between pixels of neighbouring outputs.
-        taps: Two words for each pair of taps: their bytes from the first pixel.
+        x: First pixel of the patch.
+        x_step: Bytes between the pixels that adjacent outputs read.
+        taps: Two 64-bit numbers for each pair of taps: their bytes from the first pixel.
         pairs: Pairs of taps.
         weights: int16, ``[pair][16 channels][2]``.
         y: First pixel of the output.
-        bias: What sums start from, an int32 for each channel.
+        bias: First value of the sums, an int32 for each channel.
         scale: float32 for each channel.
         shift: float32 added after scaling, for each channel; 0: none.
         low: Lower bound of the result without its zero point.
@@ -104,24 +104,24 @@ class DepthwiseTileBlock(WordBlock):
 
 _tile_block, _unit = stack_block(IntegerTileBlock), stack_block(Unit)
 _tile_strides = stack_block(TileStrides)
-_depthwise_block, _box = stack_block(DepthwiseTileBlock), stack_block(StripBox)
+_depthwise_block, _box = stack_block(DepthwiseTileBlock), stack_block(PatchBox)
 
 
 def product(
     *, dtype: str, output: str, flavour: str, weights: str, source: str
 ) -> Callable[..., None]:
-    """Return the kernel of `QuantisedProductArguments`: quantised convolutions and products.
+    """Return the kernel of `QuantizedProductArguments`: quantized convolutions and products.
 
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
         output: Dtype of the output; see ``tile_int.product_tile``.
         flavour: ``"pairs"``, ``"quads"`` or ``"guarded"`` (not for images).
-        weights: ``"int8"`` or ``"int16"``: how the weights are held.
+        weights: Dtype of the packed weights, ``"int8"`` or ``"int16"``.
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
     """
-    arguments = view_of(QuantisedProductArguments)
+    arguments = view_of(QuantizedProductArguments)
     lanes, _, nv = int_tile()
-    copy_strip = strip_copier(dtype, flavour, source)
+    copy_patch = patch_copier(dtype, flavour, source)
     load_zero = ld_i8 if dtype == "int8" else ld_u8
     width, step_bytes = nv * lanes, vector_bytes(flavour, weights, lanes)
     item = 1 if output in ("uint8", "int8") else 4
@@ -146,13 +146,17 @@ def product(
         pixel, zero = product.pixel, load_zero(product.x_zero)
         volume_in = product.blocks * product.image_height * product.image_width * BLOCK
         steps = (product.blocks - 1) * product.inner + product.last_inner
-        steps *= 2 * product.kernel_height * (1 if product.along != 0 else product.kernel_width)
+        steps *= (
+            2 * product.kernel_height * (1 if product.width_merged != 0 else product.kernel_width)
+        )
         bound_row = (product.blocks * product.inner * PAIRS + LINE - 1) // LINE * LINE
-        bound_rows = product.kernel_height * (1 if product.along != 0 else product.kernel_width)
+        bound_rows = product.kernel_height * (
+            1 if product.width_merged != 0 else product.kernel_width
+        )
         copied = -1
         for unit in range(begin, end):
-            strip, panel = unit // panel_blocks, unit % panel_blocks * pb
-            place, matrix = strip % spatial, strip // spatial
+            patch, panel = unit // panel_blocks, unit % panel_blocks * pb
+            place, matrix = patch % spatial, patch // spatial
             image, group = matrix // groups, matrix % groups
             oh, ow = place // col_blocks * rb, place % col_blocks * wb
             rows, cols = min(rb, oh_n - oh), min(wb, ow_n - ow)
@@ -166,21 +170,21 @@ def product(
                 + (product.kernel_width - 1) * product.dilation_width
                 + 1
             )
-            if strip != copied:
+            if patch != copied:
                 where.row = oh * product.stride_height - product.pad_height
                 where.column = ow * product.stride_width - product.pad_width
                 where.rows = nh
                 where.columns = nw
                 x = product.x + image * product.x_image + group * volume_in
                 if product.scratch != 0:
-                    strip_of = (
+                    patch_of = (
                         product.blocks,
                         product.image_height,
                         product.image_width,
                         product.channels,
                         product.pixel,
                     )
-                    copy_strip(strip_of, x, scratch, zero, where)
+                    copy_patch(patch_of, x, scratch, zero, where)
                 else:
                     scratch = x + (oh * ow_n + ow) * pixel
                 if correcting:
@@ -189,10 +193,10 @@ def product(
                 if shifting and product.excess != 0:
                     sum_rows(product, scratch, nw, zero)
                     where.row_sums = scratch + product.row_sums_at
-                copied = strip
+                copied = patch
             where.unit_rows = rows
             where.unit_columns = cols
-            where.strip_row = nw * pixel
+            where.patch_row = nw * pixel
             where.tile = product.tile
             apart = nh * nw if product.scratch != 0 else oh_n * ow_n
             _set_loops(product, t, nw * pixel, apart * pixel)
@@ -219,13 +223,16 @@ def product(
 
 
 def _row_sums(lanes: int, flip: int) -> Any:
-    """Return ``f(product, scratch, rows, zero)``: the sums of the rows of a strip of rows."""
+    """Return ``f(product, scratch, rows, zero)``, which sums the rows of a patch of rows.
+
+    ``flip`` is 128 if the patch has signed bytes plus 128, else 0.
+    """
     quads, dot = vec("int32", lanes), dot4(lanes)
     zero_quads, ones, load_quads, add_up = quads.zero, quads.splat, quads.load_n, quads.sum
 
     @register_jitable
-    def sum_rows(product: QuantisedProductArguments, scratch: int, rows: int, zero: int) -> None:
-        """Add up the bytes of each row of a strip of rows, each less its zero point."""
+    def sum_rows(product: QuantizedProductArguments, scratch: int, rows: int, zero: int) -> None:
+        """Write the sum of the bytes of each row, each less the zero point."""
         step = product.pixel
         for r in range(rows):
             total = zero_quads()
@@ -238,23 +245,26 @@ def _row_sums(lanes: int, flip: int) -> Any:
 
 
 def _start_sums(flip: int) -> Any:
-    """Return ``f(product, start, column, own, zero, count)``: what a panel's sums start from."""
+    """Return ``f(product, start, column, own, zero, count)``: first values of a panel's sums.
+
+    ``flip`` is 128 if the patch has signed bytes plus 128, else 0.
+    """
     whole = vec("int32", BLOCK)
     load_sums, store_sums, splat_sum = whole.load, whole.store, whole.splat
 
     @register_jitable
     def start_sums(
-        product: QuantisedProductArguments,
+        product: QuantizedProductArguments,
         start: int,
         column: int,
         own: int,
         zero: int,
         count: int,
     ) -> int:
-        """Return the address of what the sums of a panel start from.
+        """Return the address of the first values of a panel's sums: the bias, or ``start``.
 
-        ``own``: the column among those of all images that have their own weights. ``count``: the
-        columns of the panel, which may be fewer than its width.
+        ``column``: the panel's first column among those of all groups. ``own``: the same among
+        those of all images, if each has its own weights. ``count``: columns of the panel.
         """
         bias: int = product.bias + 4 * column
         if product.weight_sums == 0:
@@ -269,17 +279,20 @@ def _start_sums(flip: int) -> Any:
 
 
 def _tile_chooser(step_bytes: int, find_faults: Any) -> Any:
-    """Return ``f(product, t, bounds, scratch, vectors)``: the tile of a panel (guarded)."""
+    """Return ``f(product, t, bounds, scratch, vectors)``: the tile of a panel (guarded).
+
+    ``step_bytes`` are those of a vector of weights.
+    """
 
     @register_jitable
     def choose_tile(
-        product: QuantisedProductArguments,
+        product: QuantizedProductArguments,
         t: IntegerTileBlock,
         bounds: int,
         scratch: int,
         vectors: int,
     ) -> int:
-        """Return the tile of a panel, its faults listed: where too much may saturate, quads."""
+        """List the faults of a panel; return its tile, that of quads if there are too many."""
         strides, most = _tile_strides(), product.most_faults
         strides.block = t.outer_a
         strides.row = t.middle_a
@@ -297,8 +310,9 @@ def _tile_chooser(step_bytes: int, find_faults: Any) -> Any:
 
 @register_jitable
 def _set_loops(
-    product: QuantisedProductArguments, t: IntegerTileBlock, row: int, volume: int
+    product: QuantizedProductArguments, t: IntegerTileBlock, row: int, volume: int
 ) -> None:
+    """Write the loops of a tile: ``row`` bytes of a row of the patch, ``volume`` of a block."""
     kh, kw, dh, dw = (
         product.kernel_height,
         product.kernel_width,
@@ -311,7 +325,7 @@ def _set_loops(
     t.outer_a = volume
     t.middle_count = kh
     t.middle_a = dh * row
-    t.inner_count = 1 if product.along != 0 else kw
+    t.inner_count = 1 if product.width_merged != 0 else kw
     t.inner_a = dw * pixel
     t.steps = product.inner
     t.last_steps = product.last_inner
@@ -323,46 +337,46 @@ def _set_loops(
 
 
 def _panel_runner(item: int, tailed: bool) -> Any:
-    """Return ``f(product, t, x, y, where, first)``: the tiles of a panel over a strip.
+    """Return ``f(product, t, x, y, where, first)``: the tiles of a panel over a patch.
 
     Args:
         item: Bytes of an element of the output.
-        tailed: Whether the output may have fewer columns than vectors have lanes.
+        tailed: The output may have fewer columns than the vectors of a panel.
     """
     lanes, mr, nv = int_tile()
     width = nv * lanes
 
     @register_jitable
     def copy_corner(corner: int, to: int, crs: int, rows: int, count: int) -> None:
-        """Bring home what a tile computed beyond the last column."""
+        """Copy the ``count`` columns that exist from a tile that was written to ``corner``."""
         for i in range(rows):
             for j in range(count * item):
                 st_i8(to + i * crs + j, ld_i8(corner + i * width * item + j))
 
     @register_jitable
     def run_panel(
-        product: QuantisedProductArguments,
+        product: QuantizedProductArguments,
         t: IntegerTileBlock,
         x: int,
         y: int,
         where: Unit,
         first: int,
     ) -> None:
-        """Run the tiles of one panel over a strip.
+        """Run the tiles of one panel over a patch.
 
         Args:
             product: The arguments.
             t: Arguments of the tile.
-            x: Address of the strip.
+            x: Address of the patch.
             y: Address of the first pixel of the output.
-            where: What the unit works on.
+            where: The work unit.
             first: First column of the panel.
         """
         rows, cols = where.unit_rows, where.unit_columns
         vectors = min(nv, (product.columns - first) // lanes)
         stored = product.stored - first
         crs, row_out = product.y_pixel, product.output_width * product.y_pixel
-        row_in = where.strip_row * product.stride_height
+        row_in = where.patch_row * product.stride_height
         cut = tailed and stored < vectors * lanes
         corner = _corner()
         t.c_row = width * item if cut else crs
@@ -385,7 +399,7 @@ def _panel_runner(item: int, tailed: bool) -> Any:
 
 # ---------------------------------------------------------------- depthwise
 
-_AT_ONCE = 4  # pixels of a depthwise tile
+_TILE_PIXELS = 4  # most pixels of a depthwise tile
 
 
 def _depthwise_tile(output: str) -> Any:
@@ -393,7 +407,7 @@ def _depthwise_tile(output: str) -> Any:
     half = BLOCK // 2
     lows = [k for q in (0, 8) for i in range(4) for k in (q + i, BLOCK + q + i)]
     highs = [k + 4 for k in lows]
-    # Where the sums of the two halves belong.
+    # Unpacking 128-bit halves of vectors interleaves channels; this is the order of the sums.
     order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
 
     def body(e: Emit, t: Any, count: int) -> None:
@@ -429,7 +443,7 @@ def _depthwise_tile(output: str) -> Any:
                 e.put(slots[j], _pick(b, shift, end.real, order[8 * j : 8 * j + 8]))
         for i in range(count):
             sums = [end.scaled(e.get(acc[i][j]), scales[j], e.get(slots[j])) for j in (0, 1)]
-            whole = end.packed(sums, order)  # the order undoes itself
+            whole = end.packed(sums, order)  # the permutation is its own inverse
             store_at(b, b.add(e.word(t, "y"), I64(BLOCK * i)), whole, 1)
 
     def define(module: Any, count: int) -> Any:
@@ -444,7 +458,7 @@ def _depthwise_tile(output: str) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             done = builder.append_basic_block("tile_done")
             switch = builder.switch(args[1], done)
-            for number in range(1, _AT_ONCE + 1):
+            for number in range(1, _TILE_PIXELS + 1):
                 function = define(builder.module, number)
                 case = builder.append_basic_block("tile")
                 switch.add_case(I64(number), case)
@@ -459,32 +473,32 @@ def _depthwise_tile(output: str) -> Any:
     return tile
 
 
-def _pick(builder: Any, address: Any, kind: Any, places: list[int]) -> Any:
-    """Emit a vector of elements that lie in two runs."""
+def _pick(builder: Any, address: Any, kind: Any, indices: list[int]) -> Any:
+    """Emit the load of a vector whose elements are two runs of indices."""
     part = ir.VectorType(kind.element, kind.count // 2)
-    starts: list[int] = [places[0], places[len(places) // 2]]
+    starts: list[int] = [indices[0], indices[len(indices) // 2]]
     runs = [load_at(builder, builder.add(address, I64(4 * s)), part, 4) for s in starts]
     picks = ir.Constant(ir.VectorType(I32, kind.count), list(range(kind.count)))
     return builder.shuffle_vector(runs[0], runs[1], picks)
 
 
 def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
-    """Return the kernel of `QuantisedDepthwiseArguments`: a depthwise convolution in blocks.
+    """Return the kernel of `QuantizedDepthwiseArguments`: a depthwise convolution in blocks.
 
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
-        output: Dtype of the output, too.
+        output: Dtype of the output, "uint8" or "int8".
     """
-    arguments = view_of(QuantisedDepthwiseArguments)
-    copy_strip = strip_copier(dtype, "pairs", "blocked")
+    arguments = view_of(QuantizedDepthwiseArguments)
+    copy_patch = patch_copier(dtype, "pairs", "blocked")
     load_zero = ld_i8 if dtype == "int8" else ld_u8
     tile = _depthwise_tile(output)
 
     @register_jitable
-    def set_taps(a: QuantisedDepthwiseArguments, table: int, nw: int) -> None:
+    def set_taps(a: QuantizedDepthwiseArguments, table: int, nw: int) -> None:
         taps = a.kernel_height * a.kernel_width
         for k in range(2 * a.pairs):
-            tap = min(k, taps - 1)  # beyond the last tap weights are zero
+            tap = min(k, taps - 1)  # after the last tap weights are zero
             down, along = tap // a.kernel_width, tap % a.kernel_width
             place = down * a.dilation_height * nw + along * a.dilation_width
             st_i64(table + 8 * k, place * BLOCK * 2)
@@ -497,7 +511,7 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
         row_blocks = (oh_n + rb - 1) // rb
         table = a.scratch + worker * a.scratch_bytes
         pairs = a.pairs
-        strip = table + (16 * pairs + 63) // 64 * 64
+        patch = table + (16 * pairs + 63) // 64 * 64
         plane_in, zero = a.image_height * a.image_width * BLOCK, load_zero(a.x_zero)
         nw = (ow_n - 1) * a.stride_width + (a.kernel_width - 1) * a.dilation_width + 1
         set_taps(a, table, nw)
@@ -518,17 +532,17 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
                 (rows - 1) * a.stride_height + (a.kernel_height - 1) * a.dilation_height + 1
             )
             where.columns = nw
-            copy_strip(plane_of, a.x + plane * plane_in, strip, zero, where)
+            copy_patch(plane_of, a.x + plane * plane_in, patch, zero, where)
             t.weights = a.weights + block * pairs * 64
             t.bias = a.bias + block * 64
             t.scale = a.scale + block * 64
             t.shift = a.shift + block * 64 if a.shift != 0 else 0
             for r in range(rows):
                 to = a.y + ((plane * oh_n + oh + r) * ow_n) * BLOCK
-                x = strip + r * a.stride_height * nw * BLOCK * 2
+                x = patch + r * a.stride_height * nw * BLOCK * 2
                 i = 0
                 while i < ow_n:
-                    count = min(_AT_ONCE, ow_n - i)
+                    count = min(_TILE_PIXELS, ow_n - i)
                     t.x = x + i * t.x_step
                     t.y = to + i * BLOCK
                     tile(t, count)

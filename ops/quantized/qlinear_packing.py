@@ -1,6 +1,7 @@
-"""Weights of quantised convolutions and products as their tiles read them; see ``engine.tile_int``.
+"""Weights of quantized convolutions and products as integer tiles read them.
 
-Panels of columns, vectors of bias and scales, and the guards of products that may saturate.
+Panels of columns, vectors of bias and scales, and the guards of products that may saturate; see
+`subgraph.engine.codegen.tile_int`.
 """
 
 from __future__ import annotations
@@ -16,17 +17,25 @@ from subgraph.ops.shared.tile_planning import round_up
 from subgraph.system import host
 
 BLOCK = 16  # channels of a block, outputs of a store: ``tile_int.BLOCK``, without numba
-LINE = 16  # ``guarded_kernels.LINE``
+LINE = 16  # bounds that `saturation_kernels` compares at a time; rows of bounds are padded to it
 
 # How a step of an integer tile multiplies; see `subgraph.engine.codegen.tile_int`.
 Flavour = Literal["pairs", "quads", "guarded"]
-# What a strip is copied from; see `subgraph.ops.quantized.strips`.
-StripSource = Literal["blocked", "image", "rows"]
+# What a patch is copied from; see `subgraph.ops.quantized.patches`.
+PatchSource = Literal["blocked", "image", "rows"]
 
 
 @attrs.frozen
 class Tile:
-    """How an integer product runs on this machine: the numbers of ``tile_int.int_tile``."""
+    """How an integer product runs on this machine.
+
+    Attributes:
+        lanes: int32 elements of a vector.
+        mr: Most rows of a tile.
+        nv: Most vectors of a row.
+        flavour: How a step multiplies.
+        weights: Dtype of packed weights, "int8" or "int16".
+    """
 
     lanes: int
     mr: int
@@ -36,11 +45,11 @@ class Tile:
 
     @property
     def item(self) -> int:
-        """Bytes of an element of a strip."""
+        """Bytes of an element of the left side, a patch."""
         return 2 if self.flavour == "pairs" else 1
 
     @property
-    def together(self) -> int:
+    def step_elements(self) -> int:
         """Elements of a step: four bytes of A."""
         return 4 // self.item
 
@@ -56,7 +65,16 @@ def integer_tile(flavour: Flavour, weights: str) -> Tile:
 
 
 def column_vector(groups: int, outputs: int, dtype: str) -> Callable[[Array], Array]:
-    """Return what spreads one number, or one for each output, to the padded columns."""
+    """Return a function that spreads numbers to the padded columns of all groups.
+
+    Args:
+        groups: Groups.
+        outputs: Outputs of a group; its columns are rounded up to 16.
+        dtype: Dtype of the result.
+
+    Returns:
+        ``f(numbers)`` of one number, or one for each output of all groups; columns that pad are 0.
+    """
     padded = round_up(outputs, BLOCK)
 
     def make(values: Array) -> Array:
@@ -70,18 +88,18 @@ def column_vector(groups: int, outputs: int, dtype: str) -> Callable[[Array], Ar
 
 
 def packed(tile: Tile, groups: int, runs: Callable[[Array], Array]) -> Callable[..., Array]:
-    """Return the recipe of weights from ``(weights, zero points)``.
+    """Return the function that packs weights from ``(weights, zero points)``.
 
     Args:
         tile: The tile.
         groups: Groups.
-        runs: Brings weights ``[outputs, ...]`` to ``[outputs, K]``, K in the order of the strip,
-            padded to whole double steps.
+        runs: ``weights [outputs, ...] -> [outputs, K]``, K in the order of the patch, padded to
+            whole double steps (eight bytes of the patch).
     """
     dtype, columns = tile.weights, tile.lanes * tile.nv
 
     def make(weight: Array, *zeros: Array) -> Array:
-        rows = runs(signed_weights(weight, *zeros))
+        rows = runs(centred_weights(weight, *zeros))
         rows = rows.reshape(groups, -1, rows.shape[-1])
         padded = np.zeros((groups, round_up(rows.shape[1], BLOCK), rows.shape[2]), dtype)
         padded[:, : rows.shape[1]] = rows
@@ -89,15 +107,15 @@ def packed(tile: Tile, groups: int, runs: Callable[[Array], Array]) -> Callable[
         for matrix in padded:
             for first in range(0, matrix.shape[0], columns):
                 panel = matrix[first : first + columns]
-                steps = panel.reshape(panel.shape[0], -1, tile.together)
+                steps = panel.reshape(panel.shape[0], -1, tile.step_elements)
                 pieces.append(np.ascontiguousarray(steps.swapaxes(0, 1)).reshape(-1))
         return np.concatenate(pieces)
 
     return make
 
 
-def signed_weights(weight: Array, *zeros: Array) -> Array:
-    """Return weights less their zero points, in 16 bits."""
+def centred_weights(weight: Array, *zeros: Array) -> Array:
+    """Return weights less their zero points, as int16."""
     signed = weight.astype(np.int16)
     if not zeros:
         return signed
@@ -107,9 +125,10 @@ def signed_weights(weight: Array, *zeros: Array) -> Array:
 def guards(
     tile: Tile, groups: int, shape: tuple[int, int, int], runs: Callable[[Array], Array]
 ) -> Callable[..., Array]:
-    """Return the recipe of the largest byte that each pair of weights of a panel may meet.
+    """Return the function that computes bounds of the input for each pair of weights of a panel.
 
-    Sums of two products with it stay within 16 bits; see ``guarded_kernels``.
+    If both bytes are at most the bound, the sum of the two products fits into 16 bits; see
+    ``saturation_kernels``.
 
     Args:
         tile: The tile.
@@ -121,7 +140,7 @@ def guards(
     columns = tile.lanes * tile.nv
 
     def make(weight: Array, *zeros: Array) -> Array:
-        rows = runs(signed_weights(weight, *zeros))
+        rows = runs(centred_weights(weight, *zeros))
         full = np.zeros((rows.shape[0], blocks * taps * inner * 8), np.int16)
         full[:, : rows.shape[1]] = rows
         pairs = full.reshape(rows.shape[0], -1, 2)

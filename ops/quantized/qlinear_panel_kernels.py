@@ -1,6 +1,6 @@
-"""Matrices of bytes that are computed at run time, in the panels that integer tiles read.
+"""Kernel that packs a matrix of bytes, computed at run time, into panels for integer tiles.
 
-What ``qlinear_packing.packed`` does with weights when a plan is made, for each run.
+``qlinear_packing.packed`` does the same with weights, when a plan is made.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def panels(*, dtype: str, lanes: int, vectors: int) -> Callable[..., None]:
     """Return the kernel of `PanelsArguments`, which packs matrices for ``quads``.
 
     Args:
-        dtype: ``"uint8"`` (128 is taken off) or ``"int8"``.
+        dtype: ``"uint8"`` (128 is subtracted) or ``"int8"``.
         lanes: int32 elements of a vector.
         vectors: Vectors of a panel; the last panel may have fewer.
     """
     arguments = view_of(PanelsArguments)
     width = lanes * vectors
-    usual = 128 if dtype == "uint8" else 0
+    offset = 128 if dtype == "uint8" else 0
     line, four, sums = vec("uint8", BLOCK), vec("uint8", 4 * BLOCK), vec("int32", lanes)
     load, load_n, splat, zero, store = line.load, line.load_n, line.splat, line.zero, four.store
     pairs = [k for i in range(BLOCK) for k in (i, BLOCK + i)]
@@ -41,11 +41,11 @@ def panels(*, dtype: str, lanes: int, vectors: int) -> Callable[..., None]:
 
     @register_jitable
     def row(x: int, k: int, depth: int, step: int, count: int) -> Any:
-        """Return bytes of a row of which there are ``count``, zero beyond the last row."""
+        """Return bytes of a row of which ``count`` exist; zeros after the last row."""
         if k >= depth:
             return zero()
         at = x + k * step
-        return (load(at) if count >= BLOCK else load_n(at, count)) ^ splat(usual)
+        return (load(at) if count >= BLOCK else load_n(at, count)) ^ splat(offset)
 
     @register_jitable
     def pack(a: PanelsArguments, x: int, to: int, first: int, stride: int) -> None:
@@ -64,20 +64,20 @@ def panels(*, dtype: str, lanes: int, vectors: int) -> Callable[..., None]:
         across = (columns + width - 1) // width
         for unit in range(begin, end):
             matrix, first = unit // across, unit % across * width
-            held = min(width, columns - first)
-            stride, index = 4 * held, 4 * (matrix * columns + first)
+            panel_columns = min(width, columns - first)
+            stride, index = 4 * panel_columns, 4 * (matrix * columns + first)
             x = a.x + matrix * a.depth * a.row_size
             to = a.y + index * quads
-            for c in range(0, held, BLOCK):
+            for c in range(0, panel_columns, BLOCK):
                 pack(a, x, to + 4 * c, first + c, stride)
-            for c in range(0, held, lanes):
+            for c in range(0, panel_columns, lanes):
                 total = splat_sum(0)
                 for q in range(quads):
                     total = dot(total, splat_sum(0x01010101), load_sums(to + q * stride + 4 * c))
                 store_sums(a.sums + index + 4 * c, total)
-            for c in range(held):
+            for c in range(panel_columns):
                 column = min(first + c, a.row_size - 1)
-                beyond = load_zero(a.zeros + column * a.zero_step) - usual
-                st_i32(a.excess + index + 4 * c, beyond)
+                excess = load_zero(a.zeros + column * a.zero_step) - offset
+                st_i32(a.excess + index + 4 * c, excess)
 
     return kernel

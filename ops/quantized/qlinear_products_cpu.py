@@ -1,9 +1,9 @@
-"""QLinearMatMul, its fused form and MatMulInteger on the CPU, on the tiles of ``qlinear_cpu``.
+"""QLinearMatMul, its fused form and MatMulInteger on the CPU, over integer tiles.
 
-Weights are a matrix. Where the machine multiplies bytes they are held as signed bytes whatever
-their zero points: unsigned ones less 128. What is left of a zero point, ``e[n]``, leaves the sums
-once they are added up: ``sum (A[m] - za) (W[n] - e[n])`` is ``sum (A[m] - za) W[n] - e[n] r[m]``,
-with ``r[m] = sum (A[m] - za)``.
+Weights are a matrix. Where the machine multiplies bytes they are packed as int8 for all zero
+points: uint8 less 128. The excess of a zero point over that, ``e[n]``, is subtracted from the sums:
+``sum (A[m] - za) (W[n] - e[n])`` is ``sum (A[m] - za) W[n] - e[n] r[m]``, with ``r[m] = sum (A[m] -
+za)``.
 """
 
 from __future__ import annotations
@@ -25,56 +25,66 @@ from subgraph.ops.shared.tile_planning import grain, round_up
 from subgraph.system import host
 
 from .arguments import PanelsArguments
-from .qlinear_cpu import (
+from .qlinear_operands import (
     BYTES,
-    Quantised,
-    Shape,
-    Sums,
+    QuantizedOperands,
+    Requantization,
     Weights,
     choose_tile,
-    emit_tiles,
-    has_usual_zero,
-    quantised,
-    sums_of,
-    usual_zero,
-    zero_sources,
-    zero_word,
+    fits_int8,
+    read_operands,
+    requantization_of,
+    signed_zero_point,
+    zero_point_argument,
+    zero_point_sources,
 )
 from .qlinear_packing import BLOCK, Tile, column_vector, guards, integer_tile, packed
+from .qlinear_tiles_cpu import Shape, emit_tiles
 
-# Multiplications of a matrix of which panels are not worth the while.
-_SMALL = 1 << 13
+# Multiplications of a product for which packing panels takes less time than they save (estimate).
+_MIN_TILE_MULTIPLICATIONS = 1 << 13
 
 
 @lowering("QLinearMatMul", dtypes=BYTES)
 def qlinear_matmul(node: Node, low: Lowering) -> None:
     """Lower QLinearMatMul."""
-    q = quantised(node, low)
+    q = read_operands(node, low)
     if q.y.size:
-        _product(node, q)
+        _emit_product(node, q)
 
 
 @lowering("FusedQLinearMatMul", domain=INTERNAL_DOMAIN, dtypes=BYTES)
 def fused_matmul(node: Node, low: Lowering) -> None:
     """Lower MatMul or Gemm between DequantizeLinear and QuantizeLinear."""
-    q = quantised(node, low)
+    q = read_operands(node, low)
     if q.y.size:
-        _product(node, q)
+        _emit_product(node, q)
 
 
 @lowering("MatMulInteger", dtypes=BYTES)
 def matmul_integer(node: Node, low: Lowering) -> None:
-    """Lower MatMulInteger; the zero point of A may be computed at run time, as quantisers do."""
+    """Lower MatMulInteger; DynamicQuantizeLinear computes the zero point of A at run time."""
     a, b, y = low.input(0), low.input(1), low.output()
     if a.dtype not in BYTES or b.dtype not in BYTES:
         raise Unsupported(f"an integer product of {a.dtype} and {b.dtype}")
     zeros = low.optional(2), low.optional(3)
-    none = (-math.inf, math.inf, 0)
-    q = Quantised(
-        low, a, None, zeros[0], b, None, zeros[1], None, None, None, None, y, none
-    )  # fmt: skip
+    q = QuantizedOperands(
+        low=low,
+        x=a,
+        x_scale=None,
+        x_zero=zeros[0],
+        w=b,
+        w_scale=None,
+        w_zero=zeros[1],
+        y_scale=None,
+        y_zero=None,
+        bias=None,
+        bias_scale=None,
+        y=y,
+        bounds=(-math.inf, math.inf, 0),
+    )
     if not b.constant:
-        if not (y.size and _computed_product(q)):
+        if not (y.size and _emit_computed_product(q)):
             emit_int8_product(low, a, b, zeros, y)
         return
     if zeros[0] is not None and zeros[0].size != 1:
@@ -84,45 +94,47 @@ def matmul_integer(node: Node, low: Lowering) -> None:
             "a zero point of weights that is computed at run time or of another shape"
         )
     if y.size:
-        _product(node, q)
+        _emit_product(node, q)
 
 
-def _product(node: Node, q: Quantised) -> None:
+def _emit_product(node: Node, q: QuantizedOperands) -> None:
     """Emit a product with a matrix of weights: rows are the pixels of a convolution."""
-    turned = bool(node.attrs.get("transB", 0))
+    transposed = bool(node.attrs.get("transB", 0))
     if q.w.rank != 2 or q.x.rank < 1:
         raise Unsupported("an integer product whose right side is not a matrix of weights")
-    depth, outputs = q.w.shape[::-1] if turned else q.w.shape
+    depth, outputs = q.w.shape[::-1] if transposed else q.w.shape
     rows = math.prod(q.x.shape[:-1])
     if q.x.shape[-1] != depth or not depth:
         raise Unsupported(f"a product of depths {q.x.shape[-1]} and {depth}")
     tile = choose_tile(q, source="rows")
     double = 8 // tile.item
-    kin = -(-depth // double)
+    double_steps = -(-depth // double)
 
     def as_rows(weight: Array) -> Array:
-        return weight if turned else weight.T
+        return weight if transposed else weight.T
 
     def runs(weight: Array) -> Array:
-        padded = np.zeros((outputs, kin * double), weight.dtype)
+        padded = np.zeros((outputs, double_steps * double), weight.dtype)
         padded[:, :depth] = weight
         return padded
 
     def of_rows(make: Callable[..., Array]) -> Callable[..., Array]:
         def made(weight: Array, *zeros: Array) -> Array:
-            return make(as_rows(weight), *zeros, *usual)
+            return make(as_rows(weight), *zeros, *offset)
 
         return made
 
-    # Pairs hold weights less their own zero points, bytes hold them less the usual one.
+    # Tiles of pairs hold weights less their own zero points, others less `signed_zero_point`.
     pairs = tile.flavour == "pairs"
-    zeros = zero_sources(q.w_zero) if pairs else []
-    usual = [] if pairs else [np.full(1, usual_zero(q.w), q.w.dtype)]
-    recipe = f"integer product {tile.flavour} {tile.weights} {tile.nv}x{tile.lanes} {int(turned)}"
+    zeros = zero_point_sources(q.w_zero) if pairs else []
+    offset = [] if pairs else [np.full(1, signed_zero_point(q.w), q.w.dtype)]
+    recipe = (
+        f"integer product {tile.flavour} {tile.weights} {tile.nv}x{tile.lanes} {int(transposed)}"
+    )
     weight = q.low.weight(recipe, of_rows(packed(tile, 1, runs)), q.w, *zeros)
     bounds: Argument = 0
     if tile.flavour == "guarded":
-        make = of_rows(guards(tile, 1, (1, 1, kin), runs))
+        make = of_rows(guards(tile, 1, (1, 1, double_steps), runs))
         bounds = q.low.weight(f"bounds of {recipe}", make, q.w)
 
     def sums(values: Array) -> Array:
@@ -132,27 +144,59 @@ def _product(node: Node, q: Quantised) -> None:
     item = 1 if q.output in BYTES else 4
     line = (1, 1, 1)
     g = Geometry(1, 1, depth, outputs, (1, 1, rows), (1, 1, rows), line, line, line, (0, 0, 0))
-    shape = Shape(
-        "rows", 1, kin * 8, kin, kin, True, round_up(outputs, BLOCK), outputs, depth,
-        0, 0, outputs * item, BLOCK * item,
-    )  # fmt: skip
+    shape = _row_shape(depth, outputs, item, double_steps)
     weights = Weights(weight, bounds, _excess(q, tile, outputs))
-    emit_tiles(q, tile, g, shape, weights, sums_of(q, tile, 1, outputs, sums, turned))
+    emit_tiles(q, tile, g, shape, weights, requantization_of(q, tile, 1, outputs, sums, transposed))
+
+
+def _row_shape(depth: int, outputs: int, item: int, inner: int, x_image: int = 0) -> Shape:
+    """Return the sizes of a product whose rows are the pixels of a convolution.
+
+    Args:
+        depth: Elements of a row of the left side.
+        outputs: Columns of the result.
+        item: Bytes of an element of the result.
+        inner: Double steps of the depth.
+        x_image: Bytes between left sides; 0 also for a single one.
+    """
+    return Shape(
+        source="rows",
+        blocks=1,
+        pixel=inner * 8,
+        inner=inner,
+        last_inner=inner,
+        width_merged=True,
+        columns=round_up(outputs, BLOCK),
+        stored=outputs,
+        channels=depth,
+        x_image=x_image,
+        y_image=0,
+        y_pixel=outputs * item,
+        y_block=BLOCK * item,
+    )
 
 
 @attrs.frozen
 class _Stack:
-    """Matrices [M, K] times [K, N] of a product, one or several."""
+    """Matrices [M, K] times [K, N] of a product, one or several.
+
+    Attributes:
+        matrices: How many.
+        m: M.
+        depth: K.
+        n: N.
+        a_step: Elements between the left sides; 0: all have the same.
+    """
 
     matrices: int
     m: int
     depth: int
     n: int
-    a_step: int  # elements between the left sides
+    a_step: int
 
 
 def _stack(a: Operand, b: Operand) -> _Stack | None:
-    """Return the matrices of a product; None where stacks broadcast or there is nothing to do."""
+    """Return the matrices of a product; None if their stacks broadcast or an operand is empty."""
     if not (a.rank and b.rank and a.size and b.size):
         return None
     depth, n, stack = a.shape[-1], b.shape[-1] if b.rank > 1 else 1, b.shape[:-2]
@@ -165,32 +209,34 @@ def _stack(a: Operand, b: Operand) -> _Stack | None:
     return _Stack(math.prod(stack), m, depth, n, m * depth)
 
 
-def _computed_product(q: Quantised) -> bool:
-    """Emit the product of two sides that are computed at run time; return whether tiles take it."""
+def _emit_computed_product(q: QuantizedOperands) -> bool:
+    """Emit the product of two operands of which none is a weight, if tiles are the faster way.
+
+    Returns:
+        False if nothing was emitted.
+    """
     s = _stack(q.x, q.w)
-    if s is None or not _tiles_pay(q, s):
+    if s is None or not _tiles_are_faster(q, s):
         return False
     if q.x_zero is not None and q.x_zero.size != 1:
         return False
     if q.w_zero is not None and q.w_zero.size != 1 and q.w_zero.shape != (s.n,):
         return False
-    tile, columns, kin = integer_tile("quads", "int8"), round_up(s.n, BLOCK), -(-s.depth // 8)
-    weights, sums = _pack(q, tile, s)
+    tile, double_steps = integer_tile("quads", "int8"), -(-s.depth // 8)
+    weights, sums = _emit_packing(q, tile, s)
     g = Geometry(
         s.matrices, 1, s.depth, s.n, (1, 1, s.m), (1, 1, s.m), (1, 1, 1), (1, 1, 1), (1, 1, 1),
         (0, 0, 0),
     )  # fmt: skip
-    shape = Shape(
-        "rows", 1, kin * 8, kin, kin, True, columns, s.n, s.depth,
-        s.a_step, 4 * s.m * s.n, 4 * s.n, 4 * BLOCK,
-    )  # fmt: skip
-    apart = 8 * kin * columns if s.matrices > 1 else 0
-    emit_tiles(q, tile, g, shape, weights, sums, apart=apart)
+    shape = _row_shape(s.depth, s.n, 4, double_steps, s.a_step)
+    shape = attrs.evolve(shape, y_image=4 * s.m * s.n)
+    weights_image = 8 * double_steps * shape.columns if s.matrices > 1 else 0
+    emit_tiles(q, tile, g, shape, weights, sums, weights_image=weights_image)
     return True
 
 
-def _pack(q: Quantised, tile: Tile, s: _Stack) -> tuple[Weights, Sums]:
-    """Emit the panels of the right sides; return the weights and their sums."""
+def _emit_packing(q: QuantizedOperands, tile: Tile, s: _Stack) -> tuple[Weights, Requantization]:
+    """Emit the step that packs the right sides; return them and how sums become the result."""
     low, b, zero = q.low, q.w, q.w_zero
     columns, quads = round_up(s.n, BLOCK), round_up(s.depth, 8) // 4
     panels = low.scratch(4 * s.matrices * columns * quads)
@@ -204,7 +250,7 @@ def _pack(q: Quantised, tile: Tile, s: _Stack) -> tuple[Weights, Sums]:
         row_size=s.n,
         columns=columns,
         quads=quads,
-        zeros=zero_word(low, zero, b.dtype),
+        zeros=zero_point_argument(low, zero, b.dtype),
         zero_step=int(zero is not None and zero.size > 1),
     )
     units = s.matrices * -(-columns // (tile.lanes * tile.nv))
@@ -218,26 +264,28 @@ def _pack(q: Quantised, tile: Tile, s: _Stack) -> tuple[Weights, Sums]:
     low.emit(kernel, arguments, units, grain=grain(units, 4 * b.size), bytes=2 * b.nbytes)
     spread = column_vector(1, s.n, "int32")
     start = low.weight(f"integer bias 1x{s.n}", spread, np.zeros(1, np.int32))
-    return Weights(panels, 0, excess), Sums(start, 0, 0, totals)
+    return Weights(panels, 0, excess), Requantization(start, 0, 0, totals)
 
 
-def _tiles_pay(q: Quantised, s: _Stack) -> bool:
-    """Return whether products of bytes are faster than those of floats that hold their sums."""
+def _tiles_are_faster(q: QuantizedOperands, s: _Stack) -> bool:
+    """Return whether int8 tiles are faster than a float product that holds the sums exactly."""
     forced = q.low.options.get("INTEGER_FLAVOUR")
     if forced is not None:
         return bool(forced == "quads")
-    # To hold more terms takes float64, with half the elements in a vector.
-    return s.depth > MAX_FLOAT32_TERMS or (host.has_vnni() and s.m * s.depth * s.n >= _SMALL)
+    # Sums of more terms need float64, with half the elements in a vector.
+    return s.depth > MAX_FLOAT32_TERMS or (
+        host.has_vnni() and s.m * s.depth * s.n >= _MIN_TILE_MULTIPLICATIONS
+    )
 
 
-def _excess(q: Quantised, tile: Tile, outputs: int) -> Argument:
-    """Return what packed columns are too large by: zero points less what packing takes off."""
-    if tile.flavour == "pairs" or has_usual_zero(q.w, q.w_zero):
+def _excess(q: QuantizedOperands, tile: Tile, outputs: int) -> Argument:
+    """Return the excess of packed columns: zero points less the one that packing subtracts."""
+    if tile.flavour == "pairs" or fits_int8(q.w, q.w_zero):
         return 0
-    usual, spread = usual_zero(q.w), column_vector(1, outputs, "int32")
+    offset, spread = signed_zero_point(q.w), column_vector(1, outputs, "int32")
 
     def make(zero: Array) -> Array:
-        return spread(zero.astype(np.int32) - usual)
+        return spread(zero.astype(np.int32) - offset)
 
     zero = q.w_zero if q.w_zero is not None else np.zeros(1, q.w.dtype)
-    return q.low.weight(f"zero points less {usual} for {outputs}", make, zero)
+    return q.low.weight(f"zero points less {offset} for {outputs}", make, zero)

@@ -1,4 +1,4 @@
-"""Pooling of quantised values on the CPU device."""
+"""FusedQMaxPool, MaxPool of quantized values, on the CPU device."""
 
 from __future__ import annotations
 

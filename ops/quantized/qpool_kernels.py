@@ -1,4 +1,4 @@
-"""Pooling of bytes: largest ones, exact, in blocks of 16 channels or in the plain layout."""
+"""Kernel of MaxPool of bytes, in blocks of 16 channels or in the plain layout."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BLOCK = 16
 _WIDE = 32  # bytes of a step over a row
 
 
-def largest(*, dtype: str, blocked: bool) -> Callable[..., None]:
-    """Return the kernel of `PoolBytesArguments`: MaxPool over rows of bytes, or of blocks of 16.
+def max_pool(*, dtype: str, blocked: bool) -> Callable[..., None]:
+    """Return the kernel of `PoolBytesArguments`: the maximum over columns, then over rows.
 
     Args:
         dtype: ``"int8"`` or ``"uint8"``.
-        blocked: Whether planes are blocks of 16 channels.
+        blocked: Planes are blocks of 16 channels.
     """
     arguments = view_of(PoolBytesArguments)
     v, block = vec(dtype, _WIDE), vec(dtype, _BLOCK)
@@ -37,7 +37,7 @@ def largest(*, dtype: str, blocked: bool) -> Callable[..., None]:
         at = 0
         while at < row:
             if at + _WIDE > row and row >= _WIDE:
-                at = row - _WIDE  # again, in part
+                at = row - _WIDE  # the last vector overlaps the one before
             if at + _WIDE <= row:
                 found = splat(least)
                 for i in range(count):

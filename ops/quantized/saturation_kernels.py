@@ -1,9 +1,9 @@
-"""Which steps of a guarded product may saturate: from the bytes that are read and from the weights.
+"""Finds the steps of a guarded product whose 16-bit sums may saturate ("faults").
 
-``tile_int`` adds two products in 16 bits. They cannot saturate where the larger of the bytes is at
-most 32767 / (largest sum of two weights of one sign): the latter is packed with the weights
-(``qlinear_packing.guards``), the former is found once a strip. The few steps of a panel for which
-that does not hold are listed, for the tile to correct them.
+The tile adds two products in 16 bits. Their sum fits if the larger of the two bytes is at most
+32767 / (the largest sum of two weights of one sign): these bounds are packed with the weights
+(``qlinear_packing.guards``), the largest bytes are found once for each patch. The few steps of a
+panel for which that does not hold are listed, for the tile to correct them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.simd import ld_u8, st_i8, st_i64, vec
 
-from .arguments import QuantisedProductArguments
+from .arguments import QuantizedProductArguments
+from .qlinear_packing import LINE
 
-LINE = 16  # bounds compared at a time; rows of them are padded to as many
-PAIRS = 4  # of bytes in a double step
+PAIRS = 4  # pairs of bytes in a double step
 
 
 class TileStrides(WordBlock):
@@ -38,43 +38,44 @@ class TileStrides(WordBlock):
 
 
 def guards() -> tuple[Any, Any]:
-    """Return ``(find_largest, find_faults)``; both take `QuantisedProductArguments`.
+    """Return ``(find_largest, find_faults)``; ``product`` are the arguments of the product.
 
-    ``find_largest(product, strip, pixels, to)``: the largest byte that each pair of the double
-    steps of the input blocks reads, in the order of a row of bounds. A strip is
+    ``find_largest(product, patch, pixels, to)`` writes the largest byte that each pair of the
+    double steps of the input blocks reads, in the order of a row of bounds. A patch is
     ``[blocks][pixels][bytes of a pixel]``.
 
-    ``find_faults(product, bounds, reach, to, most, strides) -> count``: list the steps of a panel
-    that may saturate, as bytes in A and in B; ``most + 1`` if there are more than ``most``.
-    ``strides``: a `TileStrides`.
+    ``find_faults(product, bounds, reach, to, most, strides)`` compares these (``reach``) with the
+    bounds of a panel, and lists the steps that may saturate at ``to``: their bytes from the first
+    one of A and of B. It returns how many there are, ``most + 1`` if more than ``most``.
+    ``strides`` is a `TileStrides`.
     """
     eight, line = vec("uint8", 8), vec("uint8", LINE)
     load8, max8, store8, zero8 = eight.load, eight.max, eight.store, eight.zero
     load, splat, store, some = line.load, line.splat, line.store, line.any
 
     @register_jitable
-    def find_largest(product: QuantisedProductArguments, strip: int, pixels: int, to: int) -> None:
+    def find_largest(product: QuantizedProductArguments, patch: int, pixels: int, to: int) -> None:
         blocks, step, inner = product.blocks, product.pixel, product.inner
         doubles = step // 8
         row = (blocks * inner * PAIRS + LINE - 1) // LINE * LINE
-        held = to + row  # room for eight bytes
+        eight_bytes = to + row  # scratch after the row
         for i in range(0, row, LINE):
             store(to + i, splat(0))
         for b in range(blocks):
             for o in range(doubles):
-                at = strip + b * pixels * step + 8 * o
+                at = patch + b * pixels * step + 8 * o
                 most = zero8()
                 for p in range(pixels):
                     most = max8(most, load8(at + p * step))
-                store8(held, most)
+                store8(eight_bytes, most)
                 for i in range(o, inner, doubles):
                     for k in range(PAIRS):
-                        whole = max(ld_u8(held + 2 * k), ld_u8(held + 2 * k + 1))
-                        st_i8(to + (b * inner + i) * PAIRS + k, whole)
+                        larger = max(ld_u8(eight_bytes + 2 * k), ld_u8(eight_bytes + 2 * k + 1))
+                        st_i8(to + (b * inner + i) * PAIRS + k, larger)
 
     @register_jitable
     def find_faults(
-        product: QuantisedProductArguments,
+        product: QuantizedProductArguments,
         bounds: int,
         reach: int,
         to: int,
@@ -82,7 +83,10 @@ def guards() -> tuple[Any, Any]:
         strides: TileStrides,
     ) -> int:
         blocks, inner = product.blocks, product.inner * PAIRS
-        down, along = product.kernel_height, 1 if product.along != 0 else product.kernel_width
+        down, along = (
+            product.kernel_height,
+            1 if product.width_merged != 0 else product.kernel_width,
+        )
         row = (blocks * inner + LINE - 1) // LINE * LINE
         count = 0
         for tap in range(down * along):
@@ -97,9 +101,9 @@ def guards() -> tuple[Any, Any]:
                     if count == most:
                         return most + 1
                     b, step = i // inner, i % inner // 2
-                    place = (b * down * along + tap) * (inner // 2) + step
+                    step_of_b = (b * down * along + tap) * (inner // 2) + step
                     st_i64(to + 16 * count, a + b * strides.block + 4 * step)
-                    st_i64(to + 16 * count + 8, place * strides.step)
+                    st_i64(to + 16 * count + 8, step_of_b * strides.step)
                     count += 1
             bounds += row
         return count

@@ -1,7 +1,7 @@
 """The property "cpu_quantized": models in the QDQ form run on integer kernels.
 
 QDQ models have a DequantizeLinear before an operator and a QuantizeLinear after it. Each such group
-becomes one integer operator (``ops/quantized/qlinear_cpu.py``):
+becomes one integer operator (``ops/quantized/qlinear_operands.py``):
 
 - Conv, MatMul and Gemm with weights: integer sums are exact, and are scaled and rounded once, as
   QLinearConv and QLinearMatMul require. Float arithmetic on the same group also rounds sums, so

@@ -1,10 +1,10 @@
-"""Strips: what a unit of a quantised product reads of its input, with padding, in scratch memory.
+"""Patches: the input of a work unit of a quantized product, copied with padding to scratch memory.
 
 Elements are 16-bit integers less their zero point (``pairs``), or unsigned bytes. Sources:
 
-- ``blocked``: ``[N][C / 16][H][W][16]`` bytes, the strip ``[C / 16][h][w][16]``.
-- ``image``: ``[N][C][H][W]`` with at most four channels, the strip ``[h][w][4]``.
-- ``rows``: a matrix ``[W][C]``, the strip the same with rows padded to a multiple of eight bytes.
+- ``blocked``: ``[N][C / 16][H][W][16]`` bytes, the patch ``[C / 16][h][w][16]``.
+- ``image``: ``[N][C][H][W]`` with at most four channels, the patch ``[h][w][4]``.
+- ``rows``: a matrix ``[W][C]``, the patch the same with rows padded to a multiple of eight bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.simd import convert, ld_i8, ld_u8, st_i8, st_i16, vec
 from subgraph.engine.codegen.tile_int import BLOCK
 
-IMAGE = 4  # channels of a pixel of an image's strip
-# Blocks, height and width of an image, its channels, bytes of a pixel in the strip.
-Strip = tuple[int, int, int, int, int]
+IMAGE = 4  # channels of a pixel of an image's patch
+# Blocks, height and width of an image, its channels, bytes of a pixel in the patch.
+Patch = tuple[int, int, int, int, int]
 
 
-class StripBox(WordBlock):
-    """The box of the input that a strip holds; some of it may be outside of the image.
+class PatchBox(WordBlock):
+    """The box of the input that a patch covers; parts outside the image are padding.
 
     Attributes:
         row: Its first row.
@@ -38,16 +38,16 @@ class StripBox(WordBlock):
     columns: int
 
 
-def strip_item(flavour: str) -> int:
-    """Return the bytes of an element of a strip."""
+def element_bytes(flavour: str) -> int:
+    """Return the bytes of an element of a patch."""
     return 2 if flavour == "pairs" else 1
 
 
 def _element(dtype: str, flavour: str) -> tuple[Any, Any, Any, Any]:
-    """Return ``(one, sixteen, clear, clear_block)``: how elements come into a strip.
+    """Return ``(one, sixteen, clear, clear_block)``, which write elements of a patch.
 
-    ``one(source, to, zero)`` brings one element, ``sixteen(source, to, zero)`` sixteen beside each
-    other, ``clear(to, count, zero)`` sets elements to the zero point, ``clear_block`` sixteen.
+    ``one(source, to, zero)`` copies one element, ``sixteen(source, to, zero)`` sixteen adjacent
+    ones; ``clear(to, count, zero)`` sets elements to the zero point, ``clear_block`` sixteen.
     """
     load1 = ld_i8 if dtype == "int8" else ld_u8
     flip = 128 if dtype == "int8" else 0
@@ -98,9 +98,10 @@ def _element(dtype: str, flavour: str) -> tuple[Any, Any, Any, Any]:
 
 
 def _pixels_of_bytes(dtype: str) -> Any:
-    """Return ``beside(source, to, apart, channels)``: sixteen pixels of an image's strip.
+    """Return ``interleave(source, to, plane, channels)``: writes sixteen pixels of four channels.
 
-    Channels that the image lacks hold anything: their weights are zero.
+    Channels are ``plane`` bytes apart in the image. Those that the image lacks are not defined:
+    their weights are zero.
     """
     byte, pixels = vec("uint8", BLOCK), vec("int32", BLOCK)
     load, store, splat, shl = byte.load, pixels.store, pixels.splat, pixels.shl
@@ -108,20 +109,20 @@ def _pixels_of_bytes(dtype: str) -> Any:
     signs = -0x7F7F7F80 if dtype == "int8" else 0  # 0x80 in each byte
 
     @register_jitable
-    def beside(source: int, to: int, apart: int, channels: int) -> None:
+    def interleave(source: int, to: int, plane: int, channels: int) -> None:
         values = splat(signs)
         for c in range(channels):
-            values = values ^ shl(widen(load(source + c * apart)), splat(8 * c))
+            values = values ^ shl(widen(load(source + c * plane)), splat(8 * c))
         store(to, values)
 
-    return beside
+    return interleave
 
 
-def strip_copier(dtype: str, flavour: str, source: str) -> Any:
-    """Return ``copy(strip, x, to, zero, where)``: lay out a strip.
+def patch_copier(dtype: str, flavour: str, source: str) -> Any:
+    """Return ``copy(patch, x, to, zero, where)``, which copies the box ``where`` of an image.
 
-    ``strip``: blocks, height and width of an image, channels, bytes of a pixel in the strip.
-    ``where``: the box of the input that it holds.
+    ``patch``: blocks, height and width of the image, its channels, bytes of a pixel in the patch.
+    ``x`` is the image, ``to`` the patch, ``zero`` the zero point.
 
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
@@ -129,12 +130,12 @@ def strip_copier(dtype: str, flavour: str, source: str) -> Any:
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
     """
     one, sixteen, clear, clear_block = _element(dtype, flavour)
-    item = strip_item(flavour)
-    beside = _pixels_of_bytes(dtype)
+    item = element_bytes(flavour)
+    interleave = _pixels_of_bytes(dtype)
 
     @register_jitable
-    def blocked(strip: Strip, x: int, to: int, zero: int, where: StripBox) -> None:
-        blocks, height, width, _, _ = strip
+    def blocked(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
+        blocks, height, width, _, _ = patch
         h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
@@ -152,8 +153,8 @@ def strip_copier(dtype: str, flavour: str, source: str) -> Any:
                 to += nw * BLOCK * item
 
     @register_jitable
-    def image(strip: Strip, x: int, to: int, zero: int, where: StripBox) -> None:
-        _, height, width, channels, _ = strip
+    def image(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
+        _, height, width, channels, _ = patch
         h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
         clear(to, nh * nw * IMAGE, zero)
         left = min(max(-w0, 0), nw)
@@ -166,15 +167,15 @@ def strip_copier(dtype: str, flavour: str, source: str) -> Any:
             row = x + h * width + w0
             if item == 1:
                 while first + BLOCK <= right:
-                    beside(row + first, at + first * IMAGE, height * width, channels)
+                    interleave(row + first, at + first * IMAGE, height * width, channels)
                     first += BLOCK
             for c in range(channels):
                 for w in range(first, right):
                     one(row + c * height * width + w, at + (w * IMAGE + c) * item, zero)
 
     @register_jitable
-    def rows(strip: Strip, x: int, to: int, zero: int, where: StripBox) -> None:
-        _, _, _, depth, step = strip
+    def rows(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
+        _, _, _, depth, step = patch
         whole = depth // BLOCK * BLOCK
         for r in range(where.columns):
             at, start = x + (where.column + r) * depth, to + r * step

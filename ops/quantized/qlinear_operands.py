@@ -1,0 +1,304 @@
+"""Operands of quantized convolutions and products: reading, choice of a tile, requantization.
+
+The fused forms (``passes/fuse/quantized.py`` makes them of QDQ models)::
+
+    FusedQLinearConv(X, x_scale, x_zero, W, w_scale, w_zero, y_scale, y_zero, B, b_scale)
+    FusedQLinearMatMul(A, a_scale, a_zero, B, b_scale, b_zero, y_scale, y_zero, C, c_scale)
+
+A bias of int32 without a scale has the scale of the sums and is added to them exactly; with a
+scale, or as float32, it is added to the scaled sum. Attributes ``low`` and ``high`` are bounds of
+the quantized result (an activation); ``transB``. Without ``y_scale`` the result is float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported, Weight
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
+from subgraph.system import host
+
+from .qlinear_packing import PatchSource, Tile, column_vector, integer_tile
+
+BYTES = ("uint8", "int8")
+
+
+@attrs.define
+class QuantizedOperands:
+    """The operands of a quantized convolution or product ``Y = X * W``.
+
+    Without scales the result is the sums themselves, in int32.
+
+    Attributes:
+        low: The lowering of the node.
+        x: The input, bytes.
+        x_scale: Its scale.
+        x_zero: Its zero point; None: 0.
+        w: The weights, or the right side, bytes.
+        w_scale: Their scale, or one for each output.
+        w_zero: Their zero point, or one for each output; None: 0.
+        y_scale: Scale of the result; None: the result is float32 or int32.
+        y_zero: Its zero point; None: 0.
+        bias: One number for each output.
+        bias_scale: Scale of a quantized bias; None: that of the sums.
+        y: The output.
+        bounds: Bounds of the result less its zero point, and the zero point.
+    """
+
+    low: Lowering
+    x: Operand
+    x_scale: Operand | None
+    x_zero: Operand | None
+    w: Operand
+    w_scale: Operand | None
+    w_zero: Operand | None
+    y_scale: Operand | None
+    y_zero: Operand | None
+    bias: Operand | None
+    bias_scale: Operand | None
+    y: Operand
+    bounds: tuple[float, float, int]
+
+    @property
+    def output(self) -> str:
+        """The dtype of the result."""
+        return self.y.dtype
+
+
+@attrs.frozen
+class Weights:
+    """The weights of a quantized product as the kernel reads them.
+
+    Attributes:
+        packed: The panels.
+        bounds: Guarded: for each pair of weights the largest byte of the input whose products
+            cannot saturate (`qlinear_packing.guards`); else 0.
+        excess: Zero point of each column less the one that packing subtracts; 0: all are 0.
+    """
+
+    packed: Argument
+    bounds: Argument
+    excess: Argument
+
+
+@attrs.frozen
+class Requantization:
+    """How the sums of a quantized product become its result, for each column.
+
+    Attributes:
+        bias: First value of a sum, int32.
+        scale: Factor of a sum, float32; 0: the result is int32.
+        shift: Added to the scaled sum, float32; 0: nothing.
+        weight_sums: Sums of weights, int32. The kernel subtracts them times the zero point of the
+            input; 0: the bias includes that, or there is no zero point.
+    """
+
+    bias: Argument
+    scale: Argument
+    shift: Argument
+    weight_sums: Argument
+
+
+def read_operands(node: Node, low: Lowering) -> QuantizedOperands:
+    """Return the operands of a node.
+
+    Raises:
+        Unsupported: Scales are no weights, or zero points are not known.
+    """
+    optional = [low.optional(k) for k in range(10)]
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale = optional
+    if x is None or w is None or x_scale is None or w_scale is None:
+        raise Unsupported(f"{node.op_type} without operands")
+    given = [o for o in (w, x_scale, w_scale, y_scale, bias, bias_scale) if o is not None]
+    if any(not operand.constant for operand in given):
+        raise Unsupported("weights or scales that are computed at run time")
+    scales = [o for o in (x_scale, w_scale, y_scale, bias_scale) if o is not None]
+    if any(scale.dtype != "float32" for scale in scales):
+        raise Unsupported("scales that are not float32")
+    if any(given is not None and given.size != 1 for given in (x_scale, x_zero, y_scale)):
+        raise Unsupported("scales or zero points for each row")
+    if x.dtype not in BYTES or w.dtype not in BYTES:
+        raise Unsupported(f"an integer product of {x.dtype} and {w.dtype}")
+    bounds = _bounds(node, low.output(), y_zero)
+    return QuantizedOperands(
+        low, x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale,
+        low.output(), bounds,
+    )  # fmt: skip
+
+
+def known_zero(operand: Operand | None) -> Array:
+    """Return zero points, flat; 0 for an omitted operand.
+
+    Raises:
+        Unsupported: They are not known when the plan is made.
+    """
+    if operand is None:
+        return np.zeros(1, np.int64)
+    if operand.known is None:
+        raise Unsupported("a zero point that is computed at run time")
+    return operand.known.astype(np.int64).reshape(-1)
+
+
+def _bounds(node: Node, y: Operand, y_zero: Operand | None) -> tuple[float, float, int]:
+    """Return the bounds of the result less its zero point, and the zero point."""
+    if y.dtype not in BYTES:
+        return -math.inf, math.inf, 0
+    zero = known_zero(y_zero)
+    if zero.size != 1:
+        raise Unsupported("zero points for each row")
+    info = np.iinfo(y.dtype)
+    # An activation's bound may lie outside the range of the dtype.
+    ends = (node.attrs.get("low", info.min), node.attrs.get("high", info.max))
+    least, most = (min(max(int(end), int(info.min)), int(info.max)) for end in ends)
+    return float(least - zero[0]), float(most - zero[0]), int(zero[0])
+
+
+def signed_zero_point(w: Operand) -> int:
+    """Return the zero point for which weights less it are int8: 0 of int8, 128 of uint8."""
+    return 0 if w.dtype == "int8" else 128
+
+
+def fits_int8(w: Operand, w_zero: Operand | None) -> bool:
+    """Return whether weights less their zero points are int8, all having `signed_zero_point`."""
+    if w_zero is None:
+        return w.dtype == "int8"
+    return w_zero.known is not None and bool(np.all(w_zero.known == signed_zero_point(w)))
+
+
+def choose_tile(q: QuantizedOperands, *, source: PatchSource) -> Tile:
+    """Return the tile: of bytes if the machine multiplies bytes and weights fit, else of pairs.
+
+    Args:
+        q: The operands.
+        source: What the patches are copied from.
+    """
+    forced = q.low.options.get("INTEGER_FLAVOUR")
+    quads = host.has_vnni() if forced is None else forced == "quads"
+    # The pixels of an image are large bytes in few channels: most steps would need corrections.
+    guarded = host.prefers_pmaddubsw() and source != "image" and forced in (None, "guarded")
+    fits = fits_int8(q.w, q.w_zero)
+    # The excess of other zero points is corrected by sums of rows, which windows do not have.
+    if (quads or guarded) and (fits or source == "rows"):
+        return integer_tile("quads" if quads else "guarded", "int8")
+    return integer_tile("pairs", "int8" if fits else "int16")
+
+
+def zero_point_sources(zero: Operand | None) -> list[Operand]:
+    """Return the sources of a weight that depends on a zero point, if there is one."""
+    return [] if zero is None else [zero]
+
+
+def requantization_of(
+    q: QuantizedOperands,
+    tile: Tile,
+    groups: int,
+    outputs: int,
+    sums: Callable[[Array], Array],
+    transposed: bool = False,
+) -> Requantization:
+    """Return how the sums of a product become its result.
+
+    Tiles of bytes multiply the input with its zero point; so the sums of weights, times the zero
+    point, are subtracted here (if it is known) or by the kernel.
+
+    Args:
+        q: The product.
+        tile: Its tile.
+        groups: Groups.
+        outputs: Outputs of a group.
+        sums: ``weights -> sums`` of the weights of each output.
+        transposed: The outputs of a matrix of weights are its rows.
+    """
+    low = q.low
+    spread = column_vector(groups, outputs, "int32")
+    exact = q.bias is not None and q.bias.dtype == "int32" and q.bias_scale is None
+    sources: list[Operand] = [q.bias] if exact and q.bias is not None else []
+    name = f"integer bias {groups}x{outputs}"
+    offset = signed_zero_point(q.w)
+    summed = f"of weights less {offset} {q.w.shape} {int(transposed)}"
+
+    def of_weights(weight: Array) -> Array:
+        return sums(weight.astype(np.int64) - offset)
+
+    total: Argument = 0
+    if tile.flavour != "pairs" and (q.x_zero is None or q.x_zero.known is not None):
+        shifted = int(known_zero(q.x_zero)[0]) + (128 if q.x.dtype == "int8" else 0)
+        name += f" less {shifted} {summed}"
+
+        def with_sums(weight: Array, *bias: Array) -> Array:
+            part = -shifted * of_weights(weight)
+            return spread(part + (bias[0].reshape(-1) if bias else 0))
+
+        start = low.weight(name, with_sums, q.w, *sources)
+    elif sources:
+        start = low.weight(name, spread, *sources)
+    else:
+        start = low.weight(name, spread, np.zeros(1, np.int32))
+    if tile.flavour != "pairs" and q.x_zero is not None and q.x_zero.known is None:
+        recipe = f"integer sums {groups}x{outputs} {summed}"
+
+        def spread_sums(weight: Array) -> Array:
+            return spread(of_weights(weight))
+
+        total = low.weight(recipe, spread_sums, q.w)
+    if q.x_scale is None or q.w_scale is None:
+        return Requantization(start, 0, 0, total)
+    scale = _scale(q, q.x_scale, q.w_scale, groups, outputs)
+    return Requantization(start, scale, _shift(q, groups, outputs, exact), total)
+
+
+def _scale(
+    q: QuantizedOperands, x_scale: Operand, w_scale: Operand, groups: int, outputs: int
+) -> Weight:
+    """Return input scale * weight scale / output scale for each column."""
+    spread = column_vector(groups, outputs, "float32")
+
+    def make(left: Array, right: Array, *out: Array) -> Array:
+        scale = left.reshape(-1)[:1] * right.reshape(-1)
+        return spread(scale / out[0].reshape(-1) if out else scale)
+
+    out = [] if q.y_scale is None or q.output == "float32" else [q.y_scale]
+    return q.low.weight(f"integer scale {groups}x{outputs}", make, x_scale, w_scale, *out)
+
+
+def _shift(q: QuantizedOperands, groups: int, outputs: int, exact: bool) -> Argument:
+    """Return what is added to scaled sums: a bias that is not added to the sums (``exact``)."""
+    if q.bias is None or exact:
+        return 0
+    scaled, rounded = q.bias_scale is not None, q.output != "float32"
+    spread = column_vector(groups, outputs, "float32")
+    sources = [o for o in (q.bias, q.bias_scale, q.y_scale if rounded else None) if o is not None]
+
+    def make(bias: Array, *scales: Array) -> Array:
+        value: Array = bias.astype(np.float32).reshape(-1)
+        left = list(scales)
+        if scaled:
+            value = value * left.pop(0).reshape(-1)
+        if rounded:
+            value = value / left.pop(0).reshape(-1)
+        return spread(value)
+
+    return q.low.weight(f"integer shift {groups}x{outputs} {scaled} {rounded}", make, *sources)
+
+
+def zero_point_argument(low: Lowering, zero: Operand | None, dtype: str) -> Argument:
+    """Return zero points as an argument of a kernel.
+
+    Args:
+        low: The lowering.
+        zero: The zero points; None: one that is 0.
+        dtype: The dtype of that one.
+    """
+    if zero is None:
+        return low.weight("integer constant", flat_array, np.zeros(1, dtype))
+    return low.weight("zero point", flat_array, zero) if zero.constant else zero
+
+
+def flat_array(array: Array) -> Array:
+    """Return an array flat and contiguous."""
+    return np.ascontiguousarray(array).reshape(-1)

@@ -1,0 +1,186 @@
+"""The step of a quantized convolution or product over integer tiles: units, scratch, arguments."""
+
+from __future__ import annotations
+
+import attrs
+
+from subgraph.engine.planner.lowering import Argument, Lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.shared.tile_planning import grain, halved, round_up, shared
+from subgraph.system.host import caches
+
+from .arguments import QuantizedProductArguments
+from .qlinear_operands import QuantizedOperands, Requantization, Weights, zero_point_argument
+from .qlinear_packing import LINE, Flavour, PatchSource, Tile
+
+
+@attrs.frozen
+class Shape:
+    """Sizes of a product's source and output; `QuantizedProductArguments` defines most of them.
+
+    Attributes:
+        source: What the patches are copied from.
+        blocks: Input blocks of a group.
+        pixel: Bytes of a pixel in a patch.
+        inner: Double steps of the inner loop.
+        last_inner: Double steps of its last iteration.
+        width_merged: The inner loop runs over the width of the kernel, too.
+        columns: Outputs of a group, rounded up to 16.
+        stored: Outputs of a group that are stored.
+        channels: Channels of an image, or elements of a row.
+        x_image: Bytes between images of the input.
+        y_image: Bytes between images of the output.
+        y_pixel: Bytes between pixels of the output.
+        y_block: Bytes between blocks of 16 outputs.
+    """
+
+    source: PatchSource
+    blocks: int
+    pixel: int
+    inner: int
+    last_inner: int
+    width_merged: bool
+    columns: int
+    stored: int
+    channels: int
+    x_image: int
+    y_image: int
+    y_pixel: int
+    y_block: int
+
+
+def _cut_tiles(low: Lowering, tile: Tile, g: Geometry, shape: Shape) -> tuple[int, int, int, int]:
+    """Return the rows, columns and panels of a unit, and all panels.
+
+    The input of a unit fills at most half of the L2 cache. With several threads there are four
+    units for each, if they can be as small (estimate).
+    """
+    high, wide = g.target[1:]
+    most, each = caches().l2 // 2, shape.blocks * shape.pixel
+    steps, reach = g.strides, (g.reach(1, 1), g.reach(2, 1))
+    rest = reach[0] - steps[1], reach[1] - steps[2]
+    rows = halved(high, 1, 1, each * g.reach(2, wide), steps[1], rest[0], most)
+    columns = halved(wide, tile.mr, tile.mr, each * g.reach(1, rows), steps[2], rest[1], most)
+    part = panels = -(-shape.columns // (tile.lanes * tile.nv))
+    if low.threads > 1:
+        wanted, outer = 4 * low.threads, g.images * g.groups
+        rows = shared(rows, high, outer * -(-wide // columns), wanted, 1, 1)
+        down = outer * -(-high // rows)
+        columns = shared(columns, wide, down, wanted, 2 * tile.mr, tile.mr)
+        part = shared(part, panels, down * -(-wide // columns), wanted, 1, 1)
+    return rows, columns, part, panels
+
+
+def emit_tiles(
+    q: QuantizedOperands, tile: Tile, g: Geometry, shape: Shape, weights: Weights,
+    sums: Requantization, *, weights_image: int = 0,
+) -> None:  # fmt: skip
+    """Emit a convolution, or a product as one whose pixels are rows.
+
+    Args:
+        q: The operands.
+        tile: Its tile.
+        g: Which pixels of the input a pixel of the result reads.
+        shape: Sizes of source and result.
+        weights: The weights.
+        sums: How the sums become the result.
+        weights_image: Bytes between the weights of images (0: all have the same).
+    """
+    low = q.low
+    rows, columns, part, panels = _cut_tiles(low, tile, g, shape)
+    # A tile may read up to 64 bytes after the last pixel; their weights are zero.
+    patch = shape.blocks * g.reach(1, rows) * g.reach(2, columns) * shape.pixel
+    reach_at = round_up(patch + 64, 64)
+    faults_at = scratch_bytes = reach_at
+    faults = 0
+    if tile.flavour == "guarded":
+        taps = g.kernel[1] * (1 if shape.width_merged else g.kernel[2])
+        # A quarter of the steps: with more corrections the exact tile is faster (estimate).
+        faults = shape.blocks * taps * shape.inner // 2
+        faults_at = reach_at + round_up(4 * shape.blocks * shape.inner, LINE) + 64
+        scratch_bytes = round_up(faults_at + 16 * faults, 64)
+    rows_at = scratch_bytes
+    if weights.excess != 0:
+        scratch_bytes = round_up(rows_at + 4 * columns, 64)
+    # Whether the input has the layout of a patch: no padding of rows, and no sums are needed.
+    is_patch = shape.source == "blocked" or (
+        shape.source == "rows" and shape.pixel == shape.channels and weights.excess == 0
+    )
+    in_place = (
+        is_patch
+        and q.x.dtype == "uint8"
+        and tile.flavour == "quads"
+        and g.taps == 1
+        and g.source == g.target
+        and not g.padded
+    )
+    scratch: Argument = 0
+    if not in_place:
+        scratch = low.scratch(scratch_bytes, per_worker=True)
+        scratch_bytes = scratch.nbytes
+    guarded = tile.flavour == "guarded"
+    least, most_value, zero = q.bounds
+    arguments = QuantizedProductArguments(
+        x=q.x,
+        weights=weights.packed,
+        y=q.y,
+        bias=sums.bias,
+        scale=sums.scale,
+        shift=sums.shift,
+        groups=g.groups,
+        blocks=shape.blocks,
+        **g.arguments(),
+        tile=_tile_kernel(tile.flavour, tile, q),
+        low=least,
+        high=most_value,
+        y_zero=zero,
+        x_zero=zero_point_argument(low, q.x_zero, q.x.dtype),
+        unit_rows=rows,
+        unit_columns=columns,
+        unit_panels=part,
+        scratch=scratch,
+        scratch_bytes=scratch_bytes,
+        columns=shape.columns,
+        x_image=shape.x_image,
+        y_image=shape.y_image,
+        inner=shape.inner,
+        last_inner=shape.last_inner,
+        y_pixel=shape.y_pixel,
+        y_block=shape.y_block,
+        stored=shape.stored,
+        channels=shape.channels,
+        pixel=shape.pixel,
+        width_merged=int(shape.width_merged),
+        weight_sums=sums.weight_sums,
+        excess=weights.excess,
+        row_sums_at=rows_at,
+        weights_image=weights_image,
+        quads_tile=_tile_kernel("quads", tile, q) if guarded else 0,
+        bounds=weights.bounds,
+        largest_at=reach_at,
+        faults_at=faults_at,
+        most_faults=faults,
+    )
+    boxes = -(-g.target[1] // rows) * -(-g.target[2] // columns)
+    count = g.images * g.groups * boxes * -(-panels // part)
+    low.emit(
+        Kernel(
+            "subgraph.ops.quantized.qlinear_kernels", "product",
+            dtype=q.x.dtype, output=q.output, flavour=tile.flavour, weights=tile.weights,
+            source=shape.source,
+        ),
+        arguments,
+        count,
+        grain=grain(count, g.flops // 2),
+        flops=g.flops,
+        bytes=q.x.nbytes + q.w.nbytes + q.y.nbytes,
+    )  # fmt: skip
+
+
+def _tile_kernel(flavour: Flavour, tile: Tile, q: QuantizedOperands) -> Kernel:
+    """Return the integer tile of a flavour."""
+    return Kernel(
+        "subgraph.engine.codegen.tile_int", "product_tile",
+        flavour=flavour, weights=tile.weights, output=q.output,
+    )  # fmt: skip
