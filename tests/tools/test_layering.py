@@ -84,8 +84,10 @@ ORDER = [
 OF_THE_CPU = (
     "subgraph.engine.cpu",
     "subgraph.engine.planner.argument_layout",
+    "subgraph.engine.planner.bound_port",
     "subgraph.engine.planner.data_dependent_plan",
     "subgraph.engine.planner.executable_plan",
+    "subgraph.engine.planner.reference_runner",
     "subgraph.engine.planner.stored_program",
     "subgraph.engine.planner.symbolic_plan",
 )

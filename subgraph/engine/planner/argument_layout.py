@@ -1,8 +1,10 @@
-"""The argument blocks of a plan in one array of words: shared by all sessions, and kept in files.
+"""Argument layouts: the kernel arguments of a plan in one array, as in a relocatable object file.
 
-Which words are addresses in the arena, in an input, in an output or in a weight is noted beside the
-array. `subgraph.engine.planner.executable_plan` copies the words for a session and fills in these
-addresses.
+The arguments of all steps stand one after the other in an array of 64-bit words, with 0 where an
+address belongs. A `Patch` lists the words that hold addresses in one piece of memory (the arena, an
+input, an output, a weight, a kernel) with their offsets in it, as relocations do in an object file.
+All sessions of a region share the layout of a plan, and exported models contain it.
+`subgraph.engine.planner.executable_plan` copies the words for a session and applies the patches.
 """
 
 from __future__ import annotations
@@ -29,27 +31,43 @@ from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache, WeightEntry
 
+# Below these amounts of work a run takes a few microseconds (estimates).
 _MAX_TINY_FLOPS = 2_000_000
-_BLOCK_WORDS = 8  # argument blocks begin on cache lines
-StepRow = tuple[Kernel, int, int, int]
+_MAX_TINY_BYTES = 200_000
+_MAX_TINY_STEPS = 64
+_BLOCK_WORDS = 8  # the arguments of a step begin on a cache line of 64 bytes
+StepRow = tuple[Kernel, int, int, int]  # kernel, index of its first argument word, units, grain
 AsArray = Callable[[Sequence[int]], Array]
 
 
 @attrs.frozen(eq=False)
 class Patch:
-    """Words that hold addresses in one piece of memory: where they stand, and how far in."""
+    """The words that hold addresses in one piece of memory.
+
+    Attributes:
+        positions: Indices of the words.
+        offsets: Offset in the memory of each address, in bytes.
+    """
 
     positions: NDArray[np.intp]
     offsets: NDArray[np.int64]
 
     def put(self, words: Array, address: int) -> None:
-        """Write the addresses in memory that begins at ``address``."""
+        """Write the addresses, for memory that begins at ``address``."""
         words[self.positions] = address + self.offsets
 
 
 @attrs.frozen(eq=False)
 class Port:
-    """An input or output of the program: what it is, and the words that point into it."""
+    """An input or output of a program.
+
+    Attributes:
+        position: Index among the graph's inputs or outputs.
+        dtype: Its dtype.
+        shape: Its concrete shape.
+        nbytes: Its size.
+        patch: The words that point into it.
+    """
 
     position: int
     dtype: str
@@ -60,7 +78,12 @@ class Port:
 
 @attrs.frozen(eq=False)
 class SymbolicConstant:
-    """A constant with traced numbers: what it holds, and the dtype that it is to have."""
+    """A constant of a symbolic plan, whose elements follow from sizes.
+
+    Attributes:
+        dtype: The dtype of the constant in an instance of the plan.
+        array: Integers and symbolic integers, as objects.
+    """
 
     dtype: str
     array: Array
@@ -71,23 +94,25 @@ WeightContent = WeightEntry | Array | SymbolicConstant
 
 @attrs.frozen(eq=False)
 class ArgumentLayout:
-    """A program without addresses; immutable.
+    """The program of a plan, without addresses; immutable.
 
     Attributes:
-        words: The argument words, 0 where an address goes.
-        arena: Words that point into the arena.
+        words: Arguments of all steps, 0 where an address belongs.
+        arena: The words that point into the arena.
         arena_bytes: Size of the arena.
-        inputs: The inputs that are no weights.
-        outputs: The outputs.
-        weights: What the words point to: entries of the weight cache, or arrays that stay.
-        kernels: Kernels that words point to.
-        steps: Kernel, first word, units and grain of every step.
-        breaks: After how many steps a node has to be computed by the reference.
-        entries: Gives what is known of every step for a profile; ``seconds`` is 0.
-        tiny: Whether a run takes some microseconds only.
-        reports: What the steps may report, by number from 1 on.
-        slot: Words that point to the slot for reports.
-        areas: Offset and bytes of each area of the arena, where these stand between guard pages.
+        inputs: The graph's inputs that are not weights.
+        outputs: The graph's outputs.
+        weights: Entries of the weight cache, then constant arrays, with the words that point to
+            them.
+        kernels: Kernels that other kernels call, with the words that hold their addresses.
+        steps: Kernel, index of the first word, work units and grain of every step.
+        breaks: For each reference step the number of steps before it.
+        entries: Returns the profile entry of every step, with 0 seconds.
+        tiny: Whether a run takes only a few microseconds, so that waking threads would cost more.
+        reports: The errors that steps can report; their numbers begin with 1.
+        slot: Indices of the words that point to the slot in which steps write such a number.
+        areas: Offset and bytes of each area of the arena that stands between guard pages; empty
+            without guard pages.
     """
 
     words: NDArray[np.int64]
@@ -113,12 +138,13 @@ def _whole_numbers(items: Sequence[int]) -> NDArray[np.int64]:
 def make_argument_layout(
     plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers
 ) -> ArgumentLayout:
-    """Return the words of a plan.
+    """Return the argument layout of a plan.
 
     Args:
         plan: The plan.
-        cache: The op's door to the weight cache.
-        as_array: Makes the arrays of words and offsets.
+        cache: The op's view of the weight cache, from which the entries of weights are taken.
+        as_array: Converts the lists of words and offsets; those of a symbolic plan contain
+            symbolic integers, which an array of int64 cannot hold.
     """
     builder = _LayoutBuilder(plan, Weights(cache))
     steps: list[StepRow] = []
@@ -168,7 +194,7 @@ def _port(
 
 @attrs.define
 class _PatchBuilder:
-    """A `Patch` in the making."""
+    """Collects the words of a `Patch`."""
 
     positions: list[int] = attrs.field(factory=list[int])
     offsets: list[int] = attrs.field(factory=list[int])
@@ -178,7 +204,7 @@ class _PatchBuilder:
 
 
 class _LayoutBuilder:
-    """Collects argument words and what has to be put in them."""
+    """Collects argument words, and the patches for those that are addresses."""
 
     def __init__(self, plan: Plan, weights: Weights) -> None:
         self.plan = plan
@@ -194,7 +220,7 @@ class _LayoutBuilder:
         self._arrays: dict[int, tuple[Array | SymbolicConstant, _PatchBuilder]] = {}
 
     def add(self, step: EmittedStep) -> int:
-        """Append a step's words; return where they begin."""
+        """Append the arguments of a step; return the index of the first word."""
         if guard_pages.MODE:
             begin = guard_pages.block_begin(len(self.words), len(step.arguments))
         else:
@@ -208,9 +234,10 @@ class _LayoutBuilder:
         return begin
 
     def weight_patches(self, as_array: AsArray) -> tuple[tuple[WeightContent, Patch], ...]:
-        """Return the weights, with the words that point to each."""
+        """Return the weights, each with the words that point to it."""
         entries = [(self.weights.entries[k], n.build(as_array)) for k, n in self._entries.items()]
-        # The largest weight is made while the fewest others are there: the least peak of memory.
+        # The largest weights are computed first, while few others exist: this lowers the peak of
+        # memory.
         entries.sort(key=lambda item: -sum(p.nbytes for p in item[0].parameters))
         arrays = [(array, patch.build(as_array)) for array, patch in self._arrays.values()]
         return (*entries, *arrays)
@@ -232,7 +259,7 @@ class _LayoutBuilder:
 
     def _append_address(self, argument: Operand | Scratch) -> None:
         storage = argument.storage
-        assert storage is not None, "a mentioned operand has storage"
+        assert storage is not None, "an operand of a step has storage"
         root, offset = storage.root()
         offset += argument.offset if isinstance(argument, Operand) else 0
         self._located(root, offset, argument)
@@ -276,8 +303,8 @@ class _LayoutBuilder:
 
 
 def _is_tiny(plan: Plan) -> bool:
-    """Return whether a run takes some microseconds only."""
+    """Return whether a run takes only a few microseconds, by the steps' counts of work."""
     steps = [item for item in plan.items if isinstance(item, EmittedStep)]
     work = sum(step.flops for step in steps)
     moved = sum(larger(step.bytes, 64 * step.units) for step in steps)
-    return len(steps) <= 64 and work < _MAX_TINY_FLOPS and moved < 200_000
+    return len(steps) <= _MAX_TINY_STEPS and work < _MAX_TINY_FLOPS and moved < _MAX_TINY_BYTES

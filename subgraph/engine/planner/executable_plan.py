@@ -1,8 +1,9 @@
 """Executable plans: a plan bound to the memory of one request, ready to run.
 
-The words are a copy of the plan's `subgraph.engine.planner.argument_layout`. A run patches only the
-addresses that have moved since the last one: usually none, since small inputs and outputs are
-copied to fixed places.
+The argument words are a copy of those in the plan's argument layout
+(`subgraph.engine.planner.argument_layout`), with addresses in place of the zeros. A run patches
+only the addresses that changed since the previous run. Usually none did, because small inputs and
+outputs are copied to and from stages at fixed addresses (`subgraph.engine.planner.bound_port`).
 """
 
 from __future__ import annotations
@@ -15,47 +16,51 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.planner.argument_layout import ArgumentLayout, Patch, Port, SymbolicConstant
-from subgraph.engine.planner.constants import evaluate_weight
-from subgraph.engine.planner.lowering import Operand, Storage
+from subgraph.engine.planner.bound_port import BoundPort
 from subgraph.engine.planner.plan_types import Item, Plan, ReferenceStep
+from subgraph.engine.planner.reference_runner import ReferenceRunner
 from subgraph.engine.planner.step_profile import Span
 from subgraph.engine.planner.stored_program import StoredProgram
 from subgraph.engine.planner.symbolic_plan import PlanInstance, SymbolicPlan
 from subgraph.engine.program import abi
-from subgraph.engine.program.addresses import address_of
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.program.program import Program, Step, runtime_kernels
 from subgraph.engine.program.reports import SLOT_WORDS, ReportSlot
 from subgraph.engine.toolchain import loader, toolchain
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.parameters import Snapshot
-from subgraph.graph.types import Array, numpy_dtype
-from subgraph.operators.reference import evaluate
-from subgraph.operators.subgraph_op import DefaultSubgraphOp, ProfileEntry, fill_outputs
+from subgraph.graph.types import Array
+from subgraph.operators.subgraph_op import ProfileEntry, fill_outputs
 from subgraph.system import guard_pages, guard_report
 from subgraph.system.large_pages import aligned_empty, mapped_empty
 from subgraph.weights.cache import Changes, WeightEntry
 from subgraph.weights.mapped_files import release
 from subgraph.weights.parallel import parallel_map
 
-# Copying that much costs less than asking an array for its address and patching words.
-MAX_STAGED_BYTES = 16384
-_MIN_THREADED_WEIGHT_BYTES = 1 << 22  # bytes of weights
-_LARGE_WEIGHT_BYTES = 1 << 25  # bytes of weights beside which a linker's own memory counts
+# Bytes of parameters from which weights are computed by several threads (estimate).
+_MIN_THREADED_WEIGHT_BYTES = 1 << 22
+# Bytes of parameters from which the linker's memory, tens of megabytes, is given back before the
+# weights are computed (estimate).
+_LARGE_WEIGHT_BYTES = 1 << 25
 
 
 class Arena:
-    """A request's memory, shared by the plans that it runs one after another."""
+    """A request's memory, shared by the plans that it runs one after another.
+
+    Attributes:
+        memory: The bytes.
+        address: Address of the first one.
+    """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin with an empty arena."""
         self.memory = aligned_empty((0,), np.dtype(np.uint8), 64)
         self.address = 0
 
     def reserve(self, nbytes: int) -> None:
-        """Have at least that many bytes; the address may change."""
+        """Enlarge the arena to at least ``nbytes``; its address may change, its content is lost."""
         if guard_pages.MODE:
-            return  # each bound plan has an arena of its own
+            return  # each executable plan has an arena of its own
         if nbytes > self.memory.nbytes:
             self.memory = aligned_empty((0,), np.dtype(np.uint8), 64)
             self.memory = mapped_empty(nbytes)
@@ -63,7 +68,7 @@ class Arena:
 
 
 class _GuardedArena(Arena):
-    """The memory of one bound plan, each storage between guard pages."""
+    """The arena of one executable plan, with each storage between guard pages."""
 
     def __init__(self, areas: Sequence[tuple[int, int]], nbytes: int) -> None:
         self.memory = guard_pages.mapped(areas, nbytes)
@@ -73,12 +78,14 @@ class _GuardedArena(Arena):
 class ExecutablePlan:
     """A plan bound to an arena; runs for one request at a time.
 
+    It consists of segments: programs of compiled kernels, and between them reference steps.
+
     Attributes:
-        plan: What was bound: a plan, or a program that came without one.
+        plan: The plan that was bound, or the program from an exported model, which has no plan.
         single_program: The only program; None if reference steps run between several programs.
-        inputs: What goes in.
-        outputs: What comes out, in order.
-        epoch: Snapshot that the weights' addresses are of, None before the first.
+        inputs: The inputs that are not weights.
+        outputs: The outputs, in the graph's order.
+        epoch: Epoch of the snapshot from which the weights were taken; None before `refresh`.
     """
 
     def __init__(
@@ -88,13 +95,21 @@ class ExecutablePlan:
         arena: Arena,
         pool: Pool | None,
     ) -> None:
-        """Copy the argument words; compile or load the kernels that are not yet there."""
+        """Copy the argument words; compile or load kernels that this process has not loaded.
+
+        Args:
+            plan: The plan.
+            layout: Its argument layout.
+            arena: Memory for all storages of the plan, at least ``layout.arena_bytes``; it may be
+                enlarged or moved later.
+            pool: The threads that run steps; None: only the calling thread.
+        """
         self.plan = plan
         self._entries = layout.entries
         self.epoch: int | None = None
         guarded = guard_pages.MODE
         self._arena = _GuardedArena(layout.areas, layout.arena_bytes) if guarded else arena
-        self._arena_at = -1
+        self._arena_at = -1  # address of the arena in the words
         self._arena_patch = layout.arena
         kernels = [*(step[0] for step in layout.steps), *(k for k, _ in layout.kernels)]
         addresses = toolchain.addresses([*kernels, *runtime_kernels(pool)])
@@ -137,7 +152,7 @@ class ExecutablePlan:
 
     @property
     def entries(self) -> tuple[ProfileEntry, ...]:
-        """What is known of every step for a profile."""
+        """The profile entry of every step, with 0 seconds."""
         return self._entries()
 
     @property
@@ -146,7 +161,7 @@ class ExecutablePlan:
         return self.plan.symbolic_plan if isinstance(self.plan, PlanInstance) else None
 
     def rebind(self, instance: PlanInstance) -> None:
-        """Take the numbers of another instance of the same symbolic plan; the weights stay."""
+        """Change to another instance of the same symbolic plan; the weights stay."""
         symbolic_plan, numbers = instance.symbolic_plan, instance.numbers
         self.plan, self._entries = instance, instance.entries
         symbolic_plan.words.fill(self._words, numbers)
@@ -160,7 +175,13 @@ class ExecutablePlan:
         self._run_staged = self._make_staged()
 
     def _move_weight(self, k: int, weight: WeightEntry | Array, patch: Patch) -> None:
-        """Let the words of weight ``k`` of the program point elsewhere."""
+        """Change the words that point into a weight.
+
+        Args:
+            k: Index of the weight in the argument layout.
+            weight: Its entry, or the array of a constant, which differs between instances.
+            patch: The words that point into it, with offsets that differ between instances.
+        """
         if not isinstance(weight, WeightEntry):
             self._arrays[k - len(self._entry_patches)] = self._bind_array(weight, patch)
             return
@@ -175,7 +196,7 @@ class ExecutablePlan:
         return array
 
     def _bind_ports(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
-        """Give small inputs and outputs places of their own; prepare patches for the others."""
+        """Bind inputs and outputs to the words; those bound before keep their stages."""
         there = {bound.port: bound for bound in (*self.inputs, *self.outputs)}
         self.inputs, self.outputs = (
             [there.get(port) or BoundPort(port, self._words) for port in ports]
@@ -185,7 +206,7 @@ class ExecutablePlan:
     def _make_segments(
         self, layout: ArgumentLayout, pool: Pool | None, addresses: Mapping[Kernel, int]
     ) -> list[Any]:
-        """Return programs, and between them the nodes that the reference computes."""
+        """Return the programs and reference steps in the order in which a run executes them."""
         base = self._words.ctypes.data
         steps = [
             Step(addresses[kernel], base + 8 * begin, units, grain)
@@ -204,9 +225,10 @@ class ExecutablePlan:
         return segments
 
     def _make_staged(self) -> Callable[[Sequence[Any]], list[Array]] | None:
-        """Return what runs a small plan, None for others.
+        """Return a function that runs a plan with little overhead; None if the plan needs more.
 
-        One program, and places of their own for all that goes in and comes out: nothing to patch.
+        It serves plans of one program whose inputs and outputs all have stages, so that no run
+        patches words.
         """
         ports = (*self.inputs, *self.outputs)
         if self.single_program is None or any(port.stage is None for port in ports):
@@ -233,7 +255,7 @@ class ExecutablePlan:
     # ------------------------------------------------------------------ runs
 
     def refresh(self, snapshot: Snapshot) -> None:
-        """Take the weights as ``snapshot``, which is pinned, has them."""
+        """Take the weights as they are in ``snapshot``, which is pinned."""
         work = self._changes.since(snapshot)
         first = self.epoch is None
         size = self._weight_bytes() if first else 0
@@ -248,7 +270,7 @@ class ExecutablePlan:
         self.epoch = snapshot.epoch
 
     def _update_weight(self, k: int) -> None:
-        """Make a weight anew if it has changed, and note where it lies."""
+        """Compute a weight again if its parameters changed, and patch its address."""
         entry, patch = self._entry_patches[k]
         array = entry.get()
         if array is not self._entry_arrays[k]:
@@ -260,14 +282,17 @@ class ExecutablePlan:
         return sum(p.nbytes for entry, _ in self._entry_patches for p in entry.parameters)
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
-        """Run the plan; the weights are fresh.
+        """Run the plan; `refresh` was called for the present snapshot.
 
         Args:
-            inputs: One item for each input of the graph.
-            outputs: Arrays to write into, None for new ones.
+            inputs: Arrays for the graph's inputs, by position.
+            outputs: Arrays to write into, by position; None, or None for one of them: new arrays.
 
         Returns:
             One array for each output, which the caller owns.
+
+        Raises:
+            ShapeError: A value that a kernel took as an index or a count was out of range.
         """
         if self._arena_at != self._arena.address:
             self.rebind_arena()
@@ -300,10 +325,10 @@ class ExecutablePlan:
         return results if outputs is None else fill_outputs(results, outputs)
 
     def check_reports(self) -> None:
-        """Raise the error that a kernel of the last run has reported, if there is one.
+        """Raise the error that a kernel of the last run reported, if any.
 
         Raises:
-            ShapeError: a value that a kernel took as an index or a count was out of range.
+            ShapeError: A value that a kernel took as an index or a count was out of range.
         """
         if self._slot is not None:
             self._slot.check()
@@ -315,16 +340,24 @@ class ExecutablePlan:
             else:
                 self._reference_runner().compute(segment)
 
-    def _reference_runner(self) -> _ReferenceRunner:
-        assert isinstance(self.plan, Plan), "only a plan has values outside of its program"
-        return _ReferenceRunner(self.plan, self._arena.memory, self.inputs, self.outputs)
+    def _reference_runner(self) -> ReferenceRunner:
+        assert isinstance(self.plan, Plan), (
+            "programs of symbolic plans and of files have no reference steps"
+        )
+        return ReferenceRunner(self.plan, self._arena.memory, self.inputs, self.outputs)
 
     def run_timed(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> tuple[list[Array], list[Span]]:
-        """Run as `run` does; return when each item of the plan began and ended, too.
+        """Run as `run` does, and measure each step.
 
-        In seconds of ``time.perf_counter``; those that were skipped have NaN.
+        Args:
+            inputs: See `run`.
+            outputs: See `run`.
+
+        Returns:
+            The results, and begin and end of each item of the plan in seconds of
+            ``time.perf_counter``, NaN for steps that a branch skipped.
         """
         spans: list[Span] = []
 
@@ -343,7 +376,7 @@ class ExecutablePlan:
         return self._run(inputs, outputs, execute), spans
 
     def running_steps(self) -> list[guard_report.RunningStep]:
-        """Return the steps that run at this moment, for the report of a fault."""
+        """Return the steps that run at this moment, for the report of a segmentation fault."""
         names = [
             f"node {e.node!r} ({e.op_type}), kernel {e.kernel}"
             for e in self.entries
@@ -361,19 +394,19 @@ class ExecutablePlan:
         return found
 
     def cancel(self) -> None:
-        """End a run before its next step, also one that is yet to start."""
+        """End the present run, or the next one, before its next step; `clear` revokes this."""
         for segment in self._segments:
             if isinstance(segment, Program):
                 segment.cancel()
 
     def clear(self) -> None:
-        """Forget `cancel`."""
+        """Revoke `cancel`."""
         for segment in self._segments:
             if isinstance(segment, Program):
                 segment.clear()
 
     def rebind_arena(self) -> None:
-        """Point to where the arena lies now."""
+        """Patch the words that point into the arena, if its address changed."""
         if self._arena_at != self._arena.address:
             self._arena_patch.put(self._words, self._arena.address)
             self._arena_at = self._arena.address
@@ -387,7 +420,16 @@ def _run_and_check(execute: Callable[[], object], slot: ReportSlot) -> None:
 def _run_one_to_one(
     stage: Array, position: int, execute: Callable[[], object], copy: Callable[[], Array]
 ) -> Callable[[Sequence[Any]], list[Array]]:
-    """Return what runs a small plan of one input and one output, where loops would cost most."""
+    """Return the function of `ExecutablePlan._make_staged` for one input and one output.
+
+    It has no loops, whose overhead would be the largest part of such a run.
+
+    Args:
+        stage: The input's stage.
+        position: The input's position.
+        execute: Runs the program.
+        copy: Copies the output's stage to a new array.
+    """
 
     def run(inputs: Sequence[Any]) -> list[Array]:
         stage[...] = inputs[position]
@@ -395,141 +437,6 @@ def _run_one_to_one(
         return [copy()]
 
     return run
-
-
-class BoundPort:
-    """An input or output of a bound plan: a place of its own, or words to patch.
-
-    Attributes:
-        port: What it is.
-        position: Which one.
-        type: Its dtype and shape.
-        nbytes: Its size.
-        stage: Its place; None: where the caller's array lies.
-        current: What a run works on.
-    """
-
-    def __init__(self, port: Port, words: Array) -> None:
-        """Give a small one a place."""
-        self.port = port
-        self.position = port.position
-        self.type = port.dtype, port.shape
-        self.nbytes = port.nbytes
-        self.stage: Any = None
-        self._shape = port.shape
-        self._patch = port.patch
-        self._words = words
-        self._dtype = numpy_dtype(port.dtype)
-        self._address = -1
-        self.current: Any = None
-        if port.nbytes <= MAX_STAGED_BYTES:
-            self.allocate_stage()
-
-    def allocate_stage(self) -> Array:
-        """Return its place, which it has from now on."""
-        if self.stage is None:
-            self.stage = aligned_empty(self._shape, self._dtype, 64)
-            self._point_to(self.stage.ctypes.data)
-        stage: Array = self.stage
-        return stage
-
-    def _point_to(self, address: int) -> None:
-        if address != self._address:
-            self._patch.put(self._words, address)
-            self._address = address
-
-    def bind_input(self, array: Array) -> None:
-        """Let the program read ``array``."""
-        if self.stage is not None:
-            self.stage[...] = array
-            self.current = self.stage
-            return
-        copies = guard_pages.MODE
-        self.current = guard_pages.guarded_copy(array) if copies else np.ascontiguousarray(array)
-        self._point_to(address_of(self.current))
-
-    def bind_output(self, wanted: Array | None) -> Array:
-        """Return the array into which the program writes; ``wanted`` if it can be that."""
-        if self.stage is not None:
-            self.current = self.stage
-            staged: Array = self.stage
-            return staged
-        fits = (
-            wanted is not None
-            and wanted.flags.c_contiguous
-            and wanted.dtype == self._dtype
-            and wanted.shape == self._shape
-        )
-        if guard_pages.MODE:
-            fits = False
-        array = wanted if fits and wanted is not None else self._new_result()
-        self._point_to(address_of(array))
-        self.current = array
-        return array
-
-    def _new_result(self) -> Array:
-        make = guard_pages.empty if guard_pages.MODE else np.empty
-        return make(self._shape, self._dtype)
-
-    def release_array(self) -> None:
-        """Let go of the caller's arrays."""
-        self.current = None
-
-    def copy_result(self, results: list[Array]) -> None:
-        """Take the result out of the output's own place."""
-        if self.stage is not None:
-            results[self.position] = self.stage.copy()
-
-
-class _ReferenceRunner:
-    """Arrays over the memory of a bound plan, for steps that Python computes."""
-
-    def __init__(
-        self, plan: Plan, arena: Array, inputs: Sequence[BoundPort], outputs: Sequence[BoundPort]
-    ) -> None:
-        self._plan = plan
-        self._arena = arena
-        self._inputs = {port.position: port for port in inputs}
-        self._outputs = {port.position: port for port in outputs}
-
-    def array(self, operand: Operand) -> Array:
-        """Return an operand's content; in the plain layout."""
-        if operand.known is not None:
-            return operand.known
-        if operand.parameter is not None:
-            return operand.parameter.array
-        root, offset = self._plan.location_of(operand)
-        if root.weight is not None:
-            return evaluate_weight(root.weight).reshape(operand.shape)
-        memory = self._memory(root)
-        dtype = numpy_dtype(operand.dtype)
-        return memory[offset : offset + operand.nbytes].view(dtype).reshape(operand.shape)
-
-    def _memory(self, root: Storage) -> Array:
-        if root.kind == "arena":
-            return self._arena[self._plan.offsets[root] :]
-        if root.kind == "constant":
-            assert root.array is not None
-            return _bytes(root.array)
-        ports = self._inputs if root.kind == "input" else self._outputs
-        return _bytes(ports[root.index].current)
-
-    def compute(self, step: ReferenceStep) -> None:
-        """Compute a node by the reference."""
-        node = step.node
-        arrays = [None if o is None else self.array(o) for o in step.inputs]
-        results: Sequence[Any]
-        if node.subgraph is not None:
-            results = DefaultSubgraphOp(node.subgraph).forward(arrays)
-        else:
-            results = evaluate(node, arrays)
-        for operand, result in zip(step.outputs, results, strict=True):
-            if operand is not None and operand.size:
-                np.copyto(self.array(operand), result, casting="no")
-
-
-def _bytes(array: Array) -> Array:
-    return array.reshape(-1).view(np.uint8)
 
 
 def _aligned_words(words: Array) -> Array:

@@ -1,0 +1,104 @@
+"""Bound ports: the inputs and outputs of an executable plan, with a stage or with patched words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.argument_layout import Port
+from subgraph.engine.program.addresses import address_of
+from subgraph.graph.types import Array, numpy_dtype
+from subgraph.system import guard_pages
+from subgraph.system.large_pages import aligned_empty
+
+# Ports up to this size have a stage: copying them takes less time than asking an array for its
+# address and patching the words (estimate).
+MAX_STAGED_BYTES = 16384
+
+
+class BoundPort:
+    """An input or output of an executable plan.
+
+    The kernels read and write either a stage, an array of the plan that is copied from or to the
+    caller's array, or the caller's array itself, whose address is patched into the argument words.
+
+    Attributes:
+        port: Type and position, and the words to patch.
+        position: Index among the graph's inputs or outputs.
+        type: Its dtype and shape.
+        nbytes: Its size.
+        stage: The stage; None: runs work on the caller's array.
+        current: The array that the present run works on, None between runs.
+    """
+
+    def __init__(self, port: Port, words: Array) -> None:
+        """Bind a port to the argument words of a plan; a small one gets a stage."""
+        self.port = port
+        self.position = port.position
+        self.type = port.dtype, port.shape
+        self.nbytes = port.nbytes
+        self.stage: Any = None
+        self._shape = port.shape
+        self._patch = port.patch
+        self._words = words
+        self._dtype = numpy_dtype(port.dtype)
+        self._address = -1
+        self.current: Any = None
+        if port.nbytes <= MAX_STAGED_BYTES:
+            self.allocate_stage()
+
+    def allocate_stage(self) -> Array:
+        """Return the stage, which is allocated and used from now on if there was none."""
+        if self.stage is None:
+            self.stage = aligned_empty(self._shape, self._dtype, 64)
+            self._point_to(self.stage.ctypes.data)
+        stage: Array = self.stage
+        return stage
+
+    def _point_to(self, address: int) -> None:
+        if address != self._address:
+            self._patch.put(self._words, address)
+            self._address = address
+
+    def bind_input(self, array: Array) -> None:
+        """Make the next run read ``array``."""
+        if self.stage is not None:
+            self.stage[...] = array
+            self.current = self.stage
+            return
+        copies = guard_pages.MODE
+        self.current = guard_pages.guarded_copy(array) if copies else np.ascontiguousarray(array)
+        self._point_to(address_of(self.current))
+
+    def bind_output(self, wanted: Array | None) -> Array:
+        """Return the array that the next run writes: the stage, ``wanted`` or a new one."""
+        if self.stage is not None:
+            self.current = self.stage
+            staged: Array = self.stage
+            return staged
+        fits = (
+            wanted is not None
+            and wanted.flags.c_contiguous
+            and wanted.dtype == self._dtype
+            and wanted.shape == self._shape
+        )
+        if guard_pages.MODE:
+            fits = False
+        array = wanted if fits and wanted is not None else self._new_result()
+        self._point_to(address_of(array))
+        self.current = array
+        return array
+
+    def _new_result(self) -> Array:
+        make = guard_pages.empty if guard_pages.MODE else np.empty
+        return make(self._shape, self._dtype)
+
+    def release_array(self) -> None:
+        """Drop the reference to the caller's array, after a run."""
+        self.current = None
+
+    def copy_result(self, results: list[Array]) -> None:
+        """Set the result of this output to a copy of its stage, if it has one."""
+        if self.stage is not None:
+            results[self.position] = self.stage.copy()
