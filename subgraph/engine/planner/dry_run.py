@@ -21,17 +21,19 @@ from subgraph.graph.limits import check_time
 from subgraph.graph.types import TensorType
 from subgraph.runtime.control_flow import is_branching
 
+# Sample sizes of symbolic dimensions; each attempt begins with the next one of the first three.
 _SAMPLES = (2, 8, 16, 3, 4, 32, 1)
 
 
 @attrs.frozen(eq=False)
 class DryRun:
-    """What a trial found.
+    """The result of a dry run.
 
     Attributes:
-        refused: For each node that has no kernel the reason why.
-        types: The types of the graph's inputs that it was made with.
-        planner: What planned all nodes for these types; None where some could not be planned.
+        refused: The reason for each node that has no kernel, by its name.
+        types: The types of the graph's inputs with which nodes were planned.
+        planner: The planner, if it planned all nodes for these types; `finish` returns their plan.
+            None if some nodes could not be planned.
     """
 
     refused: dict[str, str]
@@ -40,7 +42,11 @@ class DryRun:
 
 
 def dry_run(graph: Graph, options: PlanOptions) -> DryRun:
-    """Try to plan a graph."""
+    """Plan a graph with sample sizes; return which nodes were refused.
+
+    Sample sizes that do not fit the graph are replaced by others, twice at most. If none fit, the
+    attempt with the fewest refused nodes counts.
+    """
     best: DryRun | None = None
     for start in range(3):
         runner = _DryRunner(graph, options, start)
@@ -49,17 +55,27 @@ def dry_run(graph: Graph, options: PlanOptions) -> DryRun:
             return found
         if best is None or len(found.refused) < len(best.refused):
             best = found
-    assert best is not None, "three trials were made"
+    assert best is not None, "three attempts were made"
     return best
 
 
 def refusals(graph: Graph, options: PlanOptions) -> dict[str, str]:
-    """Return for each node that has no kernel the reason why."""
+    """Return the reason for each node that has no kernel, by its name."""
     return dry_run(graph, options).refused
 
 
 class _DryRunner:
-    """One trial with one choice of sample sizes."""
+    """One attempt with one choice of sample sizes.
+
+    Attributes:
+        graph: The graph.
+        refused: See `DryRun`.
+        complete: Whether no node failed to be planned for these sizes.
+        assumed: Whether the types of some values were taken from the graph, not from planning.
+        types: See `DryRun`.
+        planner: The planner.
+        unknown: Values without a known type; nodes that read them are judged by name and dtype.
+    """
 
     def __init__(self, graph: Graph, options: PlanOptions, start: int) -> None:
         self.graph = graph
@@ -94,7 +110,7 @@ class _DryRunner:
         self.unknown.update(graph.captures)
 
     def run(self) -> DryRun:
-        """Try every node; ``complete`` tells whether all shapes were known."""
+        """Plan every node, or judge it by its name and dtype if its inputs are unknown."""
         for node in self.graph.nodes:
             reason = self._node(node)
             if reason:
@@ -121,7 +137,7 @@ class _DryRunner:
             self.planner.add(node)
         except SubgraphError as error:
             self.complete = False
-            # Where shapes are assumed, a condition that follows from them is not known.
+            # If shapes are assumed, a condition that follows from them only seems unknown.
             found = isinstance(error, UnknownShapeError) and not error.inputs and not self.assumed
             self._forget(node)
             return str(error) if found and is_branching(node) else self._by_name(node)
@@ -147,7 +163,7 @@ class _DryRunner:
         return ""
 
     def _forget(self, node: Node) -> None:
-        """Take what is known of the outputs from the graph; else they are unknown."""
+        """Take the types of a node's outputs from the graph; without static ones, as unknown."""
         self.assumed = True
         for value in node.outputs:
             type_ = value.type

@@ -1,4 +1,4 @@
-"""Arguments of the kernels by which plans copy operands and convert their layouts."""
+"""Arguments of the kernels that copy operands and convert their layouts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from subgraph.engine.codegen.arguments import Address, KernelArguments
 
 
 class CopyBytesArguments(KernelArguments):
-    """Arguments of `copy` of bytes; a work unit is a tile of them.
+    """Arguments of `copy`; a work unit is a block of consecutive bytes.
 
     Attributes:
         source: First byte that is read.
         target: First byte that is written.
         size: Bytes that are copied.
-        block: Bytes in a unit.
+        block: Bytes in a unit; the last one may have fewer.
     """
 
     source: Address
@@ -22,9 +22,9 @@ class CopyBytesArguments(KernelArguments):
 
 
 class ReorderArguments(KernelArguments):
-    """Arguments of `to_blocked` and `to_plain`; a work unit is a part of a block's pixels.
+    """Arguments of `to_blocked` and `to_plain`; a work unit is a part of the pixels of a block.
 
-    Parts are innermost, then the blocks of channels, then the images.
+    Units are in the order [image, block of channels, part].
 
     Attributes:
         source: First element that is read.
@@ -32,7 +32,7 @@ class ReorderArguments(KernelArguments):
         channels: Channels of an image.
         pixels: Pixels of an image.
         blocks: Blocks of channels of an image.
-        part: Pixels in a unit.
+        part: Pixels in a unit; the last one of a block may have fewer.
         parts: Units of a block.
     """
 

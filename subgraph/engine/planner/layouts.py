@@ -1,9 +1,9 @@
 """Layouts: the choice between plain and blocked values, and the conversions between them.
 
-Convolutions use the blocked layout, ``[N, ceil(C / lanes), *spatial, lanes]``; later values stay in
-it as long as the lowerings support it. Blocks of bytes (quantised values) have 16 channels, and
-the lanes beyond C are undefined. A value is converted at most once, before the first node that
-needs the other layout. A conversion that moves no data is a view.
+Convolutions use the blocked layout, ``[N, ceil(C / lanes), *spatial, lanes]``, the ``nChw16c`` of
+oneDNN. Later values stay in it as long as the lowerings support it. Blocks of bytes (quantised
+values) have 16 channels, and the lanes beyond C are undefined. A value is converted at most once,
+before the first node that needs the other layout. A conversion that moves no data is a view.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from subgraph.system import host
 Attempt = Callable[[Sequence[Operand | None], bool], Lowering]
 _CONVOLUTIONS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
 _BLOCKED_DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
-_BYTE_BLOCK_CHANNELS = 16  # channels of a block of bytes, on every machine
-_COPY_UNIT_BYTES = 1 << 16  # bytes in a work unit of a copy
-_CONVERSION_UNIT_PIXELS = 2048  # pixels in a work unit of a conversion
+_BYTE_BLOCK_CHANNELS = 16  # on every machine
+_COPY_UNIT_BYTES = 1 << 16  # bytes in a work unit of a copy (estimate)
+_CONVERSION_UNIT_PIXELS = 2048  # pixels in a work unit of a conversion (estimate)
 
 
 def block_lanes(dtype: str, float_block: int = 0) -> int:
@@ -41,8 +41,8 @@ def block_lanes(dtype: str, float_block: int = 0) -> int:
 
     Args:
         dtype: The dtype.
-        float_block: Channels of a block of float32, as chosen for a graph (`block_width`); with 0
-            a vector of this machine.
+        float_block: Channels of a block of float32, as chosen for a graph (`block_width`); 0: the
+            lanes of a vector of this machine.
     """
     if dtype == "float32" and float_block:
         return float_block
@@ -50,7 +50,7 @@ def block_lanes(dtype: str, float_block: int = 0) -> int:
 
 
 class LayoutAssigner:
-    """Chooses layouts node by node and emits conversions.
+    """Assigns a layout to the values of each node in turn, and emits conversions.
 
     Attributes:
         reorders: Number of conversions that move data.
@@ -92,7 +92,8 @@ class LayoutAssigner:
             rule: Its lowering rule.
             inputs: Its operands, None where one is omitted.
             types: Types of its outputs.
-            attempt: Lowers the node with operands in a layout; the flag says whether it is blocked.
+            attempt: Lowers the node with given inputs; the flag says whether the outputs are
+                blocked.
 
         Raises:
             Unsupported: The node cannot be lowered in either layout.
@@ -122,7 +123,7 @@ class LayoutAssigner:
 
     @contextmanager
     def discarding_conversions(self) -> Generator[None]:
-        """Drop the conversions made inside this context afterwards: a run may skip their steps."""
+        """Forget, at the end of the context, the conversions made in it: runs may skip them."""
         before = dict(self._counterparts)
         try:
             yield
@@ -158,9 +159,13 @@ class LayoutAssigner:
     def _in_blocks(
         self, node: Node, inputs: Sequence[Operand | None], result: TensorType
     ) -> list[Operand | None]:
-        """Return the inputs of a node, those with the pixels of the result in blocked layout."""
+        """Return the inputs of a node, images among them in blocked layout.
+
+        An image has the rank of the result and is not constant. Filters of a convolution that are
+        computed at run time have that rank as well, but stay in plain layout.
+        """
         rank = len(result.shape or ())
-        filters = 1 if node.op_type in _CONVOLUTIONS else None  # computed, of the result's rank
+        filters = 1 if node.op_type in _CONVOLUTIONS else None
         found: list[Operand | None] = []
         for position, operand in enumerate(inputs):
             moves = (
@@ -168,7 +173,7 @@ class LayoutAssigner:
                 and not operand.constant
                 and operand.dtype in _BLOCKED_DTYPES
                 and operand.rank == rank > 2
-                # An image of few channels is read in plain layout.
+                # Convolutions read an image of few channels in plain layout.
                 and self._fills_blocks(operand)
             )
             layout: Layout = "plain" if position == filters else "blocked"

@@ -46,7 +46,7 @@ class Unsupported(UnsupportedOpError):
 
 
 class ValueNeeded(SubgraphError):
-    """A lowering needs the content of an input; there is a plan for each content.
+    """A lowering needs the content of an input, so that every content needs a plan of its own.
 
     Attributes:
         index: Position of the input.
@@ -64,15 +64,15 @@ class Storage:
     Attributes:
         kind: The memory that contains it: the request's arena, an input or output array of the run,
             a constant of the plan, or a weight.
-        nbytes: Its size.
+        nbytes: Its size, that of all workers' areas together.
         index: Position among the graph's inputs or outputs, for these kinds.
-        array: The constant.
-        weight: The weight, if it is computed by a recipe.
-        parameter: The weight, if it is a parameter's own array.
-        workers: Number of threads with an area of it each.
-        worker_stride: Bytes from one worker's area to the next one's.
-        parent: The memory of which this is a part (of a concatenation, or an input that is
-            overwritten by an output), or None.
+        array: The content of a constant.
+        weight: The recipe of a weight, None if the weight is a parameter's own array.
+        parameter: The parameter whose own array is the weight.
+        workers: Number of threads that have an area of their own in it.
+        worker_stride: Bytes from one worker's area to the next one's; 0 without areas.
+        parent: The storage of which this is a part (an input of a concatenation in its output, or
+            an output in the input that it overwrites), or None.
         parent_offset: Where in ``parent`` it begins, in bytes.
     """
 
@@ -88,7 +88,7 @@ class Storage:
     parent_offset: int = 0
 
     def root(self) -> tuple[Storage, int]:
-        """Return the memory that contains this one and has no parent, and the offset in it."""
+        """Return the outermost storage that contains this one, and the offset in it in bytes."""
         storage, offset = self, 0
         while storage.parent is not None:
             offset += storage.parent_offset
@@ -112,14 +112,14 @@ class Operand:
             lanes], zero in the channels beyond C.
         layout: "plain" or "blocked".
         known: Its content, if the plan depends on it (shape arithmetic, small integer weights).
-        parameter: Its parameter, if it is one.
-        derived: How it is computed from weights only, or None: a transposed weight, a folded
-            BatchNormalization. `Lowering.weight` accepts it like a parameter.
-        storage: Its memory; an alias shares that of its source.
+        parameter: The parameter whose value it is, or None.
+        storage: Its memory; an alias shares that of its source. None until it is assigned.
         offset: Where in ``storage`` it begins, in bytes.
         lanes: Channels of a block, in layout "blocked".
-        form: For which algorithm an earlier node of the plan packs this weight, and the estimated
-            cycles of that node; None before.
+        derived: How it is computed from weights only, or None: a transposed weight, a folded
+            BatchNormalization. `Lowering.weight` accepts it like a parameter.
+        form: The algorithm for which an earlier node of the plan packs this weight, and the
+            estimated cycles of that node; None if no earlier node packs it.
     """
 
     name: str
@@ -161,7 +161,10 @@ class Operand:
 
     @property
     def origin(self) -> Parameter | Weight | Array | None:
-        """The source of weights computed from it: a parameter, a weight, or its content."""
+        """The source from which `Lowering.weight` computes: parameter, derived weight or content.
+
+        None if it is computed at run time.
+        """
         if self.parameter is not None:
             return self.parameter
         return self.known if self.derived is None else self.derived
@@ -197,12 +200,12 @@ class Operand:
 
 @attrs.frozen(eq=False)
 class Scratch:
-    """Memory of the steps of one or several nodes.
+    """Memory for intermediate results of the steps of one or several nodes.
 
     Attributes:
         storage: The memory.
         per_worker: Whether each thread has an area of its own.
-        nbytes: Bytes from one thread's area to the next one's; without areas the size.
+        nbytes: Bytes from one thread's area to the next one's; without areas, the size.
     """
 
     storage: Storage
@@ -215,7 +218,7 @@ class Weight:
     """An array computed from parameters or constant arrays, cached by the weight cache.
 
     Attributes:
-        recipe: Name of the computation, part of the cache's key.
+        recipe: Name of the computation, part of the key in the weight cache.
         make: Computes the array from the arrays of the sources.
         sources: Parameters, constant arrays, or other weights, which are computed first.
     """
@@ -230,7 +233,12 @@ Argument = int | float | Operand | Scratch | Weight | Kernel | Report
 
 @attrs.frozen(eq=False)
 class EmittedStep:
-    """One kernel call of a plan: see `Lowering.emit`."""
+    """One kernel call of a plan.
+
+    Attributes:
+        node: The node that it belongs to.
+        kernel, arguments, units, grain, flops, bytes: See `Lowering.emit`.
+    """
 
     node: Node
     kernel: Kernel
@@ -269,11 +277,11 @@ def lowering(
     dtypes: Iterable[str] | None = None,
     layouts: Iterable[Layout] = ("plain",),
 ) -> Callable[[_F], _F]:
-    """Decorate the function that lowers these operators.
+    """Decorate the function that lowers these operators for CPU.
 
     Args:
         *op_types: Names of operators.
-        domain: Their domain.
+        domain: Their domain; "" is that of ONNX.
         dtypes: Dtypes of the first input that it supports; None: the function decides.
         layouts: Layouts of operands that it supports.
     """
@@ -295,16 +303,20 @@ class Lowering:
         node: The node.
         inputs: Operands of its inputs, None where one is omitted.
         outputs: Operands of its outputs.
-        threads: Most threads of a step.
+        threads: Largest number of threads that run a step.
+        options: The device's configuration by option name.
+        float_block: Channels of a block of float32 values in the blocked layout.
+        in_place_pairs: (output, input) that may share memory; see `in_place`.
         shared_scratch: Scratch memory whose content several nodes of the plan read, by a key that
             identifies the content: that of earlier nodes, and what this node adds.
         steps: The steps emitted so far.
-        primitives: Functions of this device that replace the CPU's primitives, by name.
+        primitives: Functions of this device that replace the primitives of
+            ``ops/elementwise/primitives.py``, by name.
         registry: The lowerings of this device.
         kernels: Name of the device's kernels in messages.
         copies_outputs: Whether a plan copies outputs that share memory with other values.
         branches: Whether a run may skip steps, so that a plan may contain an If.
-        uses_guard_pages: Whether storages are placed between guard pages.
+        uses_guard_pages: Whether storages are placed between guard pages, for debugging.
     """
 
     copies_outputs: ClassVar[bool] = True
@@ -344,8 +356,8 @@ class Lowering:
             node: The node.
             inputs: Operands of its inputs.
             outputs: Operands of its outputs.
-            threads: Most threads of a step.
-            options: The device's properties.
+            threads: Largest number of threads that run a step.
+            options: The device's configuration by option name.
             float_block: Channels of a block of float32 values; 0: a vector of this machine.
             shared_scratch: Scratch memory of earlier nodes, see the class.
         """
@@ -412,8 +424,9 @@ class Lowering:
             arguments: Its arguments, by name (`KernelArguments`) or in order: integers, floats
                 (passed as the bits of a float64), operands, scratch, weights and kernels (passed
                 as addresses), and reports (two words: address of the slot, number of the report).
-            units: Number of work units, at least 0; with 0 no step is added.
-            grain: Least work units of a thread; with 0 the step runs on one thread.
+            units: Number of work units, the smallest pieces of a step that a thread can take; with
+                0 no step is added.
+            grain: Fewest units that a thread takes; with 0 the step runs on one thread.
             flops: Floating-point operations of the whole step, for the profile.
             bytes: Bytes that the step reads and writes, for the profile.
         """
@@ -451,8 +464,8 @@ class Lowering:
         """Return a weight that is computed once for each version of its parameters.
 
         Args:
-            recipe: Name of the computation; it must differ for all that ``make`` depends on except
-                the content of the sources.
+            recipe: Name of the computation. It must be different whenever ``make`` computes
+                something else from the same sources.
             make: Computes the weight from the arrays of the sources.
             *sources: Constant operands (`Operand.constant`), parameters or arrays.
 

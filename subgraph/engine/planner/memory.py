@@ -2,7 +2,8 @@
 
 A storage lives from the first to the last step that reads or writes it. Storages whose lives do not
 overlap may share memory. Storages are placed by decreasing size, each in the smallest gap between
-those whose lives overlap its own.
+those whose lives overlap its own ("greedy by size for offset calculation" of Pisarchyk and Lee,
+Efficient Memory Management for Deep Neural Net Inference, arXiv:2001.03288).
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from subgraph.engine.planner.lowering import Operand, Storage
+from subgraph.engine.planner.plan_types import Item, storages_of
 
-ALIGN = 64
-FOREVER = 1 << 60
-# More storages are placed in the order of time: planning stays linear in their number, and
-# the gaps are a little larger.
+ALIGN = 64  # bytes: a cache line, and the widest vector
+FOREVER = 1 << 60  # step after all steps, and more bytes than any arena has
+# More storages than this are placed in the order of their first step. Each is then compared only
+# with those that live at that step, instead of with all others; the arena becomes a little larger.
 _MAX_BEST_FIT_STORAGES = 3000
 
 
 @attrs.define
 class Life:
-    """First and last step that read or write a storage."""
+    """The steps during which a storage is in use.
+
+    Attributes:
+        first: The first step that reads or writes it.
+        last: The last one; `FOREVER` for an output of the run.
+    """
 
     first: int
     last: int
@@ -73,8 +80,31 @@ class Lives:
             known.last = max(known.last, life.last)
 
     def items(self) -> Iterable[tuple[Storage, Life]]:
-        """Return root storages with their lives, in the order in which they were mentioned."""
+        """Return root storages with their lives, in the order of `mention`."""
         return self._of.items()
+
+
+def lives_of(items: Sequence[Item], outputs: Sequence[Operand]) -> Lives:
+    """Return the lives of all storages of the arena and of outputs.
+
+    Args:
+        items: The steps of a plan.
+        outputs: The outputs of its graph, which live beyond the last step.
+    """
+    lives = Lives()
+    mentions = [storages_of(item) for item in items]
+    for storages in reversed(mentions):  # a storage that contains others comes after them
+        for storage in storages:
+            storage.flatten()
+    for step, storages in enumerate(mentions):
+        for storage in storages:
+            if storage.root()[0].kind in ("arena", "output"):
+                lives.mention(storage, step)
+    for operand in outputs:
+        assert operand.storage is not None
+        if operand.storage.root()[0].kind in ("arena", "output"):
+            lives.keep(operand.storage)
+    return lives
 
 
 def join_in_place(pairs: Iterable[tuple[Operand, Operand, int]], lives: Lives) -> int:
@@ -119,7 +149,7 @@ def _may_overwrite(output: Operand, source: Operand, step: int, lives: Lives) ->
 
 
 def assign_offsets(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
-    """Return the offset in the arena of each storage, and the arena's size in bytes.
+    """Return the offset in the arena of each storage, and the arena's size, in bytes.
 
     Args:
         sizes: Bytes of each storage.

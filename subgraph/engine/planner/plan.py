@@ -39,7 +39,7 @@ from subgraph.engine.planner.lowering import (
     ValueNeeded,
     Weight,
 )
-from subgraph.engine.planner.memory import Life, Lives, assign_offsets, join_in_place
+from subgraph.engine.planner.memory import Life, assign_offsets, join_in_place, lives_of
 from subgraph.engine.planner.plan_types import (
     Item,
     Plan,
@@ -47,7 +47,6 @@ from subgraph.engine.planner.plan_types import (
     ReferenceStep,
     UnknownShapeError,
     constant,
-    storages_of,
 )
 from subgraph.engine.planner.schedule import scheduled
 from subgraph.errors import ShapeError, SubgraphError
@@ -69,21 +68,23 @@ from subgraph.operators.shape_values import from_array, has_symbolic, is_arithme
 from subgraph.runtime.control_flow import is_branching
 from subgraph.system import guard_pages
 
-# Most bytes of a value that is computed while planning; larger ones are computed by every run.
+# Most bytes of a value that is computed while planning; larger ones are computed by every run
+# (256 MiB, an estimate of what a plan may hold).
 _MAX_FOLDED_BYTES = 1 << 28
 # Operators whose results can be far larger than their inputs.
 _EXPANDING_OPS = frozenset(
     {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
 _MAX_KEY_ELEMENTS = 32  # most elements of an input on whose content plans may depend
-# Operators the content of whose first input has no influence on the shape of the result.
+# Operators whose first input has no influence on the shape of the result by its content.
 _DATA_FIRST_OPS = frozenset(
     {"Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK"}
     | {"Unsqueeze", "Upsample"}
 )
-# Operators of which floats among the inputs decide the shape of the result.
+# Operators whose inputs of floats decide the shape of the result.
 _FLOAT_SIZED_OPS = frozenset({"Resize", "Upsample", "Range"})
 
+# Errors of lowerings on attributes or shapes that no valid node has.
 _INVALID_NODE_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -106,7 +107,7 @@ def make_plan(
         graph: The graph; its nodes may be fused ones.
         types: Concrete type of each graph input; None for one that is a weight.
         values: Content of inputs by position, for those on which shapes depend.
-        options: Everything else that a plan depends on.
+        options: Options of plans.
 
     Raises:
         UnknownShapeError: A shape depends on the content of inputs that are not in ``values``.
@@ -117,7 +118,15 @@ def make_plan(
 
 
 class Planner:
-    """Makes one plan."""
+    """Makes one plan; it is the `PlanInProgress` of the functions that plan a part.
+
+    Attributes:
+        in_place_pairs: (output, input, step) where the output may overwrite the input.
+        read_versions: Versions of the parameters whose content the plan depends on.
+        lowerings: The lowering of each node that got steps.
+        folded: Values computed while planning, which count against the memory budget.
+        derived_bytes: Bytes of these, and of weights that are computed from weights.
+    """
 
     def __init__(
         self,
@@ -129,16 +138,16 @@ class Planner:
         self.graph = graph
         self.options = options
         self.operands: dict[Value, Operand] = {}
-        self.known_elements: dict[Value, Array | None] = {}  # known elements
+        self.known_elements: dict[Value, Array | None] = {}
         self.items: list[Item] = []
         self.in_place_pairs: list[tuple[Operand, Operand, int]] = []
         self.read_versions: dict[Parameter, int] = {}
         self.lowerings: list[Lowering] = []
         self.shared_scratch: dict[Hashable, Scratch] = {}
         self.memory_limit = memory_limit()
-        self.folded: list[Any] = []  # values computed while planning
-        self.derived_bytes = 0  # of these, and of weights that are computed from weights
-        self.branch_depth = 0  # number of branches, which runs may skip, around the present node
+        self.folded: list[Any] = []
+        self.derived_bytes = 0
+        self.branch_depth = 0
         self.layouts = LayoutAssigner(self.items.append, options.blocked, float_block(graph))
         self.inputs = [
             self._input(k, value, types[k], values.get(k)) for k, value in enumerate(graph.inputs)
@@ -204,7 +213,11 @@ class Planner:
         return found
 
     def _inputs_elements(self, node: Node, inputs: Sequence[Operand | None]) -> list[Array | None]:
-        """Return the known elements of a node's inputs; with symbolic sizes, of weights, too."""
+        """Return the known elements of a node's inputs.
+
+        If those of one input are symbolic sizes, small weights beside it are read, too: the size
+        of the result follows from both.
+        """
         found = [self._elements(value) for value in node.inputs]
         most = max((e.size for e in found if e is not None and has_symbolic(e)), default=0)
         for k, (value, operand) in enumerate(zip(node.inputs, inputs, strict=True)):
@@ -216,7 +229,13 @@ class Planner:
         return found
 
     def assume(self, value: Value, dtype: str, shape: tuple[int, ...]) -> None:
-        """Set the type of a value whose producer is not planned."""
+        """Set the type of a value whose producer is not planned.
+
+        Args:
+            value: The value.
+            dtype: Its dtype.
+            shape: Its concrete shape.
+        """
         operand = self.operands[value] = Operand(value.name, dtype, shape)
         operand.storage = Storage("arena", operand.nbytes)
 
@@ -231,7 +250,7 @@ class Planner:
     def finish(self) -> Plan:
         """Plan the memory; all nodes are planned."""
         outputs = self._place_outputs()
-        lives = self._lives(outputs)
+        lives = lives_of(self.items, outputs)
         joined = join_in_place(self.in_place_pairs, lives)
         placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
         offsets, total = self.place_storages(
@@ -258,7 +277,12 @@ class Planner:
     def place_storages(
         self, sizes: Sequence[int], lives: Sequence[Life]
     ) -> tuple[Sequence[int], int]:
-        """Return the offsets of storages in the arena, and its size, in bytes."""
+        """Return the offsets of storages in the arena, and the arena's size, in bytes.
+
+        Args:
+            sizes: Bytes of each storage.
+            lives: Life of each storage.
+        """
         if self.options.lowering.uses_guard_pages:
             return guard_pages.guarded_offsets(sizes)
         return assign_offsets(sizes, lives)
@@ -291,11 +315,15 @@ class Planner:
             self._lower(node, inputs, outputs)
 
     def _fold(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
-        """Compute a node on constants, or make its outputs weights; False if it has to run."""
+        """Compute a node on known inputs, or make its outputs derived weights.
+
+        Returns:
+            False if the node has to run.
+        """
         if node.bodies or is_random(node):
             return False
         if any(o is not None and o.known is not None and has_symbolic(o.known) for o in inputs):
-            return False  # it differs from call to call
+            return False  # the content follows from dimensions that differ from call to call
         if node.subgraph is not None:
             self._plan_inner_nodes(node, inputs)
             return True
@@ -364,7 +392,11 @@ class Planner:
     def _outputs(
         self, node: Node, inputs: Sequence[Operand | None]
     ) -> list[tuple[Value, TensorType]] | None:
-        """Return the outputs with concrete types; None if all their elements are known."""
+        """Return the outputs with concrete types; None if all their elements are known.
+
+        Raises:
+            UnknownShapeError: The shape of an output follows from unknown values.
+        """
         partials = self._inputs_elements(node, inputs)
         types = self._infer(node, inputs)
         partial = propagate_concrete(node, partials, _types_of(inputs))
@@ -388,7 +420,10 @@ class Planner:
             check_memory(count, f"node {node.name!r} ({node.op_type})")
 
     def _deciding_inputs(self, *values: Value | None) -> list[int]:
-        """Return the graph inputs, preferably of integers, from which values are computed."""
+        """Return the positions of small graph inputs from which values are computed.
+
+        If some of these are integers or booleans, only those.
+        """
         position = {value: k for k, value in enumerate(self.graph.inputs)}
         found: list[int] = []
         seen: set[Value] = set()
@@ -403,7 +438,7 @@ class Planner:
                 continue
             if value in position and operand.known is None and operand.size <= _MAX_KEY_ELEMENTS:
                 found.append(position[value])
-            # Results of other operators are data, and plans for each content of no use.
+            # Results of other operators are data: their content differs in nearly every call.
             if value.producer is not None and is_arithmetic(value.producer):
                 work.extend(value.producer.sources)
         names = self.graph.inputs
@@ -481,7 +516,7 @@ class Planner:
                 low.undo()
                 raise
             except _INVALID_NODE_ERRORS as error:
-                # Attributes or shapes that no valid node has: the reference raises the error.
+                # The reference raises the error that names the invalid attribute or shape.
                 low.undo()
                 reason = f"its lowering failed: {type(error).__name__}: {error}"
                 raise Unsupported(reason) from error
@@ -538,22 +573,6 @@ class Planner:
         node = value.producer or Node("Identity", name=value.name)
         self.items.append(copy_step(node, source, target))
         return target
-
-    def _lives(self, outputs: Sequence[Operand]) -> Lives:
-        lives = Lives()
-        mentions = [storages_of(item) for item in self.items]
-        for storages in reversed(mentions):  # a storage that contains others comes after them
-            for storage in storages:
-                storage.flatten()
-        for step, storages in enumerate(mentions):
-            for storage in storages:
-                if storage.root()[0].kind in ("arena", "output"):
-                    lives.mention(storage, step)
-        for operand in outputs:
-            assert operand.storage is not None
-            if operand.storage.root()[0].kind in ("arena", "output"):
-                lives.keep(operand.storage)
-        return lives
 
 
 def _types_of(operands: Sequence[Operand | None]) -> list[TensorType | None]:

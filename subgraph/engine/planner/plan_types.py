@@ -18,7 +18,14 @@ from subgraph.graph.types import Array
 
 @attrs.frozen(eq=False)
 class ReferenceStep:
-    """A node that has no lowering for these shapes, and that the reference runs between steps."""
+    """A node that no lowering accepted, and that the reference runs between the compiled steps.
+
+    Attributes:
+        node: The node.
+        inputs: Operands of its inputs, None where one is omitted.
+        outputs: Operands of its outputs.
+        reason: Why no lowering accepted it.
+    """
 
     node: Node
     inputs: tuple[Operand | None, ...]
@@ -34,10 +41,10 @@ class PlanOptions:
     """Everything that a plan depends on beside the graph and the shapes.
 
     Attributes:
-        threads: Most threads of a step.
+        threads: Largest number of threads that run a step.
         blocked: Whether convolutions may use the blocked layout.
-        properties: The device's options, for lowerings.
-        lowering: The device's class of `Lowering`.
+        properties: The device's configuration, which lowerings read as `Lowering.options`.
+        lowering: The device's class of `Lowering`, which selects its kernels.
     """
 
     threads: int = 1
@@ -51,13 +58,14 @@ class Plan:
     """Steps over placed memory.
 
     Attributes:
+        graph: The graph that was planned.
         items: Steps in order.
         inputs: Operand of each graph input, None for weights.
         outputs: Operand of each graph output.
         offsets: Offset of each root storage in the arena, in bytes.
         arena_bytes: Size of the arena.
-        versions: Parameters on whose content the plan depends, with the versions that were read.
-        reorders: Number of layout conversions.
+        versions: Parameters whose content decided the plan, with the versions that were read.
+        reorders: Number of layout conversions that move data.
         in_place: Number of outputs that overwrite an input.
         lowerings: The lowering of each node that runs, for inspection.
     """
@@ -76,7 +84,7 @@ class Plan:
     def location_of(self, operand: Operand) -> tuple[Storage, int]:
         """Return the root storage of an operand and its offset there."""
         storage = operand.storage
-        assert storage is not None, "every operand that is mentioned has storage"
+        assert storage is not None, "an operand of a step has storage"
         root, offset = storage.root()
         return root, offset + operand.offset
 
@@ -86,8 +94,10 @@ class UnknownShapeError(ShapeError):
 
     Attributes:
         node: The node that cannot be planned.
-        inputs: Positions of graph inputs with whose values it can be planned.
-        of_all_contents: Whether plans may be made for all values of these inputs.
+        inputs: Positions of graph inputs whose values would make planning possible; empty if the
+            region itself computes the unknown values.
+        of_all_contents: Whether a plan may be made for every value of these inputs. False if they
+            seem to select one of few branches: their values are then counted.
     """
 
     of_all_contents: ClassVar[bool] = True
@@ -106,12 +116,12 @@ class PlanInProgress(Protocol):
 
     Attributes:
         graph: The graph.
-        operands: The operands so far, by value.
-        known_elements: Known elements of values.
+        operands: The operands of the values that are planned.
+        known_elements: Elements of values that are known while planning, None if none are.
         items: The steps so far.
-        shared_scratch: Scratch memory that steps of the plan share (`Lowering.shared_scratch`).
-        branch_depth: Number of branches, which runs may skip, around the present node.
-        layouts: Converts layouts.
+        shared_scratch: Scratch memory whose content several nodes read; see `Lowering`.
+        branch_depth: Number of If branches around the present node, whose steps runs may skip.
+        layouts: Assigns and converts layouts.
     """
 
     graph: Graph
@@ -136,8 +146,8 @@ def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
 
     Args:
         name: The value's name.
-        array: Its content, which may have symbolic integers.
-        dtype: Its dtype; None: that of the array.
+        array: Its content; an array of objects may contain symbolic integers.
+        dtype: Its dtype; None: that of the array, which then is not of objects.
     """
     array = np.ascontiguousarray(array).reshape(array.shape)
     operand = Operand(name, dtype or array.dtype.name, array.shape, known=array)

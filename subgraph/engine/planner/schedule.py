@@ -1,8 +1,8 @@
 """The schedule of a plan: its nodes in topological order, with nodes that share a weight adjacent.
 
-A detector's head applies the same weights to maps of several sizes. Adjacent convolutions find the
-weight in the caches, and share its form if it is transformed in every run
-(`Lowering.shared_scratch`).
+The head of a detection network applies the same weights to feature maps of several sizes. Adjacent
+convolutions find the weight in the processor's caches, and a weight that every run transforms (for
+Winograd's algorithm) is transformed once for all of them (`Lowering.shared_scratch`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from subgraph.graph.graph import Node
 from subgraph.graph.order import producers
 from subgraph.graph.parameters import Parameter
 
-_MIN_SHARED_WEIGHT_BYTES = 1 << 20  # smaller weights stay in the caches in any order
+# Smaller weights stay in the second-level cache in any order (hardware figure: 1 MiB).
+_MIN_SHARED_WEIGHT_BYTES = 1 << 20
 
 
 def scheduled(nodes: Sequence[Node]) -> Sequence[Node]:
-    """Return nodes in topological order, convolutions that share a large weight adjacent.
+    """Return nodes in topological order, with convolutions that share a large weight adjacent.
 
-    Convolutions of which one depends on another stay apart.
+    A group is dropped if it cannot be adjacent because one member depends on another.
     """
     groups = _groups(nodes)
     while groups:

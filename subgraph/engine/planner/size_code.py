@@ -1,8 +1,9 @@
-"""Code that computes a plan's sizes while its program runs: the kernel emitter of size expressions.
+"""Size code: the numbers of a data-dependent plan, computed while its program runs.
 
-It turns the expressions of a trace (`subgraph.graph.size_expressions`) into rows for the compiled
-interpreter of `subgraph.engine.program.size_kernels`. Each row belongs to a level: the read after
-which all operands of the row are known.
+The expressions of a trace (`subgraph.graph.size_expressions`) are translated to rows of
+three-address code, which the compiled interpreter of `subgraph.engine.program.size_kernels`
+executes. Each row belongs to a level: the index of the step that reads numbers
+(`DataDependentPlan.reads`) after which all operands of the row are known.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _Row = tuple[int, int, int, int]  # operation, target or required outcome, opera
 _CODES = {name: code for code, name in enumerate(abi.SIZE_OPERATIONS)}
 _DIVISIONS = frozenset({expressions.TRUEDIV, expressions.FLOORDIV, expressions.MOD})
 _TO_INTEGER = frozenset({expressions.CEIL, expressions.FLOOR, expressions.TRUNC})
-# The interpreter has three comparisons: which stands for each operation, whether its operands
-# change sides, and whether its outcome is negated.
+# The interpreter compares by "eq", "lt" and "le" only. For each operation: the comparison, whether
+# its operands are swapped, and whether its outcome is negated.
 _COMPARED: dict[Operation, tuple[str, bool, bool]] = {
     expressions.EQ: ("eq", False, False),
     expressions.NE: ("eq", False, True),
@@ -36,10 +37,10 @@ _COMPARED: dict[Operation, tuple[str, bool, bool]] = {
 
 
 class SizeCode:
-    """The rows of all levels, and the registers on which they work.
+    """The code of all levels, and its registers.
 
     Attributes:
-        registers: One int64 for each number, constants among them; a float is held by its bits.
+        registers: First values, int64: dimensions, constants and results; floats as their bits.
     """
 
     def __init__(self, trace: Trace, results: Sequence[Any], level_of_dim: Sequence[int]) -> None:
@@ -47,7 +48,7 @@ class SizeCode:
 
         Args:
             trace: The trace; it is closed.
-            results: The symbolic numbers that are wanted.
+            results: The symbolic numbers that the code has to compute.
             level_of_dim: The level at which each dimension is read.
 
         Raises:
@@ -67,7 +68,7 @@ class SizeCode:
         self.registers: Array = np.array(self._values, np.int64)
 
     def level(self, register: int) -> int:
-        """Return the level at which a register has its number."""
+        """Return the level after which a register has its value."""
         return self._levels[register]
 
     def register(self, number: Any) -> int:
@@ -76,14 +77,15 @@ class SizeCode:
         return self._registers[number.expression]
 
     def rows(self, level: int, base: int) -> Array:
-        """Return the rows of a level, for registers that begin at an address.
+        """Return the rows of a level.
 
         Args:
             level: The level.
-            base: Address of register 0.
+            base: Address of register 0, from which the addresses of operands are computed.
 
         Returns:
-            ``[rows, abi.SIZE_CODE_WORDS]``, int64.
+            Rows ``[rows, abi.SIZE_CODE_WORDS]``, int64: operation, address of the result (of a
+            guard: its required outcome), addresses of two operands.
         """
         guards = _CODES["eq"]
         rows = [

@@ -1,4 +1,4 @@
-"""Profiles of plans: what is known of each step before it runs, and the times of a run."""
+"""Profiles of plans: an entry for each step, with the times of a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from subgraph.engine.planner.plan_types import Item, Plan
 from subgraph.operators.region_names import region_of
 from subgraph.operators.subgraph_op import ProfileEntry
 
-Span = tuple[float, float]
+Span = tuple[float, float]  # begin and end of a step, in seconds of ``time.perf_counter``
 
 
 def profile_entries(plan: Plan) -> tuple[ProfileEntry, ...]:
-    """Return what is known of every step of a plan before it runs."""
+    """Return the profile entry of every step of a plan, with 0 seconds."""
     return tuple(map(_entry, plan.items))
 
 
@@ -36,14 +36,15 @@ def _entry(item: Item) -> ProfileEntry:
 def with_times(
     entries: Sequence[ProfileEntry], spans: Sequence[Span], thread: int
 ) -> list[ProfileEntry]:
-    """Return the entries of steps with their times; those of skipped ones, NaN, are left out.
+    """Return the entries of the steps that ran, with their times.
+
+    An If whose branches both have steps reads its condition twice; both times are in one entry.
 
     Args:
-        entries: What is known of each step.
-        spans: When each began and ended, in seconds of ``time.perf_counter``.
+        entries: The entry of each step.
+        spans: Begin and end of each step, in seconds of ``time.perf_counter``; NaN if it was
+            skipped.
         thread: Identifier of the thread that ran them, 0 for a queue of the device.
-
-    An If with steps in both branches looks twice at its condition: one entry tells of both.
     """
     found: list[ProfileEntry] = []
     conditions: dict[str, int] = {}

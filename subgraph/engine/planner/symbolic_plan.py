@@ -1,10 +1,15 @@
 """Symbolic plans: one plan for all sizes of the dimensions that differ from call to call.
 
-Planning walks the graph node by node in Python, which sequences that grow and batches that vary
-would pay for at every new shape. The plan for the second shape is therefore made with symbolic
-integers (`subgraph.graph.symbolic`) in place of the dimensions that changed. The result is laid out
-once. One function computes its words, sizes and offsets for other dimensions, as long as every
-decision of the plan comes out the same. Only the memory plan is made for each shape.
+Planning visits every node in Python, which takes long compared to a run if sequences grow or
+batches vary with every call. The plan for the second shape is therefore made with symbolic integers
+(`subgraph.graph.symbolic`) in place of the dimensions that changed. Their trace records how every
+number of the plan follows from the dimensions, and as guards all comparisons on which the plan
+depends.
+
+A `SymbolicPlan` is the argument layout of that plan, in which every symbolic number refers to one
+entry of an array: the *numbers* of the plan. One generated Python function checks the guards and
+computes the numbers for other dimensions. They make a `PlanInstance`, which an executable plan can
+be bound to. Only the memory plan is made again for other sizes, or one that is large enough reused.
 """
 
 from __future__ import annotations
@@ -40,29 +45,29 @@ from subgraph.weights.cache import WeightCache
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MAX_MEMORY_PLANS = 16  # memory plans that are kept
-_MAX_SLACK = 1.125  # how much larger the places of a memory plan may be than what they hold
+_MAX_MEMORY_PLANS = 16  # cached memory plans of a symbolic plan
+# Largest ratio of the bytes in a reused memory plan to the bytes of the storages (estimate).
+_MAX_SLACK = 1.125
 Types = Sequence[TensorType]
-# Where a dimension stands: which input, which axis.
-InputAxis = tuple[int, int]
+InputAxis = tuple[int, int]  # a dimension: the position of an input, and the axis
 
 
 class PlanInstance:
-    """A template's program for certain shapes.
+    """A symbolic plan for certain shapes.
 
     Attributes:
-        template: The template.
-        numbers: The template's numbers for these shapes.
+        symbolic_plan: The symbolic plan.
+        numbers: Its numbers for these shapes, int64.
     """
 
     def __init__(self, symbolic_plan: SymbolicPlan, numbers: NDArray[np.int64]) -> None:
-        """Keep the numbers."""
+        """Return the instance with these numbers."""
         self.symbolic_plan = symbolic_plan
         self.numbers = numbers
 
     @property
     def versions(self) -> Versions:
-        """Parameters whose content it depends on, as they were read."""
+        """Versions of the parameters on whose content the plan depends."""
         return self.symbolic_plan.versions
 
     @property
@@ -71,23 +76,27 @@ class PlanInstance:
         return self.symbolic_plan.arena_bytes(self.numbers)
 
     def argument_layout(self) -> ArgumentLayout:
-        """Return the program laid out as a whole."""
+        """Return the argument layout for these shapes."""
         return self.symbolic_plan.argument_layout(self.numbers)
 
     def entries(self) -> tuple[ProfileEntry, ...]:
-        """Return what is known of every step for a profile."""
+        """Return the profile entry of every step, with 0 seconds."""
         return self.symbolic_plan.entries(self.numbers)
 
 
 class _SymbolicNumbers:
-    """Traced numbers of a template, each once, and where the plan has them."""
+    """Collects the symbolic numbers of a plan, each once.
+
+    Attributes:
+        wanted: The numbers, in the order in which instances store their values.
+    """
 
     def __init__(self) -> None:
         self.wanted: list[Any] = []
         self._index: dict[Expression, int] = {}
 
     def index(self, number: Any) -> int:
-        """Return which of the wanted numbers this one is."""
+        """Return the index of a symbolic number among all numbers; it is added if it is new."""
         found = self._index.get(number.expression)
         if found is None:
             found = self._index[number.expression] = len(self.wanted)
@@ -95,10 +104,10 @@ class _SymbolicNumbers:
         return found
 
     def array(self, items: NDArray[Any]) -> _SymbolicArray:
-        """Return an array of whole numbers, some of them traced, as a form to fill.
+        """Return integers and symbolic integers as an array whose symbolic elements can be set.
 
         Raises:
-            Unsupported: there are other numbers among them.
+            Unsupported: An item is a float.
         """
         flat = items.reshape(-1)
         if any(isinstance(item, float) for item in flat):
@@ -113,7 +122,13 @@ class _SymbolicNumbers:
 
 @attrs.frozen(eq=False)
 class _SymbolicArray:
-    """Whole numbers, with places that an instance fills."""
+    """Integers, some of which differ from instance to instance.
+
+    Attributes:
+        base: The integers, with 0 for those that differ.
+        positions: Flat indices of those that differ.
+        sources: For each position the index among the numbers of an instance.
+    """
 
     base: NDArray[np.int64]
     positions: NDArray[np.intp]
@@ -121,15 +136,15 @@ class _SymbolicArray:
 
     @property
     def fixed(self) -> bool:
-        """Whether they are the same in every instance."""
+        """Whether all integers are the same in every instance."""
         return not len(self.positions)
 
     def fill(self, target: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
-        """Put an instance's numbers into an array that holds the others."""
+        """Set the elements of a flat array that differ to those of an instance."""
         target[self.positions] = numbers[self.sources]
 
     def filled(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of an instance."""
+        """Return the array of an instance, which must not be changed."""
         if self.fixed:
             return self.base
         result = self.base.copy()
@@ -138,7 +153,12 @@ class _SymbolicArray:
 
 
 class _SymbolicPlanner(Planner):
-    """A planner whose memory plan is traced as a whole."""
+    """A planner that records the whole memory plan as one operation of the trace.
+
+    Attributes:
+        trace: The trace.
+        lives: Lives of the storages, which are the same for all sizes.
+    """
 
     trace: Trace
     lives: Sequence[Life] = ()
@@ -158,10 +178,12 @@ class _SymbolicPlanner(Planner):
 
 
 class SymbolicPlan:
-    """A laid-out plan with places for the numbers that follow from the dimensions.
+    """A plan for all sizes of some dimensions, as long as its guards hold.
 
     Attributes:
-        versions: Parameters whose content it depends on, as they were read.
+        versions: Versions of the parameters on whose content the plan depends.
+        words: The argument words.
+        rows: Work units and grain of each step.
     """
 
     def __init__(
@@ -173,7 +195,16 @@ class SymbolicPlan:
         types: Types,
         groups: Sequence[Sequence[InputAxis]],
     ) -> None:
-        """Take a plan that was traced on ``types``, laid out in arrays of objects."""
+        """Separate the symbolic numbers of a plan from its fixed numbers.
+
+        Args:
+            plan: The plan.
+            layout: Its argument layout, whose arrays are of objects.
+            lives: Lives of its storages.
+            trace: The trace of its symbolic integers.
+            types: Types of the inputs for which the plan was made.
+            groups: The dimensions that are symbolic; those of a group are equal.
+        """
         self.versions = plan.versions
         self._groups = groups
         varying = {place for group in groups for place in group}
@@ -203,19 +234,22 @@ class SymbolicPlan:
         self._evaluate: Evaluate = trace.function(numbers.wanted)
 
     def instance(self, types: Types) -> PlanInstance | None:
-        """Return the program for inputs of these types; None if the template is not for them."""
+        """Return the plan for inputs of these types; None if the symbolic plan does not fit them.
+
+        It does not fit if a fixed dimension or dtype differs, or a guard does not hold.
+        """
         dims = self._dims(types)
         if dims is None:
             return None
         try:
             values = self._evaluate(dims, self._place_for_sizes)
-            # An OverflowError, which is an ArithmeticError, for sizes beyond 64 bits.
+            # `np.array` raises OverflowError, an ArithmeticError, for sizes of more than 64 bits.
             return None if values is None else PlanInstance(self, np.array(values, np.int64))
         except (ArithmeticError, ValueError):
             return None
 
     def argument_layout(self, numbers: NDArray[np.int64]) -> ArgumentLayout:
-        """Return the whole program of an instance."""
+        """Return the argument layout of an instance."""
         rows = self.rows.filled(numbers).tolist()
         steps = zip(self._layout.steps, rows, strict=True)
         return ArgumentLayout(
@@ -235,7 +269,7 @@ class SymbolicPlan:
         )
 
     def arena(self, numbers: NDArray[np.int64]) -> Patch:
-        """Return the words of an instance that point into the arena."""
+        """Return the patch of an instance for the words that point into the arena."""
         return Patch(self._layout.arena.positions, self._arena.filled(numbers))
 
     def arena_bytes(self, numbers: NDArray[np.int64]) -> int:
@@ -251,12 +285,12 @@ class SymbolicPlan:
         return self._inputs.filled(numbers), self._outputs.filled(numbers)
 
     def varying_weights(self, numbers: NDArray[np.int64]) -> list[tuple[int, Any, Patch]]:
-        """Return what differs from instance to instance among the weights: which, what, where."""
+        """Return the weights that differ between instances: index, content and patch of each."""
         forms = enumerate(self._weights)
         return [(k, *form.filled(numbers)) for k, form in forms if not form.fixed]
 
     def entries(self, numbers: NDArray[np.int64]) -> tuple[ProfileEntry, ...]:
-        """Return what is known of the steps of an instance for a profile."""
+        """Return the profile entries of the steps of an instance."""
         counts = self._counts.filled(numbers).tolist()
         return tuple(
             attrs.evolve(entry, bytes=moved, flops=flops)
@@ -264,7 +298,7 @@ class SymbolicPlan:
         )
 
     def _dims(self, types: Types) -> list[int] | None:
-        """Return the dimensions of the template's groups; None if others differ."""
+        """Return the size of each group of dimensions; None if the types differ otherwise."""
         if [type_.dtype for type_ in types] != self._dtypes:
             return None
         shapes: list[tuple[Any, ...]] = [type_.shape or () for type_ in types]
@@ -282,7 +316,10 @@ class SymbolicPlan:
         return dims
 
     def _place_for_sizes(self, sizes: Sequence[int]) -> Sequence[int]:
-        """Return offsets for storages of these sizes, and the whole: those of a plan that fits."""
+        """Return the offsets of storages of these sizes, and the size of the arena, in bytes.
+
+        A memory plan with enough room for each storage, and not much more in total, is reused.
+        """
         if guard_pages.MODE:
             offsets, total = guard_pages.guarded_offsets(sizes)
             return [*offsets, total]
@@ -301,7 +338,7 @@ class SymbolicPlan:
 
 
 class _SymbolicPorts:
-    """The inputs or outputs of a template."""
+    """The inputs or outputs of a symbolic plan."""
 
     def __init__(self, ports: Sequence[Port], numbers: _SymbolicNumbers) -> None:
         width = max((1 + len(port.shape) for port in ports), default=1)
@@ -323,7 +360,7 @@ class _SymbolicPorts:
         return Port(port.position, port.dtype, shape, row[0], Patch(port.patch.positions, offsets))
 
     def filled(self, numbers: NDArray[np.int64]) -> tuple[Port, ...]:
-        """Return them as they are in an instance; those that are the same in all are one object."""
+        """Return the ports of an instance; one that is equal in all instances is one object."""
         rows = self._sizes.filled(numbers).tolist()
         return tuple(
             fixed or self._port(k, row, offsets.filled(numbers))
@@ -334,7 +371,7 @@ class _SymbolicPorts:
 
 
 class _SymbolicWeight:
-    """A weight of a template, or a constant that follows from the dimensions."""
+    """A weight of a symbolic plan, or a constant that follows from the dimensions."""
 
     def __init__(self, held: Any, patch: Patch, numbers: _SymbolicNumbers) -> None:
         self._held = held
@@ -344,7 +381,7 @@ class _SymbolicWeight:
         self.fixed = self._offsets.fixed and self._content is None
 
     def filled(self, numbers: NDArray[np.int64]) -> tuple[Any, Patch]:
-        """Return it as it is in an instance."""
+        """Return the content and the patch of an instance."""
         held = self._held
         if self._content is not None:
             content = self._content.filled(numbers).astype(numpy_dtype(held.dtype))
@@ -359,17 +396,17 @@ def make_symbolic_plan(
     options: PlanOptions,
     cache: WeightCache,
 ) -> SymbolicPlan | None:
-    """Return a template of a graph; None if a part of the plan is no program.
+    """Return a symbolic plan of a graph; None if its plan has reference steps.
 
     Args:
         graph: The graph; its nodes may be fused ones.
-        types: Concrete type of each input.
-        groups: The dimensions that differ from call to call; those of a group are always equal.
-        options: The rest that plans depend on.
-        cache: The op's door to the weight cache.
+        types: Concrete type of each input, for which the plan is made.
+        groups: The dimensions that become symbolic; those of a group are equal in every call.
+        options: Options of plans.
+        cache: The op's view of the weight cache.
 
     Raises:
-        SubgraphError: the graph cannot be planned for these types, or not traced.
+        SubgraphError: The graph cannot be planned for these types, or not with symbolic integers.
     """
     trace = Trace()
     shapes = [list(type_.shape or ()) for type_ in types]
@@ -389,7 +426,7 @@ def make_symbolic_plan(
 
 
 def _objects(rows: Sequence[Sequence[Any]], width: int) -> NDArray[Any]:
-    """Return rows of numbers, traced ones among them, as an array."""
+    """Return rows of integers and symbolic integers as an array ``[rows, width]`` of objects."""
     array = np.empty((len(rows), width), object)
     for k, row in enumerate(rows):
         array[k] = row
