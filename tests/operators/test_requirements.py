@@ -13,7 +13,7 @@ from subgraph import ops
 from subgraph.devices.export import region_nodes
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.cpu.region_session import CpuSession
-from subgraph.engine.planner.executable_plan import ExecutablePlan
+from subgraph.engine.executable.executable_plan import ExecutablePlan
 from subgraph.engine.planner.lowering import LOWERINGS
 from subgraph.opencl.lowering import CL_LOWERINGS
 from subgraph.operators.operator import OPERATORS, operator_key

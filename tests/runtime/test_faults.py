@@ -11,7 +11,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
-from subgraph.engine.planner.executable_plan import ExecutablePlan
+from subgraph.engine.executable.executable_plan import ExecutablePlan
 
 X = np.ones((2, 4), np.float32)
 

@@ -38,6 +38,7 @@ ORDER = [
     "engine.toolchain",
     "engine.program",
     "engine.planner",
+    "engine.executable",
     "engine.region",
     "engine.cpu",
     "opencl",
@@ -80,17 +81,8 @@ ORDER = [
 ]
 
 
-# What the planner makes for the CPU alone; a region of OPENCL takes none of it.
-OF_THE_CPU = (
-    "subgraph.engine.cpu",
-    "subgraph.engine.planner.argument_layout",
-    "subgraph.engine.planner.bound_port",
-    "subgraph.engine.planner.data_dependent_plan",
-    "subgraph.engine.planner.executable_plan",
-    "subgraph.engine.planner.reference_runner",
-    "subgraph.engine.planner.stored_program",
-    "subgraph.engine.planner.symbolic_plan",
-)
+# What is for the CPU alone; a region of OPENCL imports none of it.
+OF_THE_CPU = ("subgraph.engine.cpu", "subgraph.engine.executable")
 
 
 def module_files() -> Iterator[tuple[str, Path]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from weakref import WeakKeyDictionary
 
-from subgraph.engine.planner.argument_layout import ArgumentLayout, make_argument_layout
+from subgraph.engine.executable.argument_layout import ArgumentLayout, make_argument_layout
+from subgraph.engine.executable.symbolic_plan import PlanInstance
 from subgraph.engine.planner.plan_types import Plan
-from subgraph.engine.planner.symbolic_plan import PlanInstance
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache
 

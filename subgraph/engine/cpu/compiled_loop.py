@@ -11,7 +11,7 @@ from typing import Any
 from subgraph.engine.cpu.data_dependent_loop import DataDependentLoop
 from subgraph.engine.cpu.iterations import Iterations, make_iterations
 from subgraph.engine.cpu.loop_session import LoopSession
-from subgraph.engine.planner.executable_plan import ExecutablePlan
+from subgraph.engine.executable.executable_plan import ExecutablePlan
 from subgraph.engine.region.strategy import Declined
 from subgraph.operators.subgraph_op import IterationsResult, Wiring
 

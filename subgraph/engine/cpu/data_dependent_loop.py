@@ -1,6 +1,6 @@
 """Strategy for a loop: plans whose sizes the data of the loop's body decide.
 
-Each plan (`subgraph.engine.planner.data_dependent_plan`) is made for the sizes at hand. An
+Each plan (`subgraph.engine.executable.data_dependent_plan`) is made for the sizes at hand. An
 iteration that does not fit one runs in the executor, and a new plan for its sizes follows.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from subgraph.engine.cpu.iterations import Iterations, make_iterations
 from subgraph.engine.cpu.loop_session import LoopSession
-from subgraph.engine.planner.data_dependent_plan import (
+from subgraph.engine.executable.data_dependent_plan import (
     DataDependentPlan,
     DataDependentProgram,
     ValueOf,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.planner.data_dependent_plan import DataDependentProgram
-from subgraph.engine.planner.executable_plan import ExecutablePlan
+from subgraph.engine.executable.data_dependent_plan import DataDependentProgram
+from subgraph.engine.executable.executable_plan import ExecutablePlan
 from subgraph.engine.program import abi
 from subgraph.engine.program.entry import entry
 from subgraph.engine.program.program import Program

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from subgraph.engine.planner.data_dependent_plan import DataDependentPlan, DataDependentProgram
-from subgraph.engine.planner.executable_plan import ExecutablePlan
+from subgraph.engine.executable.data_dependent_plan import DataDependentPlan, DataDependentProgram
+from subgraph.engine.executable.executable_plan import ExecutablePlan
 from subgraph.engine.region.bound_plan import BoundPlan
 from subgraph.engine.region.region_op import RegionOp
 

@@ -15,13 +15,13 @@ from subgraph.engine.cpu.dry_run_plan import DryRunPlan
 from subgraph.engine.cpu.region_session import CpuSession
 from subgraph.engine.cpu.stored_programs import StoredPrograms
 from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
-from subgraph.engine.planner.argument_layout import make_argument_layout
+from subgraph.engine.executable.argument_layout import make_argument_layout
+from subgraph.engine.executable.stored_program import describe as describe_program
+from subgraph.engine.executable.symbolic_plan import PlanInstance
 from subgraph.engine.planner.concrete_types import concrete
 from subgraph.engine.planner.dry_run import DryRun
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import Plan
-from subgraph.engine.planner.stored_program import describe as describe_program
-from subgraph.engine.planner.symbolic_plan import PlanInstance
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.concrete_plan import ConcretePlan
 from subgraph.engine.region.region_op import Fuse, Guards, RegionOp, RegionOptions, without_weights

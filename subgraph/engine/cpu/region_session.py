@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from subgraph.engine.cpu.argument_layouts import ArgumentLayouts
 from subgraph.engine.cpu.compiled_loop import CompiledLoop
-from subgraph.engine.planner.data_dependent_plan import DataDependentPlan, DataDependentProgram
-from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
+from subgraph.engine.executable.data_dependent_plan import DataDependentPlan, DataDependentProgram
+from subgraph.engine.executable.executable_plan import Arena, ExecutablePlan
+from subgraph.engine.executable.stored_program import StoredProgram
+from subgraph.engine.executable.symbolic_plan import PlanInstance, SymbolicPlan
 from subgraph.engine.planner.plan_types import Plan
-from subgraph.engine.planner.stored_program import StoredProgram
-from subgraph.engine.planner.symbolic_plan import PlanInstance, SymbolicPlan
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.region_session import RegionSession

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from subgraph.engine.planner.stored_program import StoredProgram, read
+from subgraph.engine.executable.stored_program import StoredProgram, read
 from subgraph.engine.region.strategy import Declined, Request
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType

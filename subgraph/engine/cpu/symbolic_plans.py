@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from subgraph.engine.planner.plan_types import PlanOptions
-from subgraph.engine.planner.symbolic_plan import (
+from subgraph.engine.executable.symbolic_plan import (
     InputAxis,
     PlanInstance,
     SymbolicPlan,
     Types,
     make_symbolic_plan,
 )
+from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.engine.region.strategy import Declined, Request
 from subgraph.graph.graph import Graph
 from subgraph.weights.cache import WeightCache

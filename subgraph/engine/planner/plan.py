@@ -4,7 +4,7 @@
 small weights and known inputs are computed. Nodes whose inputs are weights become weights. Every
 other node is lowered to steps; if its lowering refuses, it becomes a `ReferenceStep`. The memory
 plan then places all other values in one arena. A plan contains no memory of a request:
-`subgraph.engine.planner.executable_plan` binds it.
+`subgraph.engine.executable.executable_plan` binds it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The compiled interpreter of size expressions, for programs whose own results decide sizes.
 
 It runs as a step between others. It reads integers that earlier steps have computed, evaluates the
-expressions of a data-dependent plan (`subgraph.engine.planner.size_code`) in registers, and writes
-the results to the arguments of later steps. It ends the run if a guard of the plan does not hold or
-a result differs from that of Python's unbounded integers.
+expressions of a data-dependent plan (`subgraph.engine.executable.size_code`) in registers, and
+writes the results to the arguments of later steps. It ends the run if a guard of the plan does not
+hold or a result differs from that of Python's unbounded integers.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from llvmlite import binding
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.cpu import region_session
-from subgraph.engine.planner.executable_plan import Arena
+from subgraph.engine.executable.executable_plan import Arena
 from subgraph.engine.toolchain import loader
 from subgraph.tools.bench_worker import peak_memory
 from subgraph.weights import mapped_files as mapped

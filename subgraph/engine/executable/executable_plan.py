@@ -1,9 +1,9 @@
 """Executable plans: a plan bound to the memory of one request, ready to run.
 
 The argument words are a copy of those in the plan's argument layout
-(`subgraph.engine.planner.argument_layout`), with addresses in place of the zeros. A run patches
+(`subgraph.engine.executable.argument_layout`), with addresses in place of the zeros. A run patches
 only the addresses that changed since the previous run. Usually none did, because small inputs and
-outputs are copied to and from stages at fixed addresses (`subgraph.engine.planner.bound_port`).
+outputs are copied to and from stages at fixed addresses (`subgraph.engine.executable.bound_port`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.argument_layout import ArgumentLayout, Patch, Port, SymbolicConstant
-from subgraph.engine.planner.bound_port import BoundPort
+from subgraph.engine.executable.argument_layout import ArgumentLayout, Patch, Port, SymbolicConstant
+from subgraph.engine.executable.bound_port import BoundPort
+from subgraph.engine.executable.reference_runner import ReferenceRunner
+from subgraph.engine.executable.stored_program import StoredProgram
+from subgraph.engine.executable.symbolic_plan import PlanInstance, SymbolicPlan
 from subgraph.engine.planner.plan_types import Item, Plan, ReferenceStep
-from subgraph.engine.planner.reference_runner import ReferenceRunner
 from subgraph.engine.planner.step_profile import Span
-from subgraph.engine.planner.stored_program import StoredProgram
-from subgraph.engine.planner.symbolic_plan import PlanInstance, SymbolicPlan
 from subgraph.engine.program import abi
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.program.program import Program, Step, runtime_kernels

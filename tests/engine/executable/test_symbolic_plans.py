@@ -20,7 +20,7 @@ from subgraph.engine.codegen.tiling import LOW_ROWS, tile_rows
 from subgraph.engine.cpu import symbolic_plans
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
-from subgraph.engine.planner import symbolic_plan
+from subgraph.engine.executable import symbolic_plan
 from subgraph.graph.symbolic import SymInt, Trace, float_bits, is_symbolic, pinned, recorded, single
 from subgraph.graph.types import Array
 from subgraph.ops.conv.direct import cut, tile_cycles

@@ -1,12 +1,13 @@
 """Data-dependent plans: values computed by one step decide the sizes of the steps after it.
 
-The number of elements that NonZero finds, or the start of a Slice that a box gives, is known only
-in the middle of a run. Such a plan is traced as a symbolic plan
-(`subgraph.engine.planner.symbolic_plan`) whose symbolic integers include the numbers that its own
-steps compute. A step after each of them reads the number and fits the rest of the program to it
-(`subgraph.engine.program.size_kernels`), so that the whole is one program, without Python in
-between. Storages have a capacity above the sizes seen when the plan was made. A run that needs more
-capacity, or that takes another decision, ends and is repeated by another strategy.
+The number of elements that NonZero finds, or the start of a Slice that a detected box determines,
+is known only in the middle of a run. Such a plan is traced like a symbolic plan
+(`subgraph.engine.executable.symbolic_plan`), with the numbers that its own steps compute among the
+symbolic integers. After each of them a *reading step* reads the numbers and writes the sizes that
+follow from them to the arguments and work units of later steps
+(`subgraph.engine.program.size_kernels`). The whole plan is therefore one program, without Python
+between its steps. Storages have a capacity above the sizes for which the plan was made. A run that
+needs more capacity, or for which a guard does not hold, ends, and another strategy repeats it.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.planner.argument_layout import (
+from subgraph.engine.executable.argument_layout import (
     ArgumentLayout,
     Patch,
     Port,
     SymbolicConstant,
     make_argument_layout,
 )
-from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
+from subgraph.engine.executable.executable_plan import Arena, ExecutablePlan
+from subgraph.engine.executable.size_code import SizeCode
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Unsupported
 from subgraph.engine.planner.memory import Life, assign_offsets
 from subgraph.engine.planner.plan import Planner
 from subgraph.engine.planner.plan_types import Plan, PlanOptions, UnknownShapeError
-from subgraph.engine.planner.size_code import SizeCode
 from subgraph.engine.program import abi
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.program.program import Program

@@ -4,7 +4,7 @@ The arguments of all steps stand one after the other in an array of 64-bit words
 address belongs. A `Patch` lists the words that hold addresses in one piece of memory (the arena, an
 input, an output, a weight, a kernel) with their offsets in it, as relocations do in an object file.
 All sessions of a region share the layout of a plan, and exported models contain it.
-`subgraph.engine.planner.executable_plan` copies the words for a session and applies the patches.
+`subgraph.engine.executable.executable_plan` copies the words for a session and applies the patches.
 """
 
 from __future__ import annotations

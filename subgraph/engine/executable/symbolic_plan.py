@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.argument_layout import (
+from subgraph.engine.executable.argument_layout import (
     ArgumentLayout,
     Patch,
     Port,

@@ -14,7 +14,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.argument_layout import ArgumentLayout, Patch, Port, SymbolicConstant
+from subgraph.engine.executable.argument_layout import ArgumentLayout, Patch, Port, SymbolicConstant
 from subgraph.engine.program import entry
 from subgraph.engine.program.pool import helper_kernels, sleeps_in_kernel
 from subgraph.engine.program.program import walker

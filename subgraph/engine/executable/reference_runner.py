@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.bound_port import BoundPort
+from subgraph.engine.executable.bound_port import BoundPort
 from subgraph.engine.planner.constants import evaluate_weight
 from subgraph.engine.planner.lowering import Operand, Storage
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep

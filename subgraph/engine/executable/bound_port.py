@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.argument_layout import Port
+from subgraph.engine.executable.argument_layout import Port
 from subgraph.engine.program.addresses import address_of
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.system import guard_pages

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from subgraph.engine.executable.size_code import SizeCode
 from subgraph.engine.planner.lowering import Unsupported
-from subgraph.engine.planner.size_code import SizeCode
 from subgraph.engine.program.program import Program, Step
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import Trace, float_bits, larger, plain, single, smaller

@@ -12,8 +12,8 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.cpu import data_dependent_loop, iterations
-from subgraph.engine.planner import data_dependent_plan
-from subgraph.engine.planner.data_dependent_plan import DataDependentPlan
+from subgraph.engine.executable import data_dependent_plan
+from subgraph.engine.executable.data_dependent_plan import DataDependentPlan
 from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import IterationsResult
 from tests.support.peer import check_results, session_of

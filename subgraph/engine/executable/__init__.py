@@ -1,0 +1,1 @@
+"""Executable plans of the CPU: plans as argument layouts, and these bound to memory."""
