@@ -75,7 +75,7 @@ def refuse_unknown(proto: NodeProto, domain: str, version: int, schema: Schema |
         proto: The node.
         domain: Canonical domain of its operator.
         version: Version of the operator set.
-        schema: Schema of a deprecated operator; None if there is no schema.
+        schema: Schema of the operator if that is deprecated; None if it has no schema.
 
     Raises:
         UnsupportedOpError: onnx knows the domain and does not have the operator in this version.

@@ -1,8 +1,8 @@
 """Fields of ONNX files that have no counterpart in a Graph, preserved from `load` to `save`.
 
 These are descriptions of nodes and values, unused initializers, training graphs and annotations.
-They are stored by name in the attributes of the graph, so that those of a node or value which a
-pass replaced are not written.
+They are stored by the name of their node or value in the attributes of the graph, and not written
+if a pass has replaced the node or value.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import attrs
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.onnx_format.checks import text_of
+from subgraph.onnx_format.metadata import add_metadata, metadata_of
 from subgraph.operators.messages import GraphProto, ModelProto
 
 KEY = "onnx_extra_fields"
-_Notes = tuple[str, dict[str, str]]
+_Notes = tuple[str, dict[str, str]]  # a description, and metadata
 
 
 @attrs.frozen(eq=False)
@@ -73,7 +74,7 @@ def store_extra_fields(
     unused = tuple(v.parameter for v in weights if v.parameter and not v.uses and v not in ends)
     infos = (*proto.value_info, *proto.input, *proto.output)
     values = {
-        info.name: (text_of(info.doc_string), _noted(info.metadata_props))
+        info.name: (text_of(info.doc_string), metadata_of(info.metadata_props))
         for info in infos
         if info.doc_string or info.metadata_props
     }
@@ -87,10 +88,6 @@ def store_extra_fields(
         graph.attrs[KEY] = ExtraFields(unused, docs, values, inside, around, doc)
 
 
-def _noted(entries: Iterable[Any]) -> dict[str, str]:
-    return {text_of(entry.key): text_of(entry.value) for entry in entries}
-
-
 def _messages(proto: Any, fields: Sequence[str]) -> dict[str, list[bytes]]:
     found = {name: [m.SerializeToString() for m in getattr(proto, name, ())] for name in fields}
     return {name: messages for name, messages in found.items() if messages}
@@ -100,10 +97,9 @@ def write_extra_fields(extra: ExtraFields, proto: GraphProto) -> None:
     """Add preserved fields to the message of a graph, after its values were written."""
     if extra.values:
         for info in (*proto.value_info, *proto.input, *proto.output):
-            doc, notes = extra.values.get(info.name, ("", {}))
+            doc, metadata = extra.values.get(info.name, ("", {}))
             info.doc_string = doc
-            for key, text in notes.items():
-                info.metadata_props.add(key=key, value=text)
+            add_metadata(info, metadata)
     _restore(proto, extra.graph)
 
 

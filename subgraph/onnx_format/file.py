@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from subgraph.onnx_format.tensors import TensorReader
     from subgraph.onnx_format.wire import Buffer
 
-# Tensors below this many bytes stay in the model's file when weights go to a separate file.
-_EXTERNAL_FROM = 1024
+# Smaller tensors stay in the model's file when weights go to a data file. An estimate.
+_EXTERNAL_MIN_BYTES = 1024
 # Protobuf's limit of 2 GiB, less 1 MiB for everything but weights.
-_LIMIT = (1 << 31) - (1 << 20)
-# Alignment of weights in a data file, so that they can be used where they are mapped.
-_ALIGN, _ALIGN_LARGE, _LARGE_FROM = 64, 4096, 1 << 20
+_MESSAGE_MAX_BYTES = (1 << 31) - (1 << 20)
+# Alignment of weights in a data file, in bytes, so that kernels can use them where they are mapped:
+# a cache line; for weights from 1 MiB on, a page.
+_ALIGN, _ALIGN_LARGE, _LARGE_BYTES = 64, 4096, 1 << 20
 # Field numbers in onnx.proto: ModelProto.graph, GraphProto.initializer.
 _GRAPH, _INITIALIZER = 7, 5
 
@@ -59,20 +60,21 @@ def load(
 ) -> Graph:
     """Return the graph of an ONNX model.
 
-    Weights of a file stay in it and are mapped into memory; they are read when first used. The
-    file must not be cut short while the graph lives (`save` over it is fine: it makes a new one).
+    The weights of a file are mapped into memory and read when they are first used. The file must
+    not be truncated while the graph is in use; `save` to the same path is safe, since it creates a
+    new file.
 
     Args:
         model: Path, serialized model, ModelProto, or a file open for reading bytes.
         functions: Whether calls of model-local functions are replaced by their bodies ("inline")
-            or become subgraph nodes ("keep"). Subgraph nodes that `save` wrote come back as such;
-            their ops are made again by their properties, where these are registered. A region
-            whose property is not gets the default op, and a warning in the log names it.
+            or become subgraph nodes ("keep"). Subgraph nodes that `save` wrote always become
+            subgraph nodes; their properties make their ops again. If a property is not registered,
+            the region gets the default op, and a logged warning names the property.
         folder: Where external data are; by default the folder of the model's path.
         mapped: False reads the weights into memory at once.
         infer_types: Whether to fill in types of values that the file does not state.
-        memory_limit: Bytes that the tensors of the graph may take beside the file, such as "8G";
-            0: ``SUBGRAPH_MEMORY_LIMIT``, else half of the memory.
+        memory_limit: Bytes that tensors may take besides the mapped file, such as "8G"; 0:
+            ``SUBGRAPH_MEMORY_LIMIT``, else half of the machine's memory.
         node_limit: Nodes that expanding functions may add; 0: 262,144.
         timeout: Seconds that loading may take; 0: no limit.
 
@@ -119,7 +121,8 @@ def _checked(read: Callable[[], Graph], model: Any, source: str, infer_types: bo
             if any(node.op_type == "Gradient" for node in graph.nodes):
                 from subgraph.transform.pass_manager import apply_pass
 
-                graph = apply_pass(graph, "ExpandGradient")  # its names mean nothing elsewhere
+                # A Gradient names values of this file, so it has to be expanded here.
+                graph = apply_pass(graph, "ExpandGradient")
             return graph
     except SubgraphError as error:
         named = isinstance(error, (LimitError, ModelError, NotImplementedError))
@@ -128,7 +131,7 @@ def _checked(read: Callable[[], Graph], model: Any, source: str, infer_types: bo
         raise
     except RecursionError as error:
         raise ModelError(f"{source}: bodies or functions are nested too deeply") from error
-    except MemoryError:  # of the machine, not of the model
+    except MemoryError:  # the machine's memory, not a defect of the model
         raise
     except Exception as error:
         raise _unforeseen(model, source, error) from error
@@ -187,9 +190,7 @@ def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -
         raise ModelError(
             f"cannot load a {type(model).__name__}; give a path, bytes, a ModelProto or a file"
         )
-    if (
-        buffer[:8] == b"\x89SUBGRPH"
-    ):  # `subgraph.devices.blob.MAGIC`, which need not be loaded for this
+    if buffer[:8] == b"\x89SUBGRPH":  # `subgraph.devices.blob.MAGIC`, of a folder above
         raise ModelError(
             "an exported model, not an ONNX one; core.import_model and `subgraph run` read it"
         )
@@ -217,7 +218,7 @@ def to_onnx(graph: Graph, *, inline: bool = False) -> onnx.ModelProto:
     from subgraph.operators.protobuf import tensor_to_proto
 
     model, weights = _convert(graph, inline)
-    if sum(array.nbytes for _, array in weights) > _LIMIT:
+    if sum(array.nbytes for _, array in weights) > _MESSAGE_MAX_BYTES:
         raise ModelError(f"graph {graph.name!r} is over 2 GB, too large for one message: use save")
     model.graph.initializer.extend(tensor_to_proto(array, name) for name, array in weights)
     return model
@@ -240,16 +241,16 @@ def save(
 ) -> None:
     """Write a graph as an ONNX file; each subgraph node becomes a model-local function.
 
-    The file keeps what a partition decided: names and reasons for `explain`; name, version and
-    options of the properties whose ops `load` makes again. It appears whole or not at all: it is
-    written under another name and then renamed.
+    The file contains the decisions of partitions: names and reasons for `explain`, and name,
+    version and options of the properties, with which `load` makes the ops again. It is written
+    atomically: under a temporary name, then renamed.
 
     Args:
         graph: The graph.
         path: The file.
-        external_data: Whether weights go to a file of their own beside it, ``<path>.data``; None:
-            when the whole is over 2 GB.
-        inline: Whether to write the plain model, without its partition, for readers that know no
+        external_data: Whether weights are written to a data file, ``<path>.data``; None: if the
+            model has over 2 GB.
+        inline: Whether to write the model without its partition, for readers that do not support
             model-local functions.
 
     Raises:
@@ -262,8 +263,8 @@ def save(
         model, weights = _convert(graph, inline)
     total = model.ByteSize() + sum(array.nbytes for _, array in weights)
     if external_data is None:
-        external_data = total > _LIMIT
-    elif not external_data and total > _LIMIT:
+        external_data = total > _MESSAGE_MAX_BYTES
+    elif not external_data and total > _MESSAGE_MAX_BYTES:
         raise ModelError(
             f"graph {graph.name!r} has {total} bytes; an ONNX file holds 2 GB: use external_data"
         )
@@ -321,10 +322,10 @@ def _write_external(
     left: list[tuple[str, Array]] = []
     for name, array in weights:
         raw = _raw(array)
-        if raw is None or len(raw) < _EXTERNAL_FROM:
+        if raw is None or len(raw) < _EXTERNAL_MIN_BYTES:
             left.append((name, array))
             continue
-        align = _ALIGN_LARGE if len(raw) >= _LARGE_FROM else _ALIGN
+        align = _ALIGN_LARGE if len(raw) >= _LARGE_BYTES else _ALIGN
         data.write(bytes(-data.tell() % align))
         tensor = model.graph.initializer.add(
             name=name,
@@ -340,7 +341,7 @@ def _write_external(
 
 
 def _write_model(model: onnx.ModelProto, weights: list[tuple[str, Array]], file: IO[bytes]) -> None:
-    """Write the model in pieces, so that weights are never copied into a message."""
+    """Write the model in pieces of the wire format, without copying weights into a message."""
     import onnx
 
     from subgraph.graph.types import ONNX_DTYPE, dtype_of
@@ -350,7 +351,7 @@ def _write_model(model: onnx.ModelProto, weights: list[tuple[str, Array]], file:
     large: list[tuple[bytes, memoryview]] = []
     for name, array in weights:
         raw = _raw(array)
-        if raw is None or len(raw) < _EXTERNAL_FROM:
+        if raw is None or len(raw) < _EXTERNAL_MIN_BYTES:
             model.graph.initializer.append(tensor_to_proto(array, name))
             continue
         tensor = onnx.TensorProto(
@@ -369,7 +370,7 @@ def _write_model(model: onnx.ModelProto, weights: list[tuple[str, Array]], file:
 
 
 def _raw(array: Array) -> memoryview | None:
-    """Return the bytes of an array in ONNX's layout; None if that differs from the array's."""
+    """Return the bytes of an array as ``raw_data`` of ONNX; None if ONNX stores it otherwise."""
     import numpy as np
 
     from subgraph.graph.types import dtype_of

@@ -18,9 +18,9 @@ from subgraph.graph.types import TensorType
 from subgraph.operators.schema import Schema, canonical_domain, find_schema, newest_opset
 
 # Version of the default domain for a graph without nodes.
-_NO_NODES = 13
-# Newest version that current runtimes support (ONNX 1.17 of 2024 has opset 22).
-_COMMON = 21
+_EMPTY_GRAPH = 13
+# Newest version that most runtimes support (ONNX 1.17 of 2024 has opset 22).
+_WIDELY_SUPPORTED = 21
 # ONNX's names of dtypes, where they differ from ours.
 _ONNX_NAMES = {"float32": "float", "float64": "double"}
 
@@ -67,7 +67,7 @@ def choose_opsets(graph: Graph) -> dict[str, int]:
     for node in examples.values():
         by_domain.setdefault(node.domain, []).append(node)
     if not by_domain:
-        return {"": _NO_NODES}
+        return {"": _EMPTY_GRAPH}
     return {domain: _choose(domain, nodes, graph.opsets) for domain, nodes in by_domain.items()}
 
 
@@ -79,6 +79,7 @@ def _kind(node: Node) -> Any:
 
 
 def _choose(domain: str, nodes: Sequence[Node], stated: Mapping[str, int]) -> int:
+    """Return the version of one domain; ``stated`` are the graph's own versions by domain."""
     low, high = 1, newest_opset(domain) + 1
     versions: set[int] = set()
     for node in nodes:
@@ -99,8 +100,8 @@ def _choose(domain: str, nodes: Sequence[Node], stated: Mapping[str, int]) -> in
         low <= wanted < high or _incompatible_node(domain, nodes, wanted) is None
     ):
         return wanted
-    # Prefer a version that current runtimes know; newer ones often only add dtypes.
-    for older in range(_COMMON, low) if wanted is None and domain == "" else ():
+    # Prefer a version that most runtimes support; newer ones often only add dtypes.
+    for older in range(_WIDELY_SUPPORTED, low) if wanted is None and domain == "" else ():
         if _incompatible_node(domain, nodes, older) is None:
             return older
     if low < high:
@@ -125,6 +126,7 @@ def _incompatible_node(domain: str, nodes: Iterable[Node], version: int) -> Node
 
 
 def _same_meaning(node: Node, own: Schema, there: Schema) -> bool:
+    """Return whether a node means the same under its own schema and that of another version."""
     if there.deprecated or own.inputs != there.inputs or own.outputs != there.outputs:
         return False
     if not there.min_inputs <= len(node.inputs) <= there.max_inputs:
@@ -136,7 +138,7 @@ def _same_meaning(node: Node, own: Schema, there: Schema) -> bool:
                 return False
         elif name in node.attrs or (theirs is not None and theirs.required):
             return False
-    # Split into equal parts must state their number since opset 18 has an attribute for it.
+    # Since opset 18, a Split into equal parts has to state their number by an attribute.
     return node.op_type != "Split" or len(node.inputs) > 1 or own.inputs == ("input",)
 
 

@@ -20,6 +20,7 @@ def used(proto: NodeProto) -> Iterator[str]:
 
 
 def _free(graph: GraphProto) -> list[str]:
+    """Return the names that a body uses and does not define."""
     made = {info.name for info in graph.input}
     made.update(tensor.name for tensor in graph.initializer)
     made.update(sparse.values.name for sparse in graph.sparse_initializer)

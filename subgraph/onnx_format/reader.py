@@ -1,9 +1,8 @@
 """Conversion of an ONNX ModelProto to a Graph: the second step of ``sg.load``.
 
-The first step, `subgraph.onnx_format.wire`, maps the file and takes the weights out of the message.
-This step resolves names to values, bodies to nested graphs, and inlines functions. An outer value
-that a body uses becomes a capture on every level between; an outer parameter becomes a value of the
-body's own with the same Parameter.
+The first step, `subgraph.onnx_format.wire`, maps the file and removes the weights from the message.
+This step resolves names to values and bodies to nested graphs, and inlines functions. An outer
+value that a body uses becomes a capture of every graph between (`subgraph.onnx_format.scope`).
 """
 
 from __future__ import annotations
@@ -12,18 +11,26 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import attrs
-
 from subgraph.errors import ModelError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.lazy import LazyGraph
 from subgraph.graph.limits import check_nodes, check_time
-from subgraph.graph.naming import fresh_name
 from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of
 from subgraph.onnx_format.checks import check_node, read_opsets, refuse_unknown, text_of, version_of
 from subgraph.onnx_format.extra_fields import store_extra_fields
+from subgraph.onnx_format.metadata import (
+    GRAPH_NAME,
+    HIDDEN_INPUTS,
+    OP_DOMAIN,
+    OP_TYPE,
+    OP_VERSION,
+    PARTITION_RECORD,
+    SUBGRAPH_NODE,
+    metadata_of,
+)
 from subgraph.onnx_format.order import sort_nodes, used
+from subgraph.onnx_format.scope import Binding, Level, Names, Scope
 from subgraph.onnx_format.tensors import TensorReader
 from subgraph.operators.messages import (
     IR_VERSION,
@@ -32,118 +39,20 @@ from subgraph.operators.messages import (
     GraphProto,
     ModelProto,
     NodeProto,
-    StringStringEntryProto,
 )
 from subgraph.operators.protobuf import attr_from_proto, type_from_proto
 from subgraph.operators.schema import canonical_domain, find_schema
 from subgraph.operators.subgraph_op import DOMAIN, DefaultSubgraphOp
 
 Functions = Literal["inline", "keep"]
-# Metadata of a FunctionProto by which `subgraph.onnx_format.writer` marks a subgraph node.
-MARK = "subgraph.node"
-HIDDEN = "subgraph.hidden_inputs"
-# Metadata of a graph or function: the record of the partition that `explain` reads, as JSON.
-RECORD = "subgraph.partition"
 
 _log = logging.getLogger("subgraph")
 _MAX_CALL_DEPTH = 64
 _Key = tuple[str, str, str]
 
 
-class _Names:
-    """Names of nodes, values or parameters in one scope, made unique by a number."""
-
-    def __init__(self) -> None:
-        self.taken: set[str] = set()
-        self._count: dict[str, int] = {}
-
-    def fresh(self, name: str) -> str:
-        """Reserve and return ``name``, with a number appended if it is already taken."""
-        if name in self.taken:
-            self._count.setdefault(name, 1)
-            return fresh_name(name, self.taken, self._count)
-        self.taken.add(name)
-        return name
-
-
-class _Level:
-    """One Graph under construction: its nodes and the names that are in use."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.nodes: list[Node] = []
-        self.node_names = _Names()
-        self.value_names = _Names()
-        # Pairs of an inner value and the outer value that it captures.
-        self.captures: list[tuple[Value, Value]] = []
-        self.docs: list[tuple[Node, str]] = []
-        self.weights: list[Value] = []
-
-    def node_name(self, name: str) -> str:
-        return self.node_names.fresh(name) if name else ""
-
-    def value_name(self, name: str) -> str:
-        return self.value_names.fresh(name)
-
-
-@attrs.frozen(eq=False)
-class _Binding:
-    """An attribute of a function call, and the scope in which its names are resolved."""
-
-    proto: AttributeProto
-    scope: _Scope
-
-
-@attrs.define(eq=False)
-class _Scope:
-    """The values that names stand for in one graph or function; bodies see the outer scope."""
-
-    level: _Level
-    opsets: Mapping[str, int]
-    parent: _Scope | None = None
-    types: Mapping[str, ValueType] = attrs.field(factory=dict[str, ValueType])
-    # For functions: prefix of inner names, new names of its outputs, and attributes of the call.
-    prefix: str = ""
-    renamed: Mapping[str, str] = attrs.field(factory=dict[str, str])
-    bindings: Mapping[str, _Binding] = attrs.field(factory=dict[str, _Binding])
-    values: dict[str, Value | None] = attrs.field(factory=dict[str, "Value | None"])
-
-    def find(self, name: str) -> tuple[bool, Value | None]:
-        """Return whether ``name`` is known here, and its value (None: an omitted input)."""
-        if name in self.values:
-            return True, self.values[name]
-        if self.parent is None:
-            return False, None
-        known, outer = self.parent.find(name)
-        if outer is not None:
-            inner = Value(self.level.value_name(name), outer.type, parameter=outer.parameter)
-            if outer.parameter is None:
-                self.level.captures.append((inner, outer))
-            self.values[name] = inner
-            return True, inner
-        return known, None
-
-    def define(self, name: str, value: Value, what: str) -> None:
-        """Define ``name`` in this scope.
-
-        Args:
-            name: The name in the file.
-            value: The value that it stands for.
-            what: Source of the value, for the error message.
-
-        Raises:
-            ModelError: the name is defined already.
-        """
-        if text_of(name) in self.values:
-            raise ModelError(
-                f"graph {self.level.name!r}: value {name!r} is made twice, the second time by "
-                f"{what}; a name has one source"
-            )
-        self.values[name] = value
-
-
 class GraphReader:
-    """Converts one ModelProto."""
+    """Converts one ModelProto to a Graph."""
 
     def __init__(
         self,
@@ -159,21 +68,21 @@ class GraphReader:
         Args:
             model: The message.
             tensors: Reads the arrays of its tensors.
-            functions: See ``sg.load``.
-            parameters: Parameters by name, used instead of the tensors of the message.
-            lazy: Whether the nodes of a region are read at the first access to them.
+            functions: "inline" or "keep": see ``sg.load``.
+            parameters: Parameters by name to use instead of the tensors of the message.
+            lazy: Whether the nodes of a region are read when they are first accessed.
         """
         self._model = model
         self._tensors = tensors
         self._parameters = parameters
         self._lazy = lazy
         self._keep = functions == "keep"
-        self._parameter_names = _Names()
+        self._parameter_names = Names()
         self._functions: dict[_Key, FunctionProto] = {}
         for function in model.functions:
             key = (canonical_domain(function.domain), function.name, function.overload)
             if key in self._functions:
-                raise ModelError(f"function {_shown(key)} is defined twice")
+                raise ModelError(f"function {_function_name(key)} is defined twice")
             self._functions[key] = function
         self._check_calls()
 
@@ -197,7 +106,7 @@ class GraphReader:
             opsets = {"": 1}
         if not opsets:
             raise ModelError("the model imports no operator set; opset_import is missing")
-        scope = _Scope(_Level(model.graph.name), opsets)
+        scope = Scope(Level(model.graph.name), opsets)
         inputs, outputs = self._graph(model.graph, scope, old=model.ir_version < 4)
         graph = Graph(
             inputs,
@@ -205,16 +114,16 @@ class GraphReader:
             text_of(model.graph.name) or "graph",
             nodes=scope.level.nodes,
             opsets=opsets,
-            metadata=_noted(model.metadata_props),
+            metadata=metadata_of(model.metadata_props),
             doc=text_of(model.doc_string or model.graph.doc_string),
         )
         graph.attrs["onnx"] = _origin(model)
-        graph.attrs.update(_record(_noted(model.graph.metadata_props)))
+        graph.attrs.update(_record(metadata_of(model.graph.metadata_props)))
         store_extra_fields(graph, model.graph, scope.level.docs, scope.level.weights, model)
         return graph
 
     def _check_calls(self) -> None:
-        """Refuse recursive functions, and those that exceed the limit of nodes when inlined."""
+        """Refuse recursive functions, and functions that give too many nodes when inlined."""
         sizes: dict[_Key, int] = {}
         for root in self._functions:
             if root in sizes:
@@ -228,20 +137,20 @@ class GraphReader:
                     sizes[key] = sum(sizes.get(c, 1) for c in calls)
                     del active[key]
                 elif callee in active:
-                    chain = " -> ".join(_shown(k) for k in [*list(active)[-8:], callee])
+                    chain = " -> ".join(_function_name(k) for k in [*list(active)[-8:], callee])
                     raise ModelError(f"functions call themselves: {chain}")
                 elif len(active) >= _MAX_CALL_DEPTH:
                     raise ModelError(f"functions call each other more than {len(active)} deep")
                 else:
                     active[callee] = self._called(self._functions[callee].node)
-        # Functions that call each other twice on each of n levels would give 2**n nodes.
+        # n functions, each of which calls the next one twice, would give 2**n nodes.
         check_nodes(
             sum(sizes.get(key, 0) for key in self._called(self._model.graph.node)),
             "inlining the functions of the model",
         )
 
     def _called(self, protos: Iterable[NodeProto]) -> Iterator[_Key]:
-        """Yield the operator of each node, and of the nodes in bodies."""
+        """Yield the operators of nodes and of those in their bodies; none without functions."""
         if not self._functions:
             return
         for proto in protos:
@@ -251,7 +160,7 @@ class GraphReader:
                     yield from self._called(attribute.g.node)
 
     def _graph(
-        self, proto: GraphProto, scope: _Scope, *, old: bool = False
+        self, proto: GraphProto, scope: Scope, *, old: bool = False
     ) -> tuple[list[Value], list[Value]]:
         """Fill the scope's level with the nodes of ``proto``; return inputs and outputs."""
         types: dict[str, ValueType] = {}
@@ -279,13 +188,13 @@ class GraphReader:
         self._nodes(proto.node, scope)
         return inputs, [self._output(info.name, scope) for info in proto.output]
 
-    def _output(self, name: str, scope: _Scope) -> Value:
+    def _output(self, name: str, scope: Scope) -> Value:
         value = scope.find(name)[1]
         if value is None:
             raise ModelError(f"graph {scope.level.name!r}: nothing makes its output {name!r}")
         return value
 
-    def _initializers(self, proto: GraphProto, scope: _Scope) -> dict[str, Value]:
+    def _initializers(self, proto: GraphProto, scope: Scope) -> dict[str, Value]:
         weights: dict[str, Value] = {}
 
         def add(name: str, array: Array | Unchecked) -> None:
@@ -314,7 +223,8 @@ class GraphReader:
             raise ModelError(f"parameter {name!r} is {found.type}, the file has another type")
         return found
 
-    def _nodes(self, protos: Sequence[NodeProto], scope: _Scope) -> None:
+    def _nodes(self, protos: Sequence[NodeProto], scope: Scope) -> None:
+        """Convert nodes in the file's order; from the first that is too early, sorted."""
         work: Iterator[NodeProto] = iter(protos)
         for position, proto in enumerate(protos):
             if all(not name or scope.find(name)[0] for name in used(proto)):
@@ -327,20 +237,20 @@ class GraphReader:
         for proto in work:
             self._node(proto, scope)
 
-    def _node(self, proto: NodeProto, scope: _Scope) -> None:
+    def _node(self, proto: NodeProto, scope: Scope) -> None:
         check_time(f"reading node {proto.name!r} ({proto.op_type})")
         domain = canonical_domain(text_of(proto.domain))
         function = self._functions.get((domain, proto.op_type, proto.overload))
         if function is None:
-            self._plain(proto, domain, scope)
+            self._operator_node(proto, domain, scope)
             return
-        notes = _noted(function.metadata_props)
-        if self._keep or MARK in notes:
-            self._call(proto, function, notes, scope)
+        metadata = metadata_of(function.metadata_props)
+        if self._keep or SUBGRAPH_NODE in metadata:
+            self._subgraph_node(proto, function, metadata, scope)
         else:
             self._inline(proto, function, scope)
 
-    def _plain(self, proto: NodeProto, domain: str, scope: _Scope) -> None:
+    def _operator_node(self, proto: NodeProto, domain: str, scope: Scope) -> None:
         version = version_of(domain, scope.opsets, proto)
         schema = find_schema(text_of(proto.op_type), domain, version)
         if schema is None or schema.deprecated:
@@ -348,7 +258,7 @@ class GraphReader:
         held = {
             text_of(a.name): self._attribute(a, scope)
             for a in proto.attribute
-            if self._given(a, scope)
+            if self._has_value(a, scope)
         }
         if schema is not None:
             check_node(proto, schema, held)
@@ -356,19 +266,19 @@ class GraphReader:
         node = Node(
             proto.op_type,
             [self._input(name, proto, scope) for name in proto.input],
-            outputs=[self._made(name, proto, scope) for name in proto.output],
+            outputs=[self._output_value(name, proto, scope) for name in proto.output],
             name=scope.level.node_name(_prefixed(scope, text_of(proto.name))),
             domain=domain,
             version=version,
             attrs={k: v[0] if isinstance(v, _Body) else v for k, v in held.items()},
             captures=[outer for captures in bodies for outer in captures],
-            metadata=_noted(proto.metadata_props),
+            metadata=metadata_of(proto.metadata_props),
         )
         scope.level.nodes.append(node)
         if proto.doc_string:
             scope.level.docs.append((node, text_of(proto.doc_string)))
 
-    def _input(self, name: str, proto: NodeProto, scope: _Scope) -> Value | None:
+    def _input(self, name: str, proto: NodeProto, scope: Scope) -> Value | None:
         if not name:
             return None
         known, value = scope.find(name)
@@ -379,7 +289,7 @@ class GraphReader:
             )
         return value
 
-    def _made(self, name: str, proto: NodeProto, scope: _Scope) -> Value:
+    def _output_value(self, name: str, proto: NodeProto, scope: Scope) -> Value:
         if not name:
             return Value()
         shown = scope.renamed.get(name)
@@ -389,10 +299,11 @@ class GraphReader:
         scope.define(name, value, f"node {proto.name!r} ({proto.op_type})")
         return value
 
-    def _given(self, proto: AttributeProto, scope: _Scope) -> bool:
+    def _has_value(self, proto: AttributeProto, scope: Scope) -> bool:
+        """Return whether an attribute has a value, perhaps by reference to one of the call."""
         return not proto.ref_attr_name or proto.ref_attr_name in scope.bindings
 
-    def _attribute(self, proto: AttributeProto, scope: _Scope) -> Any:
+    def _attribute(self, proto: AttributeProto, scope: Scope) -> Any:
         name, around = proto.name, scope
         while proto.ref_attr_name:
             binding = around.bindings.get(proto.ref_attr_name)
@@ -413,41 +324,41 @@ class GraphReader:
             case _:
                 return attr_from_proto(proto, _no_graph)
 
-    def _body(self, proto: GraphProto, scope: _Scope) -> _Body:
-        level = _Level(proto.name)
-        inner = _Scope(level, scope.opsets, scope, bindings=scope.bindings)
+    def _body(self, proto: GraphProto, scope: Scope) -> _Body:
+        level = Level(proto.name)
+        inner = Scope(level, scope.opsets, scope, bindings=scope.bindings)
         inputs, outputs = self._graph(proto, inner)
-        notes = _noted(proto.metadata_props)
+        metadata = metadata_of(proto.metadata_props)
         graph = Graph(
             inputs,
             outputs,
             text_of(proto.name) or "body",
             nodes=level.nodes,
             captures=[value for value, _ in level.captures],
-            attrs=_record(notes),
-            metadata={key: note for key, note in notes.items() if key != RECORD},
+            attrs=_record(metadata),
+            metadata={key: text for key, text in metadata.items() if key != PARTITION_RECORD},
             doc=text_of(proto.doc_string),
         )
         store_extra_fields(graph, proto, level.docs, level.weights)
         return _Body((graph, tuple(outer for _, outer in level.captures)))
 
     def _function_scope(
-        self, proto: NodeProto, function: FunctionProto, level: _Level, scope: _Scope
-    ) -> _Scope:
-        bindings = {a.name: _Binding(a, scope) for a in function.attribute_proto}
+        self, proto: NodeProto, function: FunctionProto, level: Level, scope: Scope
+    ) -> Scope:
+        bindings = {a.name: Binding(a, scope) for a in function.attribute_proto}
         for attribute in proto.attribute:
-            if self._given(attribute, scope):
-                bindings[attribute.name] = _Binding(attribute, scope)
+            if self._has_value(attribute, scope):
+                bindings[attribute.name] = Binding(attribute, scope)
         types = ((v.name, type_from_proto(v.type)) for v in function.value_info)
-        return _Scope(
+        return Scope(
             level,
             {**scope.opsets, **read_opsets(function.opset_import)},
             types={name: type_ for name, type_ in types if type_ is not None},
             bindings=bindings,
         )
 
-    def _inline(self, proto: NodeProto, function: FunctionProto, scope: _Scope) -> None:
-        """Put the nodes of a function where it is called."""
+    def _inline(self, proto: NodeProto, function: FunctionProto, scope: Scope) -> None:
+        """Add the nodes of a function instead of a node that calls it."""
         level = scope.level
         inner = self._function_scope(proto, function, level, scope)
         count = len(level.nodes)
@@ -455,7 +366,7 @@ class GraphReader:
         for name, actual in _pairs(function.input, proto.input, proto):
             inner.values[name] = self._input(actual, proto, scope)
         results = [(o, a) for o, a in _pairs(function.output, proto.output, proto) if a]
-        outer = {actual: self._made(actual, proto, scope).name for _, actual in results}
+        outer = {actual: self._output_value(actual, proto, scope).name for _, actual in results}
         direct = {name: outer[actual] for name, actual in results if name not in inner.values}
         inner.renamed = direct
         self._nodes(function.node, inner)
@@ -469,13 +380,20 @@ class GraphReader:
             else:
                 level.nodes.append(Node("Identity", [value], outputs=[made], version=1))
 
-    def _call(
-        self, proto: NodeProto, function: FunctionProto, notes: Mapping[str, str], scope: _Scope
+    def _subgraph_node(
+        self, proto: NodeProto, function: FunctionProto, metadata: Mapping[str, str], scope: Scope
     ) -> None:
-        """Make a subgraph node of the call of a function."""
-        level = _Level(function.name)
+        """Add a subgraph node for a node that calls a function.
+
+        Args:
+            proto: The node.
+            function: The function, which becomes the inner graph.
+            metadata: Metadata of the function.
+            scope: Scope of the node.
+        """
+        level = Level(function.name)
         inner = self._function_scope(proto, function, level, scope)
-        hidden = int(notes.get(HIDDEN, "0"))
+        hidden = int(metadata.get(HIDDEN_INPUTS, "0"))
         pairs = _pairs(function.input, proto.input, proto)
         first_hidden = len(function.input) - hidden
         inputs: list[tuple[Value, Value]] = []
@@ -491,14 +409,14 @@ class GraphReader:
                 inputs.append((value, outer))
         given = list(_pairs(function.output, proto.output, proto))
         held = [value for value, _ in inputs]
-        name = notes.get("subgraph.graph", function.name)
+        name = metadata.get(GRAPH_NAME, function.name)
         opsets = {d: v for d, v in read_opsets(function.opset_import).items() if d != DOMAIN}
         doc = text_of(function.doc_string)
 
         def read() -> Graph:
             self._nodes(function.node, inner)
             outputs = [self._output(name, inner) for name, _ in given]
-            attrs = _record(notes)
+            attrs = _record(metadata)
             return Graph(
                 held, outputs, name, nodes=level.nodes, attrs=attrs, opsets=opsets, doc=doc
             )
@@ -509,14 +427,14 @@ class GraphReader:
         graph = LazyGraph(name, held, opsets, doc, read) if later else read()
         function_version = scope.opsets.get(canonical_domain(proto.domain), 1)
         node = Node(
-            notes.get("subgraph.op_type", proto.op_type),
+            metadata.get(OP_TYPE, proto.op_type),
             [value for _, value in inputs],
-            outputs=[self._made(actual, proto, scope) for _, actual in given],
+            outputs=[self._output_value(actual, proto, scope) for _, actual in given],
             name=scope.level.node_name(_prefixed(scope, text_of(proto.name))),
-            domain=notes.get("subgraph.domain", canonical_domain(proto.domain)),
-            version=int(notes.get("subgraph.version", function_version)),
+            domain=metadata.get(OP_DOMAIN, canonical_domain(proto.domain)),
+            version=int(metadata.get(OP_VERSION, function_version)),
             attrs={text_of(a.name): self._attribute(a, scope) for a in proto.attribute},
-            metadata=_noted(proto.metadata_props),
+            metadata=metadata_of(proto.metadata_props),
             subgraph=graph,
             op=DefaultSubgraphOp(graph),
         )
@@ -536,24 +454,20 @@ def _has_bodies(function: FunctionProto) -> bool:
 
 
 class _Body(tuple[Graph, tuple[Value, ...]]):
-    """A body and the outer values of its captures, among converted attributes."""
+    """A converted attribute that is a body: its graph, and the outer values of its captures."""
 
     __slots__ = ()
 
 
-def _noted(entries: Iterable[StringStringEntryProto]) -> dict[str, str]:
-    return {text_of(entry.key): text_of(entry.value) for entry in entries}
-
-
-def _record(notes: Mapping[str, str]) -> dict[str, Any]:
-    """Return the attribute of a graph that holds the record of its partition, if a note has it."""
-    if RECORD not in notes:
+def _record(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the graph attribute with the record of a partition; empty if there is no record."""
+    if PARTITION_RECORD not in metadata:
         return {}
     from subgraph.partition.record import KEY
     from subgraph.partition.saved import load_record
 
     try:
-        return {KEY: load_record(notes[RECORD])}
+        return {KEY: load_record(metadata[PARTITION_RECORD])}
     except ModelError as error:
         _log.warning("%s: sg.explain has no answer for this model", error)
         return {}
@@ -563,24 +477,27 @@ def _no_graph(proto: GraphProto) -> Graph:
     raise ModelError(f"graph {proto.name!r} stands where no graph can be")
 
 
-def _shown(key: _Key) -> str:
+def _function_name(key: _Key) -> str:
     return ".".join(part for part in key if part)
 
 
-def _prefixed(scope: _Scope, name: str) -> str:
+def _prefixed(scope: Scope, name: str) -> str:
     return f"{scope.prefix}/{name}" if name and scope.prefix else name
 
 
 def _origin(model: ModelProto) -> dict[str, Any]:
-    notes: dict[str, Any] = {
+    """Return the fields of a ModelProto that a Graph has no attributes for, without empty ones."""
+    fields: dict[str, Any] = {
         "ir_version": model.ir_version,
         "producer_name": text_of(model.producer_name),
         "producer_version": text_of(model.producer_version),
         "domain": text_of(model.domain),
         "model_version": model.model_version,
-        "graph_metadata": _noted(p for p in model.graph.metadata_props if p.key != RECORD),
+        "graph_metadata": metadata_of(
+            p for p in model.graph.metadata_props if p.key != PARTITION_RECORD
+        ),
     }
-    return {key: value for key, value in notes.items() if value}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _pairs(formal: Sequence[str], actual: Sequence[str], proto: NodeProto) -> list[tuple[str, str]]:

@@ -25,9 +25,10 @@ from subgraph.operators.messages import TensorProto
 from subgraph.operators.protobuf import dtype_from_number, tensor_from_proto
 from subgraph.system.trusted_files import open_regular
 
-# Tensors below this many bytes are copied if their offset is not aligned for their dtype.
-_COPY_BELOW = 1 << 16
-_MAX_DENSE = 1 << 31
+# Smaller tensors are copied if their offset is not aligned for their dtype; larger ones stay
+# unaligned views, because a copy would cost more. An estimate.
+_COPY_MAX_BYTES = 1 << 16
+_DENSE_MAX_BYTES = 1 << 31  # of a sparse tensor: ONNX's limit for dense ones
 
 
 def map_file(path: str | os.PathLike[str], *, inside: Path | None = None) -> mmap.mmap:
@@ -91,7 +92,7 @@ class TensorReader:
         return array
 
     def _count(self, count: int) -> None:
-        # A tensor of a function is read once for each call; few bytes may stand for many.
+        # A tensor of a function is read for each call, so a small file may need much memory.
         self._held += count
         if self._held > memory_limit():
             check_memory(self._held, "what the model's tensors take beside the file")
@@ -201,7 +202,7 @@ class TensorReader:
         held = numpy_dtype(dtype)
         array: Array = np.frombuffer(buffer, np.uint8, length, offset)
         misaligned = offset % held.alignment != 0
-        if not self._mapped or (misaligned and length < _COPY_BELOW):
+        if not self._mapped or (misaligned and length < _COPY_MAX_BYTES):
             array = self._counted(array.copy())
         return _read_only(array.view(held).reshape(shape))
 
@@ -217,7 +218,7 @@ class TensorReader:
             ModelError: indices are out of range, or the dense array would be over 2 GB.
         """
         data, where, shape = self.array(values), self.array(indices), tuple(dims)
-        if any(dim < 0 for dim in shape) or math.prod(shape) * data.itemsize > _MAX_DENSE:
+        if any(dim < 0 for dim in shape) or math.prod(shape) * data.itemsize > _DENSE_MAX_BYTES:
             raise _damaged(values, f"its dense dims {shape[:8]} are negative or over 2 GB")
         if data.ndim != 1 or where.dtype != np.int64 or not shape:
             raise _damaged(values, "a sparse tensor has a list of values and int64 indices")
@@ -242,6 +243,7 @@ class TensorReader:
 
 
 def _stored_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of a tensor's raw data, in which 4-bit and 2-bit elements are packed."""
     return -(-math.prod(shape) * DTYPES[dtype].bits // 8)
 
 

@@ -2,7 +2,7 @@
 
 `strip` walks a serialized ModelProto once and returns a small message for the onnx parser, in which
 every large tensor has an entry of ``external_data`` with the number of its `Span` in the file.
-Weights are never copied that way, and files over protobuf's limit of 2 GB can be read.
+Weights are therefore never copied, and files over protobuf's limit of 2 GB can be read.
 
 Source: the protobuf encoding, https://protobuf.dev/programming-guides/encoding/.
 """
@@ -16,9 +16,9 @@ from subgraph.errors import ModelError
 
 Buffer = mmap.mmap | bytes
 
-# Tensors below this many bytes stay in the message.
+# Tensors from this many bytes on are removed from the message. An estimate.
 LARGE = 4096
-# Protobuf's own limit on nested messages; it keeps damaged files from nesting without end.
+# Protobuf's own limit on nested messages; damaged files might nest without end.
 _MAX_DEPTH = 100
 
 _MODEL, _GRAPH, _FUNCTION, _NODE, _ATTRIBUTE, _TENSOR = range(6)
@@ -76,12 +76,15 @@ def delimited(field: int, length: int) -> bytes:
 
 
 class _Stripper:
+    """Walks a serialized model and collects the spans of its large tensors."""
+
     def __init__(self, buffer: Buffer, key: str) -> None:
         self._buffer = buffer
         self._key = key.encode()
         self.spans: list[Span] = []
 
     def _varint(self, position: int, end: int) -> tuple[int, int]:
+        """Return the number of variable length at an offset, and the offset after it."""
         number = shift = 0
         while position < end and shift < 70:
             byte = self._buffer[position]
@@ -160,6 +163,7 @@ class _Stripper:
         return position, position + size
 
     def _skip(self, wire: int, position: int, end: int) -> int:
+        """Return the offset after a field whose wire type is not length-delimited."""
         if wire == 0:
             return self._varint(position, end)[1]
         position += {1: 8, 5: 4}.get(wire, end)
@@ -168,7 +172,7 @@ class _Stripper:
         return position
 
     def _tensor(self, begin: int, end: int, chunks: list[bytes]) -> tuple[bool, int]:
-        """Take the elements out of one tensor, if one field holds them and they are large."""
+        """Replace the elements of a tensor by a reference, if they are large and in one field."""
         found: list[tuple[int, int, int, int]] = []
         position = begin
         while position < end:

@@ -33,8 +33,17 @@ from subgraph.onnx_format.extra_fields import (
     write_extra_fields,
     write_extra_model_fields,
 )
+from subgraph.onnx_format.metadata import (
+    GRAPH_NAME,
+    HIDDEN_INPUTS,
+    OP_DOMAIN,
+    OP_TYPE,
+    OP_VERSION,
+    PARTITION_RECORD,
+    SUBGRAPH_NODE,
+    add_metadata,
+)
 from subgraph.onnx_format.opsets import all_graphs, choose_opsets
-from subgraph.onnx_format.reader import HIDDEN, MARK, RECORD
 from subgraph.operators.protobuf import attr_to_proto, tensor_to_proto, type_to_proto
 from subgraph.operators.schema import find_schema
 from subgraph.operators.subgraph_op import DOMAIN
@@ -42,15 +51,22 @@ from subgraph.partition.op_note import saved_metadata
 from subgraph.partition.record import KEY, record_of
 from subgraph.partition.saved import dump_record
 
-# First IR version with metadata of nodes and functions, and with types inside functions.
-_IR_NOTES = 10
-# First IR version in which initializers need not be inputs.
-_IR_PLAIN = 4
+# First IR version with metadata of nodes and functions, and with types of values in functions.
+_IR_METADATA = 10
+# First IR version in which initializers need not be listed as inputs.
+_IR_FREE_INITIALIZERS = 4
 
 
 @attrs.define(eq=False)
 class _Names:
-    """Names of the values of one graph or function in the file."""
+    """Names of the values of one graph or function in the file.
+
+    Attributes:
+        parent: Names of the graph around a body; None for graphs and functions.
+        of: Names of values.
+        weights: Names of parameters.
+        taken: All names of this graph or function.
+    """
 
     parent: _Names | None = None
     of: dict[Value, str] = attrs.field(factory=dict[Value, str])
@@ -89,7 +105,7 @@ class _Names:
             return ""
         if value.parameter is not None and value not in self.of:
             name = self.weight(value.parameter)
-            assert name is not None, f"parameter {value.parameter.name!r} has no place"
+            assert name is not None, f"parameter {value.parameter.name!r} has no name"
             return name
         return self.of[value]
 
@@ -122,7 +138,7 @@ class GraphWriter:
         self._function_names: set[tuple[str, str, str]] = set()
         self._hidden: dict[Graph, list[Parameter]] = {}
         self._home = self._homes()
-        self._notes = False
+        self._has_metadata = False
         self.weights: list[tuple[str, Any]] = []
         self.names: dict[Parameter, str] = {}
 
@@ -141,8 +157,8 @@ class GraphWriter:
         self._fill(proto.graph, graph, names)
         self.names = dict(names.weights)
         self.weights = [(name, self._states[p].array) for p, name in names.weights.items()]
-        _add_notes(proto, graph.metadata)
-        _add_notes(proto.graph, {**origin.get("graph_metadata", {}), **self._record(graph)})
+        add_metadata(proto, graph.metadata)
+        add_metadata(proto.graph, {**origin.get("graph_metadata", {}), **self._record(graph)})
         write_extra_model_fields(extra_fields_of(graph), graph, proto)
         written = {id(function): function for function in self._functions.values()}
         proto.functions.extend(written.values())
@@ -153,7 +169,7 @@ class GraphWriter:
         as_stated = stated and self._opsets == graph.opsets
         proto.ir_version = max(
             0 if as_stated else find_min_ir_version_for(proto.opset_import, ignore_unknown=True),
-            _IR_NOTES if self._functions or self._notes else _IR_PLAIN,
+            _IR_METADATA if self._functions or self._has_metadata else _IR_FREE_INITIALIZERS,
             stated,
         )
         return proto
@@ -182,7 +198,7 @@ class GraphWriter:
                 yield from self._hidden_of(node.subgraph)
 
     def _hidden_of(self, inner: Graph) -> list[Parameter]:
-        """Return the parameters that the function of ``inner`` needs besides its inputs."""
+        """Return the parameters that the function of an inner graph needs besides its inputs."""
         if inner not in self._hidden:
             own = {value.parameter for value in inner.inputs}
             needed = dict.fromkeys(inner.parameters.values())
@@ -193,12 +209,12 @@ class GraphWriter:
         return self._hidden[inner]
 
     def _fill(self, proto: GraphProto, graph: Graph, names: _Names) -> None:
-        """Write a graph or body; initializers of the outermost graph are left to the caller."""
+        """Write a graph or body; the caller writes the initializers of the outermost graph."""
         proto.name = graph.name or "graph"
         body = names.parent is not None
         if body:
             proto.doc_string = graph.doc
-            _add_notes(proto, {**graph.metadata, **self._record(graph)})
+            add_metadata(proto, {**graph.metadata, **self._record(graph)})
         ends = dict.fromkeys((*graph.inputs, *graph.outputs))
         for value in ends:
             if value not in names.of and value.parameter is None:
@@ -218,11 +234,11 @@ class GraphWriter:
         for parameter in extra.unused:
             if parameter not in self._home:
                 names.weights[parameter] = names.fresh(parameter.name)
-        self._notes |= any(notes for _, notes in extra.values.values())
+        self._has_metadata |= any(metadata for _, metadata in extra.values.values())
         if body:
             for parameter, name in names.weights.items():
                 proto.initializer.append(tensor_to_proto(self._states[parameter].array, name))
-        copies = self._copied_outputs(graph, names)  # before bodies inside take their names
+        copies = self._copied_outputs(graph, names)  # before bodies inside reserve the names
         self._write_nodes(proto.node, graph, names)
         self._write_types(proto.value_info, graph, names, ends)
         for value in graph.inputs:
@@ -234,13 +250,16 @@ class GraphWriter:
         write_extra_fields(extra, proto)
 
     def _copied_outputs(self, graph: Graph, names: _Names) -> list[str]:
-        """Return for each output the name of the copy that it needs; "" if it needs none."""
+        """Return for each output the name of the copy that it needs; "" if it needs none.
+
+        ONNX requires that the outputs of a body are different values computed by its own nodes.
+        """
         seen: set[str] = set()
         outside = set(graph.captures)
         copies: list[str] = []
         for value in graph.outputs:
             name = names(value)
-            # A model may list a value twice and return a weight; the body of a node may not.
+            # A model may list a value twice, or a weight, among its outputs.
             copied = names.parent is not None and (
                 name in seen
                 or value in outside
@@ -251,6 +270,7 @@ class GraphWriter:
         return copies
 
     def _name_nodes(self, graph: Graph, names: _Names) -> None:
+        """Name the outputs of all nodes; "" for unused optional ones with a generated name."""
         outputs = set(graph.outputs)
         for node in graph.nodes:
             schema = None
@@ -261,7 +281,7 @@ class GraphWriter:
                     schema = schema or find_schema(node.op_type, node.domain, node.version)
                     auto = f"{node.name}.{position}"
                     optional = schema is not None and position >= schema.min_outputs
-                    optional = optional and not node.bodies  # which give all their results
+                    optional = optional and not node.bodies  # a body has all its outputs
                     if optional and (value.name == auto or value.name.startswith(auto + "_")):
                         names.of[value] = ""
                         continue
@@ -293,18 +313,18 @@ class GraphWriter:
             proto.output.extend([names.of[v] for v in node.outputs])
             if node.attrs:
                 self._write_attributes(proto, node, names)
-            notes = saved_metadata(node)
-            if notes:
-                self._notes = True
-                _add_notes(proto, notes)
+            metadata = saved_metadata(node)
+            if metadata:
+                self._has_metadata = True
+                add_metadata(proto, metadata)
 
     def _record(self, graph: Graph) -> dict[str, str]:
         """Return the metadata with the record of a graph's partition; empty without a record."""
         record = record_of(graph.attrs.get(KEY))
         if not record.runs:
             return {}
-        self._notes = True
-        return {RECORD: dump_record(record)}
+        self._has_metadata = True
+        return {PARTITION_RECORD: dump_record(record)}
 
     def _write_attributes(self, proto: NodeProto, node: Node, names: _Names) -> None:
         schema = None
@@ -328,8 +348,6 @@ class GraphWriter:
             except (TypeError, ValueError) as error:
                 error.add_note(f"attribute {name!r} of node {node.name!r} ({node.op_type})")
                 raise
-
-    # Functions
 
     def _function(self, node: Node) -> FunctionProto:
         """Return the function of a subgraph node, converted at its first use."""
@@ -389,15 +407,17 @@ class GraphWriter:
                 made = copy
             proto.output.append(made)
         proto.opset_import.extend(self._imports(n for g in _bodies(inner) for n in g.nodes))
-        notes = {
-            MARK: "1",
-            "subgraph.op_type": node.op_type,
-            "subgraph.domain": node.domain,
-            "subgraph.version": str(node.version),
-            "subgraph.graph": inner.name,
+        metadata = {
+            SUBGRAPH_NODE: "1",
+            OP_TYPE: node.op_type,
+            OP_DOMAIN: node.domain,
+            OP_VERSION: str(node.version),
+            GRAPH_NAME: inner.name,
             **self._record(inner),
         }
-        _add_notes(proto, {**notes, HIDDEN: str(len(hidden))} if hidden else notes)
+        if hidden:
+            metadata[HIDDEN_INPUTS] = str(len(hidden))
+        add_metadata(proto, metadata)
         return proto
 
     def _imports(self, nodes: Iterable[Node]) -> Iterator[OperatorSetIdProto]:
@@ -411,7 +431,7 @@ class GraphWriter:
 
 
 def _is_loaded_function(node: Node) -> bool:
-    """Return whether a subgraph node is a call of a loaded function, not a region."""
+    """Return whether a subgraph node calls a loaded function, and is not a region."""
     foreign = node.domain not in ("", DOMAIN)
     return foreign and find_schema(node.op_type, node.domain, node.version) is None
 
@@ -429,8 +449,3 @@ def _info(name: str, value: Value) -> ValueInfoProto:
     if value.type is not None:
         proto.type.CopyFrom(type_to_proto(value.type))
     return proto
-
-
-def _add_notes(proto: Any, notes: Mapping[str, str]) -> None:
-    for key, text in notes.items():
-        proto.metadata_props.add(key=key, value=text)
