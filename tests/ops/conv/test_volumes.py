@@ -21,7 +21,7 @@ from subgraph.system import host
 from tests.support.conv import close, reference
 from tests.support.kernels import run_node
 
-LOW = direct_tiles("float32", host.lanes("float32")).low
+FEW_ROWS = direct_tiles("float32", host.lanes("float32")).few_rows
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 QUICK = settings(max_examples=50, deadline=None)
 LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
@@ -29,7 +29,7 @@ STRIDED = Algorithm(Method.STRIDED_WINOGRAD, 2)
 ALGORITHMS = [
     DIRECT,
     *[Algorithm(Method.WINOGRAD, tile) for tile in (2, 4)],
-    *([STRIDED] if LOW else []),
+    *([STRIDED] if FEW_ROWS else []),
 ]
 
 
