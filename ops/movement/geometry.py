@@ -21,6 +21,7 @@ Triple = tuple[int, int, int]
 # Pixels: strides up to here are kept even along axes with a single window. Larger ones become 1
 # there, since the scratch memory of kernels grows with the stride.
 _MAX_LONE_STRIDE = 64
+_MAX_TRIED_TAPS = 4096  # taps of an axis above which those that read pixels are computed
 
 
 @attrs.frozen
@@ -150,8 +151,17 @@ class Geometry:
             at = output * step - pad + tap * dilation
             return output < self.target[axis] and at < self.source[axis]
 
-        taps = [tap for tap in range(self.kernel[axis]) if reads(tap)]
-        return slice(taps[0], taps[-1] + 1) if taps else slice(0, self.kernel[axis])
+        kernel = self.kernel[axis]
+        if kernel > _MAX_TRIED_TAPS:
+            # Before these even the last output reads the pad in front, after them the first reads
+            # the pad behind; between them each is read unless an output steps over the input.
+            first = max(0, -(-(pad - (self.target[axis] - 1) * step) // dilation))
+            last = min(kernel - 1, (self.source[axis] - 1 + pad) // dilation)
+            if step > self.source[axis]:
+                raise Unsupported(f"windows of {kernel} taps, {step} apart")
+            return slice(first, last + 1) if first <= last else slice(0, kernel)
+        taps = [tap for tap in range(kernel) if reads(tap)]
+        return slice(taps[0], taps[-1] + 1) if taps else slice(0, kernel)
 
     def arguments(self) -> dict[str, int]:
         """Return the fields of `WindowArguments`, with which kernels of windows are called."""

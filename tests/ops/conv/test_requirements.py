@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -339,3 +340,16 @@ def test_no_elements_cannot_be_resized_to_some(device: str) -> None:
     use = Use("Resize", [of_none(0, 2, 4, 4), None, None, ints(1, 2, 7, 8)], {"mode": "linear"})
     with pytest.raises(sg.ShapeError, match="culprit"):
         run(use, device)
+
+
+def test_filters_of_many_taps_take_no_memory_to_plan() -> None:
+    taps = 1 << 22
+    x, w = sg.input("x", (1, 1, taps), "float32"), sg.input("w", (1, 1, taps), "float32")
+    graph = sg.Graph([x, w], [sg.ops.Conv(x, w)])
+    tracemalloc.start()
+    model = sg.compile_model(graph, "CPU")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * taps  # bytes; a list of the taps would take more
+    [y] = model([np.ones((1, 1, taps), np.float32)] * 2).values()
+    assert y.tolist() == [[[taps]]]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from subgraph.engine.planner.lowering import Layout
@@ -15,6 +15,7 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv import cpu as conv_cpu
 from subgraph.ops.conv.choice import DIRECT, IMAGE, Algorithm, Method
 from subgraph.ops.conv.job import Job
+from subgraph.ops.movement import geometry
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import direct_tiles
 from subgraph.system import host
@@ -193,3 +194,25 @@ def test_geometry_merges_axes() -> None:
     assert (along.source, along.kernel, along.pads) == ((1, 4, 30), (1, 3, 1), (0, 1, 0))
     assert folded((1, 1, 3)).source == (1, 20, 6)
     assert folded((1, 3, 3)).source == (4, 5, 6)
+
+
+@given(*(st.integers(*bounds) for bounds in ((1, 4), (0, 9), (1, 4), (1, 9), (4, 9), (0, 9))))
+def test_taps_inside_are_the_same_by_trial_and_by_formula(
+    stride: int, pad: int, dilation: int, taps: int, size: int, behind: int
+) -> None:
+    room = size + pad + behind - (taps - 1) * dilation - 1
+    assume(room >= 0)
+    g = Geometry(
+        *(1, 1, 1, 1),
+        **{
+            name: (1, 1, value)
+            for name, value in (("source", size), ("target", room // stride + 1), ("kernel", taps))
+        },
+        strides=(1, 1, stride),
+        dilations=(1, 1, dilation),
+        pads=(0, 0, pad),
+    )
+    tried = g.trimmed()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(geometry, "_MAX_TRIED_TAPS", 0)
+        assert g.trimmed() == tried
