@@ -146,8 +146,8 @@ def _mask(
     given, counts = low.optional(3), low.optional(6)
     windows = [int(node.attrs.get(f"{side}_window_size", -1)) for side in ("left", "right")]
     dtype = low.input(0).dtype
-    as_given = given is None or (given.dtype == dtype and given.shape[-1] == sizes.keys)
-    if as_given and counts is None and max(windows) < 0 and not always:
+    unchanged = given is None or (given.dtype == dtype and given.shape[-1] == sizes.keys)
+    if unchanged and counts is None and max(windows) < 0 and not always:
         return given, None
     if given is not None and given.dtype not in ("bool", dtype):
         raise Unsupported(f"a mask of {given.dtype}")

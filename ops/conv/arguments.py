@@ -289,14 +289,14 @@ class WinogradArguments(WinogradOperands, ConvTile):
     A tile has n x n inputs and as many transformed values (n = m + taps - 1, or 5 with stride 2) at
     ``n n`` points, or 9 with stride 2. A worker's scratch, aligned to 64 bytes, holds ``2 n n``
     vectors; then for each of ``tiles | 1`` tiles ``n n (input blocks + 1)`` vectors of values; then
-    for each ``points (panels of a unit * nv + 1)`` vectors of sums. If ``over``, the sums of one
-    point alone come before the values.
+    for each ``points (panels of a unit * nv + 1)`` vectors of sums. If ``in_place``, there are only
+    the sums of one point, before the values.
 
     Attributes:
         tiles: Tiles of a unit.
-        over: 1 if sums overwrite the values of earlier points, which halves the memory that must
-            stay in the cache; needs at most as many output blocks as input blocks, and all panels
-            in one unit. Else 0.
+        in_place: 1 if sums overwrite the values of earlier points, which halves the memory that
+            must stay in the cache; needs at most as many output blocks as input blocks, and all
+            panels in one unit. Else 0.
         panels: Panels of a unit.
         scratch: Scratch of the first worker.
         scratch_bytes: Bytes from a worker's scratch to the next one's.
@@ -308,14 +308,14 @@ class WinogradArguments(WinogradOperands, ConvTile):
         shared: Values and sums that the stages share; 0: none.
         stage_panels: Panels of a unit that multiplies.
         rest: Channels of the last input block that exist (stride 1; 0: all).
-        weights_apart: Padding between the weights of neighbouring points, in bytes (stride 1).
-        blocks_before: Output blocks of y, of the residual and of the bias before the first one that
+        point_padding: Padding between the weights of neighbouring points, in bytes (stride 1).
+        first_block: Output blocks of y, of the residual and of the bias before the first one that
             is computed.
         segment: Input blocks of a segment of the sums (strips).
     """
 
     tiles: int
-    over: int
+    in_place: int
     panels: int
     scratch: Address
     scratch_bytes: int
@@ -326,6 +326,6 @@ class WinogradArguments(WinogradOperands, ConvTile):
     shared: Address
     stage_panels: int
     rest: int
-    weights_apart: int
-    blocks_before: int
+    point_padding: int
+    first_block: int
     segment: int

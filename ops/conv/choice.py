@@ -64,18 +64,18 @@ GENERIC, DEPTHWISE, BANDS, IMAGE, POLYPHASE, DIRECT = map(Algorithm, list(Method
 
 # Bytes of weights that arrive from memory in the cycle in which a core multiplies one vector of at
 # most 32 bytes, with many-row tiles and with few-row tiles.
-_MEMORY, _MEMORY_LOW = 8.0, 3.0
-_COLOURS = 3  # channels of an image: up to here IMAGE is used with vectors of any size
-_WASTE = 8  # most multiplications, zeros included, for each one that a grouped convolution needs
-_TRANSFORM = 7  # cycles for each vector that Winograd's transforms read or write
-MADE = 5  # cycles for each vector of weights that is transformed in a run
-_SORTED = 2  # cycles for each element that is written to its phase
-_SMALLER = 1.08  # ratio to the least cost up to which an algorithm with far smaller weights is used
-_BETTER = 0.95  # ratio to the cost of a simpler algorithm below which another one replaces it
-_LEAST_PIXELS = 16  # output pixels: from here on packing the weights in every run is faster
+_BYTES_PER_CYCLE, _BYTES_PER_CYCLE_FEW_ROWS = 8.0, 3.0
+_MAX_IMAGE_CHANNELS = 3  # channels of an image: up to here IMAGE is used with vectors of any size
+_MAX_PADDED_RATIO = 8  # multiplications with zeros included, to those of a grouped convolution
+_TRANSFORM_CYCLES = 7  # cycles for each vector that Winograd's transforms read or write
+WEIGHT_TRANSFORM_CYCLES = 5  # cycles for each vector of weights that is transformed in a run
+_PHASE_CYCLES = 2  # cycles for each element that is written to its phase
+_SMALL_WEIGHTS_RATIO = 1.08  # ratio to the least cost up to which far smaller weights are preferred
+_BETTER_RATIO = 0.95  # ratio to the cost of a simpler algorithm below which another one replaces it
+_MIN_PIXELS = 16  # output pixels: from here on packing the weights in every run is faster
 # Bytes by which Winograd's weights may exceed direct's. Volumes never exceed it; other convolutions
-# only if the algorithm without the excess costs more than _SMALLER times as much.
-_MORE_WEIGHTS = 4_000_000
+# only if the algorithm without the excess costs more than _SMALL_WEIGHTS_RATIO times as much.
+_MAX_EXTRA_WEIGHT_BYTES = 4_000_000
 
 
 def choose(job: Job) -> Algorithm:
@@ -89,13 +89,17 @@ def choose(job: Job) -> Algorithm:
     """
     g, of = job.g, job.of
     if not job.constant:
-        return _computed(job)
+        return _choose_for_computed_weights(job)
     if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
         return DEPTHWISE
     if 1 < g.inputs == g.outputs < of.lanes and of.lanes % g.inputs == 0 and has_windows(of, g):
         return DEPTHWISE
-    if job.x.layout == "plain" and g.groups == 1 and g.inputs <= max(of.lanes // 4, _COLOURS):
-        return _image(job)
+    if (
+        job.x.layout == "plain"
+        and g.groups == 1
+        and g.inputs <= max(of.lanes // 4, _MAX_IMAGE_CHANNELS)
+    ):
+        return _choose_for_image(job)
     if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
         return GENERIC
     together = merged(g, of.lanes)
@@ -104,22 +108,22 @@ def choose(job: Job) -> Algorithm:
         blocks = round_up(together * g.outputs, of.lanes) // of.lanes
         dense = -(-g.groups // together) * round_up(together * g.inputs, of.lanes) * blocks
         banded = sum(count * of.lanes * of.nv for _, count in bands(g, of))
-        if min(dense, banded) > _WASTE * g.groups * g.inputs * g.outputs / of.lanes:
+        if min(dense, banded) > _MAX_PADDED_RATIO * g.groups * g.inputs * g.outputs / of.lanes:
             return GENERIC
         return DIRECT if dense <= banded else BANDS
     small = round_up(g.inputs, of.lanes) * round_up(g.outputs, of.lanes)
     if small > 3 * g.inputs * g.outputs and job.x.layout == job.y.layout == "plain":
         return GENERIC
-    return _square(job)
+    return _choose_winograd(job)
 
 
-def _computed(job: Job) -> Algorithm:
+def _choose_for_computed_weights(job: Job) -> Algorithm:
     """Return the algorithm for weights or a bias that are computed at run time."""
     g, of = job.g, job.of
     if job.w.layout == "blocked":
         raise Unsupported("weights that are computed at run time, in blocks of channels")
     few = g.inputs < of.lanes or g.outputs < of.lanes
-    if few or g.kernel != job.whole.kernel or g.images * g.pixels < _LEAST_PIXELS or of.lanes == 1:
+    if few or g.kernel != job.whole.kernel or g.images * g.pixels < _MIN_PIXELS or of.lanes == 1:
         return GENERIC
     if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
         return GENERIC
@@ -130,7 +134,7 @@ def _computed(job: Job) -> Algorithm:
     return DIRECT
 
 
-def _image(job: Job) -> Algorithm:
+def _choose_for_image(job: Job) -> Algorithm:
     """Return IMAGE or POLYPHASE for a plain image of few channels."""
     g, of, found = job.g, job.of, phases_of(job.g)
     if found is None or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
@@ -139,12 +143,12 @@ def _image(job: Job) -> Algorithm:
     m = OUTPUTS[found.g.kernel[1]]
     cost = winograd_values(found.g, m) * found.g.inputs * blocks_out
     cost += _transforms(of, found.g, m)
-    cost += _SORTED * g.images * math.prod(found.g.source) * found.g.inputs
+    cost += _PHASE_CYCLES * g.images * math.prod(found.g.source) * found.g.inputs
     read_as_it_is = g.images * g.pixels * g.taps * g.inputs * blocks_out
-    return POLYPHASE if cost < _BETTER * read_as_it_is else IMAGE
+    return POLYPHASE if cost < _BETTER_RATIO * read_as_it_is else IMAGE
 
 
-def _square(job: Job) -> Algorithm:
+def _choose_winograd(job: Job) -> Algorithm:
     """Return DIRECT or Winograd's algorithm with the best size of its tile."""
     g, of = job.g, job.of
     strided = g.strides[1:] == (2, 2) and of.few_rows
@@ -176,20 +180,24 @@ def _square(job: Job) -> Algorithm:
     for candidate in candidates:
         m = candidate.tile
         values, _ = winograd_sizes(m, taps, g.strides[1])
-        large = (values - taps**2) * weights > _MORE_WEIGHTS
+        large = (values - taps**2) * weights > _MAX_EXTRA_WEIGHT_BYTES
         if large and g.source[0] > 1:
             continue
         multiplied = winograd_values(g, m) * products
         cost = costs[candidate] = _transforms(of, g, m) + _cost(of, multiplied, values * weights)
         if large and flat and not strided and not narrow:
-            made = 0 if job.made_key(m) in job.low.shared_scratch else MADE * values * products
+            transform = (
+                0
+                if job.transformed_key(m) in job.low.shared_scratch
+                else WEIGHT_TRANSFORM_CYCLES * values * products
+            )
             again = -(-g.outputs // on_the_fly_outputs(of, g, m)) - 1
             on_the_fly = Algorithm(Method.ON_THE_FLY_WINOGRAD, m)
-            costs[on_the_fly] = cost + made + again * _transforms_in(of, g, m)
-    return _shared(job.w, costs)
+            costs[on_the_fly] = cost + transform + again * _transforms_in(of, g, m)
+    return _prefer_packed(job.w, costs)
 
 
-def _shared(weight: Operand, costs: Mapping[Algorithm, float]) -> Algorithm:
+def _prefer_packed(weight: Operand, costs: Mapping[Algorithm, float]) -> Algorithm:
     """Return the algorithm of least cost, or one that reads the weight as it is packed already.
 
     A detector's head applies the same weights to feature maps of several sizes, and each packed
@@ -198,11 +206,11 @@ def _shared(weight: Operand, costs: Mapping[Algorithm, float]) -> Algorithm:
     """
     best, least = DIRECT, costs[DIRECT]
     for algorithm, cost in costs.items():
-        if cost < _BETTER * least:
+        if cost < _BETTER_RATIO * least:
             best, least = algorithm, cost
     if best.method is Method.WINOGRAD:
         on_the_fly = Algorithm(Method.ON_THE_FLY_WINOGRAD, best.tile)
-        if costs.get(on_the_fly, math.inf) < _SMALLER * least:
+        if costs.get(on_the_fly, math.inf) < _SMALL_WEIGHTS_RATIO * least:
             best = on_the_fly
     if weight.form is None:
         weight.form = best.packed_for, least
@@ -218,13 +226,13 @@ def _transforms(of: Tiles, g: Geometry, m: int) -> int:
     """Return the cycles of Winograd's transforms of all tiles."""
     _, points = winograd_sizes(m, g.kernel[1], g.strides[1])
     sums = _tiles(g, m) * points * -(-g.outputs // of.lanes)
-    return _transforms_in(of, g, m) + _TRANSFORM * sums
+    return _transforms_in(of, g, m) + _TRANSFORM_CYCLES * sums
 
 
 def _transforms_in(of: Tiles, g: Geometry, m: int) -> int:
     """Return the cycles of Winograd's transforms of the inputs of all tiles."""
     values, _ = winograd_sizes(m, g.kernel[1], g.strides[1])
-    return _TRANSFORM * _tiles(g, m) * values * g.kernel[0] * -(-g.inputs // of.lanes)
+    return _TRANSFORM_CYCLES * _tiles(g, m) * values * g.kernel[0] * -(-g.inputs // of.lanes)
 
 
 def _tiles(g: Geometry, m: int) -> int:
@@ -237,5 +245,5 @@ def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:
     if weight_bytes <= caches().l2:
         return multiplications
     wide = max(1, of.lanes * of.item // 32)  # a vector of 64 bytes takes as long as two of 32
-    arrival = weight_bytes / (_MEMORY_LOW * wide if of.few_rows else _MEMORY)
+    arrival = weight_bytes / (_BYTES_PER_CYCLE_FEW_ROWS * wide if of.few_rows else _BYTES_PER_CYCLE)
     return max(multiplications, arrival) + 0.2 * arrival

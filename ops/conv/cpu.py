@@ -39,7 +39,7 @@ from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, we
 from subgraph.system.host import caches
 
 from .arguments import GenericArguments
-from .choice import MADE, Algorithm, Method, choose
+from .choice import WEIGHT_TRANSFORM_CYCLES, Algorithm, Method, choose
 from .depthwise import emit_depthwise
 from .direct import DirectOutput, emit_direct
 from .job import Job, read_job
@@ -48,7 +48,7 @@ from .winograd import emit_winograd, on_the_fly_outputs, winograd_sizes
 
 # Padding in bytes between the points of weights transformed on the fly: a cache line, so that the
 # points do not fall into the same cache sets.
-_APART = 64
+_POINT_PADDING_BYTES = 64
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
 
@@ -164,7 +164,7 @@ def _direct(job: Job, *, plain: bool) -> None:
 def _banded(job: Job) -> None:
     """Run a grouped convolution as one group; each panel reads only the input blocks it needs."""
     low, of = job.low, job.of
-    table = low.weight("conv bands", as_given, band_table(job.g, of))
+    table = low.weight("conv bands", unchanged, band_table(job.g, of))
     recipe = f"conv bands {of.nv}x{of.lanes} groups {job.g.groups}"
     weight = job.weight(recipe, band_weights(job.g, of))
     g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
@@ -180,7 +180,7 @@ def _banded(job: Job) -> None:
     convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
-def as_given(array: Array) -> Array:
+def unchanged(array: Array) -> Array:
     """Return the array itself: the recipe of a constant."""
     return array
 
@@ -219,7 +219,8 @@ def _winograd_on_the_fly(job: Job, m: int) -> None:
         weight = _values(job, few, first, m)
         emit_winograd(
             low, of, few, x, weight, bias, residual, y, job.act, m,
-            apart=_APART, before=first // of.lanes, total_out=g.outputs,
+            point_padding=_POINT_PADDING_BYTES, first_block=first // of.lanes,
+            total_outputs=g.outputs,
         )  # fmt: skip
     convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
@@ -230,14 +231,14 @@ def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
     The weights of all outputs are shared with the other convolutions of the plan that use them.
     """
     low, of, taps = job.low, job.of, g.kernel[1]
-    key = job.made_key(m) if g.outputs == job.g.outputs else None
+    key = job.transformed_key(m) if g.outputs == job.g.outputs else None
     if key in low.shared_scratch:
         return low.shared_scratch[key]
     blocks = -(-g.inputs // of.lanes)
     outputs = round_up(g.outputs, of.lanes)
     values, _ = winograd_sizes(m, taps, 1)
     size = packed_size(outputs, blocks * of.lanes, of) * of.item
-    weight = low.scratch(values * (size + _APART))
+    weight = low.scratch(values * (size + _POINT_PADDING_BYTES))
     if key is not None:
         low.shared_scratch[key] = weight
     panels = _direct_weight(job, of, 1, plain=False)
@@ -247,7 +248,7 @@ def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
         outputs=outputs,
         width=of.width,
         blocks=blocks,
-        point=size + _APART,
+        point=size + _POINT_PADDING_BYTES,
         skipped=first // of.width,
     )
     units = -(-g.outputs // of.width) * blocks
@@ -258,7 +259,7 @@ def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
         ),
         arguments,
         units,
-        grain=grain(units, MADE * values * size),
+        grain=grain(units, WEIGHT_TRANSFORM_CYCLES * values * size),
         bytes=(values + taps**2) * size,
     )  # fmt: skip
     return weight

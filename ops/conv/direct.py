@@ -24,11 +24,11 @@ from subgraph.system.host import caches
 from .arguments import DirectArguments, GatherArguments
 
 # Estimates, where no hardware figure is named.
-_GATHER = 6.0  # cycles to copy a vector of channels
-_FINE = 4  # factor of the units per thread if a thread can join neighbouring ones again
-_LATENCY = 4  # rows of a tile below which the latency of fused multiply-add bounds its speed
+_GATHER_CYCLES = 6.0  # cycles to copy a vector of channels
+_JOINED_UNITS = 4  # factor of the units per thread if a thread can join neighbouring ones again
+_LATENCY_ROWS = 4  # rows of a tile below which the latency of fused multiply-add bounds its speed
 # Cost of a segment of few channels, in steps of the sums: fixed, and added for each of its steps.
-_SEGMENT, _SHORT = 8, 0.2
+_SEGMENT_STEPS, _SHORT_STEP = 8, 0.2
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ class DirectOutput:
 
 
 @attrs.define
-class Cut:
+class DirectTiling:
     """The tiling of a direct convolution's loops into units.
 
     Attributes:
@@ -64,8 +64,8 @@ class Cut:
         segment: Input blocks of a segment of the sums.
         rows: Output rows of a unit.
         columns: Output columns of a unit.
-        part: Panels of a unit.
-        most: Most panels that a thread may run as one unit.
+        unit_panels: Panels of a unit.
+        joined_panels: Most panels that a thread may run as one unit.
         rest: Channels of the last input block that exist, if the kernel leaves out the others; 0:
             it multiplies all lanes.
     """
@@ -79,19 +79,19 @@ class Cut:
     segment: int
     rows: int
     columns: int
-    part: int
-    most: int
+    unit_panels: int
+    joined_panels: int
     rest: int
 
     @property
-    def strip(self) -> bool:
+    def copies_input(self) -> bool:
         """Whether units copy their input to scratch memory."""
         return self.plain or self.gathered or self.g.padded
 
     @property
-    def apart(self) -> bool:
+    def dilated_rows(self) -> bool:
         """Whether the kernel's rows are dilated, so that copied boxes have unused rows."""
-        return self.strip and not self.gathered and self.g.dilations[1] > 1
+        return self.copies_input and not self.gathered and self.g.dilations[1] > 1
 
     def reads(self) -> int:
         """Return the bytes of the input that a segment of a unit reads."""
@@ -102,7 +102,7 @@ class Cut:
             pixels = g.reach(0, 1) * g.reach(1, self.rows) * g.reach(2, self.columns)
         return self.segment * pixels * self.of.item * (1 if self.plain else self.of.lanes)
 
-    def places(self) -> int:
+    def boxes(self) -> int:
         """Return the number of boxes of output pixels, over all images and groups."""
         g = self.g
         boxes = -(-g.target[1] // self.rows) * -(-g.target[2] // self.columns)
@@ -110,10 +110,10 @@ class Cut:
 
     def units(self) -> int:
         """Return the number of units."""
-        return self.places() * -(-self.panels // self.part)
+        return self.boxes() * -(-self.panels // self.unit_panels)
 
 
-def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
+def direct_tiling(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> DirectTiling:
     """Return the tiling of a direct convolution; results do not depend on the number of threads.
 
     Args:
@@ -127,46 +127,53 @@ def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
     panels = -(-g.outputs // of.width)
     gathered = of.few_rows and not plain and _gathers(g, of)
     target = g.target
-    rest = 0 if plain or (banded and g.taps > 1) else _rest(of, g)
-    c = Cut(of, g, plain, gathered, blocks_in, panels, blocks_in, *target[1:], panels, panels, rest)
+    rest = 0 if plain or (banded and g.taps > 1) else _partial_channels(of, g)
+    tiling = DirectTiling(
+        of, g, plain, gathered, blocks_in, panels, blocks_in, *target[1:], panels, panels, rest
+    )
     if of.few_rows:
-        _cut_low(c, banded)
+        _tile_few_rows(tiling, banded)
     else:
-        _cut_tall(c)
-    c.most = c.part
+        _tile_many_rows(tiling)
+    tiling.joined_panels = tiling.unit_panels
     if threads > 1:
-        _share(c, threads)
-    return c
+        _divide_for_threads(tiling, threads)
+    return tiling
 
 
-def _rest(of: Tiles, g: Geometry) -> int:
+def _partial_channels(of: Tiles, g: Geometry) -> int:
     """Return the channels of a partial last input block if skipping its padding is faster, or 0."""
     rest = g.inputs % of.lanes
     if g.taps == 1:
         return rest
     # The block's sums are a segment of short rounds, for which all tiles are called once more.
-    spared = g.taps * (of.lanes - rest)
-    return rest if g.kernel[0] == 1 and spared > _SEGMENT + _SHORT * g.taps * rest else 0
+    saved = g.taps * (of.lanes - rest)
+    return rest if g.kernel[0] == 1 and saved > _SEGMENT_STEPS + _SHORT_STEP * g.taps * rest else 0
 
 
 def summed_channels(of: Tiles, g: Geometry) -> int:
     """Return how many input channels of a group a direct convolution of blocks multiplies."""
-    return g.inputs if _rest(of, g) else round_up(g.inputs, of.lanes)
+    return g.inputs if _partial_channels(of, g) else round_up(g.inputs, of.lanes)
 
 
-def _share(c: Cut, threads: int) -> None:
+def _divide_for_threads(tiling: DirectTiling, threads: int) -> None:
     """Divide the work further, so that threads of unequal speed finish at the same time."""
-    of, enough = c.of, 4 * threads
-    if of.few_rows and c.columns < c.g.target[2]:
-        others = c.places() // -(-c.g.target[2] // c.columns)
-        c.columns = even_part(c.g.target[2], c.columns, others, threads)
+    of, enough = tiling.of, 4 * threads
+    if of.few_rows and tiling.columns < tiling.g.target[2]:
+        others = tiling.boxes() // -(-tiling.g.target[2] // tiling.columns)
+        tiling.columns = even_part(tiling.g.target[2], tiling.columns, others, threads)
     # A thread that takes several units of the same pixels runs them as one.
-    fine = (_FINE if of.few_rows else 1) * enough
-    c.part = shared(c.part, c.panels, c.places(), fine, 1, 1)
-    rows, columns = c.g.target[1:]
-    c.rows = shared(c.rows, rows, c.units() // -(-rows // c.rows), enough, 1, 1)
-    c.columns = shared(
-        c.columns, columns, c.units() // -(-columns // c.columns), enough, of.mr, of.mr
+    fine = (_JOINED_UNITS if of.few_rows else 1) * enough
+    tiling.unit_panels = shared(tiling.unit_panels, tiling.panels, tiling.boxes(), fine, 1, 1)
+    rows, columns = tiling.g.target[1:]
+    tiling.rows = shared(tiling.rows, rows, tiling.units() // -(-rows // tiling.rows), enough, 1, 1)
+    tiling.columns = shared(
+        tiling.columns,
+        columns,
+        tiling.units() // -(-columns // tiling.columns),
+        enough,
+        of.mr,
+        of.mr,
     )
 
 
@@ -176,9 +183,9 @@ def _gathers(g: Geometry, of: Tiles) -> bool:
         return g.strides != (1, 1, 1)
     steps = -(-g.outputs // of.width) * of.lanes
     row, image = g.target[2], g.target[1] * g.target[2]
-    apart = tile_cycles(row, of) * g.target[1]
+    by_rows = tile_cycles(row, of) * g.target[1]
     # Both ways add the same sums, so a symbolic plan keeps the choice that suits its first sizes.
-    return plain(apart) > plain(tile_cycles(image, of) + image * _GATHER / steps)
+    return plain(by_rows) > plain(tile_cycles(image, of) + image * _GATHER_CYCLES / steps)
 
 
 def tile_cycles(pixels: int, of: Tiles) -> float:
@@ -190,40 +197,42 @@ def tile_cycles(pixels: int, of: Tiles) -> float:
     tiles = larger(-(-pixels // of.mr), 1)
     rows = pixels // tiles
     taller = pixels - tiles * rows
-    waiting = larger(rows, _LATENCY) * (tiles - taller) + larger(rows + 1, _LATENCY) * taller
+    waiting = (
+        larger(rows, _LATENCY_ROWS) * (tiles - taller) + larger(rows + 1, _LATENCY_ROWS) * taller
+    )
     return waiting + 0.5 * tiles
 
 
-def _strip(c: Cut, ahead: bool) -> Argument:
+def _strip(tiling: DirectTiling, ahead: bool) -> Argument:
     """Return the strip that computes rows of outputs, or 0 if no strip fits the sizes."""
-    of, g = c.of, c.g
+    of, g = tiling.of, tiling.g
     if not of.few_rows or of.lanes == 1 or of.weights:
         return 0
-    pixel = 1 if c.plain else of.lanes
-    if c.gathered or g.taps == 1:
-        return of.strip(pixel if c.gathered else g.strides[2] * pixel, pixel, ahead)
+    pixel = 1 if tiling.plain else of.lanes
+    if tiling.gathered or g.taps == 1:
+        return of.strip(pixel if tiling.gathered else g.strides[2] * pixel, pixel, ahead)
     # Each variant is compiled separately: only the sizes that networks use have one.
-    usual = g.kernel[2] in ((3, 5, 7, 11) if c.plain else (1, 3)) and g.strides[2] in (1, 2, 4)
-    boxed = g.kernel[0] == 1 or (c.strip and g.dilations[0] == 1)
+    usual = g.kernel[2] in ((3, 5, 7, 11) if tiling.plain else (1, 3)) and g.strides[2] in (1, 2, 4)
+    boxed = g.kernel[0] == 1 or (tiling.copies_input and g.dilations[0] == 1)
     if not boxed or g.dilations[2] > 1 or not usual:
         return 0
     return of.strip(g.strides[2] * pixel, g.kernel[2] * pixel, ahead)
 
 
-def _fit(c: Cut, most: int) -> None:
+def _fit(tiling: DirectTiling, most: int) -> None:
     """Halve units until they read at most ``most`` bytes, or halving saves too little."""
-    if not c.apart:
-        c.rows = _halved(c, 1, c.rows, 1, most)
+    if not tiling.dilated_rows:
+        tiling.rows = _halved(tiling, 1, tiling.rows, 1, most)
         return
-    g, mr = c.g, c.of.mr
-    each = c.reads() // (g.reach(1, c.rows) * g.reach(2, c.columns))
-    sizes = (c.rows, c.columns, mr, most // each)
+    g, mr = tiling.g, tiling.of.mr
+    each = tiling.reads() // (g.reach(1, tiling.rows) * g.reach(2, tiling.columns))
+    sizes = (tiling.rows, tiling.columns, mr, most // each)
     reach = (g.strides[1], g.reach(1, 1), g.strides[2], g.reach(2, 1))
-    c.rows, c.columns = _of_rows_apart(1, *sizes, *reach), _of_rows_apart(2, *sizes, *reach)
+    tiling.rows, tiling.columns = _dilated_unit(1, *sizes, *reach), _dilated_unit(2, *sizes, *reach)
 
 
 @recorded
-def _of_rows_apart(
+def _dilated_unit(
     axis: int, rows: int, columns: int, mr: int, most: int, down: int, high: int, on: int, wide: int
 ) -> int:
     """Return the rows (axis 1) or columns (axis 2) of a unit if the kernel's rows are dilated.
@@ -254,46 +263,46 @@ def _of_rows_apart(
     return rows if axis == 1 else columns
 
 
-def _halved(c: Cut, axis: int, count: int, least: int, most: int) -> int:
+def _halved(tiling: DirectTiling, axis: int, count: int, least: int, most: int) -> int:
     """Return ``count`` rows (axis 1) or columns (2), halved until units read ``most`` bytes."""
-    step = 1 if c.gathered else c.g.strides[axis]
-    rest = 0 if c.gathered else c.g.reach(axis, 1) - step
-    multiple = 1 if axis == 1 else c.of.mr
-    each = c.reads() // (step * count + rest)
+    step = 1 if tiling.gathered else tiling.g.strides[axis]
+    rest = 0 if tiling.gathered else tiling.g.reach(axis, 1) - step
+    multiple = 1 if axis == 1 else tiling.of.mr
+    each = tiling.reads() // (step * count + rest)
     return halved(count, least, multiple, each, step, rest, most)
 
 
-def _cut_low(c: Cut, banded: bool) -> None:
+def _tile_few_rows(tiling: DirectTiling, banded: bool) -> None:
     """Choose segments, rows, columns and panels for few-row tiles.
 
     A few-row tile uses a loaded weight for few products, so weights must come from a near cache.
     """
-    of, l2 = c.of, caches().l2
-    if not banded and c.g.pixels > of.mr:
-        steps = c.g.taps * (1 if c.plain else of.lanes)
+    of, l2 = tiling.of, caches().l2
+    if not banded and tiling.g.pixels > of.mr:
+        steps = tiling.g.taps * (1 if tiling.plain else of.lanes)
         # With six rows a weight must come from the L1 cache; with eight, L2 is fast enough.
         near = caches().l1 // 2 if of.mr <= 6 else 2 * caches().l1
         most = max(1, near // (of.width * of.item * steps))
-        c.segment = -(-c.blocks_in // -(-c.blocks_in // most))
-    _fit(c, l2 // 3)
-    c.columns = _halved(c, 2, c.columns, 8 * of.mr, l2 // 3)
-    if c.segment < c.blocks_in or (c.rest and c.g.taps > 1):
-        fits = l2 // 3 // (c.rows * c.columns * of.width * of.item)
-        c.part = smaller(c.panels, larger(1, fits))
+        tiling.segment = -(-tiling.blocks_in // -(-tiling.blocks_in // most))
+    _fit(tiling, l2 // 3)
+    tiling.columns = _halved(tiling, 2, tiling.columns, 8 * of.mr, l2 // 3)
+    if tiling.segment < tiling.blocks_in or (tiling.rest and tiling.g.taps > 1):
+        fits = l2 // 3 // (tiling.rows * tiling.columns * of.width * of.item)
+        tiling.unit_panels = smaller(tiling.panels, larger(1, fits))
 
 
-def _cut_tall(c: Cut) -> None:
+def _tile_many_rows(tiling: DirectTiling) -> None:
     """Choose rows, columns and panels for many-row tiles, whose weights stream from L2."""
-    of, g, l2 = c.of, c.g, caches().l2
-    if c.strip:
-        _fit(c, l2 // 4)
-    if c.columns > 16 * of.mr:
-        c.columns = 8 * of.mr
-    elif not c.apart and c.rows > 1 and c.columns * c.rows > 16 * of.mr:
-        c.rows = max(1, min(c.rows, 16 * of.mr // c.columns))
-    weights = c.blocks_in * (1 if c.plain else of.lanes)
+    of, g, l2 = tiling.of, tiling.g, caches().l2
+    if tiling.copies_input:
+        _fit(tiling, l2 // 4)
+    if tiling.columns > 16 * of.mr:
+        tiling.columns = 8 * of.mr
+    elif not tiling.dilated_rows and tiling.rows > 1 and tiling.columns * tiling.rows > 16 * of.mr:
+        tiling.rows = max(1, min(tiling.rows, 16 * of.mr // tiling.columns))
+    weights = tiling.blocks_in * (1 if tiling.plain else of.lanes)
     if weights * g.taps * -(-g.outputs // of.lanes) * of.lanes * of.item > l2 // 2:
-        c.part = min(c.panels, 4)
+        tiling.unit_panels = min(tiling.panels, 4)
 
 
 def _gather_first(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> tuple[Argument, Geometry]:
@@ -353,21 +362,30 @@ def emit_direct(
     lanes, item = of.lanes, of.item
     pixel = (1 if plain else lanes) * item
     blocks_out = -(-g.outputs // lanes)
-    c = cut(of, g, plain, table != 0, low.threads)
+    tiling = direct_tiling(of, g, plain, table != 0, low.threads)
     whole = g.groups == g.target[0] == 1 and out.steps == (1, 1, 1) and out.sizes is None
-    if low.threads > 1 and c.gathered and c.places() <= low.threads and whole and table == 0:
+    if (
+        low.threads > 1
+        and tiling.gathered
+        and tiling.boxes() <= low.threads
+        and whole
+        and table == 0
+    ):
         x, g = _gather_first(low, of, g, x)
-        c = cut(of, g, plain, table != 0, low.threads)
-    blocks_in = c.blocks_in
+        tiling = direct_tiling(of, g, plain, table != 0, low.threads)
+    blocks_in = tiling.blocks_in
     weights = blocks_in * g.taps * (1 if plain else lanes) * blocks_out * lanes * item
     scratch: Argument = 0
     scratch_bytes = 0
-    if c.strip:
-        scratch = low.scratch(c.reads(), per_worker=True)
+    if tiling.copies_input:
+        scratch = low.scratch(tiling.reads(), per_worker=True)
         scratch_bytes = scratch.nbytes
     # With few-row tiles a thread runs all panels of its pixels, which are in its own cache.
-    over_pixels = not c.strip and not (of.few_rows and low.threads > 1)
-    joined = -(-c.panels // c.part) if c.most >= c.panels else max(1, c.most // c.part)
+    over_pixels = not tiling.copies_input and not (of.few_rows and low.threads > 1)
+    if tiling.joined_panels >= tiling.panels:
+        joined = -(-tiling.panels // tiling.unit_panels)
+    else:
+        joined = max(1, tiling.joined_panels // tiling.unit_panels)
     sizes = out.sizes or g.target
     pixels = math.prod(sizes)
     image_in = g.groups * blocks_in * math.prod(g.source) * pixel
@@ -389,9 +407,9 @@ def emit_direct(
         flags=act.flags,
         low=act.low,
         high=act.high,
-        rows=c.rows,
-        columns=c.columns,
-        panels=c.part,
+        rows=tiling.rows,
+        columns=tiling.columns,
+        panels=tiling.unit_panels,
         scratch=scratch,
         scratch_bytes=scratch_bytes,
         over_pixels=int(over_pixels),
@@ -404,13 +422,13 @@ def emit_direct(
         y_block=pixels,
         y_offset=out.offset * lanes * item,
         bands=table,
-        rest=c.rest,
-        segment=c.segment,
-        gathered=int(c.gathered),
-        strip=0 if out.steps[2] != 1 else _strip(c, ahead),
+        rest=tiling.rest,
+        segment=tiling.segment,
+        gathered=int(tiling.gathered),
+        strip=0 if out.steps[2] != 1 else _strip(tiling, ahead),
         joined=joined,
     )
-    count = c.units()
+    count = tiling.units()
     flops = flops or g.flops
     low.emit(
         Kernel("subgraph.ops.conv.kernels", "direct", plain=plain, **of.variant),

@@ -82,7 +82,7 @@ class Job:
         """The taps of ``g`` as text, for keys of the weight cache."""
         return " ".join(f"{t.start}:{t.stop}" for t in self.taps)
 
-    def made_key(self, m: int) -> Hashable:
+    def transformed_key(self, m: int) -> Hashable:
         """Return the key of weights transformed in a run for Winograd's tiles of ``m`` outputs.
 
         None if the weights are an array of the plan instead of a parameter.

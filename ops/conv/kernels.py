@@ -54,12 +54,12 @@ def direct(
 
     @register_jitable
     def set_loops(
-        a: DirectArguments, t: TileBlock, row: int, plane: int, volume: int, tap: int, narrow: bool
+        a: DirectArguments, t: TileBlock, row: int, plane: int, volume: int, tap: int, partial: bool
     ) -> None:
         """Set the tile arguments that all tiles of a segment share: loops over K and strides.
 
         ``row``, ``plane``, ``volume`` and ``tap`` are the bytes between rows, planes, input blocks
-        and gathered taps of the pixels that tiles read; ``narrow`` is that of `is_narrow`.
+        and gathered taps of the pixels that tiles read; ``partial`` is that of `is_partial`.
         """
         kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
         dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
@@ -72,7 +72,7 @@ def direct(
             t.inner_a = tap
             t.steps = step
             t.a_step = item
-        elif plain or (dw == 1 and not narrow):
+        elif plain or (dw == 1 and not partial):
             t.middle_count = kd
             t.middle_a = dd * plane
             t.inner_count = kh
@@ -90,15 +90,15 @@ def direct(
             t.inner_a = volume
 
     @register_jitable
-    def is_narrow(a: DirectArguments, begin: int) -> bool:
+    def is_partial(a: DirectArguments, begin: int) -> bool:
         """Return whether the segment from block ``begin`` on is a partial last block alone."""
         taps = a.kernel_depth * a.kernel_height * a.kernel_width
         return taps > 1 and a.rest != 0 and begin + 1 == a.input_blocks
 
     @register_jitable
-    def strip_of(a: DirectArguments, narrow: bool) -> int:
+    def strip_of(a: DirectArguments, partial: bool) -> int:
         """Return the strip that runs the rows of a segment (0: none)."""
-        return 0 if narrow and a.gathered == 0 else a.strip
+        return 0 if partial and a.gathered == 0 else a.strip
 
     @register_jitable
     def weights_at(a: DirectArguments, group: int, panel: int, begin: int) -> int:
@@ -110,7 +110,7 @@ def direct(
         return weights + before * step * taps * lanes * item_b
 
     @register_jitable
-    def panel_words(
+    def set_panel(
         a: DirectArguments, t: TileBlock, group: int, panel: int, begin: int, end: int
     ) -> int:
         """Set weights and start values of a panel from input block begin to end; return vectors."""
@@ -128,14 +128,14 @@ def direct(
         else:
             t.outer_count = end - begin
             t.b = weights_at(a, group, panel, begin)
-        narrow = is_narrow(a, begin)
+        partial = is_partial(a, begin)
         t.last_steps = a.rest if end == a.input_blocks else 0
-        if narrow and strip_of(a, narrow) != 0:
+        if partial and strip_of(a, partial) != 0:
             # A strip ends its rounds with a partial one: here each tap is a partial round.
             t.outer_count = taps
             t.inner_count = 0
             t.outer_a = t.inner_a
-        elif narrow:
+        elif partial:
             t.outer_count = 1
         elif a.strip != 0 and t.last_steps != 0:
             t.inner_count = t.outer_count - 1
@@ -149,10 +149,10 @@ def direct(
         t.ahead = t.b + depth * columns
         t.b_step = columns
         t.inner_b = t.steps * columns
-        rows = plain or (a.dilation_width == 1 and not narrow)
+        rows = plain or (a.dilation_width == 1 and not partial)
         within = a.kernel_height if rows else a.kernel_width
         t.middle_b = within * t.steps * columns
-        t.outer_b = (1 if narrow else taps) * step * columns
+        t.outer_b = (1 if partial else taps) * step * columns
         if a.strip != 0 and a.kernel_depth > 1 and a.gathered == 0:
             # Planes of the box are as far apart as its blocks, so one loop of a strip runs both.
             t.outer_count = t.outer_count * a.kernel_depth
@@ -207,7 +207,7 @@ def direct(
             run_strips(strip, t, pixels, vectors, activate)
             return
         dw, weights = a.dilation_width, t.b
-        apart = not plain and dw > 1 and a.kernel_width > 1 and a.gathered == 0
+        dilated = not plain and dw > 1 and a.kernel_width > 1 and a.gathered == 0
         i = 0
         tile = a.tile
         share = t.pace * (size // t.b_step // 2)
@@ -219,7 +219,7 @@ def direct(
             if more:
                 t.start = t.c
             t.ahead = t.ahead + share
-            if apart:
+            if dilated:
                 # Skip the taps that read nothing but padding.
                 at = left + i * a.stride_width
                 end = at + (m - 1) * a.stride_width
@@ -248,7 +248,7 @@ def direct(
         return first
 
     @register_jitable
-    def skip_border(a: DirectArguments, t: TileBlock, top: int, weights: int, narrow: bool) -> int:
+    def skip_border(a: DirectArguments, t: TileBlock, top: int, weights: int, partial: bool) -> int:
         """Skip the kernel rows that read nothing but padding; return how many come first.
 
         ``top`` is the row of the image that the first kernel row reads.
@@ -256,7 +256,7 @@ def direct(
         kh, dh, height = a.kernel_height, a.dilation_height, a.image_height
         first = max(0, (dh - 1 - top) // dh)
         count = max(0, min(kh, (height - top + dh - 1) // dh) - first)
-        if plain or (a.dilation_width == 1 and not narrow):
+        if plain or (a.dilation_width == 1 and not partial):
             t.inner_count = count
             t.b = weights + first * t.inner_b
         else:
@@ -299,16 +299,16 @@ def direct(
             image, group = image // groups, image % groups
             together = 1
             if a.over_pixels == 0:
-                place, panel = rest // panel_blocks, rest % panel_blocks * pb
+                box, panel = rest // panel_blocks, rest % panel_blocks * pb
                 # Units of the same pixels share the copy of their input.
                 together = min(end - unit, panel_blocks - rest % panel_blocks, a.joined)
             else:
-                place, panel = rest % spatial, rest // spatial * pb
+                box, panel = rest % spatial, rest // spatial * pb
             unit += together
             last_panel = min(panels, panel + together * pb)
-            cb = place % col_blocks
-            rows_at = place // col_blocks % row_blocks
-            od = place // col_blocks // row_blocks
+            cb = box % col_blocks
+            rows_at = box // col_blocks % row_blocks
+            od = box // col_blocks // row_blocks
             oh, ow = rows_at * rb, cb * wb
             rows, cols = min(rb, oh_n - oh), min(wb, ow_n - ow)
             x = a.x + image * a.x_image + group * a.input_blocks * block_in
@@ -340,15 +340,15 @@ def direct(
             first = 0
             while first < a.input_blocks:
                 last = min(first + a.segment, a.input_blocks)
-                if last == a.input_blocks and first + 1 < last and is_narrow(a, last - 1):
+                if last == a.input_blocks and first + 1 < last and is_partial(a, last - 1):
                     last -= 1
-                narrow = is_narrow(a, first)
-                set_loops(a, t, row, plane, volume, plane, narrow)
+                partial = is_partial(a, first)
+                set_loops(a, t, row, plane, volume, plane, partial)
                 if scratch == 0:
                     pixels_at = x + first * volume + d0 * plane + h0 * row + w0 * pixel
                 else:
                     pixels_at = scratch
-                    strip = ((image * groups + group) * spatial + place) * a.input_blocks + first
+                    strip = ((image * groups + group) * spatial + box) * a.input_blocks + first
                     if strip != copied and gathered:
                         gather(a, x + first * block_in, pixels_at, last - first, where)
                     elif strip != copied:
@@ -357,7 +357,7 @@ def direct(
                 done = last == a.input_blocks
                 t.flags = a.flags if done else 0
                 for p in range(panel, last_panel):
-                    vectors = panel_words(a, t, group, p, first, last)
+                    vectors = set_panel(a, t, group, p, first, last)
                     if p + 1 == last_panel and not done:
                         t.ahead = weights_at(a, group, panel, last)
                     at = out + (group * blocks + p * nv) * plane_out
@@ -379,7 +379,7 @@ def direct(
                         r_out = r * a.y_row * lanes * item
                         skipped = 0
                         if not gathered and a.kernel_height > 1:
-                            skipped = skip_border(a, t, h0 + r * sh, weights, narrow)
+                            skipped = skip_border(a, t, h0 + r * sh, weights, partial)
                         run_row(
                             a,
                             t,
@@ -392,7 +392,7 @@ def direct(
                             first > 0,
                             activate,
                             w0,
-                            strip_of(a, narrow),
+                            strip_of(a, partial),
                         )
                 first = last
 

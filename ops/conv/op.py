@@ -65,7 +65,7 @@ def conv_integer_operands(
     Raises:
         ShapeError: They do not fit.
     """
-    _require_bytes(("x", x, x_zero), ("w", w, w_zero))
+    _require_int8(("x", x, x_zero), ("w", w, w_zero))
     require_filters(node, x, w, None)
     require_filter_numbers("x_zero_point", x_zero, 1)
     require_filter_numbers("w_zero_point", w_zero, w.shape[0])
@@ -100,7 +100,7 @@ def qlinear_conv_operands(
     Raises:
         ShapeError: They do not fit.
     """
-    _require_bytes(("x", x, x_zero), ("w", w, w_zero), ("y", y_zero, y_zero))
+    _require_int8(("x", x, x_zero), ("w", w, w_zero), ("y", y_zero, y_zero))
     require_dtype("B", bias, "int32")
     require_filters(node, x, w, bias)
     for name, operand in (("x_scale", x_scale), ("w_scale", w_scale), ("y_scale", y_scale)):
@@ -111,7 +111,7 @@ def qlinear_conv_operands(
     require_filter_numbers("w_zero_point", w_zero, w.shape[0])
 
 
-def _require_bytes(*rows: tuple[str, Tensor, Tensor | None]) -> None:
+def _require_int8(*rows: tuple[str, Tensor, Tensor | None]) -> None:
     for name, operand, zero in rows:
         require_dtype(name, operand, *BYTES)
         require_dtype(f"{name}_zero_point", zero, operand.dtype)
@@ -190,7 +190,7 @@ def convolution(node: Node, types: Types, values: Values) -> list[ValueType | No
     return [None if x is None else _filtered(node, x.dtype, types[0], types[1])]
 
 
-def convolution_of_bytes(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+def convolution_integer(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Infer the type of ConvInteger: the shape of Conv, int32.
 
     Args:
@@ -224,7 +224,7 @@ def _filtered(
     return TensorType(dtype, (x.shape[0], w.shape[0], *window_counts(node, x.shape, w.shape[2:])))
 
 
-def transposed(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+def convolution_transpose(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Infer the type of ConvTranspose.
 
     ``auto_pad=VALID``, ``output_shape`` and unknown sizes are left to the inference of the onnx
@@ -264,7 +264,7 @@ declare("Conv", requires=conv_operands, infer=convolution, compute=reference.con
 declare(
     "ConvTranspose",
     requires=conv_transpose_operands,
-    infer=transposed,
+    infer=convolution_transpose,
     compute=reference.conv_transpose,
 )
 declare("DeformConv", requires=deform_conv_operands, infer=convolution)

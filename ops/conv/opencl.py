@@ -38,12 +38,12 @@ from .transpose_cpu import transpose_pads
 
 _KINDS = {"max": 0, "average": 1, "l1": 2, "l2": 3}
 _POOLS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
-_WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
-_BYTES = {"int8": "-128", "uint8": "0"}  # dtype: its lowest value
-_FEW = 16  # weights of an output channel below which packing panels costs more than it saves (est.)
-_LINE = 16  # output pixels of a row that one work-item of a CPU computes at a time
-_FAR = 1 << 30  # bound of elements along a dimension, so that the sum of two fits in 32 bits
-_PIXELS = 1 << 26  # an eighth of the most elements of the panels of pixels (estimate)
+_GLOBAL = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
+_LOWEST = {"int8": "-128", "uint8": "0"}  # dtype: its lowest value
+_MIN_PRODUCT_DEPTH = 16  # weights of an output channel; fewer are not worth packing (estimate)
+_LINE_PIXELS = 16  # output pixels of a row that one work-item of a CPU computes at a time
+_MAX_EXTENT = 1 << 30  # bound of elements along a dimension, so that the sum of two fits in 32 bits
+_MAX_PANEL_ELEMENTS = 1 << 29  # 2 GiB of float32 (estimate)
 
 
 @cl_lowering("Conv")
@@ -78,9 +78,9 @@ def lower_conv(node: Node, low: ClLowering) -> None:
     assert x is not None
     assert w is not None
     g = conv_geometry(node, x, w, out)
-    made = float32_output(low, out)
-    convolve(low, Convolution(g, x, w, made, bias, residual))
-    cast_output(low, made, out)
+    result = float32_output(low, out)
+    convolve(low, Convolution(g, x, w, result, bias, residual))
+    cast_output(low, result, out)
 
 
 @attrs.frozen
@@ -107,7 +107,7 @@ class Convolution:
 def convolve(low: ClLowering, job: Convolution) -> None:
     """Launch a convolution: directly for few weights or channels, else as a matrix product."""
     g = job.g
-    if g.inputs * g.taps < _FEW or (g.groups > 1 and g.outputs < 4):
+    if g.inputs * g.taps < _MIN_PRODUCT_DEPTH or (g.groups > 1 and g.outputs < 4):
         _direct(low, job)
     else:
         _product(low, job)
@@ -120,8 +120,8 @@ def sizes_of(g: Geometry) -> list[int]:
         Unsupported: Positions of windows may exceed the kernels' 32-bit integers.
     """
     for k in range(3):
-        first, last = g.pads[k], g.reach(k, g.target[k] + _LINE) + g.source[k]
-        if not -_FAR < first < _FAR or last >= _FAR:
+        first, last = g.pads[k], g.reach(k, g.target[k] + _LINE_PIXELS) + g.source[k]
+        if not -_MAX_EXTENT < first < _MAX_EXTENT or last >= _MAX_EXTENT:
             raise Unsupported(f"windows over {last} elements, pads of {first}")
     return _listed(g)
 
@@ -136,7 +136,7 @@ def _direct(low: ClLowering, job: Convolution) -> None:
     (name, text), p, q = activation(low.node)
     flags = {"BIAS": int(job.bias is not None), "RESIDUAL": int(job.residual is not None)}
     rows = not low.traits.is_gpu
-    source = _program(y.dtype, CONVOLUTION=1, LINE=_LINE, **{name: text}, **flags)
+    source = _program(y.dtype, CONVOLUTION=1, LINE=_LINE_PIXELS, **{name: text}, **flags)
     words: Arguments = [y.size, x, job.w, y, job.bias or y, job.residual or y]
     words += [number(y.dtype, p), number(y.dtype, q), g.groups, g.inputs, g.outputs]
     words += sizes_of(g)
@@ -177,7 +177,7 @@ def _product(low: ClLowering, job: Convolution) -> None:
     panels = -(-pixels // width)
     packed = panels * depth * width
     count = g.images * g.groups
-    if packed * count > _PIXELS * 8:
+    if packed * count > _MAX_PANEL_ELEMENTS:
         raise Unsupported(f"a convolution whose pixels take {packed * count * 4 / 1e9:.1f} GB")
     target = temporary(low, y.dtype, (packed * count,))
     source = program(low, y.dtype, PACK=1, **{"ACT(x, p, q)": "x"}, BIAS=0, RESIDUAL=0)
@@ -232,7 +232,7 @@ def conv_transpose(node: Node, low: ClLowering) -> None:
 def window(node: Node, low: ClLowering) -> None:
     """Lower MaxPool (of int8 and uint8, too), AveragePool and LpPool."""
     out = low.output()
-    if node.op_type != "MaxPool" or out.dtype not in _BYTES:
+    if node.op_type != "MaxPool" or out.dtype not in _LOWEST:
         _floats(low, out)
     if not out.size:
         return
@@ -259,7 +259,7 @@ def whole(node: Node, low: ClLowering) -> None:
     ones = (1, 1, 1)
     channels = x.shape[1]
     g = Geometry(x.shape[0], 1, channels, channels, image, ones, image, ones, ones, (0, 0, 0))
-    _pool(low, g, x, pool_kind(node, _WHOLE[node.op_type]), [0, 0, 0], 0)
+    _pool(low, g, x, pool_kind(node, _GLOBAL[node.op_type]), [0, 0, 0], 0)
 
 
 def _pool(
@@ -267,12 +267,12 @@ def _pool(
 ) -> None:
     out = low.output()
     y = float32_output(low, out)
-    places = low.outputs[1:]
-    order = 1 + int(low.node.attrs.get("storage_order", 0)) if places else 0
-    lowest = _BYTES.get(y.dtype, "-INFINITY") if kind == "max" else "0"
+    indices = low.outputs[1:]
+    order = 1 + int(low.node.attrs.get("storage_order", 0)) if indices else 0
+    lowest = _LOWEST.get(y.dtype, "-INFINITY") if kind == "max" else "0"
     flags: dict[str, str | int] = {"INCLUDE": include, "INDICES": order, "LOWEST": lowest}
     source = _program(y.dtype, POOL=_KINDS[kind], **flags)
-    words: list[Argument] = [y.size, x, y, *sizes_of(g), *after, *places]
+    words: list[Argument] = [y.size, x, y, *sizes_of(g), *after, *indices]
     work = y.size * g.taps
     low.launch(source, "window", words, *line(low, y.size), flops=work, bytes=x.nbytes + y.nbytes)
     cast_output(low, y, out)

@@ -151,8 +151,8 @@ def _weights(
         whole = _taps_of(weight, parts, kernel)
         inputs, outputs = weight.shape[:2]
         split = whole.reshape(groups, inputs // groups, *whole.shape[1:])
-        turned = split.swapaxes(1, 2).reshape(groups * outputs, -1, *whole.shape[2:])
-        dense = dense_groups(turned, groups, together)
+        transposed = split.swapaxes(1, 2).reshape(groups * outputs, -1, *whole.shape[2:])
+        dense = dense_groups(transposed, groups, together)
         dense = dense.reshape(-(-groups // together), -1, *dense.shape[1:])
         return pack_blocks(dense.reshape(*dense.shape[:3], -1), of)
 
@@ -187,7 +187,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     if not y.size:
         return
     if not w.constant or (bias is not None and not bias.constant):
-        _columns(node, low, x, w, bias, y)
+        _emit_columns(node, low, x, w, bias, y)
         return
     of = tiles(x.dtype, low.block_lanes(x.dtype))
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
@@ -201,7 +201,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         strides, dilations, pads,
     )  # fmt: skip
     if math.prod(map(min, strides, target)) > _MOST_PHASES:
-        _columns(node, low, x, w, bias, y)
+        _emit_columns(node, low, x, w, bias, y)
         return
     together = merged(sizes, of.lanes)
     per_axis = [phases(target[i], kernel[i], strides[i], dilations[i], pads[i]) for i in range(3)]
@@ -210,18 +210,18 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     act = activation(node, of)
     plain = x.layout == y.layout == "plain"
     alone = groups == 1 and act.kernel == 0 and not act.flags
-    if alone and _spreads(of, sizes, per_axis, plain=plain):
+    if alone and _sums_taps(of, sizes, per_axis, plain=plain):
         if plain:
-            _columns(node, low, x, w, bias, y)
+            _emit_columns(node, low, x, w, bias, y)
         else:
-            _spread(low, of, sizes, w, bias)
+            _emit_tap_sums(low, of, sizes, w, bias)
         return
-    if groups == 1 and of.few_rows and _packs(of, sizes, per_axis):
-        _packed(low, of, sizes, per_axis, w, bias, act)
+    if groups == 1 and of.few_rows and _joins_phases(of, sizes, per_axis):
+        _emit_joint(low, of, sizes, per_axis, w, bias, act)
         return
-    kept_bias = None
+    packed_bias = None
     if bias is not None:
-        kept_bias = low.weight(f"conv bias of {of.lanes}", blocked_vector(of), bias)
+        packed_bias = low.weight(f"conv bias of {of.lanes}", blocked_vector(of), bias)
     x_word, y_word = blocked(low, of, x), blocked_target(low, of, y)
     depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1
     for parts in itertools.product(*per_axis):
@@ -240,15 +240,15 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         if depthwise:
             recipe = f"conv transpose depthwise {of.lanes} {taps}"
             weight = low.weight(recipe, _depthwise_weights((d, h, width), kernel, of), w)
-            emit_depthwise(low, of, g, x_word, weight, kept_bias or 0, out, act)
+            emit_depthwise(low, of, g, x_word, weight, packed_bias or 0, out, act)
             continue
         recipe = f"conv transpose {of.nv}x{of.lanes} groups {groups}/{together} {taps}"
         weight = low.weight(recipe, _weights(groups, together, (d, h, width), kernel, of), w)
-        emit_direct(low, of, g, x_word, weight, kept_bias or 0, out, act, plain=False)
+        emit_direct(low, of, g, x_word, weight, packed_bias or 0, out, act, plain=False)
     convert_output(low, of, y, y_word, keeps_zero=act.keeps_zero)
 
 
-def _columns(
+def _emit_columns(
     node: Node, low: Lowering, x: Operand, w: Operand, bias: Operand | None, y: Operand
 ) -> None:
     """Emit a matrix product in the plain layout and the sum of its columns (Col2Im)."""
@@ -257,10 +257,10 @@ def _columns(
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
     inputs, each = x.shape[1] // groups, w.shape[1]
     taps, places = math.prod(w.shape[2:]), math.prod(x.shape[2:])
-    turned = _turned(low, w, groups)
+    transposed = _transposed_weights(low, w, groups)
     columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, places))
     image = viewed(low, x, (x.shape[0], groups, inputs, places))
-    delegate(low, "MatMul", [turned, image], columns)
+    delegate(low, "MatMul", [transposed, image], columns)
     emit_sums(
         low,
         columns,
@@ -275,23 +275,23 @@ def _columns(
     )
 
 
-def _turned(low: Lowering, w: Operand, groups: int) -> Operand:
+def _transposed_weights(low: Lowering, w: Operand, groups: int) -> Operand:
     """Return the weights as the left side of a product: [groups, outputs * taps, inputs]."""
     inputs, flat = w.shape[0] // groups, math.prod(w.shape[1:])
     if not w.constant:
-        turned = temporary(low, w.dtype, (groups, flat, inputs))
+        transposed = temporary(low, w.dtype, (groups, flat, inputs))
         given = viewed(low, w, (groups, inputs, flat))
-        delegate(low, "Transpose", [given], turned, perm=(0, 2, 1))
-        return turned
+        delegate(low, "Transpose", [given], transposed, perm=(0, 2, 1))
+        return transposed
 
     def make(weight: Array) -> Array:
         return np.ascontiguousarray(weight.reshape(groups, inputs, flat).swapaxes(1, 2))
 
-    turned = Operand(f"{w.name}.turned", w.dtype, (groups, flat, inputs))
-    turned.derived = low.weight(f"conv transpose columns of {groups} groups", make, w)
-    plain = Weight("plain", contiguous_array, (turned.derived,))
-    turned.storage = Storage("weight", turned.nbytes, weight=plain)
-    return turned
+    transposed = Operand(f"{w.name}.transposed", w.dtype, (groups, flat, inputs))
+    transposed.derived = low.weight(f"conv transpose columns of {groups} groups", make, w)
+    plain = Weight("plain", contiguous_array, (transposed.derived,))
+    transposed.storage = Storage("weight", transposed.nbytes, weight=plain)
+    return transposed
 
 
 def _window(parts: Sequence[Phase]) -> tuple[int, int]:
@@ -300,14 +300,14 @@ def _window(parts: Sequence[Phase]) -> tuple[int, int]:
     return first, max((-p.pad + len(p.taps) for p in parts if p.taps), default=first + 1) - first
 
 
-def _apart(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
+def _separate_products(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
     """Return the products of a pixel and a block of weights in separate convolutions of phases."""
     return -(-sizes.outputs // of.lanes) * math.prod(
         sum(p.count * max(len(p.taps), 1) for p in parts) for parts in per_axis
     )
 
 
-def _together(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
+def _joint_products(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
     """Return the products of a pixel and a block of weights in one convolution for all phases."""
     count = math.prod(len(parts) for parts in per_axis)
     return -(-count * sizes.outputs // of.lanes) * math.prod(
@@ -315,29 +315,29 @@ def _together(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -
     )
 
 
-def _packs(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:
+def _joins_phases(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:
     """Return whether one convolution for all phases has fewer products than separate ones."""
     if sizes.dilations != (1, 1, 1):
         return False
-    return _together(of, sizes, per_axis) < _apart(of, sizes, per_axis)
+    return _joint_products(of, sizes, per_axis) < _separate_products(of, sizes, per_axis)
 
 
 # Cost of adding one tap's contribution to an output, in products of a pixel's channel and a block:
 # from the blocked layout, and from the plain one, where the sum is vectorized (estimates).
-_SUM, _PLAIN_SUM = 2.5, 0.7
+_SUM_COST, _PLAIN_SUM_COST = 2.5, 0.7
 
 
-def _spreads(
+def _sums_taps(
     of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]], *, plain: bool
 ) -> bool:
     """Return whether a product for all taps and the sums of its columns cost clearly less."""
     products = sizes.outputs * sizes.taps
-    each = _PLAIN_SUM if plain else _SUM
+    each = _PLAIN_SUM_COST if plain else _SUM_COST
     cost = -(-products // of.lanes) + products * each / max(sizes.inputs, 1)
     cost *= math.prod(sizes.source)
-    least = _apart(of, sizes, per_axis)
+    least = _separate_products(of, sizes, per_axis)
     if of.few_rows and sizes.dilations == (1, 1, 1):
-        least = min(least, _together(of, sizes, per_axis))
+        least = min(least, _joint_products(of, sizes, per_axis))
     return cost < 0.8 * least
 
 
@@ -351,7 +351,9 @@ def _tap_weights(of: Tiles) -> Callable[[Array], Array]:
     return make
 
 
-def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand | None) -> None:
+def _emit_tap_sums(
+    low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand | None
+) -> None:
     """Emit the product of each pixel with the weights of all taps, then the sums over taps."""
     x, y = low.input(0), low.output()
     one = (1, 1, 1)
@@ -366,12 +368,12 @@ def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand
     )
     weight = low.weight(f"conv transpose taps {of.nv}x{of.lanes}", _tap_weights(of), w)
     blocks = -(-g.outputs // of.lanes)
-    made = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
-    out = DirectOutput(made, 0, one, 0)
+    products = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
+    out = DirectOutput(products, 0, one, 0)
     emit_direct(low, of, g, blocked(low, of, x), weight, 0, out, NO_ACTIVATION, plain=False)
     target = plain_target(low, of, y)
     arguments = SumTapsArguments(
-        source=made,
+        source=products,
         target=target,
         channels=sizes.outputs,
         blocks=blocks,
@@ -406,7 +408,7 @@ def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand
     convert_output(low, of, y, target)
 
 
-def _packed_weights(
+def _joint_weights(
     per_axis: Sequence[Sequence[Phase]], kernel: tuple[int, int, int], of: Tiles
 ) -> Callable[[Array], Array]:
     """Return the function that packs the taps of all phases of ``[I, O, ...]``, with zeros."""
@@ -440,7 +442,7 @@ def _repeated(count: int, of: Tiles) -> Callable[[Array], Array]:
     return make
 
 
-def _packed(
+def _emit_joint(
     low: Lowering,
     of: Tiles,
     sizes: Geometry,
@@ -466,17 +468,17 @@ def _packed(
         f"conv transpose packed {of.nv}x{of.lanes} strides {sizes.strides} pads {sizes.pads} "
         f"outputs {sizes.target} of {sizes.source}"
     )
-    weight = low.weight(recipe, _packed_weights(per_axis, sizes.kernel, of), w)
-    kept_bias: Argument = 0
+    weight = low.weight(recipe, _joint_weights(per_axis, sizes.kernel, of), w)
+    packed_bias: Argument = 0
     if bias is not None:
         recipe = f"conv bias {count} times of {of.lanes}"
-        kept_bias = low.weight(recipe, _repeated(count, of), bias)
+        packed_bias = low.weight(recipe, _repeated(count, of), bias)
     blocks = -(-g.outputs // of.lanes)
-    made = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
+    products = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
     flops = 2 * sizes.images * sizes.inputs * sizes.outputs * sizes.taps * math.prod(sizes.source)
-    out = DirectOutput(made, 0, (1, 1, 1), 0)
+    out = DirectOutput(products, 0, (1, 1, 1), 0)
     x_word = blocked(low, of, x)
-    emit_direct(low, of, g, x_word, weight, kept_bias, out, act, plain=False, flops=flops)
+    emit_direct(low, of, g, x_word, weight, packed_bias, out, act, plain=False, flops=flops)
     target = plain_target(low, of, y)
     units = g.images * sizes.target[0] * sizes.target[1]
     low.emit(
@@ -484,7 +486,7 @@ def _packed(
             "subgraph.ops.movement.reorder_kernels", "interleave", dtype=of.dtype, lanes=of.lanes
         ),
         InterleaveArguments(
-            source=made,
+            source=products,
             target=target,
             channels=sizes.outputs,
             blocks=blocks,

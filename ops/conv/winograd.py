@@ -18,7 +18,7 @@ from .arguments import WinogradArguments
 _PANEL_BLOCKS = 2  # units of the products of one point that threads share (estimate)
 # Bytes of weights transformed on the fly at a time, which fit in the last-level cache (estimate).
 _ON_THE_FLY_BYTES = 1 << 24
-_TRANSFORM = 16  # cost of each byte that a transform writes, in multiplications (estimate)
+_PRODUCTS_PER_BYTE = 16  # cost of each byte that a transform writes, in multiplications (estimate)
 
 
 def emit_winograd(
@@ -32,9 +32,9 @@ def emit_winograd(
     y: Argument,
     act: Activation,
     m: int,
-    apart: int = 0,
-    before: int = 0,
-    total_out: int = 0,
+    point_padding: int = 0,
+    first_block: int = 0,
+    total_outputs: int = 0,
 ) -> None:
     """Emit the kernel ``winograd`` with tiles of ``m`` x ``m`` outputs.
 
@@ -52,9 +52,9 @@ def emit_winograd(
         y: Output in the blocked layout, with all output channels.
         act: The activation.
         m: Outputs of a tile along an axis.
-        apart: Padding between the weights of neighbouring points, in bytes.
-        before: Output blocks of y before the first one of ``g``.
-        total_out: Output channels of y; 0: those of ``g``.
+        point_padding: Padding between the weights of neighbouring points, in bytes.
+        first_block: Output blocks of y before the first one of ``g``.
+        total_outputs: Output channels of y; 0: those of ``g``.
     """
     stride = g.strides[1]
     pixel = of.lanes * of.item
@@ -62,28 +62,28 @@ def emit_winograd(
     blocks_out = -(-g.outputs // of.lanes)
     image_in = -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
     image_out = blocks_out * g.pixels * pixel
-    images_apart = -(-max(total_out, g.outputs) // of.lanes) * g.pixels * pixel
+    images_apart = -(-max(total_outputs, g.outputs) // of.lanes) * g.pixels * pixel
     # The planes of a volume that an output reads are further input channels.
     blocks_in = g.kernel[0] * -(-g.inputs // of.lanes)
     panels = -(-blocks_out // of.nv)
     total = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
-    count, part, together = cut(of, total, blocks_in, panels, low.threads)
+    count, part, together = winograd_tiling(of, total, blocks_in, panels, low.threads)
     multiplied = -(-panels // _PANEL_BLOCKS)  # panels of a unit
     products = points * -(-panels // multiplied)
     staged = of.few_rows and low.threads > 1 and count == total and grain(products, g.flops) > 0
     if staged:
         part = panels
     # Sums may overwrite the values of points that are finished.
-    over = of.few_rows and not staged and part == panels and part * of.nv <= blocks_in
-    room = values * (blocks_in + 1) + (1 if over else points) * (part * of.nv + 1)
-    room *= (count | 1) * pixel
-    own = 2 * values * pixel + (0 if staged else room)
+    in_place = of.few_rows and not staged and part == panels and part * of.nv <= blocks_in
+    buffer = values * (blocks_in + 1) + (1 if in_place else points) * (part * of.nv + 1)
+    buffer *= (count | 1) * pixel
+    own = 2 * values * pixel + (0 if staged else buffer)
     scratch = low.scratch(own, per_worker=True)
     tile = of.strip(of.lanes, of.lanes, ahead=True) if of.few_rows else of.contraction()
     rest = g.inputs % of.lanes if stride == g.kernel[0] == 1 else 0
     # The weights of a panel for one segment of the sums fill half of the L1 cache.
     most = max(1, caches().l1 // 2 // (of.width * of.item * of.lanes))
-    shared_room = low.scratch(room) if staged else 0
+    shared_buffer = low.scratch(buffer) if staged else 0
 
     def arguments(stage: int) -> WinogradArguments:
         return WinogradArguments(
@@ -102,7 +102,7 @@ def emit_winograd(
             low=act.low,
             high=act.high,
             tiles=count,
-            over=int(over),
+            in_place=int(in_place),
             panels=part,
             scratch=scratch,
             scratch_bytes=scratch.nbytes,
@@ -110,11 +110,11 @@ def emit_winograd(
             x_image=image_in,
             y_image=images_apart,
             residual_image=images_apart,
-            shared=shared_room,
+            shared=shared_buffer,
             stage_panels=multiplied,
             rest=rest,
-            weights_apart=apart,
-            blocks_before=before,
+            point_padding=point_padding,
+            first_block=first_block,
             segment=most,
         )
 
@@ -131,9 +131,9 @@ def emit_winograd(
         return
     value_bytes, sum_bytes = (total * pixel * n for n in (values * blocks_in, points * blocks_out))
     stages = (
-        (blocks_in, _TRANSFORM * value_bytes, 0, moved_in + value_bytes),
+        (blocks_in, _PRODUCTS_PER_BYTE * value_bytes, 0, moved_in + value_bytes),
         (products, g.flops, flops, moved + value_bytes + sum_bytes),
-        (blocks_out, _TRANSFORM * sum_bytes, 0, moved_out + sum_bytes),
+        (blocks_out, _PRODUCTS_PER_BYTE * sum_bytes, 0, moved_out + sum_bytes),
     )
     for stage, (units, work, counted, bytes_moved) in enumerate(stages, 1):
         least = grain(units, work)
@@ -155,7 +155,9 @@ def on_the_fly_outputs(of: Tiles, g: Geometry, m: int) -> int:
     return min(g.outputs, -(-panels // min(parts, panels)) * of.width)
 
 
-def cut(of: Tiles, total: int, blocks_in: int, panels: int, threads: int) -> tuple[int, int, int]:
+def winograd_tiling(
+    of: Tiles, total: int, blocks_in: int, panels: int, threads: int
+) -> tuple[int, int, int]:
     """Return the tiling: the tiles of a unit, its panels, and the units a thread takes at once.
 
     Args:
@@ -166,12 +168,15 @@ def cut(of: Tiles, total: int, blocks_in: int, panels: int, threads: int) -> tup
         threads: Threads that share the units.
     """
     sizes = (total, blocks_in * of.lanes, panels, threads)
-    return _cut(0, of.mr, *sizes), _cut(1, of.mr, *sizes), _cut(2, of.mr, *sizes)
+    tiles, unit_panels, units = (_tiling_number(which, of.mr, *sizes) for which in range(3))
+    return tiles, unit_panels, units
 
 
 @recorded
-def _cut(which: int, mr: int, total: int, channels: int, panels: int, threads: int) -> int:
-    """Return number ``which`` (0 to 2) of `cut`; ``channels`` counts the channels of the sums."""
+def _tiling_number(
+    which: int, mr: int, total: int, channels: int, panels: int, threads: int
+) -> int:
+    """Return number ``which`` (0 to 2) of `winograd_tiling` for sums over ``channels`` channels."""
     low = mr <= LOW_ROWS
     if low:
         # Several few-row tiles must share a panel of weights, which comes from L2 or memory.

@@ -76,7 +76,7 @@ def winograd(
     finish_column = finisher(v, m)
 
     @register_jitable
-    def places(a: WinogradArguments) -> int:
+    def tile_capacity(a: WinogradArguments) -> int:
         """Return the tile capacity of a unit; odd, so that points use different cache sets."""
         return a.tiles | 1 if low else a.tiles
 
@@ -128,21 +128,21 @@ def winograd(
         return found
 
     @register_jitable
-    def region(a: WinogradArguments, point: int) -> int:
+    def values_offset(a: WinogradArguments, point: int) -> int:
         """Return the offset of the values of a point, in bytes."""
         if not strided:
-            return point * (a.input_blocks + 1) * places(a) * pixel
-        return (first_of(point) * a.input_blocks + point) * places(a) * pixel
+            return point * (a.input_blocks + 1) * tile_capacity(a) * pixel
+        return (first_of(point) * a.input_blocks + point) * tile_capacity(a) * pixel
 
     @register_jitable
     def weights_at(a: WinogradArguments, point: int, panel: int) -> int:
         """Return the address of the weights of a panel at a point."""
         before = first_of(point) * a.output_blocks + panel * nv * values_of(point)
         weights: int = a.weights
-        return weights + before * a.input_blocks * lanes * pixel + point * a.weights_apart
+        return weights + before * a.input_blocks * lanes * pixel + point * a.point_padding
 
     @register_jitable
-    def keep_values(
+    def store_values(
         a: WinogradArguments,
         half: int,
         j: int,
@@ -165,14 +165,14 @@ def winograd(
             point = j // 2
             values, other = (1 if point == 2 else 2), j % 2
             at = (2 * values * block + other) * apart
-            top = to + at + region(a, point)
+            top = to + at + values_offset(a, point)
             store(top, d[0])
             store(top + values * apart, d[1])
-            top = to + at + region(a, point + 3)
+            top = to + at + values_offset(a, point + 3)
             store(top, d[2])
             store(top + values * apart, d[3])
             at = (values * block + other) * apart
-            store(below + at + region(a, point + 6), d[4])
+            store(below + at + values_offset(a, point + 6), d[4])
 
     @register_jitable
     def transform_tile(
@@ -189,7 +189,7 @@ def winograd(
         """Transform the tile at row h0 and column w0 of a block of an image (address ``x``).
 
         ``to`` has four target addresses: for values at finite points, in the row of infinity, in
-        the column of infinity, and at both. ``step`` and ``apart`` are those of `keep_values`.
+        the column of infinity, and at both. ``step`` and ``apart`` are those of `store_values`.
         """
         height, width = a.image_height, a.image_width
         patch, half = scratch, scratch + n * n * pixel
@@ -211,11 +211,11 @@ def winograd(
                     store(patch + j * pixel, load(s + j * pixel))
                 store_inputs(forward(patch, pixel), row, pixel, row + (n - 1) * pixel)
         for j in range(n - 1):
-            keep_values(a, half, j, to[0], to[1], block, step, apart)
-        keep_values(a, half, n - 1, to[2], to[3], block, step, apart)
+            store_values(a, half, j, to[0], to[1], block, step, apart)
+        store_values(a, half, n - 1, to[2], to[3], block, step, apart)
 
     @register_jitable
-    def announce(a: WinogradArguments, x: int, h0: int, w0: int) -> None:
+    def prefetch_tile(a: WinogradArguments, x: int, h0: int, w0: int) -> None:
         """Prefetch the inputs of a tile: the transform is bound by loads."""
         row = a.image_width * pixel
         s = x + h0 * row + w0 * pixel
@@ -239,7 +239,7 @@ def winograd(
         blocks = a.input_blocks
         area = a.image_height * a.image_width * pixel
         row = pixel if low else (blocks + 1) * pixel
-        step, apart = region(a, 1), places(a) * pixel if low else pixel
+        step, apart = values_offset(a, 1), tile_capacity(a) * pixel if low else pixel
         depth, slices, own = a.image_depth, a.output_depth, blocks // a.kernel_depth
         # Neighbouring tiles read neighbouring pixels and write neighbouring values.
         for b in range(begin, end):
@@ -255,7 +255,7 @@ def winograd(
                 w0 = start_of(j, columns) * stride - a.pad_width
                 if d < 0 or d >= depth:
                     h0 = -n  # no row of it lies inside
-                places_of = (to, low_to, right_to, corner_to)
+                targets = (to, low_to, right_to, corner_to)
                 to += row
                 low_to += row if i < lines else 0
                 right_to += row if j < columns else 0
@@ -267,8 +267,8 @@ def winograd(
                     plane, i = plane + 1, 0
                 if low and n == 6:
                     h1, w1 = start_of(i, lines), start_of(j, columns)
-                    announce(a, x, h1 - a.pad_height, w1 - a.pad_width)
-                transform_tile(a, x, h0, w0, scratch, places_of, b, step, apart)
+                    prefetch_tile(a, x, h1 - a.pad_height, w1 - a.pad_width)
+                transform_tile(a, x, h0, w0, scratch, targets, b, step, apart)
 
     @register_jitable
     def run_tiles(
@@ -292,11 +292,11 @@ def winograd(
         steps: int,
         values: int,
         c: int,
-        coming: int,
+        next_weights: int,
     ) -> None:
         """Run the strips of a panel at a point, one segment of the sums after the other.
 
-        ``coming`` is the address of the weights used next, which are prefetched.
+        ``next_weights`` is the address of the weights used next, which are prefetched.
         """
         most = a.segment
         t.inner_b = lanes * vectors * pixel
@@ -310,7 +310,7 @@ def winograd(
             t.start_row = done
             t.a = values + done * t.inner_a
             t.c = c
-            t.ahead = t.b + part * t.inner_b if done + part < steps else coming
+            t.ahead = t.b + part * t.inner_b if done + part < steps else next_weights
             call_kernel(a.tile, t, count, vectors, 0)
             t.b = t.b + part * t.inner_b
             done += part
@@ -322,7 +322,7 @@ def winograd(
         point: int,
         panel: int,
         last_panel: int,
-        then: int,
+        next_panel: int,
         first: int,
         tiles: int,
         values: int,
@@ -330,15 +330,15 @@ def winograd(
     ) -> None:
         """Multiply the values at a point by the weights of panels.
 
-        ``then`` is the panel with which the next point begins, ``c`` the address of the sums of the
-        first panel; the values are those of ``tiles`` tiles from tile ``first`` on.
+        ``next_panel`` is the panel with which the next point begins, ``c`` the address of the sums
+        of the first panel; the values are those of ``tiles`` tiles from tile ``first`` on.
         """
         count = values_at(a, point, first, tiles)
         if count == 0:
             return
         blocks, out_blocks = a.input_blocks, a.output_blocks
         c_row = (a.panels * nv + 1) * pixel
-        apart = places(a) * pixel if low else pixel
+        apart = tile_capacity(a) * pixel if low else pixel
         t.a_row = (blocks + 1) * pixel
         t.c_row = c_row
         t.inner_a = apart
@@ -349,14 +349,14 @@ def winograd(
             vectors = min(nv, out_blocks - p * nv)
             t.b = weights_at(a, point, p)
             t.b_step = vectors * pixel
-            at = c + point * places(a) * c_row + (p - panel) * nv * apart
+            at = c + point * tile_capacity(a) * c_row + (p - panel) * nv * apart
             if low:
                 last = p + 1 == last_panel
-                coming = weights_at(a, point + last, then if last else p + 1)
-                source = values + region(a, point)
-                run_strips(a, t, count, vectors, steps, source, at, coming)
+                next_weights = weights_at(a, point + last, next_panel if last else p + 1)
+                source = values + values_offset(a, point)
+                run_strips(a, t, count, vectors, steps, source, at, next_weights)
             else:
-                run_tiles(a, t, count, vectors, values + region(a, point), at)
+                run_tiles(a, t, count, vectors, values + values_offset(a, point), at)
 
     @register_jitable
     def write_tile(
@@ -411,9 +411,9 @@ def winograd(
         oh_n, ow_n = a.output_height, a.output_width
         columns, lines = full_tiles(ow_n), full_tiles(oh_n)
         across, down = (ow_n + m - 1) // m, (oh_n + m - 1) // m
-        slices, point = a.output_depth, places(a) * (a.panels * nv + 1) * pixel
+        slices, point = a.output_depth, tile_capacity(a) * (a.panels * nv + 1) * pixel
         c_row = (a.panels * nv + 1) * pixel
-        row, apart = (pixel, places(a) * pixel) if low else (c_row, pixel)
+        row, apart = (pixel, tile_capacity(a) * pixel) if low else (c_row, pixel)
         least, most = splat(-math.inf), splat(math.inf)
         if a.flags & F_LO:
             least = splat(a.low)
@@ -421,15 +421,15 @@ def winograd(
             most = splat(a.high)
         for b in range(block, last_block):
             plane, i, j = first // (across * down), first // across % down, first % across
-            bias, place = zero(), b + a.blocks_before
+            bias, channel_block = zero(), b + a.first_block
             if a.bias != 0:
-                bias = load(a.bias + place * pixel)
+                bias = load(a.bias + channel_block * pixel)
             s = c + (b - block) * apart
             low_s, right_s, corner_s = s, s, s
             for _ in range(count):
                 image, od = plane // slices, plane % slices
                 oh, ow = start_of(i, lines), start_of(j, columns)
-                at = (((place * slices + od) * oh_n + oh) * ow_n + ow) * pixel
+                at = (((channel_block * slices + od) * oh_n + oh) * ow_n + ow) * pixel
                 y = a.y + image * a.y_image + at
                 res = a.residual
                 if res != 0:
@@ -457,7 +457,7 @@ def winograd(
     ) -> None:
         """Run units of one stage of a single block of tiles."""
         stage, count, out_blocks = a.stage, a.tiles, a.output_blocks
-        apart = places(a) * pixel
+        apart = tile_capacity(a) * pixel
         values = a.shared
         c = values + n * n * (a.input_blocks + 1) * apart
         if stage == 1:
@@ -500,10 +500,10 @@ def winograd(
             run_stage(a, t, finished, begin, end, scratch)
             return
         values = scratch + 2 * n * n * pixel
-        c = values + n * n * places(a) * (a.input_blocks + 1) * pixel
-        if a.over:
+        c = values + n * n * tile_capacity(a) * (a.input_blocks + 1) * pixel
+        if a.in_place:
             c = values
-            values += (pb * nv + 1) * places(a) * pixel
+            values += (pb * nv + 1) * tile_capacity(a) * pixel
         transformed = -1
         for unit in range(begin, end):
             block, panel = unit // panel_blocks, unit % panel_blocks * pb

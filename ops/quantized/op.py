@@ -30,7 +30,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.conv.op import (
     conv_integer_operands,
-    convolution_of_bytes,
+    convolution_integer,
     qlinear_conv_operands,
     qlinear_convolution,
 )
@@ -183,7 +183,7 @@ def _broadcast_scale(scale: Array, shape: Sequence[int], axis: int, block: int) 
 declare(
     "ConvInteger",
     requires=conv_integer_operands,
-    infer=convolution_of_bytes,
+    infer=convolution_integer,
     compute=integer_reference.conv_integer,
 )
 declare("DequantizeLinear", requires=quantize_operands, infer=elementwise_types, compute=dequantize)

@@ -23,7 +23,7 @@ from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
 from subgraph.engine.executable import symbolic_plan
 from subgraph.graph.symbolic import SymInt, Trace, float_bits, is_symbolic, pinned, recorded, single
 from subgraph.graph.types import Array
-from subgraph.ops.conv.direct import cut, tile_cycles
+from subgraph.ops.conv.direct import direct_tiling, tile_cycles
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import Tiles
 
@@ -177,7 +177,9 @@ def _decisions(of: Tiles, side: int) -> int:
     trace = Trace()
     ones: tuple[int, int, int] = (1, 1, 1)
     image: Any = (1, trace.dimension(side), trace.dimension(side))
-    cut(of, Geometry(1, 1, 64, 64, image, image, (1, 3, 3), ones, ones, (0, 1, 1)), False, False, 1)
+    direct_tiling(
+        of, Geometry(1, 1, 64, 64, image, image, (1, 3, 3), ones, ones, (0, 1, 1)), False, False, 1
+    )
     return len(trace.guards())
 
 

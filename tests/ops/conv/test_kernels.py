@@ -349,8 +349,8 @@ def test_units_of_dilated_rows_copy_few_pixels_twice(
     monkeypatch.setattr(conv_direct, "caches", lambda: host.Caches(1 << 15, cache, 1 << 25))
     ones, image = (1, 1, 1), (1, 128, 62)
     g = Geometry(1, 1, 16, 16, image, image, (1, 7, 1), ones, (1, 17, 1), (0, 51, 0))
-    c = conv_direct.cut(Tiles("float32", 16, most, 2), g, False, False, 1)
-    assert c.places() * c.reads() < 4 * math.prod(image) * 16 * 4
+    tiling = conv_direct.direct_tiling(Tiles("float32", 16, most, 2), g, False, False, 1)
+    assert tiling.boxes() * tiling.reads() < 4 * math.prod(image) * 16 * 4
 
 
 @pytest.mark.parametrize(

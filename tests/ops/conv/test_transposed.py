@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -54,10 +55,11 @@ def test_empty_lists_count_as_left_out(op: str, device: str) -> None:
         sg.input(name, array.shape, dtype.name) for name, array in zip("xw", arrays, strict=True)
     ]
     results: list[Array] = []
-    for attrs in ({}, dict.fromkeys(("strides", "dilations", "pads", "kernel_shape"), ())):
+    empty: dict[str, Any] = dict.fromkeys(("strides", "dilations", "pads", "kernel_shape"), ())
+    for attrs in (None, empty):
         node = sg.Node(op, ports, attrs=attrs, version=10 if op == "ConvInteger" else 11)
         results.append(sg.compile_model(sg.Graph(ports, node.outputs), device)(arrays)[0])
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
@@ -137,8 +139,8 @@ def test_phases_or_taps_as_channels(
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_transpose_cpu, "_packs", lambda *_: True)
-        patch.setattr(conv_transpose_cpu, "_spreads", lambda *_, **_options: spread)
+        patch.setattr(conv_transpose_cpu, "_joins_phases", lambda *_: True)
+        patch.setattr(conv_transpose_cpu, "_sums_taps", lambda *_, **_options: spread)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted)
@@ -161,9 +163,9 @@ def test_form_that_multiplies_least() -> None:
             )
             for i in range(3)
         ]
-        if conv_transpose_cpu._spreads(of, sizes, per_axis, plain=False):
+        if conv_transpose_cpu._sums_taps(of, sizes, per_axis, plain=False):
             return "taps"
-        return "phases" if conv_transpose_cpu._packs(of, sizes, per_axis) else "apart"
+        return "phases" if conv_transpose_cpu._joins_phases(of, sizes, per_axis) else "apart"
 
     # Phases run together on low tiles only.
     assert form(3, 2, 2) == ("phases" if of.few_rows else "taps")

@@ -306,8 +306,8 @@ def test_one_form_of_weights_that_maps_of_several_sizes_share() -> None:
 
 def test_weights_of_large_maps_are_transformed_in_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are kept as they are for direct convolution, and transformed once for all maps."""
-    monkeypatch.setattr(conv_choice, "_MORE_WEIGHTS", 100_000)
-    monkeypatch.setattr(schedule, "_LEAST_BYTES", 1000)
+    monkeypatch.setattr(conv_choice, "_MAX_EXTRA_WEIGHT_BYTES", 100_000)
+    monkeypatch.setattr(schedule, "_MIN_SHARED_WEIGHT_BYTES", 1000)
     rng = np.random.default_rng(0)
     array = rng.standard_normal((64, 64, 3, 3)).astype(np.float32) / np.float32(24)
     sides = (60, 30, 16)
