@@ -93,13 +93,13 @@ def refuse_unknown(proto: NodeProto, domain: str, version: int, schema: Schema |
             raise UnsupportedOpError(f"{where}{error}") from None
 
 
-def check_node(proto: NodeProto, schema: Schema, held: Mapping[str, Any]) -> None:
+def check_node(proto: NodeProto, schema: Schema, attributes: Mapping[str, Any]) -> None:
     """Check a node against the schema of its operator.
 
     Args:
         proto: The node.
         schema: The schema.
-        held: The node's attributes by name, with those bound by a function call.
+        attributes: The node's attributes by name, with those bound by a function call.
 
     Raises:
         ModelError: the number of inputs or outputs, or an attribute, does not fit.
@@ -123,8 +123,8 @@ def check_node(proto: NodeProto, schema: Schema, held: Mapping[str, Any]) -> Non
                 f"{where}: attribute {attribute.name!r} takes {known.kind}, got "
                 f"{_KIND_OF.get(attribute.type, 'an unknown type')}"
             )
-    if schema.op_type == "Split" and held.get("num_outputs", outputs) != outputs:
-        raise ModelError(f"{where} has {outputs} outputs and says {held['num_outputs']}")
+    if schema.op_type == "Split" and attributes.get("num_outputs", outputs) != outputs:
+        raise ModelError(f"{where} has {outputs} outputs and says {attributes['num_outputs']}")
     for known in schema.attributes.values():
-        if known.required and known.name not in held:
+        if known.required and known.name not in attributes:
             raise ModelError(f"{where} needs the attribute {known.name!r}")

@@ -255,14 +255,14 @@ class GraphReader:
         schema = find_schema(text_of(proto.op_type), domain, version)
         if schema is None or schema.deprecated:
             refuse_unknown(proto, domain, version, schema)
-        held = {
+        attributes = {
             text_of(a.name): self._attribute(a, scope)
             for a in proto.attribute
             if self._has_value(a, scope)
         }
         if schema is not None:
-            check_node(proto, schema, held)
-        bodies = [value[1] for value in held.values() if isinstance(value, _Body)]
+            check_node(proto, schema, attributes)
+        bodies = [value[1] for value in attributes.values() if isinstance(value, _Body)]
         node = Node(
             proto.op_type,
             [self._input(name, proto, scope) for name in proto.input],
@@ -270,7 +270,7 @@ class GraphReader:
             name=scope.level.node_name(_prefixed(scope, text_of(proto.name))),
             domain=domain,
             version=version,
-            attrs={k: v[0] if isinstance(v, _Body) else v for k, v in held.items()},
+            attrs={k: v[0] if isinstance(v, _Body) else v for k, v in attributes.items()},
             captures=[outer for captures in bodies for outer in captures],
             metadata=metadata_of(proto.metadata_props),
         )
@@ -372,13 +372,13 @@ class GraphReader:
         self._nodes(function.node, inner)
         for name, actual in results:
             value = self._output(name, inner)
-            made = scope.values[actual]
-            assert made is not None, "set just above"
-            if value.name == made.name:
-                value.type = value.type or made.type
+            outer_value = scope.values[actual]
+            assert outer_value is not None, "set just above"
+            if value.name == outer_value.name:
+                value.type = value.type or outer_value.type
                 scope.values[actual] = value
             else:
-                level.nodes.append(Node("Identity", [value], outputs=[made], version=1))
+                level.nodes.append(Node("Identity", [value], outputs=[outer_value], version=1))
 
     def _subgraph_node(
         self, proto: NodeProto, function: FunctionProto, metadata: Mapping[str, str], scope: Scope
@@ -391,45 +391,19 @@ class GraphReader:
             metadata: Metadata of the function.
             scope: Scope of the node.
         """
-        level = Level(function.name)
-        inner = self._function_scope(proto, function, level, scope)
+        inner = self._function_scope(proto, function, Level(function.name), scope)
         hidden = int(metadata.get(HIDDEN_INPUTS, "0"))
-        pairs = _pairs(function.input, proto.input, proto)
-        first_hidden = len(function.input) - hidden
-        inputs: list[tuple[Value, Value]] = []
-        for position, (name, actual) in enumerate(pairs):
-            outer = self._input(actual, proto, scope)
-            if outer is None:
-                inner.values[name] = None
-                continue
-            value = Value(name, outer.type, parameter=outer.parameter)
-            level.value_names.taken.add(name)
-            inner.define(name, value, "the function's inputs")
-            if position < first_hidden or outer.parameter is None:
-                inputs.append((value, outer))
-        given = list(_pairs(function.output, proto.output, proto))
-        held = [value for value, _ in inputs]
-        name = metadata.get(GRAPH_NAME, function.name)
-        opsets = {d: v for d, v in read_opsets(function.opset_import).items() if d != DOMAIN}
-        doc = text_of(function.doc_string)
-
-        def read() -> Graph:
-            self._nodes(function.node, inner)
-            outputs = [self._output(name, inner) for name, _ in given]
-            attrs = _record(metadata)
-            return Graph(
-                held, outputs, name, nodes=level.nodes, attrs=attrs, opsets=opsets, doc=doc
-            )
-
+        inputs = self._bind_inputs(proto, function, inner, scope, hidden)
+        outputs = _pairs(function.output, proto.output, proto)
         # Lazy reading needs the types of all outputs, since nothing infers them then.
-        typed = all(scope.types.get(actual) is not None for _, actual in given)
-        later = self._lazy and typed and not hidden and not _has_bodies(function)
-        graph = LazyGraph(name, held, opsets, doc, read) if later else read()
+        typed = all(scope.types.get(actual) is not None for _, actual in outputs)
+        lazy = self._lazy and typed and not hidden and not _has_bodies(function)
+        graph = self._inner_graph(function, metadata, inner, [value for value, _ in inputs], lazy)
         function_version = scope.opsets.get(canonical_domain(proto.domain), 1)
         node = Node(
             metadata.get(OP_TYPE, proto.op_type),
-            [value for _, value in inputs],
-            outputs=[self._output_value(actual, proto, scope) for _, actual in given],
+            [outer for _, outer in inputs],
+            outputs=[self._output_value(actual, proto, scope) for _, actual in outputs],
             name=scope.level.node_name(_prefixed(scope, text_of(proto.name))),
             domain=metadata.get(OP_DOMAIN, canonical_domain(proto.domain)),
             version=int(metadata.get(OP_VERSION, function_version)),
@@ -438,14 +412,64 @@ class GraphReader:
             subgraph=graph,
             op=DefaultSubgraphOp(graph),
         )
-        for k, (made, (_, actual)) in enumerate(zip(node.outputs, given, strict=True)):
-            if not later:
+        for k, (value, (_, actual)) in enumerate(zip(node.outputs, outputs, strict=True)):
+            if not lazy:
                 result = graph.outputs[k]
-                made.type = made.type or result.type
-                result.type = result.type or made.type
+                value.type = value.type or result.type
+                result.type = result.type or value.type
             if not actual:
-                made.name = ""
+                value.name = ""
         scope.level.nodes.append(node)
+
+    def _bind_inputs(
+        self, proto: NodeProto, function: FunctionProto, inner: Scope, scope: Scope, hidden: int
+    ) -> list[tuple[Value, Value]]:
+        """Define the inputs of a function that becomes an inner graph.
+
+        Args:
+            proto: The node that calls the function.
+            function: The function.
+            inner: Scope of the function.
+            scope: Scope of the node.
+            hidden: Number of inputs at the end that are no inputs of the node if they are weights.
+
+        Returns:
+            For each input of the node the value inside and the value outside.
+        """
+        inputs: list[tuple[Value, Value]] = []
+        first_hidden = len(function.input) - hidden
+        for position, (name, actual) in enumerate(_pairs(function.input, proto.input, proto)):
+            outer = self._input(actual, proto, scope)
+            if outer is None:
+                inner.values[name] = None
+                continue
+            value = Value(name, outer.type, parameter=outer.parameter)
+            inner.level.value_names.taken.add(name)
+            inner.define(name, value, "the function's inputs")
+            if position < first_hidden or outer.parameter is None:
+                inputs.append((value, outer))
+        return inputs
+
+    def _inner_graph(
+        self,
+        function: FunctionProto,
+        metadata: Mapping[str, str],
+        inner: Scope,
+        inputs: list[Value],
+        lazy: bool,
+    ) -> Graph:
+        """Return the graph of a function, which is read at the first access if ``lazy``."""
+        name = metadata.get(GRAPH_NAME, function.name)
+        opsets = {d: v for d, v in read_opsets(function.opset_import).items() if d != DOMAIN}
+        doc = text_of(function.doc_string)
+
+        def read() -> Graph:
+            self._nodes(function.node, inner)
+            outputs = [self._output(output, inner) for output in function.output]
+            nodes, attrs = inner.level.nodes, _record(metadata)
+            return Graph(inputs, outputs, name, nodes=nodes, attrs=attrs, opsets=opsets, doc=doc)
+
+        return LazyGraph(name, inputs, opsets, doc, read) if lazy else read()
 
 
 def _has_bodies(function: FunctionProto) -> bool:

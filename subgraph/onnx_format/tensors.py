@@ -84,18 +84,18 @@ class TensorReader:
         self._spans = spans
         self._mapped = mapped
         self._files: dict[Path, mmap.mmap] = {}
-        self._held = 0
+        self._counted_bytes = 0
 
     def _counted(self, array: Array) -> Array:
-        """Return an array that is no view of a file, counted against the memory budget."""
+        """Count an array that is no view of a file against the memory budget; return it."""
         self._count(array.nbytes)
         return array
 
     def _count(self, count: int) -> None:
         # A tensor of a function is read for each call, so a small file may need much memory.
-        self._held += count
-        if self._held > memory_limit():
-            check_memory(self._held, "what the model's tensors take beside the file")
+        self._counted_bytes += count
+        if self._counted_bytes > memory_limit():
+            check_memory(self._counted_bytes, "what the model's tensors take beside the file")
 
     def array(self, proto: TensorProto) -> Array:
         """Return the read-only array of a tensor.
@@ -199,12 +199,12 @@ class TensorReader:
         if dtype in NOT_RAW or dtype == "bool" or sys.byteorder == "big":
             self._count(math.prod(shape))
             return _decode(proto, buffer[offset : offset + length])
-        held = numpy_dtype(dtype)
+        storage = numpy_dtype(dtype)
         array: Array = np.frombuffer(buffer, np.uint8, length, offset)
-        misaligned = offset % held.alignment != 0
+        misaligned = offset % storage.alignment != 0
         if not self._mapped or (misaligned and length < _COPY_MAX_BYTES):
             array = self._counted(array.copy())
-        return _read_only(array.view(held).reshape(shape))
+        return _read_only(array.view(storage).reshape(shape))
 
     def dense(self, values: TensorProto, indices: TensorProto, dims: Sequence[int]) -> Array:
         """Return the dense array of a sparse tensor.

@@ -337,9 +337,9 @@ class GraphWriter:
             inner = _Names(names)
             for value in graph.captures:
                 inner.of[value] = names(next(captured))
-            made = GraphProto()
-            self._fill(made, graph, inner)
-            return made
+            message = GraphProto()
+            self._fill(message, graph, inner)
+            return message
 
         for name, value in node.attrs.items():
             kind = kinds[name].kind if name in kinds else None
@@ -400,12 +400,12 @@ class GraphWriter:
         if not _is_loaded_function(node):
             self._write_types(proto.value_info, inner, names, {})
         for value in inner.outputs:
-            made = names(value)
-            if value.producer is None or made in proto.output:
+            name = names(value)
+            if value.producer is None or name in proto.output:
                 copy = names.fresh(value.name)
-                proto.node.add(op_type="Identity", input=[made], output=[copy])
-                made = copy
-            proto.output.append(made)
+                proto.node.add(op_type="Identity", input=[name], output=[copy])
+                name = copy
+            proto.output.append(name)
         proto.opset_import.extend(self._imports(n for g in _bodies(inner) for n in g.nodes))
         metadata = {
             SUBGRAPH_NODE: "1",
