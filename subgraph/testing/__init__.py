@@ -15,7 +15,7 @@ from subgraph.testing.invariants import check_partition
 if TYPE_CHECKING:
     from subgraph.testing.checks import check_property
     from subgraph.testing.device_checks import DEVICE_CHECKS, check_device
-    from subgraph.testing.device_trial import DeviceReport
+    from subgraph.testing.device_under_test import DeviceReport
     from subgraph.testing.random_graphs import feeds, graphs, topologies
     from subgraph.testing.random_selectors import misbehaving_selectors, selectors
 
@@ -32,9 +32,9 @@ __all__ = [
     "topologies",
 ]
 
-_HOMES = {
+_MODULES = {
     "DEVICE_CHECKS": "device_checks",
-    "DeviceReport": "device_trial",
+    "DeviceReport": "device_under_test",
     "check_device": "device_checks",
     "check_property": "checks",
     "feeds": "random_graphs",
@@ -46,13 +46,13 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'subgraph.testing' has no attribute {name!r}")
     from importlib import import_module
 
     try:
-        return getattr(import_module(f"subgraph.testing.{home}"), name)
+        return getattr(import_module(f"subgraph.testing.{module}"), name)
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise

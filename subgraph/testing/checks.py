@@ -24,10 +24,10 @@ from subgraph.testing.coverage import Coverage
 from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of
 from subgraph.testing.graph_templates import TEMPLATES
 from subgraph.testing.invariants import check_partition, check_results, run_reference
-from subgraph.testing.probing import taken_operators
-from subgraph.testing.random_corners import TABLE
 from subgraph.testing.random_graphs import feeds, graphs
+from subgraph.testing.rare_templates import RARE_TEMPLATES
 from subgraph.testing.shrinking import shrink_graph
+from subgraph.testing.taken_operators import taken_operators
 
 
 def check_property(
@@ -75,37 +75,37 @@ def check_property(
             shows the graph. Or nothing was tested: the property made no region, or none of its own
             ops was called.
     """
-    trial = _Trial(prop, device, rtol, atol, options)
+    test = _PropertyTest(prop, device, rtol, atol, options)
     for model in models:
         graph = model if isinstance(model, Graph) else load(model)
         run_reference(graph, feeds(graph))
         try:
-            trial.attempt(graph)
+            test.attempt(graph)
         except Exception as error:
-            trial.fail(graph, error)
+            test.fail(graph, error)
     if max_examples:
         if strategy is None:
-            strategy = _strategy(trial, ops, max_nodes)
-        try_drawn(trial, strategy, max_examples)
-    trial.check_tried()
-    return trial.coverage
+            strategy = _strategy(test, ops, max_nodes)
+        check_drawn_graphs(test, strategy, max_examples)
+    test.check_coverage()
+    return test.coverage
 
 
 def _strategy(
-    trial: _Trial, ops: Collection[str] | None, max_nodes: int
+    test: _PropertyTest, ops: Collection[str] | None, max_nodes: int
 ) -> st.SearchStrategy[Graph]:
     """Return a strategy for graphs of the operators that the selector takes."""
-    every = templates_of(ops) if ops is not None else {**TEMPLATES, **TABLE}
-    taken = taken_operators(trial.prop)
-    trial.coverage.taken = tuple(taken)
+    every = templates_of(ops) if ops is not None else {**TEMPLATES, **RARE_TEMPLATES}
+    taken = taken_operators(test.prop)
+    test.coverage.taken = tuple(taken)
     focus = templates_of([name for name in taken if ops is None or name in ops])
     if not focus:
         return graphs(max_nodes=max_nodes, ops=ops, corners=True)
     return focused_graphs(by_operator(focus), by_operator(every), max_nodes)
 
 
-class Drawn(Protocol):
-    """A test of one graph, for `try_drawn`."""
+class GraphTest(Protocol):
+    """A test of one graph, for `check_drawn_graphs`."""
 
     def attempt(self, graph: Graph) -> None:
         """Test one graph; raise if it fails."""
@@ -116,16 +116,18 @@ class Drawn(Protocol):
         ...
 
 
-def try_drawn(trial: Drawn, strategy: st.SearchStrategy[Graph], max_examples: int) -> None:
+def check_drawn_graphs(
+    test: GraphTest, strategy: st.SearchStrategy[Graph], max_examples: int
+) -> None:
     """Test random graphs; those that the reference does not run are skipped.
 
     Args:
-        trial: The test.
+        test: The test.
         strategy: Draws the graphs, without randomness: the same ones in every call.
         max_examples: Number of graphs.
 
     Raises:
-        Exception: the error of ``trial.fail`` for the smallest failing graph of the strategy.
+        Exception: the error of ``test.fail`` for the smallest failing graph of the strategy.
     """
     failed: list[Graph] = []
 
@@ -148,7 +150,7 @@ def try_drawn(trial: Drawn, strategy: st.SearchStrategy[Graph], max_examples: in
     def attempt(graph: Graph) -> None:
         assume(runs(graph))
         try:
-            trial.attempt(graph)
+            test.attempt(graph)
         except Exception:
             failed.append(graph)
             raise
@@ -160,7 +162,7 @@ def try_drawn(trial: Drawn, strategy: st.SearchStrategy[Graph], max_examples: in
     except Exception as error:
         if not failed:
             raise
-        trial.fail(failed[-1], error)
+        test.fail(failed[-1], error)
 
 
 def runs(graph: Graph) -> bool:
@@ -176,7 +178,7 @@ def runs(graph: Graph) -> bool:
     return True
 
 
-class _Trial:
+class _PropertyTest:
     """The test of a property.
 
     Attributes:
@@ -242,7 +244,7 @@ class _Trial:
             f"property {self._name} fails: {said[-1]}\non the graph\n{small}\nas a test\n{test}"
         ) from said[-1]
 
-    def check_tried(self) -> None:
+    def check_coverage(self) -> None:
         """Raise if the check has tested nothing of the property.
 
         Raises:
@@ -252,7 +254,7 @@ class _Trial:
         where = f"property {self._name} was tried on {tried.graphs} graphs, but"
         advice = "give graphs that it takes (ops=..., models=[...], strategy=...)"
         if not tried.regions:
-            taken = ", ".join(tried.taken) or "none of the operators that it was asked about"
+            taken = ", ".join(tried.taken) or "no operator of ONNX without attributes"
             raise PartitionError(
                 f"{where} not one region was made: nothing was tested. Its selector takes: "
                 f"{taken}. See sg.explain for what was refused, or {advice}"
@@ -296,7 +298,7 @@ def _check_runs(graph: Graph, request: InferRequest, rtol: float, atol: float) -
     compare(run(reference), first, "")
     copies = copy.deepcopy(first)
     compare(run(reference, 1), run(request, 1), "in a second run, with other inputs")
-    compare(copies, first, "a later run changed results that were handed out before")
+    compare(copies, first, "a later run changed results of an earlier run")
     compare(copies, run(request), "run again with the same inputs")
     with other_weights(graph):
         compare(run(reference), run(request), "after weights were changed (Parameter.assign)")

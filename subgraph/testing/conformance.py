@@ -27,12 +27,12 @@ Run = Callable[[Sequence[Any]], Sequence[Any]]
 DataSet = tuple[list[Any], list[Any]]
 
 _RANDOM = (
-    "compares a random draw by value: the standard leaves the generator open, and the expected "
-    "numbers come from the state that NumPy's global generator happened to be in"
+    "compares random numbers by value: the standard specifies no generator, and the expected "
+    "numbers depend on the state of NumPy's global generator when the case was made"
 )
-_JUDGE = (
-    "the suite's judge takes len() of every element of a sequence, and the expected sequence holds "
-    "a scalar: it raises TypeError whatever the result is (our result equals the expected one)"
+_COMPARISON_FAILS = (
+    "the suite's comparison calls len() for every element of a sequence, of which one is expected "
+    "to be a scalar: it raises TypeError for every result (Subgraph's equals the expected one)"
 )
 # Cases that no implementation can pass, with the reason; tests/operators/test_conformance.py proves
 # each.
@@ -44,20 +44,20 @@ IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
         "test_bernoulli_double_expanded": _RANDOM,
         "test_bernoulli_seed": _RANDOM,
         "test_bernoulli_seed_expanded": _RANDOM,
-        "test_loop16_seq_none": _JUDGE,
+        "test_loop16_seq_none": _COMPARISON_FAILS,
     }
 )
 
 _MODES = (
-    "gives the attribute qk_matmul_output_mode 1 and 2 each other's meaning; the same case of onnx "
-    "1.23.2, in the same operator version, has the numbers the other way round"
+    "exchanges the meanings of 1 and 2 of the attribute qk_matmul_output_mode; the same case of "
+    "onnx 1.23.2, in the same operator version, has them right"
 )
 _WRAPPED = (
     "its int8 result wraps around instead of saturating; the same case of onnx 1.23.2, in the same "
     "operator version, saturates"
 )
 _EPSILON = (
-    "its expected values were made with an epsilon that its model leaves out; the model of onnx "
+    "its expected values were computed with an epsilon that its model omits; the model of onnx "
     "1.23.2 has it"
 )
 # Cases of older releases whose expected values were corrected since, with the error. Who passes
@@ -137,7 +137,9 @@ class Case:
         """Return the model, and pairs of inputs and expected outputs."""
         source = self._source
         if source.model is not None:
-            sets = [([_value(v) for v in a], [_value(v) for v in b]) for a, b in source.data_sets]
+            sets = [
+                ([_to_array(v) for v in a], [_to_array(v) for v in b]) for a, b in source.data_sets
+            ]
             return source.model, sets
         if source.model_dir is not None:
             return _from_folder(Path(source.model_dir))
@@ -160,7 +162,7 @@ def cases(package: str = "") -> tuple[Case, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for kind in kinds:
-            loaded = _stored(folder, kind) if package else load_model_tests(kind=kind)
+            loaded = _cases_of_files(folder, kind) if package else load_model_tests(kind=kind)
             for item in sorted(loaded, key=lambda c: c.name):
                 found.append(Case(item.name, kind, item.rtol, item.atol, item, folder))
     return tuple(found)
@@ -175,7 +177,7 @@ def excused(package: str = "") -> Mapping[str, str]:
     return {**IMPOSSIBLE, **CORRECTED} if package else IMPOSSIBLE
 
 
-def _stored(package: Path, kind: str) -> list[Any]:
+def _cases_of_files(package: Path, kind: str) -> list[Any]:
     """Return the cases of a kind of another release, read from its files as its loader does."""
     from onnx.backend.test.case.test_case import TestCase
 
@@ -201,7 +203,7 @@ def _stored(package: Path, kind: str) -> list[Any]:
     return found
 
 
-def _value(item: Any) -> Any:
+def _to_array(item: Any) -> Any:
     return onnx.numpy_helper.to_array(item) if isinstance(item, onnx.TensorProto) else item
 
 
@@ -246,7 +248,7 @@ def _light(path: Path) -> tuple[onnx.ModelProto, list[DataSet]]:
     return model, [(inputs, outputs)]
 
 
-def judge(case: Case, expected: Sequence[Any], got: Sequence[Any]) -> None:
+def assert_matches(case: Case, expected: Sequence[Any], got: Sequence[Any]) -> None:
     """Compare results as the suite does.
 
     Args:
@@ -278,7 +280,7 @@ def run(case: Case, prepare: Callable[[onnx.ModelProto], Run]) -> None:
     model, sets = case.load()
     ready = prepare(model)
     for inputs, expected in sets:
-        judge(case, expected, list(ready(inputs)))
+        assert_matches(case, expected, list(ready(inputs)))
 
 
 # --- ways to load a model that must not change its results -----------------------------------

@@ -32,9 +32,10 @@ from subgraph.onnx_format.file import load
 from subgraph.operators.subgraph_op import AFFINITY
 from subgraph.system.registry import nearest
 from subgraph.testing.device_random import random_graphs
-from subgraph.testing.device_trial import (
+from subgraph.testing.device_under_test import (
+    INJECTED,
     DeviceReport,
-    DeviceTrial,
+    DeviceUnderTest,
     FailedCheck,
     SkippedCheck,
     broken_sessions,
@@ -90,88 +91,93 @@ def check_device(
         device = class_name(kind)
     graphs = [model if isinstance(model, Graph) else load(model) for model in models]
     try:
-        trial = DeviceTrial(core or default_core(), device, config or {}, graphs, (rtol, atol))
+        dut = DeviceUnderTest(core or default_core(), device, config or {}, graphs, (rtol, atol))
     except FailedCheck as error:
         raise DeviceError(str(error)) from error
     failed: dict[str, Exception] = {}
     for name in names:
         try:
             if name == "random":
-                random_graphs(trial, max_examples)
+                random_graphs(dut, max_examples)
             else:
-                _CHECKS[name](trial)
+                _CHECKS[name](dut)
         except SkippedCheck as why:
-            trial.report.skipped[name] = str(why)
+            dut.report.skipped[name] = str(why)
         except Exception as error:
             failed[name] = error
         else:
-            trial.report.passed.append(name)
+            dut.report.passed.append(name)
     if failed:
-        lines = [f"\n{name} ({DEVICE_CHECKS[name]})\n  {_told(e)}" for name, e in failed.items()]
+        lines = [
+            f"\n{name} ({DEVICE_CHECKS[name]})\n  {_error_text(e)}" for name, e in failed.items()
+        ]
         raise DeviceError(
             f"device {device} fails {len(failed)} of {len(names)} checks:" + "".join(lines)
         ) from next(iter(failed.values()))
-    return trial.report
+    return dut.report
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     own = isinstance(error, FailedCheck)
     text = str(error) if own else f"{type(error).__name__}: {error}"
     return "\n  ".join([*text.splitlines(), *getattr(error, "__notes__", [])])
 
 
-def _properties(trial: DeviceTrial) -> None:
-    known = trial.options
+def _properties(dut: DeviceUnderTest) -> None:
+    known = dut.options
     if not known:
         fail("SUPPORTED_PROPERTIES lists nothing; give a dict of names with 'RW' or 'RO'")
     for name, access in known.items():
-        value = trial.core.get_property(trial.device.name, name)
+        value = dut.core.get_property(dut.device.name, name)
         if access == "RW":
-            trial.core.set_property(trial.device.name, {name: value})
-            now = trial.core.get_property(trial.device.name, name)
+            dut.core.set_property(dut.device.name, {name: value})
+            now = dut.core.get_property(dut.device.name, name)
             if now != value:
                 fail(f"property {name} was set to {value!r} and is {now!r}")
     for name in ("FULL_DEVICE_NAME", "SUPPORTED_PROPERTIES"):
-        if not trial.core.get_property(trial.device.name, name):
+        if not dut.core.get_property(dut.device.name, name):
             fail(f"{name} is empty")
 
 
-def _query(trial: DeviceTrial) -> None:
-    for graph in trial.graphs:
-        found = trial.query(graph)
+def _query(dut: DeviceUnderTest) -> None:
+    for graph in dut.graphs:
+        found = dut.query(graph)
         missing = [node.name for node in graph.nodes if node.name not in found]
         if missing:
-            fail(f"query_model leaves out {missing} of a model given as one it takes\n{graph}")
-        trial.run(trial.compile(graph), graph, "a model that query_model says it takes")
-        if trial.is_alone:
-            _agree(trial, graph)
+            fail(f"query_model leaves out {missing} of a model given as supported\n{graph}")
+        dut.run(dut.compile(graph), graph, "a model of which query_model takes all nodes")
+        if dut.is_physical:
+            _check_placement(dut, graph)
 
 
-def _agree(trial: DeviceTrial, graph: Graph) -> None:
+def _check_placement(dut: DeviceUnderTest, graph: Graph) -> None:
     """Check that HETERO's ``query_model`` and ``compile_model`` place nodes on the same devices."""
-    found = trial.query(graph, trial.beside_reference)
-    model = trial.compile(graph, trial.beside_reference)
+    found = dut.query(graph, dut.with_reference)
+    model = dut.compile(graph, dut.with_reference)
     homes: dict[str, str] = {}
     for node in model.graph.nodes:
         inside = [node] if node.subgraph is None else node.subgraph.nodes
-        home = (node.metadata or {}).get(AFFINITY, "REFERENCE")
-        homes.update((each.name, home) for each in inside)
+        module = (node.metadata or {}).get(AFFINITY, "REFERENCE")
+        homes.update((each.name, module) for each in inside)
     wrong = {n: (found[n], homes[n]) for n in homes if n in found and found[n] != homes[n]}
     if wrong:
         fail(f"query_model and compile_model of HETERO place nodes differently: {wrong}\n{graph}")
 
 
-def _refusals(trial: DeviceTrial) -> None:
-    pieces = [p for p in trial.refused if p.dtype == "float32" and p.shape == ("N", 6)]
-    own = [p for p in trial.taken if p.dtype == "float32" and p.shape == ("N", 6)]
+def _refusals(dut: DeviceUnderTest) -> None:
+    pieces = [p for p in dut.refused if p.dtype == "float32" and p.shape == ("N", 6)]
+    own = [p for p in dut.taken if p.dtype == "float32" and p.shape == ("N", 6)]
     if not pieces or not own:
-        raise SkippedCheck("it refuses nothing that was tried beside what it takes")
-    x = own[0].input(fixed=trial.fixed)
+        raise SkippedCheck("it refuses none of the test operators on tensors of shape (N, 6)")
+    x = own[0].input(fixed=dut.fixed)
     value = own[0].apply(pieces[0].apply(own[0].apply(x, "first"), "refused"), "last")
     graph = Graph([x], [value], "mixed")
-    found = trial.query(graph)
+    found = dut.query(graph)
     if not found:
-        fail(f"{own[0].name} is taken in a graph of its own, and refused beside {pieces[0].name}")
+        fail(
+            f"query_model takes {own[0].name} in a graph without other operators, and refuses it "
+            f"in a graph with {pieces[0].name}"
+        )
     left = [node for node in graph.nodes if node.name not in found]
     for node in left:
         reason = found.reasons.get(node.name, "")
@@ -180,26 +186,26 @@ def _refusals(trial: DeviceTrial) -> None:
                 f"query_model gives no reason for {node.name!r} ({node.op_type}): let supports "
                 "return sg.Reject(why), or query_model a QueryResult with reasons"
             )
-    trial.run(trial.compile(graph, trial.beside_reference), graph, "beside REFERENCE")
-    if trial.device.fallback or not trial.is_alone:
-        trial.run(trial.compile(graph), graph, "with what is refused on the devices behind it")
+    dut.run(dut.compile(graph, dut.with_reference), graph, "beside REFERENCE")
+    if dut.device.fallback or not dut.is_physical:
+        dut.run(dut.compile(graph), graph, "with refused nodes on its fallback devices")
         return
     try:
-        trial.compile(graph)
+        dut.compile(graph)
     except UnsupportedOpError as error:
         if not any(node.name in str(error) for node in left):
-            fail(f"the error of compile_model names none of the nodes it refuses: {error}")
+            fail(f"the error of compile_model has the name of no refused node: {error}")
     else:
-        fail(f"compile_model takes what query_model refuses: {[node.name for node in left]}")
+        fail(f"compile_model takes nodes that query_model refuses: {[node.name for node in left]}")
 
 
-def _weights(trial: DeviceTrial) -> None:
-    graphs = [graph for graph in trial.graphs if graph.parameters]
+def _weights(dut: DeviceUnderTest) -> None:
+    graphs = [graph for graph in dut.graphs if graph.parameters]
     if not graphs:
-        raise SkippedCheck("it takes no operator with weights that was tried")
+        raise SkippedCheck("it takes none of the test operators with weights")
     for graph in graphs:
-        model, other = trial.compile(graph), trial.compile(graph)
-        region = trial.compile(graph, trial.beside_reference)
+        model, other = dut.compile(graph), dut.compile(graph)
+        region = dut.compile(graph, dut.with_reference)
         request = model.create_infer_request()
         kept = {parameter: parameter.array for parameter in graph.parameters.values()}
         floats = [p for p, a in kept.items() if a.dtype.kind == "f"]
@@ -210,77 +216,77 @@ def _weights(trial: DeviceTrial) -> None:
                         for parameter in floats:
                             parameter.assign((kept[parameter] * scale).astype(parameter.type.dtype))
                 when = "with the first weights" if scale is None else "after weights were changed"
-                trial.run(model, graph, when)
-                trial.run(request.infer, graph, f"{when}, in a request made before")
-                trial.run(other, graph, f"{when}, in a second model of the same weights")
-                trial.run(region, graph, f"{when}, as a region of HETERO")
+                dut.run(model, graph, when)
+                dut.run(request.infer, graph, f"{when}, in a request made before")
+                dut.run(other, graph, f"{when}, in a second model of the same weights")
+                dut.run(region, graph, f"{when}, as a region of HETERO")
             for parameter in floats[:1]:
                 with parameter.update() as array:
                     array[...] = array * 2
-                trial.run(model, graph, "after Parameter.update")
+                dut.run(model, graph, "after Parameter.update")
         finally:
             for parameter, array in kept.items():
                 parameter.assign(array)
 
 
-def _shapes(trial: DeviceTrial) -> None:
-    if trial.fixed:
+def _shapes(dut: DeviceUnderTest) -> None:
+    if dut.fixed:
         raise SkippedCheck("it takes fixed sizes alone")
-    for graph in trial.graphs:
-        model = trial.compile(graph)
+    for graph in dut.graphs:
+        model = dut.compile(graph)
         request = model.create_infer_request()
         for size in (2, 1, 5, 2, 3, 5):
-            trial.run(model, graph, f"with {size} rows", size=size)
-            trial.run(request.infer, graph, f"with {size} rows, in one request", size=size)
+            dut.run(model, graph, f"with {size} rows", size=size)
+            dut.run(request.infer, graph, f"with {size} rows, in one request", size=size)
 
 
-def _empty(trial: DeviceTrial) -> None:
-    if trial.fixed:
+def _empty(dut: DeviceUnderTest) -> None:
+    if dut.fixed:
         raise SkippedCheck("it takes fixed sizes alone")
-    for graph in trial.graphs:
-        model = trial.compile(graph)
-        trial.run(model, graph, "with 0 rows", size=0)
-        trial.run(model, graph, "with 2 rows after 0", size=2)
+    for graph in dut.graphs:
+        model = dut.compile(graph)
+        dut.run(model, graph, "with 0 rows", size=0)
+        dut.run(model, graph, "with 2 rows after 0", size=2)
 
 
-def _outputs(trial: DeviceTrial) -> None:
-    for piece in trial.pieces:
-        x = piece.input(fixed=trial.fixed)
+def _outputs(dut: DeviceUnderTest) -> None:
+    for piece in dut.pieces:
+        x = piece.input(fixed=dut.fixed)
         first = piece.apply(x, "first")
         second = piece.apply(first, "second")
         side = piece.apply(x, "side")
         graph = Graph([x], [second, first, side, x], f"{piece.name}_outputs")
-        if not trial.takes(graph):
-            fail(f"a graph with several outputs is refused: {trial.query(graph).reasons}\n{graph}")
-        model = trial.compile(graph)
-        inputs = trial.inputs(graph)
-        want = trial.expected(graph, inputs)
+        if not dut.takes(graph):
+            fail(f"a graph with several outputs is refused: {dut.query(graph).reasons}\n{graph}")
+        model = dut.compile(graph)
+        inputs = dut.inputs(graph)
+        want = dut.expected(graph, inputs)
         got = model(inputs)
-        trial.compare(graph, got, want, "several outputs, one of them an input")
+        dut.compare(graph, got, want, "several outputs, one of them an input")
         if list(got) != [value.name for value in graph.outputs]:
             fail(f"results are named {list(got)}, not as the graph's outputs are\n{graph}")
 
 
-def _memory(trial: DeviceTrial) -> None:
-    for graph in trial.graphs:
-        model = trial.compile(graph)
-        inputs = trial.inputs(graph)
+def _memory(dut: DeviceUnderTest) -> None:
+    for graph in dut.graphs:
+        model = dut.compile(graph)
+        inputs = dut.inputs(graph)
         copies = {name: array.copy() for name, array in inputs.items()}
-        want = trial.expected(graph, inputs)
+        want = dut.expected(graph, inputs)
         first = model(inputs)
         held = [np.array(first[k]) for k in range(len(want))]
-        model(trial.inputs(graph, seed=1))
-        trial.compare(graph, first, held, "a later run changed results that were handed out")
+        model(dut.inputs(graph, seed=1))
+        dut.compare(graph, first, held, "a later run changed results of an earlier run")
         if any(not np.array_equal(inputs[name], copies[name]) for name in inputs):
             fail(f"a run changed its inputs; compute in a copy\n{graph}")
         odd = {name: _strided(array) for name, array in inputs.items()}
-        trial.compare(graph, model(odd), want, "inputs that are read-only and not contiguous")
+        dut.compare(graph, model(odd), want, "inputs that are read-only and not contiguous")
         request = model.create_infer_request()
         for position, array in enumerate(want):
             target = np.empty_like(array)
             request.set_output(position, target)
             got = request.infer(inputs)
-            trial.compare(graph, got, want, f"output {position} written into a given array")
+            dut.compare(graph, got, want, f"output {position} written into a given array")
             if got[position] is not target:
                 fail(f"set_output({position}, array) is ignored: results are in another array")
 
@@ -293,13 +299,13 @@ def _strided(array: Any) -> Any:
     return view
 
 
-def _requests(trial: DeviceTrial) -> None:
-    graph = trial.some_graph()
-    model = trial.compile(graph)
+def _requests(dut: DeviceUnderTest) -> None:
+    graph = dut.some_graph()
+    model = dut.compile(graph)
     if int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")) < 1:
         fail("OPTIMAL_NUMBER_OF_INFER_REQUESTS is less than 1")
-    inputs = [trial.inputs(graph, seed) for seed in range(4)]
-    wanted = [trial.expected(graph, each) for each in inputs]
+    inputs = [dut.inputs(graph, seed) for seed in range(4)]
+    wanted = [dut.expected(graph, each) for each in inputs]
     called: list[Any] = []
     requests = [model.create_infer_request() for _ in inputs]
 
@@ -315,7 +321,7 @@ def _requests(trial: DeviceTrial) -> None:
             got = request.wait(60)
             if got is None:
                 fail("an asynchronous run has not ended after 60 s")
-            trial.compare(graph, got, want, "asynchronous runs of four requests side by side")
+            dut.compare(graph, got, want, "asynchronous runs of four requests side by side")
     if sorted(map(requests.index, called)) != sorted([0, 1, 2, 3] * 3):
         fail(f"12 asynchronous runs have called {len(called)} callbacks")
     errors: list[Exception] = []
@@ -324,7 +330,7 @@ def _requests(trial: DeviceTrial) -> None:
         try:
             for _ in range(5):
                 got = model(inputs[number])
-                trial.compare(graph, got, wanted[number], "calls from four threads")
+                dut.compare(graph, got, wanted[number], "calls from four threads")
         except Exception as error:
             errors.append(error)
 
@@ -337,125 +343,135 @@ def _requests(trial: DeviceTrial) -> None:
         raise errors[0]
 
 
-def _failure(trial: DeviceTrial) -> None:
-    graph = trial.some_graph()
-    ran = trial.compile(graph, trial.beside_reference).execution_devices
+def _failure(dut: DeviceUnderTest) -> None:
+    graph = dut.some_graph()
+    ran = dut.compile(graph, dut.with_reference).execution_devices
     if ran == ["REFERENCE"]:
-        raise SkippedCheck("the default executor runs it, and nothing stands behind that")
+        raise SkippedCheck("the default executor runs its graphs, which has no fallback")
     with broken_sessions([ran[0].partition(".")[0]]) as broken:
-        model = trial.compile(
+        model = dut.compile(
             graph,
-            trial.beside_reference,
+            dut.with_reference,
             RUNTIME_FALLBACK=True,
             FALLBACK_FAILURES=2,
             FALLBACK_RETRY=0.05,
         )
         request = model.create_infer_request()
-        trial.run(request.infer, graph, "before the failure")
+        dut.run(request.infer, graph, "before the failure")
         broken[0] = True
         for _ in range(3):
-            trial.run(request.infer, graph, "after the device has failed")
-            trial.run(model, graph, "after the device has failed, in a call")
-        told = model.get_property("FALLBACKS")
-        if not any("asked for" in each["cause"] for each in told.values()):
-            fail(f"FALLBACKS does not tell the failure: {told}; the device's op was not asked")
+            dut.run(request.infer, graph, "after the device has failed")
+            dut.run(model, graph, "after the device has failed, in a call")
+        reported = model.get_property("FALLBACKS")
+        if not any(INJECTED in each["cause"] for each in reported.values()):
+            fail(
+                f"FALLBACKS is {reported}, without the injected failure: no session of an op of "
+                "the device was called"
+            )
         if ran[0] in model.execution_devices:
             fail(f"EXECUTION_DEVICES still lists {ran[0]} after it has failed several times")
         broken[0] = False
         time.sleep(0.06)
         for _ in range(3):
-            trial.run(request.infer, graph, "after the device is back")
+            dut.run(request.infer, graph, "after the device is back")
         if ran[0] not in model.execution_devices:
             fail(f"EXECUTION_DEVICES does not list {ran[0]} after it runs again")
 
 
-def _export(trial: DeviceTrial) -> None:
-    for graph in trial.graphs[:3]:
-        model = trial.compile(graph)
+def _export(dut: DeviceUnderTest) -> None:
+    for graph in dut.graphs[:3]:
+        model = dut.compile(graph)
         file = io.BytesIO()
         try:
             model.export_model(file)
         except BlobError as error:
-            raise SkippedCheck(f"it exports nothing: {error}") from None
+            raise SkippedCheck(f"it does not export models: {error}") from None
         data = file.getvalue()
-        imported = trial.core.import_model(data, trial.name)
-        trial.run(imported, graph, "imported")
+        imported = dut.core.import_model(data, dut.name)
+        dut.run(imported, graph, "imported")
         if imported.execution_devices != model.execution_devices:
             fail(
-                f"an imported model runs on {imported.execution_devices}, the one that was "
-                f"exported on {model.execution_devices}"
+                f"an imported model runs on {imported.execution_devices}, but the exported one on "
+                f"{model.execution_devices}"
             )
         for cut in (data[: len(data) // 2], b"no model"):
             try:
-                trial.core.import_model(cut, trial.name)
+                dut.core.import_model(cut, dut.name)
             except SubgraphError:
                 continue
-            fail("a file that is cut off, or no model, is imported without an error")
-        if type(trial.device).import_model is Device.import_model:
-            _other_hardware(trial, graph, data)
+            fail("import_model accepts a truncated file, or one that is no model")
+        if type(dut.device).import_model is Device.import_model:
+            _other_hardware(dut, graph, data)
 
 
-def _other_hardware(trial: DeviceTrial, graph: Graph, data: bytes) -> None:
+def _other_hardware(dut: DeviceUnderTest, graph: Graph, data: bytes) -> None:
     """Check that a file is refused, or compiled anew, if the device's capability differs."""
-    device = trial.core.device(trial.compile(graph).execution_devices[0])
+    device = dut.core.device(dut.compile(graph).execution_devices[0])
     capability = device.capability()
     if not any(capability.values()):
-        fail("capability() says nothing that an exported model depends on")
+        fail("capability() is empty; return the properties that an exported model depends on")
     other = {key: f"{value} of another kind" for key, value in capability.items()}
     with patch.object(device, "capability", lambda: other):
         try:
-            trial.core.import_model(data, trial.name, {"ALLOW_RECOMPILE": False})
+            dut.core.import_model(data, dut.name, {"ALLOW_RECOMPILE": False})
         except BlobError as error:
             if "another kind" not in str(error):
-                fail(f"the refusal of a file made for other hardware does not say so: {error}")
+                fail(
+                    f"the error for a file of other hardware does not name the difference: {error}"
+                )
         else:
             fail("a file is imported though capability() differs from the file's")
-        trial.run(trial.core.import_model(data, trial.name), graph, "compiled anew on import")
+        dut.run(dut.core.import_model(data, dut.name), graph, "compiled again on import")
 
 
-def _profile(trial: DeviceTrial) -> None:
-    for graph in trial.graphs[:3]:
-        config = {"ENABLE_PROFILING": True} if "ENABLE_PROFILING" in trial.options else {}
-        model = trial.compile(graph, **config)
+def _profile(dut: DeviceUnderTest) -> None:
+    for graph in dut.graphs[:3]:
+        config = {"ENABLE_PROFILING": True} if "ENABLE_PROFILING" in dut.options else {}
+        model = dut.compile(graph, **config)
         request = model.create_infer_request()
-        request.infer(trial.inputs(graph))
+        request.infer(dut.inputs(graph))
         start = time.perf_counter()
-        request.infer(trial.inputs(graph))
+        request.infer(dut.inputs(graph))
         wall = time.perf_counter() - start
         entries = request.profile()
         if not entries:
             fail("request.profile() is empty after a run")
         for entry in entries:
             if not entry.node or not entry.device or not entry.kernel:
-                fail(f"{entry} does not say its node, device and kernel")
+                fail(f"{entry} lacks its node, device or kernel")
             if not 0 <= entry.seconds < 60:
                 fail(f"{entry} took {entry.seconds} seconds")
         ran = {name.partition(".")[0] for entry in entries for name in entry.device.split(",")}
-        told = {name.partition(".")[0] for name in model.execution_devices}
-        if not ran & told:
-            fail(f"profile entries say that {sorted(ran)} ran, EXECUTION_DEVICES {sorted(told)}")
+        reported = {name.partition(".")[0] for name in model.execution_devices}
+        if not ran & reported:
+            fail(
+                f"profile entries say that {sorted(ran)} ran, EXECUTION_DEVICES {sorted(reported)}"
+            )
         total = sum(entry.seconds for entry in entries)
         if config and total > wall * (os.cpu_count() or 1) * 2 + 0.01:
             fail(f"profile entries sum up to {total:.4f} s, the run took {wall:.4f} s")
 
 
-def _threads(trial: DeviceTrial) -> None:
-    graph = trial.some_graph()
-    known = [k for k in ("INFERENCE_NUM_THREADS", "NUM_STREAMS") if trial.options.get(k) == "RW"]
+def _threads(dut: DeviceUnderTest) -> None:
+    graph = dut.some_graph()
+    known = [k for k in ("INFERENCE_NUM_THREADS", "NUM_STREAMS") if dut.options.get(k) == "RW"]
     for key in known:
         for value in (1, 2):
-            trial.run(trial.compile(graph, **{key: value}), graph, f"with {key}={value}")
-    if "PERFORMANCE_HINT_NUM_REQUESTS" in trial.options:
-        model = trial.compile(graph, PERFORMANCE_HINT="THROUGHPUT", PERFORMANCE_HINT_NUM_REQUESTS=2)
-        told = model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
-        if told != 2:
-            fail(f"PERFORMANCE_HINT_NUM_REQUESTS=2 gives {told} as the optimal number of requests")
-        trial.run(model, graph, "with PERFORMANCE_HINT=THROUGHPUT")
+            dut.run(dut.compile(graph, **{key: value}), graph, f"with {key}={value}")
+    if "PERFORMANCE_HINT_NUM_REQUESTS" in dut.options:
+        model = dut.compile(graph, PERFORMANCE_HINT="THROUGHPUT", PERFORMANCE_HINT_NUM_REQUESTS=2)
+        reported = model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+        if reported != 2:
+            fail(
+                "OPTIMAL_NUMBER_OF_INFER_REQUESTS with PERFORMANCE_HINT_NUM_REQUESTS=2 is "
+                f"{reported}"
+            )
+        dut.run(model, graph, "with PERFORMANCE_HINT=THROUGHPUT")
     if not known:
         raise SkippedCheck("it has no option INFERENCE_NUM_THREADS or NUM_STREAMS")
     before = _thread_count()
     for _ in range(3):
-        trial.run(trial.compile(graph, **dict.fromkeys(known, 1)), graph, "with one thread")
+        dut.run(dut.compile(graph, **dict.fromkeys(known, 1)), graph, "with one thread")
     more = _thread_count() - before
     if more > 1:
         fail(f"three models with {', '.join(f'{k}=1' for k in known)} start {more} threads more")
@@ -467,18 +483,20 @@ def _thread_count() -> int:
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
-def _errors(trial: DeviceTrial) -> None:
-    graph = trial.some_graph()
-    _expect(ConfigError, "NO_SUCH_OPTION", lambda: trial.compile(graph, NO_SUCH_OPTION=1))
-    _expect(ConfigError, "NO_SUCH", lambda: trial.core.get_property(trial.device.name, "NO_SUCH"))
-    if "PERFORMANCE_HINT" in trial.options:
-        _expect(ConfigError, "FASTEST", lambda: trial.compile(graph, PERFORMANCE_HINT="FASTEST"))
+def _errors(dut: DeviceUnderTest) -> None:
+    graph = dut.some_graph()
+    _expect_error(ConfigError, "NO_SUCH_OPTION", lambda: dut.compile(graph, NO_SUCH_OPTION=1))
+    _expect_error(ConfigError, "NO_SUCH", lambda: dut.core.get_property(dut.device.name, "NO_SUCH"))
+    if "PERFORMANCE_HINT" in dut.options:
+        _expect_error(
+            ConfigError, "FASTEST", lambda: dut.compile(graph, PERFORMANCE_HINT="FASTEST")
+        )
     x = graph.clone().inputs[0]
     node = Node("NoSuchOperator", [x], outputs=1, domain="no.such.domain", name="unknown")
     unknown = Graph([x], node.outputs, "unknown")
-    inputs = trial.inputs(graph)
-    _expect(SubgraphError, "NoSuchOperator", lambda: trial.compile(unknown)(inputs[x.name]))
-    model = trial.compile(graph)
+    inputs = dut.inputs(graph)
+    _expect_error(SubgraphError, "NoSuchOperator", lambda: dut.compile(unknown)(inputs[x.name]))
+    model = dut.compile(graph)
     name = next(iter(inputs))
     kind = np.complex128 if inputs[name].dtype != np.complex128 else np.float32
     given: dict[str, Any]
@@ -489,11 +507,11 @@ def _errors(trial: DeviceTrial) -> None:
         ({**inputs, name: inputs[name].astype(kind)}, ShapeError),
     ):
         mentioned = "no_such_input" if "no_such_input" in given else name
-        _expect(error, mentioned, partial(model, given))
-    trial.run(model, graph, "after inputs that do not fit")
+        _expect_error(error, mentioned, partial(model, given))
+    dut.run(model, graph, "after inputs that do not fit")
 
 
-def _expect(kind: type[Exception], text: str, do: Callable[[], object]) -> None:
+def _expect_error(kind: type[Exception], text: str, do: Callable[[], object]) -> None:
     """Check that ``do`` raises a ``kind`` whose message mentions ``text``."""
     try:
         do()
@@ -508,7 +526,7 @@ def _expect(kind: type[Exception], text: str, do: Callable[[], object]) -> None:
         fail(f"no error about {text!r}; a {kind.__name__} was expected")
 
 
-_CHECKS: dict[str, Callable[[DeviceTrial], None]] = {
+_CHECKS: dict[str, Callable[[DeviceUnderTest], None]] = {
     "properties": _properties,
     "query": _query,
     "refusals": _refusals,
@@ -525,19 +543,19 @@ _CHECKS: dict[str, Callable[[DeviceTrial], None]] = {
     "errors": _errors,
 }
 DEVICE_CHECKS: dict[str, str] = {
-    "properties": "every property it lists can be read, and set to what it is",
-    "query": "what query_model takes compiles, and HETERO compiles what it says",
-    "refusals": "a refused node has a reason, which the error of compile_model names, too",
-    "weights": "a new value of a weight is seen by the next call, an old one never again",
+    "properties": "every listed property can be read, and a writable one set to its value",
+    "query": "graphs that query_model takes compile, and HETERO places nodes as it answers",
+    "refusals": "a refused node has a reason; the error of compile_model names a refused node",
+    "weights": "the next call uses a new value of a weight, and no later call an old one",
     "shapes": "one model runs inputs of several sizes",
-    "empty": "tensors without elements",
-    "outputs": "several outputs, intermediate values and inputs among them",
-    "memory": "inputs stay as they are, results too; outputs are written where one says",
-    "requests": "several requests and threads at a time",
-    "failure": "a region that fails while it runs moves to the next device, and back",
+    "empty": "models run tensors without elements",
+    "outputs": "graphs may have several outputs, intermediate values and inputs among them",
+    "memory": "runs do not change inputs or earlier results; set_output's array gets the result",
+    "requests": "several requests and threads may run at the same time",
+    "failure": "a region that fails while it runs moves to the next device, and later back",
     "export": "an exported model runs after import; a file for other hardware is refused",
-    "profile": "entries for what ran, on the device that ran it",
-    "threads": "options of threads and streams bound them",
-    "errors": "errors of Subgraph's own that name what is wrong; the model works afterwards",
-    "random": "random graphs of what it takes, beside REFERENCE",
+    "profile": "a profile has entries with node, device, kernel and plausible times",
+    "threads": "options of threads and streams limit their numbers",
+    "errors": "errors are Subgraph's and name the cause; the model works afterwards",
+    "random": "random graphs of operators that the device takes run by HETERO with REFERENCE",
 }

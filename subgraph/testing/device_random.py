@@ -8,47 +8,47 @@ from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.operators.schema import standard_operators
 from subgraph.operators.subgraph_op import AFFINITY
-from subgraph.testing.checks import other_weights, runs, try_drawn
-from subgraph.testing.device_trial import DeviceTrial, FailedCheck, SkippedCheck, fail
+from subgraph.testing.checks import check_drawn_graphs, other_weights, runs
+from subgraph.testing.device_under_test import DeviceUnderTest, FailedCheck, SkippedCheck, fail
 from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of
 from subgraph.testing.graph_templates import TEMPLATES
-from subgraph.testing.probing import SHAPES, plain_node
-from subgraph.testing.random_corners import TABLE
 from subgraph.testing.random_graphs import graphs
+from subgraph.testing.rare_templates import RARE_TEMPLATES
 from subgraph.testing.shrinking import shrink_graph
+from subgraph.testing.taken_operators import SHAPES, plain_node
 
-_MOST_NODES = 10
+_MAX_NODES = 10
 
 
-def random_graphs(trial: DeviceTrial, max_examples: int) -> None:
+def random_graphs(dut: DeviceUnderTest, max_examples: int) -> None:
     """Compile and run random graphs by HETERO on a device and REFERENCE.
 
     Args:
-        trial: The device that is tested.
+        dut: The device that is tested.
         max_examples: Number of random graphs.
 
     Raises:
         SkippedCheck: no node of the random graphs ran on the device, and the user gave models.
         FailedCheck: results differ, compilation failed, or no node ran on the device.
     """
-    focus = templates_of(_taken(trial))
+    focus = templates_of(_taken(dut))
     if focus:
-        every = {**TEMPLATES, **TABLE}
-        strategy = focused_graphs(by_operator(focus), by_operator(every), _MOST_NODES)
+        every = {**TEMPLATES, **RARE_TEMPLATES}
+        strategy = focused_graphs(by_operator(focus), by_operator(every), _MAX_NODES)
     else:
-        strategy = graphs(max_nodes=_MOST_NODES, corners=True)
-    drawn = _Drawn(trial)
-    try_drawn(drawn, strategy, max_examples)
+        strategy = graphs(max_nodes=_MAX_NODES, corners=True)
+    drawn = _RandomGraphTest(dut)
+    check_drawn_graphs(drawn, strategy, max_examples)
     if max_examples and not drawn.nodes:
-        if trial.models and not focus:
+        if dut.models and not focus:
             raise SkippedCheck(
-                "the device takes no operator with plain operands, and nothing of "
-                f"{drawn.graphs} random graphs"
+                "the device takes no operator with float operands and no attributes, and no node "
+                f"of {drawn.graphs} random graphs"
             )
-        fail(f"of {drawn.graphs} random graphs the device has run no node: nothing was tested")
+        fail(f"the device ran no node of {drawn.graphs} random graphs: nothing was tested")
 
 
-def _taken(trial: DeviceTrial) -> list[str]:
+def _taken(dut: DeviceUnderTest) -> list[str]:
     """Return the operators of ONNX that the device takes with float operands, no attributes."""
     found: list[str] = []
     for name, domain in standard_operators():
@@ -58,7 +58,7 @@ def _taken(trial: DeviceTrial) -> list[str]:
             try:
                 node = plain_node(name, shape)
                 inputs = [value for value in node.inputs if value is not None]
-                known = trial.query(Graph(inputs, node.outputs, name))
+                known = dut.query(Graph(inputs, node.outputs, name))
             except SubgraphError:
                 continue
             if name in known:
@@ -67,7 +67,7 @@ def _taken(trial: DeviceTrial) -> list[str]:
     return sorted(found)
 
 
-class _Drawn:
+class _RandomGraphTest:
     """The test of a device on random graphs.
 
     Attributes:
@@ -75,29 +75,29 @@ class _Drawn:
         nodes: Number of their nodes that ran on the device.
     """
 
-    def __init__(self, trial: DeviceTrial) -> None:
-        self._trial = trial
+    def __init__(self, dut: DeviceUnderTest) -> None:
+        self._dut = dut
         self.graphs = 0
         self.nodes = 0
 
     def attempt(self, graph: Graph) -> None:
         """Compile and run one graph by HETERO, and by the device alone if it takes all nodes."""
-        trial = self._trial
+        dut = self._dut
         self.graphs += 1
-        whole = trial.takes(graph)
-        models = [trial.compile(graph)] if whole else []
-        if trial.is_alone:
-            beside = trial.compile(graph, trial.beside_reference)
+        whole = dut.takes(graph)
+        models = [dut.compile(graph)] if whole else []
+        if dut.is_physical:
+            beside = dut.compile(graph, dut.with_reference)
             homes = [(node.metadata or {}).get(AFFINITY) for node in beside.graph.nodes]
-            self.nodes += homes.count(trial.device.name)
+            self.nodes += homes.count(dut.device.name)
             models.append(beside)
         elif whole:
             self.nodes += len(graph.nodes)
         for model in models:
             for seed in (0, 1):
-                trial.run(model, graph, "a random graph", seed=seed)
+                dut.run(model, graph, "a random graph", seed=seed)
             with other_weights(graph):
-                trial.run(model, graph, "a random graph, after weights were changed")
+                dut.run(model, graph, "a random graph, after weights were changed")
 
     def fail(self, graph: Graph, error: Exception) -> Any:
         """Shrink ``graph``, whose test raised ``error``, and raise an error that shows the result.

@@ -11,7 +11,7 @@ import subgraph as sg
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Value
 from subgraph.operators.schema import get_schema
-from subgraph.testing import random_corners as rare
+from subgraph.testing import rare_templates as rare
 from subgraph.testing.graph_templates import (
     TEMPLATES,
     Apply,
@@ -19,9 +19,9 @@ from subgraph.testing.graph_templates import (
     Pool,
     apply_one,
     dims,
+    draw_int,
     dtype,
     make,
-    whole,
 )
 from subgraph.testing.samples import samples
 
@@ -30,18 +30,18 @@ _OTHERS = ("bool", "int64", "int32", "int8", "uint8", "float64", "float16")
 _JOINS = ("Add", "Sub", "Mul", "Max", "Concat")
 # With more operators than this, only those without template get samples (whose import is slow), and
 # at most this many of them.
-_MOST_SAMPLED = 12
+_MAX_SAMPLED = 12
 
 
 def templates_of(op_types: Collection[str]) -> dict[str, Apply]:
     """Return the templates of these operators, and samples of them from ONNX's test suite."""
-    every = {**TEMPLATES, **rare.TABLE}
+    every = {**TEMPLATES, **rare.RARE_TEMPLATES}
     table = {name: apply for name, apply in every.items() if name.removesuffix("*") in op_types}
     known = {name.removesuffix("*") for name in table}
     wanted = sorted(op_types)
-    if len(wanted) > _MOST_SAMPLED:
+    if len(wanted) > _MAX_SAMPLED:
         missing = [name for name in wanted if name not in known]
-        step = max(1, -(-len(missing) // _MOST_SAMPLED))
+        step = max(1, -(-len(missing) // _MAX_SAMPLED))
         wanted = missing[::step]
     table.update(samples(wanted))
     pairs = (name for name in op_types if get_schema(name).max_inputs > 1)
@@ -52,7 +52,7 @@ def _pair(draw: Draw, pool: Pool, name: str) -> Any:
     """Apply an operator to two values of one shape, the first pair that it accepts."""
     op_type = name.partition("#")[0]
     floats = [v for v in pool.values if dtype(v) == "float32"]
-    first = whole(draw, 0, len(floats)) if floats else 0
+    first = draw_int(draw, 0, len(floats)) if floats else 0
     for x in floats[first:] + floats[:first]:
         others = [v for v in floats if dims(v) == dims(x) and v is not x]
         y = draw(st.sampled_from(others)) if others else pool.feed(dims(x))
@@ -110,7 +110,7 @@ def focused_graphs(
     inputs = [sg.input(f"x{k}", *each) for k, each in enumerate(starts)]
     pool = Pool([*inputs], fed=True)
     made: list[Value] = []
-    for step in range(whole(draw, 1, max(1, max_nodes))):
+    for step in range(draw_int(draw, 1, max(1, max_nodes))):
         how = draw(st.sampled_from(["focus", "chain", "chain", "fork", "around", "join"]))
         how = how if step else "focus"
         if how == "join":

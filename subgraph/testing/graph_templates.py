@@ -56,7 +56,7 @@ class Pool:
         found = [v for v in self.values if dtype(v) in dtypes and rank <= len(dims(v)) <= most]
         found = [v for v in found if empty or 0 not in dims(v)]
         # 0, to which hypothesis shrinks, is the newest value, so that shrunk graphs are chains.
-        return found[-1 - whole(draw, 0, len(found) - 1)] if found else None
+        return found[-1 - draw_int(draw, 0, len(found) - 1)] if found else None
 
     def like(self, draw: Draw, shape: Sequence[int], kind: str) -> Value | None:
         """Draw a value of the pool, None if it has none of this shape and dtype.
@@ -67,7 +67,7 @@ class Pool:
             kind: The dtype.
         """
         found = [v for v in self.values if dtype(v) == kind and dims(v) == tuple(shape)]
-        return found[-1 - whole(draw, 0, len(found) - 1)] if found else None
+        return found[-1 - draw_int(draw, 0, len(found) - 1)] if found else None
 
     def weight(self, shape: Sequence[int], scale: float = 0.5, low: float = -1) -> Value:
         """Return a float32 weight or, if ``fed`` and ``low`` is negative, perhaps another value.
@@ -97,7 +97,7 @@ class Pool:
         return sg.parameter(f"w{self.weights}", np.array(numbers, numpy_dtype(dtype)))
 
 
-def whole(draw: Draw, low: int, high: int) -> int:
+def draw_int(draw: Draw, low: int, high: int) -> int:
     """Draw a whole number in [low, high].
 
     Args:
@@ -208,9 +208,9 @@ def _conv(draw: Draw, pool: Pool, name: str) -> Any:
     if x is None or min(dims(x)[1:]) < 1:
         return None
     channels, space = dims(x)[1], dims(x)[2:]
-    kernel = [whole(draw, 1, min(3, size)) for size in space]
+    kernel = [draw_int(draw, 1, min(3, size)) for size in space]
     groups = channels if draw(st.booleans()) else 1
-    made = channels if groups > 1 else whole(draw, 1, 4)
+    made = channels if groups > 1 else draw_int(draw, 1, 4)
     weight = pool.weight((made, channels // groups, *kernel))
     bias = [pool.weight((made,))] if draw(st.booleans()) else []
     pads = [k // 2 for k in kernel] * 2
@@ -223,7 +223,7 @@ def _pool(draw: Draw, pool: Pool, name: str) -> Any:
     if x is None:
         return None
     kernel = [min(2, size) for size in dims(x)[2:]]
-    stride = whole(draw, 1, 2)
+    stride = draw_int(draw, 1, 2)
     return make(name, x, kernel_shape=kernel, strides=[stride] * len(kernel))
 
 
@@ -266,7 +266,7 @@ def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
     if x is None:
         return None
-    return make(name, x, pool.weight((dims(x)[-1], whole(draw, 1, 4))))
+    return make(name, x, pool.weight((dims(x)[-1], draw_int(draw, 1, 4))))
 
 
 @template("Gemm")
@@ -274,16 +274,16 @@ def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2, most=2)
     if x is None:
         return None
-    wide = whole(draw, 1, 4)
-    turned = draw(st.booleans())
-    shape = (wide, dims(x)[1]) if turned else (dims(x)[1], wide)
-    return make(name, x, pool.weight(shape), pool.weight((wide,)), transB=int(turned))
+    wide = draw_int(draw, 1, 4)
+    transposed = draw(st.booleans())
+    shape = (wide, dims(x)[1]) if transposed else (dims(x)[1], wide)
+    return make(name, x, pool.weight(shape), pool.weight((wide,)), transB=int(transposed))
 
 
 @template("Softmax", "LogSoftmax")
 def _softmax(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    return None if x is None else make(name, x, axis=whole(draw, 0, len(dims(x)) - 1))
+    return None if x is None else make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
 
 
 @template("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2")
@@ -291,14 +291,14 @@ def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = whole(draw, 0, len(dims(x)) - 1)
+    axis = draw_int(draw, 0, len(dims(x)) - 1)
     return make(name, x, pool.constant([axis]), keepdims=int(draw(st.booleans())))
 
 
 @template("ArgMax")
 def _arg_max(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    return None if x is None else make(name, x, axis=whole(draw, 0, len(dims(x)) - 1))
+    return None if x is None else make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
 
 
 @template("Concat")
@@ -307,7 +307,7 @@ def _concat(draw: Draw, pool: Pool, name: str) -> Any:
     if x is None or np.prod(dims(x)) > 500:
         return None
     y = pool.like(draw, dims(x), "float32")
-    return make(name, x, y, axis=whole(draw, 0, len(dims(x)) - 1))
+    return make(name, x, y, axis=draw_int(draw, 0, len(dims(x)) - 1))
 
 
 @template("Split")
@@ -315,11 +315,11 @@ def _split(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = whole(draw, 0, len(dims(x)) - 1)
+    axis = draw_int(draw, 0, len(dims(x)) - 1)
     size = dims(x)[axis]
     if size < 2:
         return None
-    first = whole(draw, 1, size - 1)
+    first = draw_int(draw, 1, size - 1)
     return make(name, x, pool.constant([first, size - first]), axis=axis, outputs=2)
 
 
@@ -328,8 +328,8 @@ def _slice(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = whole(draw, 0, len(dims(x)) - 1)
-    start = whole(draw, 0, dims(x)[axis] - 1)
+    axis = draw_int(draw, 0, len(dims(x)) - 1)
+    start = draw_int(draw, 0, dims(x)[axis] - 1)
     bounds = [pool.constant([k]) for k in (start, dims(x)[axis], axis)]
     return make(name, x, *bounds)
 
@@ -339,7 +339,7 @@ def _gather(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = whole(draw, 0, len(dims(x)) - 1)
+    axis = draw_int(draw, 0, len(dims(x)) - 1)
     picked = draw(st.lists(st.integers(0, dims(x)[axis] - 1), min_size=1, max_size=3))
     return make(name, x, pool.constant(picked), axis=axis)
 
@@ -361,7 +361,7 @@ def _reshape(draw: Draw, pool: Pool, name: str) -> Any:
 @template("Flatten")
 def _flatten(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
-    return None if x is None else make(name, x, axis=whole(draw, 0, len(dims(x)) - 1))
+    return None if x is None else make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
 
 
 @template("Unsqueeze")
@@ -395,7 +395,7 @@ def _cumsum(draw: Draw, pool: Pool, name: str) -> Any:
     if x is None:
         return None
     pool.weights += 1
-    axis = np.array(whole(draw, 0, len(dims(x)) - 1), np.int64)
+    axis = np.array(draw_int(draw, 0, len(dims(x)) - 1), np.int64)
     return make(name, x, sg.parameter(f"w{pool.weights}", axis))
 
 

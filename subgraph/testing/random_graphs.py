@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.types import TensorType, numpy_dtype
-from subgraph.testing import random_corners as rare
-from subgraph.testing.graph_templates import TEMPLATES, Draw, Pool, grow, make, whole
+from subgraph.testing import rare_templates as rare
+from subgraph.testing.graph_templates import TEMPLATES, Draw, Pool, draw_int, grow, make
 
 _SHAPES = ((4,), (2, 3), (1, 2, 4, 4), (2, 3, 4))
 
@@ -35,19 +35,23 @@ def graphs(
         max_nodes: Largest number of draws of an operator.
         ops: Operators to draw; None: all that have a template. Others are ignored.
         corners: Whether rare operators, attributes, dtypes and shapes are drawn, too: those of
-            `subgraph.testing.random_corners`.
+            `subgraph.testing.rare_templates`.
     """
     table = TEMPLATES
     dtypes: tuple[str, ...] = ("float32",)
     possible: tuple[tuple[int, ...], ...] = _SHAPES
     if corners:
-        table, dtypes, possible = {**rare.TABLE, **TEMPLATES}, rare.DTYPES, _SHAPES + rare.SHAPES
+        table, dtypes, possible = (
+            {**rare.RARE_TEMPLATES, **TEMPLATES},
+            rare.RARE_DTYPES,
+            _SHAPES + rare.RARE_SHAPES,
+        )
     names = [name for name in table if ops is None or name in ops] or ["Relu"]
     shapes = draw(st.lists(st.sampled_from(possible), min_size=1, max_size=2 + corners))
     kinds = [draw(st.sampled_from(dtypes)) if corners else "float32" for _ in shapes]
     inputs = [sg.input(f"x{k}", *each) for k, each in enumerate(zip(shapes, kinds, strict=True))]
     pool = Pool(list(inputs))
-    grow(draw, pool, {name: table[name] for name in names}, whole(draw, min_nodes, max_nodes))
+    grow(draw, pool, {name: table[name] for name in names}, draw_int(draw, min_nodes, max_nodes))
     made_values = pool.values[len(inputs) :] or [sg.ops.Identity(inputs[0])]
     used = {v for made in made_values if made.producer for v in made.producer.sources}
     extra = draw(st.lists(st.sampled_from(made_values), max_size=2))
@@ -72,9 +76,9 @@ def topologies(draw: Draw, *, min_nodes: int = 1, max_nodes: int = 24, reach: in
     x = sg.input("x", (4,), "float32")
     made: list[Value] = []
     used: set[Value] = set()
-    for number in range(whole(draw, min_nodes, max_nodes)):
+    for number in range(draw_int(draw, min_nodes, max_nodes)):
         near = made[-reach:]
-        wanted = whole(draw, 0, min(3, len(near))) if near else 0
+        wanted = draw_int(draw, 0, min(3, len(near))) if near else 0
         shuffled: list[Value] = list(draw(st.permutations(near))) if wanted else []
         sources = shuffled[:wanted]
         name = draw(st.sampled_from(_UNARY if len(sources) < 2 else _MANY))

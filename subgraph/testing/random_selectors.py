@@ -17,7 +17,7 @@ from subgraph.graph.graph import Node
 from subgraph.partition.selector import ContainOpSelector, Reject, SubgraphSelector
 
 
-def _share(*parts: object) -> float:
+def _hash_fraction(*parts: object) -> float:
     """Return a hash of ``parts`` as a number in [0, 1)."""
     return crc32(repr(parts).encode()) / 2**32
 
@@ -28,7 +28,7 @@ class ByOperator(ContainOpSelector):
     def __init__(self, seed: int) -> None:
         """Choose the operators by ``seed``."""
         names = ("Relu", "Tanh", "Sin", "Neg", "Sigmoid", "Sum", "Max", "Mean", "Min", "Add", "Mul")
-        super().__init__(name for name in names if _share(seed, name) < 0.7)
+        super().__init__(name for name in names if _hash_fraction(seed, name) < 0.7)
 
 
 class ByNode(SubgraphSelector):
@@ -39,7 +39,7 @@ class ByNode(SubgraphSelector):
         self.seed = seed
 
     def _takes(self, node: Node) -> bool | Reject:
-        return _share(self.seed, node.name) < 0.75 or Reject("not one of mine")
+        return _hash_fraction(self.seed, node.name) < 0.75 or Reject("not one of mine")
 
     def select(self, node: Node) -> bool | Reject:
         """Answer by name."""
@@ -59,14 +59,14 @@ class ByEdge(ByNode):
 
     def select_input(self, node: Node, input_node: Node) -> bool | Reject:
         """Answer by both names."""
-        return _share(self.seed, node.name, "in", input_node.name) < 0.5
+        return _hash_fraction(self.seed, node.name, "in", input_node.name) < 0.5
 
     def select_output(self, node: Node, output_node: Node) -> bool | Reject:
         """Answer by both names."""
-        return _share(self.seed, node.name, "out", output_node.name) < 0.6
+        return _hash_fraction(self.seed, node.name, "out", output_node.name) < 0.6
 
 
-class Downwards(ByNode):
+class TowardsConsumers(ByNode):
     """Grows only towards consumers."""
 
     def select_input(self, node: Node, input_node: Node) -> bool:
@@ -74,12 +74,12 @@ class Downwards(ByNode):
         return False
 
 
-class Upwards(ByNode):
+class TowardsProducers(ByNode):
     """Starts at few nodes and grows only towards producers."""
 
     def select(self, node: Node) -> bool | Reject:
         """Start seldom."""
-        return _share(self.seed, "start", node.name) < 0.4
+        return _hash_fraction(self.seed, "start", node.name) < 0.4
 
     def select_output(self, node: Node, output_node: Node) -> bool:
         """Refuse."""
@@ -107,12 +107,12 @@ class Budget(ByNode):
         self.left = 1 + crc32(str(self.seed).encode()) % 5
 
 
-class Dropping(ByNode):
+class RemovingFilter(ByNode):
     """Its filter removes some candidates, so that a region may fall into several parts."""
 
     def filter(self, candidates: list[Node]) -> list[Node]:
         """Remove candidates by name."""
-        return [node for node in candidates if _share(self.seed, "keep", node.name) < 0.7]
+        return [node for node in candidates if _hash_fraction(self.seed, "keep", node.name) < 0.7]
 
 
 class AllOrNothing(ByNode):
@@ -127,7 +127,7 @@ class Raising(ByNode):
     """Raises for some nodes."""
 
     def _takes(self, node: Node) -> bool | Reject:
-        if _share(self.seed, "raise", node.name) < 0.3:
+        if _hash_fraction(self.seed, "raise", node.name) < 0.3:
             raise RuntimeError(f"cannot think about {node.name}")
         return super()._takes(node)
 
@@ -140,7 +140,7 @@ class RaisingFilter(ByNode):
         raise ZeroDivisionError("no filter today")
 
 
-class Foreign(ByNode):
+class ForeignNodes(ByNode):
     """Its filter returns nodes that are no candidates."""
 
     def filter(self, candidates: list[Node]) -> list[Node]:
@@ -149,21 +149,21 @@ class Foreign(ByNode):
         return [*candidates, *around, Node("Relu", name="never seen")]
 
 
-class Moody(ByNode):
+class Inconsistent(ByNode):
     """Inconsistent: the answer for one node differs from call to call."""
 
     asked = 0
 
     def _takes(self, node: Node) -> bool | Reject:
-        Moody.asked += 1
-        return _share(self.seed, Moody.asked) < 0.6
+        Inconsistent.asked += 1
+        return _hash_fraction(self.seed, Inconsistent.asked) < 0.6
 
     def filter(self, candidates: list[Node]) -> list[Node]:
         """Remove candidates independently of their names."""
         return [node for node in candidates if self._takes(node)]
 
 
-class Odd(ByNode):
+class NonBoolean(ByNode):
     """Answers with objects that are no bools."""
 
     def _takes(self, node: Node) -> Any:
@@ -191,14 +191,25 @@ class Recipe:
         return f"{getattr(self.make, '__name__', self.make)}({self.seed})"
 
 
-LEGAL = (*(ByOperator, ByNode, ByEdge, Downwards, Upwards, Budget, Dropping, AllOrNothing),)
-MISBEHAVING = (Raising, RaisingFilter, Foreign, Moody, Odd)
+WELL_BEHAVED = (
+    *(
+        ByOperator,
+        ByNode,
+        ByEdge,
+        TowardsConsumers,
+        TowardsProducers,
+        Budget,
+        RemovingFilter,
+        AllOrNothing,
+    ),
+)
+MISBEHAVING = (Raising, RaisingFilter, ForeignNodes, Inconsistent, NonBoolean)
 _SEEDS = st.integers(0, 10_000)
 
 
 def selectors() -> st.SearchStrategy[Recipe]:
     """Draw factories of selectors that obey the contract, stateless and stateful ones."""
-    return st.builds(Recipe, st.sampled_from(LEGAL), _SEEDS)
+    return st.builds(Recipe, st.sampled_from(WELL_BEHAVED), _SEEDS)
 
 
 def misbehaving_selectors() -> st.SearchStrategy[Recipe]:

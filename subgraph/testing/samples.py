@@ -27,8 +27,8 @@ from subgraph.operators.schema import get_schema
 from subgraph.testing.graph_templates import Apply, Draw, Pool
 
 ANY, WEIGHT, FIXED = "any", "weight", "fixed"  # roles of operands, see `Sample`
-_MOST_ELEMENTS = 4000  # of all operands of a sample, so that it runs in milliseconds (estimate)
-_MOST_SAMPLES = 16  # of one operator
+_MAX_ELEMENTS = 4000  # of all operands of a sample, so that it runs in milliseconds (estimate)
+_MAX_SAMPLES = 16  # of one operator
 
 
 @attrs.frozen(eq=False)
@@ -101,7 +101,7 @@ def _samples(op_type: str) -> tuple[Sample, ...]:
             sample = _sample(case)
             if sample is not None:
                 found.append(sample)
-    step = max(1, -(-len(found) // _MOST_SAMPLES))
+    step = max(1, -(-len(found) // _MAX_SAMPLES))
     return tuple(found[::step])
 
 
@@ -109,7 +109,7 @@ def _sample(case: Any) -> Sample | None:
     """Return the sample of a case, None if it has other than numeric tensors or random results."""
     inputs = case.data_sets[0][0]
     plain = all(isinstance(array, (np.ndarray, np.generic)) for array in inputs)
-    if not plain or sum(np.size(array) for array in inputs) > _MOST_ELEMENTS:
+    if not plain or sum(np.size(array) for array in inputs) > _MAX_ELEMENTS:
         return None
     try:
         graph = sg.load(case.model)

@@ -13,7 +13,7 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType
 from subgraph.operators.builder import input as graph_input
 
-_MOST_TRIES = 400  # candidates, each of which is partitioned and run: seconds in all (estimate)
+_MAX_CANDIDATES = 400  # candidates, each of which is partitioned and run: seconds in all (estimate)
 
 
 def shrink_graph(graph: Graph, fails: Callable[[Graph], bool]) -> Graph:
@@ -29,7 +29,7 @@ def shrink_graph(graph: Graph, fails: Callable[[Graph], bool]) -> Graph:
         smaller = False
         for candidate in _candidates(graph):
             tries += 1
-            if tries > _MOST_TRIES:
+            if tries > _MAX_CANDIDATES:
                 return graph
             if _size(candidate) < _size(graph) and fails(candidate):
                 graph, smaller = candidate, True

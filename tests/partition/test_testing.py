@@ -351,7 +351,7 @@ class WithoutWeights(Broken):
     [
         (FirstResult, "in a second run, with other inputs: invariant 7", 1),
         (FirstWeights, "after weights were changed .*: invariant 7", 1),
-        (OneBuffer, "a later run changed results that were handed out before", 1),
+        (OneBuffer, "a later run changed results of an earlier run", 1),
         (EveryOther, "in a second run", 1),
         (InPlace, "a run changed the array of input", 1),
         (Reversed, "invariant 7: output", 2),
@@ -544,7 +544,8 @@ def test_calls_are_counted_through_sessions_of_an_ops_own() -> None:
             return Door(self)
 
     tried = check_property(accelerator(WithDoor, "Relu"), max_examples=5)
-    assert tried.own_calls == tried.calls >= 4 * tried.regions > 0
+    # Regions in a branch of an If that is not taken are not called.
+    assert tried.own_calls == tried.calls >= 3 * tried.regions > 0
 
 
 def test_models_of_ones_own_are_tried() -> None:

@@ -30,7 +30,7 @@ def _numbers(name: str, shape: Sequence[int], low: float = -1.0) -> Array:
 
 
 @attrs.frozen(eq=False)
-class Piece:
+class ShapePreservingOp:
     """One operator, applied so that its result has the shape of its input.
 
     Attributes:
@@ -115,25 +115,29 @@ def _matmul(x: Value, name: str) -> Value:
     return made
 
 
-def _pieces() -> list[Piece]:
+def _pieces() -> list[ShapePreservingOp]:
     found = [
-        Piece("MatMul", _ROWS, _matmul, has_weights=True),
-        Piece("Gemm", _ROWS, _gemm, has_weights=True),
-        Piece("Conv", _IMAGES, _conv, has_weights=True),
+        ShapePreservingOp("MatMul", _ROWS, _matmul, has_weights=True),
+        ShapePreservingOp("Gemm", _ROWS, _gemm, has_weights=True),
+        ShapePreservingOp("Conv", _IMAGES, _conv, has_weights=True),
     ]
-    found += [Piece(op, _ROWS, _with_weight(op), has_weights=True) for op in _WITH_WEIGHT]
     found += [
-        Piece("BatchNormalization", _IMAGES, _batch_normalization, has_weights=True),
-        Piece("LayerNormalization", _ROWS, _layer_normalization, has_weights=True),
-        Piece("MaxPool", _IMAGES, _pool("MaxPool")),
-        Piece("AveragePool", _IMAGES, _pool("AveragePool")),
+        ShapePreservingOp(op, _ROWS, _with_weight(op), has_weights=True) for op in _WITH_WEIGHT
+    ]
+    found += [
+        ShapePreservingOp("BatchNormalization", _IMAGES, _batch_normalization, has_weights=True),
+        ShapePreservingOp("LayerNormalization", _ROWS, _layer_normalization, has_weights=True),
+        ShapePreservingOp("MaxPool", _IMAGES, _pool("MaxPool")),
+        ShapePreservingOp("AveragePool", _IMAGES, _pool("AveragePool")),
     ]
     kinds: Mapping[str, str] = {"Not": "bool"}
-    found += [Piece(op, _ROWS, _plain(op), kinds.get(op, "float32")) for op in _PLAIN]
+    found += [ShapePreservingOp(op, _ROWS, _plain(op), kinds.get(op, "float32")) for op in _PLAIN]
     return found
 
 
-def pieces_where(takes: Callable[[Graph], bool]) -> tuple[list[Piece], list[Piece], bool]:
+def sorted_by_support(
+    takes: Callable[[Graph], bool],
+) -> tuple[list[ShapePreservingOp], list[ShapePreservingOp], bool]:
     """Sort the operators by whether a device takes a chain of two.
 
     Args:
@@ -144,8 +148,8 @@ def pieces_where(takes: Callable[[Graph], bool]) -> tuple[list[Piece], list[Piec
         with static shapes.
     """
     for fixed in (False, True):
-        taken: list[Piece] = []
-        refused: list[Piece] = []
+        taken: list[ShapePreservingOp] = []
+        refused: list[ShapePreservingOp] = []
         for piece in _pieces():
             try:
                 known = takes(piece.chain(2, fixed=fixed))

@@ -23,22 +23,22 @@ from subgraph.testing.graph_templates import (
     Draw,
     Pool,
     dims,
+    draw_int,
     dtype,
     grow,
     make,
     template,
-    whole,
 )
 
-TABLE: dict[str, Apply] = {}
-SHAPES = ((), (1,), (0, 3), (5, 1), (2, 0, 4), (1, 6, 5, 5), (2, 4, 7), (1, 2, 3, 4, 3))
-_WHOLE = ("int32", "int64", "int8", "uint8")
-DTYPES = (*("float32",) * 8, *_WHOLE, "float64", "bool", "float16")
-_MOST = 600  # elements of a value that an operator may enlarge
+RARE_TEMPLATES: dict[str, Apply] = {}
+RARE_SHAPES = ((), (1,), (0, 3), (5, 1), (2, 0, 4), (1, 6, 5, 5), (2, 4, 7), (1, 2, 3, 4, 3))
+_INTEGERS = ("int32", "int64", "int8", "uint8")
+RARE_DTYPES = (*("float32",) * 8, *_INTEGERS, "float64", "bool", "float16")
+_MAX_ENLARGED_ELEMENTS = 600  # elements of a value that an operator may enlarge
 
 
 def _rare(*names: str) -> Callable[[Apply], Apply]:
-    return template(*(f"{name}*" for name in names), table=TABLE)
+    return template(*(f"{name}*" for name in names), table=RARE_TEMPLATES)
 
 
 def _size(shape: Iterable[int]) -> int:
@@ -49,15 +49,15 @@ def _size(shape: Iterable[int]) -> int:
 def _broadcast(draw: Draw, pool: Pool, name: str) -> Any:
     """Broadcast either operand, in any dtype of numbers; divisors and exponents are in [1, 3]."""
     name = name.removesuffix("*")
-    x = pool.pick(draw, ("float32", "float64", "float16", *_WHOLE), empty=True)
+    x = pool.pick(draw, ("float32", "float64", "float16", *_INTEGERS), empty=True)
     if x is None:
         return None
     shape = [1 if draw(st.booleans()) else d for d in dims(x)]
-    shape = shape[whole(draw, 0, len(shape)) :]
+    shape = shape[draw_int(draw, 0, len(shape)) :]
     if not shape or draw(st.booleans()):
         front = draw(st.lists(st.sampled_from([1, 2]), max_size=2))
         shape = [*front, *([1] * (len(dims(x)) - len(shape))), *shape]
-    if _size(np.broadcast_shapes(shape, dims(x))) > _MOST or len(shape) > 5:
+    if _size(np.broadcast_shapes(shape, dims(x))) > _MAX_ENLARGED_ELEMENTS or len(shape) > 5:
         return None
     low, high = (1, 4) if name in ("Div", "Pow") else (0, 5) if dtype(x) == "uint8" else (-4, 5)
     y = pool.constant(pool.rng.integers(low, high, shape), dtype(x))
@@ -80,17 +80,17 @@ def _bits(draw: Draw, pool: Pool, name: str) -> Any:
     y = pool.constant(pool.rng.integers(1, 5, dims(x)[-1:]), dtype(x))
     if name == "BitShift":
         return make(name, x, y, direction=draw(st.sampled_from(["LEFT", "RIGHT"])))
-    return make(name, x, y, fmod=whole(draw, 0, 1)) if name == "Mod" else make(name, x, y)
+    return make(name, x, y, fmod=draw_int(draw, 0, 1)) if name == "Mod" else make(name, x, y)
 
 
 @_rare("Cast")
 def _cast(draw: Draw, pool: Pool, name: str) -> Any:
     """Cast to any dtype of numbers; floats are brought into [-20, 20] before a cast to integers."""
-    x = pool.pick(draw, ("float32", "float64", "float16", "bool", *_WHOLE), empty=True)
+    x = pool.pick(draw, ("float32", "float64", "float16", "bool", *_INTEGERS), empty=True)
     if x is None:
         return None
-    to = draw(st.sampled_from(["float32", "float64", "float16", "bool", *_WHOLE]))
-    if dtype(x).startswith("float") and to in _WHOLE:
+    to = draw(st.sampled_from(["float32", "float64", "float16", "bool", *_INTEGERS]))
+    if dtype(x).startswith("float") and to in _INTEGERS:
         x = make("Mul", make("Cast", make("Tanh", make("Cast", x, to=1)), to=1), np.float32(20))
         x = make("Abs", x) if to == "uint8" else x
     return make("Cast", x, to=ONNX_DTYPE[to])
@@ -116,7 +116,7 @@ def _activation(draw: Draw, pool: Pool, name: str) -> Any:
         return None
     alpha = draw(st.sampled_from([0.125, 0.5, 1.5]))
     if name == "PRelu":
-        return make(name, x, pool.weight(dims(x)[whole(draw, 0, len(dims(x))) :]))
+        return make(name, x, pool.weight(dims(x)[draw_int(draw, 0, len(dims(x))) :]))
     if name == "Clip":
         ends = [None if draw(st.booleans()) else np.float32(k) for k in (-0.5, 0.75)]
         return make(name, x, *ends)
@@ -138,11 +138,11 @@ def _window(draw: Draw, x: Any, least: int = 1) -> dict[str, Any]:
         least: Smallest kernel size.
     """
     space = dims(x)[2:]
-    kernel = [whole(draw, min(least, size), min(3, size)) for size in space]
-    strides = [whole(draw, 1, 3) for _ in space]
-    wanted = [whole(draw, 1, 2) for _ in space]
+    kernel = [draw_int(draw, min(least, size), min(3, size)) for size in space]
+    strides = [draw_int(draw, 1, 3) for _ in space]
+    wanted = [draw_int(draw, 1, 2) for _ in space]
     dilations = [d if (k - 1) * d < n else 1 for d, k, n in zip(wanted, kernel, space, strict=True)]
-    pads = [whole(draw, 0, k - 1) for k in (*kernel, *kernel)]
+    pads = [draw_int(draw, 0, k - 1) for k in (*kernel, *kernel)]
     found: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "dilations": dilations}
     auto = draw(st.sampled_from(["", "", "SAME_UPPER", "SAME_LOWER", "VALID"]))
     if not auto:
@@ -159,7 +159,7 @@ def _conv(draw: Draw, pool: Pool, name: str) -> Any:
         return None
     channels = dims(x)[1]
     group = draw(st.sampled_from([g for g in (1, 2, 3, channels) if channels % g == 0]))
-    each = whole(draw, 1, 3)
+    each = draw_int(draw, 1, 3)
     window = _window(draw, x)
     if name == "Conv*":
         weight = pool.weight((group * each, channels // group, *window["kernel_shape"]))
@@ -167,7 +167,7 @@ def _conv(draw: Draw, pool: Pool, name: str) -> Any:
         window.pop("auto_pad", None)
         window["dilations"] = [1] * len(dims(x)[2:])
         weight = pool.weight((channels, each, *window["kernel_shape"]))
-        if _size(dims(x)) * 9 > 4 * _MOST:
+        if _size(dims(x)) * 9 > 4 * _MAX_ENLARGED_ELEMENTS:
             return None
     bias = [pool.weight((group * each,))] if draw(st.booleans()) else []
     return make(name.removesuffix("*"), x, weight, *bias, group=group, **window)
@@ -183,13 +183,13 @@ def _pool(draw: Draw, pool: Pool, name: str) -> Any:
         # With larger strides ONNX Runtime, with which tests compare, computes negative pads.
         pairs = zip(window["strides"], window["kernel_shape"], strict=True)
         window["strides"] = [min(stride, size) for stride, size in pairs]
-    ceil = {"ceil_mode": whole(draw, 0, 1)} if "auto_pad" not in window else {}
+    ceil = {"ceil_mode": draw_int(draw, 0, 1)} if "auto_pad" not in window else {}
     if name == "LpPool*":
-        return make("LpPool", x, p=whole(draw, 1, 3), **window)
+        return make("LpPool", x, p=draw_int(draw, 1, 3), **window)
     if name == "AveragePool*":
-        return make("AveragePool", x, count_include_pad=whole(draw, 0, 1), **ceil, **window)
+        return make("AveragePool", x, count_include_pad=draw_int(draw, 0, 1), **ceil, **window)
     window["dilations"] = [1] * len(dims(x)[2:]) if ceil.get("ceil_mode") else window["dilations"]
-    return make("MaxPool", x, **ceil, **window, outputs=whole(draw, 1, 2))
+    return make("MaxPool", x, **ceil, **window, outputs=draw_int(draw, 1, 2))
 
 
 @_rare("GroupNormalization", "LRN", "RMSNormalization", "LpNormalization", "LayerNormalization")
@@ -198,11 +198,11 @@ def _normal(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank={"GroupNormalization": 3, "LRN": 4}.get(name, 1))
     if x is None:
         return None
-    axis = whole(draw, -len(dims(x)), len(dims(x)) - 1)
+    axis = draw_int(draw, -len(dims(x)), len(dims(x)) - 1)
     if name == "LRN":
-        return make(name, x, size=2 * whole(draw, 0, 2) + 1, alpha=0.1, beta=0.6, bias=1.5)
+        return make(name, x, size=2 * draw_int(draw, 0, 2) + 1, alpha=0.1, beta=0.6, bias=1.5)
     if name == "LpNormalization":
-        return make(name, x, axis=axis, p=whole(draw, 1, 2))
+        return make(name, x, axis=axis, p=draw_int(draw, 1, 2))
     if name == "GroupNormalization":
         channels = dims(x)[1]
         groups = draw(st.sampled_from([g for g in (1, 2, 3, channels) if channels % g == 0]))
@@ -218,27 +218,27 @@ def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "float64"), rank=2, most=2)
     if x is None:
         return None
-    turned, other, wide = whole(draw, 0, 1), whole(draw, 0, 1), whole(draw, 1, 5)
-    rows, inner = dims(x)[::-1] if turned else dims(x)
+    transposed, other, wide = draw_int(draw, 0, 1), draw_int(draw, 0, 1), draw_int(draw, 1, 5)
+    rows, inner = dims(x)[::-1] if transposed else dims(x)
     numbers = pool.rng.uniform(-1, 1, (wide, inner) if other else (inner, wide))
     shape = draw(st.sampled_from([None, (), (1,), (wide,), (rows, 1), (1, wide), (rows, wide)]))
     third = [] if shape is None else [pool.constant(pool.rng.uniform(-1, 1, shape), dtype(x))]
     scales = {"alpha": draw(st.sampled_from([1.0, 0.5])), "beta": draw(st.sampled_from([1.0, 2.0]))}
     second = pool.constant(numbers, dtype(x))
-    return make("Gemm", x, second, *third, transA=turned, transB=other, **scales)
+    return make("Gemm", x, second, *third, transA=transposed, transB=other, **scales)
 
 
 @_rare("MatMul")
 def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
     """Products of batches that broadcast, and of vectors; either operand is the weight."""
     x = pool.pick(draw, rank=1, empty=True)
-    if x is None or _size(dims(x)) > _MOST or 0 in dims(x)[-2:-1]:
+    if x is None or _size(dims(x)) > _MAX_ENLARGED_ELEMENTS or 0 in dims(x)[-2:-1]:
         return None  # ONNX Runtime drops the other operand's batch if the inner size is 0
     batch = list(dims(x)[:-2])
-    batch = [1 if draw(st.booleans()) else d for d in batch][whole(draw, 0, len(batch)) :]
+    batch = [1 if draw(st.booleans()) else d for d in batch][draw_int(draw, 0, len(batch)) :]
     if draw(st.booleans()) and len(batch) < 2:
         batch = [2, *([1] * (max(len(dims(x)) - 2, 0) - len(batch))), *batch]
-    wide = whole(draw, 1, 5)
+    wide = draw_int(draw, 1, 5)
     if draw(st.booleans()) or len(dims(x)) < 2:
         end = [] if draw(st.booleans()) and not batch else [wide]
         return make("MatMul", x, pool.weight((*(batch if end else []), dims(x)[-1], *end)))
@@ -263,7 +263,7 @@ def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
     if rank:
         axes = draw(st.lists(st.integers(0, rank - 1), unique=True, max_size=3))
     axes = [a - rank if draw(st.booleans()) else a for a in axes]
-    keep = {"keepdims": whole(draw, 0, 1), "noop_with_empty_axes": whole(draw, 0, 1)}
+    keep = {"keepdims": draw_int(draw, 0, 1), "noop_with_empty_axes": draw_int(draw, 0, 1)}
     return make(name, x, *([pool.constant(axes)] if axes or draw(st.booleans()) else []), **keep)
 
 
@@ -272,8 +272,8 @@ def _extreme(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "int32"), rank=1)
     if x is None:
         return None
-    axis = whole(draw, -len(dims(x)), len(dims(x)) - 1)
-    more = {"keepdims": whole(draw, 0, 1), "select_last_index": whole(draw, 0, 1)}
+    axis = draw_int(draw, -len(dims(x)), len(dims(x)) - 1)
+    more = {"keepdims": draw_int(draw, 0, 1), "select_last_index": draw_int(draw, 0, 1)}
     return make(name.removesuffix("*"), x, axis=axis, **more)
 
 
@@ -284,7 +284,7 @@ def _slice(draw: Draw, pool: Pool, name: str) -> Any:
         return None
     rank = len(dims(x))
     axes = draw(st.lists(st.integers(0, rank - 1), unique=True, min_size=1, max_size=2))
-    ends = [[whole(draw, -4, 6) for _ in axes] for _ in range(2)]
+    ends = [[draw_int(draw, -4, 6) for _ in axes] for _ in range(2)]
     steps = [draw(st.sampled_from([1, 2, -1, -2])) for _ in axes]
     axes = [a - rank if draw(st.booleans()) else a for a in axes]
     return make("Slice", x, *(pool.constant(k) for k in (*ends, axes, steps)))
@@ -295,18 +295,18 @@ def _indexed(draw: Draw, pool: Pool, name: str) -> Any:
     """Indices of any shape, also negative; scatters reduce, as duplicates have no order."""
     name = name.removesuffix("*")
     x = pool.pick(draw, ("float32", "int64", "float64"), rank=1)
-    if x is None or _size(dims(x)) > _MOST:
+    if x is None or _size(dims(x)) > _MAX_ENLARGED_ELEMENTS:
         return None
     shape, rank = dims(x), len(dims(x))
-    axis = whole(draw, -rank, rank - 1)
+    axis = draw_int(draw, -rank, rank - 1)
     size = shape[axis]
     if name == "Gather":
         some = draw(st.sampled_from([(), (1,), (3,), (2, 2), (0,)]))
         return make(name, x, pool.constant(pool.rng.integers(-size, size, some)), axis=axis)
     if name == "GatherElements":
         return make(name, x, pool.constant(pool.rng.integers(-size, size, shape)), axis=axis)
-    depth = whole(draw, 1, rank)
-    count = whole(draw, 1, 3)
+    depth = draw_int(draw, 1, rank)
+    count = draw_int(draw, 1, 3)
     places = np.stack([pool.rng.integers(-d, d, count) for d in shape[:depth]], -1)
     if name == "GatherND":
         return make(name, x, pool.constant(places))
@@ -322,24 +322,26 @@ def _indexed(draw: Draw, pool: Pool, name: str) -> Any:
 @_rare("Reshape", "Squeeze", "Unsqueeze", "Expand", "Tile", "Transpose", "Identity", "Size")
 def _shaped(draw: Draw, pool: Pool, name: str) -> Any:
     name = name.removesuffix("*")
-    x = pool.pick(draw, DTYPES, empty=name not in ("Reshape", "Squeeze"))
+    x = pool.pick(draw, RARE_DTYPES, empty=name not in ("Reshape", "Squeeze"))
     if x is None:
         return None
     shape = list(dims(x))
     if name in ("Transpose", "Identity", "Size"):
         return make(name, x)
     if name == "Reshape":
-        cut = whole(draw, 0, len(shape))
+        cut = draw_int(draw, 0, len(shape))
         return make(name, x, pool.constant([*([0] * cut), -1] if cut < len(shape) else [-1]))
     if name == "Squeeze":
         ones = [k - len(shape) * draw(st.booleans()) for k, d in enumerate(shape) if d == 1]
         return make(name, x, pool.constant(ones)) if ones else make(name, x)
     if name == "Unsqueeze":
         return make(name, x, pool.constant([-1, 0])) if len(shape) < 4 else None
-    if _size(shape) * 4 > _MOST or len(shape) > 4:
+    if _size(shape) * 4 > _MAX_ENLARGED_ELEMENTS or len(shape) > 4:
         return None
     if name == "Tile":
-        return make(name, x, pool.constant([whole(draw, 1, 2) for _ in shape])) if shape else None
+        return (
+            make(name, x, pool.constant([draw_int(draw, 1, 2) for _ in shape])) if shape else None
+        )
     wanted = [2, *(1 if draw(st.booleans()) else d for d in shape)]
     return make(name, x, pool.constant(wanted))
 
@@ -347,12 +349,12 @@ def _shaped(draw: Draw, pool: Pool, name: str) -> Any:
 @_rare("Pad")
 def _pad(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "int64", "float64"), rank=1)
-    if x is None or _size(dims(x)) > _MOST // 4:
+    if x is None or _size(dims(x)) > _MAX_ENLARGED_ELEMENTS // 4:
         return None
     mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
     low = -1 if mode == "constant" and min(dims(x)) > 2 else 0
     most = min(2, min(dims(x)) - 1) if mode in ("reflect", "wrap") else 2
-    around = [whole(draw, low, max(most, 0)) for _ in range(2 * len(dims(x)))]
+    around = [draw_int(draw, low, max(most, 0)) for _ in range(2 * len(dims(x)))]
     value = [pool.constant(3, dtype(x))] if mode == "constant" and draw(st.booleans()) else []
     return make("Pad", x, pool.constant(around), *value, mode=mode)
 
@@ -365,12 +367,12 @@ def _moved(draw: Draw, pool: Pool, name: str) -> Any:
     if x is None:
         return None
     shape = dims(x)
-    axis = whole(draw, -len(shape), len(shape) - 1)
+    axis = draw_int(draw, -len(shape), len(shape) - 1)
     if name == "Split":
         return make(name, x, axis=axis, num_outputs=2, outputs=2) if shape[axis] > 2 else None
     if name == "Concat":
         other = list(shape)
-        other[axis] = whole(draw, 0, 2)
+        other[axis] = draw_int(draw, 0, 2)
         return make(name, x, pool.constant(np.ones(other), dtype(x)), axis=axis)
     if name == "DepthToSpace":
         mode = draw(st.sampled_from(["DCR", "CRD"]))
@@ -378,11 +380,11 @@ def _moved(draw: Draw, pool: Pool, name: str) -> Any:
     if name == "SpaceToDepth":
         return make(name, x, blocksize=2) if shape[2] % 2 == 0 and shape[3] % 2 == 0 else None
     if name == "Trilu":
-        return make(name, x, pool.constant(whole(draw, -2, 2)), upper=whole(draw, 0, 1))
+        return make(name, x, pool.constant(draw_int(draw, -2, 2)), upper=draw_int(draw, 0, 1))
     if name == "ReverseSequence":
-        lengths = pool.constant([whole(draw, 1, shape[0]) for _ in range(shape[1])])
+        lengths = pool.constant([draw_int(draw, 1, shape[0]) for _ in range(shape[1])])
         return make(name, x, lengths)
-    how = {"exclusive": whole(draw, 0, 1), "reverse": whole(draw, 0, 1)}
+    how = {"exclusive": draw_int(draw, 0, 1), "reverse": draw_int(draw, 0, 1)}
     return make(name, x, pool.constant(axis), **how)
 
 
@@ -394,7 +396,7 @@ def _various(draw: Draw, pool: Pool, name: str) -> Any:
         if x is None:
             return None
         values = pool.constant([0.25, 2], "float32")
-        return make(name, x, pool.constant(4), values, axis=whole(draw, -1, len(dims(x))))
+        return make(name, x, pool.constant(4), values, axis=draw_int(draw, -1, len(dims(x))))
     if name == "Where":
         flag = pool.pick(draw, ("bool",), empty=True)
         if flag is None:
@@ -403,10 +405,10 @@ def _various(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=4 if name == "Resize" else 1, most=4 if name == "Resize" else 9)
     if x is None:
         return None
-    axis = whole(draw, -len(dims(x)), len(dims(x)) - 1)
+    axis = draw_int(draw, -len(dims(x)), len(dims(x)) - 1)
     if name == "TopK":
-        k = pool.constant([whole(draw, 1, dims(x)[axis])])
-        return make(name, x, k, axis=axis, largest=whole(draw, 0, 1))
+        k = pool.constant([draw_int(draw, 1, dims(x)[axis])])
+        return make(name, x, k, axis=axis, largest=draw_int(draw, 0, 1))
     if name == "Resize":
         factors = [1, 1, *(draw(st.sampled_from([0.5, 1, 2, 1.5])) for _ in "hw")]
         scales = sg.ops.Constant(value=np.array(factors, np.float32))
@@ -455,10 +457,10 @@ def _found(draw: Draw, pool: Pool, name: str) -> Any:
 
 def _body(draw: Draw, pool: Pool, own: Sequence[Any], x: Any) -> Pool:
     """Return the pool of a new body: its inputs ``own``, captures of ``x`` and another, results."""
-    other = pool.pick(draw, DTYPES, empty=True)
+    other = pool.pick(draw, RARE_DTYPES, empty=True)
     captured = [x] if other in (None, x) else [x, other]
     inner = Pool([*(sg.capture(value) for value in captured), *own], pool.weights, pool.rng)
-    grow(draw, inner, {**TABLE, **TEMPLATES}, whole(draw, 0, 4))
+    grow(draw, inner, {**RARE_TEMPLATES, **TEMPLATES}, draw_int(draw, 0, 4))
     pool.weights = inner.weights
     return inner
 
@@ -473,7 +475,7 @@ def _next(draw: Draw, inner: Pool, state: Any) -> Any:
 def _repeated(draw: Draw, pool: Pool, name: str) -> Any:
     """A loop of a few iterations with a carried value and captures."""
     x = pool.pick(draw, rank=1)
-    if x is None or _size(dims(x)) > _MOST:
+    if x is None or _size(dims(x)) > _MAX_ENLARGED_ELEMENTS:
         return None
     pool.weights += 1
     number = pool.weights
@@ -483,16 +485,16 @@ def _repeated(draw: Draw, pool: Pool, name: str) -> Any:
         inner = _body(draw, pool, [row, state], x)
         body = Graph([state, row], [_next(draw, inner, state), make("Neg", row)], f"scan{number}")
         return make("Scan", x, x, num_scan_inputs=1, body=body, outputs=2)
-    turn = sg.input(f"turn{number}", (), "int64")
+    iteration = sg.input(f"iteration{number}", (), "int64")
     go = sg.input(f"go{number}", (), "bool")
-    inner = _body(draw, pool, [turn, state], x)
+    inner = _body(draw, pool, [iteration, state], x)
     following = _next(draw, inner, state)
     on: Any = make("Identity", go)
     if draw(st.booleans()):  # a condition that depends on values
         on = make("Less", make("ReduceMean", following, keepdims=0), np.float32(0.1))
-    rows = inner.pick(draw, DTYPES)
-    body = Graph([turn, go, state], [on, following, make("Cast", rows, to=1)], f"loop{number}")
-    last, stacked = make("Loop", pool.constant(whole(draw, 0, 4)), None, x, body=body, outputs=2)
+    rows = inner.pick(draw, RARE_DTYPES)
+    body = Graph([iteration, go, state], [on, following, make("Cast", rows, to=1)], f"loop{number}")
+    last, stacked = make("Loop", pool.constant(draw_int(draw, 0, 4)), None, x, body=body, outputs=2)
     return last, make("ReduceSum", stacked, pool.constant([0]), keepdims=0)
 
 
@@ -521,11 +523,11 @@ def _recurrent(draw: Draw, pool: Pool, name: str) -> Any:
     if x is None:
         return None
     direction = draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
-    sides, hidden = 1 + (direction == "bidirectional"), whole(draw, 1, 4)
+    sides, hidden = 1 + (direction == "bidirectional"), draw_int(draw, 1, 4)
     rows = {"LSTM": 4, "GRU": 3, "RNN": 1}[name] * hidden
     given = [pool.weight((sides, rows, dims(x)[2])), pool.weight((sides, rows, hidden))]
     if draw(st.booleans()):
         given.append(pool.weight((sides, 2 * rows)))
-    more = {"linear_before_reset": whole(draw, 0, 1)} if name == "GRU" else {}
+    more = {"linear_before_reset": draw_int(draw, 0, 1)} if name == "GRU" else {}
     bounded = make("Tanh", x)
     return make(name, bounded, *given, direction=direction, hidden_size=hidden, outputs=2, **more)

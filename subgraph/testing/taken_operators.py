@@ -14,7 +14,7 @@ from subgraph.partition.property import SubgraphProperty, property_from
 from subgraph.partition.selector import SubgraphSelector
 
 SHAPES = ((1, 2, 4, 4), (2, 3))
-_MOST_STARTS = 8  # start operators for which growth to every other operator is tried
+_MAX_STARTS = 8  # start operators for which growth to every other operator is tried
 
 
 def taken_operators(prop: Any) -> list[str]:
@@ -32,7 +32,7 @@ def taken_operators(prop: Any) -> list[str]:
     names = [name for name, domain in standard_operators() if not domain]
     starts = [name for name in names if _says_yes(owner, lambda s, n: s.select(n), name)]
     taken = set(starts)
-    for start in starts[:_MOST_STARTS]:
+    for start in starts[:_MAX_STARTS]:
         for name in names:
             if name not in taken and _grows(owner, start, name):
                 taken.add(name)

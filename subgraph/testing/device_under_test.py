@@ -19,9 +19,11 @@ from subgraph.graph.graph import Graph
 from subgraph.operators import subgraph_op
 from subgraph.operators.subgraph_op import Session, SubgraphOp
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.testing.device_pieces import Piece, pieces_where
 from subgraph.testing.invariants import check_results, run_reference
 from subgraph.testing.random_graphs import feeds
+from subgraph.testing.shape_preserving_ops import ShapePreservingOp, sorted_by_support
+
+INJECTED = "a failure injected by check_device"  # begin of the error of `broken_sessions`
 
 
 class SkippedCheck(Exception):
@@ -60,7 +62,7 @@ class DeviceReport:
         return "\n".join(lines)
 
 
-class DeviceTrial:
+class DeviceUnderTest:
     """A device that is tested.
 
     Attributes:
@@ -99,7 +101,7 @@ class DeviceTrial:
         self.device, _ = core.split(name)
         self.report = DeviceReport(name)
         self._rtol, self._atol = tolerances
-        self.taken, self.refused, self.fixed = pieces_where(self.takes)
+        self.taken, self.refused, self.fixed = sorted_by_support(self.takes)
         if not self.taken and not models:
             raise FailedCheck(
                 f"device {name} takes none of {', '.join(p.name for p in self.refused)}; give "
@@ -109,12 +111,12 @@ class DeviceTrial:
     # ------------------------------------------------------------------ test models
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ShapePreservingOp]:
         """Up to five operators that the device takes, those with weights first."""
         return [*[p for p in self.taken if p.has_weights][:3], *self.plain[:2]]
 
     @property
-    def plain(self) -> list[Piece]:
+    def plain(self) -> list[ShapePreservingOp]:
         """Operators without weights that the device takes."""
         return [piece for piece in self.taken if not piece.has_weights]
 
@@ -128,14 +130,14 @@ class DeviceTrial:
         return self.graphs[0]
 
     @property
-    def is_alone(self) -> bool:
+    def is_physical(self) -> bool:
         """Whether the device runs models itself, unlike HETERO and AUTO."""
         return not self.device.is_virtual
 
     @property
-    def beside_reference(self) -> str:
+    def with_reference(self) -> str:
         """The string of a HETERO device that uses REFERENCE for nodes that the device refuses."""
-        return f"HETERO:{self.name},REFERENCE" if self.is_alone else self.name
+        return f"HETERO:{self.name},REFERENCE" if self.is_physical else self.name
 
     @property
     def options(self) -> dict[str, str]:
@@ -264,7 +266,7 @@ def _breaking(kind: type[Session], state: Sequence[bool]) -> type[Session]:
 
     def call(session: Session, *args: Any, **kwargs: Any) -> Any:
         if state[0]:
-            raise DeviceError(f"a failure that was asked for on device {session.op.device}")
+            raise DeviceError(f"{INJECTED} on device {session.op.device}")
         return kind.__call__(session, *args, **kwargs)
 
     def nothing(session: Session, *_: Any) -> None:
