@@ -30,7 +30,7 @@ from subgraph.ops.elementwise.expressions import Expression, text
 from subgraph.ops.indexing.arguments import OneHotArguments
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes
-from subgraph.ops.reduce.cpu import emit_minmax, emit_reduction
+from subgraph.ops.reduce.cpu import emit_argminmax, emit_reduction
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
 _FLOATS = ("float32", "float64")
@@ -111,7 +111,7 @@ def hardmax(node: Node, low: Lowering) -> None:
     inner = 1 if old else math.prod(x.shape[axis + 1 :])
     outer = x.size // (size * inner)
     indices = temporary(low, "int64", (outer, inner))
-    emit_minmax(low, x, indices, size, inner, largest=True, last=False)
+    emit_argminmax(low, x, indices, size, inner, largest=True, last=False)
     zero_and_one = low.weight("hardmax", np.array, np.array([0, 1], x.dtype))
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=x.itemsize)
     arguments = OneHotArguments(

@@ -27,7 +27,7 @@ from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term, text
 from subgraph.ops.indexing.arguments import OneHotArguments
-from subgraph.ops.reduce.cpu import emit_minmax, emit_reduction
+from subgraph.ops.reduce.cpu import emit_argminmax, emit_reduction
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 
 from .arguments import SearchArguments
@@ -346,7 +346,7 @@ def linear_classifier(node: Node, low: Lowering) -> None:
     scores = scores_operand(low, name, y)
     emit_linear(low, x, weights, added, scores)
     classes = temporary(low, "int64", (x.shape[0],))
-    emit_minmax(low, scores, classes, count, 1, largest=True, last=False)
+    emit_argminmax(low, scores, classes, count, 1, largest=True, last=False)
     emit_labels(low, classes, labels)
     emit_transform(low, name, scores, y)
 

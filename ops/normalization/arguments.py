@@ -32,10 +32,10 @@ class RowNormArguments(KernelArguments):
         y: The result, shaped as x; may be x.
         scale: One row of factors.
         bias: One row that is added; 0: none.
-        means: Where the mean of each row goes; 0: nowhere.
-        deviations: Where the inverse standard deviation of each row goes; 0: nowhere.
+        means: Output: the mean of each row; 0: not stored.
+        deviations: Output: the inverse standard deviation of each row; 0: not stored.
         size: Elements of a row.
-        epsilon: What is added to the variance.
+        epsilon: Added to the variance.
     """
 
     x: Address
@@ -56,14 +56,14 @@ class GroupNormArguments(KernelArguments):
     Attributes:
         x: The images, ``[image][group][channel][pixel]``.
         y: The result, shaped as x.
-        scale: Factors.
-        bias: What is added.
+        scale: Factors of the normalized input.
+        bias: Added to it.
         groups: Groups of an image.
         channels: Channels of a group.
         pixels: Pixels of a channel.
-        epsilon: What is added to the variance.
-        channel_step: Elements of scale and bias from channel to channel of a group, 0 or 1.
-        group_step: Elements of scale and bias from group to group.
+        epsilon: Added to the variance.
+        channel_step: Elements of scale and bias between channels of a group, 0 or 1.
+        group_step: Elements of scale and bias between groups.
     """
 
     x: Address
@@ -79,17 +79,19 @@ class GroupNormArguments(KernelArguments):
 
 
 class LocalNormArguments(KernelArguments):
-    """Arguments of `local`: LRN in the plain layout; a work unit is ``lanes`` pixels of an image.
+    """Arguments of `local_response`, LRN in the plain layout.
+
+    A work unit is ``lanes`` pixels of an image.
 
     Attributes:
         x: The images, ``[image][channel][pixel]``.
         y: The result, shaped as x.
         channels: Channels of an image.
         pixels: Pixels of a channel.
-        before: Channels before one whose squares count.
-        after: Channels behind one whose squares count.
-        alpha: Factor of the sum of squares: the attribute over the number of channels that count.
-        bias: What is added to the scaled sum.
+        before: Channels before one whose squares are added.
+        after: Channels after one whose squares are added.
+        alpha: Factor of the sum of squares: the attribute ``alpha`` over ``size``.
+        bias: Added to the scaled sum.
         beta: The exponent.
     """
 
@@ -105,15 +107,17 @@ class LocalNormArguments(KernelArguments):
 
 
 class LocalNormBlockedArguments(KernelArguments):
-    """Arguments of `local_blocked`: LRN in the blocked layout; a work unit is a block of an image.
+    """Arguments of `local_response_blocked`, LRN in the blocked layout.
+
+    A work unit is a block of channels of an image.
 
     Attributes:
         x: The images, ``[image][block][pixel][lanes]``.
         y: The result, shaped as x.
         blocks: Blocks of channels of an image.
         pixels: Pixels of a channel.
-        alpha: Factor of the sum of squares: the attribute over the number of channels that count.
-        bias: What is added to the scaled sum.
+        alpha: Factor of the sum of squares: the attribute ``alpha`` over ``size``.
+        bias: Added to the scaled sum.
         beta: The exponent.
     """
 

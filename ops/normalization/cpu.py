@@ -1,4 +1,4 @@
-"""Normalizations on the CPU device: of rows, of groups of channels, by stored statistics, LRN."""
+"""Normalizations on the CPU device: LayerNormalization and its kin, BatchNormalization, LRN."""
 
 from __future__ import annotations
 
@@ -33,10 +33,13 @@ from .arguments import (
     RowNormArguments,
 )
 
-_WORK = 8192  # minimum elements per thread (estimate: more work than starting a thread)
+_MIN_ELEMENTS_PER_THREAD = (
+    8192  # minimum elements per thread (estimate: more work than starting a thread)
+)
 
 
-def _work(operand: Operand) -> str:
+def _work_dtype(operand: Operand) -> str:
+    """Return the dtype in which an operand is normalized."""
     return operand.dtype if operand.dtype in ("float32", "float64") else "float32"
 
 
@@ -51,12 +54,12 @@ def rows(node: Node, low: Lowering) -> None:
     size = math.prod(shape)
     if x.size == 0:
         raise Unsupported(f"{node.op_type} of an empty tensor")
-    work = _work(x)
+    work = _work_dtype(x)
     result = y if work == x.dtype else temporary(low, work, y.shape)
     given = cast_to(low, x, work)
     factor = _one_row(low, scale, shape, work)
     shift = None if bias is None else _one_row(low, bias, shape, work)
-    # Statistics come out in the work dtype, which is what the standard's stash_type asks for.
+    # The kernel stores statistics in the work dtype; for another stash_type there is no kernel.
     means = low.outputs[1] if centred and len(low.outputs) > 1 else None
     deviations = low.outputs[2] if centred and len(low.outputs) > 2 else None
     for stat in (means, deviations):
@@ -80,7 +83,7 @@ def rows(node: Node, low: Lowering) -> None:
         centred=centred,
         bias=shift is not None,
     )
-    grain = max(1, _WORK // size)
+    grain = max(1, _MIN_ELEMENTS_PER_THREAD // size)
     low.emit(kernel, arguments, x.size // size, grain=grain, flops=8 * x.size, bytes=2 * x.nbytes)
     if result is not y:
         emit_cast(low, result, y)
@@ -90,7 +93,11 @@ def rows(node: Node, low: Lowering) -> None:
 
 
 def _one_row(low: Lowering, operand: Operand, shape: Sequence[int], dtype: str) -> Operand:
-    """Return a scale or bias as one whole row in the work dtype."""
+    """Return a scale or bias, which broadcasts to ``shape``, as one row of that shape.
+
+    Raises:
+        Unsupported: It changes from row to row.
+    """
     given = cast_to(low, operand, dtype)
     lead = given.shape[: max(0, given.rank - len(shape))]
     if math.prod(lead) != 1:
@@ -113,12 +120,12 @@ def groups(node: Node, low: Lowering) -> None:
     if x.size == 0:
         raise Unsupported(f"{node.op_type} of an empty tensor")
     count = channels
-    steps = (1, 1)  # in scale and bias: channel to channel, group to group
+    steps = (1, 1)  # elements of scale and bias between channels, and between groups
     if node.op_type == "GroupNormalization":
         count = int(node.attrs["num_groups"])
         per_group = low.input(1).size == count and 0 < node.version < 21
         steps = (0, 1) if per_group else (1, channels // count)
-    work = _work(x)
+    work = _work_dtype(x)
     result = y if work == x.dtype else temporary(low, work, y.shape)
     operands = [cast_to(low, o, work) for o in (x, low.input(1), low.input(2))]
     epsilon = float(node.attrs.get("epsilon", 1e-5))
@@ -138,7 +145,7 @@ def groups(node: Node, low: Lowering) -> None:
     kernel = Kernel(
         "subgraph.ops.normalization.kernels", "groups", dtype=work, lanes=low.lanes(work)
     )
-    grain = max(1, _WORK // (size * pixels))
+    grain = max(1, _MIN_ELEMENTS_PER_THREAD // (size * pixels))
     low.emit(
         kernel,
         arguments,
@@ -152,6 +159,7 @@ def groups(node: Node, low: Lowering) -> None:
 
 
 def _factor(scale: Array, variance: Array, *, epsilon: float, dtype: str) -> Array:
+    """Return the factor of each channel for stored statistics."""
     wide = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
     return wide.astype(dtype)
 
@@ -159,13 +167,14 @@ def _factor(scale: Array, variance: Array, *, epsilon: float, dtype: str) -> Arr
 def _shift(
     scale: Array, bias: Array, mean: Array, variance: Array, *, epsilon: float, dtype: str
 ) -> Array:
+    """Return what is added to each scaled channel for stored statistics."""
     factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
     return (bias.astype(np.float64) - mean.astype(np.float64) * factor).astype(dtype)
 
 
 @lowering("BatchNormalization", dtypes=FLOATS, layouts=("plain", "blocked"))
 def batch_normalization(node: Node, low: Lowering) -> None:
-    """Lower BatchNormalization with stored statistics: one multiplication and addition."""
+    """Lower BatchNormalization with stored statistics, to one multiplication and addition."""
     if len(low.outputs) > 1 or node.attrs.get("training_mode", 0):
         raise Unsupported("BatchNormalization in training mode")
     if 0 < node.version < 7 and not node.attrs.get("is_test", 0):
@@ -179,7 +188,7 @@ def batch_normalization(node: Node, low: Lowering) -> None:
     e = Expression()
     term = e.input(x.dtype)
     if all(operand.constant for operand in (scale, bias, mean, variance)):
-        work = _work(x)
+        work = _work_dtype(x)
         recipe = f"{epsilon!r} {work}"
         make = partial(_factor, epsilon=epsilon, dtype=work)
         factor = low.weight(f"batch_norm_factor {recipe}", make, scale, variance)
@@ -200,7 +209,7 @@ def batch_normalization(node: Node, low: Lowering) -> None:
 
 
 def _channel(weight: Weight, shape: tuple[int, ...], dtype: str, y: Operand) -> Source:
-    """Return a weight with one element a channel, padded to whole blocks in the blocked layout."""
+    """Return a weight of one element per channel, padded to whole blocks in the blocked layout."""
     if y.layout == "blocked" and shape[0] % y.lanes:
         padded = -(-shape[0] // y.lanes) * y.lanes
         weight = Weight(f"pad_channels{padded}", partial(_pad, size=padded), (weight,))
@@ -213,7 +222,7 @@ def _pad(array: Array, size: int) -> Array:
 
 
 @lowering("LRN", dtypes=FLOATS, layouts=("plain", "blocked"))
-def local(node: Node, low: Lowering) -> None:
+def lower_lrn(node: Node, low: Lowering) -> None:
     """Lower LRN."""
     x, y = low.input(0), low.output()
     if x.size == 0:
@@ -224,8 +233,8 @@ def local(node: Node, low: Lowering) -> None:
     alpha = float(node.attrs.get("alpha", 1e-4)) / size
     bias = float(node.attrs.get("bias", 1.0))
     images, channels, pixels = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-    quarters = beta == 0.75
-    work = _work(x)
+    three_quarters = beta == 0.75
+    work = _work_dtype(x)
     result = y if work == x.dtype else temporary(low, work, y.shape)
     given = cast_to(low, x, work)
     lanes = low.lanes(work)
@@ -235,12 +244,12 @@ def local(node: Node, low: Lowering) -> None:
             raise Unsupported(f"LRN over {size} channels in blocks of {x.lanes}")
         kernel = Kernel(
             "subgraph.ops.normalization.kernels",
-            "local_blocked",
+            "local_response_blocked",
             dtype=work,
             lanes=lanes,
             before=before,
             after=after,
-            quarters=quarters,
+            three_quarters=three_quarters,
         )
         arguments: KernelArguments = LocalNormBlockedArguments(
             x=given, y=result, blocks=x.blocks, pixels=pixels, alpha=alpha, bias=bias, beta=beta
@@ -249,10 +258,10 @@ def local(node: Node, low: Lowering) -> None:
     else:
         kernel = Kernel(
             "subgraph.ops.normalization.kernels",
-            "local",
+            "local_response",
             dtype=work,
             lanes=lanes,
-            quarters=quarters,
+            three_quarters=three_quarters,
         )
         arguments = LocalNormArguments(
             x=given,
@@ -270,7 +279,7 @@ def local(node: Node, low: Lowering) -> None:
         kernel,
         arguments,
         units,
-        grain=max(1, _WORK // cost),
+        grain=max(1, _MIN_ELEMENTS_PER_THREAD // cost),
         flops=(size + 8) * x.size,
         bytes=2 * x.nbytes,
     )

@@ -1,4 +1,4 @@
-"""Normalization kernels: over rows (LayerNormalization, RMS), channel groups, and channels."""
+"""Kernels of normalizations: over rows (LayerNormalization, RMS), groups of channels, LRN."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def _moments(dtype: str, lanes: int) -> tuple[Function, Function]:
     return total, squares
 
 
-def _root(dtype: str) -> Function:
+def _inverse_deviation(dtype: str) -> Function:
+    """Return ``f(variance, epsilon)``: 1 / sqrt(variance + epsilon)."""
     one = vec(dtype, 1)
     splat1, get1, root1 = one.splat, one.get, one.sqrt
 
@@ -90,7 +91,7 @@ def rows(*, dtype: str, lanes: int, centred: bool, bias: bool) -> Function:
     Args:
         dtype: Of the elements.
         lanes: Elements of a vector.
-        centred: Take the mean off first (LayerNormalization).
+        centred: Subtract the mean first (LayerNormalization).
         bias: Add the bias.
     """
     arguments = view_of(RowNormArguments)
@@ -105,7 +106,7 @@ def rows(*, dtype: str, lanes: int, centred: bool, bias: bool) -> Function:
         v.fma,
     )
     total, squares = _moments(dtype, lanes)
-    inverse = _root(dtype)
+    inverse = _inverse_deviation(dtype)
     item = v.itemsize
     step = lanes * item
     one = vec(dtype, 1)
@@ -164,7 +165,7 @@ def groups(*, dtype: str, lanes: int) -> Function:
     )
     bcast, item = v.bcast, v.itemsize
     total, squares = _moments(dtype, lanes)
-    inverse = _root(dtype)
+    inverse = _inverse_deviation(dtype)
     step = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -196,18 +197,18 @@ def groups(*, dtype: str, lanes: int) -> Function:
     return kernel
 
 
-def local(*, dtype: str, lanes: int, quarters: bool) -> Function:
-    """Return the kernel of `LocalNormArguments`: squares of neighbouring channels.
+def local_response(*, dtype: str, lanes: int, three_quarters: bool) -> Function:
+    """Return the kernel of `LocalNormArguments`.
 
     Args:
         dtype: Of the elements.
         lanes: Elements of a vector.
-        quarters: The exponent is 3/4, computed by square roots.
+        three_quarters: The exponent is 3/4, computed by square roots.
     """
     arguments = view_of(LocalNormArguments)
     v = vec(dtype, lanes)
     load_m, store_m, mask_n, splat, fma = v.load_m, v.store_m, v.mask_n, v.splat, v.fma
-    power = _divisor(v, quarters)
+    power = _power(v, three_quarters)
     item = v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -232,7 +233,8 @@ def local(*, dtype: str, lanes: int, quarters: bool) -> Function:
     return kernel
 
 
-def _divisor(v: Any, quarters: bool) -> Function:
+def _power(v: Any, three_quarters: bool) -> Function:
+    """Return ``f(base, beta)``: base to the power of beta, or of 3/4."""
     root, splat = v.sqrt, v.splat
     exp, log = (vmath.function(name, v.dtype, v.lanes) for name in ("exp", "log"))
 
@@ -245,23 +247,25 @@ def _divisor(v: Any, quarters: bool) -> Function:
     def by_logarithm(base: Any, beta: float) -> Any:
         return exp(splat(beta) * log(base))
 
-    return by_roots if quarters else by_logarithm
+    return by_roots if three_quarters else by_logarithm
 
 
-def local_blocked(*, dtype: str, lanes: int, before: int, after: int, quarters: bool) -> Function:
+def local_response_blocked(
+    *, dtype: str, lanes: int, before: int, after: int, three_quarters: bool
+) -> Function:
     """Return the kernel of `LocalNormBlockedArguments`.
 
     Args:
         dtype: Of the elements.
         lanes: Channels of a block.
-        before: Channels before one whose squares count, fewer than ``lanes``.
-        after: Channels behind one whose squares count, fewer than ``lanes``.
-        quarters: The exponent is 3/4, computed by square roots.
+        before: Channels before one whose squares are added, fewer than ``lanes``.
+        after: Channels after one whose squares are added, fewer than ``lanes``.
+        three_quarters: The exponent is 3/4, computed by square roots.
     """
     arguments = view_of(LocalNormBlockedArguments)
     v = vec(dtype, lanes)
     load, store, splat, fma, zero = v.load, v.store, v.splat, v.fma, v.zero
-    power = _divisor(v, quarters)
+    power = _power(v, three_quarters)
     step = lanes * v.itemsize
     window = _window(dtype, lanes, before, after)
 
@@ -274,20 +278,24 @@ def local_blocked(*, dtype: str, lanes: int, before: int, after: int, quarters: 
             block = unit % blocks
             x, y = a.x + unit * plane, a.y + unit * plane
             for i in range(0, plane, step):
-                here = load(x + i)
-                low = load(x + i - plane) if block > 0 else zero()
-                high = load(x + i + plane) if block + 1 < blocks else zero()
-                total = window(low * low, here * here, high * high)
-                store(y + i, here / power(fma(total, splat(alpha), splat(bias)), beta))
+                current = load(x + i)
+                previous = load(x + i - plane) if block > 0 else zero()
+                next_ = load(x + i + plane) if block + 1 < blocks else zero()
+                total = window(previous * previous, current * current, next_ * next_)
+                store(y + i, current / power(fma(total, splat(alpha), splat(bias)), beta))
 
     return kernel
 
 
 def _window(dtype: str, lanes: int, before: int, after: int) -> Function:
-    """Return the sum over the neighbours of each lane in three consecutive vectors."""
+    """Return ``f(previous, current, next)``: for each lane the sum over its neighbours.
+
+    The three vectors are consecutive channels; it adds ``before`` lanes before each of the middle
+    one's, and ``after`` lanes after it.
+    """
     down = [shuffle(dtype, lanes, [lanes - k + i for i in range(lanes)]) for k in range(1, lanes)]
     up = [shuffle(dtype, lanes, [k + i for i in range(lanes)]) for k in range(1, lanes)]
-    chain = _keep
+    chain = _middle
 
     for k in range(before):
         chain = _extended(chain, down[k], True)
@@ -297,17 +305,19 @@ def _window(dtype: str, lanes: int, before: int, after: int) -> Function:
 
 
 @register_jitable
-def _keep(low: Any, here: Any, high: Any) -> Any:
-    return here
+def _middle(previous: Any, current: Any, next_: Any) -> Any:
+    return current
 
 
 def _extended(chain: Function, shift: Any, from_low: bool) -> Function:
-    @register_jitable
-    def lower(low: Any, here: Any, high: Any) -> Any:
-        return chain(low, here, high) + shift(low, here)
+    """Return ``chain`` plus one shifted vector, from the previous or into the next."""
 
     @register_jitable
-    def upper(low: Any, here: Any, high: Any) -> Any:
-        return chain(low, here, high) + shift(here, high)
+    def lower(previous: Any, current: Any, next_: Any) -> Any:
+        return chain(previous, current, next_) + shift(previous, current)
+
+    @register_jitable
+    def upper(previous: Any, current: Any, next_: Any) -> Any:
+        return chain(previous, current, next_) + shift(current, next_)
 
     return lower if from_low else upper

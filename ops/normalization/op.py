@@ -1,4 +1,4 @@
-"""Softmax and normalizations: what operands must satisfy, and shape rules."""
+"""Softmax and normalizations: requirements and types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ def softmax_operands(node: Node, x: Tensor) -> None:
 def layer_normalization_operands(
     node: Node, x: Tensor, scale: Tensor, bias: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless the axis exists and the factors broadcast to the input (17 to 23)."""
+    """Raise ShapeError unless the axis exists and the factors broadcast to the input (17 to 23).
+
+    Args:
+        node: A LayerNormalization or RMSNormalization; statistics are over ``axis`` and later ones.
+        x: The input.
+        scale: Factors of the normalized input.
+        bias: Added to it; None: nothing.
+    """
     require(x.rank >= 1, "the input is a scalar")
     require_axis(node, x.rank, -1)
     for name, operand in (("X", x), ("Scale", scale), ("B", bias)):
@@ -41,7 +48,14 @@ def layer_normalization_operands(
 
 
 def instance_normalization_operands(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> None:
-    """Raise ShapeError unless scale and bias have a number for each channel (1 to 22)."""
+    """Raise ShapeError unless scale and bias have a number for each channel (1 to 22).
+
+    Args:
+        node: The InstanceNormalization.
+        x: Images [batch, channels, ...].
+        scale: Factors [channels].
+        bias: Added [channels].
+    """
     _require_channels(x)
     for name, operand in (("scale", scale), ("B", bias)):
         require_dtype(name, operand, *FLOATS)
@@ -51,7 +65,11 @@ def instance_normalization_operands(node: Node, x: Tensor, scale: Tensor, bias: 
 def group_normalization_operands(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> None:
     """Raise ShapeError unless channels divide into groups, with factors for each (18 to 21).
 
-    Opset 18 has a scale and a bias for each group, opset 21 for each channel.
+    Args:
+        node: The GroupNormalization: ``num_groups``.
+        x: Images [batch, channels, ...].
+        scale: Factors [groups] in opset 18, [channels] from 21 on.
+        bias: Added, shaped as ``scale``.
     """
     _require_channels(x)
     groups = whole_number(node, "num_groups", least=1)
@@ -74,8 +92,14 @@ def batch_normalization_operands(
 ) -> None:
     """Raise ShapeError unless statistics and factors have a number for each channel (1 to 15).
 
-    An input of one dimension has one channel. Before opset 9 ``spatial`` 0 asks for statistics of
-    each pixel of each channel.
+    Args:
+        node: The BatchNormalization. Before opset 9, ``spatial`` 0 means that there is a number
+            for each pixel of each channel.
+        x: Images [batch, channels, ...]; a vector has one channel.
+        scale: Factors [channels].
+        bias: Added [channels].
+        mean: Mean of each channel.
+        var: Variance of each channel.
     """
     require(x.rank >= 1, "the input is a scalar")
     require_dtype("X", x, *FLOATS)
@@ -88,13 +112,13 @@ def batch_normalization_operands(
 
 
 def local_response_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless there are channels, and a count of them to sum over (1 to 13)."""
+    """Raise ShapeError unless there are channels, and ``size`` is positive (1 to 13)."""
     _require_channels(x)
     whole_number(node, "size", least=1)
 
 
 def lp_normalization_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the axis exists and the norm is the first or the second (1 to 22)."""
+    """Raise ShapeError unless the axis exists and ``p`` is 1 or 2 (1 to 22)."""
     require_dtype("the input", x, *FLOATS)
     require_axis(node, x.rank, -1)
     whole_number(node, "p", 2, least=1, most=2)
@@ -106,8 +130,14 @@ def mean_variance_operands(node: Node, x: Tensor) -> None:
     require_axes(x.rank, node.attrs.get("axes", (0, 2, 3)))
 
 
-def same(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the type of the first input."""
+def input_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the type of the first input.
+
+    Args:
+        node: The node; its ``axis``, if it has one, must exist.
+        types: Of the first input; others are not read.
+        values: Not used.
+    """
     x = tensor(types[0])
     axis = node.attrs.get("axis")
     if x is not None and x.shape is not None and isinstance(axis, int):
@@ -115,8 +145,14 @@ def same(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [x]
 
 
-def layer_normalization(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the type of the first input; statistics have size 1 from the axis on."""
+def layer_normalization_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the type of the first input, and of statistics, which have size 1 from ``axis`` on.
+
+    Args:
+        node: The LayerNormalization; ``stash_type`` is the dtype of the statistics.
+        types: Of the first input; others are not read.
+        values: Not used.
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [x]
@@ -126,8 +162,14 @@ def layer_normalization(node: Node, types: Types, values: Values) -> list[ValueT
     return [x, statistics, statistics]
 
 
-def batch_normalization(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give the type of the first input; the statistics have those of the fourth and fifth."""
+def batch_normalization_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the type of the first input, and those of mean and variance for the statistics.
+
+    Args:
+        node: Not used.
+        types: Of all five inputs.
+        values: Not used.
+    """
     mean, variance = tensor(types[3]), tensor(types[4])
     return [tensor(types[0]), mean, variance, mean, variance]
 
@@ -136,26 +178,30 @@ def batch_normalization(node: Node, types: Types, values: Values) -> list[ValueT
 declare(
     "BatchNormalization",
     requires=batch_normalization_operands,
-    infer=batch_normalization,
+    infer=batch_normalization_types,
     compute=reference.batch_normalization,
 )
-declare("GroupNormalization", requires=group_normalization_operands, infer=same)
-declare("Hardmax", requires=softmax_operands, infer=same, compute=softmax_reference.hardmax)
-declare("InstanceNormalization", requires=instance_normalization_operands, infer=same)
-declare("LRN", requires=local_response_operands, infer=same, compute=reference.local_response)
-declare("LayerNormalization", requires=layer_normalization_operands, infer=layer_normalization)
-declare("LogSoftmax", requires=softmax_operands, infer=same, compute=softmax_reference.log_softmax)
+declare("GroupNormalization", requires=group_normalization_operands, infer=input_type)
+declare("Hardmax", requires=softmax_operands, infer=input_type, compute=softmax_reference.hardmax)
+declare("InstanceNormalization", requires=instance_normalization_operands, infer=input_type)
+declare("LRN", requires=local_response_operands, infer=input_type, compute=reference.local_response)
+declare(
+    "LayerNormalization", requires=layer_normalization_operands, infer=layer_normalization_types
+)
+declare(
+    "LogSoftmax", requires=softmax_operands, infer=input_type, compute=softmax_reference.log_softmax
+)
 declare(
     "LpNormalization",
     requires=lp_normalization_operands,
-    infer=same,
+    infer=input_type,
     compute=reference.lp_normalization,
 )
 declare(
     "MeanVarianceNormalization",
     requires=mean_variance_operands,
-    infer=same,
+    infer=input_type,
     compute=reference.mean_variance,
 )
-declare("RMSNormalization", requires=layer_normalization_operands, infer=same)
-declare("Softmax", requires=softmax_operands, infer=same, compute=softmax_reference.softmax)
+declare("RMSNormalization", requires=layer_normalization_operands, infer=input_type)
+declare("Softmax", requires=softmax_operands, infer=input_type, compute=softmax_reference.softmax)

@@ -1,9 +1,8 @@
-"""BatchNormalization, MeanVarianceNormalization and Dropout, for the reference.
+"""Reference of BatchNormalization, MeanVarianceNormalization, LpNormalization and LRN.
 
-onnx.reference mixes batch statistics into BatchNormalization of opsets 1 to 13 where the model
-asks for inference (it takes the default momentum as a wish to train), and lacks opset 1 and the
-attribute ``spatial``. It lacks Dropout of opsets 1 to 6. The standard's own definition of
-MeanVarianceNormalization has numbers of float32, which go with no other dtype.
+onnx.reference uses batch statistics in BatchNormalization of opsets 1 to 13 for inference, too,
+because of the default momentum, and lacks opset 1 and the attribute ``spatial``. The standard's
+function body of MeanVarianceNormalization has float32 constants, which fit no other dtype.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from subgraph.operators.reference import attributes
 def batch_normalization(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y, and when training the running mean and variance.
 
-    Since opset 14 ``training_mode`` says what is wanted, in opsets 7 and 9 the number of outputs,
-    before that ``is_test``.
+    Training is chosen by ``training_mode`` since opset 14, by the number of outputs in opsets 7
+    and 9, by ``is_test`` before.
     """
     x, scale, bias, mean, var = inputs[:5]
     given = attributes(node)
@@ -76,7 +75,7 @@ def mean_variance(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def lp_normalization(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Divide by the norm; onnx.reference leaves out the magnitude for p = 1."""
+    """Divide by the norm; the result is 0 where that is. onnx.reference lacks abs for p = 1."""
     x: Array = inputs[0]
     axis, order = int(node.attrs.get("axis", -1)), int(node.attrs.get("p", 2))
     wide = x.astype(np.float64)
@@ -85,7 +84,7 @@ def lp_normalization(node: Node, inputs: Sequence[Any]) -> list[Any]:
 
 
 def local_response(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Normalize over neighbouring channels; onnx.reference stops at the batch size."""
+    """Normalize over adjacent channels; onnx.reference takes the batch size for their number."""
     x: Array = inputs[0]
     given = attributes(node)
     size, channels = int(given["size"]), x.shape[1]

@@ -12,7 +12,9 @@ from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import SoftmaxArguments
 
-_WORK = 4096  # minimum elements per thread (estimate: more work than starting a thread)
+_MIN_ELEMENTS_PER_THREAD = (
+    4096  # minimum elements per thread (estimate: more work than starting a thread)
+)
 
 
 @lowering("Softmax", "LogSoftmax", dtypes=("float32", "float64", "float16", "bfloat16"))
@@ -30,7 +32,7 @@ def softmax(node: Node, low: Lowering) -> None:
     given = cast_to(low, x, work)
     lanes = low.lanes(work)
     log = node.op_type == "LogSoftmax"
-    narrow = "" if work == x.dtype else x.dtype
+    half_precision = "" if work == x.dtype else x.dtype
     if inner == 1:
         kernel = Kernel(
             "subgraph.ops.normalization.softmax_kernels",
@@ -38,11 +40,11 @@ def softmax(node: Node, low: Lowering) -> None:
             dtype=work,
             lanes=lanes,
             log=log,
-            narrow=narrow,
+            half_precision=half_precision,
         )
         units, cost = x.size // size, size
     else:
-        # Four vectors at a time: whole cache lines, and enough work to hide its latency.
+        # Four vectors at a time: whole cache lines, and independent work to hide latency.
         lanes *= 4 if inner >= 4 * lanes else 1
         kernel = Kernel(
             "subgraph.ops.normalization.softmax_kernels",
@@ -50,14 +52,19 @@ def softmax(node: Node, low: Lowering) -> None:
             dtype=work,
             lanes=lanes,
             log=log,
-            narrow=narrow,
+            half_precision=half_precision,
         )
         tiles = -(-inner // lanes)
         units = x.size // (size * inner) * tiles
         cost = size * lanes
     arguments = SoftmaxArguments(x=given, y=result, size=size, inner=inner)
     low.emit(
-        kernel, arguments, units, grain=max(1, _WORK // cost), flops=20 * x.size, bytes=2 * x.nbytes
+        kernel,
+        arguments,
+        units,
+        grain=max(1, _MIN_ELEMENTS_PER_THREAD // cost),
+        flops=20 * x.size,
+        bytes=2 * x.nbytes,
     )
     if result is not y:
         emit_cast(low, result, y)

@@ -1,4 +1,4 @@
-"""Softmax, LogSoftmax and Hardmax kernels, along contiguous rows or across them."""
+"""Kernels of Softmax and LogSoftmax, along contiguous rows or across columns."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from subgraph.engine.codegen.tile import stack_words
 from .arguments import SoftmaxArguments
 
 Function = Callable[..., Any]
-_NEAR = 8192  # bytes of rows that go together: with as many of results in half the first cache
-_parts = stack_words(256)  # as many of the widest vectors as they have lanes
-_ends = stack_words(8)
+# Bytes of short rows that are computed together; with their results they fill half of a 32 KiB L1
+# cache (hardware figure).
+_MAX_GROUP_BYTES = 8192
+_vector_scratch = stack_words(256)  # 64-bit words: at least a vector for each of its lanes
+_row_scratch = stack_words(8)  # one vector
 
 
-def _rounding(dtype: str, narrow: str, lanes: int) -> Function:
-    """Return what rounds a vector to half precision as every step of the reference does."""
-    if narrow:
-        rounded: Function = rounded_as(dtype, narrow, lanes)
+def _rounding(dtype: str, half_precision: str, lanes: int) -> Function:
+    """Return ``f(x)``, which rounds a vector to half precision; the identity for ``""``."""
+    if half_precision:
+        rounded: Function = rounded_as(dtype, half_precision, lanes)
         return rounded
 
     @register_jitable
@@ -34,20 +36,20 @@ def _rounding(dtype: str, narrow: str, lanes: int) -> Function:
     return same
 
 
-def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
+def rows(*, dtype: str, lanes: int, log: bool, half_precision: str) -> Function:
     """Return the kernel of `SoftmaxArguments` over contiguous rows.
 
     Args:
         dtype: Of the elements.
         lanes: Elements of a vector.
         log: Compute the logarithm of the result (LogSoftmax).
-        narrow: The half precision to which every step is rounded, "" for none.
+        half_precision: "float16" or "bfloat16": round every step to it, as the reference does.
     """
     arguments = view_of(SoftmaxArguments)
     v = vec(dtype, lanes)
-    parts = (*_tails(v)[:2], _highest(v), _exponentials(v, log, narrow))
-    one_row, short_rows = _one_row(v, parts, log, narrow), _short_rows(v, parts)
-    half = bool(narrow)
+    parts = (*_tail_functions(v)[:2], _row_maximum(v), _exponentials(v, log, half_precision))
+    one_row, short_rows = _one_row(v, parts, log, half_precision), _short_rows(v, parts)
+    half = bool(half_precision)
     item = item_bytes(dtype)
     step = lanes * item
 
@@ -58,7 +60,7 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
         row = size * item
         whole = row - rest * item
         unit = begin
-        if not log and not half and step <= row <= _NEAR // lanes:
+        if not log and not half and step <= row <= _MAX_GROUP_BYTES // lanes:
             while unit + lanes <= end:
                 short_rows(a.x + unit * row, a.y + unit * row, row, whole, rest)
                 unit += lanes
@@ -69,10 +71,11 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     return kernel
 
 
-def _tails(v: Any) -> tuple[Function, Function, Function]:
-    """Return what loads, stores and masks the last vector of a row.
+def _tail_functions(v: Any) -> tuple[Function, Function, Function]:
+    """Return functions that load, store and mask the last vector of a row.
 
-    ``whole`` are the bytes of the whole vectors of a row, ``rest`` the elements after them.
+    ``whole`` are the bytes of the whole vectors of a row, ``rest`` the elements after them. Where
+    there are whole vectors, the last one overlaps them: masked loads and stores take longer.
     """
     load, store, load_m, store_n = v.load, v.store, v.load_m, v.store_n
     mask_n, select, lanes, item = v.mask_n, v.select, v.lanes, v.itemsize
@@ -80,130 +83,137 @@ def _tails(v: Any) -> tuple[Function, Function, Function]:
 
     @register_jitable
     def tail_of(x: int, whole: int, rest: int) -> Any:
-        """Return the last vector of a row, that of a short one with anything behind it.
-
-        It begins among what whole vectors cover: a masked one takes more time.
-        """
+        """Return the last vector of a row; of a short row, lanes after its end are undefined."""
         if whole > 0:
             return load(x + whole + rest * item - step)
         return load_m(x, mask_n(rest))
 
     @register_jitable
-    def keep_tail(y: int, whole: int, rest: int, value: Any) -> None:
+    def store_tail(y: int, whole: int, rest: int, value: Any) -> None:
         if whole > 0:
             store(y + whole + rest * item - step, value)
         else:
             store_n(y, rest, value)
 
     @register_jitable
-    def counted(value: Any, other: Any, whole: int, rest: int) -> Any:
-        """Return a last vector with ``other`` where it is no part of the row, or was counted."""
+    def masked_tail(value: Any, other: Any, whole: int, rest: int) -> Any:
+        """Return a last vector with ``other`` in lanes that overlap or lie after the row."""
         if whole > 0:
             return select(mask_n(lanes - rest), other, value)
         return select(mask_n(rest), value, other)
 
-    return tail_of, keep_tail, counted
+    return tail_of, store_tail, masked_tail
 
 
-def _highest(v: Any) -> Function:
-    """Return ``f(x, whole, rest)``: a vector whose greatest lane is that of a row.
+def _row_maximum(v: Any) -> Function:
+    """Return ``f(x, whole, rest)``: a vector whose largest lane is the largest element of a row.
 
-    A NaN that the greatest misses still comes into the sum.
+    It may miss NaN, which the sum of exponentials has then.
     """
-    load, splat, most, step = v.load, v.splat, v.max, v.lanes * v.itemsize
+    load, splat, larger, step = v.load, v.splat, v.max, v.lanes * v.itemsize
     least = float("-inf")
-    tail_of, _, counted = _tails(v)
+    tail_of, _, masked_tail = _tail_functions(v)
 
     @register_jitable
-    def highest(x: int, whole: int, rest: int) -> Any:
-        """Return a vector whose greatest lane is the greatest element of a row."""
+    def maximum(x: int, whole: int, rest: int) -> Any:
+        """Return a vector whose largest lane is the largest element of a row."""
         a, b = splat(least), splat(least)
         i = 0
         while i + 2 * step <= whole:
-            a, b = most(a, load(x + i)), most(b, load(x + i + step))
+            a, b = larger(a, load(x + i)), larger(b, load(x + i + step))
             i += 2 * step
         if i < whole:
-            a = most(a, load(x + i))
+            a = larger(a, load(x + i))
         if rest > 0:
-            b = most(b, counted(tail_of(x, whole, rest), splat(least), whole, rest))
-        return most(a, b)
+            b = larger(b, masked_tail(tail_of(x, whole, rest), splat(least), whole, rest))
+        return larger(a, b)
 
-    return highest
+    return maximum
 
 
-def _exponentials(v: Any, log: bool, narrow: str) -> Function:
+def _exponentials(v: Any, log: bool, half_precision: str) -> Function:
     """Return ``f(x, y, whole, rest, top)``: exponentials of a row less ``top``, and their sum."""
     load, store, splat, step = v.load, v.store, v.splat, v.lanes * v.itemsize
     exp = vmath.function("exp_flushed", v.dtype, v.lanes)
-    cut = _rounding(v.dtype, narrow, v.lanes)
-    tail_of, _, counted = _tails(v)
+    rounded = _rounding(v.dtype, half_precision, v.lanes)
+    tail_of, _, masked_tail = _tail_functions(v)
 
     @register_jitable
     def exponentials(x: int, y: int, whole: int, rest: int, top: Any) -> tuple[Any, Any]:
-        """Store those of whole vectors (not of a logarithm); return the sums and the last ones."""
+        """Return sums of exponentials, and those of the last vector.
+
+        Those of whole vectors are stored, unless the logarithm is computed.
+        """
         total, more = splat(0.0), splat(0.0)
         last = tail_of(x, whole, rest) if rest > 0 else total
         i = 0
         while i + 2 * step <= whole:
-            p = cut(exp(cut(load(x + i) - top)))
-            q = cut(exp(cut(load(x + i + step) - top)))
+            p = rounded(exp(rounded(load(x + i) - top)))
+            q = rounded(exp(rounded(load(x + i + step) - top)))
             if not log:
                 store(y + i, p)
                 store(y + i + step, q)
             total, more = total + p, more + q
             i += 2 * step
         if i < whole:
-            p = cut(exp(cut(load(x + i) - top)))
+            p = rounded(exp(rounded(load(x + i) - top)))
             if not log:
                 store(y + i, p)
             total = total + p
         if rest > 0:
-            last = cut(exp(cut(last - top)))
-            more = more + counted(last, splat(0.0), whole, rest)
+            last = rounded(exp(rounded(last - top)))
+            more = more + masked_tail(last, splat(0.0), whole, rest)
         return total + more, last
 
     return exponentials
 
 
-def _one_row(v: Any, parts: tuple[Function, ...], log: bool, narrow: str) -> Function:
-    """Return ``f(x, y, whole, rest)``: the softmax of a row, of the parts that `rows` makes."""
+def _one_row(v: Any, parts: tuple[Function, ...], log: bool, half_precision: str) -> Function:
+    """Return ``f(x, y, whole, rest)``: the softmax of a row.
+
+    Args:
+        v: Operations on vectors.
+        parts: Functions that load and store the last vector, `_row_maximum`, `_exponentials`.
+        log: Compute the logarithm.
+        half_precision: That of `rows`.
+    """
     dtype, lanes, one = v.dtype, v.lanes, vec(v.dtype, 1)
     load, store, splat, bcast, hmax, total_of = v.load, v.store, v.splat, v.splat, v.hmax, v.sum
-    splat1, get1, cut1 = one.splat, one.get, _rounding(dtype, narrow, 1)
-    log1, cut = vmath.function("log", dtype, 1), _rounding(dtype, narrow, lanes)
-    half, step = bool(narrow), lanes * v.itemsize
-    tail_of, keep_tail, highest, exponentials = parts
+    splat1, get1, rounded1 = one.splat, one.get, _rounding(dtype, half_precision, 1)
+    log1, rounded = vmath.function("log", dtype, 1), _rounding(dtype, half_precision, lanes)
+    half, step = bool(half_precision), lanes * v.itemsize
+    tail_of, store_tail, maximum, exponentials = parts
 
     @register_jitable
     def one_row(x: int, y: int, whole: int, rest: int) -> None:
-        top = bcast(hmax(highest(x, whole, rest)))
+        top = bcast(hmax(maximum(x, whole, rest)))
         given = tail_of(x, whole, rest) if rest > 0 else splat(0.0)
         sums, last = exponentials(x, y, whole, rest, top)
         one_total = total_of(sums)
         if half and log:
-            shift = cut(bcast(get1(log1(cut1(splat1(one_total))), 0)))
+            shift = rounded(bcast(get1(log1(rounded1(splat1(one_total))), 0)))
             for j in range(0, whole, step):
-                store(y + j, cut(load(x + j) - top) - shift)
+                store(y + j, rounded(load(x + j) - top) - shift)
             if rest > 0:
-                keep_tail(y, whole, rest, cut(given - top) - shift)
+                store_tail(y, whole, rest, rounded(given - top) - shift)
         elif half:
-            divisor = cut(bcast(one_total))
+            divisor = rounded(bcast(one_total))
             for j in range(0, whole, step):
                 store(y + j, load(y + j) / divisor)
             if rest > 0:
-                keep_tail(y, whole, rest, last / divisor)
+                store_tail(y, whole, rest, last / divisor)
         elif log:
             shift = top + bcast(get1(log1(splat1(one_total)), 0))
             for j in range(0, whole, step):
                 store(y + j, load(x + j) - shift)
             if rest > 0:
-                keep_tail(y, whole, rest, given - shift)
+                store_tail(y, whole, rest, given - shift)
         else:
             factor = splat(1.0) / bcast(one_total)
             for j in range(0, whole, step):
                 store(y + j, load(y + j) * factor)
             if rest > 0:
-                keep_tail(y, whole, rest, last * factor)
+                store_tail(y, whole, rest, last * factor)
 
     return one_row
 
@@ -214,21 +224,24 @@ def _short_rows(v: Any, parts: tuple[Function, ...]) -> Function:
     load, store, splat, bcast = v.load, v.store, v.splat, v.splat
     row_max, row_sum, load1, item = v.row_max, v.row_sum, ld(v.dtype), v.itemsize
     step = lanes * item
-    tail_of, keep_tail, highest, exponentials = parts
+    tail_of, store_tail, maximum, exponentials = parts
 
     @register_jitable
     def short_rows(x: int, y: int, row: int, whole: int, rest: int) -> None:
-        """Do as many rows as a vector has lanes; the same bits as `one_row`, which waits more."""
-        vectors, ends = _parts(), _ends()
+        """Compute as many rows as a vector has lanes, so that their reductions share latency.
+
+        The results have the same bits as those of `one_row`.
+        """
+        vectors, ends = _vector_scratch(), _row_scratch()
         for k in range(lanes):
-            store(vectors + k * step, highest(x + k * row, whole, rest))
+            store(vectors + k * step, maximum(x + k * row, whole, rest))
         store(ends, row_max(vectors))
         for k in range(lanes):
             to = y + k * row
             sums, last = exponentials(x + k * row, to, whole, rest, bcast(load1(ends + k * item)))
             store(vectors + k * step, sums)
             if rest > 0:
-                keep_tail(to, whole, rest, last)
+                store_tail(to, whole, rest, last)
         store(ends, splat(1.0) / row_sum(vectors))
         for k in range(lanes):
             to, factor = y + k * row, bcast(load1(ends + k * item))
@@ -236,25 +249,25 @@ def _short_rows(v: Any, parts: tuple[Function, ...]) -> Function:
             for j in range(0, whole, step):
                 store(to + j, load(to + j) * factor)
             if rest > 0:
-                keep_tail(to, whole, rest, last * factor)
+                store_tail(to, whole, rest, last * factor)
 
     return short_rows
 
 
-def columns(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
+def columns(*, dtype: str, lanes: int, log: bool, half_precision: str) -> Function:
     """Return the kernel of `SoftmaxArguments` along an axis with elements inside it.
 
     Args:
         dtype: Of the elements.
         lanes: Elements of a vector.
         log: Compute the logarithm of the result (LogSoftmax).
-        narrow: The half precision to which every step is rounded, "" for none.
+        half_precision: "float16" or "bfloat16": round every step to it, as the reference does.
     """
     arguments = view_of(SoftmaxArguments)
     v = vec(dtype, lanes)
-    load_m, store_m, mask_n, splat, most = v.load_m, v.store_m, v.mask_n, v.splat, v.max
+    load_m, store_m, mask_n, splat, larger = v.load_m, v.store_m, v.mask_n, v.splat, v.max
     exp, logarithm = (vmath.function(name, dtype, lanes) for name in ("exp_flushed", "log"))
-    cut, half = _rounding(dtype, narrow, lanes), bool(narrow)
+    rounded, half = _rounding(dtype, half_precision, lanes), bool(half_precision)
     item = v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -269,19 +282,19 @@ def columns(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
             x, y = a.x + at, a.y + at
             top, total = load_m(x, mask), splat(0.0)
             for j in range(1, size):
-                top = most(top, load_m(x + j * step, mask))
+                top = larger(top, load_m(x + j * step, mask))
             for j in range(size):
-                p = cut(exp(cut(load_m(x + j * step, mask) - top)))
+                p = rounded(exp(rounded(load_m(x + j * step, mask) - top)))
                 total = total + p
                 if not log:
                     store_m(y + j * step, mask, p)
             if half and log:
-                shift = cut(logarithm(cut(total)))
+                shift = rounded(logarithm(rounded(total)))
                 for j in range(size):
-                    below = cut(load_m(x + j * step, mask) - top)
+                    below = rounded(load_m(x + j * step, mask) - top)
                     store_m(y + j * step, mask, below - shift)
             elif half:
-                divisor = cut(total)
+                divisor = rounded(total)
                 for j in range(size):
                     store_m(y + j * step, mask, load_m(y + j * step, mask) / divisor)
             elif log:

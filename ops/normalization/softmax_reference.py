@@ -1,7 +1,7 @@
-"""Softmax, LogSoftmax and Hardmax, for the reference.
+"""Reference of Softmax, LogSoftmax and Hardmax.
 
-Before opset 13 they flatten the input to two dimensions at ``axis``; onnx.reference does not.
-Its LogSoftmax takes the logarithm of a softmax that may have become zero.
+Before opset 13 they flatten the input to two dimensions at ``axis``; onnx.reference does not. Its
+LogSoftmax is the logarithm of a softmax, which may have underflowed to 0.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from subgraph.operators.reference import attributes
 
 
 def _along(node: Node, x: Array, function: Callable[[Array, int], Array]) -> list[Array]:
+    """Apply ``function(x, axis)`` along the node's axis."""
     axis = int(attributes(node)["axis"])
     if x.size == 0:
         return [x.copy()]
-    # Half precision stays: the suite's expected values are rounded after every step.
+    # Half precision is not widened: ONNX's test data are rounded after every step.
     if node.version >= 13:
         result = function(x, axis) if x.ndim else function(x.reshape(1), 0).reshape(())
     else:
@@ -42,7 +43,7 @@ def _log_softmax(x: Array, axis: int) -> Array:
 
 
 def _sum(x: Array, axis: int) -> Array:
-    """Return the sum, of half precision rounded once at the end."""
+    """Return the sum; of half precision it is rounded once, at the end."""
     wide = np.float32 if x.dtype.itemsize < 4 else x.dtype
     total: Array = x.sum(axis=axis, keepdims=True, dtype=wide)
     return total.astype(x.dtype)

@@ -14,7 +14,7 @@ class ReductionArguments(KernelArguments):
     Attributes:
         x: The elements that are reduced.
         y: The results, contiguous.
-        shifts: What is subtracted before exp, one for each element of y; 0 unless "sumexp".
+        shifts: For "sumexp" what is subtracted before exp, one for each element of y; else 0.
         size: Contiguous elements: `rows` reduces them, `columns` keeps them.
         kept: Number of other kept dimensions.
         reduced: Number of other reduced dimensions.
@@ -35,17 +35,17 @@ class ReductionArguments(KernelArguments):
     dims: Words
 
 
-class ExtremeArguments(KernelArguments):
-    """Arguments of `extreme` and `extreme_along`.
+class ArgMinMaxArguments(KernelArguments):
+    """Arguments of `argminmax_columns` and `argminmax_rows`.
 
-    A work unit of `extreme` is a tile of ``lanes`` elements inside the axis, of an outer index; one
-    of `extreme_along` is an outer index.
+    A work unit of `argminmax_columns` is a tile of ``lanes`` elements inside the axis, of an outer
+    index; one of `argminmax_rows` is an outer index.
 
     Attributes:
         x: The elements that are searched, ``[outer][size][inner]``.
         y: Their indices along the axis, ``[outer][inner]``, int64.
         size: Elements along the axis.
-        inner: Elements inside the axis; 1 for `extreme_along`.
+        inner: Elements inside the axis; 1 for `argminmax_rows`.
     """
 
     x: Address
@@ -57,7 +57,7 @@ class ExtremeArguments(KernelArguments):
 class CumulativeArguments(KernelArguments):
     """Arguments of `cumulative`; a work unit is a tile of ``4 * lanes`` elements inside the axis.
 
-    Tiles are innermost, then what is outside the axis.
+    Tiles are innermost, then the dimensions outside the axis.
 
     Attributes:
         x: The elements, ``[outer][size][inner]``.
@@ -65,7 +65,7 @@ class CumulativeArguments(KernelArguments):
         size: Elements along the axis.
         inner: Elements inside the axis.
         reverse: 1 to accumulate from the end of the axis, else 0.
-        exclusive: 1 to leave out the element itself, else 0.
+        exclusive: 1 to exclude the element itself, else 0.
     """
 
     x: Address
@@ -81,8 +81,8 @@ class MinMaxArguments(KernelArguments):
 
     Attributes:
         x: First element, float32.
-        largest: The largest element of each unit, NaN where one is; float32.
-        smallest: The smallest element of each unit, NaN where one is; float32.
+        largest: The largest element of each unit, NaN if it has one; float32.
+        smallest: The smallest element of each unit, NaN if it has one; float32.
         size: Number of elements.
         run: Elements of a unit; the last may have fewer.
     """

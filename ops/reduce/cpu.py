@@ -23,7 +23,7 @@ from subgraph.ops.pool.cpu import emit_whole
 from subgraph.ops.shared.strides import collapse, contiguous, normal_axis
 from subgraph.ops.shared.tile_planning import tiles
 
-from .arguments import CumulativeArguments, ExtremeArguments, ReductionArguments
+from .arguments import ArgMinMaxArguments, CumulativeArguments, ReductionArguments
 
 _OPS = {
     "ReduceSum": "sum",
@@ -37,10 +37,12 @@ _OPS = {
     "ReduceLogSum": "logsum",
     "ReduceLogSumExp": "sumexp",
 }
-_REAL = frozenset({"mean", "l2", "logsum", "sumexp"})
-_EMPTY = {"mean": math.nan, "logsum": -math.inf, "sumexp": -math.inf}
-_POOLED = {"mean": "average", "max": "maximum", "min": "minimum"}
-_WORK = 8192  # minimum elements per thread (estimate: more work than starting a thread)
+_REAL = frozenset({"mean", "l2", "logsum", "sumexp"})  # integers are reduced as float64
+_EMPTY = {"mean": math.nan, "logsum": -math.inf, "sumexp": -math.inf}  # of no elements; else 0
+_POOLED = {"mean": "average", "max": "maximum", "min": "minimum"}  # kinds of pooling of images
+_MIN_ELEMENTS_PER_THREAD = (
+    8192  # minimum elements per thread (estimate: more work than starting a thread)
+)
 
 
 def reduced_axes(low: Lowering, rank: int) -> list[int]:
@@ -66,11 +68,11 @@ def emit_reduction(
     Args:
         low: Where the step goes.
         op: An operation of `subgraph.ops.reduce.kernels.rows`.
-        x: What is reduced.
-        y: The results in row-major order of the axes that are kept; its shape does not matter.
-        axes: The axes.
-        shifts: For "sumexp" the maxima, as y.
-        dtype: What the elements are taken for; by default what they are.
+        x: The input.
+        y: The results in row-major order of the axes that are kept; of any shape.
+        axes: The axes that are reduced, counted from the front.
+        shifts: For "sumexp" what is subtracted before exp, with y's elements.
+        dtype: The dtype as which elements are read, if not x's.
     """
     if y.size == 0:
         return
@@ -78,7 +80,8 @@ def emit_reduction(
     if count == 0:
         emit_empty_reduction(low, op, y)
         return
-    # Kept and reduced dimensions merge among their like only: a second stride tells them apart.
+    # Kept dimensions merge with kept ones only, reduced ones with reduced ones: reduced ones have
+    # a second stride of 0.
     marks = contiguous([1 if d in axes else n for d, n in enumerate(x.shape)])
     marks = tuple(0 if d in axes else m for d, m in enumerate(marks))
     dims, (steps, kinds) = collapse(x.shape, [contiguous(x.shape), marks])
@@ -107,13 +110,20 @@ def emit_reduction(
         kernel,
         arguments,
         units,
-        grain=larger(1, _WORK // work),
+        grain=larger(1, _MIN_ELEMENTS_PER_THREAD // work),
         flops=x.size,
         bytes=x.nbytes + y.nbytes,
     )
 
 
 def emit_empty_reduction(low: Lowering, op: str, y: Operand) -> None:
+    """Emit the result of a reduction of no elements.
+
+    Args:
+        low: Where the step goes.
+        op: An operation of `subgraph.ops.reduce.kernels.rows`.
+        y: The result, filled with the operation's identity (NaN for "mean").
+    """
     dtype = numpy_dtype(y.dtype)
     if op in ("max", "min") and dtype.kind == "b":
         number = np.array([op == "min"])
@@ -164,7 +174,7 @@ def reduce(node: Node, low: Lowering) -> None:
 
 
 def _maxima(low: Lowering, x: Operand, y: Operand, axes: Sequence[int]) -> Operand:
-    """Emit the maxima that are taken off before exp; infinite ones count as 0."""
+    """Emit the maxima that are subtracted before exp, 0 for infinite ones."""
     found, finite = temporary(low, x.dtype, y.shape), temporary(low, x.dtype, y.shape)
     emit_reduction(low, "max", x, found, axes)
     e = Expression()
@@ -180,7 +190,7 @@ def _maxima(low: Lowering, x: Operand, y: Operand, axes: Sequence[int]) -> Opera
 
 
 @lowering("ArgMax", "ArgMin")
-def extreme(node: Node, low: Lowering) -> None:
+def lower_argminmax(node: Node, low: Lowering) -> None:
     """Lower ArgMax and ArgMin."""
     x, y = low.input(0), low.output()
     axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
@@ -192,24 +202,24 @@ def extreme(node: Node, low: Lowering) -> None:
         return
     last = bool(node.attrs.get("select_last_index", 0))
     size, inner = x.shape[axis] if x.rank else 1, math.prod(x.shape[axis + 1 :])
-    emit_minmax(low, x, y, size, inner, largest=node.op_type == "ArgMax", last=last)
+    emit_argminmax(low, x, y, size, inner, largest=node.op_type == "ArgMax", last=last)
 
 
-def emit_minmax(
+def emit_argminmax(
     low: Lowering, x: Operand, y: Operand, size: int, inner: int, *, largest: bool, last: bool
 ) -> None:
-    """Emit the step that finds the indices of extremes along ``size`` elements, as int64.
+    """Emit the step that finds the index of the largest or smallest element along an axis.
 
     Args:
         low: Where the step goes.
-        x: What is searched.
-        y: The indices.
+        x: The elements, ``[outer][size][inner]``.
+        y: The indices, int64.
         size: Elements along the axis.
         inner: Elements inside it.
-        largest: Whether the largest or the smallest.
-        last: Which one of equals.
+        largest: Find the largest element, else the smallest.
+        last: Of equal elements the last, else the first.
     """
-    lanes = min(16, low.lanes(x.dtype))
+    lanes = min(16, low.lanes(x.dtype))  # indices are int32
     along = inner == 1
     if along:
         units, cost = x.size // size, size
@@ -218,14 +228,20 @@ def emit_minmax(
         units, cost = x.size // (size * inner) * -(-inner // lanes), size * lanes
     kernel = Kernel(
         "subgraph.ops.reduce.kernels",
-        "extreme_along" if along else "extreme",
+        "argminmax_rows" if along else "argminmax_columns",
         dtype=x.dtype,
         lanes=lanes,
         largest=largest,
         last=last,
     )
-    arguments = ExtremeArguments(x=x, y=y, size=size, inner=inner)
-    low.emit(kernel, arguments, units, grain=larger(1, _WORK // cost), bytes=x.nbytes + y.nbytes)
+    arguments = ArgMinMaxArguments(x=x, y=y, size=size, inner=inner)
+    low.emit(
+        kernel,
+        arguments,
+        units,
+        grain=larger(1, _MIN_ELEMENTS_PER_THREAD // cost),
+        bytes=x.nbytes + y.nbytes,
+    )
 
 
 @lowering("CumSum", "CumProd")
@@ -254,7 +270,7 @@ def cumulative(node: Node, low: Lowering) -> None:
         reverse=int(node.attrs.get("reverse", 0)),
         exclusive=int(node.attrs.get("exclusive", 0)),
     )
-    grain = larger(1, _WORK // (4 * size * lanes))
+    grain = larger(1, _MIN_ELEMENTS_PER_THREAD // (4 * size * lanes))
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * x.nbytes)
     if result is not y:
         emit_cast(low, result, y)
@@ -262,7 +278,7 @@ def cumulative(node: Node, low: Lowering) -> None:
 
 @lowering("LpNormalization", dtypes=("float32", "float64"))
 def lp_normalization(node: Node, low: Lowering) -> None:
-    """Lower LpNormalization: a reduction, then a division; where the norm is 0 the result is 0."""
+    """Lower LpNormalization: a reduction, then a division; the result is 0 where the norm is."""
     x, y = low.input(0), low.output()
     axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
     if x.size == 0:

@@ -1,16 +1,16 @@
-// Reductions, softmax, normalizations, running sums and positions of extremes, row by row.
-// T: element of the work. A row belongs to one work-item (GROUP 1) or to a group that works it
-// together through local memory.
+// Reductions, softmax, normalizations, running sums, ArgMax and ArgMin, row by row. T: element in
+// which is computed. A work-item (GROUP 1) computes a row, or a work-group through local memory;
+// GROUP_REDUCE(name, combine) defines the function that combines the results of its work-items.
 
 #if GROUP == 1
 #define ROW get_global_id(0)
 #define ME 0
-#define TOGETHER(name, combine) \
+#define GROUP_REDUCE(name, combine) \
   T name(T x, __local T *shared) { return x; }
 #else
 #define ROW get_group_id(0)
 #define ME get_local_id(0)
-#define TOGETHER(name, combine)                             \
+#define GROUP_REDUCE(name, combine)                         \
   T name(T x, __local T *shared) {                          \
     barrier(CLK_LOCAL_MEM_FENCE);                           \
     shared[ME] = x;                                         \
@@ -35,8 +35,10 @@
 #endif
 
 #if defined(REDUCE)
-// STEP(a, v): take one more element; JOIN(a, b): put two results together; END(a): the result.
-TOGETHER(join_rows, JOIN(a, b))
+// STEP(a, v): add an element to a result; JOIN(a, b): combine two results; END(a): the final one.
+// Kept dimensions have sizes n0..n3 and strides s0..s3, reduced ones m0..m3 and t0..t3; total:
+// elements reduced to one.
+GROUP_REDUCE(join_rows, JOIN(a, b))
 
 __kernel void reduce(int count, __global const T *x, int x0, __global T *y, int y0,
                      __global const T *shifts, int shifts0, int n0, int n1, int n2, int n3, int s0,
@@ -56,9 +58,9 @@ __kernel void reduce(int count, __global const T *x, int x0, __global T *y, int 
 #endif
   T sums[WIDE];
   for (int j = 0; j < WIDE; j++) sums[j] = START;
-  int turns = total / m3;
-  for (int turn = 0; turn < turns; turn++) {
-    __global const T *from = x + turn % m2 * t2 + turn / m2 % m1 * t1 + turn / m2 / m1 * t0;
+  int iterations = total / m3;
+  for (int k = 0; k < iterations; k++) {
+    __global const T *from = x + k % m2 * t2 + k / m2 % m1 * t1 + k / m2 / m1 * t0;
     int i = 0;
 #if GROUP == 1
     if (t3 == 1)
@@ -67,31 +69,32 @@ __kernel void reduce(int count, __global const T *x, int x0, __global T *y, int 
 #endif
     for (i += ME; i < m3; i += GROUP) sums[0] = STEP(sums[0], from[i * t3]);
   }
-  T sum = sums[0];
-  for (int j = 1; j < WIDE; j++) sum = JOIN(sum, sums[j]);
-  sum = join_rows(sum, shared);
-  if (ME == 0) y[y0 + row] = END(sum);
+  T result = sums[0];
+  for (int j = 1; j < WIDE; j++) result = JOIN(result, sums[j]);
+  result = join_rows(result, shared);
+  if (ME == 0) y[y0 + row] = END(result);
 }
 #endif
 
 #if defined(SOFTMAX)
-TOGETHER(most, LARGER(a, b))
-TOGETHER(sum, a + b)
+GROUP_REDUCE(group_max, LARGER(a, b))
+GROUP_REDUCE(group_sum, a + b)
 
-// Half precision is computed in float32 and rounded after every step, as the reference does.
-#if NARROW == 1
-T cut(T x) {
+// Half precision (ROUND_TO 1: float16, 2: bfloat16, 0: none) is computed in float32 and rounded
+// after every step, as in the reference.
+#if ROUND_TO == 1
+T rounded(T x) {
   ushort bits;
   vstore_half(x, 0, (half *)&bits);
   return vload_half(0, (const half *)&bits);
 }
-#elif NARROW == 2
-T cut(T x) {
+#elif ROUND_TO == 2
+T rounded(T x) {
   uint bits = as_uint(x);
   return isnan(x) ? x : as_float((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
 }
 #else
-#define cut(x) (x)
+#define rounded(x) (x)
 #endif
 
 __kernel void softmax(int count, __global const T *x, int x0, __global T *y, int y0, int size,
@@ -104,22 +107,22 @@ __kernel void softmax(int count, __global const T *x, int x0, __global T *y, int
   y += y0 + at;
   T top = x[0], total = 0;
   for (int i = ME; i < size; i += GROUP) top = LARGER(x[i * inner], top);
-  top = most(top, shared);
+  top = group_max(top, shared);
 #if LOG
-  for (int i = ME; i < size; i += GROUP) total += cut(exp(cut(x[i * inner] - top)));
-  total = cut(log(cut(sum(total, shared))));
-  for (int i = ME; i < size; i += GROUP) y[i * inner] = cut(x[i * inner] - top) - total;
+  for (int i = ME; i < size; i += GROUP) total += rounded(exp(rounded(x[i * inner] - top)));
+  total = rounded(log(rounded(group_sum(total, shared))));
+  for (int i = ME; i < size; i += GROUP) y[i * inner] = rounded(x[i * inner] - top) - total;
 #else
   for (int i = ME; i < size; i += GROUP) {
-    T value = cut(exp(cut(x[i * inner] - top)));
+    T value = rounded(exp(rounded(x[i * inner] - top)));
     total += value;
     y[i * inner] = value;
   }
-#if NARROW
-  total = cut(sum(total, shared));
+#if ROUND_TO
+  total = rounded(group_sum(total, shared));
   for (int i = ME; i < size; i += GROUP) y[i * inner] /= total;
 #else
-  total = 1 / sum(total, shared);
+  total = 1 / group_sum(total, shared);
   for (int i = ME; i < size; i += GROUP) y[i * inner] *= total;
 #endif
 #endif
@@ -127,7 +130,7 @@ __kernel void softmax(int count, __global const T *x, int x0, __global T *y, int
 #endif
 
 #if defined(NORMALIZE)
-TOGETHER(sum, a + b)
+GROUP_REDUCE(group_sum, a + b)
 
 T added(__global const T *x, int size, T shift, int power, __local T *shared) {
   T sums[WIDE];
@@ -146,7 +149,7 @@ T added(__global const T *x, int size, T shift, int power, __local T *shared) {
   }
   T total = sums[0];
   for (int j = 1; j < WIDE; j++) total += sums[j];
-  return sum(total, shared);
+  return group_sum(total, shared);
 }
 
 __kernel void rows(int count, __global const T *x, int x0, __global T *y, int y0,
@@ -175,7 +178,7 @@ __kernel void rows(int count, __global const T *x, int x0, __global T *y, int y0
 #endif
 }
 
-// Groups of channels; steps of scale and bias from channel to channel and from group to group.
+// Normalizes groups of channels; steps of scale and bias are between channels and between groups.
 __kernel void groups(int count, __global const T *x, int x0, __global T *y, int y0,
                      __global const T *factor, int f0, __global const T *shift, int h0, int many,
                      int channels, int pixels, T epsilon, int channel_step, int group_step) {
@@ -211,9 +214,9 @@ __kernel void local_response(int count, __global const T *x, int x0, __global T 
 }
 #endif
 
-#if defined(WALK)
-// Where the largest (or smallest) element of a row is.
-__kernel void extreme(int count, __global const T *x, int x0, __global long *y, int y0, int size,
+#if defined(SCAN)
+// The index of the largest (or smallest) element of a row.
+__kernel void argminmax(int count, __global const T *x, int x0, __global long *y, int y0, int size,
                       int inner) {
   int row = get_global_id(0);
   if (row >= count) return;

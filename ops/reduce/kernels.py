@@ -1,6 +1,6 @@
-"""Reductions: along contiguous elements (`rows`), across them (`columns`), indices of extremes.
+"""Reductions: along contiguous elements (`rows`), across them (`columns`), ArgMax, CumSum.
 
-Sums run over several partial sums in an order that sizes alone decide.
+Sums are made of several partial sums, in an order that depends on sizes alone, not on threads.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from subgraph.engine.codegen.simd import convert, ld_i64, st_i64, vec
 from subgraph.engine.codegen.tile import stack_words
 from subgraph.ops.movement.kernels import outer_offset
 
-from .arguments import CumulativeArguments, ExtremeArguments, ReductionArguments
+from .arguments import ArgMinMaxArguments, CumulativeArguments, ReductionArguments
 
 Function = Callable[..., Any]
 
 
-def start_of(dtype: str, op: str) -> float:
-    """Return what a reduction of nothing gives."""
+def identity_of(dtype: str, op: str) -> float:
+    """Return the identity of an operation: its result for no elements."""
     if op not in ("max", "min"):
         return 1 if op == "prod" else 0
     if dtype.startswith("float"):
@@ -33,6 +33,7 @@ def start_of(dtype: str, op: str) -> float:
 
 
 def _combiner(v: Any, op: str) -> Function:
+    """Return ``f(total, x)``, which combines vectors of results."""
     largest, smallest = v.maximum, v.minimum
 
     @register_jitable
@@ -55,7 +56,7 @@ def _combiner(v: Any, op: str) -> Function:
 
 
 def _transform(v: Any, op: str) -> Function:
-    """Return what is done to an element before it is combined; ``shift`` is for "sumexp"."""
+    """Return ``f(x, shift)``, applied to elements before they are combined."""
     absolute = v.abs
     exp: Any = vmath.function("exp", v.dtype, v.lanes) if op == "sumexp" else None
 
@@ -80,7 +81,7 @@ def _transform(v: Any, op: str) -> Function:
 
 
 def _finish(v: Any, op: str) -> Function:
-    """Return what is done to the result; ``number`` is the factor of "mean"."""
+    """Return ``f(x, shift, number)``, applied to results; ``number``: elements reduced to one."""
     real = v.dtype.startswith("float")
     root: Any = v.sqrt if real else None
     log: Any = vmath.function("log", v.dtype, v.lanes) if op in ("logsum", "sumexp") else None
@@ -112,7 +113,7 @@ def _finish(v: Any, op: str) -> Function:
 
 @register_jitable
 def _offset(dims: int, count: int, rest: int) -> int:
-    """Return `outer_offset` in x without a division where there is one dimension."""
+    """Return `outer_offset` in x, without a division if there is only one dimension."""
     if count == 1:
         stride: int = ld_i64(dims + 8)
         return rest * stride
@@ -125,79 +126,83 @@ def rows(*, dtype: str, lanes: int, op: str) -> Function:
     Dimensions outside them are kept or reduced.
 
     Args:
-        dtype: What is reduced.
+        dtype: Dtype of the elements.
         lanes: Elements of a vector.
-        op: ``sum mean prod max min l1 l2 sumsq logsum sumexp``; "sumexp" needs shifts.
+        op: One of ``sum mean prod max min l1 l2 sumsq logsum sumexp``. "sumexp" is
+            ``log(sum(exp(x - shift))) + shift``.
     """
     arguments = view_of(ReductionArguments)
     v = vec(dtype, lanes)
     load, load_m, load_n, select, mask_n = v.load, v.load_m, v.load_n, v.select, v.mask_n
     store, store_n, splat = v.store, v.store_n, v.splat
-    combine, change, finish = _combiner(v, op), _transform(v, op), _finish(v, op)
+    combine, transform, finish = _combiner(v, op), _transform(v, op), _finish(v, op)
     totals = {"max": v.row_max, "min": v.row_min, "prod": v.row_prod}.get(op, v.row_sum)
-    start, item = start_of(dtype, op), v.itemsize
+    start, item = identity_of(dtype, op), v.itemsize
     step = lanes * item
     needs_shift = op == "sumexp"
-    bcast, held = v.bcast, stack_words(lanes * max(1, step // 8))
-    extremes = dtype.startswith("float") and op in ("max", "min")
-    nearer = v.max if op == "max" else v.min
-    unordered: Any = v.unordered if extremes else None
-    isnan: Any = v.isnan if extremes else None
+    bcast, row_results = v.bcast, stack_words(lanes * max(1, step // 8))
+    is_minmax = dtype.startswith("float") and op in ("max", "min")
+    better_of = v.max if op == "max" else v.min
+    unordered: Any = v.unordered if is_minmax else None
+    isnan: Any = v.isnan if is_minmax else None
 
     @register_jitable
-    def extreme_row(x: int, size: int) -> Any:
-        """Return the extremes of a row; NaN is looked for apart, two vectors at a time."""
+    def minmax_row(x: int, size: int) -> Any:
+        """Return the maxima (minima) of the lanes of a row.
+
+        NaN is searched separately, two vectors at a time: faster than a maximum that keeps NaN.
+        """
         a, b, c, d, nan = splat(start), splat(start), splat(start), splat(start), splat(0)
         stop = x + size * item
         while x + 4 * step <= stop:
             e, f, g, h = load(x), load(x + step), load(x + 2 * step), load(x + 3 * step)
-            a, b, c, d = nearer(a, e), nearer(b, f), nearer(c, g), nearer(d, h)
+            a, b, c, d = better_of(a, e), better_of(b, f), better_of(c, g), better_of(d, h)
             nan = select(unordered(e, f), splat(np.nan), nan)
             nan = select(unordered(g, h), splat(np.nan), nan)
             x += 4 * step
-        a, c = nearer(a, b), nearer(c, d)
+        a, c = better_of(a, b), better_of(c, d)
         while x + step <= stop:
             e = load(x)
-            a = nearer(a, e)
+            a = better_of(a, e)
             nan = select(isnan(e), e, nan)
             x += step
         if x < stop:
             mask = mask_n((stop - x) // item)
             e = select(mask, load_m(x, mask), splat(start))
-            c = nearer(c, e)
+            c = better_of(c, e)
             nan = select(isnan(e), e, nan)
-        return select(isnan(nan), nan, nearer(a, c))
+        return select(isnan(nan), nan, better_of(a, c))
 
     @register_jitable
     def one_row(reduction: ReductionArguments, base: int, shift: Any) -> Any:
         """Return partial results of a row, one for each lane."""
         size, kept = reduction.size, reduction.kept
         others, iterations = reduction.reduced, reduction.iterations
-        if extremes and iterations == 1:
-            return extreme_row(base, size)
+        if is_minmax and iterations == 1:
+            return minmax_row(base, size)
         a, b, c, d = splat(start), splat(start), splat(start), splat(start)
         for iteration in range(iterations):
             x = base + _offset(reduction.dims + 24 * kept, others, iteration)
             stop = x + size * item
             while x + 4 * step <= stop:
-                a = combine(a, change(load(x), shift))
-                b = combine(b, change(load(x + step), shift))
-                c = combine(c, change(load(x + 2 * step), shift))
-                d = combine(d, change(load(x + 3 * step), shift))
+                a = combine(a, transform(load(x), shift))
+                b = combine(b, transform(load(x + step), shift))
+                c = combine(c, transform(load(x + 2 * step), shift))
+                d = combine(d, transform(load(x + 3 * step), shift))
                 x += 4 * step
             while x + step <= stop:
-                a = combine(a, change(load(x), shift))
+                a = combine(a, transform(load(x), shift))
                 x += step
             if x < stop:
                 mask = mask_n((stop - x) // item)
-                b = combine(b, select(mask, change(load_m(x, mask), shift), splat(start)))
+                b = combine(b, select(mask, transform(load_m(x, mask), shift), splat(start)))
         if iterations == 1 and size < 4 * lanes:
             return combine(a, b)
         return combine(combine(a, b), combine(c, d))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         reduction = arguments(args)
-        kept, number, rows = reduction.kept, float(reduction.count), held()
+        kept, number, rows = reduction.kept, float(reduction.count), row_results()
         size, short = reduction.size, reduction.iterations == 1 and reduction.size <= lanes
         mask = mask_n(size)
         for first in range(begin, end, lanes):
@@ -208,7 +213,7 @@ def rows(*, dtype: str, lanes: int, op: str) -> Function:
                 if needs_shift:
                     shift = bcast(reduction.shifts + (first + i) * item)
                 if short:
-                    row = select(mask, change(load_m(base, mask), shift), splat(start))
+                    row = select(mask, transform(load_m(base, mask), shift), splat(start))
                 else:
                     row = one_row(reduction, base, shift)
                 store(rows + i * step, row)
@@ -227,7 +232,7 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
     Dimensions outside them are kept or reduced.
 
     Args:
-        dtype: What is reduced.
+        dtype: Dtype of the elements.
         lanes: Elements of a vector.
         op: As of `rows`.
     """
@@ -241,8 +246,8 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
         v.mask_n,
         v.splat,
     )
-    combine, change, finish = _combiner(v, op), _transform(v, op), _finish(v, op)
-    start, item = start_of(dtype, op), v.itemsize
+    combine, transform, finish = _combiner(v, op), _transform(v, op), _finish(v, op)
+    start, item = identity_of(dtype, op), v.itemsize
     step = lanes * item
     needs_shift = op == "sumexp"
 
@@ -267,10 +272,10 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
                     u, w = load(shifts + 2 * step), load(shifts + 3 * step)
                 for iteration in range(iterations):
                     x = base + _offset(reduction.dims + 24 * kept, others, iteration)
-                    a = combine(a, change(load(x), s))
-                    b = combine(b, change(load(x + step), t))
-                    c = combine(c, change(load(x + 2 * step), u))
-                    d = combine(d, change(load(x + 3 * step), w))
+                    a = combine(a, transform(load(x), s))
+                    b = combine(b, transform(load(x + step), t))
+                    c = combine(c, transform(load(x + 2 * step), u))
+                    d = combine(d, transform(load(x + 3 * step), w))
                 store(y, finish(a, s, number))
                 store(y + step, finish(b, t, number))
                 store(y + 2 * step, finish(c, u, number))
@@ -283,7 +288,7 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
                     s = load_m(shifts, mask)
                 for iteration in range(iterations):
                     x = base + _offset(reduction.dims + 24 * kept, others, iteration)
-                    a = combine(a, change(load_m(x, mask), s))
+                    a = combine(a, transform(load_m(x, mask), s))
                 store_m(y, mask, finish(a, s, number))
                 base += step
                 y += step
@@ -293,37 +298,37 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
     return kernel
 
 
-def _winner(v: Any, largest: bool, last: bool) -> Function:
-    """Return whether elements take the place of the best so far; NaN is the most extreme."""
+def _replaces_best(v: Any, largest: bool, last: bool) -> Function:
+    """Return ``f(x, best)``: the lanes in which x replaces the best so far; NaN exceeds all."""
     real = v.dtype.startswith("float")
     isnan: Any = v.isnan if real else None
 
     @register_jitable
-    def beats(x: Any, best: Any) -> Any:
+    def exceeds(x: Any, best: Any) -> Any:
         if largest:
             return x >= best if last else x > best
         return x <= best if last else x < best
 
     @register_jitable
-    def loses(x: Any, best: Any) -> Any:
-        """Return False where either is NaN."""
+    def does_not_exceed(x: Any, best: Any) -> Any:
+        """Return the lanes in which x does not replace ``best``; False where either is NaN."""
         if largest:
             return x < best if last else x <= best
         return x > best if last else x >= best
 
     @register_jitable
-    def wins_real(x: Any, best: Any) -> Any:
+    def exceeds_or_nan(x: Any, best: Any) -> Any:
         if last:
-            return isnan(x) | ~(loses(x, best) | isnan(best))
-        return ~(loses(x, best) | isnan(best))
+            return isnan(x) | ~(does_not_exceed(x, best) | isnan(best))
+        return ~(does_not_exceed(x, best) | isnan(best))
 
-    return wins_real if real else beats
+    return exceeds_or_nan if real else exceeds
 
 
-def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
-    """Return the kernel of `ExtremeArguments`: ArgMax and ArgMin with elements inside the axis.
+def argminmax_columns(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
+    """Return the kernel of `ArgMinMaxArguments`: ArgMax and ArgMin with elements inside the axis.
 
-    NaN counts as the most extreme.
+    NaN counts as the largest (smallest).
 
     Args:
         dtype: Of the elements.
@@ -331,13 +336,13 @@ def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
         largest: Search the largest element, else the smallest.
         last: Of equal elements take the last one, else the first.
     """
-    arguments = view_of(ExtremeArguments)
+    arguments = view_of(ArgMinMaxArguments)
     v, indices = vec(dtype, lanes), vec("int32", lanes)
     load_m, select, mask_n = v.load_m, v.select, v.mask_n
     splat, choose, widened = indices.splat, indices.select, convert("int32", "int64", lanes)
     wide = vec("int64", lanes)
     store, store_m = wide.store, wide.store_m
-    wins = _winner(v, largest, last)
+    replaces = _replaces_best(v, largest, last)
     item = v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -352,7 +357,7 @@ def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
             for j in range(1, size):
                 x += inner * item
                 value = load_m(x, mask)
-                better = wins(value, best)
+                better = replaces(value, best)
                 best = select(better, value, best)
                 index = choose(better, splat(j), index)
             y = a.y + (outer * inner + first) * 8
@@ -364,11 +369,11 @@ def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
     return kernel
 
 
-def extreme_along(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
-    """Return the kernel of `ExtremeArguments`: ArgMax and ArgMin along contiguous elements.
+def argminmax_rows(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
+    """Return the kernel of `ArgMinMaxArguments`: ArgMax and ArgMin along contiguous elements.
 
-    Each lane keeps its best element and the index of that; among the lanes that hold the best of
-    all, the first or the last index is taken.
+    Each lane has its best element and its index; of the lanes that have the best of all, the first
+    or the last index is the result.
 
     Args:
         dtype: Of the elements.
@@ -376,14 +381,14 @@ def extreme_along(*, dtype: str, lanes: int, largest: bool, last: bool) -> Funct
         largest: Search the largest element, else the smallest.
         last: Of equal elements take the last one, else the first.
     """
-    arguments = view_of(ExtremeArguments)
+    arguments = view_of(ArgMinMaxArguments)
     v, indices = vec(dtype, lanes), vec("int32", lanes)
     load, load_m, bcast, select, mask_n = v.load, v.load_m, v.bcast, v.select, v.mask_n
     splat_best, fold = v.splat, v.hmax if largest else v.hmin
     splat, choose, steps = indices.splat, indices.select, indices.iota
     fold_indices = indices.hmax if last else indices.hmin
-    wins, beats = _winner(v, largest, last), _winner(v, largest, last=False)
-    nowhere, item = -1 if last else 2**31 - 1, v.itemsize
+    replaces, exceeds = _replaces_best(v, largest, last), _replaces_best(v, largest, last=False)
+    no_index, item = -1 if last else 2**31 - 1, v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -394,17 +399,17 @@ def extreme_along(*, dtype: str, lanes: int, largest: bool, last: bool) -> Funct
             best, index = bcast(x), splat(0)
             for i in range(0, whole, lanes):
                 value = load(x + i * item)
-                better = wins(value, best)
+                better = replaces(value, best)
                 best = select(better, value, best)
                 index = choose(better, splat(i) + steps(), index)
             if whole < size:
                 inside = mask_n(size - whole)
                 value = load_m(x + whole * item, inside)
-                better = wins(value, best) & inside
+                better = replaces(value, best) & inside
                 best = select(better, value, best)
                 index = choose(better, splat(whole) + steps(), index)
-            behind = beats(splat_best(fold(best)), best)
-            st_i64(a.y + unit * 8, fold_indices(choose(behind, splat(nowhere), index)))
+            not_best = exceeds(splat_best(fold(best)), best)
+            st_i64(a.y + unit * 8, fold_indices(choose(not_best, splat(no_index), index)))
 
     return kernel
 
@@ -420,11 +425,12 @@ def cumulative(*, dtype: str, lanes: int, op: str) -> Function:
     arguments = view_of(CumulativeArguments)
     v = vec(dtype, lanes)
     load, store, load_n, store_n, splat = v.load, v.store, v.load_n, v.store_n, v.splat
-    combine, item, start = _combiner(v, op), v.itemsize, start_of(dtype, op)
+    combine, item, start = _combiner(v, op), v.itemsize, identity_of(dtype, op)
     wide = lanes * item
 
     @register_jitable
     def whole_tile(x: int, y: int, size: int, by: int, exclusive: bool) -> None:
+        """Accumulate four vectors of columns, ``by`` bytes between rows."""
         a, b, c, d = splat(start), splat(start), splat(start), splat(start)
         for _ in range(size):
             if exclusive:
@@ -444,6 +450,7 @@ def cumulative(*, dtype: str, lanes: int, op: str) -> Function:
 
     @register_jitable
     def part(x: int, y: int, size: int, by: int, exclusive: bool, count: int) -> None:
+        """Accumulate ``count`` columns, one vector at most."""
         total = splat(start)
         for _ in range(size):
             before = total

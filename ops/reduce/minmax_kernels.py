@@ -1,4 +1,4 @@
-"""The largest and the smallest element of an array, in one pass over it."""
+"""Kernel of the largest and the smallest element of an array, in one pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def minmax(*, lanes: int) -> Callable[..., None]:
 
     @register_jitable
     def of_run(x: int, size: int) -> Any:
-        """Return largest, smallest and NaN where there was one, each for all lanes."""
+        """Return the largest and smallest of each lane, and NaN in lanes that saw one."""
         a, b, c, d = splat(-infinite), splat(-infinite), splat(infinite), splat(infinite)
         nan, stop = splat(0), x + 4 * size
         while x + 4 * step <= stop:

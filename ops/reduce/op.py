@@ -1,4 +1,4 @@
-"""Reductions: shape rules, and corrections of the reference."""
+"""Reductions: requirements, types, and the reference where onnx.reference differs."""
 
 from __future__ import annotations
 
@@ -24,32 +24,50 @@ from subgraph.ops.shared.strides import normal_axis
 
 
 def reduction_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
-    """Raise ShapeError unless each axis exists, and is named once (ONNX, 1 to 20)."""
+    """Raise ShapeError unless each axis exists, and is named once (ONNX, 1 to 20).
+
+    Args:
+        node: A Reduce operator; old versions have the axes as an attribute.
+        x: The input.
+        axes: The axes, int64; None or empty: all (none with ``noop_with_empty_axes``).
+    """
     require_axes(x.rank, listed(node, "axes", axes) or [])
 
 
-def extreme_operands(node: Node, x: Tensor) -> None:
+def argminmax_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axis exists and has elements (ONNX, 1 to 13)."""
     axis = require_axis(node, x.rank)
     require(x.rank == 0 or x.shape[axis] >= 1, "axis {} has no elements", axis)
 
 
 def cumulative_operands(node: Node, x: Tensor, axis: Tensor) -> None:
-    """Raise ShapeError unless the axis is one number and exists (ONNX, 11 to 26)."""
+    """Raise ShapeError unless the axis is one number and exists (ONNX, 11 to 26).
+
+    Args:
+        node: A CumSum or CumProd.
+        x: The input.
+        axis: The axis, a scalar or of shape [1].
+    """
     require_single("axis", axis, "int64", "int32")
     require_axes(max(x.rank, 1), listed(node, "axis", axis) or [])
 
 
 def _axes(node: Node, values: Values) -> list[int] | None:
-    """Return the axes as stated, [] for none stated; None while they are not known."""
+    """Return the axes of a Reduce operator, [] for omitted ones; None if they are not known."""
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         found = values[1]
         return None if found is None else [int(axis) for axis in found.reshape(-1)]
     return [int(axis) for axis in node.attrs.get("axes") or ()]
 
 
-def reduction(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Drop the reduced axes, or keep them with size 1."""
+def reduction_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the type without the reduced axes, or with size 1 for them.
+
+    Args:
+        node: A Reduce operator; ``keepdims``, axes in old versions.
+        types: Of the input.
+        values: The axes as second one, if they are an input and known.
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype)]
@@ -65,11 +83,18 @@ def reduction(node: Node, types: Types, values: Values) -> list[ValueType | None
 
 
 def _without(shape: Sequence[Dim], axes: set[int], keep: bool) -> list[Dim]:
+    """Return a shape without some axes, or (``keep``) with size 1 for them."""
     return [1 if d in axes else n for d, n in enumerate(shape) if keep or d not in axes]
 
 
-def extreme(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Drop the axis, or keep it with size 1; the result is int64."""
+def argminmax_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return int64 of the shape without the axis, or with size 1 for it.
+
+    Args:
+        node: An ArgMax or ArgMin; ``axis``, ``keepdims``.
+        types: Of the input.
+        values: Not used.
+    """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [TensorType("int64")]
@@ -78,8 +103,8 @@ def extreme(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType("int64", _without(x.shape, {axis}, keep))]
 
 
-def of_any_rank(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Reduce a scalar as a list of one, whose axis may be named; onnx.reference fails for some."""
+def with_scalars(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Reduce a scalar as a vector of one; onnx.reference fails for a scalar with axes."""
     x: Array = inputs[0]
     if x.ndim:
         return list(standard(node, inputs))
@@ -87,26 +112,26 @@ def of_any_rank(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return [np.asarray(found).reshape(())]
 
 
-def keep_dtype(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Give the dtype of the input; onnx.reference gives NumPy's wider one for integers.
+def in_dtype_of_input(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Return results of the input's dtype; onnx.reference returns NumPy's wider one of integers.
 
-    It refuses logarithms of integers, which were allowed up to opset 26.
+    It raises for logarithms of integers, which opsets up to 26 allow.
     """
     x: Array = inputs[0]
     if node.op_type == "ReduceLogSum" and x.dtype.kind in "iu":
         inputs = [x.astype(np.float64), *inputs[1:]]
-    return [np.asarray(y).astype(x.dtype) for y in of_any_rank(node, inputs)]
+    return [np.asarray(y).astype(x.dtype) for y in with_scalars(node, inputs)]
 
 
 def cumulative(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Accumulate along an axis; onnx.reference takes no axis of shape [1], and loses rank 0."""
+    """Accumulate along an axis; onnx.reference raises for an axis of shape [1] and for rank 0."""
     x, axis = inputs
     found: Array = standard(node, [x.reshape(x.shape or (1,)), axis.reshape(())])[0]
     return [found.reshape(x.shape)]
 
 
 def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Compute log(sum(exp(x))) for every rank; onnx.reference fails for rank 0."""
+    """Return log(sum(exp(x))); onnx.reference fails for rank 0."""
     x: Array = inputs[0]
     given = attributes(node)
     stated = inputs[1] if len(inputs) > 1 and inputs[1] is not None else given.get("axes")
@@ -124,18 +149,20 @@ def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
 
 
 # The operators of this family, each in all its versions.
-declare("ArgMax", "ArgMin", requires=extreme_operands, infer=extreme, compute=of_any_rank)
+declare(
+    "ArgMax", "ArgMin", requires=argminmax_operands, infer=argminmax_types, compute=with_scalars
+)
 declare("CumProd", "CumSum", requires=cumulative_operands, infer=first_type, compute=cumulative)
 declare(
     *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"),
     requires=reduction_operands,
-    infer=reduction,
-    compute=keep_dtype,
+    infer=reduction_types,
+    compute=in_dtype_of_input,
 )
-declare("ReduceLogSumExp", requires=reduction_operands, infer=reduction, compute=log_sum_exp)
+declare("ReduceLogSumExp", requires=reduction_operands, infer=reduction_types, compute=log_sum_exp)
 declare(
     *("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"),
     requires=reduction_operands,
-    infer=reduction,
-    compute=of_any_rank,
+    infer=reduction_types,
+    compute=with_scalars,
 )

@@ -1,6 +1,6 @@
-"""Reductions on OPENCL: the CPU's shape work, other kernels.
+"""Reductions on OPENCL: the CPU's lowerings with kernels of their own.
 
-On a GPU a work-group takes a long row together; on a CPU each work-item has rows of its own.
+On a GPU a work-group computes a long row together; on a CPU each work-item has rows of its own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.shared.opencl_code import line, register, require
 from subgraph.ops.shared.strides import collapse, contiguous
 
-from .arguments import CumulativeArguments, ExtremeArguments, MinMaxArguments
+from .arguments import ArgMinMaxArguments, CumulativeArguments, MinMaxArguments
 from .cpu import emit_empty_reduction
 
-Words = list["Argument | np.generic[Any]"]
-_TEAM = 128  # work-items of a GPU that share a row
-_LONG = 64  # shorter rows belong to one work-item
-_LEVELS = 4
+Arguments = list["Argument | np.generic[Any]"]
+_GROUP_ITEMS = 128  # work-items of a GPU that share a row (estimate)
+_MIN_GROUP_ROW = 64  # elements of a row; shorter ones belong to one work-item (estimate)
+_MAX_DIMENSIONS = 4  # kept ones, and reduced ones, that the kernel takes
 
 cl_shared(
     *("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"),
@@ -35,7 +35,7 @@ cl_shared(
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
 )
 
-# START, STEP(a, v), JOIN(a, b), END(a)
+# Macros of kernels.cl for each operation: START, STEP(a, v), JOIN(a, b), END(a).
 _STEPS = {
     "sum": ("0", "(a) + (v)", "(a) + (b)", "a"),
     "mean": ("0", "(a) + (v)", "(a) + (b)", "(a) / total"),
@@ -56,10 +56,19 @@ def program(dtype: str, **defines: str | int) -> ClSource:
     return ClSource("reduce/kernels", defines=tuple(sorted(defines.items())))
 
 
-def team(low: ClLowering, count: int, size: int) -> tuple[int, tuple[int], tuple[int]]:
-    """Return how many work-items share a row, and the ranges over ``count`` rows."""
-    if low.traits.is_gpu and size >= _LONG:
-        return _TEAM, (count * _TEAM,), (_TEAM,)
+def row_ranges(low: ClLowering, count: int, size: int) -> tuple[int, tuple[int], tuple[int]]:
+    """Return how many work-items share a row, and the launch ranges.
+
+    Args:
+        low: The lowering.
+        count: Number of rows.
+        size: Elements of a row.
+
+    Returns:
+        Work-items that share a row, the global range, the range of a work-group.
+    """
+    if low.traits.is_gpu and size >= _MIN_GROUP_ROW:
+        return _GROUP_ITEMS, (count * _GROUP_ITEMS,), (_GROUP_ITEMS,)
     return 1, *line(low, count)
 
 
@@ -73,7 +82,20 @@ def emit_reduction(
     shifts: Operand | None = None,
     dtype: str = "",
 ) -> None:
-    """Launch a reduction; see the CPU's function of this name."""
+    """Launch a reduction.
+
+    Args:
+        low: Where the launch goes.
+        op: An operation of `subgraph.ops.reduce.kernels.rows`.
+        x: The input.
+        y: The results, in row-major order of the axes that are kept.
+        axes: The axes that are reduced.
+        shifts: For "sumexp" what is subtracted before exp.
+        dtype: The dtype as which elements are read, if not x's.
+
+    Raises:
+        Unsupported: More than four kept or reduced dimensions do not merge.
+    """
     assert isinstance(low, ClLowering)
     if y.size == 0:
         return
@@ -88,37 +110,37 @@ def emit_reduction(
     one = dims == (1,)
     kept = [d for d in range(len(dims)) if kinds[d] or one]
     others = [d for d in range(len(dims)) if d not in kept]
-    if max(len(kept), len(others)) > _LEVELS:
+    if max(len(kept), len(others)) > _MAX_DIMENSIONS:
         raise Unsupported(f"a reduction over {len(dims)} dimensions that do not merge")
-    words: Words = [y.size, x, y, shifts or y]
+    arguments: Arguments = [y.size, x, y, shifts or y]
     for chosen in (kept, others):
-        missing = _LEVELS - len(chosen)
-        words += [*[1] * missing, *(dims[d] for d in chosen)]
-        words += [*[0] * missing, *(steps[d] for d in chosen)]
-    words.append(total)
+        missing = _MAX_DIMENSIONS - len(chosen)
+        arguments += [*[1] * missing, *(dims[d] for d in chosen)]
+        arguments += [*[0] * missing, *(steps[d] for d in chosen)]
+    arguments.append(total)
     start, step, join, end = _STEPS[op]
-    group, *ranges = team(low, y.size, total)
+    group, *ranges = row_ranges(low, y.size, total)
     macros: dict[str, str | int] = {"STEP(a, v)": step, "JOIN(a, b)": join, "END(a)": end}
     source = program(
         dtype or x.dtype, REDUCE=1, START=start, GROUP=group, SHIFTED=int(bool(shifts)), **macros
     )
-    low.launch(source, "reduce", words, *ranges, flops=x.size, bytes=x.nbytes + y.nbytes)
+    low.launch(source, "reduce", arguments, *ranges, flops=x.size, bytes=x.nbytes + y.nbytes)
 
 
 def variant_of(kernel: Kernel) -> dict[str, Any]:
-    """Return what the factory of a kernel is called with."""
+    """Return the arguments of a kernel's factory, by name."""
     return dict(kernel.variant)
 
 
-@cl_kernel("subgraph.ops.reduce.kernels", "extreme", "extreme_along")
-def extreme(low: ClLowering, kernel: Kernel, a: ExtremeArguments) -> None:
+@cl_kernel("subgraph.ops.reduce.kernels", "argminmax_columns", "argminmax_rows")
+def argminmax(low: ClLowering, kernel: Kernel, a: ArgMinMaxArguments) -> None:
     """Launch ArgMax or ArgMin."""
     variant = variant_of(kernel)
     require(low, variant["dtype"])
     flags = {"LARGEST": int(variant["largest"]), "LAST": int(variant["last"]), "PRODUCT": 0}
     rows = a.x.size // a.size
-    source = program(variant["dtype"], WALK=1, **flags)
-    low.launch(source, "extreme", [rows, *a.words()], *line(low, rows))
+    source = program(variant["dtype"], SCAN=1, **flags)
+    low.launch(source, "argminmax", [rows, *a.words()], *line(low, rows))
 
 
 @cl_kernel("subgraph.ops.reduce.minmax_kernels", "minmax")
@@ -126,7 +148,7 @@ def minmax(low: ClLowering, kernel: Kernel, a: MinMaxArguments) -> None:
     """Launch the reductions to the largest and to the smallest element."""
     axes = range(a.x.rank)
     for op, found in (("max", a.largest), ("min", a.smallest)):
-        assert found.size == 1, "a device's program is emitted for one thread"
+        assert found.size == 1, "an OpenCL program is emitted for one thread"
         emit_reduction(low, op, a.x, found, axes)
 
 
@@ -137,5 +159,5 @@ def cumulative(low: ClLowering, kernel: Kernel, a: CumulativeArguments) -> None:
     require(low, variant["dtype"])
     rows = a.x.size // a.size
     flags = {"LARGEST": 0, "LAST": 0, "PRODUCT": int(variant["op"] == "prod")}
-    source = program(variant["dtype"], WALK=1, **flags)
+    source = program(variant["dtype"], SCAN=1, **flags)
     low.launch(source, "cumulative", [rows, *a.words()], *line(low, rows))

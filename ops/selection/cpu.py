@@ -19,7 +19,7 @@ from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.indexing.cpu import emit_gather_elements
 from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
 from subgraph.ops.movement.cpu import element_bytes
-from subgraph.ops.reduce.cpu import emit_minmax
+from subgraph.ops.reduce.cpu import emit_argminmax
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
 from .arguments import (
@@ -52,7 +52,7 @@ def top_k(node: Node, low: Lowering) -> None:
     inner = math.prod(x.shape[axis + 1 :])
     largest = bool(node.attrs.get("largest", 1))
     if k == 1 and (largest or x.dtype in INTEGERS):  # TopK and ArgMax agree: NaN is the largest
-        emit_minmax(low, x, indices, x.shape[axis], inner, largest=largest, last=False)
+        emit_argminmax(low, x, indices, x.shape[axis], inner, largest=largest, last=False)
         emit_gather_elements(low, x, indices, values, axis)
         return
     wide = x.itemsize > 4 or x.shape[axis] >= 1 << 32
