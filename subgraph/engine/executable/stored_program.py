@@ -2,8 +2,9 @@
 
 `describe` converts an `ArgumentLayout` to plain JSON and one array of integers, and `read` converts
 them back, for the same kernels and options. The machine code of the kernels is stored, too, for
-machines whose cache does not have it. Words are addresses and code is run without further checks,
-so only files that this user has signed are read. They contain no expressions of sizes.
+machines whose cache does not have it. Argument words become addresses, and the code is executed,
+without further checks; therefore only files that this user has signed are read. Symbolic plans are
+stored as the instances that have run, without the expressions of their sizes.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from subgraph.system import host
 from subgraph.system.objectcache import ObjectCode
 from subgraph.weights.cache import WeightEntry, read_only
 
-_ALIGN = 64
+_ALIGN = 64  # bytes, of arrays without an alignment of their own
 
 
 @attrs.frozen(eq=False)
 class StoredProgram:
-    """A program from a file, with its conditions.
+    """A program from a file, with the conditions under which it may run.
 
     Attributes:
-        layout: The program.
-        versions: The versions of the parameters from which its weights were computed.
-        sources: Parameters from which weights were computed; the program does not read them.
-        unchecked: Weights in the file, which are to be checked before a run.
+        layout: The argument layout.
+        versions: The versions of the region's parameters, from which its weights were computed.
+        sources: The parameters among them that the program itself does not read.
+        unchecked: Weights in the file, whose checksums are checked before the first run.
     """
 
     layout: ArgumentLayout
@@ -49,7 +50,7 @@ class StoredProgram:
     unchecked: tuple[Unchecked, ...]
 
     def check(self) -> None:
-        """Check the weights; the program must not run before.
+        """Check the checksums of the weights; the program must not run before.
 
         Raises:
             BlobError: The file is damaged.
@@ -57,14 +58,14 @@ class StoredProgram:
         Unchecked.check_all(self.unchecked)
 
     def fits(self, inputs: Sequence[Any]) -> bool:
-        """Return whether the program is for inputs of these types."""
+        """Return whether the program is for inputs of these dtypes and shapes."""
         pairs = ((port, inputs[port.position]) for port in self.layout.inputs)
         return all(
             item.shape == port.shape and dtype_of(item) == port.dtype for port, item in pairs
         )
 
     def holds(self, snapshot: Snapshot) -> bool:
-        """Return whether its weights were computed from the parameters of a snapshot."""
+        """Return whether its weights were computed from the parameters as in a snapshot."""
         for parameter, version in self.versions.items():
             state = snapshot.states.get(parameter)
             if (parameter.version if state is None else state.version) != version:
@@ -76,8 +77,8 @@ def describe(layout: ArgumentLayout, file: ExportFile) -> dict[str, Any] | None:
     """Return a program as plain JSON.
 
     Args:
-        layout: The program.
-        file: The file; arrays and weights are added to it.
+        layout: The argument layout of the program.
+        file: The file; arrays, weights and code are added to it.
 
     Returns:
         The description; None if the program has reference steps, or weights that cannot be stored.
@@ -127,7 +128,7 @@ def read(
         parameters: The parameters of the region.
 
     Returns:
-        The program; None if the source of a kernel has changed since.
+        The program; None if a kernel has changed since the file was written.
     """
     isa = host.isa()
     kernels: list[Kernel] = []
@@ -211,14 +212,14 @@ class _Numbers:
         self._size = 0
 
     def add(self, *arrays: Array) -> list[int]:
-        """Append arrays; return the index of the first number, and their count."""
+        """Append arrays; return the index of their first number, and how many they have."""
         size = sum(len(array) for array in arrays)
         self._parts += arrays
         self._size += size
         return [self._size - size, size]
 
     def patch(self, patch: Patch) -> list[int]:
-        """Append positions, then offsets; return as `add`."""
+        """Append positions, then offsets; return what `add` returns."""
         return self.add(patch.positions, patch.offsets)
 
     def array(self) -> Array:

@@ -1,8 +1,8 @@
 """The number of channels in a block of the blocked layout, chosen by a graph's convolutions.
 
-A block is a vector, and the unused lanes of the last block are multiplied as well: groups of 8
-channels in blocks of 16 are half zeros. On processors on which a vector of half the width takes
-half the time, such networks are faster in blocks of half a vector.
+A block is a vector, and the unused lanes of the last block are multiplied as well: in groups of 8
+channels, half the lanes of a block of 16 are zeros. On processors on which a vector of half the
+width takes half the time, networks of such groups are faster in blocks of half a vector.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import TensorType
 from subgraph.system import host
 
-# Least ratio of the times for which half vectors are chosen, because tiles and copies of whole
-# vectors are faster.
+# Half vectors are chosen if the products take this many times longer with whole vectors (estimate:
+# copies and the rest of the network are faster with whole ones).
 _MIN_GAIN = 1.1
-_MAX_IMAGE_CHANNELS = 3  # most channels of an image, which is read in plain layout
-_PANEL_BLOCKS = 2  # blocks of outputs in a packed panel
+_MAX_IMAGE_CHANNELS = 3  # convolutions read an image with no more channels in plain layout
+_PANEL_BLOCKS = 2  # blocks of output channels in a packed panel of weights
 
 
 @attrs.frozen
@@ -41,7 +41,7 @@ class ConvolutionSize:
     taps: int
 
     def vectors(self, lanes: int) -> int:
-        """Return the number of products of vectors, with blocks of ``lanes`` channels."""
+        """Return the number of vector products, with blocks of ``lanes`` channels."""
         return self.pixels * self.taps * self._products(lanes)
 
     def _products(self, lanes: int) -> int:
@@ -50,12 +50,12 @@ class ConvolutionSize:
             return -(-channels // lanes)
         if self.groups > 1:
             return min(self._merged(lanes), self._per_panel(lanes))
-        # With one tap, and over an image, no products with lanes beyond the last channel are made.
+        # Convolutions of one tap, and those over an image, skip the lanes beyond the last channel.
         exact = self.taps == 1 or self.inputs <= _MAX_IMAGE_CHANNELS
         return (self.inputs if exact else _padded(self.inputs, lanes)) * -(-channels // lanes)
 
     def _merged(self, lanes: int) -> int:
-        """Return the products if groups are merged to whole blocks."""
+        """Return the vector products of a pixel and tap if groups are merged to whole blocks."""
         whole = (lanes // math.gcd(lanes, size) for size in (self.inputs, self.outputs))
         together = math.lcm(*whole)
         if self.groups % together:
@@ -64,7 +64,7 @@ class ConvolutionSize:
         return self.groups // together * _padded(together * self.inputs, lanes) * blocks
 
     def _per_panel(self, lanes: int) -> int:
-        """Return the products if each panel of outputs reads only its blocks of inputs."""
+        """Return the vector products if each panel of outputs reads only its blocks of inputs."""
         channels, width = self.groups * self.outputs, _PANEL_BLOCKS * lanes
         total = 0
         for start in range(0, channels, width):
@@ -82,7 +82,8 @@ def _padded(channels: int, lanes: int) -> int:
 def float_block(graph: Graph) -> int:
     """Return the channels of a block of float32 values: a whole vector, or half of one.
 
-    The number depends on the graph and the processor, and not on the sizes of a run.
+    The number depends on the graph and the processor, not on the sizes of a run, so that all plans
+    of a graph share their packed weights.
     """
     lanes = host.lanes("float32")
     if not host.splits_512_bit_vectors():
@@ -90,7 +91,7 @@ def float_block(graph: Graph) -> int:
     sizes: list[ConvolutionSize] = []
     for node in (node for level in graph.levels() for node in level.nodes):
         if "QLinear" in node.op_type:
-            return lanes  # as many as the channels in a block of bytes
+            return lanes  # a block of bytes then has as many channels as one of floats
         if node.op_type in ("Conv", "FusedConv"):
             found = _size_of(node)
             if found is None:

@@ -1,14 +1,15 @@
 """If in a plan: the steps of both branches, of which a run executes those of one.
 
-A step before those of each branch reads the condition and has the walker skip them if it is not
-their branch (`subgraph.engine.program.branch_kernels`). Both branches write their results to the
-same memory. A value or weight from outside that one branch converts to another layout has no
-converted form if the other branch runs, so no step after the branch may read that form.
+A branch step before the steps of each branch reads the condition, and the walker of the program
+skips the branch if the condition does not select it (`subgraph.engine.program.branch_kernels`).
+Both branches write their results to the same memory. If a branch converts an outer value or weight
+to another layout, the converted form does not exist in runs of the other branch; steps after the
+branch therefore must not read it.
 
-The branches of an If in a program have results of the same types. If the types differ, or if the
-present sizes fit one branch only, as in a model with one network for each sampling rate, and the
-condition compares an input, then there is a plan for each outcome of the condition. Every other If
-is run by the default executor, and each branch is a region of its own.
+An If can be a part of a program if the results of both branches have the same types. If the types
+differ, or if the present sizes fit one branch only (as in a model with one network for each
+sampling rate), and the condition compares an input, then there is a plan for each outcome of the
+condition. The default executor runs every other If, and each branch is a region of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import numpy_dtype
 
 BRANCH = Kernel("subgraph.engine.program.branch_kernels", "branch")
-# Operators between an input that selects a branch, and has few contents, and the condition.
+# Operators that may stand between an input that selects a branch and the condition. The input is
+# then taken to have few different values.
 _SELECTING = frozenset({"And", "Cast", "Equal", "Identity", "Not", "Or", "Reshape", "Squeeze"})
 
 
@@ -53,7 +55,7 @@ class UnplannedBranchError(UnknownShapeError):
 
 
 def branches_of(node: Node) -> Iterator[tuple[bool, tuple[Graph, Sequence[Value]]]]:
-    """Yield for each branch of an If the condition's value, its graph and the captured values."""
+    """Yield for each branch of an If the condition that selects it, its graph and its captures."""
     captures = iter(node.captures)
     for key, body in node.attrs.items():
         if isinstance(body, Graph):
@@ -88,7 +90,7 @@ def plan_if(planner: PlanInProgress, node: Node) -> None:
 
 
 def _plan_taken(planner: PlanInProgress, node: Node, taken: bool) -> None:
-    """Plan the branch that a known condition selects, instead of the If."""
+    """Plan only the branch that a known condition selects."""
     body, captured = next(found for when, found in branches_of(node) if when == taken)
     try:
         _plan_nodes(planner, body, captured)

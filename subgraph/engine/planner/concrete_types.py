@@ -40,8 +40,11 @@ def infer_concrete(
 
     Args:
         node: The node.
-        types: Types of its inputs.
-        values: Content of its inputs, None where unknown.
+        types: Types of its inputs, None where one is omitted.
+        values: Content of its inputs, None where unknown or omitted.
+
+    Raises:
+        ShapeError: The inputs do not fit the operator.
     """
     if node.subgraph is None:
         return infer_types(node, types, values)
@@ -52,12 +55,14 @@ def infer_concrete(
 def propagate_concrete(
     node: Node, known: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
-    """Return the known elements of the first output; as `propagate`, also for fused nodes.
+    """Return the known elements of the first output; None if none are known.
+
+    See `subgraph.operators.shape_values.propagate`, which this extends to fused nodes.
 
     Args:
         node: The node.
-        known: Known elements of its inputs.
-        types: Types of its inputs.
+        known: Known elements of its inputs, None for an input without any.
+        types: Types of its inputs, None where one is omitted.
     """
     if node.subgraph is None:
         return propagate(node, known, types)

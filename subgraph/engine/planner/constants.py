@@ -26,7 +26,14 @@ _ALIGN = 64
 
 
 class _Derivation:
-    """Computes one output of a node from weights; the make function of a derived weight."""
+    """Computes one output of a node from weights: the function `Weight.make` of a derived weight.
+
+    Attributes:
+        node: The node.
+        output: Index of the output.
+        present: For each input whether it is present; arrays are passed for these only.
+        type: The type for which the plan reserved memory.
+    """
 
     def __init__(self, node: Node, output: int, present: Sequence[bool], type_: TensorType) -> None:
         self.node = node
@@ -50,7 +57,7 @@ class _Composition:
     """Computes a weight, and each intermediate weight once, from the arrays of parameters.
 
     Attributes:
-        slots: Arrays of parameters, constants, and results of the steps, which are None.
+        slots: Initial values: None for parameters and results, and the arrays of constants.
         steps: In order: a function, the slots that it reads, the slot of its result, and the slots
             that no later step reads.
     """
@@ -89,7 +96,7 @@ class _Composition:
 
 
 def _sources_first(weight: Weight) -> list[Weight]:
-    """Return a weight after all weights that it is computed from, each once after its sources."""
+    """Return a weight and all weights that it is computed from, each once, after its sources."""
     order: list[Weight] = []
     done: set[int] = set()
     work = [weight]
@@ -148,7 +155,7 @@ def _digest(array: Array) -> str:
 
 
 def parameters_of(weight: Weight) -> tuple[Parameter, ...]:
-    """Return all parameters that a weight is computed from, each once, inner ones first."""
+    """Return all parameters that a weight is computed from, each once, in order of first use."""
     found = dict.fromkeys(
         source
         for inner in _sources_first(weight)
@@ -159,14 +166,19 @@ def parameters_of(weight: Weight) -> tuple[Parameter, ...]:
 
 
 def evaluate_weight(weight: Weight) -> Array:
-    """Return a weight's array for the parameter versions that this thread sees, not cached."""
+    """Return the array of a weight, computed for the snapshot that this thread sees, not cached."""
     parameters = parameters_of(weight)
     positions = {parameter: k for k, parameter in enumerate(parameters)}
     return np.asarray(_Composition(weight, positions)(*(p.array for p in parameters)))
 
 
 def _recipe(weight: Weight, positions: dict[Parameter, int]) -> str:
-    """Return a text that identifies a weight's computation, without its parameters' content."""
+    """Return a text that identifies the computation of a weight, whatever its parameters hold.
+
+    Args:
+        weight: The weight.
+        positions: Position of each parameter among those of the cache entry.
+    """
     texts: dict[int, str] = {}
     text = ""
     for inner in _sources_first(weight):
@@ -212,7 +224,7 @@ class Weights:
 
     def add_parameter(self, parameter: Parameter) -> int:
         """Return the index of the entry of a parameter's own array."""
-        # It is not copied from the mapped file of the model.
+        # Without an alignment, the array stays in the mapped file of the model.
         return self._position(self._cache.entry("plain", contiguous_array, parameter))
 
     def _position(self, entry: WeightEntry) -> int:
