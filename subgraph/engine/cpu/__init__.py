@@ -1,1 +1,1 @@
-"""Regions on the CPU: its strategies, its programs in memory, and its compiled loops."""
+"""Regions on the CPU: its own strategies, its sessions, and its compiled loops."""

@@ -1,4 +1,4 @@
-"""The argument words of a region's plans, made once for all sessions."""
+"""The argument layouts of a region's plans, made once for all sessions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from subgraph.weights.cache import WeightCache
 
 
 class ArgumentLayouts:
-    """Argument layouts by plan, as long as somebody has the plan."""
+    """Argument layouts by plan, cached as long as the plan is referenced."""
 
     def __init__(self, weights: WeightCache) -> None:
-        """Take weights from the cache of the op."""
+        """Begin without layouts; ``weights`` is the op's view of the weight cache."""
         self._weights = weights
         self._lock = free_in_child(threading.Lock())
         self._layouts: WeakKeyDictionary[Plan, ArgumentLayout] = WeakKeyDictionary()
 
     def of(self, plan: Plan | PlanInstance) -> ArgumentLayout:
-        """Return the argument words of a plan."""
+        """Return the argument layout of a plan."""
         if isinstance(plan, PlanInstance):
             return plan.argument_layout()
         with self._lock:

@@ -1,6 +1,6 @@
-"""The iterations of one loop in a session: strategies that run them without Python in between.
+"""Compiled loops: the strategies that run the iterations of a loop without Python in between.
 
-Where none serves, the executor runs the iterations one by one, each as a call of the region.
+If none serves, the executor runs the iterations one by one, each as a call of the body's region.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from subgraph.operators.subgraph_op import IterationsResult, Wiring
 
 
 class _ImpossibleError(Declined):
-    """No later strategy for loops can serve either."""
+    """The strategies after this one cannot serve either."""
 
 
 class OnePlanLoop:
-    """Runs the iterations of a loop whose body has one plan, which fits every iteration."""
+    """Runs the iterations of a loop whose body has one plan that fits every iteration."""
 
     name = "loop of one plan"
 
     def __init__(self, session: LoopSession, wiring: Wiring) -> None:
-        """Begin with no program."""
+        """Begin without a plan.
+
+        Args:
+            session: The session of the loop's body.
+            wiring: How values are passed between iterations.
+        """
         self._session = session
         self._wiring = wiring
         self._pairs = [(made, read) for made, read in wiring.states if read is not None]
@@ -39,8 +44,8 @@ class OnePlanLoop:
 
         Args:
             items: Inputs of the first iteration.
-            inputs: The same with whole arrays for items; see `Session.iterations`.
-            limit: Number of the iteration before which to stop, if any.
+            inputs: The same with whole arrays for scanned inputs; see `Session.iterations`.
+            limit: Number of the iteration before which to stop; None: until the condition is false.
             first: Number of the first iteration.
 
         Raises:
@@ -61,16 +66,21 @@ class OnePlanLoop:
         raise _ImpossibleError("the plan has reference steps, or values too large to be copied")
 
     def _grows(self, bound: ExecutablePlan) -> bool:
-        """Return whether a carried value has another size after an iteration."""
+        """Return whether the size of a carried value differs after an iteration."""
         ports = {port.position: port for port in bound.inputs}
         return any(bound.outputs[made].type != ports[read].type for made, read in self._pairs)
 
 
 class CompiledLoop:
-    """Runs the iterations of one loop by the first strategy that serves."""
+    """Runs the iterations of one loop by the first strategy that does not decline."""
 
     def __init__(self, session: LoopSession, wiring: Wiring) -> None:
-        """Take the strategies in the order in which they are asked."""
+        """Prepare the strategies.
+
+        Args:
+            session: The session of the loop's body.
+            wiring: How values are passed between iterations.
+        """
         self._session = session
         self._items = wiring.items
         self._strategies = OnePlanLoop(session, wiring), DataDependentLoop(session, wiring)
@@ -78,7 +88,13 @@ class CompiledLoop:
     def __call__(
         self, inputs: Sequence[Any], limit: int | None, first: int
     ) -> IterationsResult | None:
-        """Run iterations; see `Session.iterations`."""
+        """Run iterations; return None if no strategy serves.
+
+        Args:
+            inputs: Inputs of the first iteration, with whole arrays for scanned inputs.
+            limit: Number of the iteration before which to stop; None: until the condition is false.
+            first: Number of the first iteration.
+        """
         resolver = self._session.region.resolver
         if self._session.profiling:
             resolver.note("compiled loop", "runs are measured node by node")

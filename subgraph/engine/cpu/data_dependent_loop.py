@@ -1,7 +1,8 @@
-"""Strategy for a loop: plans whose sizes the data of the loop's body decide.
+"""Strategy for a loop: data-dependent plans of the loop's body.
 
-Each plan (`subgraph.engine.executable.data_dependent_plan`) is made for the sizes at hand. An
-iteration that does not fit one runs in the executor, and a new plan for its sizes follows.
+Each plan (`subgraph.engine.executable.data_dependent_plan`) is made for the sizes of one iteration
+and serves others as long as its guards hold. The executor runs an iteration that no plan serves,
+and a new plan is made for the sizes of the next one.
 """
 
 from __future__ import annotations
@@ -29,17 +30,25 @@ from subgraph.graph.parameters import pinned_snapshot
 from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.subgraph_op import IterationsResult, Wiring
 
-# Number of plans that are made at first, iterations after which one more may be made, and number of
-# cached plans.
+# Number of plans that are made without condition, iterations by plans after which one more may be
+# made, and number of cached plans (estimates).
 _INITIAL_PLANS, _ITERATIONS_PER_PLAN, _MAX_CACHED_PLANS = 4, 64, 16
-_MAX_UNFIT_SHAPES = 256  # most sets of shapes that are remembered as served by no plan
-# After this number of misfits, plans are used only with this minimum of iterations per misfit.
+_MAX_UNFIT_SHAPES = 256  # sets of shapes that are remembered because no plan serves them
+# A misfit is an iteration that a plan began and could not finish. After this number of misfits,
+# plans are used only while they have run this many iterations per misfit (estimates).
 _MISFITS, _ITERATIONS_PER_MISFIT = 16, 2
 
 
 @attrs.frozen(eq=False)
 class _LoopPlan:
-    """A data-dependent plan, its program and iterations, and the shapes for which it was made."""
+    """A data-dependent plan bound to the session's memory.
+
+    Attributes:
+        plan: The plan.
+        program: The plan as a program of the session.
+        iterations: Runs the program repeatedly.
+        shapes: Shapes of the inputs for which it was made.
+    """
 
     plan: DataDependentPlan
     program: DataDependentProgram
@@ -47,7 +56,7 @@ class _LoopPlan:
     shapes: Sequence[tuple[int, ...]]
 
     def is_for(self, items: Sequence[Array]) -> bool:
-        """Return whether a plan made for these inputs would be made for the same sizes."""
+        """Return whether another plan for these inputs would be made for the same sizes."""
         return bool(self.plan.growing_axes) and all(
             planned_size(items[at].shape[axis]) == planned_size(self.shapes[at][axis])
             for at, axis in self.plan.growing_axes
@@ -64,12 +73,17 @@ class _LoopPlan:
 
 
 class DataDependentLoop:
-    """Runs the iterations of one loop by plans whose sizes data decide."""
+    """Runs the iterations of one loop by data-dependent plans of its body."""
 
     name = "loop of data-dependent plans"
 
     def __init__(self, session: LoopSession, wiring: Wiring) -> None:
-        """Begin with no plan."""
+        """Begin without plans.
+
+        Args:
+            session: The session of the loop's body.
+            wiring: How values are passed between iterations.
+        """
         self._session = session
         self._wiring = wiring
         self._pairs = [(made, read) for made, read in wiring.states if read is not None]
@@ -85,8 +99,8 @@ class DataDependentLoop:
 
         Args:
             items: Inputs of the first iteration.
-            inputs: The same with whole arrays for items; see `Session.iterations`.
-            limit: Number of the iteration before which to stop, if any.
+            inputs: The same with whole arrays for scanned inputs; see `Session.iterations`.
+            limit: Number of the iteration before which to stop; None: until the condition is false.
             first: Number of the first iteration.
 
         Raises:
@@ -104,7 +118,7 @@ class DataDependentLoop:
             raise Declined("no plan fits the sizes of this iteration")
         self._made += result.done - first
         self._misfits += result.going and result.done != limit
-        # If the sizes depend on these shapes only, later tries would fail, too.
+        # If all sizes follow from these shapes, later attempts would fail as well.
         decided = all(
             each.plan.growing_axes and len(each.plan.read_counts) == 1 for each in self._loop_plans
         )
@@ -150,7 +164,7 @@ class DataDependentLoop:
             e.is_for(items) for e in self._loop_plans
         ):
             return None
-        self._refused = True  # unless one can be made
+        self._refused = True  # revoked below if a plan is made
         region = self._session.region
         types = [TensorType(dtype_of(item), item.shape) for item in items]
         values = _values(region, items)
@@ -161,7 +175,7 @@ class DataDependentLoop:
             )
         except (LimitError, RequestCancelledError):
             raise
-        except Exception as error:  # whatever code does that is not made for symbolic sizes
+        except Exception as error:  # lowerings that do not support symbolic sizes fail in any way
             raise Declined(f"{type(error).__name__}: {error}") from error
         program = None if plan is None else self._session.bind_data_dependent(plan)
         iterations = None if program is None else make_iterations(program, self._wiring)
@@ -173,7 +187,7 @@ class DataDependentLoop:
         return made
 
     def _holds(self, loop_plan: _LoopPlan, items: Sequence[Any]) -> bool:
-        """Return whether a plan serves inputs of these shapes and the present weights."""
+        """Return whether a plan serves inputs of these shapes with the present parameters."""
         plan = loop_plan.plan.plan
         same = plan.graph is self._session.region.fused and plan.versions.are_current()
         return same and loop_plan.accepts(items)

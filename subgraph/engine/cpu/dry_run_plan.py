@@ -1,4 +1,4 @@
-"""Strategy: the plan that the query of the model has begun, once."""
+"""Strategy: the plan that the query of the model made by its dry run, used once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DryRunPlan:
     cacheable = True
 
     def __init__(self) -> None:
-        """Begin without one."""
+        """Begin without a dry run."""
         self._dry_run: DryRun | None = None
 
     def adopt(self, dry_run: DryRun) -> None:
@@ -23,10 +23,10 @@ class DryRunPlan:
         self._dry_run = dry_run
 
     def resolve(self, request: Request) -> Plan | None:
-        """Return the plan of the dry run, None after the first request or if there was none.
+        """Return the plan of the dry run; None after the first request, or without a complete run.
 
         Raises:
-            Declined: It was made for other shapes, or for other content of weights.
+            Declined: The dry run was made for other shapes, or for other content of weights.
         """
         dry_run, self._dry_run = self._dry_run, None
         planner = None if dry_run is None else dry_run.planner
@@ -41,5 +41,5 @@ class DryRunPlan:
         return planner.finish()
 
     def forget(self) -> None:
-        """Drop it."""
+        """Drop the dry run."""
         self._dry_run = None

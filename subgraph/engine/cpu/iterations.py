@@ -1,8 +1,9 @@
 """Iterations: an executable plan run repeatedly by one call from Python, for the bodies of loops.
 
-A body that is one program, whose values keep their shapes from one iteration to the next, needs no
-Python in between: a compiled loop (`subgraph.engine.program.iteration_kernels`) copies the results
-of an iteration to the inputs of the next one, and reads the condition.
+If the body is one program whose values keep their shapes from one iteration to the next, no Python
+runs between iterations: a compiled loop (`subgraph.engine.program.iteration_kernels`) copies the
+results of an iteration to the inputs of the next one, and reads the condition. In data-dependent
+plans, values may grow up to their capacity.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ from subgraph.graph.limits import check_memory, memory_limit
 from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import IterationsResult, Wiring
 
+# A copy between iterations: address of the source, address of the target, bytes, and how far source
+# and target advance with every iteration, in bytes.
 _Row = tuple[int, int, int, int, int]
-# Most bytes of a carried value; copying a larger one takes longer than an iteration through Python.
+# Most bytes of a carried value: copying a larger one takes longer than the overhead of an iteration
+# in Python (estimate).
 _MAX_CARRIED_BYTES = 1 << 18
-# Iterations in one call of compiled code, after which Python handles signals and enlarges buffers:
-# of tiny programs and of others.
+# Iterations of one call of compiled code, of tiny programs and of others. Between calls, Python
+# handles signals and enlarges buffers.
 _TINY_CHUNK_ITERATIONS, _CHUNK_ITERATIONS = 1024, 16
+# Status of the compiled loop: an iteration was broken off, or the condition became false. It is 0
+# if the limit of iterations was reached.
 _CANCELLED, _ENDED = 1, 2
 
 
@@ -40,7 +46,7 @@ def loop_kernel() -> Kernel:
 
 
 class Iterations:
-    """A bound plan and the copies between its iterations; each value has memory of its own."""
+    """An executable plan and the copies between its iterations; each value has its own memory."""
 
     def __init__(self, bound: ExecutablePlan, program: Program, wiring: Wiring) -> None:
         """Connect the outputs of a plan to its inputs.
@@ -85,7 +91,10 @@ class Iterations:
         self._set(offset + abi.WORD, len(rows))
 
     def _copies(self) -> NDArray[np.int64]:
-        """Return the copies after each iteration, first those of scans, whose targets vary."""
+        """Return the copies after each iteration, first those of scan outputs.
+
+        The targets of scan outputs are set by `run`, because their buffers may move.
+        """
         scanned = [self._made[k] for k in self._wiring.scans]
         rows: list[_Row] = [(a.ctypes.data, 0, a.nbytes, 0, a.nbytes) for a in scanned]
         growing: list[tuple[int, int]] = []  # rows that set the bytes of the next row
@@ -107,7 +116,12 @@ class Iterations:
         return table
 
     def _sizes_of(self, made: int, read: int | None) -> list[_Row]:
-        """Return the copies of an output's sizes to the numbers that the next iteration reads."""
+        """Return the copies of the sizes of an output to the sizes that the next iteration reads.
+
+        Args:
+            made: Position of the output.
+            read: Position of the input that reads it.
+        """
         sized = self._data_dependent
         assert sized is not None, "nothing else grows"
         indices = {
@@ -125,6 +139,11 @@ class Iterations:
             inputs: Inputs of the first iteration.
             limit: Number of the iteration before which to stop; None: until the condition is false.
             first: Number of the first iteration.
+
+        Raises:
+            RequestCancelledError: The request was cancelled.
+            LimitError: The results of all iterations need more memory than the budget.
+            ShapeError: A value that a kernel took as an index or a count was out of range.
         """
         self._bound.rebind_arena()
         items = self._enter(inputs)
@@ -154,7 +173,7 @@ class Iterations:
         return IterationsResult(self._states(status), rows, done, status != _ENDED)
 
     def _states(self, status: int) -> list[Array]:
-        """Return the states after the last iteration that ended."""
+        """Return the values of the states after the last complete iteration."""
         whole = status != _CANCELLED
         return [
             self._state(read, self._made[made] if whole or read is None else self._staged[read])
@@ -165,7 +184,7 @@ class Iterations:
         """Return a copy of a state in its present shape.
 
         Args:
-            read: Position of the input that reads it, if any.
+            read: Position of the input that reads it; None if the next iteration does not read it.
             memory: Its memory.
         """
         if read is None or read not in self._shapes:
@@ -247,17 +266,19 @@ class _Buffer:
         return int(self._rows.ctypes.data) + self.bytes_of(iteration)
 
     def rows(self, iterations: int) -> Array:
-        """Return the results of the first iterations, in memory that nobody else uses."""
+        """Return the results of the first iterations; the buffer must not be used afterwards."""
         return self._rows if iterations == len(self._rows) else self._rows[:iterations].copy()
 
 
 def make_iterations(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
-    """Return the iterations of a bound plan; None if it cannot run without Python in between.
+    """Return the iterations of an executable plan; None if it cannot be run by the compiled loop.
+
+    It cannot if the plan has reference steps, if values that are passed between iterations are
+    large, or if their types differ from one iteration to the next.
 
     Args:
         bound: The plan.
-        wiring: How values are passed between iterations. They must have the same types in all
-            iterations, and be small.
+        wiring: How values are passed between iterations.
     """
     inputs = {port.position: port for port in bound.inputs}
     number, condition = wiring.number, wiring.condition

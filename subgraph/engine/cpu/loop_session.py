@@ -1,4 +1,4 @@
-"""What the strategies for loops use of a session."""
+"""The interface of sessions that the strategies for loops use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from subgraph.engine.region.region_op import RegionOp
 
 
 class LoopSession(Protocol):
-    """The part of `CpuSession` that loops use; the methods are described there."""
+    """The part of `CpuSession` that loops use; its methods are described there."""
 
     profiling: bool
 

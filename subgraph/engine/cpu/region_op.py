@@ -34,7 +34,7 @@ from subgraph.operators.subgraph_op import ExportFile, ImportFile, SubgraphOp
 from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache, WeightEntry
 
-# Sizes to try where weights are prepared and dimensions not known: of the first one, of others.
+# Sample sizes of unknown dimensions for which weights are prepared: of the first axis, of others.
 _SAMPLE_SIZES = ((1, 64), (1, 224), (16, 64))
 
 
@@ -43,7 +43,7 @@ class CpuRegionOptions(RegionOptions):
     """How a region of the CPU is run.
 
     Attributes:
-        pools: The threads of each stream; none for the caller's alone.
+        pools: The thread pool of each stream; empty: steps run only on the calling thread.
     """
 
     pools: tuple[Pool, ...] = ()
@@ -53,14 +53,14 @@ class CpuSubgraphOp(RegionOp):
     """Runs a graph by plans of compiled kernels.
 
     Attributes:
-        symbolic: The strategy that serves shapes that differ from call to call.
+        symbolic: The strategy for shapes that differ from call to call.
     """
 
     device = "CPU"
     options: CpuRegionOptions
 
     def __init__(self, subgraph: Graph, options: CpuRegionOptions, fuse: Fuse) -> None:
-        """Take a graph; see `RegionOp`."""
+        """Prepare to run a graph; see `RegionOp`."""
         super().__init__(subgraph, options, fuse)
         self._sessions = count()
         self._layouts = ArgumentLayouts(self.weights)
@@ -73,24 +73,32 @@ class CpuSubgraphOp(RegionOp):
         return [self._split, self._stored, self._known, self.symbolic, self._dry_run, last]
 
     def part_op(self, subgraph: Graph) -> SubgraphOp:
-        """Return what runs a part of the fused graph."""
+        """Return the op for a part of the fused graph."""
         return CpuSubgraphOp(subgraph, self.options, without_weights)
 
     def session(self) -> CpuSession:
-        """Return a session with memory of its own; streams take its threads in rotation."""
+        """Return a session with memory of its own; streams are assigned in rotation."""
         pools = self.options.pools
         pool = pools[next(self._sessions) % len(pools)] if pools else None
         return CpuSession(self, self._layouts, pool)
 
     def release(self) -> None:
-        """Let go of plans, programs and weights."""
+        """Drop plans, programs and weights."""
         with self._lock:
             super().release()
             self._stored.take_types()
             self._layouts.forget()
 
     def adopt(self, fused: Graph, guards: Guards, dry_run: DryRun) -> None:
-        """Take what a query of the same graph has made: the fused graph and its dry run."""
+        """Take the fused graph and the dry run of a query of the same graph.
+
+        They are ignored if the fused graph has other inputs or outputs than this region.
+
+        Args:
+            fused: The fused graph.
+            guards: Versions of the parameters on whose content the fusion depends.
+            dry_run: The dry run of the fused graph.
+        """
         ends = [[v.name for v in g.inputs if v.parameter is None] for g in (fused, self.subgraph)]
         outputs = [[v.name for v in g.outputs] for g in (fused, self.subgraph)]
         if ends[0] == ends[1] and outputs[0] == outputs[1]:
@@ -99,10 +107,11 @@ class CpuSubgraphOp(RegionOp):
                 self._dry_run.adopt(dry_run)
 
     def prepare(self) -> None:
-        """Plan, and lay out the weights, for the shapes that ran or, if none did, that are known.
+        """Plan and compute weights before the first call.
 
-        Where the shapes of inputs are not known, the weights come in the form that does not
-        depend on them.
+        Plans are made for the shapes of the exported model's programs or, without them, for the
+        shapes in the types of the inputs. If these are not static, only those weights are computed
+        whose form does not depend on the sizes.
         """
         known = self._stored.take_types()
         if not known and not self._known.plans():
@@ -118,16 +127,16 @@ class CpuSubgraphOp(RegionOp):
             inputs = [
                 np.broadcast_to(np.zeros((), numpy_dtype(t.dtype)), concrete(t)) for t in types
             ]
-            with suppress(Exception):  # what is wrong shows when it runs
+            with suppress(Exception):  # the first run raises the error
                 self.session().prepare(inputs)
 
     def _prepare_common_weights(self, types: Sequence[TensorType]) -> None:
-        """Hold the weights that plans for several sizes of what is not known have in common."""
+        """Hold the weights that plans for all sample sizes of the unknown dimensions share."""
         found: list[dict[WeightEntry, None]] = []
         for first, others in _SAMPLE_SIZES:
             cache = WeightCache()
             sized = [_with_sizes(type_, first, others) for type_ in types]
-            with suppress(SubgraphError):  # a size that the graph does not take
+            with suppress(SubgraphError):  # the sample sizes may not fit the graph
                 make_argument_layout(make_plan(self.fused, sized, {}, self.options.plan), cache)
                 found.append(dict.fromkeys(cache))
         if len(found) > 1:
@@ -136,7 +145,7 @@ class CpuSubgraphOp(RegionOp):
                     self.weights.hold(entry)
 
     def to_export(self, file: ExportFile) -> dict[str, Any] | None:
-        """Return how the graph was fused, and its programs; without those that no file can hold."""
+        """Return descriptions of the fused graph and of the programs that a file can contain."""
         with self._lock:
             fusion = super().to_export(file)
             found = [self._describe_plan(plan, file) for plan in self._known.plans()]
@@ -157,7 +166,7 @@ class CpuSubgraphOp(RegionOp):
         return f"{plan.threads} {plan.blocked} {sorted(plan.properties.items())}"
 
     def restore(self, saved: Mapping[str, Any], file: ImportFile) -> None:
-        """Take the programs of an exported model, and the fused graph, if they are as this op's."""
+        """Take the fused graph and the programs of an exported model, if options are the same."""
         super().restore(saved, file)
         same = (saved.get("fusion"), saved.get("options")) == (self.fusion, self._plan_options)
         if same and not guard_pages.MODE:
@@ -165,7 +174,13 @@ class CpuSubgraphOp(RegionOp):
 
 
 def _with_sizes(type_: TensorType, first: int, others: int) -> TensorType:
-    """Return the type with sizes for the dimensions that are not known."""
+    """Return a type with sample sizes for its unknown dimensions.
+
+    Args:
+        type_: The type; its rank is known.
+        first: Size of the first axis.
+        others: Size of the other axes.
+    """
     assert type_.shape is not None
     sizes = (first, *[others] * len(type_.shape))
     pairs = zip(type_.shape, sizes, strict=False)

@@ -1,4 +1,4 @@
-"""What runs a region of the CPU for one request: plans over an arena, and loops without Python."""
+"""Sessions of the CPU's regions: plans bound to one arena, and compiled loops."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from subgraph.weights.mapped_files import release
 
 
 class CpuSession(RegionSession):
-    """Runs a region for one request; its plans work one after another in the same arena."""
+    """Runs a region for one request; its plans run one after another in the same arena."""
 
     def __init__(self, op: RegionOp, layouts: ArgumentLayouts, pool: Pool | None) -> None:
         """Open a session; memory comes with the first run.
 
         Args:
-            op: The op.
-            layouts: The argument words of its plans.
-            pool: The threads that run steps; None: the caller's alone.
+            op: The op of the region.
+            layouts: The argument layouts of its plans, shared by all sessions.
+            pool: The threads that run steps; None: only the calling thread.
         """
         super().__init__(op)
         self._layouts = layouts
@@ -34,23 +34,23 @@ class CpuSession(RegionSession):
         self._arena = Arena()
 
     def share(self, other: Session) -> None:
-        """Work in the memory of another session."""
+        """Use the arena of another session, which does not run at the same time."""
         assert isinstance(other, CpuSession), "of this class"
         self._arena = other._arena
 
     def iterations(self, wiring: Wiring) -> RunIterations | None:
-        """Return how to run iterations of a loop, as long as they have one program."""
+        """Return the compiled loop for a loop whose body is this region."""
         return CompiledLoop(self, wiring)
 
     def begin(self, program: ExecutablePlan) -> None:
-        """Note that a program of `bind_data_dependent` runs now."""
+        """Make a program of `bind_data_dependent` the one that `cancel` ends."""
         self._active = program
         program.clear()
-        if self._cancelled:  # before `cancel` could know what is to be ended
+        if self._cancelled:  # `cancel` was called before it could find this program
             raise RequestCancelledError("the request was cancelled while it ran")
 
     def bind_data_dependent(self, plan: DataDependentPlan) -> DataDependentProgram:
-        """Return a plan whose sizes data decide, bound to this session's memory."""
+        """Return a data-dependent plan bound to this session's memory."""
         self._arena.reserve(plan.layout.arena_bytes)
         return DataDependentProgram(plan, self._arena, self._pool)
 
@@ -74,7 +74,10 @@ class CpuSession(RegionSession):
         return ExecutablePlan(plan, layout, self._arena, self._pool)
 
     def _spare(self, symbolic_plan: SymbolicPlan) -> ExecutablePlan | None:
-        """Take out the oldest program of a template once there are many; it can be made another."""
+        """Remove and return an executable plan that can be rebound to another instance.
+
+        It is the least recently used one of the symbolic plan; None while there is room for more.
+        """
         if len(self._bound) < self.region.options.plans:
             return None
         for key, bound in self._bound.items():

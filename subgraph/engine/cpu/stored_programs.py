@@ -1,4 +1,4 @@
-"""Strategy: a program from an exported model, for the shapes that the model had run with."""
+"""Strategy: a program from an exported model, for shapes with which the model ran before export."""
 
 from __future__ import annotations
 
@@ -13,27 +13,36 @@ from subgraph.operators.subgraph_op import ImportFile
 
 
 class StoredPrograms:
-    """The programs of a file; asked before the graph is fused, which they do not need."""
+    """The programs of an exported model.
+
+    They are asked before strategies that fuse the graph, because they do not need the fused graph.
+    """
 
     name = "stored program"
     cacheable = False
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without programs."""
         self._programs: list[StoredProgram] = []
 
     def read(
         self, stored: Sequence[Mapping[str, Any]], file: ImportFile, parameters: Sequence[Parameter]
     ) -> None:
-        """Take the programs of a file whose kernels are those of now."""
+        """Take the programs of a file, except those whose kernels have changed since.
+
+        Args:
+            stored: Their descriptions (`subgraph.engine.executable.stored_program`).
+            file: The file.
+            parameters: The parameters of the region.
+        """
         found = (read(each, file, parameters) for each in stored)
         self._programs = [program for program in found if program is not None]
 
     def resolve(self, request: Request) -> StoredProgram | None:
-        """Return the program for the types of the request; None where no file had any.
+        """Return the program for the types of the request; None if there are no programs.
 
         Raises:
-            Declined: It is for other weights, or none is for these types.
+            Declined: It was made for other weights, or no program is for these types.
         """
         if not self._programs:
             return None
@@ -51,4 +60,4 @@ class StoredPrograms:
         return [[TensorType(e.dtype, e.shape) for e in p.layout.inputs] for p in programs]
 
     def forget(self) -> None:
-        """Keep the programs: they are for certain weights, whatever the graph is fused to."""
+        """Keep the programs: they depend on weights, not on the fused graph."""

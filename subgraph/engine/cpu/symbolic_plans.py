@@ -16,29 +16,30 @@ from subgraph.engine.region.strategy import Declined, Request
 from subgraph.graph.graph import Graph
 from subgraph.weights.cache import WeightCache
 
-_MAX_SEEN = 4  # last shapes by which it is found which dimensions differ
-_MAX_PLANS = 16  # symbolic plans that are kept
-_MAX_UNUSED_IN_A_ROW = 8  # symbolic plans made in a row of which none served another shape
+_MAX_SEEN = 4  # latest requests whose shapes are compared to find the dimensions that differ
+_MAX_PLANS = 16  # cached symbolic plans of a region
+# After more symbolic plans in a row that served no second shape, no further ones are made.
+_MAX_UNUSED_IN_A_ROW = 8
 
 
 class SymbolicPlans:
-    """The symbolic plans of one graph: made when shapes differ, used for those that follow.
+    """The symbolic plans of one graph, made when shapes differ and used for the shapes after these.
 
     Attributes:
-        seen: Types of the inputs for which there was no plan, the last ones.
-        traced: How many symbolic plans were made.
-        used: How many requests were served by one that was there.
+        seen: Types of the inputs of the latest requests that no symbolic plan served.
+        traced: Number of symbolic plans that were made.
+        used: Number of requests that an existing symbolic plan served.
     """
 
     name = "symbolic plan"
     cacheable = True
 
     def __init__(self, options: PlanOptions, weights: WeightCache) -> None:
-        """Begin with none.
+        """Begin without plans.
 
         Args:
-            options: What plans depend on.
-            weights: The op's weight cache.
+            options: Options of plans.
+            weights: The op's view of the weight cache.
         """
         self.traced = 0
         self.used = 0
@@ -50,7 +51,7 @@ class SymbolicPlans:
         self._unused_in_a_row = 0
 
     def resolve(self, request: Request) -> PlanInstance | None:
-        """Return the program for the types of a request; None while no dimension has differed.
+        """Return an instance for the types of a request; None if no dimension has differed yet.
 
         Raises:
             Declined: There is no symbolic plan for these types, and none can be made.
@@ -80,7 +81,7 @@ class SymbolicPlans:
         self._unused_in_a_row += 1
         try:
             traced = make_symbolic_plan(graph, types, groups, self._options, self._weights)
-        except Exception as error:  # whatever code does that is not made for symbolic sizes
+        except Exception as error:  # lowerings that do not support symbolic sizes fail in any way
             raise Declined(f"{type(error).__name__}: {error}") from error
         if traced is None:
             raise Declined("the reference computes a part of the plan")
@@ -89,7 +90,7 @@ class SymbolicPlans:
         return traced.instance(types)
 
     def forget(self) -> None:
-        """Drop all of them."""
+        """Drop all symbolic plans."""
         self._graph, self._plans, self.seen, self._unused_in_a_row = None, [], [], 0
 
     def _remember(self, types: Types) -> None:
@@ -99,7 +100,7 @@ class SymbolicPlans:
         self.seen = [*self.seen[-_MAX_SEEN + 1 :], types]
 
     def groups(self) -> list[list[InputAxis]]:
-        """Return the dimensions that differed among the last shapes; equal ones together."""
+        """Return the dimensions that differ among the latest shapes, grouped by equal sizes."""
         groups: dict[tuple[Any, ...], list[InputAxis]] = {}
         for position, type_ in enumerate(self.seen[-1]):
             for axis in range(type_.rank or 0):

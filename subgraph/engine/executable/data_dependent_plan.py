@@ -44,9 +44,11 @@ from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache
 
-ValueOf = Callable[[Value], Array]
-InputAxis = tuple[int, int]  # which input, which axis
-StatePairs = Sequence[tuple[int, int]]
+ValueOf = Callable[[Value], Array]  # the content of a value in an earlier run
+InputAxis = tuple[int, int]  # a dimension: the position of an input, and the axis
+StatePairs = Sequence[
+    tuple[int, int]
+]  # an output, and the input that reads it in the next iteration
 # Positions of the inputs whose content decides a shape, by operator.
 _DECIDING: dict[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
@@ -59,10 +61,12 @@ _DECIDING: dict[str, tuple[int, ...]] = {
     "Trim": (1,),
 }
 _READ = Kernel("subgraph.engine.program.size_kernels", "resize")
-_MAX_NUMBERS_PER_READ = 8  # numbers that one step reads
+_MAX_NUMBERS_PER_READ = 8  # that one reading step reads
 _MAX_READ_STEPS = 32  # reading steps of a plan
-_MIN_PLANNED_SIZE = 7  # least size for which a plan is made
-_MIN_CAPACITY_BYTES = 1 << 16  # bytes
+# Plans are made for at least this size: guards that hold for 0, 1 or another small size often fail
+# for larger ones (estimate).
+_MIN_PLANNED_SIZE = 7
+_MIN_CAPACITY_BYTES = 1 << 16  # of a storage of symbolic size (estimate)
 
 
 @attrs.frozen(eq=False)
@@ -71,11 +75,13 @@ class DataDependentPlan:
 
     Attributes:
         plan: The plan; symbolic integers are among its sizes.
-        layout: Its program for the sizes for which it was made.
-        code: Computes all other sizes.
-        patches: Positions in the program that depend on sizes.
-        reads: First word and item size of each reading step, in the order of levels.
-        read_counts: Count of numbers that each level reads.
+        layout: Its argument layout for the sizes for which it was made, with the capacities of
+            storages in place of their sizes.
+        code: The code that computes the symbolic integers, by level.
+        patches: The numbers of the program that the reading steps overwrite.
+        reads: Index of the first argument word, and bytes of a number, for each reading step in the
+            order of levels.
+        read_counts: How many numbers each level reads.
         growing_axes: Axes of inputs whose sizes differ between iterations; level 0 reads them.
         capacities: Capacity in bytes of each input with a growing axis, by position.
         growing_outputs: For each output with a growing axis, by position: the register of its
@@ -97,14 +103,14 @@ class DataDependentPlan:
 
 @attrs.frozen
 class _PatchRow:
-    """A position in the program that a register is written to.
+    """A number of the program that a reading step overwrites with the value of a register.
 
     Attributes:
         kind: "word" for an argument word, "size" for the units or grain of a step, "array" for an
             element of a constant.
-        index: (word, 0), (step, column) or (weight, element).
+        index: For these kinds (word, 0), (step, column) or (weight, element).
         register: The register.
-        base: Index of the word with an address that is added; None for none.
+        base: Index of a word whose address is added, because the number is an offset; None: none.
     """
 
     kind: str
@@ -136,7 +142,7 @@ class _DataDependentPlanner(Planner):
             self.items.append(EmittedStep(graph.nodes[0], _READ, (0, 0), 1, 0, 0, 0))
 
     def add(self, node: Node) -> None:
-        """Plan one node; unknown numbers that it needs are read by a step before it."""
+        """Plan one node, after a reading step for the unknown numbers that decide its shape."""
         try:
             super().add(node)
         except UnknownShapeError:
@@ -182,12 +188,12 @@ class _DataDependentPlanner(Planner):
 
 
 def planned_size(size: int) -> int:
-    """Return the size for which a plan is made: guards of small sizes hold for few others."""
+    """Return the size for which a plan is made if a dimension of this size is symbolic."""
     return max(size, _MIN_PLANNED_SIZE)
 
 
 def capacity_for(size: int) -> int:
-    """Return the capacity for a size in bytes; a symbolic size is guarded not to exceed it."""
+    """Return the capacity in bytes of a storage; a guard limits a symbolic size to it."""
     if not is_symbolic(size):
         return size
     room = _capacity(size)
@@ -208,22 +214,25 @@ def make_data_dependent_plan(
     value_of: ValueOf,
     pairs: StatePairs = (),
 ) -> DataDependentPlan | None:
-    """Return the plan of a graph in which data decide sizes.
+    """Return the data-dependent plan of a graph.
+
+    An input whose output of the next iteration has another size gets a growing axis, and the graph
+    is planned again until no more axes grow.
 
     Args:
         graph: The graph; its nodes may be fused ones.
         types: Concrete type of each input.
-        options: The rest that plans depend on.
+        options: Options of plans.
         cache: The op's view of the weight cache.
-        value_of: Returns the content of a value in an earlier run, for the first sizes.
+        value_of: Returns the content of a value for these inputs; it decides the first sizes.
         pairs: Positions of outputs and of the inputs to which the next iteration passes them.
 
     Returns:
-        The plan; None if a node has to be run by the reference, or if a step needs a number before
-        it is read.
+        The plan; None if no size depends on data, if the plan has a reference step, if an output
+        that no input reads grows, or if a step needs a number before it is read.
 
     Raises:
-        SubgraphError: The graph cannot be planned in this way.
+        SubgraphError: The graph cannot be planned with symbolic integers.
     """
     growing: list[InputAxis] = []
     while True:
@@ -247,7 +256,11 @@ def make_data_dependent_plan(
 
 
 def _growing(plan: Plan, pairs: StatePairs) -> Iterator[InputAxis]:
-    """Yield the axes of inputs whose sizes are not those of the outputs that follow them."""
+    """Yield the axes of inputs whose size differs from that of the output for the next iteration.
+
+    Raises:
+        Unsupported: An output has another dtype or rank than the input that reads it.
+    """
     for made, read in pairs:
         output, source = plan.outputs[made], plan.inputs[read]
         if source is None or output.rank != source.rank or output.dtype != source.dtype:
@@ -369,7 +382,7 @@ class _SizeExtractor:
         return operand.itemsize if isinstance(operand, Operand) else abi.WORD
 
     def _first_reader(self, program: ArgumentLayout, kind: str, index: tuple[int, int]) -> int:
-        """Return the first step that reads the number at an index (see `_PatchRow`)."""
+        """Return the first step that reads a number of the program; see `_PatchRow` for it."""
         if kind == "size":
             return index[0]
         if kind == "word":
@@ -385,7 +398,10 @@ class _SizeExtractor:
         return np.array([plain(item) for item in items], np.int64)
 
     def _patch(self, patch: Patch, base: int) -> Patch:
-        """Return a patch with one more word, for the base address of its memory."""
+        """Return a patch of fixed offsets, with one more word for the base address of the memory.
+
+        A reading step computes an address as this base plus a symbolic offset.
+        """
         at = self._bases + base
         for position, offset in zip(patch.positions.tolist(), patch.offsets, strict=True):
             if is_symbolic(offset):
@@ -414,17 +430,22 @@ def _area(offset: int, size: int) -> tuple[int, int]:
 
 
 def _fixed(patch: Patch) -> Patch:
-    """Return a patch whose offsets must not depend on data."""
+    """Return the patch of an input or weight, whose offsets must not depend on data."""
     if any(map(is_symbolic, patch.offsets)):
         raise Unsupported("a part of an input or weight whose place data decide")
     return Patch(patch.positions, patch.offsets.astype(np.int64))
 
 
 class DataDependentProgram(ExecutablePlan):
-    """A data-dependent plan bound to memory; see `ExecutablePlan`."""
+    """A data-dependent plan bound to memory.
+
+    Attributes:
+        data_plan: The plan.
+        sizes: Sizes of its growing axes in the present iteration.
+    """
 
     def __init__(self, plan: DataDependentPlan, arena: Arena, pool: Pool | None) -> None:
-        """Bind the plan, its code and its patches to addresses."""
+        """Bind the plan, its code and its patches to addresses; see `ExecutablePlan`."""
         changing = [row.index[0] for row in plan.patches if row.kind == "array"]
         self._changing = {id(plan.layout.weights[k][0]) for k in changing}
         super().__init__(plan.plan, plan.layout, arena, pool)
@@ -455,7 +476,7 @@ class DataDependentProgram(ExecutablePlan):
     def _block(
         self, plan: DataDependentPlan, level: int, item: int, program: Program
     ) -> tuple[Array, Array, Array]:
-        """Return the block of a reading step, and the rows of code and patches that it points to.
+        """Return the arguments of a reading step, and the code and patches that they point to.
 
         Args:
             plan: The plan.
@@ -493,7 +514,7 @@ class DataDependentProgram(ExecutablePlan):
         return block, code, patches
 
     def _address(self, kind: str, index: tuple[int, int], program: Program) -> int:
-        """Return the address of the number at an index (see `_PatchRow`)."""
+        """Return the address of a number of the program; see `_PatchRow` for the arguments."""
         if kind == "word":
             return int(self._words[index[0] :].ctypes.data)
         if kind == "size":

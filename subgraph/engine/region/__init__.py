@@ -1,1 +1,1 @@
-"""Regions on any device that plans: the strategies that find a plan for a call, in order."""
+"""Regions on devices that plan: the op, its sessions, and the strategies that find plans."""

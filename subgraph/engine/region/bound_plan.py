@@ -1,4 +1,4 @@
-"""A plan bound to the memory of one request, as sessions use it on any device."""
+"""The interface of executable plans that sessions of regions use, on any device."""
 
 from __future__ import annotations
 
@@ -11,42 +11,47 @@ from subgraph.operators.subgraph_op import ProfileEntry
 
 
 class BoundPlan(Protocol):
-    """A plan with its memory; runs for one request at a time.
+    """An executable plan: it has memory of its request, and runs for one request at a time.
 
     Attributes:
-        epoch: Snapshot that its weights are of, None before the first.
+        epoch: Epoch of the snapshot from which the weights were taken; None before `refresh`.
     """
 
     epoch: int | None
 
     @property
     def plan(self) -> object:
-        """What was bound."""
+        """The plan that was bound."""
         ...
 
     @property
     def entries(self) -> tuple[ProfileEntry, ...]:
-        """What is known of every step for a profile."""
+        """The profile entry of every step, with 0 seconds."""
         ...
 
     def refresh(self, snapshot: Snapshot) -> None:
-        """Take the weights as a snapshot, which is pinned, has them."""
+        """Take the weights as they are in a snapshot, which is pinned."""
         ...
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> list[Any]:
-        """Run; the weights are fresh."""
+        """Run the plan; `refresh` was called for the present snapshot.
+
+        Args:
+            inputs: Arrays for the inputs that are not weights.
+            outputs: Arrays to write into; None, or None for one of them: new arrays.
+        """
         ...
 
     def run_timed(
         self, inputs: Sequence[Any], outputs: Sequence[Any] | None
     ) -> tuple[list[Any], list[Span]]:
-        """Run, and return when each step began and ended, too."""
+        """Run; return the results, and begin and end of each step in seconds."""
         ...
 
     def cancel(self) -> None:
-        """End a run before its next step, if that can be done."""
+        """End a run before its next step, if the device can."""
         ...
 
     def clear(self) -> None:
-        """Forget `cancel`."""
+        """Revoke `cancel`."""
         ...

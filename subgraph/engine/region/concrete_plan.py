@@ -1,4 +1,4 @@
-"""Strategy: a plan made for exactly the shapes, and the contents that decide, of the request."""
+"""Strategy: a plan for exactly the shapes of the request, and the values of specialized inputs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from subgraph.engine.region.strategy import Request
 
 
 class ConcretePlan:
-    """Plans the graph for the request alone; the last strategy, which serves all or raises."""
+    """Plans the graph for the present shapes; the last strategy, which serves all or raises."""
 
     name = "one plan"
     cacheable = True
 
     def __init__(self, options: PlanOptions) -> None:
-        """Plan with these options."""
+        """Prepare to plan with these options."""
         self._options = options
 
     def resolve(self, request: Request) -> object:
-        """Return a new plan; what it leaves to the reference is counted.
+        """Return a new plan; the operators of its reference steps are counted.
 
         Raises:
             UnknownShapeError: A shape follows from values that are not known.
@@ -31,4 +31,4 @@ class ConcretePlan:
         return plan
 
     def forget(self) -> None:
-        """Do nothing: the plans are remembered elsewhere."""
+        """Do nothing: `KnownPlans` caches the plans."""

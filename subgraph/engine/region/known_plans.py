@@ -1,4 +1,4 @@
-"""Strategy: a plan that an earlier request with the same shapes and contents has used."""
+"""Strategy: a cached plan of an earlier request with the same shapes and specialized values."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from subgraph.engine.region.strategy import Request
 
 
 class KnownPlans:
-    """The plans that were used last, for all sessions of a region.
+    """The cache of plans of a region, for all its sessions; the least recently used are dropped.
 
-    A plan whose parameters have changed since, as far as it depends on their content, is made anew.
+    A plan that depends on the content of a parameter is not used after the parameter has changed.
     """
 
     name = "known plan"
     cacheable = False
 
     def __init__(self, most: int) -> None:
-        """Remember up to ``most`` plans."""
+        """Cache up to ``most`` plans."""
         self._most = most
         self._plans: OrderedDict[Key, Any] = OrderedDict()
 
     def resolve(self, request: Request) -> object | None:
-        """Return the plan of the request's key, None if there is none that holds."""
+        """Return the plan of the request's key; None if none fits the present parameters."""
         plan = self._plans.get(request.key)
         if plan is None or not plan.versions.are_current():
             return None
@@ -33,13 +33,13 @@ class KnownPlans:
         return found
 
     def add(self, key: Key, plan: Any) -> None:
-        """Remember a plan, instead of the one that was used longest ago if there are many."""
+        """Add a plan; the least recently used one is dropped if there are too many."""
         self._plans[key] = plan
         while len(self._plans) > self._most:
             self._plans.popitem(last=False)
 
     def plans(self) -> list[Any]:
-        """Return all plans, the one that was used longest ago first."""
+        """Return all plans, the least recently used one first."""
         return list(self._plans.values())
 
     def forget(self) -> None:

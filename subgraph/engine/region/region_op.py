@@ -1,7 +1,8 @@
 """The subgraph op of a device that plans: an inner graph, fused, and the strategies to run it.
 
-Plans are shared by all sessions (`region_session`). When a parameter that a fusion has looked at
-changes, the graph is fused anew; every other parameter only changes the weights of plans.
+Plans are shared by all sessions (`region_session`). A fusion may depend on the content of
+parameters (a scale, an epsilon). If one of these changes, the graph is fused again; every other
+parameter only changes the weights of plans.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from subgraph.operators.subgraph_op import DefaultSubgraphOp, ExportFile, Import
 from subgraph.runtime.executor_plan import all_parameters
 from subgraph.system.forking import free_in_child
 
-Guards = tuple[tuple[Parameter, int], ...]
+Guards = tuple[tuple[Parameter, int], ...]  # parameters on whose content a fusion depends: versions
 Fuse = Callable[[Graph], tuple[Graph, Guards]]
 
 
@@ -38,10 +39,10 @@ class RegionOptions:
     """How a region is run.
 
     Attributes:
-        plan: What plans depend on.
-        plans: How many plans are kept.
-        profiling: Whether runs are measured.
-        compile_seconds: How long planning and compiling for new shapes may take; 0: any time.
+        plan: Options of plans.
+        plans: Number of cached plans, and of executable plans in each session.
+        profiling: Whether every step of a run is measured.
+        compile_seconds: Seconds that planning and compiling for new shapes may take; 0: any time.
     """
 
     plan: PlanOptions = attrs.field(factory=PlanOptions)
@@ -51,27 +52,27 @@ class RegionOptions:
 
 
 class RegionOp(SubgraphOp):
-    """Runs a graph by plans; a device's own op says how sessions bind them to memory.
+    """Runs a graph by plans; the op of a device adds sessions, which bind them to its memory.
 
     Attributes:
-        subgraph: The graph as it was given; ``fused`` is what runs.
-        data_inputs: Positions of the inputs that are no weights.
+        subgraph: The graph before fusion; `fused` is the graph that runs.
+        data_inputs: Positions of the inputs that are not weights.
         options: How it is run.
         parameters: All parameters of the graph.
-        fusion: What ``fuse`` depends on beside the graph, as text.
-        resolver: Finds what runs the inputs of a call.
+        fusion: Text that identifies everything on which ``fuse`` depends beside the graph.
+        resolver: Finds the plan for a call.
     """
 
     fusion = ""
 
     def __init__(self, subgraph: Graph, options: RegionOptions, fuse: Fuse) -> None:
-        """Take a graph.
+        """Prepare to run a graph; it is fused when it first runs.
 
         Args:
             subgraph: The graph.
             options: How it is run.
-            fuse: Returns the graph to run, whose inputs are those of ``subgraph`` that are no
-                weights, and the parameters whose content it depends on.
+            fuse: Returns the graph to run, whose inputs are those of ``subgraph`` that are not
+                weights, and the parameters on whose content the fusion depends.
         """
         super().__init__(subgraph)
         self.options = options
@@ -86,11 +87,11 @@ class RegionOp(SubgraphOp):
         self.resolver = Resolver(subgraph.name, lambda: self.fused, self.strategies(), self._known)
 
     def strategies(self) -> list[Strategy]:
-        """Return the strategies in the order in which they are asked; a device adds its own."""
+        """Return the strategies in the order in which they are asked; devices override this."""
         return [self._split, self._known, ConcretePlan(self.options.plan)]
 
     def part_op(self, subgraph: Graph) -> SubgraphOp:
-        """Return what runs a part of the fused graph."""
+        """Return the op for a part of the fused graph."""
         raise NotImplementedError
 
     @property
@@ -106,7 +107,7 @@ class RegionOp(SubgraphOp):
             return self._fused[0]
 
     def _fused_before(self) -> tuple[Graph, Versions] | None:
-        """Return the graph fused as the file that it came from says, None if it does not."""
+        """Return the graph fused as an exported model describes it; None without a description."""
         stored, self._stored_fusion = self._stored_fusion, None
         if stored is None:
             return None
@@ -117,7 +118,7 @@ class RegionOp(SubgraphOp):
             return None
 
     def release(self) -> None:
-        """Let go of plans and weights."""
+        """Drop plans and weights."""
         with self._lock:
             super().release()
             self.resolver.forget()
@@ -129,20 +130,20 @@ class RegionOp(SubgraphOp):
 
     @property
     def is_one_plan(self) -> bool:
-        """Whether shapes alone decide the plan, as far as is known."""
+        """Whether the shapes of inputs alone determine the plan, as far as calls have shown."""
         return not self.resolver.specialized_inputs and self.split_region() is None
 
     def split_region(self) -> SplitRegion | None:
-        """Return the fused graph in parts, None while it is planned as a whole."""
+        """Return the fused graph split in parts; None while it is planned as a whole."""
         with self._lock:
             return self._split.of(lambda: self.fused)
 
     def forward(self, inputs: list[Any]) -> list[Array]:
-        """Run once with memory that is given back afterwards."""
+        """Run once, in a session whose memory is freed afterwards."""
         return list(self.session()(inputs))
 
     def by_reference(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run the graph as it was given by the reference, node by node."""
+        """Run the graph before fusion by the reference, because a weight is another array."""
         self.resolver.note("all strategies", "a weight was given as an array, in this run alone")
         self.resolver.chosen["reference"] += 1
         return DefaultSubgraphOp(self.subgraph).forward(list(inputs))
@@ -150,20 +151,29 @@ class RegionOp(SubgraphOp):
     def resolve(
         self, inputs: Sequence[Any], snapshot: Snapshot, *, as_a_whole: bool = False
     ) -> object:
-        """Return what runs these inputs; see `Resolver.resolve`."""
+        """Return the plan, or split region, for a call.
+
+        Args:
+            inputs: Arrays for the inputs that are not weights.
+            snapshot: The parameters as the call has to see them; it is pinned.
+            as_a_whole: Whether the region must not be split.
+
+        Raises:
+            SubgraphError: See `Resolver.resolve`.
+        """
         with self._lock:
             return self.resolver.resolve(inputs, snapshot, as_a_whole=as_a_whole)
 
     def key(self, inputs: Sequence[Any]) -> Key:
-        """Return what distinguishes plans: shapes, and the content on which shapes depend."""
+        """Return the key of a plan: the shapes of inputs, then the values it is specialized on."""
         return self.resolver.specialized_inputs.key(inputs)
 
     def run_report(self) -> dict[str, Any]:
-        """Return which strategies have served calls, and why others could not.
+        """Return which strategies served calls, and why others could not.
 
         Returns:
-            ``chosen``: counts by strategy; ``declined``: by strategy and cause. Of a region that is
-            split, ``parts`` has the same of each part.
+            ``chosen``: counts by strategy; ``declined``: counts by strategy and cause; of a region
+            that is split, ``parts``: the report of each part.
         """
         report = self.resolver.report()
         split = self._split.current
@@ -172,7 +182,7 @@ class RegionOp(SubgraphOp):
         return report
 
     def to_export(self, file: ExportFile) -> dict[str, Any] | None:
-        """Return how the graph was fused, None if that has no description."""
+        """Return a description of the fused graph as plain JSON; None if there is none."""
         with self._lock:
             nodes = describe(self.subgraph, self.fused)
             assert self._fused is not None, "fused just now"
@@ -180,18 +190,18 @@ class RegionOp(SubgraphOp):
         return None if nodes is None else {"fusion": self.fusion, "nodes": nodes, "guards": guards}
 
     def restore(self, saved: Mapping[str, Any], file: ImportFile) -> None:
-        """Take the fused graph of an exported model, if it was fused as this op fuses."""
+        """Take the description of the fused graph from an exported model, if it fused likewise."""
         if saved.get("fusion") != self.fusion:
             return
         by_name = {parameter.name: parameter for parameter in self.parameters}
-        with suppress(KeyError, TypeError):  # it fuses by itself
+        with suppress(KeyError, TypeError):  # without a description the op fuses by itself
             guards = tuple((by_name[name], by_name[name].version) for name in saved["guards"])
             if isinstance(saved.get("nodes"), list):
                 self._stored_fusion = saved["nodes"], guards
 
 
 def without_weights(graph: Graph) -> tuple[Graph, Guards]:
-    """Return a fused graph's part as it runs: its inputs are those that are no weights."""
+    """Return a part of a fused graph without the inputs that are weights: a `Fuse` for parts."""
     graph = graph.clone()
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     return graph, ()

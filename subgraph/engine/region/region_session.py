@@ -1,7 +1,8 @@
-"""What runs a region for one request: it asks the op for a plan, and binds that to memory.
+"""Sessions of regions: a session gets plans from the op and runs them in memory of its request.
 
-Plans are the op's (`region_op`) and shared; memory and what is bound to it are the session's, kept
-for the shapes used last. A region that is split runs by an executor of its own.
+Plans belong to the op (`region_op`), and all sessions share them. A session owns its memory and the
+executable plans bound to it, which it caches for the most recently used shapes. An executor of the
+session runs a region that is split.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from subgraph.system.gc_control import paused_gc
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
-    """Return a function that picks these items of a list."""
+    """Return a function that returns the items of a list at these positions."""
     if len(positions) > 1:
         pick = itemgetter(*positions)
         return lambda items: list(pick(items))
@@ -47,7 +48,7 @@ class RegionSession(Session):
         """Open a session; memory comes with the first run."""
         super().__init__(op)
         self.region = op
-        self._active: BoundPlan | None = None  # what runs now or ran last
+        self._active: BoundPlan | None = None  # the plan that runs now or ran last
         self._cancelled = False
         self.profiling = op.options.profiling
         self._bound: OrderedDict[Key, BoundPlan] = OrderedDict()
@@ -55,7 +56,8 @@ class RegionSession(Session):
         self._split: tuple[SplitRegion, Executor] | None = None
         self._cancel_split = Cancel()
         self._last: BoundPlan | None = None
-        self._shapes: Key = ()  # all of the key where no content decides
+        # Key of the plan that ran last; `_last` is that plan if the key consists of shapes only.
+        self._shapes: Key = ()
         weights = [
             (k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.data_inputs
         ]
@@ -74,7 +76,7 @@ class RegionSession(Session):
                 return self(inputs, outputs)
         if self._expected:
             if any(map(is_not, self._weights_of(inputs), self._expected)):
-                # A weight given as an array of another shape, in this run alone.
+                # The caller passes another array for a weight, in this run alone.
                 results = self.region.by_reference(inputs)
                 return results if outputs is None else fill_outputs(results, outputs)
             inputs = self._data_of(inputs)
@@ -86,14 +88,14 @@ class RegionSession(Session):
 
     def cancel(self) -> None:
         """End the run before its next step."""
-        self._cancelled = True  # first: what is chosen from now on is not run
+        self._cancelled = True  # first, so that plans selected from now on do not run
         self._cancel_split.request()
         bound = self._active
         if bound is not None:
             bound.cancel()
 
     def resume(self) -> None:
-        """Let runs go to their end again."""
+        """Revoke `cancel`, for later runs."""
         if self._cancelled:
             self._cancelled = False
             self._cancel_split.reset()
@@ -103,17 +105,17 @@ class RegionSession(Session):
                 bound.clear()
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        """Do all that comes before a run on inputs of these shapes."""
+        """Plan, compile and allocate for inputs of these shapes, without running."""
         snapshot = Snapshot(self.region.parameters)
         with pinned(snapshot), paused_gc(), limited(seconds=self.region.options.compile_seconds):
             self._resolve(inputs, snapshot, as_a_whole=True)
 
     def run_inputs(self) -> RunInputs:
-        """Return how to run on the inputs that are no weights, under a pinned snapshot."""
+        """Return a function that runs on the inputs that are not weights, in a pinned snapshot."""
         return self._run
 
     def repeat(self) -> Repeat:
-        """Return how to run once more on the same shapes and weights."""
+        """Return a function that runs again on the same shapes and weights."""
         return self._repeat
 
     def _repeat(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
@@ -135,14 +137,14 @@ class RegionSession(Session):
         return last.run(inputs, outputs)
 
     def ready(self, inputs: Sequence[Any]) -> BoundPlan | None:
-        """Return what runs these inputs as a whole, its weights fresh; None: they run in parts."""
+        """Return an executable plan for these inputs, with present weights; None: it is split."""
         last, snapshot = self._last, pinned_snapshot()
         assert snapshot is not None, "a request pins one"
         shapes = tuple([item.shape for item in inputs])
         if last is not None and last.epoch == snapshot.epoch and shapes == self._shapes:
             return last
-        # Shapes that take turns, as those of a sequence's items do, come back to their programs.
-        # One that is kept by shapes alone has needed no contents.
+        # Shapes that alternate, such as those of the items of a sequence, find their plans in the
+        # cache. A plan whose key consists of shapes only depends on no values.
         key: Key = shapes
         known = self._bound.get(key)
         if known is None and self.region.depends_on_values:
@@ -159,14 +161,14 @@ class RegionSession(Session):
     def run_split(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
-        """Run a region that is split."""
+        """Run the parts of a region that is split."""
         split = self.region.split_region()
         assert split is not None, "`ready` found it split"
         results = self._executor(split).run(inputs)
         return results if outputs is None else fill_outputs(results, outputs)
 
     def _fits_last_plan(self, inputs: Sequence[Any]) -> bool:
-        """Return whether the plan that ran last fits these inputs without a look at values."""
+        """Return whether the plan that ran last fits these inputs, by their shapes alone."""
         if len(inputs) == 1:
             return bool(inputs[0].shape == self._shapes[0])
         return tuple([item.shape for item in inputs]) == self._shapes
@@ -174,7 +176,7 @@ class RegionSession(Session):
     def _resolve(
         self, inputs: Sequence[Any], snapshot: Snapshot, *, as_a_whole: bool = False
     ) -> BoundPlan | None:
-        """Return what the op's strategies find, bound; None if the region is split."""
+        """Return the plan that the op's strategies find, bound; None if the region is split."""
         region = self.region
         plan = region.resolve(inputs, snapshot, as_a_whole=as_a_whole)
         if isinstance(plan, SplitRegion):
@@ -192,16 +194,16 @@ class RegionSession(Session):
         return self._select(bound, key)
 
     def _select(self, bound: BoundPlan, key: Key) -> BoundPlan:
-        """Note what runs inputs of this key."""
+        """Make a plan the one that runs now."""
         self._shapes = key
         self._last = bound if len(key) == self._data_count else None
         self._active = bound
-        if self._cancelled:  # before `cancel` could know what is to be ended
+        if self._cancelled:  # `cancel` was called before it could find this plan
             raise RequestCancelledError("the request was cancelled while it ran")
         return bound
 
     def _executor(self, split: SplitRegion) -> Executor:
-        """Return what runs the parts one after the other in this session."""
+        """Return the executor that runs the parts of the region in this session."""
         if self._split is None or self._split[0] is not split:
             self._cancel_split.sessions.clear()
             self._split = (
@@ -216,7 +218,7 @@ class RegionSession(Session):
         return self._split[1]
 
     def _bind(self, plan: object) -> BoundPlan:
-        """Return what the op's strategies have found, bound to this session's memory."""
+        """Return a plan that the op's strategies found, bound to this session's memory."""
         raise NotImplementedError
 
     def _run_timed(
@@ -227,7 +229,7 @@ class RegionSession(Session):
         return results
 
     def profile(self) -> list[ProfileEntry]:
-        """Return what each step of the last run took."""
+        """Return the profile entries of the last run that was measured."""
         if self._split is not None:
             return self._split[1].profile()
         return list(self._profile)

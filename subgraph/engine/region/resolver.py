@@ -1,4 +1,4 @@
-"""The one way from a call of a region to what runs it: strategies, asked in their order.
+"""The resolver: finds the plan for a call of a region by asking strategies in order.
 
 See docs/running_a_region.md for the whole order and an example of each strategy.
 """
@@ -18,16 +18,16 @@ from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Snapshot
 
 _LOG = logging.getLogger("subgraph.engine")
-_MAX_CAUSES = 64  # distinct causes that are counted one by one
+_MAX_CAUSES = 64  # distinct causes that are counted one by one; later ones are counted together
 
 
 class Resolver:
-    """Finds what runs a region, and counts which strategy it was and which declined.
+    """Finds the plan for each call of a region, and counts which strategies served or declined.
 
     Attributes:
-        strategies: In the order in which they are asked.
-        specialized_inputs: The inputs whose content decides shapes.
-        chosen: How often each strategy served a request.
+        strategies: The strategies, in the order in which they are asked.
+        specialized_inputs: The inputs whose values decide shapes.
+        chosen: How many requests each strategy served, by its name.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Resolver:
         Args:
             name: The region's name, for logs.
             graph_of: Returns the fused graph for the present parameters.
-            strategies: In the order in which they are asked.
-            known: The one among them that remembers what others returned.
+            strategies: The strategies, in the order in which they are asked.
+            known: The one among them that caches the plans of the others.
         """
         self._name = name
         self._graph_of = graph_of
@@ -56,15 +56,15 @@ class Resolver:
     def resolve(
         self, inputs: Sequence[Any], snapshot: Snapshot, *, as_a_whole: bool = False
     ) -> object:
-        """Return what runs these inputs; the caller holds the region's lock.
+        """Return the plan, or split region, for a call; the caller holds the region's lock.
 
         Args:
-            inputs: Arrays for the inputs that are no weights.
-            snapshot: The parameters as the call has to see them.
-            as_a_whole: Whether the region may not be split.
+            inputs: Arrays for the inputs that are not weights.
+            snapshot: The parameters as the call has to see them; it is pinned.
+            as_a_whole: Whether the region must not be split.
 
         Raises:
-            UnknownShapeError: It cannot be planned as a whole, and has to be.
+            UnknownShapeError: The region cannot be planned as a whole, and must not be split.
             ShapeError: The inputs do not fit the graph.
         """
         obstacle: UnknownShapeError | None = None
@@ -99,11 +99,11 @@ class Resolver:
         raise AssertionError("the last strategy plans, or raises")
 
     def note(self, strategy: str, cause: str) -> None:
-        """Count that a strategy has declined, and log a cause that is new.
+        """Count that a strategy declined, and log a cause that is new.
 
         Args:
             strategy: Its name.
-            cause: Why it cannot serve; what serves instead is counted among `chosen`.
+            cause: The reason. The strategy that serves instead is counted in `chosen`.
         """
         key = strategy, cause
         if key not in self._declined:
@@ -120,7 +120,7 @@ class Resolver:
         return {"chosen": dict(self.chosen), "declined": declined}
 
     def forget(self) -> None:
-        """Drop what was made of the fused graph."""
+        """Drop all plans of the fused graph."""
         self.specialized_inputs.forget()
         for strategy in self.strategies:
             strategy.forget()

@@ -1,4 +1,4 @@
-"""The inputs whose content decides shapes: plans are then made for each content."""
+"""Specialized inputs: their values decide shapes, so that each value has plans of its own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ import numpy as np
 from subgraph.engine.planner.plan_types import UnknownShapeError
 from subgraph.runtime.fast_ops import gives_size
 
-Key = tuple[Any, ...]
-# Contents of an input that seems to select a branch, or one of few sizes, before it is data.
+Key = tuple[Any, ...]  # of a plan: the shape of each input, then values as bytes
+# Different values of an input that seems to select a branch, or one of few sizes; with more of them
+# it is treated as data, for which no plans are made.
 _MAX_SELECTING_VALUES = 8
 
 
 class SpecializedInputs:
-    """Which inputs of a region decide shapes by their content."""
+    """The inputs of a region on whose values plans are specialized.
+
+    An input is added when planning raises an `UnknownShapeError` that names it.
+    """
 
     def __init__(self) -> None:
-        """Begin with none: shapes alone decide."""
+        """Begin without specialized inputs: plans depend on shapes alone."""
         self._positions: tuple[int, ...] = ()
         self._selected: tuple[UnknownShapeError, set[Key]] | None = None
 
@@ -27,15 +31,15 @@ class SpecializedInputs:
         return bool(self._positions)
 
     def forget(self) -> None:
-        """Begin anew, for another graph."""
+        """Remove all inputs, for another graph."""
         self._positions, self._selected = (), None
 
     def of(self, inputs: Sequence[Any]) -> dict[int, Any]:
-        """Return copies of the contents that decide, by the input's position."""
+        """Return copies of the values of the specialized inputs, by position."""
         return {k: np.array(inputs[k]) for k in self._positions}
 
     def key(self, inputs: Sequence[Any]) -> Key:
-        """Return what distinguishes plans: all shapes, then the contents that decide."""
+        """Return the key of a plan: all shapes, then the values of the specialized inputs."""
         key: list[Any] = [item.shape for item in inputs]
         for position in self._positions:
             item = inputs[position]
@@ -44,25 +48,25 @@ class SpecializedInputs:
         return tuple(key)
 
     def learn(self, error: UnknownShapeError) -> bool:
-        """Let the inputs that an error names decide from now on; False if all of them do."""
+        """Add the inputs that an error names; return False if there is nothing to add."""
         more = set(error.inputs) - set(self._positions)
         if not more:
             return False
         if not error.of_all_contents or gives_size(error.node):
-            # Its traceback would keep the plan that was begun, and its arrays.
+            # The traceback would keep the unfinished plan, and its arrays, alive.
             self._selected = error.with_traceback(None), set()
         self._positions = tuple(sorted({*self._positions, *more}))
         return True
 
     def count(self, key: Key, inputs: int) -> None:
-        """Count the contents of inputs that seemed to select one of few.
+        """Count the values of inputs that seem to select one of few sizes or branches.
 
         Args:
             key: The key of a new plan.
-            inputs: How many of its first items are shapes.
+            inputs: Number of shapes at the beginning of the key.
 
         Raises:
-            UnknownShapeError: There are too many for a plan of each.
+            UnknownShapeError: There are too many values for a plan of each.
         """
         if self._selected is not None:
             error, known = self._selected

@@ -1,6 +1,6 @@
 """Strategy: a region in two parts, because a shape follows from values that the region computes.
 
-Each part is a region of its own, planned when the values before it are known.
+Each part is a region of its own. The second one is planned when the first one has run.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.fast_ops import fast_op, gives_size
 
-SplitRegion = Plan  # of the default executor, over the two parts
+SplitRegion = Plan  # a plan of the default executor, which runs the parts
 
 
 class SplitPlan:
-    """Splits a graph that cannot be planned as a whole; asked first, for a graph that is split."""
+    """Splits a graph that cannot be planned as a whole.
+
+    It is the first strategy, so that a graph that was split is not planned as a whole again.
+    """
 
     name = "split plan"
     cacheable = False
 
     def __init__(self, make_op: Callable[[Graph], SubgraphOp]) -> None:
-        """Begin with a graph that is not split; ``make_op`` returns what runs a part of it."""
+        """Begin without a split graph; ``make_op`` returns the op for a part of the graph."""
         self._make_op = make_op
         self._split: tuple[Graph, SplitRegion] | None = None
 
@@ -46,7 +49,7 @@ class SplitPlan:
         return None if self._split is None else self._split[1]
 
     def of(self, graph_of: Callable[[], Graph]) -> SplitRegion | None:
-        """Return the split graph, None if the graph that runs now is planned as a whole."""
+        """Return the split graph; None if the present graph is planned as a whole."""
         if self._split is None or self._split[0] is not graph_of():
             return None
         return self._split[1]
@@ -57,14 +60,23 @@ class SplitPlan:
 
 
 def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> Graph:
-    """Return the graph as one part before ``node`` and one with it and all that follows from it.
+    """Return the graph as two regions: the nodes before ``node``, and the nodes that depend on it.
 
-    A node whose inputs are all known and its output's shape still not is left alone: the reference
-    runs it. So is one that hands on a part of its input, with all others like it that do not wait
-    for one of them: what follows then depends on a shape, as that of an input, and no longer on a
-    number. A detector has such nodes for each of its classes, and is cut there once. So is one that
-    does little more than to give a size: templates serve what follows. An If is left to the default
-    executor, which runs one of its branches, each a region by itself.
+    These nodes become part of neither region, so that the default executor runs them by the
+    reference:
+
+    - a node whose inputs are graph inputs or weights: its output's shape remains unknown even if
+      their values are known;
+    - a node that only selects a part of its input (`fast_op`), with all nodes of its operator that
+      do not depend on each other. The regions after them then depend on the shape of an input, no
+      longer on a value. A detection network has such a node for every class and is cut there once;
+    - a node that only makes a size of a value (`gives_size`), for the same reason;
+    - an If, each of whose branches becomes a region.
+
+    Args:
+        graph: The graph; it stays as it is.
+        node: The node whose output's shape follows from computed values.
+        make_op: Returns the op for the inner graph of a region.
     """
     alone: set[Node] = set()
     if node.bodies:
@@ -89,7 +101,7 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
 
 
 def _cut_bodies(node: Node, make_op: Callable[[Graph], SubgraphOp]) -> None:
-    """Make each body of a node, which is nobody else's, one region."""
+    """Replace the nodes of each body of a copied node by one region."""
     for key, body in node.attrs.items():
         if isinstance(body, Graph) and body.nodes:
             piece = Cutter(body).cut_out(body.nodes, f"{node.name}_{key}")
@@ -99,7 +111,7 @@ def _cut_bodies(node: Node, make_op: Callable[[Graph], SubgraphOp]) -> None:
 
 
 def _first_like(graph: Graph, node: Node) -> set[Node]:
-    """Return the nodes of the same operator that do not follow from another one of them."""
+    """Return the nodes of the same operator as ``node`` that do not depend on one another."""
     found: set[Node] = set()
     waiting: set[Node] = set()
     key = operator_key(node.op_type, node.domain)
@@ -112,7 +124,7 @@ def _first_like(graph: Graph, node: Node) -> set[Node]:
 
 
 def _following(graph: Graph, nodes: set[Node]) -> set[Node]:
-    """Return these nodes and all that depend on what they make."""
+    """Return these nodes and all nodes that depend on them."""
     found = set(nodes)
     for each in graph.nodes:
         if any(value.producer in found for value in each.sources):

@@ -1,8 +1,8 @@
-"""What fusion decided, in an exported model: fused nodes as groups of a region's own nodes.
+"""Stored fusions: the fused graph of a region in an exported model, as groups of its own nodes.
 
-An export describes the fused graph by `describe`; an import makes it again by `rebuild`, without
-looking for patterns. A fusion that changed nodes (folded paddings, scales, constants) cannot be
-described so; such a region is fused anew.
+An export describes the fused graph by `describe`. An import builds it again by `rebuild`, without
+matching patterns. A fusion that changed nodes (folded paddings, scales, constants) has no such
+description; the importing process fuses the region itself.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ _JSON_TYPES = (bool, int, float, str, type(None))
 
 
 def describe(graph: Graph, fused: Graph) -> Described | None:
-    """Return how ``fused`` was made of the nodes of ``graph``, as plain JSON.
+    """Return a description of a fused graph as plain JSON.
+
+    Args:
+        graph: The graph before fusion.
+        fused: The fused graph.
 
     Returns:
-        Its nodes in order: the name of one that stayed, a table for a fused one. None if these
-        do not give the very same graph again.
+        The fused graph's nodes in order: the name of a node that stayed, and a table for a fused
+        node. None if `rebuild` would not make exactly the same graph of it.
     """
     from subgraph.text_form.writer import print_graph
 
@@ -57,7 +61,7 @@ def _described(node: Node, inner: Graph) -> dict[str, Any]:
         "name": node.name,
         "attrs": dict(node.attrs),
         "metadata": node.metadata,
-        # An input that the operator leaves out, or takes twice, has another name inside.
+        # An input that is omitted, or that appears twice, has another name in the inner graph.
         "inputs": [None if value is None else value.name for value in node.inputs],
         "inside": [value.name for value in inner.inputs],
         "graph": inner.name,
@@ -70,13 +74,12 @@ def rebuild(graph: Graph, entries: Described) -> Graph:
 
     Args:
         graph: The region's graph; it stays as it is.
-        entries: What `describe` gave for a graph like it.
+        entries: The description that `describe` returned for an equal graph.
 
     Raises:
-        SubgraphError: the description does not fit the graph.
-        KeyError: it names what the graph does not have.
-        TypeError: it is none.
-        ValueError: it is none.
+        SubgraphError: The description does not fit the graph.
+        KeyError: It names a node that the graph does not have, or an entry is incomplete.
+        TypeError, ValueError: It is not a description.
     """
     graph = without_default_regions(graph)
     given = [value for value in graph.inputs if value.parameter is None]

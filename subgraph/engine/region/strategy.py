@@ -1,4 +1,4 @@
-"""What a strategy is: one way to run a region, asked by the resolver with a request."""
+"""The interface of strategies: ways to find a plan for a call, asked in order by the resolver."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from subgraph.system.forking import computed_once
 
 
 class Declined(Exception):
-    """A strategy that is there for such requests cannot serve this one; the text is the cause."""
+    """A strategy cannot serve a request of a kind that it is meant for; the text is the cause."""
 
 
 class Request:
-    """A call of a region for which something to run is sought.
+    """A call of a region for which a plan is sought.
 
     Attributes:
-        inputs: Arrays for the inputs that are no weights.
+        inputs: Arrays for the inputs that are not weights.
         snapshot: The parameters as the call has to see them.
-        obstacle: Why the graph cannot be planned as a whole; None while that is not known.
-        note: Counts and logs that something was left to the reference: by what name, and why.
+        obstacle: The error because of which the graph cannot be planned as a whole; None if no
+            strategy raised one yet.
+        note: Counts and logs that a strategy or kernel could not serve, by its name and the cause.
     """
 
     def __init__(
@@ -36,7 +37,16 @@ class Request:
         obstacle: UnknownShapeError | None,
         note: Callable[[str, str], None],
     ) -> None:
-        """Begin with nothing computed: a strategy that asks for little costs little."""
+        """Prepare a request; its properties are computed when a strategy first reads them.
+
+        Args:
+            graph_of: Returns the fused graph.
+            specialized_inputs: The inputs on whose values plans are specialized.
+            inputs: See the class.
+            snapshot: See the class.
+            obstacle: See the class.
+            note: See the class.
+        """
         self.inputs = inputs
         self.snapshot = snapshot
         self.obstacle = obstacle
@@ -56,13 +66,13 @@ class Request:
 
     @computed_once
     def key(self) -> Key:
-        """What distinguishes plans: the shapes, and the contents on which shapes depend."""
-        _ = self.graph  # a graph fused anew forgets on which contents plans depend
+        """The key of plans: the shapes of inputs, then the values they are specialized on."""
+        _ = self.graph  # fusing the graph again resets the specialized inputs
         return self._specialized_inputs.key(self.inputs)
 
     @computed_once
     def specialized_values(self) -> dict[int, Any]:
-        """The contents, by position, of the inputs on which shapes depend."""
+        """The values of the specialized inputs, by position."""
         _ = self.graph
         return self._specialized_inputs.of(self.inputs)
 
@@ -71,23 +81,24 @@ class Strategy(Protocol):
     """One way to run a region.
 
     Attributes:
-        name: What counters, logs and the documentation call it.
-        cacheable: Whether what it returns serves every later request with the same key.
+        name: Its name in counters, logs and the documentation.
+        cacheable: Whether the plan that it returns serves every later request with the same key.
     """
 
     name: str
     cacheable: bool
 
     def resolve(self, request: Request) -> object | None:
-        """Return what runs the request; None if the strategy has nothing for requests like it.
+        """Return a plan for the request; None if the strategy is not meant for such requests.
 
         Raises:
-            Declined: it could have been expected to serve the request; the next one is asked.
-            UnknownShapeError: a shape follows from values that are not known. All strategies are
-                asked again, with the contents of more inputs or with the error as the obstacle.
+            Declined: It is meant for such requests but cannot serve this one; the next strategy is
+                asked.
+            UnknownShapeError: A shape follows from values that are not known. All strategies are
+                asked again, with the values of more inputs or with the error as the obstacle.
         """
         ...
 
     def forget(self) -> None:
-        """Drop what was made of the fused graph, which is replaced or no longer needed."""
+        """Drop all plans of the fused graph, which is replaced or no longer needed."""
         ...
