@@ -41,11 +41,6 @@ class Draw:
         self._data = data
         self._at = 0
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether all bytes are used up."""
-        return self._at >= len(self._data)
-
     def byte(self) -> int:
         """Return the next byte."""
         self._at += 1

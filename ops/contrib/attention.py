@@ -61,7 +61,7 @@ def _mask(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
     if rank in (2, 3):
         return call.Unsqueeze(call.Cast(mask, to=9), _axes(call, *((1, 2) if rank == 2 else (1,))))
     if rank != 1:
-        raise call.refuse(f"a mask of {rank} dimensions")
+        raise call.unsupported(f"a mask of {rank} dimensions")
     place = call.cast(_places(call, keys), call.dtype(mask))
 
     def spread(positions: Any) -> Any:
@@ -71,7 +71,7 @@ def _mask(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
     if count == batch or not (isinstance(count, int) and isinstance(batch, int)):
         return call.Less(place, spread(mask))
     if count != 2 * batch:
-        raise call.refuse(f"a mask of {count} positions for {batch} batches")
+        raise call.unsupported(f"a mask of {count} positions for {batch} batches")
     ends, starts = call.Split(mask, axis=0, num_outputs=2, outputs=2)
     inside = call.Less(place, spread(ends)), call.GreaterOrEqual(place, spread(starts))
     return call.And(*inside)
@@ -111,7 +111,7 @@ def _attend(
         flat = call.Reshape(call.Transpose(out[0], perm=(0, 2, 1, 3)), joined)
         return [flat, *out[1:]]
     attributes |= {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
-    if past[0] is None and not (call.wants("present") or call.wants("present_key")):
+    if past[0] is None and not (call.is_used("present") or call.is_used("present_key")):
         made = call.Attention(query, key, value, mask, **attributes, requires=requires)
         return [made, None, None]
     operands = (query, key, value, mask, *past)
@@ -122,16 +122,16 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
     """Return the results of Attention and QAttention for queries, keys and values side by side."""
     for name in ("do_rotary", "past_present_share_buffer"):
         if call.attribute(name):
-            raise call.refuse(f"{name}=1")
+            raise call.unsupported(f"{name}=1")
     heads = require_heads(call.node, "num_heads")
     sizes = sizes or [call.size(qkv, -1) // 3] * 3
     query, key, value = call.Split(qkv, call.constant(list(sizes), "int64"), axis=-1, outputs=3)
     past, keys = [None, None], _count(call, query, 1)
-    given = call.given("past")
+    given = call.input("past")
     if given is not None:
         past = [call.Gather(given, call.constant(k, "int64"), axis=0) for k in range(2)]
         keys = call.Add(keys, _count(call, given, 3))
-    mask, held = None, call.given("mask_index")
+    mask, held = None, call.input("mask_index")
     if held is not None:
         allowed = _mask(call, held, keys, call.shape(query)[0])
         mask = _scores_of(call, allowed, call.dtype(query))
@@ -139,7 +139,7 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
         call,
         (query, key, value),
         (heads, heads),
-        mask=added(call, mask, call.given("attention_bias")),
+        mask=added(call, mask, call.input("attention_bias")),
         past=past,
         requires="all_keys" if mask is None else "all_batches",
         is_causal=call.attribute("unidirectional"),
@@ -281,10 +281,10 @@ def multi_head_attention(call: Call) -> Results:
     """Attention of queries over keys and values, which may come packed, or with heads split off."""
     query, key, value, bias, padding, scores, past_key, past_value = call.inputs[:8]
     for name in ("past_sequence_length", "cache_indirection"):
-        if call.given(name) is not None:
-            raise call.refuse(f"the input {name}")
-    if call.wants("qk"):
-        raise call.refuse("the output qk")
+        if call.input(name) is not None:
+            raise call.unsupported(f"the input {name}")
+    if call.is_used("qk"):
+        raise call.unsupported("the output qk")
     heads = require_heads(call.node, "num_heads")
     operands = _unpacked(call, query, key, value, bias)
     keys = _count(call, operands[1], 1 if call.rank(operands[1]) == 3 else 2)
@@ -368,7 +368,7 @@ def rotary_embedding(call: Call) -> Results:
     assert cosines is not None, "the form says so"
     for name, plain in (("is_packed_batching", 0), ("scale", 1.0)):
         if call.attribute(name) != plain:
-            raise call.refuse(f"{name}={call.attribute(name)}")
+            raise call.unsupported(f"{name}={call.attribute(name)}")
     heads = call.attribute("num_heads")
     if call.rank(x) == 3 and not heads:
         heads = call.size(x, 2) // (2 * call.size(cosines, 1))
@@ -384,7 +384,7 @@ def _turned(call: Call, x: Any, positions: Any, heads: int) -> Any:
     rank = call.rank(x)
     interleaved = "interleaved" if call.node.op_type == "RotaryEmbedding" else "rotary_interleaved"
     size = 0 if "rotary" in interleaved else call.attribute("rotary_embedding_dim")
-    cosines, sines = call.given("cos_cache"), call.given("sin_cache")
+    cosines, sines = call.input("cos_cache"), call.input("sin_cache")
     assert cosines is not None, "who calls has asked"
     if not size:  # the rest of a head stays
         size = 2 * call.size(cosines, 1)
@@ -462,14 +462,14 @@ def group_query_attention(call: Call) -> Results:
         query, key, value = call.Split(query, sizes, axis=2, outputs=3)
     else:
         size = call.size(query, 2) // heads
-    query = _normalized(call, query, call.given("q_norm_weight"), size)
-    key = _normalized(call, key, call.given("k_norm_weight"), size)
+    query = _normalized(call, query, call.input("q_norm_weight"), size)
+    key = _normalized(call, key, call.input("k_norm_weight"), size)
     count = _count(call, query, 1)
     ends = call.Add(call.Reshape(call.Cast(lengths, to=_INT64), _axes(call, -1)), 1)
     starts = call.Max(call.Sub(ends, count), call.constant(0, "int64"))
     places = call.Add(call.Unsqueeze(starts, _axes(call, 1)), _places(call, count))
     if call.attribute("do_rotary"):
-        positions = call.given("position_ids")
+        positions = call.input("position_ids")
         positions = places if positions is None else positions
         query = _turned(call, query, positions, heads)
         key = _turned(call, key, positions, shared)
@@ -498,12 +498,12 @@ def _refuse_group(call: Call) -> None:
     plain = {"sliding_window_cache": 0, "qk_output": 0, "k_quant_type": "NONE"}
     for name, usual in {**plain, "v_quant_type": "NONE", "kv_cache_bit_width": 0}.items():
         if call.attribute(name) != usual:
-            raise call.refuse(f"{name}={call.attribute(name)}")
+            raise call.unsupported(f"{name}={call.attribute(name)}")
     if call.attribute("smooth_softmax") == 1:
-        raise call.refuse("smooth_softmax=1")
+        raise call.unsupported("smooth_softmax=1")
     for name in ("head_sink", "query_seqlens"):
-        if call.given(name) is not None:
-            raise call.refuse(f"the input {name}")
+        if call.input(name) is not None:
+            raise call.unsupported(f"the input {name}")
 
 
 def _normalized(call: Call, x: Any, weight: Value | None, size: int) -> Any:
@@ -541,11 +541,11 @@ def _written(call: Call, past: Any, new: Any, more: Any, starts: Any) -> Any:
 
 def _window(call: Call, keys: Any, places: Any, fresh: bool) -> Any:
     """Return the mask of positions behind a query, and too far before it, with the node's bias."""
-    window, bias = call.attribute("local_window_size"), call.given("attention_bias")
+    window, bias = call.attribute("local_window_size"), call.input("attention_bias")
     if not call.attribute("causal"):
         if bias is None and fresh:
             return None
-        raise call.refuse("causal=0 and a cache or bias")
+        raise call.unsupported("causal=0 and a cache or bias")
     if fresh and window < 0:
         return bias
     queries = call.Unsqueeze(places, _axes(call, 1, 3))

@@ -33,7 +33,7 @@ def activated(call: Call, x: Any, name: str | None, parameters: Sequence[float])
     if name == "Clip" and len(parameters) == 2:
         return call.Clip(x, *parameters)
     if name not in _ACTIVATIONS:
-        raise call.refuse(f"activation={name!r}")
+        raise call.unsupported(f"activation={name!r}")
     given = dict(zip(_ACTIVATIONS[name], parameters, strict=False))
     return getattr(call, name)(x, **given)
 
@@ -55,7 +55,7 @@ def _product(call: Call, *, batches: bool) -> Any:
     ranks = [call.rank(x) for x in call.inputs if x is not None]
     moved = batches and (call.attribute("transBatchA") or call.attribute("transBatchB"))
     if moved and (ranks[0] != ranks[1] or ranks[0] < 3):
-        raise call.refuse(f"transBatchA or transBatchB of ranks {ranks[0]} and {ranks[1]}")
+        raise call.unsupported(f"transBatchA or transBatchB of ranks {ranks[0]} and {ranks[1]}")
     turned = [
         _turn(
             call,

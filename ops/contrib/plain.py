@@ -83,7 +83,7 @@ def cdist(call: Call) -> Results:
     a, b = call.inputs
     metric = call.attribute("metric")
     if metric not in ("euclidean", "sqeuclidean"):
-        raise call.refuse(f"metric={metric!r}")
+        raise call.unsupported(f"metric={metric!r}")
     left, right = (
         call.Unsqueeze(x, call.constant([axis], "int64")) for x, axis in ((a, 1), (b, 0))
     )
@@ -100,6 +100,6 @@ def grid_sample(call: Call) -> Results:
     """Sample as the standard does, which names the modes otherwise."""
     mode = call.attribute("mode")
     if mode not in _MODES:
-        raise call.refuse(f"mode={mode!r}")
+        raise call.unsupported(f"mode={mode!r}")
     given = call.attributes("align_corners", "padding_mode")
     return [call.GridSample(*call.inputs, mode=_MODES[mode], **given)]

@@ -118,7 +118,7 @@ def _rms(
     """Return the RMS normalization, and the factor of each row if it is asked for."""
     epsilon = call.attribute("epsilon")
     normal = call.RMSNormalization(x, scale, axis=axis, epsilon=epsilon, requires=requires)
-    if not call.wants("inv_std_var"):
+    if not call.is_used("inv_std_var"):
         return [normal, None]
     axes = list(range(axis, 0)) if axis < 0 else list(range(axis, call.rank(x)))
     wide = call.cast(x, "float32")
@@ -165,7 +165,7 @@ def skip_layer_normalization(call: Call) -> Results:
     x, skip, gamma, beta, bias = call.inputs
     total = _skipped(call, x, skip, bias)
     given = {"axis": -1, "epsilon": call.attribute("epsilon"), "requires": "factors_of_rows"}
-    if call.wants("mean") or call.wants("inv_std_var"):
+    if call.is_used("mean") or call.is_used("inv_std_var"):
         return [*call.LayerNormalization(total, gamma, beta, outputs=3, **given), total]
     return [call.LayerNormalization(total, gamma, beta, **given), None, None, total]
 
@@ -233,7 +233,7 @@ def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results
     ids, segments = call.inputs[:2]
     assert ids is not None, "the form says so"
     words, places, parts = tables
-    mask, position_ids = call.given("mask"), call.given("position_ids")
+    mask, position_ids = call.input("mask"), call.input("position_ids")
     total = call.Gather(words, ids)
     if position_ids is not None:
         place = call.Gather(places, position_ids)
@@ -244,7 +244,7 @@ def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results
     if parts is not None and segments is not None:
         total = call.Add(total, call.Gather(parts, segments), requires="same_shape")
     normal = call.LayerNormalization(total, *norm, axis=-1, epsilon=call.attribute("epsilon"))
-    if not (call.wants("mask_index") or call.wants("mask_index_out")):
+    if not (call.is_used("mask_index") or call.is_used("mask_index_out")):
         return [normal, None, total]
     axis = call.constant([1], "int64")
     of = ids if mask is None else mask

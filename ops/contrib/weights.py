@@ -33,7 +33,7 @@ def _unpacked(call: Call, held: Any, bits: int) -> Any:
     if bits == 8:
         return held
     if bits not in (2, 4):
-        raise call.refuse(f"bits={bits}")
+        raise call.unsupported(f"bits={bits}")
     # Divided, not shifted: the reference takes a shift element by element.
     places = call.constant([1 << place for place in range(0, 8, bits)], "uint8")
     shifted = call.Div(call.Unsqueeze(held, _axes(call, -1)), places)
@@ -65,7 +65,7 @@ def _require_blocks(width: int) -> None:
 
 def _refuse_bits(call: Call, bits: int) -> None:
     if bits not in _BITS:
-        raise call.refuse(f"bits={bits}")
+        raise call.unsupported(f"bits={bits}")
 
 
 def matmul_n_bits_operands(
@@ -124,7 +124,7 @@ def matmul_n_bits(call: Call) -> Results:
     a, held, scales, zeros, groups, bias = call.inputs
     assert a is not None, "the form says so"
     if call.attribute("weight_prepacked"):
-        raise call.refuse("weight_prepacked=1")
+        raise call.unsupported("weight_prepacked=1")
     rows, depth, bits = (call.attribute(name) for name in ("N", "K", "bits"))
     width = call.attribute("block_size")
     _refuse_bits(call, bits)
@@ -190,7 +190,7 @@ def gather_block_quantized(call: Call) -> Results:
     rank, dtype = call.rank(data), call.dtype(scales)
     of, along = (call.attribute(f"{name}_axis") % rank for name in ("gather", "quantize"))
     if of == along or call.dtype(data).startswith("float"):
-        raise call.refuse("blocks along the axis of the indices, or tables of floats")
+        raise call.unsupported("blocks along the axis of the indices, or tables of floats")
     packed = call.dtype(data) == "uint8"
     bits = call.attribute("bits") if packed else 8
     _refuse_bits(call, bits)

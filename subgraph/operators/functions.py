@@ -154,12 +154,12 @@ class Call:
         """Return several attributes by name, as keywords for an operator of the body."""
         return {name: self.attribute(name) for name in names}
 
-    def given(self, name: str) -> Value | None:
+    def input(self, name: str) -> Value | None:
         """Return an input by its name in the schema; None if it is omitted or no such name."""
         formals = self._schema.inputs
         return self.inputs[formals.index(name)] if name in formals else None
 
-    def wants(self, name: str) -> bool:
+    def is_used(self, name: str) -> bool:
         """Return whether the output of this name may be used; True if the node is in no graph."""
         formals, outputs = self._schema.outputs, self.node.outputs
         position = formals.index(name) if name in formals else len(outputs)
@@ -202,7 +202,7 @@ class Call:
             raise ShapeError(f"dimension {axis} of {value.name!r} is not known")
         return dim
 
-    def refuse(self, what: str) -> UnsupportedOpError:
+    def unsupported(self, what: str) -> UnsupportedOpError:
         """Return the error for attributes or inputs (``what``) that the body does not support."""
         return UnsupportedOpError(
             f"node {self.node.name!r}: operator {self.node.domain}.{self.node.op_type} with {what} "
@@ -334,7 +334,7 @@ def _check_used(call: Call, results: list[Value | None]) -> list[Value | None]:
     outputs = call.node.outputs
     for k, (value, result) in enumerate(zip_longest(outputs, results[: len(outputs)])):
         if result is None and graph is not None and (value.uses or graph.is_output(value)):
-            raise call.refuse(f"output {k}, {value.name!r}, which its definition lacks,")
+            raise call.unsupported(f"output {k}, {value.name!r}, which its definition lacks,")
     return results
 
 

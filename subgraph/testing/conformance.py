@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -343,12 +343,6 @@ def reprinted(model: onnx.ModelProto) -> Any:
 
     graph = sg.load(model)
     return sg.parse(str(graph), parameters=graph.parameters)
-
-
-def names(categories: Iterable[str] = ()) -> list[str]:
-    """Return the names of the cases of these categories, of all if there is none."""
-    wanted = set(categories)
-    return [case.name for case in cases() if not wanted or case.category in wanted]
 
 
 @contextmanager
