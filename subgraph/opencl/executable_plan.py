@@ -1,8 +1,8 @@
-"""Executable plans of OPENCL: a plan's launches with their arguments set, over a request's buffers.
+"""Executable plans of OPENCL: the launches of a plan, bound to the buffers of a request.
 
-Arguments are set once. A run uploads the inputs, enqueues all launches in order without waiting
-between them, and downloads the outputs; the host waits once, at the end. Weights are uploaded once
-for each version and shared by all requests of the device.
+The arguments of kernels are set once. A run enqueues the uploads of inputs, all launches and the
+downloads of outputs, in order and without waiting; the host waits once, at the end. Weights are
+uploaded once for each version and shared by all requests of the device.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ from subgraph.weights.cache import WeightCache, WeightEntry
 if TYPE_CHECKING:
     import pyopencl as cl
 
-# Results that are yet to be filled, and the arrays that a caller wants them in.
+# An enqueued run: the arrays that its downloads fill, and those that the caller passed for results.
 Pending = tuple[list[Array], "Sequence[Array | None] | None"]
 
 
 class DeviceWeights:
-    """Weights in a device's memory: one buffer for each entry of the weight cache and version."""
+    """Weights in a device's memory: one buffer for each entry of the weight cache.
+
+    Attributes:
+        uploads: Number of uploads so far.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
-        """Begin with none."""
+        """Begin without buffers."""
         self.uploads = 0
         self._runtime = runtime
         self._lock = free_in_child(threading.Lock())
@@ -52,7 +56,7 @@ class DeviceWeights:
         )
 
     def buffer(self, entry: WeightEntry, queue: cl.CommandQueue) -> cl.Buffer:
-        """Return the buffer of what the entry is now."""
+        """Return the buffer of an entry; it is uploaded if its array is new."""
         array = entry.get()
         with self._lock:
             held = self._buffers.get(entry)
@@ -72,7 +76,13 @@ def device_weights(runtime: Runtime) -> DeviceWeights:
 
 
 def upload(runtime: Runtime, queue: cl.CommandQueue, array: Array) -> cl.Buffer:
-    """Return a new buffer with the content of ``array``."""
+    """Return a new buffer with the content of an array.
+
+    Args:
+        runtime: The device.
+        queue: The queue for the copy, which has ended on return.
+        array: The array.
+    """
     buffer = runtime.buffer(array.nbytes)
     if array.nbytes:
         opencl().enqueue_copy(queue, buffer, np.ascontiguousarray(array), is_blocking=True)
@@ -81,7 +91,12 @@ def upload(runtime: Runtime, queue: cl.CommandQueue, array: Array) -> cl.Buffer:
 
 @contextmanager
 def driver_errors(runtime: Runtime, what: str) -> Generator[None]:
-    """Turn an error of the OpenCL driver into a DeviceError that says what failed where."""
+    """Convert an error of the OpenCL driver to a DeviceError.
+
+    Args:
+        runtime: The device, named in the message.
+        what: The activity that failed, for the message.
+    """
     try:
         yield
     except SubgraphError:
@@ -91,7 +106,7 @@ def driver_errors(runtime: Runtime, what: str) -> Generator[None]:
 
 
 class _BoundLaunch:
-    """A step ready to be enqueued."""
+    """A step with its kernel object, whose arguments are set."""
 
     def __init__(self, step: EmittedStep, kernel: cl.Kernel) -> None:
         self.step = step
@@ -104,7 +119,8 @@ class _BoundLaunch:
         return f"kernel {self.launch.description} of node {node.name!r} ({node.op_type})"
 
 
-# The event of a launch, None for a step of the host; when it was enqueued, and when that was done.
+# The event of a launch (None for a reference step), and begin and end of enqueueing or computing it
+# on the host, in seconds of ``time.perf_counter``.
 _LaunchTimes = tuple["cl.Event | None", float, float]
 
 
@@ -120,13 +136,23 @@ class ClExecutablePlan:
 
     Attributes:
         plan: The plan.
-        entries: What is known of every step for a profile.
-        epoch: Snapshot that the weights in the arguments are of, None before the first.
+        entries: The profile entry of every step, with 0 seconds.
+        epoch: Epoch of the snapshot from which the weights were taken; None before `refresh`.
     """
 
     @uninterruptedly
     def __init__(self, plan: Plan, runtime: Runtime, cache: WeightCache, profiling: bool) -> None:
-        """Make buffers and set arguments; build the programs that are not yet there."""
+        """Allocate buffers and set arguments; build programs that are used for the first time.
+
+        Args:
+            plan: The plan.
+            runtime: The device.
+            cache: The op's view of the weight cache.
+            profiling: Whether the queue records times, as `run_timed` needs.
+
+        Raises:
+            DeviceError: A program does not build, or memory does not suffice.
+        """
         self.plan = plan
         self.entries = profile_entries(plan)
         self.epoch: int | None = None
@@ -137,7 +163,7 @@ class ClExecutablePlan:
         self._copies: list[Any] = []
         self._constant_arrays: list[Any] = []
         self._constants: dict[int, Any] = {}
-        # (kernel, argument, entry): arguments to set when a weight has changed
+        # Arguments that are set when a weight has changed: kernel, argument, entry.
         self._entry_arguments: list[tuple[Any, int, int]] = []
         self._entry_buffers: list[Any] = []
         with driver_errors(runtime, "the memory of a plan"):
@@ -213,7 +239,7 @@ class ClExecutablePlan:
     def _set_buffer(
         self, kernel: cl.Kernel, position: int, root: Storage, word: Operand | Scratch
     ) -> int:
-        """Set the buffer argument; return where in it the storage begins, in bytes."""
+        """Set an argument to the buffer of a storage; return the storage's offset in bytes."""
         if root.kind == "arena":
             kernel.set_arg(position, self._arena)
             return self.plan.offsets[root]
@@ -249,7 +275,7 @@ class ClExecutablePlan:
 
     @uninterruptedly
     def refresh(self, snapshot: Snapshot) -> None:
-        """Take the weights as ``snapshot``, which is pinned, has them."""
+        """Take the weights as they are in ``snapshot``, which is pinned."""
         store = device_weights(self._runtime)
         with driver_errors(self._runtime, "the upload of weights"):
             buffers = [store.buffer(entry, self._queue) for entry in self._weights.entries]
@@ -260,17 +286,23 @@ class ClExecutablePlan:
 
     @uninterruptedly
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
-        """Run the plan; the weights are fresh. See the CPU's `ExecutablePlan.run`."""
+        """Run the plan; see the CPU's `ExecutablePlan.run`."""
         return self._run(inputs, outputs, None)
 
     @uninterruptedly
     def run_timed(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> tuple[list[Array], list[Span]]:
-        """Run as `run` does; return when each item of the plan began and ended, too.
+        """Run as `run` does, and measure each step.
 
-        In seconds of ``time.perf_counter``. The device has a clock of its own, which is set by the
-        moment at which the first launch was enqueued.
+        Args:
+            inputs: See `run`.
+            outputs: See `run`.
+
+        Returns:
+            The results, and begin and end of each item of the plan in seconds of
+            ``time.perf_counter``. Times of the device's own clock are shifted so that the first
+            launch was enqueued at the same time by both clocks.
         """
         self._measure()
         events: list[_LaunchTimes] = []
@@ -280,13 +312,13 @@ class ClExecutablePlan:
         return results, [_span(times, offset) for times in events]
 
     def cancel(self) -> None:
-        """Do nothing: launches that are enqueued run to their end."""
+        """Do nothing: OpenCL cannot revoke launches that are enqueued."""
 
     def clear(self) -> None:
-        """Do nothing, as `cancel` does."""
+        """Do nothing, like `cancel`."""
 
     def _measure(self) -> None:
-        """Go over to a queue that takes times, if this one does not."""
+        """Change to a queue that records times, if the present one does not."""
         if not self._profiling:
             self._wait()
             self._profiling = True
@@ -307,15 +339,24 @@ class ClExecutablePlan:
         outputs: Sequence[Array | None] | None,
         events: list[_LaunchTimes] | None = None,
     ) -> Pending:
-        """Enqueue a run: uploads, launches, downloads; the arrays are filled when it `end`s."""
+        """Enqueue a run: uploads, launches and downloads. `finish` waits for it.
+
+        Args:
+            inputs: Arrays for the graph's inputs, by position.
+            outputs: Arrays to write into, by position; None, or None for one of them: new arrays.
+            events: If not None, the times of each launch are appended.
+
+        Returns:
+            The argument of `finish`.
+        """
         with driver_errors(self._runtime, "the upload of inputs"):
-            if self._copies:  # of a run that nobody waited for
+            if self._copies:  # an earlier run was enqueued and not finished
                 self._wait()
             for position, buffer in self._inputs.items():
                 array = np.ascontiguousarray(inputs[position])
                 if array.nbytes:
                     self._copy(buffer, array)
-            if self._slot_buffer is not None:  # also of a run that did not come to its end
+            if self._slot_buffer is not None:  # an unfinished run may have left a report
                 self._copy(self._slot_buffer, self._no_report)
         for item in self._items:
             start = 0.0 if events is None else time.perf_counter()
@@ -334,7 +375,12 @@ class ClExecutablePlan:
 
     @uninterruptedly
     def finish(self, pending: Pending) -> list[Array]:
-        """Wait for a run; return its results."""
+        """Wait for a run that `enqueue` began; return its results.
+
+        Raises:
+            DeviceError: The device failed.
+            ShapeError: A value that a kernel took as an index or a count was out of range.
+        """
         results, outputs = pending
         with driver_errors(self._runtime, "the download of results"):
             self._wait()
@@ -360,8 +406,8 @@ class ClExecutablePlan:
     def _copy(self, target: Any, source: Any, **places: int) -> None:
         """Enqueue a copy between the host and a buffer.
 
-        Its event lives until `_wait`: dropped before the copy is done, it would wait for it and
-        let no other thread run meanwhile.
+        The event is kept until `_wait`. If it were deleted before the copy ended, pyopencl would
+        wait for the copy while it holds Python's lock.
         """
         event = opencl().enqueue_copy(self._queue, target, source, is_blocking=False, **places)
         self._copies.append(event)
@@ -372,7 +418,7 @@ class ClExecutablePlan:
         self._copies.clear()
 
     def _drain(self) -> None:
-        """Wait for what is under way, so that the request can be used again."""
+        """Wait for all enqueued commands after an error, so that the request can be used again."""
         try:
             self._wait()
         except opencl().Error:
@@ -417,7 +463,7 @@ class ClExecutablePlan:
         return self._constant(found), offset
 
     def _compute(self, step: ReferenceStep) -> None:
-        """Compute a node by the reference, between launches."""
+        """Compute a reference step between launches; the host waits for its inputs."""
         with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
             arrays = [None if o is None else self._download(o) for o in step.inputs]
             self._wait()

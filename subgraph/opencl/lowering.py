@@ -1,8 +1,9 @@
-"""Lowering for OPENCL: how an operator becomes launches of OpenCL kernels.
+"""Lowering for OPENCL: the conversion of a node to launches of OpenCL kernels.
 
 The files ``ops/<family>/opencl.py`` register a function for each operator, as ``cpu.py`` beside
-them does, and talk to a `ClLowering`. A launch names a program, a kernel in it and the range of
-work-items. An operand becomes two arguments: a buffer, and the element in it where it begins.
+them does; it emits launches by a `ClLowering`. A launch names a program, a kernel in it and the
+range of work-items. An operand becomes two arguments: a buffer, and the index of its first element
+in the buffer.
 
     @cl_lowering("Neg", dtypes={"float32"})
     def neg(node: Node, low: ClLowering) -> None:
@@ -38,24 +39,25 @@ from subgraph.system.registry import Files, Registry, defined_at
 
 _F = TypeVar("_F", bound=Callable[[Node, "ClLowering"], None])
 _P = TypeVar("_P", bound=Callable[..., None])
-# The last argument is what the shared lowering gave: `KernelArguments`, or a sequence of words.
+# Launches the OpenCL form of a CPU kernel. The last argument is what the shared lowering passed to
+# `emit`: `KernelArguments`, or a sequence of `Argument`.
 Translate = Callable[["ClLowering", Kernel, Any], None]
 _K = TypeVar("_K", bound=Translate)
 Range = tuple[int, ...]
-_MAX_COUNT = 2**31  # elements are counted in 32 bits
+_MAX_COUNT = 2**31  # kernels count elements in int32
 _PRIMITIVES: dict[str, Callable[..., None]] = {}
 _TRANSLATIONS: dict[tuple[str, str], Translate] = {}
 
 
 @attrs.frozen
 class ClLaunch:
-    """What runs in a step: a kernel over a range of work-items.
+    """The launch of a step: a kernel over a range of work-items.
 
     Attributes:
         source: The program.
         name: The kernel in it.
-        global_size: Work-items in one to three dimensions.
-        local_size: Work-items of a group; None lets the driver choose.
+        global_size: Number of work-items in each of one to three dimensions.
+        local_size: Number of work-items of a group in each dimension; None: the driver chooses.
     """
 
     source: ClSource
@@ -69,7 +71,7 @@ class ClLaunch:
         return f"{self.source.name}.{self.name}"
 
 
-# All together: lowerings launch what other files give for kernels and primitives of the CPU.
+# All files are loaded together, as a lowering may need `cl_kernel` functions of any of them.
 _FILES = Files("subgraph.ops", lambda name: name.endswith((".opencl", "_opencl")))
 CL_LOWERINGS: Registry[LoweringRule] = Registry(
     "OPENCL lowering", UnsupportedOpError, _FILES.load_all
@@ -83,8 +85,8 @@ def cl_lowering(
 
     Args:
         *op_types: Names of operators.
-        domain: Their domain.
-        dtypes: The first input's dtypes that it takes; None: the function decides.
+        domain: Their domain; "" is that of ONNX.
+        dtypes: Dtypes of the first input that it supports; None: the function decides.
     """
 
     def register(function: _F) -> _F:
@@ -103,7 +105,14 @@ def cl_lowering(
 
 
 def cl_shared(*op_types: str, domain: str = "") -> None:
-    """Lower these operators by the CPU's functions: what they emit is translated."""
+    """Lower these operators by the CPU's functions; the kernels that these emit are translated.
+
+    Every kernel that they can emit needs a `cl_kernel` function, or the node is refused.
+
+    Args:
+        *op_types: Names of operators.
+        domain: Their domain; "" is that of ONNX.
+    """
     for op_type in op_types:
         key = operator_key(op_type, domain)
         rule = attrs.evolve(LOWERINGS.get(key), layouts=frozenset({"plain"}))
@@ -111,16 +120,20 @@ def cl_shared(*op_types: str, domain: str = "") -> None:
 
 
 def cl_primitive(function: _P) -> _P:
-    """Decorate what stands for the primitive of that name in ``ops/elementwise/primitives.py``."""
+    """Decorate the OpenCL form of a primitive of ``ops/elementwise/primitives.py``, of its name."""
     _PRIMITIVES[function.__name__] = function
     return function
 
 
 def cl_kernel(module: str, *factories: str) -> Callable[[_K], _K]:
-    """Decorate the function that launches what stands for a kernel of the CPU.
+    """Decorate the function that launches the OpenCL form of CPU kernels.
 
-    ``module`` is the full name of the module of kernels. The function is called as
-    ``function(low, kernel, arguments)`` with what a shared lowering has emitted.
+    It is called as ``function(low, kernel, arguments)`` with the kernel and arguments that a shared
+    lowering passed to `Lowering.emit`.
+
+    Args:
+        module: Full name of the module of the CPU kernels.
+        *factories: Names of their factories in the module.
     """
 
     def register(function: _K) -> _K:
@@ -132,7 +145,7 @@ def cl_kernel(module: str, *factories: str) -> Callable[[_K], _K]:
 
 
 class ClLowering(Lowering):
-    """What a lowering function of OPENCL sees of one node, and where it puts launches."""
+    """The interface of a lowering function of OPENCL; see `Lowering`."""
 
     registry: ClassVar[Registry[LoweringRule]] = CL_LOWERINGS
     copies_outputs: ClassVar[bool] = False
@@ -151,10 +164,18 @@ class ClLowering(Lowering):
         flops: int = 0,
         bytes: int = 0,
     ) -> None:
-        """Launch what stands for a kernel of the CPU.
+        """Launch the OpenCL form of a CPU kernel, for a shared lowering.
+
+        Args:
+            kernel: The CPU kernel.
+            arguments: Its arguments.
+            units: Number of work units; with 0 nothing is launched.
+            grain: Ignored; the form chooses its ranges.
+            flops: Floating-point operations, for the profile.
+            bytes: Bytes that are read and written, for the profile.
 
         Raises:
-            Unsupported: there is nothing.
+            Unsupported: The kernel has no OpenCL form.
         """
         translate = _TRANSLATIONS.get((kernel.module, kernel.factory))
         if translate is None:
@@ -166,24 +187,24 @@ class ClLowering(Lowering):
             self.steps[k] = attrs.evolve(step, flops=step.flops or flops, bytes=step.bytes or bytes)
 
     def permutes(self, dtype: str) -> bool:
-        """Return False: how vectors are computed is up to the device's compiler."""
+        """Return False: the device's compiler decides how vectors are computed."""
         return False
 
     @property
     def traits(self) -> ClTraits:
-        """What the device says of itself."""
+        """The properties of the device that decide between variants of kernels."""
         return cast("ClTraits", self.options["traits"])
 
     @property
     def tuning(self) -> ClTuning:
-        """Sizes of blocks and groups that suit the device."""
+        """The sizes of blocks and work-groups for the device."""
         return cast("ClTuning", self.options["tuning"])
 
     def require(self, *dtypes: str) -> None:
-        """Check that the device computes in these dtypes.
+        """Check that the device supports these dtypes.
 
         Raises:
-            Unsupported: it does not.
+            Unsupported: It does not.
         """
         for dtype in dtypes:
             if dtype == "float64" and not self.traits.fp64:
@@ -207,15 +228,18 @@ class ClLowering(Lowering):
         Args:
             source: The program.
             name: The kernel.
-            arguments: Whole numbers (passed as int), floats (as float), NumPy scalars (as they
-                are), and operands, scratch and weights (as a buffer and the first element).
-            global_size: Work-items in one to three dimensions; nothing is launched when one is 0.
-            local_size: Work-items of a group; ``global_size`` must be multiples of it.
+            arguments: Integers (passed as int32), floats (as float32), NumPy scalars (in their own
+                dtype), operands, scratch and weights (as a buffer and the index of the first
+                element), and reports (as the buffer of the slot and the number of the report).
+            global_size: Number of work-items in each of one to three dimensions; if one is 0,
+                nothing is launched.
+            local_size: Number of work-items of a group in each dimension, which divides
+                ``global_size``; None: the driver chooses.
             flops: Floating-point operations, for the profile.
-            bytes: Bytes moved, for the profile.
+            bytes: Bytes that are read and written, for the profile.
 
         Raises:
-            Unsupported: an operand has more elements, or a number is larger, than kernels count.
+            Unsupported: An operand has 2^31 elements or more, or an integer does not fit in int32.
         """
         if 0 in global_size:
             return

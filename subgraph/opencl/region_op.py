@@ -25,12 +25,12 @@ class ClSubgraphOp(RegionOp):
     def __init__(
         self, subgraph: Graph, options: RegionOptions, fuse: Fuse, runtime: Runtime
     ) -> None:
-        """Take a graph; see `RegionOp`."""
+        """Prepare to run a graph on the device of ``runtime``; see `RegionOp`."""
         super().__init__(subgraph, options, fuse)
         self.runtime = runtime
 
     def part_op(self, subgraph: Graph) -> SubgraphOp:
-        """Return what runs a part of the fused graph."""
+        """Return the op for a part of the fused graph."""
         op = ClSubgraphOp(subgraph, self.options, without_weights, self.runtime)
         op.device = self.device
         return op
@@ -54,7 +54,7 @@ class ClSession(RegionSession):
         return ClExecutablePlan(plan, op.runtime, op.weights, op.options.profiling)
 
     def enqueue_finish(self) -> EnqueueFinish | None:
-        """Upload and launch; then wait and download."""
+        """Return functions that enqueue a run, and that wait for it and return its results."""
         return None if self.profiling else (self._enqueue, self._finish)
 
     def _enqueue(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Any:
@@ -71,10 +71,10 @@ class ClSession(RegionSession):
         return cast(Sequence[Any], enqueued)
 
     def cancel(self) -> None:
-        """Do nothing: launches that are enqueued run to their end."""
+        """Do nothing: OpenCL cannot revoke launches that are enqueued."""
 
     def profile(self) -> list[ProfileEntry]:
-        """Return what each step of the last run took on the device."""
+        """Return the profile entries of the last measured run, with times of the device."""
         device = self._cl_op.device
         return [
             attrs.evolve(e, device=device, thread=e.thread if e.kernel == "reference" else 0)

@@ -1,7 +1,7 @@
 """OpenCL devices of this machine, and a runtime for each: context, queues, programs built once.
 
-The lowest file of the OPENCL device. pyopencl is imported at the first look for devices, so that a
-machine without it, or without a driver, only lacks this one device.
+pyopencl is imported when devices are first listed, so that a machine without it, or without a
+driver, only lacks the device OPENCL.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _LOG = logging.getLogger("subgraph")
-_SOURCES = "subgraph.ops"
-SIMULATOR = "Oclgrind"  # a platform that checks kernels; it says that it is a GPU
+_SOURCES = "subgraph.ops"  # the package whose folders contain the .cl files
+SIMULATOR = "Oclgrind"  # a platform that checks kernels; it reports a GPU
 
 
 @attrs.frozen
 class ClSource:
-    """An OpenCL program: a file ``<name>.cl`` beside the operators, or text, with definitions.
+    """An OpenCL program: a file ``<name>.cl`` in ``ops/``, or generated text, with definitions.
 
     Attributes:
-        name: Name of the file, or of the generated program for messages.
-        text: The program when it is generated, "" for a file.
-        defines: Preprocessor definitions, sorted.
+        name: Path of the file without ``.cl``, or a name of the generated program for messages.
+        text: The generated text; "" for a file.
+        defines: Preprocessor definitions, sorted by name (`definitions`).
     """
 
     name: str
@@ -50,7 +50,7 @@ class ClSource:
     defines: tuple[tuple[str, str | int], ...] = ()
 
     def code(self) -> str:
-        """Return the whole program text."""
+        """Return the text of the program, with its definitions."""
         head = "".join(f"#define {key} {value}\n" for key, value in self.defines)
         return head + (self.text or _file_text(self.name))
 
@@ -64,16 +64,16 @@ def _file_text(name: str) -> str:
 
 @attrs.frozen
 class ClTraits:
-    """What the kernels' variants are chosen by.
+    """Properties of a device that decide between variants of kernels.
 
     Attributes:
         is_gpu: Whether work-items run in lockstep over fast local memory.
-        vector: Elements of float32 that one vector operation takes; 1 on a GPU.
-        max_group: Largest work-group.
-        local_bytes: Local memory of a work-group.
-        units: Compute units.
-        fp16: Whether it has half precision.
-        fp64: Whether it has double precision.
+        vector: Elements of a float32 vector; 1 on a GPU, whose work-items are scalar.
+        max_group: Largest number of work-items in a work-group.
+        local_bytes: Bytes of local memory of a work-group.
+        units: Number of compute units.
+        fp16: Whether it supports float16.
+        fp64: Whether it supports float64.
     """
 
     is_gpu: bool
@@ -86,7 +86,10 @@ class ClTraits:
 
 
 def _prepare_environment() -> None:
-    """Give PoCL a folder for built programs, whose code it runs: of this user, and not shared."""
+    """Set the folder in which PoCL caches built programs to one that only this user can write.
+
+    PoCL executes the code that it finds there.
+    """
     if "POCL_CACHE_DIR" in os.environ:
         return
     for base in dict.fromkeys((base_folder(), user_folder())):
@@ -99,7 +102,7 @@ def _prepare_environment() -> None:
         except OSError:
             continue
         else:
-            if os.access(folder, os.W_OK):  # else PoCL shows no devices
+            if os.access(folder, os.W_OK):  # PoCL finds no devices with a read-only folder
                 break
     else:
         import tempfile
@@ -113,7 +116,7 @@ def opencl() -> Any:
     """Return the module pyopencl.
 
     Raises:
-        DeviceError: it is not installed or cannot load.
+        DeviceError: It is not installed or cannot be loaded.
     """
     _prepare_environment()
     try:
@@ -128,8 +131,8 @@ def opencl() -> Any:
 def _platforms(api: Any) -> list[cl.Platform]:
     """Return the machine's OpenCL platforms, with Intel's for the CPU if it is installed by pip.
 
-    pip puts Intel's driver where no loader looks for it, so it is offered to the loader beside the
-    system's drivers while that looks for them.
+    pip installs Intel's driver in a folder that the OpenCL loader does not search. The loader is
+    therefore pointed to a temporary folder that lists it and the drivers of the system.
     """
     library = Path(sys.prefix, "lib", "libintelocl.so")
     if "OCL_ICD_VENDORS" in os.environ or not library.is_file():
@@ -146,10 +149,10 @@ def _platforms(api: Any) -> list[cl.Platform]:
 
 
 def _refusal(device: cl.Device) -> str:
-    """Return why a device cannot be used, "" if it can.
+    """Return why a device cannot be used; "" if it can.
 
-    PoCL brings a compiler that knows the processors of its day. On a newer one each program fails
-    to build ("unknown target CPU").
+    The compiler in PoCL knows the processors at the time of its release. On a newer one no program
+    can be built ("unknown target CPU").
     """
     if "PoCL" not in device.version or not device.type & opencl().device_type.CPU:
         return ""
@@ -172,10 +175,10 @@ def _refusal(device: cl.Device) -> str:
 def find_devices() -> tuple[cl.Device, ...]:
     """Return the machine's OpenCL devices: GPUs first, then others, simulators last.
 
-    A driver that is installed twice shows its devices twice; they count once.
+    A driver that is installed twice lists its devices twice; each is returned once.
 
     Raises:
-        DeviceError: there is no pyopencl, no driver, or no device.
+        DeviceError: There is no pyopencl, no driver, or no device.
     """
     api = opencl()
     try:
@@ -191,7 +194,7 @@ def find_devices() -> tuple[cl.Device, ...]:
         try:
             devices = platform.get_devices()
         except api.Error:
-            continue  # a platform without devices answers with an error
+            continue  # a platform without devices raises an error
         count: dict[tuple[str, str, str], int] = {}
         for device in devices:
             refusal = _refusal(device)
@@ -217,12 +220,12 @@ def find_devices() -> tuple[cl.Device, ...]:
 
 
 def traits_of(device: cl.Device) -> ClTraits:
-    """Return what the kernels' variants are chosen by, as the device says of itself."""
+    """Return the properties that a device reports and that decide between variants of kernels."""
     is_gpu = bool(device.type & opencl().device_type.GPU)
     extensions = set(device.extensions.split())
     vector = 1 if is_gpu else max(1, device.native_vector_width_float)
     if not is_gpu and "PoCL" in device.version:
-        # PoCL's compiler stops the process on vectors of 16 on hosts that it does not know.
+        # On processors that it does not know, PoCL's compiler aborts the process for vectors of 16.
         vector = min(vector, 8)
     return ClTraits(
         is_gpu=is_gpu,
@@ -241,14 +244,14 @@ class Runtime:
     Attributes:
         device: The device.
         context: Its context.
-        traits: What variants are chosen by.
+        traits: Properties that decide between variants of kernels.
     """
 
     def __init__(self, device: cl.Device) -> None:
-        """Open the device.
+        """Create a context for the device.
 
         Raises:
-            DeviceError: the driver refuses.
+            DeviceError: The driver refuses.
         """
         api = opencl()
         self.device = device
@@ -266,7 +269,7 @@ class Runtime:
         return f"{self.device.name.strip()} ({self.device.platform.name.strip()})"
 
     def queue(self, *, profiling: bool = False) -> cl.CommandQueue:
-        """Return a new in-order queue."""
+        """Return a new in-order queue; with ``profiling``, its events record times."""
         api = opencl()
         flags = api.command_queue_properties.PROFILING_ENABLE if profiling else 0
         queue: cl.CommandQueue = api.CommandQueue(self.context, self.device, flags)
@@ -276,7 +279,8 @@ class Runtime:
         """Return a new kernel object of a program, which is built at its first use.
 
         Raises:
-            DeviceError: the program does not build; the compiler's words are in the message.
+            DeviceError: The program does not build (the message has the compiler's output), or has
+                no kernel of this name.
         """
         api = opencl()
         try:
@@ -301,7 +305,7 @@ class Runtime:
         api = opencl()
         try:
             with warnings.catch_warnings():
-                # Drivers chatter; what matters of it is in the error when a build fails.
+                # Drivers print warnings of no interest; the error of a failed build has the output.
                 warnings.simplefilter("ignore")
                 program = api.Program(self.context, source.code())
                 built: cl.Program = program.build(["-cl-mad-enable"])
@@ -314,10 +318,10 @@ class Runtime:
         return built
 
     def buffer(self, nbytes: int) -> cl.Buffer:
-        """Return device memory, uninitialised.
+        """Return uninitialised device memory.
 
         Raises:
-            DeviceError: there is not enough.
+            DeviceError: The device has not enough memory left.
         """
         api = opencl()
         try:
@@ -336,7 +340,7 @@ def runtime(index: int) -> Runtime:
     """Return the runtime of the device with this position in `find_devices`.
 
     Raises:
-        DeviceError: there is no such device, or it cannot be opened.
+        DeviceError: There is no such device, or it cannot be opened.
     """
     devices = find_devices()
     if not 0 <= index < len(devices):

@@ -1,8 +1,8 @@
-"""Sizes of blocks and work-groups that suit a device: measured once when asked, kept on disk.
+"""Sizes of blocks and work-groups for a device: measured once on request, cached on disk.
 
-What is good differs from device to device and cannot be told from what they say of themselves. The
-option TUNE of OPENCL measures candidates by a product of matrices; the choice is kept in the user's
-cache folder by device and driver and is used from then on, with or without the option.
+The fastest sizes differ between devices and do not follow from the properties that devices report.
+The option TUNE of OPENCL measures candidates by a matrix product. The result is stored in the
+user's cache folder by device and driver, and used from then on, with or without the option.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ def _positive(instance: object, attribute: attrs.Attribute[int], value: Any) -> 
 
 @attrs.frozen
 class ClTuning:
-    """Sizes that kernels are built with.
+    """Sizes with which the kernels of matrix products are built; each is from 1 to 4096.
 
     Attributes:
-        rows: Rows of a register block, on a CPU.
-        blocks: Register blocks of a work-item, one below the other.
-        chunk: Depth of a product that stays in the first cache.
+        rows: Rows of a register tile, on a CPU.
+        blocks: Register tiles that a work-item computes, one below the other, on a CPU.
+        chunk: Depth of the part of a product whose operands stay in the first-level cache, on a
+            CPU, in elements.
         tile: Rows and columns of a tile in local memory, on a GPU.
-        group: Work-items along each side of a tile.
+        group: Work-items along each side of a tile, on a GPU.
     """
 
     rows: int = attrs.field(default=6, validator=_positive)
@@ -47,7 +48,7 @@ class ClTuning:
 
 
 def candidates(found: Runtime) -> Iterator[ClTuning]:
-    """Yield the tunings that are tried on a device."""
+    """Yield the tunings that are measured on a device."""
     if found.traits.is_gpu:
         for tile, group in ((64, 16), (128, 16), (32, 8), (64, 8)):
             if group * group <= found.traits.max_group:
@@ -67,7 +68,7 @@ def _file(found: Runtime) -> Path:
 
 @cache
 def stored(found: Runtime) -> ClTuning | None:
-    """Return the choice that is kept for a device, None without one (or with a damaged one)."""
+    """Return the cached tuning of a device; None if there is none, or if its file is damaged."""
     try:
         values: dict[str, int] = json.loads(read_trusted(_file(found)))
         return ClTuning(**values)
@@ -76,11 +77,11 @@ def stored(found: Runtime) -> ClTuning | None:
 
 
 def tuned(found: Runtime, measure: Callable[[ClTuning], float]) -> ClTuning:
-    """Return the kept choice, or measure, keep and return the best.
+    """Return the cached tuning of a device; if there is none, measure, cache and return the best.
 
     Args:
         found: The device.
-        measure: Returns the seconds that a product takes with a tuning.
+        measure: Returns the seconds that a matrix product takes with a tuning.
     """
     best = stored(found)
     if best is not None:
@@ -92,6 +93,6 @@ def tuned(found: Runtime, measure: Callable[[ClTuning], float]) -> ClTuning:
 
 
 def _keep(path: Path, choice: ClTuning) -> None:
-    """Write a file in one step; a folder that cannot be written only costs the next measurement."""
+    """Write a file atomically; if the folder cannot be written, the next process measures again."""
     with suppress(OSError):
         write_trusted(path, json.dumps(attrs.asdict(choice)).encode())
