@@ -109,6 +109,8 @@ class Device:
         is_virtual: Whether it runs models on other devices, as HETERO does.
         concurrent_regions: Whether independent regions of one request may overlap on it. Regions of
             different devices may always overlap.
+        without_regions: Whether the default executor runs its nodes one by one, without regions, as
+            it does for REFERENCE.
         caches: Whether its compiled models are stored in ``CACHE_DIR``; False for a device whose
             other devices store theirs.
     """
@@ -117,6 +119,7 @@ class Device:
     fallback: ClassVar[tuple[str, ...]] = ()
     is_virtual: ClassVar[bool] = False
     concurrent_regions: ClassVar[bool] = False
+    without_regions: ClassVar[bool] = False
     caches: ClassVar[bool] = True
     name: str
     core: DeviceTable | None

@@ -9,7 +9,6 @@ region. Nodes of REFERENCE are not cut: the default executor runs them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,18 +19,16 @@ from subgraph.devices.affinity_cut import (
     affinities_in,
     cut_by_affinity,
 )
-from subgraph.devices.calls import known_properties, query_on, require_support
+from subgraph.devices.calls import known_properties, require_support
 from subgraph.devices.device import Config, Device
 from subgraph.devices.export import region_nodes
 from subgraph.devices.fallback import DeviceFallback, add_fallback, compile_region
-from subgraph.devices.placement import Link, place_by_cost, transfers, value_bytes
-from subgraph.devices.plugins.reference import ReferenceDevice
-from subgraph.devices.profiles import read_profile
+from subgraph.devices.hetero_placement import HeteroPlacement, MeasuredPlacement
+from subgraph.devices.placement import transfers, value_bytes
 from subgraph.devices.query import QueryResult
 from subgraph.devices.region_dump import dump_regions
-from subgraph.devices.stage_placement import place_in_stages
 from subgraph.devices.virtual import VirtualDevice, device_names, split_config
-from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
+from subgraph.errors import DeviceError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import (
     AFFINITY,
@@ -40,12 +37,10 @@ from subgraph.operators.subgraph_op import (
     SubgraphOp,
 )
 from subgraph.partition.constants import constants_to_weights
-from subgraph.partition.light_regions import move_light_regions, place_following
 from subgraph.partition.regions import without_default_regions
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.control_flow import is_nested
 from subgraph.runtime.settings import DeviceOptions, option, option_names, options_among
-from subgraph.system.registry import nearest
 from subgraph.transform.pass_manager import apply_pass
 from subgraph.weights.parallel import parallel_map
 
@@ -88,8 +83,10 @@ class HeteroDevice(VirtualDevice):
 
     options_class = HeteroOptions
 
-    def supported_config(self, config: Config | None) -> tuple[HeteroOptions, list[Device]]:
-        """Return the options and the devices, in order of priority, of a configuration.
+    def _configured(
+        self, config: Config | None
+    ) -> tuple[HeteroOptions, list[Device], dict[str, dict[str, Any]]]:
+        """Return the options, the devices in order of priority, and the options of each device.
 
         Raises:
             ConfigError: an option is unknown to HETERO and its devices.
@@ -97,122 +94,27 @@ class HeteroDevice(VirtualDevice):
         own = options_among(HeteroOptions, config or {})
         options: HeteroOptions = self.options_for(own)
         devices = [self.peer(name) for name in device_names(options.DEVICE_PRIORITIES, self.name)]
-        _split_config(config or {}, options, devices)
-        return options, devices
+        return options, devices, _split_config(config or {}, options, devices)
+
+    def _placement(
+        self, devices: Sequence[Device], configs: Mapping[str, Config], options: HeteroOptions
+    ) -> HeteroPlacement:
+        measured = None
+        if options.PLACEMENT != "PRIORITY":
+            measured = MeasuredPlacement(
+                options.PLACEMENT,
+                options.PROFILE,
+                options.TRANSFER_LATENCY,
+                options.TRANSFER_BANDWIDTH,
+            )
+        return HeteroPlacement(devices, configs, self.peer, measured)
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return the device that would run each node."""
-        options, devices = self.supported_config(config)
-        configs = _split_config(config or {}, options, devices)
+        options, devices, configs = self._configured(config)
         whole = without_default_regions(graph)
-        found = self._affinities(whole, devices, configs, options)
+        found = self._placement(devices, configs, options).place(whole)
         return found if whole is graph else _of_regions(graph, whole, found)
-
-    def _affinities(
-        self,
-        graph: Graph,
-        devices: Sequence[Device],
-        configs: Mapping[str, Config],
-        options: HeteroOptions,
-        known: Mapping[str, str] | None = None,
-    ) -> QueryResult:
-        """Return the device of each node; ``known`` is the first device's result if it has one."""
-        placed, reasons, weights = by_priority(graph, devices, configs, known)
-        if options.PLACEMENT != "PRIORITY":
-            placed.update(self._by_cost(graph, devices, configs, options, placed))
-        refused = self._apply_affinities(graph, devices, configs, placed)
-        if options.PLACEMENT == "PRIORITY":
-            move_light_regions(
-                graph, placed, lambda n: query_on(self.peer(n), graph, configs.get(n) or None)
-            )
-        # The default executor calls the own ops of regions, even if REFERENCE is not in the list.
-        placed.update((node.name, REFERENCE) for node in graph.nodes if node.subgraph is not None)
-        following = place_following(graph, placed, weights)
-        refusals = {name: text for name, text in reasons.items() if name not in placed}
-        return QueryResult(placed, refusals, weights=following, refused=refused)
-
-    def _by_cost(
-        self,
-        graph: Graph,
-        devices: Sequence[Device],
-        configs: Mapping[str, Config],
-        options: HeteroOptions,
-        placed: Mapping[str, str],
-    ) -> dict[str, str]:
-        """Return the devices of nodes with measured times, by the option PLACEMENT.
-
-        Raises:
-            ConfigError: the option PROFILE is not set.
-        """
-        if not options.PROFILE:
-            raise ConfigError(
-                f"PLACEMENT={options.PLACEMENT} needs PROFILE: a file of measured times, as "
-                "`subgraph profile --devices A,B -o FILE` writes it"
-            )
-        profile = read_profile(options.PROFILE)
-        names = [device.name for device in devices]
-        usable: dict[str, dict[str, float]] = {name: {} for name in names}
-        for device in devices:
-            supported = query_on(device, graph, configs[device.name] or None)
-            known = profile.times.get(device.name, {})
-            usable[device.name] = {n: known[n] for n in supported if n in known}
-        fixed = {n: d for n, d in placed.items() if not any(n in row for row in usable.values())}
-        link = Link(
-            options.TRANSFER_LATENCY or profile.link.latency,
-            options.TRANSFER_BANDWIDTH or profile.link.bandwidth,
-        )
-        if options.PLACEMENT == "STAGES":
-            found = place_in_stages(graph, names, usable, link)
-        else:
-            found = place_by_cost(graph, names, usable, link, fixed)
-        return {name: device for name, device in found.items() if name in placed}
-
-    def _apply_affinities(
-        self,
-        graph: Graph,
-        devices: Sequence[Device],
-        configs: Mapping[str, Config],
-        placed: dict[str, str],
-    ) -> dict[str, str]:
-        """Place nodes on the devices that their metadata names, if these support them.
-
-        Returns:
-            The reasons of the devices that do not support a node, by the node's name.
-        """
-        supported: dict[str, Mapping[str, str]] = {}
-        refused: dict[str, str] = {}
-        for node in graph.nodes:
-            wanted = (node.metadata or {}).get(AFFINITY)
-            if wanted is None or placed.get(node.name) == wanted:
-                continue
-            if wanted not in supported:
-                supported[wanted] = self._query_affinity(graph, wanted, node, devices, configs)
-            if node.name in getattr(supported[wanted], "weights", ()):
-                continue  # a constant becomes a weight on the device of its users
-            if node.name in supported[wanted]:
-                placed[node.name] = wanted
-            else:
-                reasons: Mapping[str, str] = getattr(supported[wanted], "reasons", {})
-                why = reasons.get(node.name, "does not list it as supported")
-                refused[node.name] = f"{wanted}: {why}"
-        return refused
-
-    def _query_affinity(
-        self,
-        graph: Graph,
-        wanted: str,
-        node: Node,
-        devices: Sequence[Device],
-        configs: Mapping[str, Config],
-    ) -> Mapping[str, str]:
-        try:
-            device = self.peer(wanted)
-        except DeviceError as error:
-            names = [device.name for device in devices]
-            raise ConfigError(
-                f"node {node.name!r} has affinity {wanted!r}; {nearest(wanted, names)}: {error}"
-            ) from error
-        return query_on(device, graph, configs.get(wanted) or None)
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Cut the graph and compile the regions on their devices, several at the same time.
@@ -221,8 +123,7 @@ class HeteroDevice(VirtualDevice):
             UnsupportedOpError: no device in the list supports a node.
             ConfigError: an option is unknown to HETERO and its devices.
         """
-        options, devices = self.supported_config(config)
-        configs = _split_config(config or {}, options, devices)
+        options, devices, configs = self._configured(config)
         whole = without_default_regions(graph)
         work = graph.clone() if whole is graph else whole
         refused = self._assign(work, devices, configs, options)
@@ -284,7 +185,7 @@ class HeteroDevice(VirtualDevice):
         """
         names = dict.fromkeys((*(d.name for d in devices), *affinities_in(work)))
         all_devices = [self.peer(name) for name in names]
-        own = [d.name for d in all_devices if not isinstance(d, ReferenceDevice)]
+        own = [d.name for d in all_devices if not d.without_regions]
         cut = cut_by_affinity(work, own)
         self._compile_regions(cut, all_devices, configs, options)
         return self._finished(cut, options, configs, source=graph, refused=refused)
@@ -307,11 +208,12 @@ class HeteroDevice(VirtualDevice):
         Raises:
             UnsupportedOpError: no device supports some node.
         """
+        placement = self._placement(devices, configs, options)
         work, names = [graph], set(graph.parameters)
         refused: dict[str, str] = {}
         while work:
             current = work.pop()
-            placed = self._affinities(current, devices, configs, options, known)
+            placed = placement.place(current, known)
             known = None
             refused.update(placed.refused)
             if placed.weights:
@@ -325,7 +227,7 @@ class HeteroDevice(VirtualDevice):
                 if AFFINITY in metadata:
                     metadata = {**metadata, ASKED_AFFINITY: metadata[AFFINITY]}
                 node.metadata = {**metadata, AFFINITY: placed[node.name]}
-                if node.attrs and isinstance(self.peer(placed[node.name]), ReferenceDevice):
+                if node.attrs and self.peer(placed[node.name]).without_regions:
                     work.extend(node.bodies)
         if len(names) > len(graph.parameters):
             for level in reversed(graph.levels()):
@@ -398,14 +300,13 @@ class HeteroDevice(VirtualDevice):
             header: Header of the file.
             stored: The packed weights of the file.
         """
-        options, devices = self.supported_config(config)
-        configs = _split_config(config, options, devices)
+        options, devices, configs = self._configured(config)
         names = dict.fromkeys((*(d.name for d in devices), *affinities_in(graph)))
         all_devices = {name: self.peer(name) for name in names}
         for node in region_nodes(graph):
             home = (node.metadata or {}).get(AFFINITY, REFERENCE)
             device = all_devices.get(home) or self.peer(home)
-            if node.subgraph is not None and not isinstance(device, ReferenceDevice):
+            if node.subgraph is not None and not device.without_regions:
                 others = [d for d in all_devices.values() if d is not device]
                 if not options.RUNTIME_FALLBACK:
                     others = []
@@ -492,69 +393,6 @@ def _with_bodies(graph: Graph) -> Iterator[Graph]:
         current = work.pop()
         yield current
         work.extend(body for node in current.nodes if node.attrs for body in node.bodies)
-
-
-def by_priority(
-    graph: Graph,
-    devices: Sequence[Device],
-    configs: Mapping[str, Config],
-    known: Mapping[str, str] | None = None,
-) -> tuple[dict[str, str], dict[str, str], dict[str, AbstractSet[str]]]:
-    """Place each node on the first device that supports it.
-
-    Args:
-        graph: The graph.
-        devices: The devices in order of priority.
-        configs: Options by the device's name.
-        known: Query result of the first device; None: it is queried.
-
-    Returns:
-        The devices of the nodes, the reasons of devices that refused a node, and for each device
-        the names of constants that it supports only as weights, which are not placed.
-    """
-    placed: dict[str, str] = {}
-    reasons: dict[str, str] = {}
-    weights: dict[str, AbstractSet[str]] = {}
-    for device in devices:
-        if all(node.name in placed for node in graph.nodes):
-            break
-        if known is not None and device is devices[0]:
-            found = known
-        else:
-            found = query_on(device, graph, configs.get(device.name) or None)
-        weights[device.name] = getattr(found, "weights", frozenset())
-        skipped = _divided_nodes(graph, device, devices, configs) | weights[device.name]
-        for name in found:
-            if name not in skipped:
-                placed.setdefault(name, device.name)
-        for name, reason in getattr(found, "reasons", {}).items():
-            text = f"{device.name}: {reason}"
-            reasons[name] = f"{reasons[name]}; {text}" if name in reasons else text
-    return placed, reasons, weights
-
-
-def _divided_nodes(
-    graph: Graph, device: Device, devices: Sequence[Device], configs: Mapping[str, Config]
-) -> set[str]:
-    """Return the names of nodes with bodies of which other devices run parts.
-
-    A device must not run such a node as a whole: the default executor runs it, and the nodes in its
-    bodies are placed one by one, on devices of higher priority or on those of their affinities.
-    """
-    has_reference = any(isinstance(each, ReferenceDevice) for each in devices)
-    if not has_reference or isinstance(device, ReferenceDevice):
-        return set()
-    before = devices[: list(devices).index(device)]
-
-    def is_divided(body: Graph) -> bool:
-        inside = [node for level in body.levels() for node in level.nodes]
-        wanted = ((node.metadata or {}).get(AFFINITY, device.name) for node in inside)
-        return any(name != device.name for name in wanted) or any(
-            query_on(each, body, configs.get(each.name) or None) for each in before
-        )
-
-    nested = (node for node in graph.nodes if node.attrs and node.bodies)
-    return {node.name for node in nested if any(map(is_divided, node.bodies))}
 
 
 def _split_config(

@@ -17,6 +17,8 @@ from subgraph.runtime.settings import DeviceOptions
 class ReferenceDevice(Device):
     """Runs graphs node by node in Python."""
 
+    without_regions = True
+
     def supports(self, node: Node, options: DeviceOptions) -> bool:
         """Return True for every node."""
         return True
