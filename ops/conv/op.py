@@ -19,8 +19,8 @@ from subgraph.operators.requirements import (
 from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.pool.windows import (
-    BYTES,
-    MOST,
+    INT8,
+    MAX_EXTENT,
     require_filters,
     require_image,
     require_kernel_shape,
@@ -113,7 +113,7 @@ def qlinear_conv_operands(
 
 def _require_int8(*rows: tuple[str, Tensor, Tensor | None]) -> None:
     for name, operand, zero in rows:
-        require_dtype(name, operand, *BYTES)
+        require_dtype(name, operand, *INT8)
         require_dtype(f"{name}_zero_point", zero, operand.dtype)
 
 
@@ -161,15 +161,15 @@ def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | Non
     require_kernel_shape(node, w.shape[2:])
     count = x.rank - 2
     given = windows_of(node, count)
-    extra = numbers(node, "output_padding", count, 0, 0, MOST)
+    extra = numbers(node, "output_padding", count, 0, 0, MAX_EXTENT)
     asked = node.attrs.get("output_shape")
     if asked:
-        numbers(node, "output_shape", count + 2 if len(asked) > count else count, 0, 0, MOST)
+        numbers(node, "output_shape", count + 2 if len(asked) > count else count, 0, 0, MAX_EXTENT)
     for k, (size, taps) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True)):
         require(size >= 1, "X has shape {}: no elements to take filters times", shapes[1])
         reach = (taps - 1) * given.dilations[k] + 1
         require(
-            taps >= 1 and reach <= MOST,
+            taps >= 1 and reach <= MAX_EXTENT,
             "filters of shape {} have no taps, or too far apart",
             w.shape,
         )

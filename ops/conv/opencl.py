@@ -245,7 +245,7 @@ def window(node: Node, low: ClLowering) -> None:
 
 
 @cl_lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
-def whole(node: Node, low: ClLowering) -> None:
+def global_pool(node: Node, low: ClLowering) -> None:
     """Lower global pooling: a window as large as the image."""
     out = low.output()
     _floats(low, out)

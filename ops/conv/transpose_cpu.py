@@ -60,7 +60,7 @@ from subgraph.ops.shared.tile_planning import (
     grain,
     tiles,
 )
-from subgraph.ops.unfold.cpu import emit_sums
+from subgraph.ops.unfold.cpu import emit_column_sums
 
 from .depthwise import emit_depthwise
 from .direct import DirectOutput, emit_direct
@@ -261,7 +261,7 @@ def _emit_columns(
     columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, places))
     image = viewed(low, x, (x.shape[0], groups, inputs, places))
     delegate(low, "MatMul", [transposed, image], columns)
-    emit_sums(
+    emit_column_sums(
         low,
         columns,
         y,

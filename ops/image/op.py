@@ -27,7 +27,7 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.movement.op import input_or_attribute
-from subgraph.ops.pool.windows import MOST
+from subgraph.ops.pool.windows import MAX_EXTENT
 
 from . import reference
 
@@ -63,7 +63,7 @@ def roi_align_operands(node: Node, x: Tensor, rois: Tensor, images: Tensor) -> N
     require_shape("rois", rois, (rois.shape[0], 4), "x1, y1, x2, y2 of each region")
     require_shape("batch_indices", images, rois.shape[:1], "one for each region")
     for name in ("output_height", "output_width"):
-        whole_number(node, name, 1, least=1, most=MOST)
+        whole_number(node, name, 1, least=1, most=MAX_EXTENT)
     whole_number(node, "sampling_ratio", 0, least=0, most=_MAX_SAMPLING_RATIO)
     choice(node, "mode", "avg", "avg", "max")
     modes = ("half_pixel", "output_half_pixel")
@@ -93,7 +93,7 @@ def max_roi_pool_operands(node: Node, x: Tensor, rois: Tensor) -> None:
     require_rank("rois", rois, 2)
     require_shape("rois", rois, (rois.shape[0], 5), "image, x1, y1, x2, y2 of each region")
     require(bool(node.attrs.get("pooled_shape")), "pooled_shape is missing")
-    numbers(node, "pooled_shape", 2, 1, 1, MOST)
+    numbers(node, "pooled_shape", 2, 1, 1, MAX_EXTENT)
 
 
 def grid_sample_operands(node: Node, x: Tensor, grid: Tensor) -> None:

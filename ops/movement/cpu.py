@@ -29,7 +29,7 @@ from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.elementwise.cpu import emit_expression, source
 from subgraph.ops.elementwise.expressions import Expression, text
 from subgraph.ops.shared.range_check_cpu import emit_range_check
-from subgraph.ops.shared.required import LOSSES, OF
+from subgraph.ops.shared.required import LOSSES, REQUIRED_OF
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
 from .arguments import (
@@ -127,7 +127,7 @@ def view(node: Node, low: Lowering) -> None:
 def required(node: Node, low: Lowering) -> None:
     """Lower Required to an alias of its first input; a loss's labels must be classes."""
     x = low.input(0)
-    if node.attrs[OF] in LOSSES:
+    if node.attrs[REQUIRED_OF] in LOSSES:
         ignored = node.attrs.get("ignore_index")
         emit_range_check(low, low.input(1), "labels", 0, x.shape[1] - 1, ignored=ignored)
     low.alias(low.output(), x)

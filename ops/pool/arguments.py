@@ -97,7 +97,7 @@ class PoolRowsArguments(PoolLines, PoolSizes):
     y_image: int
 
 
-class PoolBytesOperands(KernelArguments):
+class PoolInt8Operands(KernelArguments):
     """Operands of MaxPool over bytes.
 
     Attributes:
@@ -109,7 +109,7 @@ class PoolBytesOperands(KernelArguments):
     y: Address
 
 
-class PoolBytesArguments(PoolBytesOperands, WindowArguments):
+class PoolInt8Arguments(PoolInt8Operands, WindowArguments):
     """Arguments of MaxPool over bytes; a work unit is an output row of a plane.
 
     A plane is a channel of an image, or a block of channels. The scratch of a worker holds the
@@ -127,7 +127,7 @@ class PoolBytesArguments(PoolBytesOperands, WindowArguments):
 
 
 class PoolIndicesOperands(KernelArguments):
-    """Operands of `largest`.
+    """Operands of `max_pool_indices`.
 
     Attributes:
         x: First element of the images, [images * channels, depth, height, width].
@@ -141,7 +141,7 @@ class PoolIndicesOperands(KernelArguments):
 
 
 class PoolIndicesArguments(PoolIndicesOperands, WindowArguments):
-    """Arguments of `largest`; a work unit is a channel of an image.
+    """Arguments of `max_pool_indices`; a work unit is a channel of an image.
 
     Attributes:
         index_depth: Difference of the indices of neighbours along the depth.
@@ -154,8 +154,8 @@ class PoolIndicesArguments(PoolIndicesOperands, WindowArguments):
     index_width: int
 
 
-class WholeArguments(KernelArguments):
-    """Arguments of `whole`; a work unit is one block of channels (one channel when plain).
+class GlobalPoolArguments(KernelArguments):
+    """Arguments of `global_pool`; a work unit is one block of channels (one channel when plain).
 
     Attributes:
         x: First element of the images.

@@ -21,37 +21,37 @@ from subgraph.ops.movement.layout_conversion import blocked, blocked_target, con
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
 from .arguments import (
-    PoolBytesArguments,
+    GlobalPoolArguments,
     PoolIndicesArguments,
+    PoolInt8Arguments,
     PoolRowsArguments,
     PoolWindowArguments,
-    WholeArguments,
 )
 
-_LINE = 4096  # most input columns of a line of the kernel `rows`: 16 KiB of float32, half of L1
-_LINES = 512  # columns of all its lines together, if several short ones are computed at a time
+_MAX_LINE_COLUMNS = 4096  # input columns of a line of the kernel `rows`: 16 KiB, half of L1
+_MAX_COLUMNS_OF_LINES = 512  # columns of several short lines that are computed together
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
-_BYTES = ("int8", "uint8")
+_INT8 = ("int8", "uint8")
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
-_WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
+_GLOBAL = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
 
 
-@lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *_BYTES), layouts=_BOTH)
+@lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *_INT8), layouts=_BOTH)
 def window(node: Node, low: Lowering) -> None:
     """Lower MaxPool, AveragePool and LpPool."""
     x, y = low.input(0), low.output()
     if not y.size:
         return
-    if x.dtype in _BYTES or (len(low.outputs) > 1 and len(node.outputs) > 1):
-        _largest(node, low)
+    if x.dtype in _INT8 or (len(low.outputs) > 1 and len(node.outputs) > 1):
+        _max_pool_variants(node, low)
         return
     of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
     g = pool_geometry(node, x, y)
     kind = pool_kind(node, _KINDS[node.op_type])
     if g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
-        emit_whole(low, x, y, kind)
+        emit_global_pool(low, x, y, kind)
         return
-    plain = x.layout == "plain" and not _turns(x, of, g)
+    plain = x.layout == "plain" and not _uses_blocks(x, of, g)
     lanes, images = 1 if plain else of.lanes, x.shape[0]
     blocks = -(-x.shape[1] // lanes)
     given, made = (x, y) if plain else (blocked(low, of, x), blocked_target(low, of, y))
@@ -71,9 +71,9 @@ def window(node: Node, low: Lowering) -> None:
     }
     if plain:
         stride, reach = g.strides[2], (g.kernel[2] - 1) * g.dilations[2]
-        columns = min(g.target[2], max(1, _LINE // stride))
+        columns = min(g.target[2], max(1, _MAX_LINE_COLUMNS // stride))
         length = stride * (columns + of.lanes) + reach
-        lines = max(1, min(g.target[1], _LINES // length))
+        lines = max(1, min(g.target[1], _MAX_COLUMNS_OF_LINES // length))
         nbytes = (lines * length + 2 * (columns + of.lanes)) * of.item
         scratch = low.scratch(nbytes, per_worker=True)
         arguments: KernelArguments = PoolRowsArguments(
@@ -109,16 +109,16 @@ def window(node: Node, low: Lowering) -> None:
         convert_output(low, of, y, made)
 
 
-def _turns(x: Operand, of: Tiles, g: Geometry) -> bool:
+def _uses_blocks(x: Operand, of: Tiles, g: Geometry) -> bool:
     """Return whether plain images are converted to blocks: rows are shorter than a vector."""
     return g.target[2] < of.lanes and x.shape[1] % of.lanes == 0
 
 
-def _largest(node: Node, low: Lowering) -> None:
+def _max_pool_variants(node: Node, low: Lowering) -> None:
     """Lower MaxPool of 8-bit integers, or with the indices of the maxima."""
     x, y = low.input(0), low.output()
-    if node.op_type == "MaxPool" and x.dtype in _BYTES and len(low.outputs) == 1 and x.rank < 5:
-        emit_bytes(node, low)
+    if node.op_type == "MaxPool" and x.dtype in _INT8 and len(low.outputs) == 1 and x.rank < 5:
+        emit_int8_max_pool(node, low)
         return
     if node.op_type != "MaxPool" or x.layout != "plain" or not x.size:
         raise Unsupported(f"{node.op_type} of {x.dtype} in layout {x.layout}")
@@ -140,18 +140,18 @@ def _largest(node: Node, low: Lowering) -> None:
     )
     units = x.shape[0] * x.shape[1]
     work = units * g.pixels * g.taps
-    kernel = Kernel("subgraph.ops.pool.maxpool_indices_kernels", "largest", dtype=x.dtype)
+    kernel = Kernel("subgraph.ops.pool.maxpool_indices_kernels", "max_pool_indices", dtype=x.dtype)
     low.emit(kernel, arguments, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
 
 
-def emit_bytes(node: Node, low: Lowering) -> None:
+def emit_int8_max_pool(node: Node, low: Lowering) -> None:
     """Emit MaxPool of 8-bit integers.
 
     Raises:
         Unsupported: x and y have different layouts, or the image has three dimensions.
     """
     x, y = low.input(0), low.output()
-    if x.layout != y.layout or x.dtype not in _BYTES:
+    if x.layout != y.layout or x.dtype not in _INT8:
         raise Unsupported(f"MaxPool of {x.dtype} from layout {x.layout} to {y.layout}")
     g = pool_geometry(node, x, y)
     if g.kernel[0] != 1 or g.source[0] != 1:
@@ -161,7 +161,7 @@ def emit_bytes(node: Node, low: Lowering) -> None:
     reach = max(g.reach(2, g.target[2]), g.pads[2] + g.source[2])
     row = round_up(reach * (x.lanes if blocked else 1), 32)
     scratch = low.scratch(row, per_worker=True)
-    arguments = PoolBytesArguments(
+    arguments = PoolInt8Arguments(
         x=x,
         y=y,
         scratch=scratch,
@@ -179,16 +179,16 @@ def emit_bytes(node: Node, low: Lowering) -> None:
 
 
 @lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool", dtypes=FLOATS, layouts=_BOTH)
-def whole(node: Node, low: Lowering) -> None:
+def global_pool(node: Node, low: Lowering) -> None:
     """Lower global pooling."""
     x, y = low.input(0), low.output()
     if x.rank < 3:
         raise Unsupported("global pooling of an input without pixels")
     if y.size:
-        emit_whole(low, x, y, pool_kind(node, _WHOLE[node.op_type]))
+        emit_global_pool(low, x, y, pool_kind(node, _GLOBAL[node.op_type]))
 
 
-def emit_whole(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
+def emit_global_pool(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
     """Emit global pooling.
 
     Args:
@@ -205,7 +205,7 @@ def emit_whole(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
     item = lanes * of.item
     kernel = Kernel(
         "subgraph.ops.pool.kernels",
-        "whole",
+        "global_pool",
         dtype=of.dtype,
         lanes=of.lanes,
         kind=kind,
@@ -214,7 +214,7 @@ def emit_whole(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
     units = images * blocks
     low.emit(
         kernel,
-        WholeArguments(
+        GlobalPoolArguments(
             x=x,
             y=y,
             pixels=pixels,

@@ -15,7 +15,7 @@ from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import st, vec
 
-from .arguments import PoolWindowArguments, WholeArguments
+from .arguments import GlobalPoolArguments, PoolWindowArguments
 
 LOWEST = {"float32": float("-inf"), "float64": float("-inf")}
 
@@ -172,8 +172,8 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
     return kernel
 
 
-def whole(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., None]:
-    """Return the kernel of `WholeArguments`, which pools whole images.
+def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., None]:
+    """Return the kernel of `GlobalPoolArguments`, which pools whole images.
 
     A blocked image has four interleaved partial sums, a plain one ``lanes``; the order of additions
     depends on sizes only. The kinds ``"maximum"`` and ``"minimum"``, which propagate NaN, need the
@@ -185,7 +185,7 @@ def whole(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., No
         kind: ``"max"``, ``"average"``, ``"l1"``, ``"l2"``, ``"maximum"`` or ``"minimum"``.
         plain: x is in the plain layout, else in the blocked one.
     """
-    arguments = view_of(WholeArguments)
+    arguments = view_of(GlobalPoolArguments)
     v = vec(dtype, lanes)
     load, store, splat, sqrt, get = v.load, v.store, v.splat, v.sqrt, v.get
     total_of = v.hmax if kind == "max" else v.sum

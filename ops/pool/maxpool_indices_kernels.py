@@ -14,7 +14,7 @@ from subgraph.graph.types import numpy_dtype
 from .arguments import PoolIndicesArguments
 
 
-def largest(*, dtype: str) -> Callable[..., Any]:
+def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
     """Return the kernel of `PoolIndicesArguments`.
 
     The maximum of equal elements is the first one; NaN counts as larger than all others.

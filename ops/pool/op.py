@@ -12,16 +12,16 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
 
 from . import reference
-from .windows import BYTES, MOST, require_image, require_windows, window_counts
+from .windows import INT8, MAX_EXTENT, require_image, require_windows, window_counts
 
 
 def pool_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless windows fit into the input (ONNX pooling operators, 1 to 22)."""
-    require_dtype("X", x, *FLOATS, *(BYTES if node.op_type.endswith("MaxPool") else ()))
+    require_dtype("X", x, *FLOATS, *(INT8 if node.op_type.endswith("MaxPool") else ()))
     require_image(x)
     require(bool(node.attrs.get("kernel_shape")), "kernel_shape is missing")
     count = x.rank - 2
-    kernel = numbers(node, "kernel_shape", count, 1, 1, MOST)
+    kernel = numbers(node, "kernel_shape", count, 1, 1, MAX_EXTENT)
     _require_pixels(x)
     require_windows(node, x.shape[2:], kernel)
     whole_number(node, "storage_order", 0, least=0, most=1)
@@ -65,7 +65,7 @@ def pool(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, shape), TensorType("int64", shape)]
 
 
-def whole(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+def global_pool(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Infer the type of global pooling: one pixel for each channel.
 
     Args:
@@ -84,14 +84,20 @@ declare("AveragePool", requires=pool_operands, infer=pool, compute=reference.ave
 declare(
     "GlobalAveragePool",
     requires=global_pool_operands,
-    infer=whole,
+    infer=global_pool,
     compute=reference.global_average_pool,
 )
 declare(
-    "GlobalLpPool", requires=global_pool_operands, infer=whole, compute=reference.global_lp_pool
+    "GlobalLpPool",
+    requires=global_pool_operands,
+    infer=global_pool,
+    compute=reference.global_lp_pool,
 )
 declare(
-    "GlobalMaxPool", requires=global_pool_operands, infer=whole, compute=reference.global_max_pool
+    "GlobalMaxPool",
+    requires=global_pool_operands,
+    infer=global_pool,
+    compute=reference.global_max_pool,
 )
 declare("LpPool", requires=pool_operands, infer=pool, compute=reference.lp_pool)
 declare("MaxPool", requires=pool_operands, infer=pool, compute=reference.max_pool)

@@ -87,9 +87,9 @@ class Windows:
         total: Array = np.ones((), np.float64)
         for k, size in enumerate(self.sizes):
             starts = np.arange(self.counts[k]) * self.strides[k] - self.before[k]
-            places = starts[:, None] + np.arange(self.kernel[k]) * self.dilations[k]
+            positions = starts[:, None] + np.arange(self.kernel[k]) * self.dilations[k]
             low, high = (-self.before[k], size + self.after[k]) if with_pads else (0, size)
-            line = ((places >= low) & (places < high)).sum(axis=1)
+            line = ((positions >= low) & (positions < high)).sum(axis=1)
             total = total[..., None] * line
         return total
 
@@ -165,7 +165,7 @@ def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     maxima = np.take_along_axis(flat, first[..., None], -1)[..., 0]
     inner = cast(Sequence[Array], np.unravel_index(cast(Array, first), windows.kernel))
     grids = np.meshgrid(*map(np.arange, first.shape), indexing="ij")
-    places: list[Array] = [
+    positions: list[Array] = [
         grid * s - pad + at * d
         for grid, s, pad, at, d in zip(
             grids[2:], windows.strides, windows.before, inner, windows.dilations, strict=True
@@ -173,7 +173,7 @@ def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     ]
     steps = _steps(windows.sizes, bool(node.attrs.get("storage_order")))
     index = (grids[0] * x.shape[1] + grids[1]) * math.prod(windows.sizes)
-    for place, step in zip(places, steps, strict=True):
+    for place, step in zip(positions, steps, strict=True):
         index = index + place * step
     return [maxima.astype(x.dtype), index.astype(np.int64)]
 

@@ -31,8 +31,8 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
     """
     arguments = view_of(PoolRowsArguments)
     item, average = item_bytes(dtype), kind == "average"
-    fill, join = _filler(dtype, kind), _joiner(dtype, lanes, kind)
-    windows = _window_joiner(dtype, lanes, kind, stride, across)
+    fill, reduce_rows = _filler(dtype, kind), _row_reducer(dtype, lanes, kind)
+    windows = _window_reducer(dtype, lanes, kind, stride, across)
     count, scale = _counter(dtype, lanes), _scaler(dtype, lanes)
     first_tap, end_tap = window_taps()
 
@@ -87,7 +87,7 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                         h_first, h_end = first_tap(h, dh), end_tap(h, dh, kh, height)
                         at = x + (h + h_first * dh) * width * item
                         planes, down = d_end - d_first, dh * width * item
-                        join(at, dd * plane, down, planes, h_end - h_first, inside, to)
+                        reduce_rows(at, dd * plane, down, planes, h_end - h_first, inside, to)
                         to += pitch
                     around = 0
                     for oh in range(top, bottom):
@@ -122,7 +122,7 @@ def _filler(dtype: str, kind: str) -> Any:
     return fill
 
 
-def _joiner(dtype: str, lanes: int, kind: str) -> Any:
+def _row_reducer(dtype: str, lanes: int, kind: str) -> Any:
     """Return the function that reduces rows of an image to a line."""
     v = vec(dtype, lanes)
     load, store, load_m, splat = v.load, v.store, v.load_m, v.splat
@@ -131,7 +131,9 @@ def _joiner(dtype: str, lanes: int, kind: str) -> Any:
     wide = lanes * item_bytes(dtype)
 
     @register_jitable
-    def join(x: int, plane: int, row: int, planes: int, rows: int, columns: int, to: int) -> None:
+    def reduce_rows(
+        x: int, plane: int, row: int, planes: int, rows: int, columns: int, to: int
+    ) -> None:
         """Reduce ``rows`` rows of ``planes`` planes, from address ``x`` on, to a line at ``to``.
 
         ``plane`` and ``row`` are bytes between planes and rows. The last vector is filled up with
@@ -163,10 +165,10 @@ def _joiner(dtype: str, lanes: int, kind: str) -> Any:
                     at += row
             store(to + whole, select(mask, total, splat(start)))
 
-    return join
+    return reduce_rows
 
 
-def _single_joiner(dtype: str, kind: str) -> Any:
+def _single_reducer(dtype: str, kind: str) -> Any:
     """Return the function that reduces the columns of windows one element at a time."""
     one = vec(dtype, 1)
     load_one, store_one, item = one.load, one.store, item_bytes(dtype)
@@ -186,14 +188,14 @@ def _single_joiner(dtype: str, kind: str) -> Any:
     return one_by_one
 
 
-def _window_joiner(dtype: str, lanes: int, kind: str, stride: int, across: int) -> Any:
+def _window_reducer(dtype: str, lanes: int, kind: str, stride: int, across: int) -> Any:
     """Return the function that reduces the columns of the windows of a line by vectors."""
     v = vec(dtype, lanes)
     load, store, store_n, load_n, splat, sqrt = (
         *(v.load, v.store, v.store_n),
         *(v.load_n, v.splat, v.sqrt),
     )
-    one_by_one = _single_joiner(dtype, kind)
+    one_by_one = _single_reducer(dtype, kind)
     evens = shuffle(dtype, lanes, range(0, 2 * lanes, 2))
     item, merge = item_bytes(dtype), combiner("max" if kind == "max" else "average", v)
     start = LOWEST[dtype] if kind == "max" else 0.0

@@ -20,8 +20,8 @@ from subgraph.operators.requirements import (
 from subgraph.ops.elementwise.expressions import text
 
 # Greatest stride, dilation, number of taps and pad, so that positions fit in 64 bits.
-MOST = 2**31 - 1
-BYTES = ("int8", "uint8")
+MAX_EXTENT = 2**31 - 1
+INT8 = ("int8", "uint8")
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
@@ -69,12 +69,12 @@ def _windows(
 ) -> Windows:
     """Return the checked attributes; cached, since each plan asks for them several times."""
     require(auto in _AUTO_PADS, "auto_pad is {!r}; it must be one of {}", auto, _AUTO_PADS)
-    around = checked_numbers("pads", pads, 2 * count, 0, 0, MOST)
+    around = checked_numbers("pads", pads, 2 * count, 0, 0, MAX_EXTENT)
     if auto != "NOTSET":
         around = [0] * 2 * count
     return Windows(
-        tuple(checked_numbers("strides", strides, count, 1, 1, MOST)),
-        tuple(checked_numbers("dilations", dilations, count, 1, 1, MOST)),
+        tuple(checked_numbers("strides", strides, count, 1, 1, MAX_EXTENT)),
+        tuple(checked_numbers("dilations", dilations, count, 1, 1, MAX_EXTENT)),
         tuple(zip(around[:count], around[count:], strict=True)),
         auto,
     )
@@ -97,7 +97,7 @@ def require_windows(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> 
     for size, taps, dilation, (before, after) in rows:
         reach = (taps - 1) * dilation + 1
         fits = free or size + before + after >= reach
-        if not (fits and taps >= 1 and reach <= MOST):
+        if not (fits and taps >= 1 and reach <= MAX_EXTENT):
             raise ShapeError(
                 f"a window of {taps} taps, {dilation} apart, does not fit into {size} elements "
                 f"with pads {before}, {after}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from subgraph.engine.planner.lowering import Lowering, lowering
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.pool.cpu import emit_bytes
+from subgraph.ops.pool.cpu import emit_int8_max_pool
 
 
 @lowering(
@@ -17,4 +17,4 @@ from subgraph.ops.pool.cpu import emit_bytes
 def max_pool(node: Node, low: Lowering) -> None:
     """Lower MaxPool between equal scales."""
     if low.output().size:
-        emit_bytes(node, low)
+        emit_int8_max_pool(node, low)

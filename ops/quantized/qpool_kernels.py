@@ -8,7 +8,7 @@ from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld_i8, ld_u8, st_i8, vec
-from subgraph.ops.pool.arguments import PoolBytesArguments
+from subgraph.ops.pool.arguments import PoolInt8Arguments
 from subgraph.ops.pool.kernels import window_taps
 
 _BLOCK = 16
@@ -16,13 +16,13 @@ _WIDE = 32  # bytes of a step over a row
 
 
 def max_pool(*, dtype: str, blocked: bool) -> Callable[..., None]:
-    """Return the kernel of `PoolBytesArguments`: the maximum over columns, then over rows.
+    """Return the kernel of `PoolInt8Arguments`: the maximum over columns, then over rows.
 
     Args:
         dtype: ``"int8"`` or ``"uint8"``.
         blocked: Planes are blocks of 16 channels.
     """
-    arguments = view_of(PoolBytesArguments)
+    arguments = view_of(PoolInt8Arguments)
     v, block = vec(dtype, _WIDE), vec(dtype, _BLOCK)
     load, store, splat, most = v.load, v.store, v.splat, v.max
     load_block, store_block, most_block = block.load, block.store, block.max

@@ -19,7 +19,7 @@ from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.cpu import known, known_ints
 from subgraph.ops.movement.layout_conversion import blocked_target, convert_output
-from subgraph.ops.pool.cpu import emit_whole
+from subgraph.ops.pool.cpu import emit_global_pool
 from subgraph.ops.shared.strides import collapse, contiguous, normal_axis
 from subgraph.ops.shared.tile_planning import tiles
 
@@ -148,7 +148,7 @@ def reduce(node: Node, low: Lowering) -> None:
             raise Unsupported(f"{node.op_type} over axes {axes} in blocks of channels")
         of = tiles(x.dtype, x.lanes)
         found = blocked_target(low, of, y)
-        emit_whole(low, x, found, _POOLED[op])
+        emit_global_pool(low, x, found, _POOLED[op])
         convert_output(low, of, y, found)
         return
     if x.dtype not in (*FLOATS, *INTEGERS, "bool"):

@@ -15,14 +15,14 @@ from subgraph.graph.graph import Node
 from subgraph.operators.operator import find_operator
 from subgraph.operators.requirements import Tensor
 
-OF = "required_of"
+REQUIRED_OF = "required_of"
 LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 
 
 def required_operands(node: Node, *operands: Tensor | None) -> None:
     """Raise ShapeError unless the operands satisfy the operator named by ``required_of``."""
     attrs = dict(node.attrs)
-    key = str(attrs.pop(OF, ""))
+    key = str(attrs.pop(REQUIRED_OF, ""))
     domain, _, op_type = key.rpartition("::")
     stood_for = Node(op_type, domain=domain, name=node.name, version=node.version, attrs=attrs)
     operator = find_operator(key)

@@ -67,7 +67,7 @@ def broadcast_shapes(shapes: Iterable[Sequence[Dim] | None]) -> Shape | None:
     for position in range(-len(longest), 0):
         dims = [shape[position] for shape in known if len(shape) >= -position]
         alone = len(dims) == 1 and type(dims[0]) is int
-        result.append(dims[0] if alone else _together(dims, known))
+        result.append(dims[0] if alone else _broadcast_dim(dims, known))
     return tuple(result)
 
 
@@ -82,7 +82,7 @@ def broadcast_sizes(*shapes: Ints) -> Ints:
     return tuple(dim for dim in found if isinstance(dim, int))
 
 
-def _together(dims: Sequence[Dim], shapes: Sequence[Sequence[Dim]]) -> Dim:
+def _broadcast_dim(dims: Sequence[Dim], shapes: Sequence[Sequence[Dim]]) -> Dim:
     numbers = [dim for dim in dims if isinstance(dim, int) and dim != 1]
     if any(number != numbers[0] for number in numbers):
         shown = " and ".join(str(list(shape)) for shape in shapes)

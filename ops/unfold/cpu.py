@@ -22,10 +22,10 @@ from subgraph.ops.shared.strides import contiguous
 from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
 _FLOATS = ("float32", "float64")
-_WORK = 2048  # least pixels of a thread (estimate)
+_MIN_PIXELS_PER_THREAD = 2048  # least pixels of a thread (estimate)
 
 
-def _whole(node: Node, name: str, usual: Sequence[int]) -> list[int]:
+def _integers(node: Node, name: str, usual: Sequence[int]) -> list[int]:
     """Return an attribute of integers; ``usual`` are the defaults, one for each value."""
     given = [int(v) for v in node.attrs.get(name) or usual]
     if len(given) != len(usual):
@@ -45,10 +45,10 @@ def deform_conv(node: Node, low: Lowering) -> None:
     images, channels = x.shape[:2]
     outputs, each, *window = weight.shape
     groups, offsets = (int(node.attrs.get(name, 1)) for name in ("group", "offset_group"))
-    taps, places = math.prod(window), math.prod(y.shape[2:])
-    columns = temporary(low, x.dtype, (images, groups, each * taps, places))
-    strides, dilations = (_whole(node, name, (1, 1)) for name in ("strides", "dilations"))
-    pads = _whole(node, "pads", (0, 0, 0, 0))
+    taps, pixels = math.prod(window), math.prod(y.shape[2:])
+    columns = temporary(low, x.dtype, (images, groups, each * taps, pixels))
+    strides, dilations = (_integers(node, name, (1, 1)) for name in ("strides", "dilations"))
+    pads = _integers(node, "pads", (0, 0, 0, 0))
     arguments = DeformColumnsArguments(
         x=x,
         offsets=offset,
@@ -71,10 +71,10 @@ def deform_conv(node: Node, low: Lowering) -> None:
     )
     name, masked = "deform_columns", mask is not None
     kernel = Kernel("subgraph.ops.unfold.kernels", name, dtype=x.dtype, masked=masked)
-    grain = max(1, _WORK // max(places * channels // offsets, 1))
+    grain = max(1, _MIN_PIXELS_PER_THREAD // max(pixels * channels // offsets, 1))
     low.emit(kernel, arguments, images * offsets * taps, grain=grain, bytes=5 * columns.nbytes)
     left = viewed(low, weight, (groups, outputs // groups, each * taps))
-    shape = (images, groups, outputs // groups, places)
+    shape = (images, groups, outputs // groups, pixels)
     if bias is None:
         delegate(low, "MatMul", [left, columns], viewed(low, y, shape))
         return
@@ -92,8 +92,8 @@ def col_to_im(node: Node, low: Lowering) -> None:
     if image is None or block is None or not 1 <= len(image) == len(block) <= 3:
         raise Unsupported("Col2Im without its shapes, or of more than three dimensions")
     rank = len(image)
-    strides, dilations = (_whole(node, name, (1,) * rank) for name in ("strides", "dilations"))
-    pads = _whole(node, "pads", (0,) * (2 * rank))
+    strides, dilations = (_integers(node, name, (1,) * rank) for name in ("strides", "dilations"))
+    pads = _integers(node, "pads", (0,) * (2 * rank))
     windows = [
         (image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1
         for d in range(rank)
@@ -102,10 +102,10 @@ def col_to_im(node: Node, low: Lowering) -> None:
         return
     if x.shape[2] != math.prod(windows) or x.shape[1] % math.prod(block) or min(windows) < 1:
         raise Unsupported(f"Col2Im of {x.shape} to {image} by {block}")
-    emit_sums(low, x, y, image, block, windows, strides, pads[:rank], dilations)
+    emit_column_sums(low, x, y, image, block, windows, strides, pads[:rank], dilations)
 
 
-def emit_sums(
+def emit_column_sums(
     low: Lowering,
     columns: Operand,
     y: Operand,
@@ -149,7 +149,13 @@ def emit_sums(
     )
     pixels = math.prod(image)
     nbytes = columns.nbytes + y.nbytes
-    low.emit(kernel, arguments, y.size // pixels, grain=max(1, _WORK // pixels), bytes=nbytes)
+    low.emit(
+        kernel,
+        arguments,
+        y.size // pixels,
+        grain=max(1, _MIN_PIXELS_PER_THREAD // pixels),
+        bytes=nbytes,
+    )
 
 
 @lowering("AffineGrid", dtypes=_FLOATS)
@@ -163,21 +169,21 @@ def affine_grid(node: Node, low: Lowering) -> None:
     lines = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in space]
     # Theta's coordinates are in the order x, y, z, the reverse of the axes.
     axes = [axis.reshape(-1) for axis in np.meshgrid(*lines, indexing="ij")][::-1]
-    places = np.stack([*axes, np.ones_like(axes[0])]).astype(numpy_dtype(theta.dtype))
-    grid = Operand(f"{node.name}.grid", theta.dtype, places.shape)
-    low.set_constant(grid, places)
-    rank, count = len(space), places.shape[1]
-    turned = temporary(low, theta.dtype, (theta.shape[0], rank, count))
-    delegate(low, "MatMul", [theta, grid], turned)
+    coordinates = np.stack([*axes, np.ones_like(axes[0])]).astype(numpy_dtype(theta.dtype))
+    grid = Operand(f"{node.name}.grid", theta.dtype, coordinates.shape)
+    low.set_constant(grid, coordinates)
+    rank, count = len(space), coordinates.shape[1]
+    product = temporary(low, theta.dtype, (theta.shape[0], rank, count))
+    delegate(low, "MatMul", [theta, grid], product)
     shape = (theta.shape[0], count, rank)
     steps = (rank * count, 1, count)
-    emit_copy(low, turned, y, shape, steps, contiguous(shape), item=theta.itemsize)
+    emit_copy(low, product, y, shape, steps, contiguous(shape), item=theta.itemsize)
 
 
 @lowering("MaxUnpool", dtypes=_FLOATS)
 def unpool(node: Node, low: Lowering) -> None:
     """Lower MaxUnpool: elements are scattered over zeros, then padded to ``output_shape``."""
-    x, places, y = low.input(0), low.input(1), low.output()
+    x, indices, y = low.input(0), low.input(1), low.output()
     rank = x.rank - 2
     kernel, strides = ints(node, "kernel_shape", rank, 1), ints(node, "strides", rank, 1)
     pads = ints(node, "pads", 2 * rank, 0)
@@ -186,16 +192,16 @@ def unpool(node: Node, low: Lowering) -> None:
         for d in range(rank)
     ]
     shape = (*x.shape[:2], *image)
-    if places.shape != x.shape or any(n > m for n, m in zip(shape, y.shape, strict=True)):
-        raise Unsupported(f"places {places.shape} of {shape} in an output {y.shape}")
+    if indices.shape != x.shape or any(n > m for n, m in zip(shape, y.shape, strict=True)):
+        raise Unsupported(f"indices {indices.shape} of {shape} in an output {y.shape}")
     if y.size == 0:
         return
     zero = np.zeros(1, x.dtype)
     zeros = temporary(low, x.dtype, (math.prod(shape),))
     emit_fill(low, zeros, zeros.size, zero)
-    emit_range_check(low, places, "I", 0, zeros.size - 1)
+    emit_range_check(low, indices, "I", 0, zeros.size - 1)
     spread = y if y.shape == shape else temporary(low, x.dtype, shape)
-    flat = [zeros, viewed(low, places, (x.size,)), viewed(low, x, (x.size,))]
+    flat = [zeros, viewed(low, indices, (x.size,)), viewed(low, x, (x.size,))]
     delegate(low, "ScatterElements", flat, viewed(low, spread, zeros.shape), axis=0)
     if spread is not y:
         emit_fill(low, y, y.size, zero)

@@ -52,13 +52,13 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
         a = arguments(args)
         channels, height, width, groups = a.channels, a.height, a.width, a.groups
         across_taps, down, across = a.kernel_width, a.output_height, a.output_width
-        taps, places = a.kernel_height * across_taps, down * across
+        taps, pixels = a.kernel_height * across_taps, down * across
         each = channels // groups
         for unit in range(begin, end):
             tap, group = unit % taps, unit // taps % groups
-            first = unit // (taps * groups) * channels + group * each
-            offset = a.offsets + unit * 2 * places * item
-            weight = a.mask + unit * places * item
+            first_plane = unit // (taps * groups) * channels + group * each
+            offset = a.offsets + unit * 2 * pixels * item
+            weight = a.mask + unit * pixels * item
             for i in range(down):
                 for j in range(across):
                     place = i * across + j
@@ -69,15 +69,15 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
                         j * a.stride_width - a.pad_width + tap % across_taps * a.dilation_width
                     )
                     y += load(offset + place * item)
-                    x += load(offset + (places + place) * item)
+                    x += load(offset + (pixels + place) * item)
                     factor = load(weight + place * item) if masked else real(1)
                     # False for NaN, too: such a sample is zero.
                     near = y > -1 and y < height and x > -1 and x < width
                     for c in range(each):
-                        to = a.columns + (((first + c) * taps + tap) * places + place) * item
+                        to = a.columns + (((first_plane + c) * taps + tap) * pixels + place) * item
                         found = real(0)
                         if near:
-                            image = a.x + (first + c) * height * width * item
+                            image = a.x + (first_plane + c) * height * width * item
                             found = sample(image, y, x, height, width) * factor
                         store(to, found)
 
@@ -97,8 +97,8 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
     """
     arguments = view_of(ColumnsToImageArguments)
     v = vec(dtype, lanes)
-    load, load_m, bcast, zero, places = v.load, v.load_m, v.bcast, v.zero, vec("uint32", lanes)
-    number, place = places.iota, places.splat
+    load, load_m, bcast, zero, integers = v.load, v.load_m, v.bcast, v.zero, vec("uint32", lanes)
+    number, place = integers.iota, integers.splat
     store, store_n, item = v.store, v.store_n, v.itemsize
     take, put = ld(dtype), st(dtype)
     lower = shuffle(dtype, lanes, [i // 2 + i % 2 * lanes for i in range(lanes)])
@@ -106,7 +106,7 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
     held = stack_words(max(1, lanes * item // 8))
 
     @register_jitable
-    def apart(a: ColumnsToImageArguments, axis: int) -> Any:
+    def tap_distances(a: ColumnsToImageArguments, axis: int) -> Any:
         """Return the distances of taps that reach the same pixels, and those of their windows.
 
         Tap t of window w reaches pixel ``w * stride + t * dilation``, as does tap
@@ -118,7 +118,7 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
         return along(a.stride, axis) // divisor, along(a.dilation, axis) // divisor
 
     @register_jitable
-    def first(a: ColumnsToImageArguments, axis: int, place: int) -> Any:
+    def first_tap(a: ColumnsToImageArguments, axis: int, place: int) -> Any:
         """Return the first tap that reaches a pixel (``place``), and the window that it is in.
 
         If none does, the tap is the number of taps. The window may be beyond those of the image.
@@ -134,10 +134,11 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
         return taps, 0
 
     @register_jitable
-    def total(a: ColumnsToImageArguments, x: int, steps: Any, taps: Any, windows: Any) -> Any:
+    def tap_sum(a: ColumnsToImageArguments, x: int, steps: Any, taps: Any, windows: Any) -> Any:
         """Return the sums of a vector of pixels over all taps.
 
-        ``steps`` are those of `apart`, ``taps`` and ``windows`` those of `first`, for each axis.
+        For each axis, ``steps`` are those of `tap_distances`, ``taps`` and ``windows`` those of
+        `first_tap`.
         """
         # `while` instead of `range`: a range with a variable step divides before it begins.
         wide, n = along(a.kernel, WIDTH), along(a.windows, WIDTH)
@@ -172,16 +173,16 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
         """Write a row of the image.
 
         ``at`` has the first tap and its window along D and H, ``phases`` those of the first two
-        pixels along W (`first`).
+        pixels along W (`first_tap`).
         """
         width, step = along(a.image, WIDTH), along(a.stride, WIDTH)
         (t, i), (b, j) = at
         if stride == 0:
             buffer = held()
             for phase in range(min(step, width)):
-                c, w = first(a, WIDTH, phase)
+                c, w = first_tap(a, WIDTH, phase)
                 for q in range(0, (width - phase + step - 1) // step, lanes):
-                    store(buffer, bias + total(a, x, steps, (t, b, c), (i, j, w + q)))
+                    store(buffer, bias + tap_sum(a, x, steps, (t, b, c), (i, j, w + q)))
                     place = to + (phase + q * step) * item
                     for k in range(min(lanes, (width - phase + step - 1) // step - q)):
                         put(place + k * step * item, take(buffer + k * item))
@@ -189,7 +190,7 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
         c, w = phases[0]
         d, u = phases[1]
         for q in range(0, (width + stride - 1) // stride, lanes):
-            even = bias + total(a, x, steps, (t, b, c), (i, j, w + q))
+            even = bias + tap_sum(a, x, steps, (t, b, c), (i, j, w + q))
             left = width - q * stride
             if stride == 1:
                 if left >= lanes:
@@ -197,7 +198,7 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
                 else:
                     store_n(to + q * item, left, even)
                 continue
-            odd = bias + total(a, x, steps, (t, b, d), (i, j, u + q))
+            odd = bias + tap_sum(a, x, steps, (t, b, d), (i, j, u + q))
             place = to + 2 * q * item
             if left >= 2 * lanes:
                 store(place, lower(even, odd))
@@ -211,8 +212,8 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
         depth, height, width = along(a.image, DEPTH), along(a.image, HEIGHT), along(a.image, WIDTH)
         taps = along(a.kernel, DEPTH) * along(a.kernel, HEIGHT) * along(a.kernel, WIDTH)
         windows = along(a.windows, DEPTH) * along(a.windows, HEIGHT) * along(a.windows, WIDTH)
-        steps = apart(a, DEPTH), apart(a, HEIGHT), apart(a, WIDTH)
-        phases = first(a, WIDTH, 0), first(a, WIDTH, 1)
+        steps = tap_distances(a, DEPTH), tap_distances(a, HEIGHT), tap_distances(a, WIDTH)
+        phases = first_tap(a, WIDTH, 0), first_tap(a, WIDTH, 1)
         down, across = along(a.stride, DEPTH), along(a.stride, HEIGHT)
         for unit in range(begin, end):
             x = a.columns + unit * taps * windows * item
@@ -221,10 +222,10 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
             if a.bias != 0:
                 bias = bcast(a.bias + unit % a.channels * item)
             for first_slice in range(min(down, depth)):
-                t, i = first(a, DEPTH, first_slice)
+                t, i = first_tap(a, DEPTH, first_slice)
                 for z in range(first_slice, depth, down):
                     for first_row in range(min(across, height)):
-                        b, j = first(a, HEIGHT, first_row)
+                        b, j = first_tap(a, HEIGHT, first_row)
                         for y in range(first_row, height, across):
                             to = image + (z * height + y) * width * item
                             row(a, x, to, bias, steps, ((t, i), (b, j)), phases)

@@ -31,7 +31,7 @@ from subgraph.operators.requirements import (
     whole_number,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
-from subgraph.ops.pool.windows import MOST, require_filters, require_image, windows_of
+from subgraph.ops.pool.windows import MAX_EXTENT, require_filters, require_image, windows_of
 from subgraph.ops.shared.strides import product
 
 
@@ -141,7 +141,7 @@ def max_unpool_operands(
     require_shape("I", indices, x.shape, "one for each element of the input")
     count = x.rank - 2
     require(bool(node.attrs.get("kernel_shape")), "kernel_shape is missing")
-    kernel = numbers(node, "kernel_shape", count, 1, 1, MOST)
+    kernel = numbers(node, "kernel_shape", count, 1, 1, MAX_EXTENT)
     given = windows_of(node, count)
     image: list[int] = [
         (size - 1) * given.strides[k] - sum(given.pads[k]) + kernel[k]
@@ -178,7 +178,7 @@ def blocks_of_pixels_operands(node: Node, x: Tensor) -> None:
     For DepthToSpace and SpaceToDepth.
     """
     require_rank("input", x, 4)
-    size = whole_number(node, "blocksize", least=1, most=MOST)
+    size = whole_number(node, "blocksize", least=1, most=MAX_EXTENT)
     choice(node, "mode", "DCR", "DCR", "CRD")
     deep = node.op_type == "DepthToSpace"
     parts, split = (size * size, x.shape[1:2]) if deep else (size, x.shape[2:])
