@@ -26,8 +26,7 @@ from subgraph.graph.parameters import Snapshot
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.opencl.lowering import ClLaunch
 from subgraph.opencl.runtime import Runtime, opencl
-from subgraph.operators.reference import evaluate
-from subgraph.operators.subgraph_op import DefaultSubgraphOp, fill_outputs
+from subgraph.operators.subgraph_op import fill_outputs
 from subgraph.system.exiting import uninterruptedly
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache, WeightEntry
@@ -467,11 +466,7 @@ class ClExecutablePlan:
         with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
             arrays = [None if o is None else self._download(o) for o in step.inputs]
             self._wait()
-        results: Sequence[Any]
-        if step.node.subgraph is not None:
-            results = DefaultSubgraphOp(step.node.subgraph).forward(arrays)
-        else:
-            results = evaluate(step.node, arrays)
+        results = step.compute(arrays)
         with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
             for operand, result in zip(step.outputs, results, strict=True):
                 if operand is not None and operand.size:

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import attrs
 
 from subgraph.operators import schema_types
 from subgraph.operators.schema_types import Attribute, Schema, from_onnx, newest_of_package
 from subgraph.system import objectcache
+from subgraph.system.json_values import with_tuples
 from subgraph.system.objectcache import ObjectCode
 from subgraph.system.prebuilt_files import read_data
 
@@ -142,13 +143,9 @@ def _line(schema: Schema) -> str:
 
 
 def _from_json(text: bytes) -> Schema:
-    fields: dict[str, Any] = {key: _tuples(value) for key, value in json.loads(text).items()}
+    fields: dict[str, Any] = {key: with_tuples(value) for key, value in json.loads(text).items()}
     attributes = [Attribute(*each) for each in fields["attributes"]]
     groups: Iterable[Any] = fields["input_dtypes"]
     fields["attributes"] = {attribute.name: attribute for attribute in attributes}
     fields["input_dtypes"] = tuple(None if group is None else frozenset(group) for group in groups)
     return Schema(**fields)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, cast(list[Any], value))) if isinstance(value, list) else value

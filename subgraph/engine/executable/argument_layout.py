@@ -131,12 +131,17 @@ class ArgumentLayout:
     areas: tuple[tuple[int, int], ...] = ()
 
 
-def _whole_numbers(items: Sequence[int]) -> NDArray[np.int64]:
+def _integers(items: Sequence[int]) -> NDArray[np.int64]:
     return np.array(items, np.int64)
 
 
+def object_array(items: Sequence[Any]) -> Array:
+    """Return integers and symbolic integers as an array of objects."""
+    return np.array([*items, None], object)[:-1]  # without None, NumPy would convert the items
+
+
 def make_argument_layout(
-    plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers
+    plan: Plan, cache: WeightCache, as_array: AsArray = _integers
 ) -> ArgumentLayout:
     """Return the argument layout of a plan.
 

@@ -27,6 +27,7 @@ from subgraph.engine.executable.argument_layout import (
     Port,
     SymbolicConstant,
     make_argument_layout,
+    object_array,
 )
 from subgraph.engine.executable.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.executable.size_code import SizeCode
@@ -244,7 +245,7 @@ def make_data_dependent_plan(
         growing += more
     if not planner.dims:
         return None
-    layout = make_argument_layout(plan, cache, lambda items: np.array([*items, None], object)[:-1])
+    layout = make_argument_layout(plan, cache, object_array)
     if layout.breaks:
         return None
     grown = {made: read for made, read in pairs if any(read == at for at, _ in growing)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,8 +11,6 @@ from subgraph.engine.planner.constants import evaluate_weight
 from subgraph.engine.planner.lowering import Operand, Storage
 from subgraph.engine.planner.plan_types import Plan, ReferenceStep
 from subgraph.graph.types import Array, numpy_dtype
-from subgraph.operators.reference import evaluate
-from subgraph.operators.subgraph_op import DefaultSubgraphOp
 
 
 class ReferenceRunner:
@@ -59,14 +56,8 @@ class ReferenceRunner:
 
     def compute(self, step: ReferenceStep) -> None:
         """Compute a node and write its results to the operands of its outputs."""
-        node = step.node
         arrays = [None if o is None else self.array(o) for o in step.inputs]
-        results: Sequence[Any]
-        if node.subgraph is not None:
-            results = DefaultSubgraphOp(node.subgraph).forward(arrays)
-        else:
-            results = evaluate(node, arrays)
-        for operand, result in zip(step.outputs, results, strict=True):
+        for operand, result in zip(step.outputs, step.compute(arrays), strict=True):
             if operand is not None and operand.size:
                 np.copyto(self.array(operand), result, casting="no")
 

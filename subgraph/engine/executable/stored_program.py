@@ -10,7 +10,7 @@ stored as the instances that have run, without the expressions of their sizes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import numpy as np
@@ -27,6 +27,7 @@ from subgraph.graph.parameters import Parameter, Snapshot, Unchecked
 from subgraph.graph.types import Array, dtype_of
 from subgraph.operators.subgraph_op import ExportFile, ImportFile, ProfileEntry
 from subgraph.system import host
+from subgraph.system.json_values import with_tuples
 from subgraph.system.objectcache import ObjectCode
 from subgraph.weights.cache import WeightEntry, read_only
 
@@ -86,7 +87,7 @@ def describe(layout: ArgumentLayout, file: ExportFile) -> dict[str, Any] | None:
     if layout.breaks:
         return None
     weights: list[Any] = []
-    numbers = _Numbers()
+    numbers = _NumberCollector()
     for weight, patch in layout.weights:
         assert not isinstance(weight, SymbolicConstant), "only symbolic plans have them"
         stored = file.weight(weight) if isinstance(weight, WeightEntry) else file.array(weight)
@@ -133,25 +134,12 @@ def read(
     isa = host.isa()
     kernels: list[Kernel] = []
     for module, factory, variant, key in description["kernels"]:
-        kernel = Kernel(module, factory, **{name: _tuples(v) for name, v in variant.items()})
+        kernel = Kernel(module, factory, **{name: with_tuples(v) for name, v in variant.items()})
         if cache_key(kernel, isa) != key:
             return None
         kernels.append(kernel)
     toolchain.carry(_read_code(description["code"], file))
-    numbers = file.array(description["numbers"])
-
-    def part(span: Sequence[int]) -> Array:
-        return numbers[span[0] : span[0] + span[1]]
-
-    def patch(span: Sequence[int]) -> Patch:
-        both = part(span)
-        half = len(both) // 2
-        return Patch(both[:half], both[half:])
-
-    def port(entry: Sequence[Any]) -> Port:
-        position, dtype, shape, nbytes, span = entry
-        return Port(position, dtype, tuple(shape), nbytes, patch(span))
-
+    numbers = _StoredNumbers(file.array(description["numbers"]))
     sources: dict[Parameter, None] = {}
     weights: list[tuple[WeightEntry | Array, Patch]] = []
     unchecked: list[Unchecked] = []
@@ -159,25 +147,22 @@ def read(
         sources.update(dict.fromkeys(file.sources(stored)))
         weight = file.unchecked(stored)
         unchecked.append(weight)
-        weights.append((read_only(weight.array, align), patch(span)))
-    called: list[tuple[Kernel, Patch]] = [
-        (kernels[k], patch(at)) for k, at in description["called"]
-    ]
-    rows: list[list[int]] = part(description["steps"]).reshape(-1, 4).tolist()
+        weights.append((read_only(weight.array, align), numbers.patch(span)))
+    rows: list[list[int]] = numbers.part(description["steps"]).reshape(-1, 4).tolist()
     layout = ArgumentLayout(
-        part(description["words"]),
-        patch(description["arena"]),
+        numbers.part(description["words"]),
+        numbers.patch(description["arena"]),
         description["arena_bytes"],
-        tuple(map(port, description["inputs"])),
-        tuple(map(port, description["outputs"])),
+        tuple(map(numbers.port, description["inputs"])),
+        tuple(map(numbers.port, description["outputs"])),
         tuple(weights),
-        tuple(called),
+        tuple((kernels[k], numbers.patch(span)) for k, span in description["called"]),
         tuple((kernels[k], begin, units, grain) for k, begin, units, grain in rows),
         (),
         lambda: tuple([ProfileEntry(*entry) for entry in description["entries"]]),
         description["tiny"],
         tuple(Report(*entry) for entry in description["reports"]),
-        part(description["slot"]),
+        numbers.part(description["slot"]),
     )
     versions = {parameter: parameter.version for parameter in parameters}
     return StoredProgram(layout, versions, tuple(sources), tuple(unchecked))
@@ -204,7 +189,29 @@ def _read_code(description: Sequence[Any], file: ImportFile) -> dict[str, Object
     }
 
 
-class _Numbers:
+class _StoredNumbers:
+    """The integers of a description; a span is the index of the first number, and their count."""
+
+    def __init__(self, numbers: Array) -> None:
+        self._numbers = numbers
+
+    def part(self, span: Sequence[int]) -> Array:
+        """Return the numbers of a span."""
+        return self._numbers[span[0] : span[0] + span[1]]
+
+    def patch(self, span: Sequence[int]) -> Patch:
+        """Return the patch whose positions, then offsets, are in a span."""
+        both = self.part(span)
+        half = len(both) // 2
+        return Patch(both[:half], both[half:])
+
+    def port(self, entry: Sequence[Any]) -> Port:
+        """Return a port as `_port` described it."""
+        position, dtype, shape, nbytes, span = entry
+        return Port(position, dtype, tuple(shape), nbytes, self.patch(span))
+
+
+class _NumberCollector:
     """Collects integers in one array."""
 
     def __init__(self) -> None:
@@ -227,11 +234,5 @@ class _Numbers:
         return np.concatenate([np.zeros(0, np.int64), *self._parts]).astype(np.int64, copy=False)
 
 
-def _port(port: Port, numbers: _Numbers) -> list[Any]:
+def _port(port: Port, numbers: _NumberCollector) -> list[Any]:
     return [port.position, port.dtype, list(port.shape), port.nbytes, numbers.patch(port.patch)]
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_tuples(item) for item in cast(list[Any], value))
-    return value

@@ -28,6 +28,7 @@ from subgraph.engine.executable.argument_layout import (
     Port,
     SymbolicConstant,
     make_argument_layout,
+    object_array,
 )
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.planner.memory import Life, assign_offsets
@@ -419,7 +420,7 @@ def make_symbolic_plan(
     planner = _SymbolicPlanner(graph, traced, {}, options)
     planner.trace = trace
     plan = planner.plan()
-    layout = make_argument_layout(plan, cache, lambda items: np.array([*items, None], object)[:-1])
+    layout = make_argument_layout(plan, cache, object_array)
     if layout.breaks:
         return None
     return SymbolicPlan(plan, layout, planner.lives, trace, types, groups)

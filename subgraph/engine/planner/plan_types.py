@@ -14,6 +14,8 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Versions
 from subgraph.graph.types import Array
+from subgraph.operators.reference import evaluate
+from subgraph.operators.subgraph_op import DefaultSubgraphOp
 
 
 @attrs.frozen(eq=False)
@@ -31,6 +33,12 @@ class ReferenceStep:
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand | None, ...]
     reason: str
+
+    def compute(self, arrays: Sequence[Array | None]) -> Sequence[Any]:
+        """Return the outputs of the node for the arrays of its inputs, by the reference."""
+        if self.node.subgraph is not None:
+            return DefaultSubgraphOp(self.node.subgraph).forward(list(arrays))
+        return evaluate(self.node, arrays)
 
 
 Item = EmittedStep | ReferenceStep

@@ -15,6 +15,7 @@ from subgraph.errors import ModelError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value, copy_node, copy_value
 from subgraph.partition.regions import without_default_regions
 from subgraph.partition.replace import Cutter
+from subgraph.system.json_values import with_tuples
 
 Described = list[Any]
 _JSON_TYPES = (bool, int, float, str, type(None))
@@ -132,15 +133,9 @@ def _fused(
         name=entry["name"],
         domain=domain,
         version=version,
-        attrs={key: _tuples(value) for key, value in entry["attrs"].items()},
+        attrs={key: with_tuples(value) for key, value in entry["attrs"].items()},
         metadata=entry["metadata"],
         subgraph=inner,
     )
     values.update(zip(piece.outputs, node.outputs, strict=True))
     return node
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_tuples(item) for item in cast(list[Any], value))
-    return value
