@@ -84,6 +84,36 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
     return kernel
 
 
+@register_jitable
+def _tap_distances(a: ColumnsToImageArguments, axis: int) -> Any:
+    """Return the distances of taps that reach the same pixels, and those of their windows.
+
+    Tap t of window w reaches pixel ``w * stride + t * dilation``, as does tap
+    ``t + stride / g`` of window ``w - dilation / g``, g their greatest common divisor.
+    """
+    divisor, rest = along(a.stride, axis), along(a.dilation, axis)
+    while rest > 0:
+        divisor, rest = rest, divisor % rest
+    return along(a.stride, axis) // divisor, along(a.dilation, axis) // divisor
+
+
+@register_jitable
+def _first_tap(a: ColumnsToImageArguments, axis: int, place: int) -> Any:
+    """Return the first tap that reaches a pixel (``place``), and the window that it is in.
+
+    If none does, the tap is the number of taps. The window may be beyond those of the image.
+    """
+    step, taps = along(a.stride, axis), along(a.kernel, axis)
+    at = place + along(a.pad, axis)
+    if step == 1:
+        return 0, at
+    for tap in range(min(step, taps)):
+        if at % step == 0:
+            return tap, at // step
+        at -= along(a.dilation, axis)
+    return taps, 0
+
+
 def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
     """Return the kernel of `ColumnsToImageArguments`, which sums columns of windows to images.
 
@@ -97,48 +127,49 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
     """
     arguments = view_of(ColumnsToImageArguments)
     v = vec(dtype, lanes)
-    load, load_m, bcast, zero, integers = v.load, v.load_m, v.bcast, v.zero, vec("uint32", lanes)
+    bcast, zero, item = v.bcast, v.zero, v.itemsize
+    row = _row_writer(dtype, lanes, stride)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        depth, height, width = along(a.image, DEPTH), along(a.image, HEIGHT), along(a.image, WIDTH)
+        taps = along(a.kernel, DEPTH) * along(a.kernel, HEIGHT) * along(a.kernel, WIDTH)
+        windows = along(a.windows, DEPTH) * along(a.windows, HEIGHT) * along(a.windows, WIDTH)
+        steps = _tap_distances(a, DEPTH), _tap_distances(a, HEIGHT), _tap_distances(a, WIDTH)
+        phases = _first_tap(a, WIDTH, 0), _first_tap(a, WIDTH, 1)
+        down, across = along(a.stride, DEPTH), along(a.stride, HEIGHT)
+        for unit in range(begin, end):
+            x = a.columns + unit * taps * windows * item
+            image = a.y + unit * depth * height * width * item
+            bias = zero()
+            if a.bias != 0:
+                bias = bcast(a.bias + unit % a.channels * item)
+            for first_slice in range(min(down, depth)):
+                t, i = _first_tap(a, DEPTH, first_slice)
+                for z in range(first_slice, depth, down):
+                    for first_row in range(min(across, height)):
+                        b, j = _first_tap(a, HEIGHT, first_row)
+                        for y in range(first_row, height, across):
+                            to = image + (z * height + y) * width * item
+                            row(a, x, to, bias, steps, ((t, i), (b, j)), phases)
+                            j += 1
+                    i += 1
+
+    return kernel
+
+
+def _tap_summer(dtype: str, lanes: int) -> Any:
+    """Return ``f(a, x, steps, taps, windows)``, which sums a vector of pixels over all taps."""
+    v, integers = vec(dtype, lanes), vec("uint32", lanes)
+    load, load_m, zero, item = v.load, v.load_m, v.zero, v.itemsize
     number, place = integers.iota, integers.splat
-    store, store_n, item = v.store, v.store_n, v.itemsize
-    take, put = ld(dtype), st(dtype)
-    lower = shuffle(dtype, lanes, [i // 2 + i % 2 * lanes for i in range(lanes)])
-    upper = shuffle(dtype, lanes, [(i + lanes) // 2 + i % 2 * lanes for i in range(lanes)])
-    held = stack_words(max(1, lanes * item // 8))
-
-    @register_jitable
-    def tap_distances(a: ColumnsToImageArguments, axis: int) -> Any:
-        """Return the distances of taps that reach the same pixels, and those of their windows.
-
-        Tap t of window w reaches pixel ``w * stride + t * dilation``, as does tap
-        ``t + stride / g`` of window ``w - dilation / g``, g their greatest common divisor.
-        """
-        divisor, rest = along(a.stride, axis), along(a.dilation, axis)
-        while rest > 0:
-            divisor, rest = rest, divisor % rest
-        return along(a.stride, axis) // divisor, along(a.dilation, axis) // divisor
-
-    @register_jitable
-    def first_tap(a: ColumnsToImageArguments, axis: int, place: int) -> Any:
-        """Return the first tap that reaches a pixel (``place``), and the window that it is in.
-
-        If none does, the tap is the number of taps. The window may be beyond those of the image.
-        """
-        step, taps = along(a.stride, axis), along(a.kernel, axis)
-        at = place + along(a.pad, axis)
-        if step == 1:
-            return 0, at
-        for tap in range(min(step, taps)):
-            if at % step == 0:
-                return tap, at // step
-            at -= along(a.dilation, axis)
-        return taps, 0
 
     @register_jitable
     def tap_sum(a: ColumnsToImageArguments, x: int, steps: Any, taps: Any, windows: Any) -> Any:
         """Return the sums of a vector of pixels over all taps.
 
-        For each axis, ``steps`` are those of `tap_distances`, ``taps`` and ``windows`` those of
-        `first_tap`.
+        For each axis, ``steps`` are those of `_tap_distances`, ``taps`` and ``windows`` those of
+        `_first_tap`.
         """
         # `while` instead of `range`: a range with a variable step divides before it begins.
         wide, n = along(a.kernel, WIDTH), along(a.windows, WIDTH)
@@ -166,6 +197,19 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
             i -= steps[0][1]
         return result
 
+    return tap_sum
+
+
+def _row_writer(dtype: str, lanes: int, stride: int) -> Any:
+    """Return ``f(a, x, to, bias, steps, at, phases)``, which writes a row of the image."""
+    tap_sum = _tap_summer(dtype, lanes)
+    v = vec(dtype, lanes)
+    store, store_n, item = v.store, v.store_n, v.itemsize
+    take, put = ld(dtype), st(dtype)
+    lower = shuffle(dtype, lanes, [i // 2 + i % 2 * lanes for i in range(lanes)])
+    upper = shuffle(dtype, lanes, [(i + lanes) // 2 + i % 2 * lanes for i in range(lanes)])
+    held = stack_words(max(1, lanes * item // 8))
+
     @register_jitable
     def row(
         a: ColumnsToImageArguments, x: int, to: int, bias: Any, steps: Any, at: Any, phases: Any
@@ -173,14 +217,14 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
         """Write a row of the image.
 
         ``at`` has the first tap and its window along D and H, ``phases`` those of the first two
-        pixels along W (`first_tap`).
+        pixels along W (`_first_tap`).
         """
         width, step = along(a.image, WIDTH), along(a.stride, WIDTH)
         (t, i), (b, j) = at
         if stride == 0:
             buffer = held()
             for phase in range(min(step, width)):
-                c, w = first_tap(a, WIDTH, phase)
+                c, w = _first_tap(a, WIDTH, phase)
                 for q in range(0, (width - phase + step - 1) // step, lanes):
                     store(buffer, bias + tap_sum(a, x, steps, (t, b, c), (i, j, w + q)))
                     place = to + (phase + q * step) * item
@@ -207,29 +251,4 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
                 store_n(place, left, lower(even, odd))
                 store_n(place + lanes * item, left - lanes, upper(even, odd))
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        depth, height, width = along(a.image, DEPTH), along(a.image, HEIGHT), along(a.image, WIDTH)
-        taps = along(a.kernel, DEPTH) * along(a.kernel, HEIGHT) * along(a.kernel, WIDTH)
-        windows = along(a.windows, DEPTH) * along(a.windows, HEIGHT) * along(a.windows, WIDTH)
-        steps = tap_distances(a, DEPTH), tap_distances(a, HEIGHT), tap_distances(a, WIDTH)
-        phases = first_tap(a, WIDTH, 0), first_tap(a, WIDTH, 1)
-        down, across = along(a.stride, DEPTH), along(a.stride, HEIGHT)
-        for unit in range(begin, end):
-            x = a.columns + unit * taps * windows * item
-            image = a.y + unit * depth * height * width * item
-            bias = zero()
-            if a.bias != 0:
-                bias = bcast(a.bias + unit % a.channels * item)
-            for first_slice in range(min(down, depth)):
-                t, i = first_tap(a, DEPTH, first_slice)
-                for z in range(first_slice, depth, down):
-                    for first_row in range(min(across, height)):
-                        b, j = first_tap(a, HEIGHT, first_row)
-                        for y in range(first_row, height, across):
-                            to = image + (z * height + y) * width * item
-                            row(a, x, to, bias, steps, ((t, i), (b, j)), phases)
-                            j += 1
-                    i += 1
-
-    return kernel
+    return row
