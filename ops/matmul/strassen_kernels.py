@@ -72,19 +72,108 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         nv: Vectors of a row of a contraction tile.
     """
     arguments = view_of(StrassenArguments)
-    v = vec(dtype, lanes)
-    load, store, splat, select = v.load, v.store, v.splat, v.select
-    largest, highest, total_of = v.max, v.hmax, v.sum
     item = item_bytes(dtype)
     width = nv * lanes
     step = width * item
     both = 2 * step  # bytes of a row of the sums of a pair of panels
+    one_pass = _pass_runner(dtype, lanes, mr, nv)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        call = arguments(args)
+        t, w = _tile_block(), _pass()
+        m, total = call.m, call.k
+        mb, pb, kc = call.block_rows, call.block_pairs, call.pass_depth
+        scratch = call.scratch + worker * call.scratch_bytes
+        pairs = call.n // width // 2
+        pair_blocks = (pairs + pb - 1) // pb
+        t.outer_count = 1
+        t.middle_count = 1
+        t.inner_count = 1
+        t.a_step = item
+        t.b_step = step
+        t.b_vector = lanes * item
+        t.c_row = both
+        t.c_vector = lanes * item
+        t.residual_row = both
+        t.residual_vector = lanes * item
+        t.start_row = both
+        t.start_vector = lanes * item
+        t.low = call.low
+        t.high = call.high
+        t.tail = lanes
+        for unit in range(begin, end):
+            row, first = unit // pair_blocks * mb, unit % pair_blocks * pb
+            rows = min(mb, m - row)
+            w.row = row
+            w.rows = rows
+            w.half = (rows + 1) // 2
+            for k in range(0, total // 2, kc):
+                w.near = k
+                w.far = total // 2 + k
+                w.depth = min(kc, total // 2 - k)
+                one_pass(call, t, w, scratch, first, min(pairs, first + pb))
+
+    return kernel
+
+
+def _pass_runner(dtype: str, lanes: int, mr: int, nv: int) -> Any:
+    """Return ``f(call, t, w, scratch, first, end)``, which runs a pass for pairs of panels."""
+    item = item_bytes(dtype)
+    step = nv * lanes * item
+    clear, sums_of_a = _clearer(dtype, lanes, nv), _summer_of_a(dtype, lanes)
+    finish = _finisher(dtype, lanes, mr, nv)
+    seven_products = _seven_products(mr, nv, nv * lanes, item)
+    eight_products = _eight_products(mr, nv, nv * lanes, item)
+
+    @register_jitable
+    def one_pass(
+        call: StrassenArguments, t: TileBlock, w: Pass, scratch: int, first: int, end: int
+    ) -> None:
+        """Run a pass for the pairs of panels from ``first`` to before ``end``."""
+        half = w.half
+        near, far, depth = w.near, w.far, w.depth
+        sums = scratch + 7 * call.sum_bytes + call.pass_depth * step
+        similar = sums_of_a(call, w, scratch)
+        w.last = 1 if near + depth >= call.k // 2 else 0
+        t.steps = depth
+        for p in range(first, end):
+            # The tiles of a pair prefetch the next pair, or the next steps of the first pair.
+            on = depth if p + 1 == end and w.last == 0 else 0
+            w.next_pair = first if p + 1 == end else p + 1
+            w.next_near = near + on
+            w.next_far = far + on
+            clear(sums, 2 * half)
+            if similar and ld_i64(call.similar + 8 * p) != 0:
+                seven_products(call, t, w, scratch, sums, p)
+            else:
+                eight_products(call, t, w, sums, p)
+            finish(call, t, w, sums, p)
+
+    return one_pass
+
+
+def _clearer(dtype: str, lanes: int, nv: int) -> Any:
+    """Return ``f(sums, rows)``, which sets the sums of a pair of panels to zero."""
+    v = vec(dtype, lanes)
+    store, splat, item = v.store, v.splat, v.itemsize
+    both = 2 * nv * lanes * item
 
     @register_jitable
     def clear(sums: int, rows: int) -> None:
         """Set the sums of a pair of panels to zero."""
         for i in range(0, rows * both, lanes * item):
             store(sums + i, splat(0.0))
+
+    return clear
+
+
+def _finisher(dtype: str, lanes: int, mr: int, nv: int) -> Any:
+    """Return ``f(call, t, w, sums, p)``, which adds the sums of a pair of panels to C."""
+    v = vec(dtype, lanes)
+    load, store, splat, select, item = v.load, v.store, v.splat, v.select, v.itemsize
+    width = nv * lanes
+    step = width * item
+    both = 2 * step
 
     @register_jitable
     def finish(call: StrassenArguments, t: TileBlock, w: Pass, sums: int, p: int) -> None:
@@ -119,6 +208,15 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                     t.c = call.c + start
                     call_kernel(call.activation, t, count, nv, 0)
         t.c_row = both
+
+    return finish
+
+
+def _summer_of_a(dtype: str, lanes: int) -> Any:
+    """Return ``f(call, w, scratch)``, which computes the seven sums of A for a pass."""
+    v = vec(dtype, lanes)
+    load, store, splat, item = v.load, v.store, v.splat, v.itemsize
+    largest, highest, total_of = v.max, v.hmax, v.sum
 
     @register_jitable
     def larger(most: Any, x: Any) -> Any:
@@ -157,6 +255,14 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             most = min(_MAX_ELEMENT, _MAX_RATIO * min(x, y))
             similar = similar and total_of(not_finite) == 0.0 and max(x, y) <= most
         return similar
+
+    return sums_of_a
+
+
+def _seven_products(mr: int, nv: int, width: int, item: int) -> Any:
+    """Return ``f(call, t, w, scratch, sums, p)``, which runs Strassen's products of a pair."""
+    step = width * item
+    both = 2 * step
 
     @register_jitable
     def multiply(
@@ -238,6 +344,14 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         multiply(call, t, w, scratch + size, b11, c21, c22, 0)
         multiply(call, t, w, scratch + 4 * size, b22, c12, c11, 0)
 
+    return seven_products
+
+
+def _eight_products(mr: int, nv: int, width: int, item: int) -> Any:
+    """Return ``f(call, t, w, sums, p)``, which runs the products of a pair by the definition."""
+    step = width * item
+    both = 2 * step
+
     @register_jitable
     def eight_products(call: StrassenArguments, t: TileBlock, w: Pass, sums: int, p: int) -> None:
         """Run the eight products of a pair of panels by the definition."""
@@ -264,63 +378,4 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                     call_kernel(call.tile, t, m, nv, 0)
             i += m
 
-    @register_jitable
-    def one_pass(
-        call: StrassenArguments, t: TileBlock, w: Pass, scratch: int, first: int, end: int
-    ) -> None:
-        """Run a pass for the pairs of panels from ``first`` to before ``end``."""
-        half = w.half
-        near, far, depth = w.near, w.far, w.depth
-        sums = scratch + 7 * call.sum_bytes + call.pass_depth * step
-        similar = sums_of_a(call, w, scratch)
-        w.last = 1 if near + depth >= call.k // 2 else 0
-        t.steps = depth
-        for p in range(first, end):
-            # The tiles of a pair prefetch the next pair, or the next steps of the first pair.
-            on = depth if p + 1 == end and w.last == 0 else 0
-            w.next_pair = first if p + 1 == end else p + 1
-            w.next_near = near + on
-            w.next_far = far + on
-            clear(sums, 2 * half)
-            if similar and ld_i64(call.similar + 8 * p) != 0:
-                seven_products(call, t, w, scratch, sums, p)
-            else:
-                eight_products(call, t, w, sums, p)
-            finish(call, t, w, sums, p)
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        call = arguments(args)
-        t, w = _tile_block(), _pass()
-        m, total = call.m, call.k
-        mb, pb, kc = call.block_rows, call.block_pairs, call.pass_depth
-        scratch = call.scratch + worker * call.scratch_bytes
-        pairs = call.n // width // 2
-        pair_blocks = (pairs + pb - 1) // pb
-        t.outer_count = 1
-        t.middle_count = 1
-        t.inner_count = 1
-        t.a_step = item
-        t.b_step = step
-        t.b_vector = lanes * item
-        t.c_row = both
-        t.c_vector = lanes * item
-        t.residual_row = both
-        t.residual_vector = lanes * item
-        t.start_row = both
-        t.start_vector = lanes * item
-        t.low = call.low
-        t.high = call.high
-        t.tail = lanes
-        for unit in range(begin, end):
-            row, first = unit // pair_blocks * mb, unit % pair_blocks * pb
-            rows = min(mb, m - row)
-            w.row = row
-            w.rows = rows
-            w.half = (rows + 1) // 2
-            for k in range(0, total // 2, kc):
-                w.near = k
-                w.far = total // 2 + k
-                w.depth = min(kc, total // 2 - k)
-                one_pass(call, t, w, scratch, first, min(pairs, first + pb))
-
-    return kernel
+    return eight_products
