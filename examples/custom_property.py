@@ -1,9 +1,9 @@
-"""A property with a kernel of one's own: fuse Mul, Add, Relu chains into one numba loop.
+"""A property with its own kernel: chains of Mul, Add and Relu become one numba loop.
 
-Shows the whole path of an accelerator: a stateful selector finds the chain, the property replaces
-it by a subgraph node, and the node's operator runs the compiled loop. The per-channel scale and
-shift are weights: they are brought into the kernel's form once for each version, by the weight
-cache. Run: ``python examples/custom_property.py``.
+This is a complete accelerator: a stateful selector finds the chains, the property replaces each by
+a subgraph node, and the node's operator runs the compiled loop. Scale and shift of each channel are
+weights; the weight cache converts them to the form of the kernel once for each version. Run:
+``python examples/custom_property.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHAIN = ("Mul", "Add", "Relu")
 
 
 class ChainSelector(sg.SubgraphSelector):
-    """Follow Mul -> Add -> Relu downwards, as long as nothing else needs what is between."""
+    """Follow Mul -> Add -> Relu as long as each result has a single consumer."""
 
     def __init__(self) -> None:
         self.found: list[sg.Node] = []
@@ -31,20 +31,20 @@ class ChainSelector(sg.SubgraphSelector):
         return node.op_type == CHAIN[0] and self._by_weight(node)
 
     def select_output(self, node: sg.Node, output_node: sg.Node) -> bool | sg.Reject:
-        """Take the next operator of the chain."""
+        """Accept the next operator of the chain."""
         if node is not self.found[-1] or len(self.found) == len(CHAIN):
             return False
         if len(node.outputs[0].consumers) > 1:
-            return sg.Reject("its result is needed elsewhere too")
+            return sg.Reject("its result has other consumers")
         if output_node.op_type != CHAIN[len(self.found)]:
             return False
         if output_node.op_type == "Add" and not self._by_weight(output_node):
-            return sg.Reject("the other operand of Add is no weight")
+            return sg.Reject("no operand of Add is a weight")
         self.found.append(output_node)
         return True
 
     def filter(self, candidates: list[sg.Node]) -> list[sg.Node]:
-        """Keep whole chains only."""
+        """Accept whole chains only."""
         return candidates if len(candidates) == len(CHAIN) else []
 
     @staticmethod
@@ -63,10 +63,10 @@ def scale_shift_relu(x: Any, scale: Any, shift: Any, out: Any) -> None:
 
 
 class ScaleShiftRelu(sg.SubgraphOp):
-    """The subgraph node's operator: one pass over memory instead of three."""
+    """The operator of a chain: one pass over memory instead of three."""
 
     def forward(self, inputs: list[Any]) -> list[np.ndarray[Any, Any]]:
-        """Run on arrays; weights come as Parameters."""
+        """Run on arrays; weights are passed as Parameters."""
         x = next(value for value in inputs if isinstance(value, np.ndarray))
         scale, shift = (value for value in inputs if isinstance(value, sg.Parameter))
         channels = x.shape[-1]
@@ -89,11 +89,11 @@ class ScaleShiftReluProperty(sg.SubgraphProperty):
     """Finds the chains and gives each its operator."""
 
     def create_subgraph_selector(self) -> sg.SubgraphSelector:
-        """Return a fresh selector."""
+        """Return a new selector."""
         return ChainSelector()
 
     def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node | None:
-        """Replace a chain, if its weights are rows of float32."""
+        """Return the node that replaces a chain, None if its weights are no rows of float32."""
         weights = [value.parameter for value in subgraph.inputs if value.parameter is not None]
         if any(weight.array.ndim > 1 or weight.array.dtype != np.float32 for weight in weights):
             return None
@@ -103,7 +103,7 @@ class ScaleShiftReluProperty(sg.SubgraphProperty):
 
 
 def main() -> None:
-    """Build a small graph, run it with and without the property, compare."""
+    """Build a small graph, run it with and without the property, and compare the results."""
     rng = np.random.default_rng(0)
     x = sg.input("x", shape=("N", 64), dtype="float32")
     value = x

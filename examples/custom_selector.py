@@ -1,6 +1,6 @@
-"""A selector of one's own: which nodes an accelerator takes, and why it leaves the others.
+"""A selector of your own: which nodes an accelerator takes, and why it refuses the others.
 
-The accelerator imagined here has 3 x 3 and 1 x 1 convolutions, folds what follows them, and has no
+The imagined accelerator has 3 x 3 and 1 x 1 convolutions and cheap elementwise operators, but no
 transcendental functions. Run: ``python examples/custom_selector.py``.
 """
 
@@ -12,7 +12,7 @@ MODEL = Path(__file__).with_name("digits.onnx")
 
 
 class SmallKernels(sg.SubgraphSelector):
-    """Start at a convolution with a small kernel; take cheap elementwise nodes around it."""
+    """Start at a convolution with a small kernel, and grow to cheap nodes around it."""
 
     cheap = frozenset({"Relu", "BatchNormalization", "Add", "MaxPool"})
 
@@ -48,7 +48,7 @@ sg.register_selector("small_kernels", SmallKernels)
 
 
 def main() -> None:
-    """Partition the digits network and print every region, and the reason of every other node."""
+    """Partition the digits network; print every region, and why each other node is in none."""
     graph = sg.load(MODEL)
     cut = sg.optimize_for(graph, "small_kernels", min_size=2)
     for node in cut.nodes:

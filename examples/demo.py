@@ -1,7 +1,8 @@
-"""The demo: a trained network on real images, cut by a user's own selector, on numba kernels.
+"""The demo: a trained network on real images, partitioned by a custom selector, on numba kernels.
 
 Loads the digits network, partitions it with the selector of ``custom_selector.py``, runs it on the
-450 test images of scikit-learn's digits, and shows what went where, and why. Run: ``make demo``.
+450 test images of scikit-learn's digits, and shows which nodes are in regions, and why the others
+are not. Run: ``make demo``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SHADES = " .:-=+*#%@"
 
 
 def test_images() -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (450, 1, 8, 8) in 0..1 that training has not seen, and their labels."""
+    """Return the 450 test images, (450, 1, 8, 8) in 0..1, and their labels."""
     digits = load_digits()
     images = (digits.images / 16).astype(np.float32)[:, None]
     _, images, _, labels = train_test_split(

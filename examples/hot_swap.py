@@ -1,8 +1,8 @@
-"""Weights that change after compile: assign, update in place, several at once; no recompilation.
+"""Weights that change after compile: assigned, updated in place, several at once; no recompilation.
 
-A thread keeps asking for results while the main thread changes weights. Every result belongs to
-one consistent version: the old weights or the new, never a mixture. Run:
-``python examples/hot_swap.py``.
+One thread runs the model while the main thread changes weights. Every result belongs to one
+consistent version, the old weights or the new ones, never to a mixture. Run: ``python
+examples/hot_swap.py``.
 """
 
 import threading
@@ -14,7 +14,7 @@ from subgraph import ops
 
 
 def main() -> None:
-    """Change two weights that belong together a thousand times, under load."""
+    """Change two weights that depend on each other a thousand times while the model runs."""
     x = sg.input("x", shape=(4, 8))
     first = sg.parameter("first", np.full((8, 8), 1, np.float32))
     second = sg.parameter("second", np.full((8, 8), 1, np.float32))

@@ -1,7 +1,8 @@
 """Train the small CNN of the demo on scikit-learn's digits and write digits.onnx beside this file.
 
-The network is kept in the repository; run this only to make it anew. Needs torch, onnx, onnxscript
-and scikit-learn: ``python examples/train_digits.py``. Takes under a minute on one core.
+The trained network is part of the repository; this program only documents how it was made. It needs
+torch, onnx, onnxscript and scikit-learn: ``python examples/train_digits.py``. Takes less than a
+minute on one core.
 """
 
 from pathlib import Path
@@ -88,7 +89,7 @@ def main() -> None:
     assert program is not None
     proto = program.model_proto
     for node in proto.graph.node:
-        del node.metadata_props[:]  # the exporter notes source lines and paths
+        del node.metadata_props[:]  # the exporter stores source lines and paths
         node.doc_string = ""
     for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
         del value.metadata_props[:]

@@ -1,7 +1,7 @@
 """Two accelerators in one graph, in order of priority.
 
-The first takes convolutions and what follows; the second takes arithmetic that the first left.
-Regions of the first count as single nodes for the second, and nothing forms a cycle. Run:
+The first takes convolutions and the operators after them, the second takes other operators that the
+first left. Regions of the first are single nodes for the second, so that no cycle forms. Run:
 ``python examples/two_properties.py``.
 """
 
@@ -19,20 +19,20 @@ class Convolutions(sg.SubgraphProperty):
     """Convolutions with batch normalisation, addition and activation."""
 
     def create_subgraph_selector(self) -> sg.SubgraphSelector:
-        """Return a fresh selector."""
+        """Return a new selector."""
         return sg.ContainOpSelector({"Conv", "BatchNormalization", "Relu", "Add"})
 
 
 class Arithmetic(sg.SubgraphProperty):
-    """What works on few numbers."""
+    """Operators on few numbers."""
 
     def create_subgraph_selector(self) -> sg.SubgraphSelector:
-        """Return a fresh selector."""
+        """Return a new selector."""
         return sg.ContainOpSelector({"Gemm", "Softmax", "ReduceMean", "Reshape"})
 
 
 def main() -> None:
-    """Partition with both, save as ONNX, run both forms, compare."""
+    """Partition with both properties, run the graph with and without them, and compare."""
     graph = sg.load(MODEL)
     graph.attrs["subgraph_property"] = [Convolutions(), Arithmetic()]
     cut = passes.apply_pass(graph, "PartitionGraph", min_size=2)
