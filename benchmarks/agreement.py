@@ -1,13 +1,13 @@
-"""Compare what every device gives for whole models with what CPU gives: ``make agreement``.
+"""Compare the results of every device for whole models with those of CPU: ``make agreement``.
 
 usage: python benchmarks/agreement.py [MODEL.onnx ...] [--seeds N] [--limit 1e-4]
 
-Each model runs on OPENCL, on HETERO with every node on OPENCL, CPU or REFERENCE by chance (N
-draws), on MULTI by requests on all of its devices at a time, and on AUTO, before it has changed
-over to its better device and after. Without models, the nine light ones of the onnx package run.
-Inputs come from MODEL.npz beside the model, else they are random. The figure is the largest
-difference, divided by the largest value of that output; one above the limit, or a run that fails,
-ends the program with status 1.
+Each model runs on OPENCL, on HETERO with every node on a random device of OPENCL, CPU and REFERENCE
+(N draws), on MULTI with concurrent requests on all of its devices, and on AUTO, before and after it
+has changed to its final device. Without models, the nine light ones of the onnx package run. Inputs
+come from MODEL.npz in the model's folder, else they are random. The program prints the largest
+difference, divided by the largest value of that output. If one is above the limit, or a run fails,
+the exit status is 1.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ import subgraph as sg
 from subgraph.devices.plugins.auto import AutoModel
 from subgraph.graph.types import Array
 
-PLACES = {"OPENCL": 0.45, "CPU": 0.45, "REFERENCE": 0.1}
+SHARES = {"OPENCL": 0.45, "CPU": 0.45, "REFERENCE": 0.1}
 Arrays = Sequence[Array]
-# What was run, and the results of all of its requests; it is asked when its turn comes.
+# Names of runs, and functions that run and return the results of all requests.
 Runs = Iterator[tuple[str, Callable[[], list[Arrays]]]]
 
 
 def scattered(graph: sg.Graph, seed: int) -> sg.Graph:
-    """Return the graph with an affinity by chance for each node."""
+    """Return the graph with a random affinity for each node."""
     graph = graph.clone()
     chance = random.Random(seed)
     for node in graph.nodes:
-        place = chance.choices(list(PLACES), list(PLACES.values()))[0]
-        node.metadata = {**(node.metadata or {}), "affinity": place}
+        device = chance.choices(list(SHARES), list(SHARES.values()))[0]
+        node.metadata = {**(node.metadata or {}), "affinity": device}
     return graph
 
 
@@ -53,7 +53,7 @@ def once(core: sg.Core, graph: sg.Graph, device: str, feeds: Any) -> list[Arrays
 
 
 def side_by_side(core: sg.Core, graph: sg.Graph, feeds: Any) -> list[Arrays]:
-    """Return the results of requests on all devices of MULTI at a time."""
+    """Return the results of concurrent requests on all devices of MULTI."""
     pool = sg.InferQueue(core.compile_model(graph, "MULTI:OPENCL,CPU"))
     for _ in pool:
         pool.start_async(feeds)
@@ -62,9 +62,9 @@ def side_by_side(core: sg.Core, graph: sg.Graph, feeds: Any) -> list[Arrays]:
 
 
 def changing_over(core: sg.Core, graph: sg.Graph, feeds: Any) -> list[Arrays]:
-    """Return AUTO's results on the device that it starts on, and on the one that it chose."""
+    """Return AUTO's results on the device that it starts on, and on its final device."""
     model = core.compile_model(graph, "AUTO:OPENCL,CPU")
-    assert isinstance(model, AutoModel), "OPENCL stands before CPU, so AUTO starts on CPU"
+    assert isinstance(model, AutoModel), "OPENCL comes before CPU, so that AUTO starts on CPU"
     first = list(model(feeds).values())
     model.ready.wait()
     if model.execution_devices != ["OPENCL"]:
@@ -73,11 +73,11 @@ def changing_over(core: sg.Core, graph: sg.Graph, feeds: Any) -> list[Arrays]:
 
 
 def runs(core: sg.Core, graph: sg.Graph, feeds: Any, seeds: int) -> Runs:
-    """Yield what there is to compare."""
+    """Yield the runs to compare, by name."""
     yield "OPENCL", partial(once, core, graph, "OPENCL", feeds)
     for seed in range(seeds):
         mixed = scattered(graph, seed)
-        device = f"HETERO:{','.join(PLACES)}"
+        device = f"HETERO:{','.join(SHARES)}"
         yield f"HETERO, draw {seed}", partial(once, core, mixed, device, feeds)
     yield "MULTI:OPENCL,CPU", partial(side_by_side, core, graph, feeds)
     yield "AUTO:OPENCL,CPU", partial(changing_over, core, graph, feeds)
@@ -85,7 +85,10 @@ def runs(core: sg.Core, graph: sg.Graph, feeds: Any, seeds: int) -> Runs:
 
 
 def difference(found: Arrays, wanted: Arrays) -> float:
-    """Return the largest difference of an output in terms of its largest value."""
+    """Return the largest difference of an output, divided by its largest value.
+
+    For other dtypes than floats it is the share of elements that differ.
+    """
     worst = 0.0
     for ours, theirs in zip(found, wanted, strict=True):
         if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
@@ -104,7 +107,7 @@ def difference(found: Arrays, wanted: Arrays) -> float:
 
 
 def compare(path: Path, seeds: int, limit: float) -> list[str]:
-    """Print the differences for one model; return what is wrong."""
+    """Print the differences for one model; return a line for each failure."""
     core, graph, feeds = sg.Core(), sg.load(path), inputs_of(path)
     wanted = once(core, graph, "CPU", feeds)[0]
     wrong: list[str] = []
@@ -112,16 +115,16 @@ def compare(path: Path, seeds: int, limit: float) -> list[str]:
         start = time.perf_counter()
         try:
             worst = max(difference(found, wanted) for found in run())
-            told = f"{worst:.1e}"
+            shown = f"{worst:.1e}"
             failed = not worst <= limit
-        except Exception as error:  # whatever it is, the other models are still to be compared
-            told, failed = f"{type(error).__name__}: {error}", True
+        except Exception as error:  # the other runs are still to be compared
+            shown, failed = f"{type(error).__name__}: {error}", True
         seconds = time.perf_counter() - start
         print(
-            f"{path.stem:24} {name:18} {told}{'  TOO LARGE' * failed}  {seconds:.1f} s", flush=True
+            f"{path.stem:24} {name:18} {shown}{'  TOO LARGE' * failed}  {seconds:.1f} s", flush=True
         )
         if failed:
-            wrong.append(f"{path.stem} on {name}: {told}")
+            wrong.append(f"{path.stem} on {name}: {shown}")
     return wrong
 
 

@@ -1,11 +1,11 @@
-"""Costs of regions on other libraries: one call beside the library's own, and a new weight.
+"""Overhead of regions on other libraries: of one call, and of a new weight.
 
-For each installed backend: microseconds that a call of a compiled model costs beyond the library's
-own call on the same arrays, for a small and a large output; and milliseconds from the assignment of
-a new weight to the first right result, with weights inside the library's model and as its inputs,
-beside a full recompile. Minima of interleaved repetitions, one thread.
+For each installed backend: microseconds of a call of a compiled model beyond the library's own call
+on the same arrays, for a small and a large output; and milliseconds from the assignment of a new
+weight to the first result that uses it, with weights inside the library's model, as its inputs, and
+by a full recompilation. Minima of interleaved repetitions, one thread.
 
-With --kit the checks of `sg.testing.check_device` come first, as a table.
+With --kit the checks of `sg.testing.check_device` run first, and print a table.
 
 Command: python benchmarks/backends.py [--kit] [--rounds 2000] [--models FILE...]
 """
@@ -27,14 +27,15 @@ CHECKS = tuple(sg.testing.DEVICE_CHECKS)
 
 
 def dense(rows: int, width: int) -> sg.Graph:
+    """Return a graph of a product of (rows, width) with a square weight, and Relu."""
     rng = np.random.default_rng(0)
     x = sg.input("x", type=sg.TensorType("float32", (rows, width)))
     w = sg.parameter("w", rng.standard_normal((width, width)).astype(np.float32))
     return sg.Graph([x], [ops.Relu(ops.MatMul(x, w))], "dense")
 
 
-def least(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
-    """Return the least seconds of each call, taken in turns."""
+def fastest(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
+    """Return the smallest time of each call in seconds, over interleaved rounds."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for k, call in enumerate(calls):
@@ -44,8 +45,8 @@ def least(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
     return best
 
 
-def hop(device: str, rows: int, width: int, rounds: int) -> str:
-    """Return the cost of a call of a region beside that of the library's own call."""
+def call_overhead(device: str, rows: int, width: int, rounds: int) -> str:
+    """Return a line with the times of the library's own call, of the region and of the model."""
     graph = dense(rows, width)
     model = sg.compile_model(graph, device, {"INFERENCE_NUM_THREADS": 1})
     op = model.graph.nodes[0].op
@@ -54,7 +55,7 @@ def hop(device: str, rows: int, width: int, rounds: int) -> str:
     run, target = op.compiled().runner(), np.empty((rows, width), np.float32)
     session = op.session()
     items = [x if v.parameter is None else v.parameter for v in op.subgraph.inputs]
-    own, region, whole = least(
+    own, region, whole = fastest(
         [lambda: run([x], [target]), lambda: session(items), lambda: model(x)], rounds
     )
     return (
@@ -64,7 +65,7 @@ def hop(device: str, rows: int, width: int, rounds: int) -> str:
 
 
 def new_weight(device: str, path: str, rounds: int) -> str:
-    """Return the time from a new value of the largest weight to the first right result."""
+    """Return a line with the times from a new value of the largest weight to the next result."""
     times: list[float] = []
     for weights in ("inside", "inputs", "recompile"):
         graph = sg.load(path)
@@ -92,7 +93,7 @@ def new_weight(device: str, path: str, rounds: int) -> str:
 
 
 def kit() -> None:
-    """Print a table of devices and checks: passed, or does not apply."""
+    """Print a table of devices and checks: + passed, - does not apply."""
     for state in sg.backends():
         if not state.problem:
             report = sg.testing.check_device(state.name)
@@ -121,7 +122,7 @@ def main() -> None:
             print(f"{state.name}: {state.problem}")
             continue
         for rows, width in ((1, 32), (256, 1024)):
-            print(hop(state.name, rows, width, options.rounds if rows == 1 else 50))
+            print(call_overhead(state.name, rows, width, options.rounds if rows == 1 else 50))
         for path in options.models:
             print(new_weight(state.name, path, 5))
 

@@ -1,10 +1,10 @@
-"""Run ONNX's own test suite on every device, beside ONNX Runtime, OpenVINO and onnx.reference.
+"""Run ONNX's backend test suite on every device, and on ONNX Runtime, OpenVINO and onnx.reference.
 
-Each column of the table is a runtime and a way to get the model to it: as it is; cut by a random
-legal selector; after save and load; after export and import; after a round trip through the text
-form; with plans traced in every dimension. Cases run in worker processes: one that crashes or hangs
-counts as failed and is replaced.
-What no implementation can pass is listed with its reason and counted apart.
+Each column of the table is a runtime and a way to load the model: unchanged; partitioned by a
+random selector; after save and load; after export and import; printed as text and parsed; with
+plans that are symbolic in every dimension. Cases run in worker processes: one that crashes or hangs
+counts as failed and is replaced. Cases that no implementation can pass are listed with the reason
+and counted separately.
 
     python benchmarks/conformance.py --devices AUTO,CPU,REFERENCE --modes plain,partition
 """
@@ -42,20 +42,31 @@ PEERS = ("onnxruntime", "openvino", "onnx.reference")
 
 @attrs.frozen
 class Column:
-    """One runtime in one mode: a column of the table."""
+    """One runtime in one mode: a column of the table.
+
+    Attributes:
+        runtime: A device string, or one of `PEERS`.
+        mode: How the model is loaded, one of `MODES`; peers have "plain" only.
+    """
 
     runtime: str
     mode: str = "plain"
 
     @property
     def title(self) -> str:
-        """Its heading."""
+        """Heading of the column."""
         return self.runtime if self.mode == "plain" else f"{self.runtime} {self.mode}"
 
 
 @attrs.frozen
 class Outcome:
-    """How a case went: "" if it passed, else what went wrong."""
+    """Result of a case.
+
+    Attributes:
+        name: Name of the case.
+        error: Why it failed; "" if it passed.
+        seconds: Time of the case.
+    """
 
     name: str
     error: str
@@ -66,7 +77,7 @@ class Outcome:
 
 
 def preparer(column: Column, seed: int) -> Callable[[onnx.ModelProto], suite.Run]:
-    """Return what prepares a model for the column's runtime."""
+    """Return the function that prepares a model for the column's runtime."""
     if column.runtime == "onnxruntime":
         return _onnxruntime
     if column.runtime == "openvino":
@@ -104,7 +115,7 @@ def _subgraph(model: onnx.ModelProto, column: Column, seed: int) -> suite.Run:
     return SubgraphRep(sg.compile_model(source, column.runtime)).run
 
 
-# What OpenVINO calls the types that NumPy lacks.
+# OpenVINO's names of the types that NumPy lacks.
 _NARROW = {
     "bfloat16": "bf16",
     "float8_e4m3fn": "f8e4m3",
@@ -128,7 +139,7 @@ def _unpacked(content: bytes, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def _onnxruntime(model: onnx.ModelProto) -> suite.Run:
-    """Prepare for ONNX Runtime at its best: an IR version that it takes, types of its own."""
+    """Prepare a model for ONNX Runtime: with an IR version that it accepts, types as OrtValue."""
     import ctypes
 
     import onnxruntime as ort
@@ -145,7 +156,7 @@ def _onnxruntime(model: onnx.ModelProto) -> suite.Run:
     names = [item.name for item in session.get_inputs()]
     results = [item.name for item in session.get_outputs()]
 
-    # Values of other kinds come back from the plain call only.
+    # Only Session.run returns sequences, optionals and maps.
     tensors = all(item.type.startswith("tensor(") for item in session.get_outputs())
 
     def to_ort(value: Any) -> Any:
@@ -176,7 +187,7 @@ def _onnxruntime(model: onnx.ModelProto) -> suite.Run:
 
 
 def _openvino(model: onnx.ModelProto) -> suite.Run:
-    """Prepare for OpenVINO at its best: inputs by name, narrow types as its own."""
+    """Prepare a model for OpenVINO: inputs by name, narrow types as OpenVINO's."""
     import openvino as ov
 
     core = ov.Core()
@@ -227,9 +238,9 @@ def _onnx_reference(model: onnx.ModelProto) -> suite.Run:
 
 
 def _work(channel: Connection, column: Column, seed: int, package: str) -> None:
-    """Run the cases whose positions come through the channel; answer with error and seconds."""
+    """Run the cases whose positions come through the channel; send error and seconds of each."""
     warnings.simplefilter("ignore")
-    os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"  # ONNX Runtime then tries opset 27 and 28
+    os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"  # ONNX Runtime: allow opset 27 and 28
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
@@ -252,7 +263,13 @@ def _work(channel: Connection, column: Column, seed: int, package: str) -> None:
 
 
 class Worker:
-    """A process that runs cases of one column, replaced when it dies."""
+    """A process that runs cases of one column, replaced when it dies.
+
+    Attributes:
+        position: Position of the case that runs, None if none does.
+        started: Clock (time.perf_counter) at its begin.
+        channel: Connection to the process.
+    """
 
     def __init__(self, column: Column, seed: int, package: str) -> None:
         """Start the process."""
@@ -269,12 +286,12 @@ class Worker:
         other.close()
 
     def give(self, position: int) -> None:
-        """Let it run a case."""
+        """Start a case."""
         self.position, self.started = position, time.perf_counter()
         self.channel.send(position)
 
     def take(self) -> tuple[str, float]:
-        """Return the result that has come; a dead process is replaced."""
+        """Return error and seconds of the case that has ended; replace a dead process."""
         try:
             error, seconds = self.channel.recv()
         except (EOFError, OSError):
@@ -304,7 +321,13 @@ class Worker:
 def run_column(
     column: Column, positions: Sequence[int], options: argparse.Namespace
 ) -> Iterator[Outcome]:
-    """Run cases on ``options.jobs`` processes; yield outcomes as they come."""
+    """Run cases on ``options.jobs`` processes; yield outcomes in the order in which they end.
+
+    Args:
+        column: Runtime and mode.
+        positions: Positions of the cases in `suite.cases`.
+        options: The arguments ``jobs``, ``seed``, ``suite`` and ``timeout``.
+    """
     known = suite.cases(options.suite)
     count = min(options.jobs, len(positions))
     workers = [Worker(column, options.seed, options.suite) for _ in range(count)]
@@ -344,7 +367,13 @@ def run_column(
 def table(
     results: dict[Column, list[Outcome]], known: Sequence[suite.Case], excused: Collection[str]
 ) -> str:
-    """Return passes by category and column."""
+    """Return the table of passed cases by category and column.
+
+    Args:
+        results: Outcomes of each column, of the same cases.
+        known: All cases of the suite.
+        excused: Names of the cases that need not pass.
+    """
     by_name = {case.name: case for case in known}
     columns = list(results)
     first = results[columns[0]]
@@ -374,7 +403,13 @@ def table(
 
 
 def failures(column: Column, outcomes: Sequence[Outcome], excused: Collection[str]) -> list[str]:
-    """Return what failed but could pass, cases with the same kind of error on one line."""
+    """Return a line for each kind of error, with the cases that failed by it.
+
+    Args:
+        column: Runtime and mode.
+        outcomes: Outcomes of its cases.
+        excused: Names of the cases that need not pass.
+    """
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.error and outcome.name not in excused:
@@ -389,7 +424,7 @@ def failures(column: Column, outcomes: Sequence[Outcome], excused: Collection[st
 
 
 def versions() -> str:
-    """Return the versions that a figure depends on."""
+    """Return the versions of the installed packages on which results depend."""
     found: list[str] = []
     for name in ("onnx", "numpy", "onnxruntime", "openvino"):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -416,7 +451,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
 def _columns(options: argparse.Namespace) -> list[Column]:
     devices = [name for name in options.devices.split(",") if name]
     if not devices:
-        # Asked for in a process of its own: workers are forked, and devices start threads.
+        # In another process, because devices start threads, and workers are forked.
         with mp.get_context("fork").Pool(1) as pool:
             devices = ["AUTO", *pool.apply(_available)]
     modes = MODES if options.modes == "all" else options.modes.split(",")
@@ -433,7 +468,7 @@ def _available() -> list[str]:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run the suite, print the table; 1 if a case that can pass failed on a device of ours."""
+    """Run the suite, print the table; return 1 if a device failed a case that can pass."""
     options = _arguments(given)
     columns = _columns(options)
     known = suite.cases(options.suite)

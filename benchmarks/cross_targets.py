@@ -1,8 +1,8 @@
-"""Compile kernels for processors that this machine is not, and look at the code: nothing is run.
+"""Compile kernels for other processors than this machine's, and check the assembly; nothing runs.
 
-The kernels are those that tests need while they follow AVX-512 (``SUBGRAPH_ISA=like-avx512vnni``).
-Each is compiled to object code for the given processors. Reported are kernels that cannot be
-compiled, integer products without ``vpdpbusd``, and inner loops that keep sums on the stack.
+The kernels are those that tests request with emulated AVX-512 (``SUBGRAPH_ISA=like-avx512vnni``).
+Each is compiled for the given processors. The program reports kernels that cannot be compiled,
+integer GEMMs without ``vpdpbusd``, and inner loops that spill accumulators to the stack.
 
     python benchmarks/cross_targets.py tests/ops/quantized/test_qlinear.py
     tests/ops/conv/test_kernels.py
@@ -42,7 +42,7 @@ def isa_of(cpu: str) -> Any:
 
 
 def inner_loops(assembly: str) -> Iterator[list[str]]:
-    """Yield the lines of loops without loops inside."""
+    """Yield the lines of each innermost loop."""
     lines = assembly.splitlines()
     at = {found[1]: number for number, line in enumerate(lines) if (found := _LABEL.match(line))}
     loops = [
@@ -56,7 +56,7 @@ def inner_loops(assembly: str) -> Iterator[list[str]]:
 
 
 def spills(assembly: str) -> int:
-    """Return how often inner loops of multiply-adds store a vector on the stack."""
+    """Return the number of instructions in inner loops of multiply-adds that spill a vector."""
     return sum(
         sum(bool(_SPILL.match(line)) for line in loop)
         for loop in inner_loops(assembly)
@@ -65,7 +65,7 @@ def spills(assembly: str) -> int:
 
 
 def recorded(tests: Sequence[str]) -> list[Any]:
-    """Run tests and return the kernels that they asked for."""
+    """Run tests and return the kernels that they requested."""
     import pytest
 
     from subgraph.engine.toolchain.kernel import Kernel
@@ -88,7 +88,7 @@ def recorded(tests: Sequence[str]) -> list[Any]:
 
 
 def examine(kernel: Any, cpu: str) -> list[str]:
-    """Compile a kernel for a processor; return what is wrong with it."""
+    """Compile a kernel for a processor; return the problems of its code."""
     from subgraph.engine.toolchain import compiler
 
     isa = isa_of(cpu)
@@ -100,15 +100,15 @@ def examine(kernel: Any, cpu: str) -> list[str]:
     found = [] if code else ["no object code"]
     if kernel.module.endswith("tile_int") and dict(kernel.variant).get("flavour") == "quads":
         if not isa.has("avx512vnni"):
-            return found  # there other tiles are chosen
+            return found  # lowerings choose other tiles for this processor
         found += [] if "vpdpbusd" in text else ["no vpdpbusd"]
-    # The polynomials of a chain of functions may need more registers than there are: no sums.
+    # Chains of elementwise functions may need more registers than there are, and have no sums.
     stored = 0 if kernel.module.endswith("subgraph.ops.elementwise.kernels") else spills(text)
     return found + ([f"{stored} vectors stored on the stack in inner loops"] if stored else [])
 
 
 def main() -> None:
-    """Run the tests, compile what they needed, print what is wrong."""
+    """Run the tests, compile their kernels, print the problems."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("tests", nargs="+", help="test files, as pytest takes them")
     parser.add_argument("--cpu", action="append", choices=list(TARGETS), help="default: all")

@@ -1,16 +1,19 @@
-"""What devices cost around the kernels: calls, hops, HETERO, requests, import; ratios interleaved.
+"""Overhead of devices around the kernels: calls, hops between regions, HETERO, requests, import.
 
     python benchmarks/devices.py [model.onnx ...] [--json] [--pipeline [--rounds N]]
 
-A call runs a one-node model whose op does nothing; a hop is one more such region, a hop on CPU one
-more region of CPU, its own run included; these in CPU time of their thread. HETERO is compared
-with its only device in turns, compile with import in turns, each to the first result.
+A call runs a model of one node whose op does nothing. A hop is one more such region; a hop on CPU
+is one more region of CPU, with its kernels. These are CPU times of the calling thread. HETERO over
+one device is compared with that device, and import with compilation (to the first result), by
+interleaved runs.
+
 With --pipeline: a chain of products in two stages, one on CPU and one on OPENCL with one thread
-each, balanced by PLACEMENT=STAGES; requests per second one after the other and overlapping, for
-both orders, and on each device alone. PoCL gets its one thread by POCL_MAX_PTHREAD_COUNT. The
-five rounds count in which our threads waited least for a core; "waited" says how long, of the wall
-time, for all threads together. "threads at work" tells how much overlaps even where other processes
-take the cores: 1 is none; with 16 requests in two stages 16 / 17 of 2 is all there can be.
+each, balanced by PLACEMENT=STAGES. The program prints requests per second, sequential and
+overlapping, for both orders of the devices, and on each device alone. PoCL gets one thread by
+POCL_MAX_PTHREAD_COUNT. The five rounds count in which the process's threads waited least for a
+core; "waited" is that time of all threads, divided by the wall time. "threads at work" is the mean
+number of threads with work, which measures the overlap even if other processes use the cores: 1 is
+none; the maximum with 16 requests in two stages is 2 * 16 / 17.
 """
 
 from __future__ import annotations
@@ -37,15 +40,15 @@ from subgraph.tools.cli_inputs import input_arrays
 
 
 class Nothing(sg.SubgraphOp):
-    """Gives its input back."""
+    """Returns its input."""
 
     def session(self) -> sg.Session:
-        """Return the short way."""
+        """Return a session without checks."""
         return NothingSession(self)
 
 
 class NothingSession(sg.Session):
-    """Gives its input back."""
+    """Returns its input."""
 
     def __call__(self, inputs: Sequence[Any], outputs: Any = None) -> Sequence[Any]:
         """Run."""
@@ -67,7 +70,7 @@ class NothingDevice(sg.Device):
 def seconds(
     run: Callable[[], Any], repeats: int, clock: Callable[[], float] = time.thread_time
 ) -> float:
-    """Return the time of one run, the least mean of ten rounds."""
+    """Return the seconds of one run: the smallest mean over ``repeats`` runs of ten rounds."""
     best = float("inf")
     for _ in range(10):
         start = clock()
@@ -78,7 +81,7 @@ def seconds(
 
 
 def ratio(first: Callable[[], Any], second: Callable[[], Any], rounds: int = 15) -> float:
-    """Return the median of second to first, measured in turns."""
+    """Return the median ratio of the second's time to the first's, over interleaved rounds."""
     found: list[float] = []
     for _ in range(rounds):
         times: list[float] = []
@@ -91,7 +94,7 @@ def ratio(first: Callable[[], Any], second: Callable[[], Any], rounds: int = 15)
 
 
 def chain(core: sg.Core, count: int, devices: Sequence[str] = ("F", "G")) -> sg.CompiledModel:
-    """Return a model of ``count`` regions in a row, on two devices in turns."""
+    """Return a model of ``count`` consecutive regions, alternately on two devices."""
     value = x = sg.input("x", ("N", 16))
     for number in range(count):
         value = ops.Relu(value, metadata={"affinity": devices[number % 2]})
@@ -99,13 +102,13 @@ def chain(core: sg.Core, count: int, devices: Sequence[str] = ("F", "G")) -> sg.
 
 
 def hop(core: sg.Core, devices: Sequence[str], data: Any) -> float:
-    """Return the seconds that one more region takes."""
+    """Return the seconds of one more region."""
     two, many = chain(core, 2, devices), chain(core, 102, devices)
     return (seconds(lambda: many(data), 50) - seconds(lambda: two(data), 50)) / 100
 
 
 def overheads() -> dict[str, float]:
-    """Measure what stands around the kernels, in microseconds."""
+    """Measure overheads without kernels, in microseconds."""
     core = sg.Core()
     for name, device in (("F", NothingDevice), ("G", NothingDevice), ("CPU2", CpuDevice)):
         core.register_device(name, device)
@@ -128,7 +131,7 @@ def overheads() -> dict[str, float]:
 
 
 def of_model(path: str) -> dict[str, Any]:
-    """Measure HETERO against CPU, and import against compile, for one model."""
+    """Compare HETERO with CPU, and import with compilation, for one model."""
     core = sg.Core()
     graph = sg.load(path)
     plain = core.compile_model(graph, "CPU")
@@ -160,7 +163,7 @@ PIPELINED = ("CPU", "OPENCL")
 
 
 def products(devices: Sequence[str]) -> sg.Graph:
-    """Return a product with an activation for each device named; "" leaves the choice open."""
+    """Return a chain with a product and Relu for each item: a device, or "" for any device."""
     rng = np.random.default_rng(0)
     value = x = sg.input("x", (ROWS, WIDTH))
     for number, device in enumerate(devices):
@@ -173,7 +176,7 @@ def products(devices: Sequence[str]) -> sg.Graph:
 
 
 def _spent(run: Callable[[], Any]) -> float:
-    """Return the CPU seconds of all threads for one run, which other processes do not change."""
+    """Return the CPU seconds of a run, of all threads: the smallest of seven runs."""
     found: list[float] = []
     for _ in range(7):
         start = time.process_time()
@@ -183,7 +186,7 @@ def _spent(run: Callable[[], Any]) -> float:
 
 
 def staged(core: sg.Core, data: Any) -> list[str]:
-    """Return the devices of the layers, chosen by cost so that the slower stage takes least."""
+    """Return the devices of the layers, so that the slower stage is as fast as possible."""
     times: dict[str, dict[str, float]] = {}
     for device in PIPELINED:
         config = ONE_THREAD.get(device)
@@ -205,7 +208,7 @@ def staged(core: sg.Core, data: Any) -> list[str]:
 
 
 def pipelining(count: int) -> dict[str, Any]:
-    """Measure requests per second over CPU and OPENCL, overlapping and not, in ``count`` turns."""
+    """Measure requests per second over CPU and OPENCL in ``count`` interleaved rounds."""
     core = sg.Core()
     data = np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float32)
     chosen = staged(core, data)
@@ -263,7 +266,13 @@ def pipelining(count: int) -> dict[str, Any]:
 
 
 class Round(NamedTuple):
-    """Seconds of a round: by the clock, on a core, ready without a core (all threads together)."""
+    """Times of a round in seconds.
+
+    Attributes:
+        seconds: Wall time.
+        worked: Time of all threads on a core.
+        waited: Time of all threads in which they were runnable without a core.
+    """
 
     seconds: float
     worked: float
@@ -271,12 +280,12 @@ class Round(NamedTuple):
 
     @property
     def at_work(self) -> float:
-        """How many threads had work at a time, with or without a core."""
+        """Mean number of threads with work, with or without a core."""
         return (self.worked + self.waited) / self.seconds
 
 
 def _threads() -> tuple[float, float]:
-    """Return the seconds that our threads were on a core, and ready without one."""
+    """Return seconds of this process's threads: on a core, and runnable without one."""
     worked = waited = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError):  # a thread that has just ended
@@ -287,7 +296,7 @@ def _threads() -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--json", action="store_true")

@@ -1,4 +1,4 @@
-"""What the execution engine itself costs: calls, steps, shared steps, kernels to compile or load.
+"""Overhead of the execution engine: calls, steps, parallel steps, compiling and loading kernels.
 
 python benchmarks/engine.py
 """
@@ -19,7 +19,7 @@ from subgraph.engine.program.program import Program, Step
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import host
 
-# A kernel that does nothing: it pauses as often as its arguments' address says, and that is 0.
+# A kernel that does nothing: it spins as often as its first argument says, which is 0.
 EMPTY = Kernel("subgraph.engine.program.walker_kernels", "spin")
 KERNELS = """
 import json, sys, time
@@ -37,7 +37,7 @@ print(json.dumps([made, time.perf_counter() - start, "numba" in sys.modules]))
 
 
 def microseconds(run: Callable[[], object], repeats: int) -> float:
-    """Return the median time of a call."""
+    """Return the median time of a call in microseconds."""
     times: list[float] = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -47,7 +47,7 @@ def microseconds(run: Callable[[], object], repeats: int) -> float:
 
 
 def programs() -> None:
-    """Print what calls and steps cost."""
+    """Print the times of calls and steps."""
     address = EMPTY.address
     for tiny in (True, False):
         one, many = (Program([Step(address, 0, 0)] * n, tiny=tiny) for n in (1, 1001))
@@ -71,7 +71,7 @@ def programs() -> None:
 
 
 def kernels() -> None:
-    """Print what it costs to compile and to load kernels, each in a fresh process."""
+    """Print the times of compiling and of loading kernels, each in a new process."""
     with tempfile.TemporaryDirectory() as folder:
         for what in ("compile", "load"):
             done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Make one model of each family that people run, with PyTorch.
+"""Export one model of each common family of networks, with PyTorch.
 
 usage: python benchmarks/export_families.py FOLDER [NAME ...]
 
@@ -69,7 +69,7 @@ def language(config: str, model: str, result: str, **sizes: object) -> Made:
 
 
 class CachedBlock(nn.Module):
-    """A decoder block that is given the keys and values of the tokens before."""
+    """A decoder block with the cached keys and values of the previous tokens as inputs."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ def vision(name: str) -> tuple[nn.Module, Inputs]:
 
 
 def mlp() -> tuple[nn.Module, Inputs]:
-    """Return three small layers, where the cost of a call is all that counts."""
+    """Return three small layers, whose time is the overhead of a call."""
     layers = [nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)]
     return nn.Sequential(*layers).eval(), (torch.randn(1, 16),)
 
@@ -115,7 +115,12 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def export_all(names: Iterable[str], export: Callable[[str, Path], None]) -> None:
-    """Export the models named on the command line, or all, into the folder named there."""
+    """Export the models named on the command line, or all, into the folder named there.
+
+    Args:
+        names: Names of all models.
+        export: Exports the model of a name into a folder.
+    """
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -128,7 +133,7 @@ def export_all(names: Iterable[str], export: Callable[[str, Path], None]) -> Non
 
 
 def save_inputs(path: Path, names: Sequence[str], inputs: Inputs) -> None:
-    """Write a model's inputs beside it."""
+    """Write a model's inputs as ``.npz``, by name."""
     np.savez(path, **{k: v.numpy() for k, v in zip(names, inputs, strict=True)})
 
 

@@ -1,12 +1,12 @@
-"""Differential fuzzing: random models of real operators, ours against ONNX Runtime.
+"""Differential fuzzing: Subgraph and ONNX Runtime on random models.
 
-Graphs come from the strategies of ``sg.testing``; hypothesis shrinks what differs to a few nodes
-and the text form of that graph is printed, ready to be kept as a test. A graph whose result in
-ONNX Runtime itself moves when the inputs move by a part in a million (a comparison of equals, an
-argument of the largest of equals) proves nothing and is counted as unstable.
+Graphs come from the strategies of ``sg.testing``. Hypothesis shrinks a graph whose results differ
+to a few nodes, and the program prints its text form, from which a test can be made. A graph is
+counted as unstable, not as different, if ONNX Runtime's own result changes when the inputs change
+by a part in a million (as comparisons and argmax of equal values do).
 
-With ``--free`` sizes of the inputs get names, and each model runs at several of them in turn, which
-is what plans for new shapes, and what they take over from others, are about.
+With ``--free`` dimensions of the inputs become symbolic, and each model runs at several sizes one
+after the other, which tests symbolic plans.
 
     python benchmarks/fuzz.py --devices CPU,REFERENCE --count 10000
 """
@@ -38,11 +38,11 @@ _RTOL, _ATOL = 1e-3, 1e-4
 
 
 class Difference(AssertionError):
-    """Two runtimes disagree."""
+    """The results of two runtimes differ."""
 
 
 def in_onnxruntime(content: bytes) -> Callable[[Mapping[str, Array]], list[Any]]:
-    """Return what runs the model in ONNX Runtime."""
+    """Return a function that runs the model in ONNX Runtime."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -53,7 +53,7 @@ def in_onnxruntime(content: bytes) -> Callable[[Mapping[str, Array]], list[Any]]
 
 
 def difference(got: Sequence[Any], expected: Sequence[Any]) -> str:
-    """Return how two lists of outputs differ, "" if they do not."""
+    """Return how two lists of outputs differ, "" if they agree within the tolerances."""
     for number, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
         mine, theirs = np.asarray(mine), np.asarray(theirs)
         if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
@@ -68,7 +68,7 @@ def difference(got: Sequence[Any], expected: Sequence[Any]) -> str:
             continue
         rough = 16.0 if mine.dtype.itemsize == 2 else 1.0
         mine, theirs = mine.astype(np.float64), theirs.astype(np.float64)
-        # Windows of padding only hold the least number there, minus infinity here.
+        # For windows of padding only, ONNX Runtime returns the lowest float, Subgraph -inf.
         theirs[theirs == np.finfo(np.float32).min] = -np.inf
         finite = theirs[np.isfinite(theirs)]
         scale = float(np.abs(finite).max()) if finite.size else 0.0
@@ -85,7 +85,13 @@ def is_stable(
     feeds: Mapping[str, Array],
     expected: Sequence[Any],
 ) -> bool:
-    """Return whether ONNX Runtime gives nearly the same for nearly the same inputs."""
+    """Return whether small changes of the inputs change ONNX Runtime's results only little.
+
+    Args:
+        runs: Runs the model in ONNX Runtime.
+        feeds: Inputs by name.
+        expected: ONNX Runtime's results for them.
+    """
     rng = np.random.default_rng(1)
     for _ in range(3):
         moved: dict[str, Array] = {
@@ -102,7 +108,11 @@ def is_stable(
 
 
 def free(content: bytes, rng: np.random.Generator) -> tuple[bytes, list[dict[str, int]]]:
-    """Name sizes of the inputs, equal ones alike; return the model and sizes to run it at."""
+    """Make about 70 % of the inputs' sizes symbolic, equal ones with one name.
+
+    Returns:
+        The model, and assignments of sizes to names at which to run it.
+    """
     model = onnx.load_from_string(content)
     drop_shapes(model.graph)
     each = [dim for value in model.graph.input for dim in value.type.tensor_type.shape.dim]
@@ -117,7 +127,7 @@ def free(content: bytes, rng: np.random.Generator) -> tuple[bytes, list[dict[str
 
 
 def drop_shapes(graph: onnx.GraphProto) -> None:
-    """Forget all shapes but those of the model's inputs: they hold for the first sizes only."""
+    """Remove all shapes except those of the model's inputs, as they hold for one size only."""
     del graph.value_info[:]
     for value in graph.output:
         value.type.tensor_type.ClearField("shape")
@@ -131,10 +141,17 @@ def drop_shapes(graph: onnx.GraphProto) -> None:
 def check(
     graph: sg.Graph, devices: Sequence[str], number: int, counts: Counter[str], *, freed: bool
 ) -> None:
-    """Compare one graph.
+    """Compare one graph on several devices with ONNX Runtime.
+
+    Args:
+        graph: The graph.
+        devices: Device strings.
+        number: Seed of the inputs.
+        counts: Counters of outcomes; changed.
+        freed: Whether sizes become symbolic.
 
     Raises:
-        Difference: a device gives something else than ONNX Runtime.
+        Difference: a device's results differ from ONNX Runtime's, or it raised.
     """
     content = sg.to_onnx(graph).SerializeToString()
     sizes: list[dict[str, int]] = [{}]
@@ -162,7 +179,7 @@ def check(
                 results = model(feeds)
             except Exception as error:
                 if turn and isinstance(error, sg.ShapeError):
-                    # Windows larger than images give ONNX Runtime nothing.
+                    # ONNX Runtime returns empty results for windows larger than the image.
                     counts["sizes refused"] += 1
                     break
                 text = " ".join(str(error).split())[:300]
@@ -181,7 +198,13 @@ def check(
 
 @attrs.frozen
 class Finding:
-    """A shrunk counterexample."""
+    """A shrunk counterexample.
+
+    Attributes:
+        batch: Number of the batch, from which and the seed the graphs follow.
+        error: How results differ.
+        text: Text form of the graph.
+    """
 
     batch: int
     error: str
@@ -191,7 +214,7 @@ class Finding:
 def run_batch(
     job: tuple[int, int, tuple[str, ...], int, bool, bool],
 ) -> tuple[Counter[str], Finding | None]:
-    """Check a batch of graphs; all of them follow from the seed and the batch's number."""
+    """Check a batch of graphs; the seed and the batch's number determine all of them."""
     start, batch, devices, nodes, corners, freed = job
     warnings.simplefilter("ignore")
     counts: Counter[str] = Counter()
@@ -226,7 +249,7 @@ def run_batch(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the batches and print what differs; 1 if anything does."""
+    """Run the batches and print the differences; return 1 if there are any."""
     parser = argparse.ArgumentParser(description="Compare random models with ONNX Runtime.")
     parser.add_argument("--devices", default="CPU,REFERENCE")
     parser.add_argument("--count", type=int, default=2000)

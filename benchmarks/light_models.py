@@ -1,8 +1,8 @@
-"""The nine light models of the onnx package, with real-looking weights.
+"""The nine light models of the onnx package, with random weights of realistic scale.
 
-As they ship, their weights come from ConstantOfShape and their outputs are constant: a wrong kernel
-would pass. Here every such weight becomes a seeded random initializer of the usual scale, and the
-classifier is rescaled so that its logits have unit spread. Needs onnx and onnxruntime.
+In the package their weights are ConstantOfShape and their outputs are constant, so that wrong
+kernels would pass. Here every such weight becomes a seeded random initializer of the usual scale,
+and the classifier is rescaled so that its logits have unit spread. Needs onnx and onnxruntime.
 
 usage: python benchmarks/light_models.py FOLDER
 """
@@ -26,7 +26,7 @@ _VIEWS = {"Reshape", "Unsqueeze", "Transpose", "Squeeze", "Identity"}
 
 
 class _Model:
-    """A model with the look-ups that the steps below need."""
+    """A model with look-up tables of its initializers and of the users of values."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.graph = proto.graph
@@ -37,7 +37,7 @@ class _Model:
                 self.users[name].append((node, position))
 
     def real_user(self, name: str) -> tuple[onnx.NodeProto, int]:
-        """Return the node that computes with a weight, and as which input, through view ops."""
+        """Return the node that uses a weight, behind view ops, and the position of the input."""
         node, position = self.users[name][0]
         while node.op_type in _VIEWS and position == 0 and self.users[node.output[0]]:
             node, position = self.users[node.output[0]][0]
@@ -98,7 +98,7 @@ def _drop_unused(proto: onnx.ModelProto) -> None:
 
 
 def _rescale_classifier(proto: onnx.ModelProto) -> None:
-    """Give the logits unit spread on a random image, so that Softmax does not saturate."""
+    """Scale the classifier for unit spread of the logits, so that Softmax does not saturate."""
     import onnxruntime
 
     softmax = [node for node in proto.graph.node if node.op_type == "Softmax"]

@@ -2,9 +2,10 @@
 
 usage: python benchmarks/models.py MODEL.onnx ... [--threads 1] [--vs onnxruntime,openvino]
 
-Every sample is bracketed by a probe of the machine's speed; runners take turns; medians of the kept
-samples. Without models it times examples/digits.onnx. The last line is the geometric mean of ours
-divided by the faster of the peers.
+Samples of the runtimes are interleaved, with a calibration loop before and after each; the table
+has medians of the samples next to a fast calibration (see `subgraph.tools.bench`). Without models
+it times examples/digits.onnx. The last line is the geometric mean of Subgraph's time divided by the
+faster peer's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def cpu_name() -> str:
 
 
 def inputs_of(model: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of ``model.npz`` beside the model, else random ones."""
+    """Return the arrays of ``model.npz`` in the model's folder, else random ones."""
     graph = sg.load(model)
     names = [value.name for value in graph.inputs if value.parameter is None]
     exported = model.stem.removesuffix("_op23").removesuffix("_ts17")  # see export_models.py
@@ -42,7 +43,7 @@ def inputs_of(model: Path) -> dict[str, np.ndarray]:
 
 
 def add_rows(table: Table, model: Path, measured: list[Measured]) -> float | None:
-    """Add a row for each runner; return ours divided by the best peer."""
+    """Add a row for each runtime; return Subgraph's median divided by the fastest peer's."""
     best = fastest_peer(measured)
     for place, one in enumerate(measured):
         row = one.row(best)

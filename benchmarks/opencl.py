@@ -1,7 +1,7 @@
-"""GFLOP/s of products and convolutions on OPENCL, beside what the device's compiler gives at best.
+"""GFLOP/s of products and convolutions on OPENCL, and their share of the device's measured peak.
 
-The measure is a loop of multiplications and additions on registers alone (several shapes of blocks
-are tried, the best counts), run in turns with the kernels, so that both see the same machine.
+The peak is that of a loop of multiply-adds on registers (the best of several shapes of register
+tiles), compiled by the device's compiler and interleaved with the kernels.
 
 usage: python benchmarks/opencl.py [--device OPENCL] [--rounds 10]
 """
@@ -21,7 +21,7 @@ from subgraph.opencl.runtime import Runtime, opencl, runtime
 
 Run = Callable[[], float]
 
-# Each turn of the loop reads one column of A (cached) and two vectors of B, as a product would.
+# Each iteration of the loop reads one column of A (cached) and two vectors of B, as a GEMM does.
 LOOP = """
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void loop(__global const float* a, __global const float* b, __global float* out, int turns) {
@@ -53,7 +53,7 @@ CONVOLUTIONS = [
 
 
 def loops(device: Runtime) -> dict[str, Run]:
-    """Return for each shape of block a function that runs the loop and returns GFLOP/s."""
+    """Return for each shape of register tile a function that runs the loop; it returns GFLOP/s."""
     api = opencl()
     found: dict[str, Run] = {}
     lanes = max(device.traits.vector, 1)
@@ -74,7 +74,7 @@ def loops(device: Runtime) -> dict[str, Run]:
         kernel = api.Kernel(program, "loop")
         kernel.set_args(a, b, out, np.int32(turns))
 
-        # A kernel does not keep its buffers alive: the function does.
+        # The default argument keeps the buffers alive, which a kernel does not.
         def run(kernel: Any = kernel, rows: int = rows, held: object = (a, b, out)) -> float:
             event = api.enqueue_nd_range_kernel(queue, kernel, (items,), (group,))
             event.wait()
@@ -98,7 +98,7 @@ def compiled(graph: sg.Graph, arrays: Sequence[Array], flops: int, device: str) 
 
 
 def product(shape: tuple[int, int, int], device: str) -> Run:
-    """Return the run of a matrix product with a weight."""
+    """Return a function that runs a product of (m, k) with a weight (k, n); it returns GFLOP/s."""
     m, n, k = shape
     rng = np.random.default_rng(0)
     x = sg.input("x", (m, k), "float32")
@@ -109,7 +109,7 @@ def product(shape: tuple[int, int, int], device: str) -> Run:
 
 
 def convolution(shape: tuple[int, int, int, int, int, int], device: str) -> Run:
-    """Return the run of a convolution."""
+    """Return a function that runs one of `CONVOLUTIONS`; it returns GFLOP/s."""
     images, channels, size, kernels, taps, stride = shape
     rng = np.random.default_rng(0)
     x = sg.input("x", (images, channels, size, size), "float32")

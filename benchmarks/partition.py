@@ -1,4 +1,4 @@
-"""How partition time grows with the graph: families of graphs, both strategies, and torch.fx.
+"""Partition time by size of the graph, for families of graphs, both strategies, and torch.fx.
 
 Every block of a ladder is Relu -> {Sin, Tanh} -> Add -> Sigmoid with Sin refused. Run:
 ``python benchmarks/partition.py --sizes 1000,10000,100000``. Times are CPU seconds of one process.
@@ -28,13 +28,13 @@ from subgraph.partition.search.backend import SearchBackend
 from subgraph.partition.search.workspace import Workspace
 from subgraph.partition.selector_driver import SelectorDriver
 
-# One entry a node: its operator, and the numbers of its producers (none: the graph's input).
+# For each node its operator and the numbers of its producers ([]: the graph's input).
 Plan = list[tuple[str, list[int]]]
 REFUSED = "Sin"
 
 
 class NotSin(sg.SubgraphSelector):
-    """Takes everything but Sin; written as a user would."""
+    """Takes all operators except Sin; written as a user would."""
 
     def select(self, node: Node) -> bool:
         """Take all but Sin."""
@@ -122,17 +122,17 @@ def build(plan: Plan) -> Graph:
 
 
 class Reachability:
-    """Adds up the time in the search, what asks nobody, while it is active.
+    """Sums up the time of the search backends, without the selectors' answers.
 
     Attributes:
-        seconds: The sum, less what reading the clock adds to each call.
+        seconds: The sum, without the overhead of reading the clock.
     """
 
     seconds = 0.0
     _reading = 0.0
 
     def __enter__(self) -> Self:
-        """Time the backends that are made from now on."""
+        """Time the backends that are made in the ``with`` block."""
         nothing = self._timed(lambda: 0)
         for _ in range(10_000):
             nothing()
@@ -148,7 +148,7 @@ class Reachability:
         return backend
 
     def __exit__(self, *_: object) -> None:
-        """Time no others."""
+        """Stop timing."""
         search.make_backend = self._make_backend
 
     def _timed(self, original: Callable[[], int]) -> Callable[[], int]:
@@ -162,7 +162,13 @@ class Reachability:
 
 
 def measure(plan: Plan, strategy: str, *, split: bool = True) -> dict[str, Any]:
-    """Return seconds of the pass as users call it, and of its search and the reachability in it."""
+    """Return a row of the table: seconds of the pass, of its search and of the search backend.
+
+    Args:
+        plan: The graph.
+        strategy: "selector" or "hetero".
+        split: Whether to measure the search separately, which takes a second partition.
+    """
     graph = build(plan)
     owner = SelectorProperty(NotSin, "region")
     graph.attrs["subgraph_property"] = owner
@@ -192,8 +198,8 @@ def measure(plan: Plan, strategy: str, *, split: bool = True) -> dict[str, Any]:
 
 
 def torch_fx(plan: Plan) -> float:
-    """Return the seconds that torch.fx's CapabilityBasedPartitioner takes to propose."""
-    # Untyped here: torch is no dependency of the package.
+    """Return the seconds of propose_partitions of torch.fx's CapabilityBasedPartitioner."""
+    # Imported dynamically, because torch is no dependency.
     torch: Any = importlib.import_module("torch")
     passes = "torch.fx.passes"
     partitioner: Any = importlib.import_module(f"{passes}.infra.partitioner")
@@ -217,7 +223,7 @@ def torch_fx(plan: Plan) -> float:
 
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield one measurement after the other."""
+    """Yield the rows of the table."""
     names = [name for name in FAMILIES if args.family is None or args.family in name]
     for size in args.sizes:
         for name in names:

@@ -3,7 +3,7 @@
     python benchmarks/quantize_models.py resnet50.onnx mobilenetv2.onnx -o quantised
 
 writes ``NAME_qdq.onnx`` (unsigned activations, signed weights, per channel), ``NAME_qdq_s8.onnx``
-(signed, per tensor) and ``NAME_qdq_u8.onnx`` (unsigned weights, per tensor: the form in which ONNX
+(signed, per tensor) and ``NAME_qdq_u8.onnx`` (unsigned weights, per tensor, for which ONNX
 Runtime's kernels are exact on machines without a dot product of bytes). Compare with
 ``subgraph bench FILE --vs onnxruntime`` and ``subgraph accuracy MODEL --quantized FILE``.
 """
@@ -36,7 +36,7 @@ class RandomData(CalibrationDataReader):
     """Random inputs of a model; a symbolic dimension has size 1."""
 
     def __init__(self, model: Path, count: int) -> None:
-        """Read the inputs of ``model``; give ``count`` sets."""
+        """Draw ``count`` sets of inputs for ``model``."""
         inputs = ports(sg.load(model))
         self._sets = iter([input_arrays(inputs, [], {}, number) for number in range(count)])
 
@@ -46,7 +46,7 @@ class RandomData(CalibrationDataReader):
 
 
 def main() -> None:
-    """Quantise the models given."""
+    """Quantise the models named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("quantised"))

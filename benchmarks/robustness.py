@@ -1,9 +1,9 @@
-"""Damage the models of ONNX's suite at random: only a result or an ``sg.SubgraphError`` may come.
+"""Run randomly damaged models of ONNX's suite; only results and ``sg.SubgraphError`` are allowed.
 
-Every case is a number: from it follow the model, the damage and the inputs, so that
-``--start 4711 --count 1`` repeats one. Damage is done to bytes (flipped, dropped, doubled, cut)
-and to the message (dimensions, attributes, dtypes, names, operators, nodes). Cases run
-in worker processes with an address-space limit; a crash, a hang or another exception is a finding.
+A case is a number, which determines the model, the damage and the inputs, so that
+``--start 4711 --count 1`` repeats one. The damage is to bytes (flipped, removed, doubled,
+truncated) or to the message (dimensions, attributes, dtypes, names, operators, nodes). Cases run in
+worker processes with an address-space limit; a crash, a hang or another exception is a finding.
 
     python benchmarks/robustness.py --device AUTO --count 20000
 """
@@ -34,15 +34,29 @@ import onnx
 
 from subgraph.testing import conformance as suite
 
-# Numbers that are likely to do harm where a size, an axis or a count is expected.
-_EVIL = (-1, 0, 1, -2, 2, 255, 65536, 2**31 - 1, -(2**31), 2**40, 2**62, 2**63 - 1, -(2**63))
+# Edge cases of sizes, axes and counts.
+_EDGE_NUMBERS = (
+    -1,
+    0,
+    1,
+    -2,
+    2,
+    255,
+    65536,
+    2**31 - 1,
+    -(2**31),
+    2**40,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+)
 
 
 # --- damage ------------------------------------------------------------------------------------
 
 
 def damaged_bytes(content: bytes, rng: random.Random) -> bytes:
-    """Return the bytes with one or two places damaged."""
+    """Return the bytes with one or two changes."""
     data = bytearray(content)
     for _ in range(rng.randint(1, 2)):
         if not data:
@@ -66,7 +80,7 @@ def damaged_bytes(content: bytes, rng: random.Random) -> bytes:
 
 
 def damaged_message(model: onnx.ModelProto, rng: random.Random) -> bytes:
-    """Return a model in which one to three fields have another value."""
+    """Return a model with one to three changed fields."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for _ in range(rng.randint(1, 3)):
@@ -92,7 +106,7 @@ def _damage(model: onnx.ModelProto, rng: random.Random) -> None:
 
 def _damage_opset(model: onnx.ModelProto, rng: random.Random) -> None:
     for entry in model.opset_import:
-        entry.version = rng.choice((*range(1, 30), *_EVIL))
+        entry.version = rng.choice((*range(1, 30), *_EDGE_NUMBERS))
 
 
 def _damage_node(graph: onnx.GraphProto, node: onnx.NodeProto, rng: random.Random) -> None:
@@ -117,11 +131,11 @@ def _damage_node(graph: onnx.GraphProto, node: onnx.NodeProto, rng: random.Rando
 def _damage_attribute(attribute: onnx.AttributeProto, rng: random.Random) -> None:
     match rng.randrange(6):
         case 0:
-            attribute.i = rng.choice(_EVIL)
+            attribute.i = rng.choice(_EDGE_NUMBERS)
         case 1 if attribute.ints:
-            attribute.ints[rng.randrange(len(attribute.ints))] = rng.choice(_EVIL)
+            attribute.ints[rng.randrange(len(attribute.ints))] = rng.choice(_EDGE_NUMBERS)
         case 2:
-            attribute.ints.append(rng.choice(_EVIL))
+            attribute.ints.append(rng.choice(_EDGE_NUMBERS))
         case 3:
             attribute.f = rng.choice((0.0, -1.0, 1e38, float("nan"), float("inf")))
         case 4 if attribute.HasField("t"):
@@ -133,13 +147,13 @@ def _damage_attribute(attribute: onnx.AttributeProto, rng: random.Random) -> Non
 def _damage_tensor(tensor: onnx.TensorProto, rng: random.Random) -> None:
     match rng.randrange(5):
         case 0 if tensor.dims:
-            tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice(_EVIL)
+            tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice(_EDGE_NUMBERS)
         case 1:
-            tensor.dims.append(rng.choice(_EVIL))
+            tensor.dims.append(rng.choice(_EDGE_NUMBERS))
         case 2:
             tensor.data_type = rng.randrange(30)
         case 3 if tensor.int64_data:
-            tensor.int64_data[rng.randrange(len(tensor.int64_data))] = rng.choice(_EVIL)
+            tensor.int64_data[rng.randrange(len(tensor.int64_data))] = rng.choice(_EDGE_NUMBERS)
         case _:
             tensor.raw_data = damaged_bytes(tensor.raw_data or bytes(8), rng)
 
@@ -148,17 +162,17 @@ def _damage_info(info: onnx.ValueInfoProto, rng: random.Random) -> None:
     tensor = info.type.tensor_type
     match rng.randrange(4):
         case 0 if tensor.shape.dim:
-            rng.choice(tensor.shape.dim).dim_value = rng.choice(_EVIL)
+            rng.choice(tensor.shape.dim).dim_value = rng.choice(_EDGE_NUMBERS)
         case 1:
             tensor.elem_type = rng.randrange(30)
         case 2:
             info.type.Clear()
         case _:
-            tensor.shape.dim.add().dim_value = rng.choice(_EVIL)
+            tensor.shape.dim.add().dim_value = rng.choice(_EDGE_NUMBERS)
 
 
 def damaged_inputs(inputs: Sequence[Any], rng: random.Random) -> list[Any]:
-    """Return the inputs, now and then one with other values, another shape or another dtype."""
+    """Return the inputs, in 30 % of calls with a changed value, shape or dtype of one."""
     given = list(inputs)
     if given and rng.random() < 0.3:
         at = rng.randrange(len(given))
@@ -167,9 +181,9 @@ def damaged_inputs(inputs: Sequence[Any], rng: random.Random) -> list[Any]:
             match rng.randrange(4):
                 case 0 if item.size:
                     item = item.copy()
-                    evil = rng.choice(_EVIL)
+                    number = rng.choice(_EDGE_NUMBERS)
                     with np.errstate(all="ignore"):
-                        item.reshape(-1)[rng.randrange(item.size)] = np.array(evil).astype(
+                        item.reshape(-1)[rng.randrange(item.size)] = np.array(number).astype(
                             item.dtype
                         )
                 case 1:
@@ -186,7 +200,16 @@ def damaged_inputs(inputs: Sequence[Any], rng: random.Random) -> list[Any]:
 
 
 def run_case(number: int, device: str, seed: int) -> str:
-    """Run one case; return how it ended: "result", "refused", or what is wrong."""
+    """Run one case.
+
+    Args:
+        number: Number of the case.
+        device: The device string.
+        seed: Seed of all cases.
+
+    Returns:
+        "result", "refused", or the unexpected error.
+    """
     import subgraph as sg
 
     rng = random.Random(f"{seed}/{number}")
@@ -244,7 +267,15 @@ def _work(channel: Connection, device: str, seed: int, gigabytes: float) -> None
 
 @attrs.define
 class Worker:
-    """A process and the case that it runs."""
+    """A process and the case that it runs.
+
+    Attributes:
+        process: The process.
+        channel: Connection to it.
+        number: The case, None if it runs none.
+        started: Clock (time.perf_counter) at the begin of the case.
+        used: CPU seconds of the process at the begin of the case.
+    """
 
     process: Any
     channel: Connection
@@ -263,7 +294,7 @@ def _start(device: str, seed: int, gigabytes: float) -> Worker:
 
 
 def _seconds_of(process: Any) -> float:
-    """Return the processor time that a process has used."""
+    """Return the CPU seconds of a process."""
     try:
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -272,7 +303,7 @@ def _seconds_of(process: Any) -> float:
 
 
 def _is_late(worker: Worker, limit: float) -> bool:
-    """Return whether a case used up its time: of the processor; or ten times that of the clock."""
+    """Return whether a case exceeds ``limit`` seconds of CPU time, or ten times that by clock."""
     waited = time.perf_counter() - worker.started
     if waited <= limit:
         return False
@@ -280,7 +311,12 @@ def _is_late(worker: Worker, limit: float) -> bool:
 
 
 def run_all(options: argparse.Namespace) -> tuple[Counter[str], dict[str, list[int]], float, float]:
-    """Run the cases; return how many ended how, findings, the longest case and the largest peak."""
+    """Run the cases.
+
+    Returns:
+        Numbers of cases by outcome, cases by kind of finding, seconds of the longest case, and the
+        largest peak memory of a process in GiB.
+    """
     _small_cases()
     numbers = iter(range(options.start, options.start + options.count))
     counts: Counter[str] = Counter()
@@ -336,7 +372,7 @@ def run_all(options: argparse.Namespace) -> tuple[Counter[str], dict[str, list[i
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run the cases and print what was found; 1 if anything was."""
+    """Run the cases and print the findings; return 1 if there are any."""
     parser = argparse.ArgumentParser(description="Damage models at random.")
     parser.add_argument("--device", default="AUTO")
     parser.add_argument("--count", type=int, default=2000)

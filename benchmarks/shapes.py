@@ -1,10 +1,10 @@
-"""New input shapes beside ONNX Runtime: what the first run of a shape costs, and the next.
+"""Time of the first and the next run at a new input shape, compared with ONNX Runtime.
 
 usage: python benchmarks/shapes.py MODEL.onnx --dim past [--sizes 16 80] [--threads 1]
 
-The dimensions of that name (or names) go from the first size to the last; every other free
-dimension is 1. Each size runs twice on both, in turns. The table has the medians, and what the
-whole row of sizes took when each ran once, as a sequence that grows does.
+The dimensions of that name (or names) take all sizes from the first to the last, as in generation
+of a sequence; every other symbolic dimension is 1. Each size runs twice on both runtimes. The table
+has the medians, and the sum of the first runs of all sizes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ import subgraph as sg
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 
 Runner = Callable[[Mapping[str, Array]], Sequence[Array]]
-_WARM = 4  # sizes that are not counted: the first shapes show what differs
+_WARM = 4  # sizes that do not count: from the first shapes follows which dimensions are symbolic
 
 
 def feed(graph: sg.Graph, names: Sequence[str], size: int) -> dict[str, Array]:
-    """Return inputs: floats at random, whole numbers 1."""
+    """Return inputs: random floats, integers 1.
+
+    Args:
+        graph: The graph.
+        names: Names of the dimensions that have this size.
+        size: The size.
+    """
     rng = np.random.default_rng(size)
     inputs: dict[str, Array] = {}
     for value in graph.inputs:
@@ -45,7 +51,13 @@ def feed(graph: sg.Graph, names: Sequence[str], size: int) -> dict[str, Array]:
 
 
 def runners(model: Path, graph: sg.Graph, threads: int) -> dict[str, Runner]:
-    """Return how both run."""
+    """Return functions that run the model on Subgraph and ONNX Runtime.
+
+    Args:
+        model: The ONNX file.
+        graph: Its graph.
+        threads: Threads of a run.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -60,7 +72,14 @@ def runners(model: Path, graph: sg.Graph, threads: int) -> dict[str, Runner]:
 def measure(
     model: Path, names: Sequence[str], sizes: Sequence[int], threads: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return the seconds of the first and the second run at each size, for both."""
+    """Return the seconds of the first and the second run at each size, by runtime.
+
+    Args:
+        model: The ONNX file.
+        names: Names of the dimensions that vary.
+        sizes: Their sizes.
+        threads: Threads of a run.
+    """
     graph = sg.load(model)
     both = runners(model, graph, threads)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in both}

@@ -1,12 +1,12 @@
-"""Time the heavy kernels one by one: GFLOP/s, share of the measured peak, beside ONNX Runtime.
+"""Time GEMMs and convolutions one by one: GFLOP/s, share of the measured peak, ONNX Runtime's time.
 
 usage: python benchmarks/single_kernels.py [gemm resnet50 mobilenetv2 vgg ...] [--rounds 5]
 
-The peak is that of one core, measured with a register-only loop of the contraction tile right
-before and after each round; rounds next to a slow probe are dropped. A round takes turns and keeps
-the best time of each side; the table shows medians over the rounds. Ours is the time of the kernel
-itself (layout conversions belong to the edges of a network), ONNX Runtime's that of a session of
-one node.
+The peak is that of one core, measured with a loop of the GEMM tile on registers before and after
+each round; rounds next to a low peak are dropped. In a round the runs of both runtimes are
+interleaved, and the smallest time of each counts; the table has medians over the rounds. Subgraph's
+time is that of the kernel without layout conversions, which a network has only at its edges; ONNX
+Runtime's is that of a session of one node.
 """
 
 from __future__ import annotations
@@ -64,7 +64,14 @@ NETWORKS = {"resnet50": RESNET50, "mobilenetv2": MOBILENETV2, "vgg": VGG}
 
 @attrs.frozen
 class Case:
-    """One operator to time."""
+    """One operator to time.
+
+    Attributes:
+        name: Its shapes, for the table.
+        graph: The graph of one node.
+        feed: The input "x".
+        flops: Floating-point operations of a run.
+    """
 
     name: str
     graph: sg.Graph
@@ -74,7 +81,13 @@ class Case:
 
 @attrs.frozen
 class Sample:
-    """One sample of a case: seconds of both, and the peak in GFLOP/s around it."""
+    """One round of a case.
+
+    Attributes:
+        ours: Seconds of Subgraph's kernel.
+        theirs: Seconds of ONNX Runtime's session.
+        peak: The lower peak before and after the round, in GFLOP/s.
+    """
 
     ours: float
     theirs: float
@@ -122,7 +135,7 @@ def probe() -> float:
 
 
 def run_case(case: Case, rounds: int) -> tuple[list[Sample], str]:
-    """Take turns; return the samples and the kernel that ran."""
+    """Time a case; return a sample for each round, and the name of the kernel."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     model = sg.to_onnx(case.graph).SerializeToString()

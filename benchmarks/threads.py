@@ -1,10 +1,10 @@
-"""Threads and concurrent requests beside ONNX Runtime: what a second core gives, and throughput.
+"""Speed-up by threads, and throughput of concurrent requests, compared with ONNX Runtime.
 
 usage: python benchmarks/threads.py MODEL.onnx ... [--threads 2] [--requests 4] [--seconds 2]
 
-The first table has the median time of a run on one thread and on several, in turns, and the
-quotient. The second has the runs per second of concurrent callers: ours with the hint THROUGHPUT
-and with LATENCY, ONNX Runtime with one thread for each call and with several; in turns.
+The first table has the median time of a run on one thread and on several, and the ratio. The second
+has the runs per second of concurrent callers: of Subgraph with the hints THROUGHPUT and LATENCY, of
+ONNX Runtime with one thread for each call and with several. All runs are interleaved.
 """
 
 from __future__ import annotations
@@ -25,18 +25,30 @@ from rich.table import Table
 import subgraph as sg
 
 Runner = Callable[[], Any]
-_REST = 0.1  # seconds in which threads that wait for more work, spinning, go to sleep
-_RUNS = 3  # timed in a turn, after one that wakes a core that rested
+_REST = 0.1  # seconds before each sample, so that spinning worker threads go to sleep (estimate)
+_RUNS = 3  # timed runs of a sample, after one that wakes the threads
 
 
 def ours(model: Path, inputs: Mapping[str, Any], **config: Any) -> Runner:
-    """Return a run on the CPU device."""
+    """Return a function that runs a model on the device CPU.
+
+    Args:
+        model: The ONNX file.
+        inputs: Inputs by name.
+        **config: Options of the device.
+    """
     compiled = sg.compile_model(sg.load(model), "CPU", config)
     return lambda: compiled(inputs)
 
 
 def theirs(model: Path, inputs: Mapping[str, Any], threads: int) -> Runner:
-    """Return a run of ONNX Runtime."""
+    """Return a function that runs a model by ONNX Runtime.
+
+    Args:
+        model: The ONNX file.
+        inputs: Inputs by name.
+        threads: Threads of a run.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -45,14 +57,14 @@ def theirs(model: Path, inputs: Mapping[str, Any], threads: int) -> Runner:
 
 
 def seconds_of(run: Runner) -> float:
-    """Return how long one run takes."""
+    """Return the seconds of one run."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 def medians(runners: Mapping[str, Runner], rounds: int) -> dict[str, float]:
-    """Time runners in turns; return each one's median."""
+    """Return the median seconds of each runner, over interleaved rounds."""
     for run in runners.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in runners}
@@ -65,7 +77,7 @@ def medians(runners: Mapping[str, Runner], rounds: int) -> dict[str, float]:
 
 
 def throughput(run: Runner, callers: int, seconds: float) -> float:
-    """Return the runs per second of so many threads that call at the same time."""
+    """Return the runs per second of ``callers`` threads that call ``run`` for ``seconds``."""
     done = [0] * callers
     start = time.perf_counter()
 
@@ -83,7 +95,13 @@ def throughput(run: Runner, callers: int, seconds: float) -> float:
 
 
 def scaling(model: Path, threads: int, rounds: int) -> list[str]:
-    """Return a row: milliseconds of both on one and on several threads, and what those give."""
+    """Return a row: milliseconds of both runtimes on one and several threads, and the speed-ups.
+
+    Args:
+        model: The ONNX file.
+        threads: The larger number of threads.
+        rounds: Number of interleaved rounds.
+    """
     inputs = inputs_of(model)
     counts = (1, threads)
     runners = {f"ours {n}": ours(model, inputs, INFERENCE_NUM_THREADS=n) for n in counts}
@@ -97,7 +115,15 @@ def scaling(model: Path, threads: int, rounds: int) -> list[str]:
 
 
 def concurrent(model: Path, threads: int, callers: int, seconds: float, rounds: int) -> list[str]:
-    """Return a row: runs per second of concurrent callers, and ours divided by theirs."""
+    """Return a row: runs per second of concurrent callers, and the ratio to ONNX Runtime's.
+
+    Args:
+        model: The ONNX file.
+        threads: Cores that the model may use.
+        callers: Number of concurrent callers.
+        seconds: Time of a sample.
+        rounds: Number of interleaved rounds.
+    """
     inputs = inputs_of(model)
     hints = ("THROUGHPUT", "LATENCY")
     runners = {

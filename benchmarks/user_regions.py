@@ -1,10 +1,10 @@
-"""Compare models that selectors have partitioned with whole ones, both compiled for the CPU.
+"""Compare partitioned models with whole ones, both compiled for the CPU.
 
 usage: python benchmarks/user_regions.py MODEL.onnx ... [--rounds 60] [--device HETERO:CPU]
 
-Each model is partitioned by several selectors without an op of their own. In every round each form
-runs once, in random order on one thread; the ratio is the median over rounds of a form's processor
-time divided by that of the whole model on the CPU; ``same`` says whether results are equal bit for
+Each model is partitioned by several selectors, with the default op. In every round each partition
+and the whole model run once, in random order on one thread. The ratio is the median over rounds of
+a partition's CPU time divided by the whole model's; ``same`` is whether results are equal bit for
 bit.
 """
 
@@ -28,7 +28,7 @@ CONFIG = {"INFERENCE_NUM_THREADS": 1}
 
 
 class RandomSelector(sg.SubgraphSelector):
-    """Takes six nodes of ten, by their names."""
+    """Takes 60 % of the nodes, by name."""
 
     def __init__(self, seed: int) -> None:
         """Choose by ``seed``."""
@@ -48,7 +48,10 @@ class RandomSelector(sg.SubgraphSelector):
 
 
 def forms(graph: sg.Graph, device: str) -> dict[str, tuple[int, sg.CompiledModel]]:
-    """Return the number of regions and the compiled model of each form, the whole one first."""
+    """Return the number of regions and the compiled model of each partition by its selector.
+
+    The first is "whole", the model without regions.
+    """
     selectors: dict[str, Any] = {
         ",".join(sorted(names)): sg.ContainOpSelector(names) for names in OP_TYPES
     }
@@ -65,12 +68,18 @@ def forms(graph: sg.Graph, device: str) -> dict[str, tuple[int, sg.CompiledModel
 def seconds_of(
     compiled: dict[str, tuple[int, sg.CompiledModel]], feeds: dict[str, Any], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the processor seconds of every round by form."""
+    """Return the CPU seconds of every round, by selector.
+
+    Args:
+        compiled: The result of `forms`.
+        feeds: Inputs by name.
+        rounds: Number of rounds.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in compiled}
     for _ in range(rounds):
         for name in random.sample(list(compiled), len(compiled)):
             _, model = compiled[name]
-            model(feeds)  # the others have taken the caches
+            model(feeds)  # fills the caches
             start = time.process_time()
             model(feeds)
             seconds[name].append(time.process_time() - start)

@@ -1,4 +1,4 @@
-"""Fuzz targets for a time each, start a worker again where one dies, and tell what was found."""
+"""Fuzz each target for some time, restart workers that die, and print the findings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,20 @@ import attrs
 
 from .worker import TARGETS
 
-_ROUND_SECONDS = 900  # a worker's life: what a process keeps is bounded
+_ROUND_SECONDS = 900  # after which a worker is replaced, so that its caches stay small (estimate)
 
 
 @attrs.define
 class Total:
-    """What the workers of one target did."""
+    """Totals of the workers of one target.
+
+    Attributes:
+        target: Name of the target.
+        runs: Number of inputs that ran.
+        cpu_seconds: CPU time of the workers.
+        deaths: Number of workers that ended with an error.
+        findings: Number of inputs by kind of finding.
+    """
 
     target: str
     runs: int = 0
@@ -39,7 +47,14 @@ class Total:
 
 
 def fuzz(target: str, folder: Path, seconds: float, seed: int) -> Total:
-    """Fuzz one target; every worker has another seed."""
+    """Fuzz one target; every worker has another seed.
+
+    Args:
+        target: Name of the target.
+        folder: Folder of the corpus, the findings and the logs.
+        seconds: Time to fuzz.
+        seed: Seed of the first worker.
+    """
     total = Total(target)
     end = time.monotonic() + seconds
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +62,7 @@ def fuzz(target: str, folder: Path, seconds: float, seed: int) -> Total:
         options = f"--folder {folder} --seconds {int(min(left, _ROUND_SECONDS)) + 1} --seed {seed}"
         command = [sys.executable, "-m", "fuzz_native.worker", target, *options.split()]
         environment = {
-            "SUBGRAPH_GUARD": ("end", "begin")[seed % 2],  # what touches a guard page dies
+            "SUBGRAPH_GUARD": ("end", "begin")[seed % 2],  # out-of-bounds accesses raise SIGSEGV
             **os.environ,
             "SUBGRAPH_CACHE_DIR": str(folder.resolve() / "cache"),
         }
@@ -57,25 +72,25 @@ def fuzz(target: str, folder: Path, seconds: float, seed: int) -> Total:
         total.cpu_seconds += usage.ru_utime + usage.ru_stime
         seed += 1
         report = folder / f"{target}.{worker.pid}.json"
-        told: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
+        written: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
         report.unlink(missing_ok=True)
-        total.runs += told.get("runs", 0)
-        for kind, count in told.get("findings", {}).items():
+        total.runs += written.get("runs", 0)
+        for kind, count in written.get("findings", {}).items():
             total.findings[kind] = total.findings.get(kind, 0) + count
         code = os.waitstatus_to_exitcode(status)
         if code:
             total.deaths += 1
             kind = f"a worker ended with {code}"
             total.findings[kind] = total.findings.get(kind, 0) + 1
-            if not _forget_deadly(folder, target) and not told:
-                break  # it cannot start at all: see the log
+            if not _forget_deadly(folder, target) and not written:
+                break  # the worker cannot start: see the log
     with open(folder / "totals.jsonl", "a") as log:
         log.write(json.dumps({**attrs.asdict(total), "last_seed": seed - 1}) + "\n")
     return total
 
 
 def _forget_deadly(folder: Path, target: str) -> int:
-    """Remove inputs that end a worker from the corpus; return how many ever ended one."""
+    """Remove inputs that crash a worker from the corpus; return the number of all such inputs."""
     deadly = {p.read_bytes() for p in (folder / "findings" / target).glob("[cto]*-*")}
     for path in (folder / "corpus" / target).iterdir():
         if path.read_bytes() in deadly:
@@ -84,7 +99,7 @@ def _forget_deadly(folder: Path, target: str) -> int:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Fuzz; 1 if anything was found."""
+    """Fuzz the targets; return 1 if there are findings."""
     parser = argparse.ArgumentParser(prog="fuzz_native", description=__doc__)
     parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], help="all if none is said")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each target")

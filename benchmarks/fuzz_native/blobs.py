@@ -1,8 +1,8 @@
-"""Target: exported models that somebody else has changed, imported and run.
+"""Target: modified exported models, imported and run.
 
-An input is a script: which model, and what becomes of its file. Half of the scripts damage bytes;
-the others change entries of the header, sizes in agreement with what lies in the body, and write
-the file anew with all its checksums, as an attacker without the user's key would.
+An input chooses a model and the changes of its file. Half of the inputs damage bytes; the others
+change entries of the header, with sizes that agree with the body, and write the file with valid
+checksums, as an attacker without the user's key could.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .outcome import refuses
 
 @attrs.frozen
 class Exported:
-    """An honest file.
+    """An unmodified file.
 
     Attributes:
-        data: The file.
+        data: The bytes of the file.
         header: Its header.
         body: Its body.
-        inputs: What the model can be run on.
+        inputs: Valid inputs of the model.
     """
 
     data: bytes
@@ -88,7 +88,7 @@ def _exported() -> list[Exported]:
 
 
 def seeds() -> Iterator[bytes]:
-    """Yield scripts for every file and every kind of change."""
+    """Yield inputs for every file and every kind of change."""
     rng = random.Random(0)
     for number in range(len(_exported())):
         for kind in range(0, 256, 16):
@@ -96,7 +96,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def run(data: bytes) -> None:
-    """Change a file, import it and run what comes."""
+    """Change a file, import it and run the model."""
     draw = Draw(data)
     chosen = draw.choice(_exported())
     content = _damaged(chosen, draw) if draw.often(0.5) else _forged(chosen, draw)
@@ -169,7 +169,7 @@ def _change_leaf(header: dict[str, Any], draw: Draw) -> None:
 
 
 def _parts(tree: Any) -> list[dict[str, Any]]:
-    """Return the entries that describe an array in the body."""
+    """Return the header's entries that describe an array in the body."""
     if isinstance(tree, list):
         return [part for item in tree for part in _parts(item)]
     if not isinstance(tree, dict):
@@ -179,13 +179,13 @@ def _parts(tree: Any) -> list[dict[str, Any]]:
 
 
 def _resize_part(header: dict[str, Any], body: bytearray, draw: Draw) -> bytearray:
-    """Give a stored array another shape, and a place of that size; its file holds together."""
+    """Give a stored array another shape, and new bytes of that size at the end of the body."""
     parts = _parts(header)
     if not parts:
         return body
     part = draw.choice(parts)
-    told = part["shape"] if isinstance(part["shape"], list) else []
-    shape = [size for size in told if isinstance(size, int)]  # the others were changed before
+    stored = part["shape"] if isinstance(part["shape"], list) else []
+    shape = [size for size in stored if isinstance(size, int)]  # an earlier change may add others
     if shape and draw.often(0.7):
         shape[draw.below(len(shape))] = draw.choice((0, 1, 2, 3, 8, 16, 17, 64))
     elif draw.often(0.5):
@@ -195,7 +195,7 @@ def _resize_part(header: dict[str, Any], body: bytearray, draw: Draw) -> bytearr
     try:
         size = int(np.prod(shape)) * numpy_dtype(part["dtype"]).itemsize
     except (sg.SubgraphError, TypeError):
-        return body  # changed before
+        return body  # an earlier change has made the entry invalid
     if not 0 <= size <= 1 << 20:
         return body
     body += bytes(-len(body) % 64)
@@ -206,7 +206,7 @@ def _resize_part(header: dict[str, Any], body: bytearray, draw: Draw) -> bytearr
 
 
 def _swap_parts(header: dict[str, Any], draw: Draw) -> None:
-    """Let two descriptions of stored arrays change places."""
+    """Exchange two descriptions of stored arrays."""
     parts = _parts(header)
     if parts:
         one, other = draw.choice(parts), draw.choice(parts)
@@ -216,7 +216,7 @@ def _swap_parts(header: dict[str, Any], draw: Draw) -> None:
 
 
 def _change_model(header: dict[str, Any], body: bytearray, draw: Draw) -> bytearray:
-    """Put a changed graph into the file: damaged, or with weights of another shape."""
+    """Replace the graph of the file by a damaged one, or one with a weight of another shape."""
     place = header.get("model")
     if not isinstance(place, dict) or not {"offset", "size"} <= set(place):
         return body
@@ -224,7 +224,7 @@ def _change_model(header: dict[str, Any], body: bytearray, draw: Draw) -> bytear
         begin = int(place["offset"])
         old = onnx.ModelProto.FromString(bytes(body[begin : begin + int(place["size"])]))
     except Exception:
-        return body  # changed before
+        return body  # an earlier change has made the entry invalid
     if draw.often(0.4):
         new = damaged_message(old, draw.rng())
     elif draw.often(0.5) and old.graph.initializer:

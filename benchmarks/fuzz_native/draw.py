@@ -1,4 +1,4 @@
-"""Decisions from bytes: the same bytes always give the same decisions, so that a file is a case."""
+"""Decisions that are determined by bytes, so that a file is a reproducible case."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-# Numbers that are likely to do harm where a size, an index or a count is expected.
-EVIL = (
+# Edge cases of sizes, indices and counts.
+EDGE_NUMBERS = (
     0,
     1,
     -1,
@@ -30,14 +30,14 @@ EVIL = (
     2**31 - 1,
     -(2**31),
 )
-HUGE = (2**31, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, -(2**62), -(2**63))
+HUGE_NUMBERS = (2**31, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, -(2**62), -(2**63))
 
 
 class Draw:
-    """Reads decisions off the front of some bytes; zeros follow their end."""
+    """Reads decisions from the begin of some bytes; after their end it reads zeros."""
 
     def __init__(self, data: bytes) -> None:
-        """Begin at the front."""
+        """Begin at the first byte."""
         self._data = data
         self._at = 0
 
@@ -58,22 +58,22 @@ class Draw:
         return items[self.below(len(items))]
 
     def often(self, share: float) -> bool:
-        """Return True for that share of the bytes."""
+        """Return True with this probability, in [0, 1]."""
         return self.byte() < 256 * share
 
     def number(self) -> int:
-        """Return a number that may do harm."""
+        """Return a number: of `EDGE_NUMBERS`, of `HUGE_NUMBERS`, or in [-128, 127]."""
         kind = self.byte()
         if kind < 160:
-            return self.choice(EVIL)
-        return self.choice(HUGE) if kind < 208 else self.byte() - 128
+            return self.choice(EDGE_NUMBERS)
+        return self.choice(HUGE_NUMBERS) if kind < 208 else self.byte() - 128
 
     def rng(self) -> random.Random:
         """Return a generator seeded by the next two bytes."""
         return random.Random(self.byte() << 8 | self.byte())
 
     def rest(self) -> bytes:
-        """Return all bytes that are left."""
+        """Return all remaining bytes."""
         left = self._data[self._at :]
         self._at = len(self._data)
         return left

@@ -1,8 +1,8 @@
-"""Target: entries of the kernel cache and object files that somebody else wrote; no code is run.
+"""Target: modified entries of the kernel cache and object files; their code is not run.
 
-An input is a script: damaged bytes of an entry, an entry with other statements about its code and
-the checksum that belongs to them, or an object file for the linker. What is damaged counts as
-absent; what only the user can write is trusted, but has to hold together.
+An input chooses between damaged bytes of an entry, an entry with another header or code and a valid
+checksum, and an object file for the linker. Damaged entries must count as absent; of entries with a
+valid checksum, which only the user can write, an accepted image must be consistent.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ define i64 @entry(i64 %x, double %y) {
 
 @cache
 def _entries() -> list[tuple[str, Path, bytes]]:
-    """Return key, path and content of entries: an image, an object file, code of nothing."""
+    """Return key, path and content of entries: an object file, code without symbols, an image."""
     needs = objectfile.undefined_symbols(_object())
     image = objectfile.linked(_object(), "entry", needs)
     codes = [loader.ObjectCode(needs, _object()), loader.ObjectCode((), b"\xc3" * 99, 0)]
-    if image is not None:  # of this processor
+    if image is not None:  # None: the linker does not support this processor
         codes.append(loader.ObjectCode(needs, image.data, image.start))
     found: list[tuple[str, Path, bytes]] = []
     for number, code in enumerate(codes):
@@ -65,7 +65,7 @@ def _object() -> bytes:
 
 
 def seeds() -> Iterator[bytes]:
-    """Yield scripts of every kind."""
+    """Yield inputs of every kind."""
     rng = random.Random(0)
     for kind in range(0, 256, 8):
         yield bytes([kind]) + rng.randbytes(24)
@@ -92,7 +92,7 @@ def run(data: bytes) -> None:
 
 
 def _forged(content: bytes, draw: Draw) -> bytes:
-    """Return an entry with another header or code, and with the checksum of that."""
+    """Return an entry with another header or code, and a valid checksum."""
     magic, _, length = _PREFIX.unpack_from(content)
     text, code = content[_PREFIX.size :][:length], content[_PREFIX.size + length :]
     if draw.often(0.7):
@@ -110,7 +110,7 @@ def _forged(content: bytes, draw: Draw) -> bytes:
 
 
 def _check_image(symbol: str, code: loader.ObjectCode) -> None:
-    """Look at what would be loaded."""
+    """Check the image that would be loaded."""
     try:
         loader.check_symbols(symbol, code.needs)
         image = loader.as_image(symbol, code)
@@ -125,7 +125,7 @@ def _check_image(symbol: str, code: loader.ObjectCode) -> None:
 def _link(draw: Draw) -> None:
     data = bytearray(_object())
     for _ in range(1 + draw.below(6)):
-        # Headers, and the tables at the end.
+        # Changes in the first 64 bytes, the ELF header, are more frequent.
         at = draw.below(64) if draw.often(0.3) else draw.below(len(data))
         match draw.below(3):
             case 0:

@@ -17,29 +17,29 @@ import subgraph as sg
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.testing import conformance
 
-from .draw import EVIL
+from .draw import EDGE_NUMBERS
 from .outcome import refuses
 
-_MOST_ELEMENTS = 1 << 16
-_LARGEST_SEED = 2048
-_ALIKE = 1
+_MAX_ELEMENTS = 1 << 16  # of an input or stored tensor
+_MAX_SEED_BYTES = 2048  # bytes
+_MAX_SEEDS_PER_OPERATORS = 1  # seeds with the same list of operators
 
 
 def seeds() -> Iterator[bytes]:
-    """Yield small models of ONNX's own suite: for each list of operators the first few."""
+    """Yield small models of ONNX's suite: for each list of operators the first ones."""
     kept: Counter[tuple[str, ...]] = Counter()
     for case in conformance.cases():
         if case.kind != "real":
             model, _ = case.load()
             content = model.SerializeToString()
             operators = tuple(node.op_type for node in model.graph.node)
-            if len(content) <= _LARGEST_SEED and kept[operators] < _ALIKE:
+            if len(content) <= _MAX_SEED_BYTES and kept[operators] < _MAX_SEEDS_PER_OPERATORS:
                 kept[operators] += 1
                 yield content
 
 
 def run(data: bytes) -> None:
-    """Load, compile and run a model on inputs that follow from its bytes."""
+    """Load, compile and run a model; its bytes determine the inputs."""
     compiled: list[sg.CompiledModel] = []
     if not refuses(lambda: compiled.append(sg.compile_model(sg.load(data), "CPU"))):
         model = compiled[0]
@@ -50,23 +50,31 @@ def run(data: bytes) -> None:
 
 
 def _given(type_: Any, rng: np.random.Generator) -> Any:
-    """Return an array for an input; None if it would be large or is no tensor of numbers."""
+    """Return an array for an input; None if it would be too large or is no numeric tensor."""
     if not isinstance(type_, TensorType) or type_.dtype == "string":
         return None
     shape = [d if isinstance(d, int) else int(rng.integers(0, 6)) for d in type_.shape or (3,)]
     dtype = numpy_dtype(type_.dtype)
-    if np.prod([float(max(d, 1)) for d in shape]) > _MOST_ELEMENTS:
+    if np.prod([float(max(d, 1)) for d in shape]) > _MAX_ELEMENTS:
         return None
     array = rng.integers(-9, 9, shape)
     if dtype.kind in "iu" and array.size and rng.random() < 0.3:
         info = np.iinfo(dtype)
-        array.reshape(-1)[0] = np.clip(int(rng.choice(EVIL)), info.min, min(info.max, 2**62))
+        array.reshape(-1)[0] = np.clip(
+            int(rng.choice(EDGE_NUMBERS)), info.min, min(info.max, 2**62)
+        )
     with np.errstate(all="ignore"):
         return array.astype(dtype)
 
 
 def mutate(data: bytes, largest: int, seed: int) -> bytes:
-    """Damage fields of the message, or its bytes where it is none."""
+    """Return a changed model: its fields, or its bytes if they are no valid message.
+
+    Args:
+        data: The bytes.
+        largest: Largest number of bytes of the result.
+        seed: Seed of the changes.
+    """
     rng = random.Random(seed)
     try:
         model = onnx.ModelProto.FromString(data)
@@ -76,17 +84,17 @@ def mutate(data: bytes, largest: int, seed: int) -> bytes:
         return damaged_bytes(data, rng)[:largest]
     try:
         for _ in range(rng.randint(1, 3)):
-            if rng.random() < 0.5 and _lie_consistently(model.graph, rng):
+            if rng.random() < 0.5 and _change_size(model.graph, rng):
                 continue
             model = onnx.ModelProto.FromString(damaged_message(model, rng))
         changed = model.SerializeToString()
-    except (DecodeError, ValueError):  # of a name or number that was damaged before
+    except (DecodeError, ValueError):  # an earlier change has made a name or number invalid
         return damaged_bytes(data, rng)[:largest]
     return changed if len(changed) <= largest else data
 
 
-def _lie_consistently(graph: onnx.GraphProto, rng: random.Random) -> bool:
-    """Give a stored tensor another size, dimensions and content alike; or an input a shape."""
+def _change_size(graph: onnx.GraphProto, rng: random.Random) -> bool:
+    """Give a stored tensor another size with data of that size, or an input another dimension."""
     tensors = [
         *graph.initializer,
         *(a.t for n in graph.node for a in n.attribute if a.HasField("t")),
@@ -109,7 +117,7 @@ def _resize(tensor: onnx.TensorProto, rng: random.Random) -> bool:
     try:
         array = onnx.numpy_helper.to_array(tensor)
     except Exception:
-        return False  # damaged before
+        return False  # an earlier change has made it invalid
     shape = list(array.shape)
     if shape and rng.random() < 0.7:
         axis = rng.randrange(len(shape))
@@ -120,13 +128,13 @@ def _resize(tensor: onnx.TensorProto, rng: random.Random) -> bool:
         shape.pop(rng.randrange(len(shape)))
     else:
         shape.insert(rng.randint(0, len(shape)), rng.choice((1, 2)))
-    if len(shape) > 8 or np.prod(shape) > _MOST_ELEMENTS:
+    if len(shape) > 8 or np.prod(shape) > _MAX_ELEMENTS:
         return False
     resized: Any = np.resize(array, shape) if array.size else np.zeros(shape, array.dtype)
     if resized.dtype.kind in "iu" and resized.size and rng.random() < 0.3:
         info = np.iinfo(resized.dtype)
         resized.reshape(-1)[rng.randrange(resized.size)] = max(
-            min(rng.choice(EVIL), info.max), info.min
+            min(rng.choice(EDGE_NUMBERS), info.max), info.min
         )
     tensor.CopyFrom(onnx.numpy_helper.from_array(resized, tensor.name))
     return True

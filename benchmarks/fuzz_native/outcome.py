@@ -1,4 +1,4 @@
-"""What a target may end in, and the record of what it ended in otherwise."""
+"""Allowed outcomes of a target, and the record of findings."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pathlib import Path
 
 import subgraph as sg
 
-LIMIT_SECONDS = 5.0  # of the processor, for one input whose kernels are compiled
-HANG_SECONDS = 100.0  # of the processor, compilation of kernels included
+LIMIT_SECONDS = 5.0  # CPU time of an input whose kernels are compiled (estimate)
+HANG_SECONDS = 100.0  # CPU time of an input with compilation of its kernels (estimate)
 
 
 class Finding(Exception):
-    """Something that must not be: the message begins with what makes it one of its kind."""
+    """A forbidden outcome; the message begins with its kind, up to a semicolon."""
 
 
 class Hang(BaseException):
-    """An input takes so long that it is given up; no handler of the library's may catch this."""
+    """An input takes too long; no child of Exception, so that the library does not catch it."""
 
 
 def refuses(action: Callable[[], object]) -> str:
     """Return the name of the ``sg.SubgraphError`` that an action raises, "" if none.
 
     Raises:
-        sg.InternalError: What the library itself says is its own fault.
-        Exception: Whatever else the action raises.
+        sg.InternalError: a bug that the library reports.
+        Exception: any other error of the action.
     """
     try:
         action()
@@ -42,7 +42,7 @@ def refuses(action: Callable[[], object]) -> str:
 
 
 def kind_of(error: BaseException) -> str:
-    """Return what tells one finding from another: the type, and the innermost place of ours."""
+    """Return the kind of a finding: the error's type, and the library's innermost function."""
     if isinstance(error, Finding):
         return f"Finding: {str(error).partition(';')[0]}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -55,7 +55,7 @@ def kind_of(error: BaseException) -> str:
 
 @contextmanager
 def _given_up_after(seconds: float) -> Generator[None]:
-    """Raise `Hang` in the block after seconds of the processor, where there are such timers."""
+    """Raise `Hang` in the block after some CPU time, if the system has such timers."""
     if not hasattr(signal, "setitimer"):
         yield
         return
@@ -73,15 +73,20 @@ def _given_up_after(seconds: float) -> Generator[None]:
 
 
 class Recorder:
-    """Runs inputs, keeps the first of every kind of finding in a folder, and counts.
+    """Runs inputs, writes the first of every kind of finding to a folder, and counts.
 
-    Args:
-        run: The target.
-        folder: Where findings go, as ``NAME.bin`` beside a text ``NAME.txt``.
+    Attributes:
+        runs: Number of inputs.
+        counts: Number of inputs by kind of finding.
     """
 
     def __init__(self, run: Callable[[bytes], None], folder: Path) -> None:
-        """Begin with what the folder holds already."""
+        """Make a recorder.
+
+        Args:
+            run: The target.
+            folder: Folder of the findings: ``NAME.bin``, the input, and ``NAME.txt``, the error.
+        """
         self._run = run
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +94,7 @@ class Recorder:
         self.counts: dict[str, int] = {}
 
     def __call__(self, data: bytes) -> None:
-        """Run one input."""
+        """Run one input and record a finding."""
         self.runs += 1
         try:
             if (

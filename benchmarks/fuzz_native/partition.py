@@ -1,4 +1,4 @@
-"""Target: random graphs cut by random selectors; hypothesis draws both from the bytes."""
+"""Target: random graphs, partitioned by random selectors; hypothesis draws both from the bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from subgraph.testing import random_selectors
 
 
 class _Property(sg.SubgraphProperty):
-    """Regions are found by the selectors of a recipe."""
+    """A property with the selectors of a recipe."""
 
     def __init__(self, recipe: random_selectors.Recipe) -> None:
-        """Take selectors from ``recipe``."""
+        """Make a property with selectors of ``recipe``."""
         self._recipe = recipe
 
     def create_subgraph_selector(self) -> sg.SubgraphSelector:
-        """Return a fresh selector."""
+        """Return a new selector."""
         return self._recipe()
 
 
@@ -42,7 +42,7 @@ def _check(
     try:
         after = passes.apply_pass(graph, "PartitionGraph", strategy=strategy, min_size=least)
     except sg.PassError:
-        return  # a selector that raises is reported
+        return  # the allowed outcome of a selector that breaks the contract
     testing.check_partition(graph, after, inputs=testing.feeds(graph))
 
 

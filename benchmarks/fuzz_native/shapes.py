@@ -1,8 +1,8 @@
-"""Target: honest models run on inputs of hostile shapes and values; CPU against REFERENCE.
+"""Target: valid models on inputs of wrong shapes and values; CPU is compared with REFERENCE.
 
-An input is a script: which case of ONNX's suite, which of its inputs become constants, what its
-model says of shapes, and how inputs are cut, stretched and filled with indices that lie outside.
-Both devices must refuse, or both must give the same.
+The bytes choose a case of ONNX's suite, the inputs that become constants, the shapes that the model
+states, and changes of the inputs' shapes and values (indices out of range). Both devices must raise
+an error, or both must return the same.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ import onnx
 import subgraph as sg
 from subgraph.testing import conformance
 
-from .draw import EVIL, Draw
+from .draw import EDGE_NUMBERS, Draw
 from .outcome import Finding
 
-_MOST_ELEMENTS = 1 << 14
-_LARGEST = 1 << 16  # bytes of a case's model
-_RANDOM = "random", "strings, text"  # categories whose results cannot be compared, or have no sizes
+_MAX_ELEMENTS = 1 << 14
+_MAX_MODEL_BYTES = 1 << 16  # bytes of a case's model
+_SKIPPED_CATEGORIES = (
+    "random",
+    "strings, text",
+)  # categories with random results, or without numbers
 
 
 @cache
@@ -32,26 +35,26 @@ def _cases() -> list[conformance.Case]:
     for case in conformance.cases():
         if (
             case.kind in ("node", "simple")
-            and case.category not in _RANDOM
+            and case.category not in _SKIPPED_CATEGORIES
             and "_expanded" not in case.name
         ):
             model, sets = case.load()
             arrays = sets and all(isinstance(item, np.ndarray) for item in sets[0][0])
             numbers = arrays and all(item.dtype.kind in "iufb" for item in sets[0][0])
-            if numbers and sets[0][0] and model.ByteSize() <= _LARGEST:
+            if numbers and sets[0][0] and model.ByteSize() <= _MAX_MODEL_BYTES:
                 kept.append(case)
     return kept
 
 
 def seeds() -> Iterator[bytes]:
-    """Yield a few scripts for every case."""
+    """Yield an input for every case."""
     rng = random.Random(0)
     for number in range(len(_cases())):
         yield number.to_bytes(2, "big") + rng.randbytes(16)
 
 
 def run(data: bytes) -> None:
-    """Run one script."""
+    """Run one input."""
     draw = Draw(data)
     number = draw.below(len(_cases()))
     case = _cases()[number]
@@ -72,7 +75,7 @@ def run(data: bytes) -> None:
 
 
 def _changed(item: Any, draw: Draw) -> Any:
-    """Return an input as it is, of another shape, or with a few other values."""
+    """Return an array unchanged, of another shape, or with a few other values."""
     if item.dtype.names is not None or draw.often(0.5):
         return item
     shape = list(item.shape)
@@ -85,14 +88,14 @@ def _changed(item: Any, draw: Draw) -> Any:
         shape.pop(draw.below(len(shape)))
     elif draw.often(0.3):
         shape.insert(draw.below(len(shape) + 1), draw.choice((1, 2)))
-    if int(np.prod(shape)) > _MOST_ELEMENTS:
+    if int(np.prod(shape)) > _MAX_ELEMENTS:
         return item
     made: Any = np.resize(item, shape) if item.size else np.zeros(shape, item.dtype)
     if made.dtype.kind in "iu" and made.size and draw.often(0.5):
         info = np.iinfo(made.dtype)
         for _ in range(1 + draw.below(2)):
-            evil = max(min(draw.choice(EVIL), int(info.max)), int(info.min))
-            made.reshape(-1)[draw.below(made.size)] = evil
+            number = max(min(draw.choice(EDGE_NUMBERS), int(info.max)), int(info.min))
+            made.reshape(-1)[draw.below(made.size)] = number
     return made
 
 
@@ -100,10 +103,9 @@ def _model(number: int, shapes: int, kept: Sequence[int], arrays: Sequence[Any])
     """Return a case's model with some inputs as constants.
 
     Args:
-        number: Of the case.
-        shapes: 0: sizes as they are where inputs agree with them; 1: a name for each size;
-            2: no shapes at all.
-        kept: Inputs that become constants.
+        number: Number of the case.
+        shapes: 0: equal sizes have equal names; 1: each size has its own name; 2: no shapes.
+        kept: Positions of the inputs that become constants.
         arrays: Their values.
     """
     model = onnx.ModelProto()
@@ -127,7 +129,7 @@ def _model(number: int, shapes: int, kept: Sequence[int], arrays: Sequence[Any])
 
 
 def _compiled(content: bytes, device: str) -> Any:
-    """Return a compiled model, or the name of our error."""
+    """Return a compiled model, or the SubgraphError of compilation."""
     try:
         return sg.compile_model(sg.load(content), device)
     except sg.InternalError:
@@ -142,7 +144,7 @@ def _shared(number: int, shapes: int, device: str) -> Any:
 
 
 def _ended(model: Any, given: Sequence[Any]) -> Any:
-    """Return the results, or our error."""
+    """Return the results, or the SubgraphError of compilation or of the run."""
     if isinstance(model, sg.SubgraphError):
         return model
     try:

@@ -1,4 +1,4 @@
-"""Target: the text form, parsed, and printed and parsed again."""
+"""Target: the text form of graphs, parsed, printed and parsed again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import subgraph as sg
 from subgraph.testing import conformance
 
-from .draw import EVIL, HUGE
+from .draw import EDGE_NUMBERS, HUGE_NUMBERS
 from .outcome import Finding, refuses
 
-_LARGEST_SEED = 1500
+_MAX_SEED_CHARACTERS = 1500
 _PIECES = re.compile(r'"[^"\n]*"|[\w.]+|\s+|.', re.DOTALL)
 _WORDS = (
     *("graph", "return", "input", "capture", "weight", "doc", "meta", "attr", "json", "parameter"),
@@ -55,7 +55,7 @@ _WORDS = (
 
 
 def seeds() -> Iterator[bytes]:
-    """Yield the text of every small model of ONNX's own suite."""
+    """Yield the text of every small model of ONNX's suite."""
     for case in conformance.cases():
         if case.kind == "real":
             continue
@@ -63,12 +63,12 @@ def seeds() -> Iterator[bytes]:
             text = str(sg.load(case.load()[0]))
         except sg.SubgraphError:
             continue
-        if len(text) <= _LARGEST_SEED:
+        if len(text) <= _MAX_SEED_CHARACTERS:
             yield text.encode()
 
 
 def run(data: bytes) -> None:
-    """Parse a text; what comes of it prints as a text that gives the same again."""
+    """Parse a text, and check that the printed graph parses to a graph that prints the same."""
     text = data.decode("utf-8", "surrogatepass" if data[:1] == b"#" else "replace")
     parsed: list[sg.Graph] = []
     if refuses(lambda: parsed.append(sg.parse(text))):
@@ -83,7 +83,13 @@ def run(data: bytes) -> None:
 
 
 def mutate(data: bytes, largest: int, seed: int) -> bytes:
-    """Replace, drop, double or swap tokens."""
+    """Return the text with one to four tokens replaced, removed, repeated or exchanged.
+
+    Args:
+        data: The text.
+        largest: Largest number of bytes of the result.
+        seed: Seed of the changes.
+    """
     rng = random.Random(seed)
     pieces: list[str] = _PIECES.findall(data.decode("utf-8", "replace")) or [""]
     for _ in range(rng.randint(1, 4)):
@@ -94,7 +100,7 @@ def mutate(data: bytes, largest: int, seed: int) -> bytes:
             case 1:
                 pieces.insert(at, rng.choice(_WORDS))
             case 2:
-                pieces[at] = str(rng.choice((*EVIL, *HUGE)))
+                pieces[at] = str(rng.choice((*EDGE_NUMBERS, *HUGE_NUMBERS)))
             case 3 if len(pieces) > 1:
                 del pieces[at : at + rng.randint(1, 4)]
                 pieces = pieces or [""]

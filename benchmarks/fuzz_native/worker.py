@@ -1,4 +1,4 @@
-"""One process that fuzzes one target with atheris; or repeats inputs without it."""
+"""One process that fuzzes one target with atheris, or runs given inputs without it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from pathlib import Path
 from types import ModuleType
 
 TARGETS = ("text", "models", "blobs", "shapes", "partition", "kernel_cache")
-_LONGEST_INPUT = 1 << 14
-_HANG_SECONDS = 1800  # of the clock, for machine code that does not end; see `outcome.HANG_SECONDS`
+_MAX_INPUT_BYTES = 1 << 14  # bytes
+# By the clock, for machine code that does not end, which `outcome.HANG_SECONDS` cannot interrupt.
+_HANG_SECONDS = 1800
 _MEMORY_MIB = 4096
 
 
 def _plain_modules() -> Iterator[str]:
-    """Yield the modules whose bytecode nobody compiles: kernels go to numba as they are written."""
+    """Yield the modules without kernels: instrumented bytecode cannot be compiled by numba."""
     for info in pkgutil.walk_packages(importlib.import_module("subgraph").__path__, "subgraph."):
         spec = None if info.name.endswith("__main__") else find_spec(info.name)
         if spec is None or spec.origin is None or info.name.endswith("_kernels"):
@@ -33,7 +34,7 @@ def _plain_modules() -> Iterator[str]:
 
 
 def instrument() -> None:
-    """Import the library's own modules with instrumentation."""
+    """Import Subgraph's modules without kernels with coverage instrumentation."""
     import atheris
 
     wanted = [name for name in _plain_modules() if name not in sys.modules]
@@ -55,16 +56,22 @@ def load(target: str) -> ModuleType:
 
 
 def write_seeds(module: ModuleType, folder: Path) -> int:
-    """Write the seeds of a target into an empty folder; return how many files it holds."""
+    """Write the seeds of a target if the folder is empty; return the number of its files."""
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.iterdir()):
         for number, data in enumerate(module.seeds()):
-            (folder / f"seed{number:05}").write_bytes(data[:_LONGEST_INPUT])
+            (folder / f"seed{number:05}").write_bytes(data[:_MAX_INPUT_BYTES])
     return sum(1 for _ in folder.iterdir())
 
 
-def randomly(module: ModuleType, count: int, seed: int) -> Iterator[bytes]:
-    """Yield seeds, and mutations of them that no coverage guides: for a check without atheris."""
+def mutated_seeds(module: ModuleType, count: int, seed: int) -> Iterator[bytes]:
+    """Yield mutated seeds without guidance by coverage, for checks without atheris.
+
+    Args:
+        module: The target.
+        count: Number of inputs.
+        seed: Seed of the mutations.
+    """
     from robustness import damaged_bytes
 
     rng = random.Random(seed)
@@ -73,14 +80,14 @@ def randomly(module: ModuleType, count: int, seed: int) -> Iterator[bytes]:
         data = rng.choice(seeds)
         for _ in range(rng.randint(0, 3)):
             if hasattr(module, "mutate"):
-                data = module.mutate(data, _LONGEST_INPUT, rng.randrange(2**32))
+                data = module.mutate(data, _MAX_INPUT_BYTES, rng.randrange(2**32))
             else:
                 data = damaged_bytes(data, rng)
         yield data
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Fuzz until the time is over, or until the process dies."""
+    """Fuzz until the time is over, or until the process dies; or run given inputs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--folder", type=Path, default=Path(".fuzz"))
@@ -121,7 +128,7 @@ def _fuzz(options: argparse.Namespace) -> None:
         str(corpus),
         f"-max_total_time={options.seconds}",
         f"-seed={options.seed}",
-        f"-max_len={_LONGEST_INPUT}",
+        f"-max_len={_MAX_INPUT_BYTES}",
         f"-timeout={_HANG_SECONDS}",
         f"-rss_limit_mb={_MEMORY_MIB}",
         f"-artifact_prefix={findings / options.target}/",

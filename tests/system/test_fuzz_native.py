@@ -27,7 +27,7 @@ def test_random_inputs_end_as_they_may(
         monkeypatch.setenv("SUBGRAPH_CACHE_DIR", str(tmp_path / "cache"))
     module = importlib.import_module(f"fuzz_native.{target}")
     record = outcome.Recorder(module.run, tmp_path / "findings")
-    for data in worker.randomly(module, count, seed=7):
+    for data in worker.mutated_seeds(module, count, seed=7):
         record(data)
     assert record.runs == count
     assert record.counts == {}, "\n".join(p.read_text() for p in tmp_path.glob("*/*.txt"))
