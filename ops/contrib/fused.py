@@ -1,4 +1,4 @@
-"""What ONNX Runtime's optimiser fuses: products and convolutions with what stands around them."""
+"""Fused products and convolutions of ONNX Runtime's optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from subgraph.operators.functions import Call, function
 from .transformer import added
 
 Results = Sequence[Value | None]
-# Of each activation the attributes that its parameters stand for, in order.
+# Activations, and the attributes of their operators that are a fused node's parameters, in order.
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Relu": (),
     "Sigmoid": (),
@@ -27,7 +27,17 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 
 def activated(call: Call, x: Any, name: str | None, parameters: Sequence[float]) -> Any:
-    """Return an activation of ``x``; without a name ``x`` itself."""
+    """Return an activation of a value.
+
+    Args:
+        call: The node.
+        x: The value.
+        name: Operator of the activation; None: ``x`` is returned.
+        parameters: Its parameters, in the order of `_ACTIVATIONS`, or the bounds of Clip.
+
+    Raises:
+        UnsupportedOpError: The activation is not supported.
+    """
     if name is None:
         return x
     if name == "Clip" and len(parameters) == 2:
@@ -38,8 +48,12 @@ def activated(call: Call, x: Any, name: str | None, parameters: Sequence[float])
     return getattr(call, name)(x, **given)
 
 
-def _turn(call: Call, x: Any, batch: bool, last: bool) -> Any:
-    """Return a matrix with its rows last, and perhaps its batches behind its first dimension."""
+def _transposed(call: Call, x: Any, batch: bool, last: bool) -> Any:
+    """Return a stack of matrices, transposed.
+
+    ``last`` swaps the last two dimensions; before that, ``batch`` moves the first dimension to the
+    second last.
+    """
     if not (batch or last):
         return x
     order = list(range(call.rank(x)))
@@ -51,13 +65,16 @@ def _turn(call: Call, x: Any, batch: bool, last: bool) -> Any:
 
 
 def _product(call: Call, *, batches: bool) -> Any:
-    """Return the product of the node's inputs, transposed and scaled as its attributes say."""
+    """Return the product of the node's inputs, transposed and scaled by its attributes.
+
+    ``batches``: the operator has ``transBatchA`` and ``transBatchB``.
+    """
     ranks = [call.rank(x) for x in call.inputs if x is not None]
     moved = batches and (call.attribute("transBatchA") or call.attribute("transBatchB"))
     if moved and (ranks[0] != ranks[1] or ranks[0] < 3):
         raise call.unsupported(f"transBatchA or transBatchB of ranks {ranks[0]} and {ranks[1]}")
-    turned = [
-        _turn(
+    transposed = [
+        _transposed(
             call,
             x,
             batches and bool(call.attribute(f"transBatch{side}")),
@@ -65,23 +82,23 @@ def _product(call: Call, *, batches: bool) -> Any:
         )
         for x, side in zip(call.inputs, "AB", strict=True)
     ]
-    product, alpha = call.MatMul(*turned), call.attribute("alpha")
+    product, alpha = call.MatMul(*transposed), call.attribute("alpha")
     return product if alpha == 1.0 else call.Mul(product, alpha)
 
 
-_TURNS: dict[str, Any] = {"alpha": 1.0, "transA": 0, "transB": 0}
-_BATCHES: dict[str, Any] = {"transBatchA": 0, "transBatchB": 0}
+_PRODUCT_ATTRIBUTES: dict[str, Any] = {"alpha": 1.0, "transA": 0, "transB": 0}
+_BATCH_ATTRIBUTES: dict[str, Any] = {"transBatchA": 0, "transBatchB": 0}
 
 
-@function("FusedMatMul", "A, B -> Y", **_TURNS, **_BATCHES)
+@function("FusedMatMul", "A, B -> Y", **_PRODUCT_ATTRIBUTES, **_BATCH_ATTRIBUTES)
 def fused_matmul(call: Call) -> Results:
-    """Multiply what may be turned, and scale."""
+    """Scaled product of matrices that may be transposed."""
     return [_product(call, batches=True)]
 
 
-@function("TransposeMatMul", "A, B -> Y", **_TURNS)
+@function("TransposeMatMul", "A, B -> Y", **_PRODUCT_ATTRIBUTES)
 def transpose_matmul(call: Call) -> Results:
-    """Multiply what may be turned, and scale."""
+    """Scaled product of matrices that may be transposed."""
     return [_product(call, batches=False)]
 
 
@@ -93,11 +110,11 @@ def transpose_matmul(call: Call) -> Results:
     activation_axis="int",
     activation_beta="float",
     activation_gamma="float",
-    **_TURNS,
-    **_BATCHES,
+    **_PRODUCT_ATTRIBUTES,
+    **_BATCH_ATTRIBUTES,
 )
 def fused_matmul_activation(call: Call) -> Results:
-    """Multiply, scale, and apply an activation."""
+    """Scaled product with an activation."""
     name = call.attribute("activation")
     if name == "Softmax":
         product = _product(call, batches=True)
@@ -106,7 +123,7 @@ def fused_matmul_activation(call: Call) -> Results:
 
 
 def _parameters(call: Call, name: str | None) -> list[float]:
-    """Return an activation's parameters from attributes of their own."""
+    """Return an activation's parameters, which are attributes named after them."""
     found: list[float] = []
     for parameter in _ACTIVATIONS.get(name or "", ()):
         value = call.attribute(f"activation_{parameter}")
@@ -124,7 +141,7 @@ def _parameters(call: Call, name: str | None) -> list[float]:
     activation_beta="float",
     activation_gamma="float",
     beta=1.0,
-    **_TURNS,
+    **_PRODUCT_ATTRIBUTES,
 )
 def fused_gemm(call: Call) -> Results:
     """Gemm with an activation."""
@@ -165,11 +182,11 @@ def fused_conv(call: Call) -> Results:
     strides="ints",
 )
 def nhwc_max_pool(call: Call) -> Results:
-    """MaxPool of bytes, the channels last."""
+    """MaxPool with channels last."""
     (x,) = call.inputs
-    assert x is not None, "the form says so"
+    assert x is not None, "a required input"
     names = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
     rank = call.rank(x)
-    turned = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
-    pooled = call.MaxPool(turned, **call.attributes(*names))
+    transposed = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
+    pooled = call.MaxPool(transposed, **call.attributes(*names))
     return [call.Transpose(pooled, perm=(0, *range(2, rank), 1))]

@@ -1,8 +1,8 @@
-"""What bodies of ONNX Runtime's operators require of their nodes, beyond the standard's operators.
+"""Additional requirements of nodes in the bodies of ONNX Runtime's operators.
 
-The standard's Add, Mul, DequantizeLinear and Attention broadcast, and take scales along an axis,
+The standard's Add, Mul, DequantizeLinear and Attention broadcast, and accept scales along an axis,
 where ONNX Runtime's operators do not. A body names one of these with ``requires=``, so that every
-device checks it with the sizes at hand.
+device checks it with concrete sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from subgraph.operators.requirements import (
 
 
 def one_row(node: Node, x: Tensor, row: Tensor) -> None:
-    """Raise ShapeError unless the second operand is a vector as long as a row of the first."""
+    """Raise ShapeError unless the second operand is a vector as long as a row of the first.
+
+    Args:
+        node: A node of a body.
+        x: The first operand, rows along the last dimension.
+        row: The second.
+    """
     require(x.rank >= 1, "a bias is added to a scalar")
     require_shape("the bias", row, x.shape[-1:], "one for each element of a row")
 
@@ -32,12 +38,24 @@ def factors_of_rows(node: Node, x: Tensor, *factors: Tensor | None) -> None:
 
 
 def same_shape(node: Node, x: Tensor, other: Tensor) -> None:
-    """Raise ShapeError unless both operands have one shape."""
+    """Raise ShapeError unless both operands have the same shape.
+
+    Args:
+        node: A node of a body.
+        x: The first operand.
+        other: The second.
+    """
     require_shape("the second operand", other, x.shape, "that of the first")
 
 
 def same_rows(node: Node, x: Tensor, other: Tensor) -> None:
-    """Raise ShapeError unless the second operand ends in matrices of the first's sizes."""
+    """Raise ShapeError unless the second operand's last two sizes are those of the first.
+
+    Args:
+        node: A node of a body.
+        x: The first operand.
+        other: The second; its other dimensions broadcast to the first's.
+    """
     require_broadcast("the second operand", other, x.shape, "the first's shape")
     require(
         other.rank >= 2
@@ -49,12 +67,25 @@ def same_rows(node: Node, x: Tensor, other: Tensor) -> None:
 
 
 def into_first(node: Node, x: Tensor, other: Tensor) -> None:
-    """Raise ShapeError unless the second operand broadcasts to the first, which keeps its shape."""
+    """Raise ShapeError unless the second operand broadcasts to the shape of the first.
+
+    Args:
+        node: A node of a body.
+        x: The first operand.
+        other: The second.
+    """
     require_broadcast("the second operand", other, x.shape, "the first's shape")
 
 
 def one_scale(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> None:
-    """Raise ShapeError unless there is one scale and one zero point for the whole tensor."""
+    """Raise ShapeError unless there is one scale and one zero point for the whole tensor.
+
+    Args:
+        node: A QuantizeLinear or DequantizeLinear of a body.
+        x: The tensor.
+        scale: The scale, a scalar or of shape [1].
+        zero: The zero point, shaped alike, of x's dtype where x is quantized.
+    """
     for name, given in (("the scale", scale), ("the zero point", zero)):
         if given is not None:
             require(
@@ -68,7 +99,15 @@ def one_scale(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) 
 
 
 def all_keys(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) -> None:
-    """Raise ShapeError unless the mask of an Attention knows all keys, of now and before."""
+    """Raise ShapeError unless the mask of an Attention has an entry for each cached and new key.
+
+    Args:
+        node: An Attention of a body.
+        q: Queries; not read.
+        k: Keys.
+        v: Values; not read.
+        *rest: The mask, and cached keys and values.
+    """
     if not rest or rest[0] is None:
         return
     mask, past = rest[0], rest[1] if len(rest) > 1 else None
@@ -82,7 +121,15 @@ def all_keys(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) 
 
 
 def all_batches(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) -> None:
-    """Raise ShapeError unless the mask of an Attention knows all keys of each batch."""
+    """Raise ShapeError unless the mask of an Attention has all keys, for each batch.
+
+    Args:
+        node: An Attention of a body.
+        q: Queries.
+        k: Keys.
+        v: Values; not read.
+        *rest: The mask, and cached keys and values.
+    """
     all_keys(node, q, k, v, *rest)
     mask = rest[0] if rest else None
     require(

@@ -1,4 +1,4 @@
-"""Operators that ONNX Runtime had before the standard, or besides it, without fusion."""
+"""Operators of ONNX Runtime that the standard has now, or has in another form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unique_operands(node: Node, x: Tensor) -> None:
 
 @function("Unique", "x -> y, idx, counts", requires=unique_operands)
 def unique(call: Call) -> Results:
-    """Return each element once, where each place's is, and how often it is there."""
+    """Return each element once, the index of each input's element among them, and its count."""
     found = call.Unique(call.inputs[0], sorted=0, outputs=4)
     return [found[0], found[2], found[3]]
 
@@ -35,15 +35,15 @@ def unique(call: Call) -> Results:
 def gather_nd(call: Call) -> Results:
     """Gather as the standard does."""
     data, indices = call.inputs
-    assert indices is not None, "the form says so"
+    assert indices is not None, "a required input"
     return [call.GatherND(data, call.cast(indices, "int64"))]
 
 
 @function("Range", "start, limit, delta? -> Y")
 def range_of(call: Call) -> Results:
-    """Count, by one unless a step is given."""
+    """Return start, start + delta, ...; delta is 1 by default."""
     start, limit, delta = call.inputs
-    assert start is not None, "the form says so"
+    assert start is not None, "a required input"
 
     def scalar(value: Value | None) -> Any:
         if value is None:
@@ -65,21 +65,27 @@ def pad(call: Call) -> Results:
 
 @function("ExpandDims", "X, axis -> Y")
 def expand_dims(call: Call) -> Results:
-    """Add a dimension of one."""
+    """Insert a dimension of size 1."""
     x, axis = call.inputs
     flat = call.Reshape(call.Cast(axis, to=7), call.constant([-1], "int64"))
     return [call.Unsqueeze(x, flat)]
 
 
 def distance_operands(node: Node, a: Tensor, b: Tensor) -> None:
-    """Raise ShapeError unless the rows of both matrices are as long."""
+    """Raise ShapeError unless the rows of both matrices have the same length.
+
+    Args:
+        node: The CDist.
+        a: A matrix.
+        b: A matrix.
+    """
     require_rank("A", a, 2)
     require_shape("B", b, (b.shape[0], a.shape[1]), "rows as long as those of A")
 
 
 @function("CDist", "A, B -> C", requires=distance_operands, metric="sqeuclidean")
 def cdist(call: Call) -> Results:
-    """Return the distance of each row of A to each of B, of its elements' differences."""
+    """Return the (squared) Euclidean distance of each row of A from each row of B."""
     a, b = call.inputs
     metric = call.attribute("metric")
     if metric not in ("euclidean", "sqeuclidean"):
@@ -87,8 +93,10 @@ def cdist(call: Call) -> Results:
     left, right = (
         call.Unsqueeze(x, call.constant([axis], "int64")) for x, axis in ((a, 1), (b, 0))
     )
-    apart = call.Sub(left, right)
-    squares = call.ReduceSum(call.Mul(apart, apart), call.constant([2], "int64"), keepdims=0)
+    difference = call.Sub(left, right)
+    squares = call.ReduceSum(
+        call.Mul(difference, difference), call.constant([2], "int64"), keepdims=0
+    )
     return [squares if metric == "sqeuclidean" else call.Sqrt(squares)]
 
 
@@ -97,7 +105,7 @@ _MODES = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
 
 @function("GridSample", "X, Grid -> Y", align_corners=0, mode="bilinear", padding_mode="zeros")
 def grid_sample(call: Call) -> Results:
-    """Sample as the standard does, which names the modes otherwise."""
+    """Sample as the standard does, which has other names for the modes."""
     mode = call.attribute("mode")
     if mode not in _MODES:
         raise call.unsupported(f"mode={mode!r}")

@@ -1,8 +1,7 @@
-"""ONNX Runtime's operators on quantised tensors, as its quantiser writes them ("QOperator").
+"""ONNX Runtime's operators on quantized tensors, as its quantizer writes them ("QOperator").
 
-Each is its float operator between DequantizeLinear and QuantizeLinear, which is how ONNX Runtime's
-documentation defines it. Devices with integer kernels take it from there
-(``passes/fuse/quantized.py``).
+Each is its float operator between DequantizeLinear and QuantizeLinear, as ONNX Runtime's
+documentation defines it. Devices with integer kernels fuse that (``passes/fuse/quantized.py``).
 """
 
 from __future__ import annotations
@@ -25,75 +24,90 @@ Results = Sequence[Value | None]
 Given = Sequence[Value | None]
 
 
-def dequantize(call: Call, quantised: Given) -> Any:
-    """Return what the bytes, their scale and their zero point, which may be None, stand for."""
-    return call.DequantizeLinear(*quantised, requires="one_scale")
+def dequantize(call: Call, quantized: Given) -> Any:
+    """Return the floats of a quantized value: bytes, scale and zero point (or None)."""
+    return call.DequantizeLinear(*quantized, requires="one_scale")
 
 
 def quantize(call: Call, x: Any, scale: Any, zero: Any, dtype: str) -> Any:
-    """Return ``x`` as bytes of ``dtype``."""
+    """Return a quantized value.
+
+    Args:
+        call: The node.
+        x: The floats.
+        scale: The scale.
+        zero: The zero point; None: 0.
+        dtype: ``"uint8"`` or ``"int8"``, that of the zero point.
+    """
     if zero is None and dtype != "uint8":
         zero = call.constant(0, dtype)
     return call.QuantizeLinear(x, scale, zero, requires="one_scale")
 
 
-def _between(call: Call, operator: Callable[[Any], Any]) -> Results:
-    """Return ``operator`` of the node's X, x_scale, x_zero_point, as its y_scale, y_zero_point."""
+def _requantized(call: Call, operator: Callable[[Any], Any]) -> Results:
+    """Return ``operator`` of the node's dequantized input, quantized as the node's output."""
     x, _, _, scale, zero = call.inputs
-    assert x is not None, "the form says so"
+    assert x is not None, "a required input"
     return [quantize(call, operator(dequantize(call, call.inputs[:3])), scale, zero, call.dtype(x))]
 
 
 def channels_first(call: Call, x: Any, operator: Callable[[Any], Any]) -> Any:
-    """Return ``operator`` of ``x``, both with the channels last if the node says so."""
+    """Return ``operator(x)``, computed with channels first.
+
+    Args:
+        call: The node; with ``channels_last`` its input and output have channels last.
+        x: The input.
+        operator: A function of an input with channels first.
+    """
     if not call.attribute("channels_last"):
         return operator(x)
     rank = call.rank(x)
-    turned = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
-    return call.Transpose(operator(turned), perm=(0, *range(2, rank), 1))
+    transposed = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
+    return call.Transpose(operator(transposed), perm=(0, *range(2, rank), 1))
 
 
-def _of_two(call: Call, op_type: str) -> Results:
+def _binary(call: Call, op_type: str) -> Results:
+    """Return the quantized result of an operator of two quantized inputs."""
     a = call.inputs[0]
-    assert a is not None, "the form says so"
+    assert a is not None, "a required input"
     operands = dequantize(call, call.inputs[:3]), dequantize(call, call.inputs[3:6])
     result = getattr(call, op_type)(*operands)
     scale, zero = call.inputs[6:8]
     return [quantize(call, result, scale, zero, call.dtype(a))]
 
 
-_TWO = "A, A_scale, A_zero_point?, B, B_scale, B_zero_point?, C_scale, C_zero_point? -> C"
+_BINARY_FORM = "A, A_scale, A_zero_point?, B, B_scale, B_zero_point?, C_scale, C_zero_point? -> C"
 
 
-@function("QLinearAdd", _TWO)
+@function("QLinearAdd", _BINARY_FORM)
 def qlinear_add(call: Call) -> Results:
     """Add."""
-    return _of_two(call, "Add")
+    return _binary(call, "Add")
 
 
-@function("QLinearMul", _TWO)
+@function("QLinearMul", _BINARY_FORM)
 def qlinear_mul(call: Call) -> Results:
     """Multiply."""
-    return _of_two(call, "Mul")
+    return _binary(call, "Mul")
 
 
 @function("QLinearSigmoid", "X, X_scale, X_zero_point?, Y_scale, Y_zero_point? -> Y")
 def qlinear_sigmoid(call: Call) -> Results:
     """Sigmoid."""
-    return _between(call, call.Sigmoid)
+    return _requantized(call, call.Sigmoid)
 
 
 @function("QLinearLeakyRelu", "X, X_scale, X_zero_point?, Y_scale, Y_zero_point? -> Y", alpha=0.01)
 def qlinear_leaky_relu(call: Call) -> Results:
-    """Scale what is below zero."""
-    return _between(call, lambda x: call.LeakyRelu(x, alpha=call.attribute("alpha")))
+    """LeakyRelu."""
+    return _requantized(call, lambda x: call.LeakyRelu(x, alpha=call.attribute("alpha")))
 
 
 @function(
     "QLinearSoftmax", "X, X_scale, x_zero_point?, y_scale, y_zero_point -> Y", axis=-1, opset="int!"
 )
 def qlinear_softmax(call: Call) -> Results:
-    """Softmax over an axis or, of an operator set before 13, over all from it on."""
+    """Softmax over an axis or, for opsets before 13, over it and all later ones."""
     axis = call.attribute("axis")
 
     def softmax(x: Value) -> Any:
@@ -102,7 +116,7 @@ def qlinear_softmax(call: Call) -> Results:
         rows = call.Softmax(call.Flatten(x, axis=axis), axis=1)
         return call.Reshape(rows, call.Shape(x))
 
-    return _between(call, softmax)
+    return _requantized(call, softmax)
 
 
 @function(
@@ -122,7 +136,9 @@ def qlinear_average_pool(call: Call) -> Results:
     given = call.attributes(*names)
     if given["auto_pad"] != "NOTSET":
         given["pads"] = None
-    return _between(call, lambda x: channels_first(call, x, lambda v: call.AveragePool(v, **given)))
+    return _requantized(
+        call, lambda x: channels_first(call, x, lambda v: call.AveragePool(v, **given))
+    )
 
 
 @function(
@@ -132,7 +148,7 @@ def qlinear_average_pool(call: Call) -> Results:
 )
 def qlinear_global_average_pool(call: Call) -> Results:
     """Average over each channel."""
-    return _between(call, lambda x: channels_first(call, x, call.GlobalAveragePool))
+    return _requantized(call, lambda x: channels_first(call, x, call.GlobalAveragePool))
 
 
 @function(
@@ -144,19 +160,21 @@ def qlinear_global_average_pool(call: Call) -> Results:
 def qlinear_reduce_mean(call: Call) -> Results:
     """Average over axes."""
     axes, keep = list(call.attribute("axes")), call.attribute("keepdims")
-    return _between(call, lambda x: call.ReduceMean(x, call.constant(axes, "int64"), keepdims=keep))
+    return _requantized(
+        call, lambda x: call.ReduceMean(x, call.constant(axes, "int64"), keepdims=keep)
+    )
 
 
 @function("QLinearConcat", "Y_scale, Y_zero_point, inputs* -> Y", axis="int!")
 def qlinear_concat(call: Call) -> Results:
-    """Bring each of the inputs to the result's scale, and join them."""
+    """Concatenate inputs that have scales of their own."""
     scale, zero, *rest = call.inputs
-    assert zero is not None, "the form says so"
-    whole = len(rest) % 3 == 0 and None not in (*rest[::3], *rest[1::3])
-    require(whole, "each input comes with its scale and zero point")
+    assert zero is not None, "a required input"
+    complete = len(rest) % 3 == 0 and None not in (*rest[::3], *rest[1::3])
+    require(complete, "each input needs a scale and a zero point")
     parts = [dequantize(call, rest[at : at + 3]) for at in range(0, len(rest), 3)]
-    joined = call.Concat(*parts, axis=call.attribute("axis"))
-    return [quantize(call, joined, scale, zero, call.dtype(zero))]
+    result = call.Concat(*parts, axis=call.attribute("axis"))
+    return [quantize(call, result, scale, zero, call.dtype(zero))]
 
 
 @function(
@@ -164,9 +182,9 @@ def qlinear_concat(call: Call) -> Results:
     "condition, X, x_scale, x_zero_point, Y, y_scale, y_zero_point, z_scale, z_zero_point -> Z",
 )
 def qlinear_where(call: Call) -> Results:
-    """Pick from two."""
+    """Select elements of two inputs by a condition."""
     x = call.inputs[1]
-    assert x is not None, "the form says so"
+    assert x is not None, "a required input"
     operands = dequantize(call, call.inputs[1:4]), dequantize(call, call.inputs[4:7])
     picked = call.Where(call.inputs[0], *operands)
     scale, zero = call.inputs[7:9]
@@ -181,17 +199,17 @@ def qlinear_where(call: Call) -> Results:
     transB=0,
 )
 def qgemm(call: Call) -> Results:
-    """Multiply matrices; C has the scale of the products, and without y_scale the result is float.
+    """Multiply matrices; without y_scale the result is float.
 
-    B may have a scale for each column of the product.
+    C has the scale of the products, B one scale or one for each column of the product.
     """
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = call.inputs
-    assert b_scale is not None, "the form says so"
-    turn_b, alpha = call.attribute("transB"), call.attribute("alpha")
+    assert b_scale is not None, "a required input"
+    transpose_b, alpha = call.attribute("transB"), call.attribute("alpha")
     if alpha != 1.0:
         a_scale = call.Mul(a_scale, alpha)
     left = call.DequantizeLinear(a, a_scale, a_zero, requires="one_scale")
-    right = call.DequantizeLinear(b, b_scale, b_zero, axis=0 if turn_b else 1)
+    right = call.DequantizeLinear(b, b_scale, b_zero, axis=0 if transpose_b else 1)
     bias = None
     if c is not None:
         scale = call.Mul(a_scale, b_scale)
@@ -199,7 +217,7 @@ def qgemm(call: Call) -> Results:
             bias = call.DequantizeLinear(c, scale, axis=0)
         else:
             bias = call.Mul(call.cast(c, "float32"), scale)
-    result = call.Gemm(left, right, bias, transA=call.attribute("transA"), transB=turn_b)
+    result = call.Gemm(left, right, bias, transA=call.attribute("transA"), transB=transpose_b)
     if y_scale is None:
         return [result]
     dtype = "uint8" if y_zero is None else call.dtype(y_zero)
@@ -218,7 +236,7 @@ def qgemm(call: Call) -> Results:
     strides="ints",
 )
 def qlinear_conv(call: Call) -> Results:
-    """Convolve, the channels first or last."""
+    """Convolve, with channels first or last."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     given = call.attributes(*names)
     rest = call.inputs[1:]
@@ -227,20 +245,23 @@ def qlinear_conv(call: Call) -> Results:
 
 @function("QuantizeLinear", "x, y_scale, y_zero_point? -> y", axis="int")
 def quantize_linear(call: Call) -> Results:
-    """Quantise, as the standard does."""
+    """Quantize, as the standard does."""
     return [call.QuantizeLinear(*call.inputs, axis=call.attribute("axis"))]
 
 
 @function("DequantizeLinear", "x, x_scale, x_zero_point? -> y", axis="int")
 def dequantize_linear(call: Call) -> Results:
-    """Dequantise, as the standard does."""
+    """Dequantize, as the standard does."""
     return [call.DequantizeLinear(*call.inputs, axis=call.attribute("axis"))]
 
 
-def _scaled(
+def _scaled_sums(
     call: Call, sums: Any, a_scale: Any, b_scale: Any, bias: Value | None, dtype: str
 ) -> Any:
-    """Return sums of products of bytes as floats, as ``quantize_dynamic`` writes it."""
+    """Return integer sums scaled to floats, plus a bias.
+
+    By the same operators as ONNX Runtime's ``quantize_dynamic``, so that they fuse alike.
+    """
     scale = call.Mul(a_scale, b_scale)
     floats = call.Mul(call.cast(sums, dtype), scale, requires="into_first")
     return floats if bias is None else call.Add(floats, bias, requires="one_row")
@@ -250,20 +271,20 @@ def _scaled(
     "MatMulIntegerToFloat", "A, B, a_scale, b_scale, a_zero_point?, b_zero_point?, bias? -> Y"
 )
 def matmul_integer_to_float(call: Call) -> Results:
-    """Multiply bytes, and scale."""
+    """Multiply quantized matrices, and scale."""
     a, b, a_scale, b_scale, a_zero, b_zero, bias = call.inputs
-    assert a_scale is not None, "the form says so"
+    assert a_scale is not None, "a required input"
     sums = call.MatMulInteger(a, b, a_zero, b_zero)
-    return [_scaled(call, sums, a_scale, b_scale, bias, call.dtype(a_scale))]
+    return [_scaled_sums(call, sums, a_scale, b_scale, bias, call.dtype(a_scale))]
 
 
 @function("DynamicQuantizeMatMul", "A, B, b_scale, b_zero_point?, bias? -> Y")
 def dynamic_quantize_matmul(call: Call) -> Results:
-    """Multiply A, quantised as a whole by its own range, by bytes."""
+    """Multiply A, quantized by its own range, by a quantized matrix."""
     a, b, b_scale, b_zero, bias = call.inputs
     bytes_, a_scale, a_zero = call.DynamicQuantizeLinear(a, outputs=3)
     sums = call.MatMulInteger(bytes_, b, a_zero, b_zero)
-    return [_scaled(call, sums, a_scale, b_scale, bias, "float32")]
+    return [_scaled_sums(call, sums, a_scale, b_scale, bias, "float32")]
 
 
 def dynamic_quantize_lstm_operands(
@@ -271,7 +292,18 @@ def dynamic_quantize_lstm_operands(
     _h: Tensor | None, _c: Tensor | None, _p: Tensor | None, w_scale: Tensor, w_zero: Tensor,
     r_scale: Tensor, r_zero: Tensor,
 ) -> None:  # fmt: skip
-    """Raise ShapeError unless weights, scales and biases have the sizes of W and the states."""
+    """Raise ShapeError unless weights, scales and biases have the sizes of W and the states.
+
+    Args:
+        node: The DynamicQuantizeLSTM.
+        w: [directions, elements, 4 * hidden].
+        r: [directions, hidden, 4 * hidden].
+        bias: [directions, 8 * hidden].
+        w_scale: [directions] or [directions, 4 * hidden].
+        w_zero: As ``w_scale``.
+        r_scale: As ``w_scale``, of R.
+        r_zero: As ``r_scale``.
+    """
     require_rank("W", w, 3)
     require_rank("R", r, 3)
     require_dtype("R", r, w.dtype)
@@ -302,14 +334,14 @@ def dynamic_quantize_lstm_operands(
     input_forget=0,
 )
 def dynamic_quantize_lstm(call: Call) -> Results:
-    """LSTM that multiplies bytes: inputs quantised as a whole, states in each step.
+    """LSTM with quantized weights: inputs are quantized by one range, states in each step.
 
-    W is [directions, inputs, 4 * hidden], its scale and zero point are those of a direction, or of
-    each of the 4 * hidden. What ONNX Runtime computes on one thread.
+    W is [directions, inputs, 4 * hidden], with scales and zero points for each direction or column.
+    The results are those of ONNX Runtime with one thread.
     """
     x, w, r, biases, *rest = call.inputs[:8]
     w_scale, w_zero, *of_r = call.inputs[8:]
-    assert w is not None, "the form says so"
+    assert w is not None, "a required input"
     directions, inputs, gates = (call.size(w, axis) for axis in range(3))
     columns = directions * gates
 
@@ -317,15 +349,15 @@ def dynamic_quantize_lstm(call: Call) -> Results:
         """Return a number for each column of all directions."""
         if call.rank(value) == 1:
             value = call.Unsqueeze(value, call.constant([1], "int64"))
-        whole = call.Expand(value, call.constant([directions, gates], "int64"))
-        return call.Reshape(whole, call.constant([columns], "int64"))
+        complete = call.Expand(value, call.constant([directions, gates], "int64"))
+        return call.Reshape(complete, call.constant([columns], "int64"))
 
-    turned = call.Reshape(
+    transposed = call.Reshape(
         call.Transpose(w, perm=(1, 0, 2)), call.constant([inputs, columns], "int64")
     )
     lengths = rest[0]
     if lengths is not None:
-        # What lies behind a sequence is not to count for the range.
+        # Steps after the end of a sequence must not extend the range.
         steps = call.Squeeze(call.Shape(x, start=0, end=1), call.constant([0], "int64"))
         step = call.Range(call.constant(0, "int64"), steps, call.constant(1, "int64"))
         step = call.Unsqueeze(step, call.constant([1], "int64"))
@@ -334,13 +366,13 @@ def dynamic_quantize_lstm(call: Call) -> Results:
             call.Unsqueeze(inside, call.constant([2], "int64")), x, call.constant(0, "float32")
         )
     bytes_, scale, zero = call.DynamicQuantizeLinear(x, outputs=3)
-    sums = call.MatMulInteger(bytes_, turned, zero, flat(w_zero))
+    sums = call.MatMulInteger(bytes_, transposed, zero, flat(w_zero))
     bias = None
     if biases is not None:
         both = call.Reshape(biases, call.constant([directions, 2, gates], "int64"))
         both = call.ReduceSum(both, call.constant([1], "int64"), keepdims=0)
         bias = call.Reshape(both, call.constant([columns], "int64"))
-    products = _scaled(call, sums, scale, flat(w_scale), bias, "float32")
+    products = _scaled_sums(call, sums, scale, flat(w_scale), bias, "float32")
     names = ("activation_alpha", "activation_beta", "activations", "clip", "direction")
     given = call.attributes(*names, "input_forget")
     states = call.QuantizedLSTM(

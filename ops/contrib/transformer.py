@@ -1,6 +1,6 @@
 """ONNX Runtime's fused operators of transformers besides attention: activations, norms, embeddings.
 
-Its optimiser writes them into BERT-like models, decoders and diffusion models.
+Its optimizer writes them into BERT-like models, decoders and diffusion models.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Results = Sequence[Value | None]
 
 
 def added(call: Call, *terms: Value | None, requires: str = "") -> Any:
-    """Return the sum of those that are given, from left to right.
+    """Return the sum of terms, from left to right; None without any.
 
     Args:
         call: The node.
-        terms: What is added, None for what is not.
-        requires: What each sum requires of both sides (`contrib_operands`).
+        terms: The terms; None is skipped.
+        requires: Requirement of each Add, declared in `operands`.
     """
     total: Any = None
     for term in terms:
@@ -31,8 +31,8 @@ def added(call: Call, *terms: Value | None, requires: str = "") -> Any:
     return total
 
 
-def _skipped(call: Call, x: Value | None, skip: Value | None, bias: Value | None) -> Any:
-    """Return the sum of an input, of rows beside it and of a bias."""
+def _sum_with_skip(call: Call, x: Value | None, skip: Value | None, bias: Value | None) -> Any:
+    """Return the sum of an input, a residual (``skip``) and a bias."""
     total = added(call, x, skip, requires="same_rows")
     return added(call, total, bias, requires="one_row")
 
@@ -68,13 +68,13 @@ def gemm_fast_gelu(call: Call) -> Results:
 
 @function("QuickGelu", "X -> Y", alpha=1.702)
 def quick_gelu(call: Call) -> Results:
-    """Multiply by the sigmoid of a multiple."""
+    """``x * sigmoid(alpha * x)``."""
     return [call.Swish(call.inputs[0], alpha=call.attribute("alpha"))]
 
 
 @function("BiasSplitGelu", "X, bias -> Y")
 def bias_split_gelu(call: Call) -> Results:
-    """Multiply the left half of a sum by the GELU of the right one."""
+    """Multiply the left half of a sum by the GELU of the right half."""
     total = call.Add(*call.inputs, requires="one_row")
     left, right = call.Split(total, axis=-1, num_outputs=2, outputs=2)
     return [call.Mul(left, call.Gelu(right))]
@@ -82,14 +82,14 @@ def bias_split_gelu(call: Call) -> Results:
 
 @function("BiasAdd", "X, bias, skip -> Y")
 def bias_add(call: Call) -> Results:
-    """Add three."""
+    """Add an input, a bias and a residual."""
     x, bias, skip = call.inputs
     return [call.Add(call.Add(x, bias, requires="one_row"), skip, requires="same_shape")]
 
 
 @function("BiasSoftmax", "data, bias -> output", axis=1, is_inner_broadcast="int!")
 def bias_softmax(call: Call) -> Results:
-    """Softmax of a sum, over an axis and all behind it."""
+    """Softmax of a sum, over an axis and all later ones."""
     total, axis = call.Add(*call.inputs, requires="into_first"), call.attribute("axis")
     if axis in (-1, call.rank(total) - 1):
         return [call.Softmax(total, axis=-1)]
@@ -101,7 +101,7 @@ def bias_softmax(call: Call) -> Results:
     "BiasDropout", "data, bias, residual?, ratio?, training_mode? -> output, mask?", seed="int"
 )
 def bias_dropout(call: Call) -> Results:
-    """Dropout of a sum, and a residual."""
+    """Dropout of a sum, plus a residual."""
     data, bias, residual, ratio, training = call.inputs
     seed = call.attribute("seed")
     total = call.Add(data, bias, requires="one_row")
@@ -115,7 +115,15 @@ def bias_dropout(call: Call) -> Results:
 def _rms(
     call: Call, x: Any, scale: Value | None, axis: int, requires: str = ""
 ) -> list[Value | None]:
-    """Return the RMS normalization, and the factor of each row if it is asked for."""
+    """Return the RMS normalization, and the factor of each row if that output is used.
+
+    Args:
+        call: The node; ``epsilon``.
+        x: The input.
+        scale: Factors of the normalized input.
+        axis: First axis of a row.
+        requires: Requirement of RMSNormalization, declared in `operands`.
+    """
     epsilon = call.attribute("epsilon")
     normal = call.RMSNormalization(x, scale, axis=axis, epsilon=epsilon, requires=requires)
     if not call.is_used("inv_std_var"):
@@ -137,8 +145,8 @@ def _rms(
 def simplified_layer_normalization(call: Call) -> Results:
     """RMS normalization; the result has the dtype of the scale."""
     x, scale = call.inputs
-    assert x is not None, "the form says so"
-    assert scale is not None, "the form says so"
+    assert x is not None, "a required input"
+    assert scale is not None, "a required input"
     return _rms(call, call.cast(x, call.dtype(scale)), scale, call.attribute("axis"))
 
 
@@ -150,7 +158,7 @@ def simplified_layer_normalization(call: Call) -> Results:
 def skip_simplified_layer_normalization(call: Call) -> Results:
     """RMS normalization of a sum, and the sum."""
     x, skip, gamma, bias = call.inputs
-    total = _skipped(call, x, skip, bias)
+    total = _sum_with_skip(call, x, skip, bias)
     normal, factor = _rms(call, total, gamma, -1, "factors_of_rows")
     return [normal, None, factor, total]
 
@@ -163,7 +171,7 @@ def skip_simplified_layer_normalization(call: Call) -> Results:
 def skip_layer_normalization(call: Call) -> Results:
     """Layer normalization of a sum, and the sum."""
     x, skip, gamma, beta, bias = call.inputs
-    total = _skipped(call, x, skip, bias)
+    total = _sum_with_skip(call, x, skip, bias)
     given = {"axis": -1, "epsilon": call.attribute("epsilon"), "requires": "factors_of_rows"}
     if call.is_used("mean") or call.is_used("inv_std_var"):
         return [*call.LayerNormalization(total, gamma, beta, outputs=3, **given), total]
@@ -171,10 +179,10 @@ def skip_layer_normalization(call: Call) -> Results:
 
 
 def _group_norm(call: Call, x: Any) -> Any:
-    """Return the normalization of groups of channels as the node's attributes say."""
+    """Return ``x`` with groups of channels normalized, by the node's attributes and factors."""
     gamma, beta = call.inputs[1:3]
-    assert gamma is not None, "the form says so"
-    assert beta is not None, "the form says so"
+    assert gamma is not None, "a required input"
+    assert beta is not None, "a required input"
     last, rank, dtype = call.attribute("channels_last"), call.rank(x), call.dtype(x)
     if last:
         x = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
@@ -190,20 +198,22 @@ def _group_norm(call: Call, x: Any) -> Any:
     return call.Transpose(made, perm=(0, *range(2, rank), 1)) if last else made
 
 
-_GROUPS: dict[str, Any] = {"activation": "int!", "channels_last": 1, "epsilon": 1e-5}
+_GROUP_ATTRIBUTES: dict[str, Any] = {"activation": "int!", "channels_last": 1, "epsilon": 1e-5}
 
 
-@function("GroupNorm", "X, gamma, beta -> Y", groups="int!", **_GROUPS)
+@function("GroupNorm", "X, gamma, beta -> Y", groups="int!", **_GROUP_ATTRIBUTES)
 def group_norm(call: Call) -> Results:
     """Normalize groups of channels."""
     return [_group_norm(call, call.inputs[0])]
 
 
-@function("SkipGroupNorm", "X, gamma, beta, skip, bias? -> Y, S?", groups="int!", **_GROUPS)
+@function(
+    "SkipGroupNorm", "X, gamma, beta, skip, bias? -> Y, S?", groups="int!", **_GROUP_ATTRIBUTES
+)
 def skip_group_norm(call: Call) -> Results:
     """Normalize groups of channels of a sum; the skip may be [N, C] or [N, 1, 1, C]."""
     x, _, _, skip, bias = call.inputs
-    assert skip is not None, "the form says so"
+    assert skip is not None, "a required input"
     if call.rank(skip) == 2:
         skip = call.Unsqueeze(skip, call.constant([1, 2], "int64"))
     total = added(call, x, skip, bias, requires="into_first")
@@ -214,11 +224,24 @@ def skip_group_norm(call: Call) -> Results:
 
 
 def embedding_operands(
-    node: Node, ids: Tensor, segments: Tensor | None, words: Tensor, places: Tensor,
-    parts: Tensor | None, gamma: Tensor, beta: Tensor, mask: Tensor | None = None,
+    node: Node, ids: Tensor, segments: Tensor | None, words: Tensor, positions: Tensor,
+    segment_table: Tensor | None, gamma: Tensor, beta: Tensor, mask: Tensor | None = None,
     *others: Tensor | None,
 ) -> None:  # fmt: skip
-    """Raise ShapeError unless the mask is of the words' shape and factors are of an entry's."""
+    """Raise ShapeError unless the mask has the shape of the ids, and factors that of an entry.
+
+    Args:
+        node: An EmbedLayerNormalization, or its quantized form.
+        ids: Ids of words [batch, positions].
+        segments: Ids of segments, as ``ids``; None: there are none.
+        words: Table of words [words, hidden].
+        positions: Table of positions [positions, hidden].
+        segment_table: Table of segments [segments, hidden].
+        gamma: Factors of the normalized sum [hidden].
+        beta: Added to it [hidden].
+        mask: 1 for words that are no padding, as ``ids``.
+        *others: Not read here.
+    """
     require_rank("word_embedding", words, 2)
     require_shape("mask", mask, ids.shape, "that of input_ids")
     for name, factor in (("gamma", gamma), ("beta", beta)):
@@ -226,23 +249,26 @@ def embedding_operands(
 
 
 def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results:
-    """Return the normalized sum of what three tables hold, the counts of the mask, and the sum.
+    """Return the normalized sum of three embeddings, the counts of the mask, and the sum.
 
-    ``tables`` are of words, positions and segments (or None).
+    Args:
+        call: The node.
+        tables: Embeddings of words, positions and segments (or None).
+        norm: Scale and bias of the normalization.
     """
     ids, segments = call.inputs[:2]
-    assert ids is not None, "the form says so"
-    words, places, parts = tables
+    assert ids is not None, "a required input"
+    words, positions, segment_table = tables
     mask, position_ids = call.input("mask"), call.input("position_ids")
     total = call.Gather(words, ids)
     if position_ids is not None:
-        place = call.Gather(places, position_ids)
+        position = call.Gather(positions, position_ids)
     else:
         first, last = call.constant([0], "int64"), call.Shape(ids, start=1, end=2)
-        place = call.Slice(places, first, last, first)
-    total = call.Add(total, place, requires="same_rows")
-    if parts is not None and segments is not None:
-        total = call.Add(total, call.Gather(parts, segments), requires="same_shape")
+        position = call.Slice(positions, first, last, first)
+    total = call.Add(total, position, requires="same_rows")
+    if segment_table is not None and segments is not None:
+        total = call.Add(total, call.Gather(segment_table, segments), requires="same_shape")
     normal = call.LayerNormalization(total, *norm, axis=-1, epsilon=call.attribute("epsilon"))
     if not (call.is_used("mask_index") or call.is_used("mask_index_out")):
         return [normal, None, total]
@@ -261,7 +287,7 @@ def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results
     mask_index_type=0,
 )
 def embed_layer_normalization(call: Call) -> Results:
-    """Look words, positions and segments up, add and normalize."""
+    """Add the embeddings of words, positions and segments, and normalize."""
     return _embedded(call, call.inputs[2:5], call.inputs[5:7])
 
 
@@ -275,12 +301,12 @@ def embed_layer_normalization(call: Call) -> Results:
     requires=embedding_operands,
     epsilon=1e-12,
 )
-def quantised_embed_layer_normalization(call: Call) -> Results:
-    """The same of tables and factors in bytes."""
-    quantised, scales, zeros = call.inputs[2:7], call.inputs[8:13], call.inputs[13:18]
+def quantized_embed_layer_normalization(call: Call) -> Results:
+    """EmbedLayerNormalization of quantized tables and factors."""
+    quantized, scales, zeros = call.inputs[2:7], call.inputs[8:13], call.inputs[13:18]
     floats = [
-        None if held is None else call.DequantizeLinear(held, scale, zero)
-        for held, scale, zero in zip(quantised, scales, zeros, strict=True)
+        None if table is None else call.DequantizeLinear(table, scale, zero)
+        for table, scale, zero in zip(quantized, scales, zeros, strict=True)
     ]
     return _embedded(call, floats[:3], floats[3:])[:2]
 
@@ -288,17 +314,21 @@ def quantised_embed_layer_normalization(call: Call) -> Results:
 @function("RelativePositionBias", "bias_table, query_length, key_length -> output",
           is_bidirectional=0, max_distance="int!")  # fmt: skip
 def relative_position_bias(call: Call) -> Results:
-    """Biases of T5: the table's row of the bucket that a distance falls into, [1, heads, q, k]."""
+    """Biases of T5, [1, heads, queries, keys]: the table's row for the bucket of a distance.
+
+    Half of the buckets are for exact distances, the others grow logarithmically up to
+    ``max_distance`` (Raffel et al., "Exploring the Limits of Transfer Learning", 2020).
+    """
     table, queries, keys = call.inputs
-    assert table is not None, "the form says so"
+    assert table is not None, "a required input"
     both, buckets = call.attribute("is_bidirectional"), call.size(table, 0)
 
-    def places(count: Value | None, axis: int) -> Any:
+    def positions(count: Value | None, axis: int) -> Any:
         scalar = call.Reshape(call.Cast(count, to=7), call.constant([], "int64"))
         zero, one = call.constant(0, "int64"), call.constant(1, "int64")
         return call.Unsqueeze(call.Range(zero, scalar, one), call.constant([axis], "int64"))
 
-    distance = call.Sub(places(queries, 1), places(keys, 0))  # back in time
+    distance = call.Sub(positions(queries, 1), positions(keys, 0))  # positive for earlier keys
     offset: Any = None
     if both:
         buckets //= 2
@@ -307,8 +337,8 @@ def relative_position_bias(call: Call) -> Results:
     else:
         distance = call.Max(distance, 0)
     exact = buckets // 2
-    far = call.cast(call.Max(distance, exact), "float32")
-    ratio = call.Log(call.Div(far, float(exact)))
+    clipped = call.cast(call.Max(distance, exact), "float32")
+    ratio = call.Log(call.Div(clipped, float(exact)))
     span = math.log(call.attribute("max_distance") / exact)
     steps = call.cast(call.Mul(call.Div(ratio, span), float(buckets - exact)), "int64")
     large = call.Min(call.Add(steps, exact), buckets - 1)

@@ -1,7 +1,7 @@
-"""ONNX Runtime's operators on weights of 2, 4 or 8 bits in blocks with a scale each.
+"""ONNX Runtime's operators on weights of 2, 4 or 8 bits, quantized in blocks.
 
-The weights become floats once, when a model is compiled: what follows from weights alone is not
-computed again.
+The bodies convert weights to floats. That depends on weights alone, so it is computed once, when a
+model is compiled.
 """
 
 from __future__ import annotations
@@ -21,43 +21,45 @@ from subgraph.operators.requirements import (
     require_shape,
 )
 
+from .attention import axes
+
 Results = Sequence[Value | None]
 
 
-def _axes(call: Call, *axes: int) -> Value:
-    return call.constant(axes, "int64")
+def _unpacked(call: Call, packed_weights: Any, bits: int) -> Any:
+    """Return the numbers of ``bits`` bits packed in bytes, low bits first, as uint8.
 
-
-def _unpacked(call: Call, held: Any, bits: int) -> Any:
-    """Return the numbers that bytes hold, low bits first, along the last dimension."""
+    They follow each other along the last dimension.
+    """
     if bits == 8:
-        return held
+        return packed_weights
     if bits not in (2, 4):
         raise call.unsupported(f"bits={bits}")
-    # Divided, not shifted: the reference takes a shift element by element.
-    places = call.constant([1 << place for place in range(0, 8, bits)], "uint8")
-    shifted = call.Div(call.Unsqueeze(held, _axes(call, -1)), places)
+    # Div, not BitShift, whose reference loops over elements in Python.
+    shifts = call.constant([1 << shift for shift in range(0, 8, bits)], "uint8")
+    shifted = call.Div(call.Unsqueeze(packed_weights, axes(call, -1)), shifts)
     numbers = call.BitwiseAnd(shifted, call.constant((1 << bits) - 1, "uint8"))
-    kept = [0] * (call.rank(held) - 1)
-    return call.Reshape(numbers, _axes(call, *kept, -1))
+    unchanged = [0] * (call.rank(packed_weights) - 1)
+    return call.Reshape(numbers, axes(call, *unchanged, -1))
 
 
-def _first(call: Call, x: Any, count: int) -> Any:
-    """Return the first elements of each row."""
+def _first_columns(call: Call, x: Any, count: int) -> Any:
+    """Return the first ``count`` elements of each row."""
     if call.shape(x)[-1] == count:
         return x
-    return call.Slice(x, _axes(call, 0), _axes(call, count), _axes(call, -1))
+    return call.Slice(x, axes(call, 0), axes(call, count), axes(call, -1))
 
 
-# Rows and columns of a matrix of weights: beyond, its bytes pass what kernels count.
-_MOST = 1 << 24
+# Most rows, or columns, of a matrix of weights: the bytes of a larger one could exceed what kernels
+# can address.
+_MAX_SIZE = 1 << 24
 _BITS = (2, 4, 8)
 
 
 def _require_blocks(width: int) -> None:
-    """Require a size of blocks as ONNX Runtime has them: a power of two, at least 16."""
+    """Require a block size that ONNX Runtime supports: a power of two, at least 16."""
     require(
-        width >= 16 and width & (width - 1) == 0 and width <= _MOST,
+        width >= 16 and width & (width - 1) == 0 and width <= _MAX_SIZE,
         "block_size is {}; it is a power of two from 16 on",
         width,
     )
@@ -69,23 +71,32 @@ def _refuse_bits(call: Call, bits: int) -> None:
 
 
 def matmul_n_bits_operands(
-    node: Node, _a: Tensor, held: Tensor, scales: Tensor, zeros: Tensor | None = None,
+    node: Node, _a: Tensor, packed_weights: Tensor, scales: Tensor, zeros: Tensor | None = None,
     groups: Tensor | None = None, bias: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise ShapeError unless weights and what belongs to them have the sizes of N and K."""
+    """Raise ShapeError unless weights, scales and zero points have the sizes of N and K.
+
+    Args:
+        node: The MatMulNBits: ``N``, ``K``, ``bits``, ``block_size``.
+        packed_weights: N rows of blocks of K, packed in bytes.
+        scales: One for each block.
+        zeros: Zero points of the blocks, packed (uint8) or of A's dtype; None: 2 ** (bits - 1).
+        groups: ``g_idx``: block of each of K; None: in order.
+        bias: [N].
+    """
     width, rows, depth = (int(node.attrs[name]) for name in ("block_size", "N", "K"))
     bits = node.attrs.get("bits", 4)
     if bits not in _BITS:
-        return  # there is no body
+        return  # the body refuses the node
     _require_blocks(width)
     for name, count in (("N", rows), ("K", depth)):
-        require(1 <= count <= _MOST, "{} is {}, outside [1, {}]", name, count, _MOST)
+        require(1 <= count <= _MAX_SIZE, "{} is {}, outside [1, {}]", name, count, _MAX_SIZE)
     blocks = -(-depth // width)
     packed = -(-blocks * bits // 8)
-    require_dtype("B", held, "uint8")
+    require_dtype("B", packed_weights, "uint8")
     in_bytes = zeros is not None and zeros.dtype == "uint8"
     counts = {
-        "B": (held, rows * blocks * (width * bits // 8)),
+        "B": (packed_weights, rows * blocks * (width * bits // 8)),
         "scales": (scales, rows * blocks),
         "zero_points": (zeros, rows * (packed if in_bytes else blocks)),
         "bias": (bias, rows),
@@ -93,7 +104,7 @@ def matmul_n_bits_operands(
     for name, (given, count) in counts.items():
         require(
             given is None or given.size == count,
-            "{} has {} elements; N, K, block_size and bits make it {}",
+            "{} has {} elements; by N, K, block_size and bits it needs {}",
             name,
             None if given is None else given.size,
             count,
@@ -120,9 +131,9 @@ def matmul_n_bits_operands(
     weight_prepacked=0,
 )
 def matmul_n_bits(call: Call) -> Results:
-    """Multiply by weights, of which each row is a column of the product."""
-    a, held, scales, zeros, groups, bias = call.inputs
-    assert a is not None, "the form says so"
+    """Multiply by the transposed matrix of weights."""
+    a, packed_weights, scales, zeros, groups, bias = call.inputs
+    assert a is not None, "a required input"
     if call.attribute("weight_prepacked"):
         raise call.unsupported("weight_prepacked=1")
     rows, depth, bits = (call.attribute(name) for name in ("N", "K", "bits"))
@@ -130,24 +141,24 @@ def matmul_n_bits(call: Call) -> Results:
     _refuse_bits(call, bits)
     blocks = -(-depth // width)
     bytes_of_row = blocks * (width * bits // 8)
-    numbers = _unpacked(call, call.Reshape(held, _axes(call, rows, bytes_of_row)), bits)
-    factors = call.Reshape(scales, _axes(call, rows, blocks))
+    numbers = _unpacked(call, call.Reshape(packed_weights, axes(call, rows, bytes_of_row)), bits)
+    factors = call.Reshape(scales, axes(call, rows, blocks))
     centre: Any = float(1 << (bits - 1))
     dtype = call.dtype(a)
     if zeros is not None and call.dtype(zeros) == "uint8":
-        packed = call.Reshape(zeros, _axes(call, rows, -(-blocks * bits // 8)))
-        centre = call.cast(_first(call, _unpacked(call, packed, bits), blocks), dtype)
+        packed = call.Reshape(zeros, axes(call, rows, -(-blocks * bits // 8)))
+        centre = call.cast(_first_columns(call, _unpacked(call, packed, bits), blocks), dtype)
     elif zeros is not None:
-        centre = call.cast(call.Reshape(zeros, _axes(call, rows, blocks)), dtype)
+        centre = call.cast(call.Reshape(zeros, axes(call, rows, blocks)), dtype)
     if groups is None:
         block_of: Any = call.constant(np.arange(depth) // width, "int64")
     else:
-        call.size(groups, 0)  # without it the reference runs the node: there may be too many
-        block_of = _first(call, groups, depth)
+        call.size(groups, 0)  # raises for an unknown size; then the reference runs the node
+        block_of = _first_columns(call, groups, depth)
     if isinstance(centre, Value):
         centre = call.Gather(centre, block_of, axis=1)
-    apart = call.Sub(call.cast(_first(call, numbers, depth), dtype), centre)
-    weights = call.Mul(apart, call.Gather(factors, block_of, axis=1))
+    centred = call.Sub(call.cast(_first_columns(call, numbers, depth), dtype), centre)
+    weights = call.Mul(centred, call.Gather(factors, block_of, axis=1))
     product = call.MatMul(a, call.Transpose(weights, perm=(1, 0)))
     return [product if bias is None else call.Add(product, bias, requires="one_row")]
 
@@ -155,20 +166,27 @@ def matmul_n_bits(call: Call) -> Results:
 def gather_block_quantized_operands(
     node: Node, data: Tensor, _indices: Tensor, scales: Tensor, zeros: Tensor | None = None
 ) -> None:
-    """Raise ShapeError unless there is a scale, and a zero point, for each block of the table."""
+    """Raise ShapeError unless there is a scale, and a zero point, for each block of the table.
+
+    Args:
+        node: The GatherBlockQuantized: ``block_size``, ``bits``, ``quantize_axis``.
+        data: The table; uint8 packs ``8 / bits`` numbers in a byte along the last axis.
+        scales: Of the table's shape, with blocks for elements along the axis.
+        zeros: Zero points, as ``scales``, packed as the table.
+    """
     width, bits = node.attrs.get("block_size", 128), node.attrs.get("bits", 4)
     bits = bits if data.dtype == "uint8" else 8
     if bits not in _BITS:
-        return  # there is no body
+        return  # the body refuses the node
     require(data.rank >= 1, "the table is a scalar")
     _require_blocks(width)
     along = node.attrs.get("quantize_axis", 1) % data.rank
-    together = 8 // bits  # numbers of a byte, along the last axis
-    sizes = [*data.shape[:-1], data.shape[-1] * together]
+    per_byte = 8 // bits  # numbers of a byte, along the last axis
+    sizes = [*data.shape[:-1], data.shape[-1] * per_byte]
     sizes[along] = -(-sizes[along] // width)
     require_shape("scales", scales, sizes, "one for each block")
     require_dtype("zero_points", zeros, data.dtype)
-    sizes[-1] = -(-sizes[-1] // together)
+    sizes[-1] = -(-sizes[-1] // per_byte)
     require_shape("zero_points", zeros, sizes, "one for each block, packed as the table is")
 
 
@@ -182,11 +200,11 @@ def gather_block_quantized_operands(
     quantize_axis=1,
 )
 def gather_block_quantized(call: Call) -> Results:
-    """Pick rows of a table, and make floats of them."""
+    """Gather rows of a quantized table, and dequantize them."""
     data, indices, scales, zeros = call.inputs
-    assert data is not None, "the form says so"
-    assert indices is not None, "the form says so"
-    assert scales is not None, "the form says so"
+    assert data is not None, "a required input"
+    assert indices is not None, "a required input"
+    assert scales is not None, "a required input"
     rank, dtype = call.rank(data), call.dtype(scales)
     of, along = (call.attribute(f"{name}_axis") % rank for name in ("gather", "quantize"))
     if of == along or call.dtype(data).startswith("float"):

@@ -1,8 +1,8 @@
-"""Operators on texts, for the reference.
+"""Operators on strings: requirements and reference.
 
-onnx.reference keeps texts in arrays whose elements all have the length of the longest, and lets a
-model set the locale of the process. TfIdfVectorizer walks a tree there, and fills each output in
-Python; its n-grams are looked up here as tuples, and counts that nothing has checked are refused.
+onnx.reference stores strings in arrays of fixed-width elements, as wide as the longest, and lets a
+model set the locale of the process. Its TfIdfVectorizer searches a tree in Python, and does not
+check the pool's indices; here n-grams are keys of a table, and wrong indices are errors.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ from .patterns import regex_full_match
 
 @attrs.frozen(eq=False)
 class Pool:
-    """The n-grams of a node.
+    """The n-grams of a TfIdfVectorizer.
 
     Attributes:
-        places: Where each n-gram that counts is counted in a row of the output.
-        lengths: The fewest and the most words of an n-gram.
-        width: Numbers of a row of the output.
-        weights: One for each number of a row, or empty.
+        columns: Column of the output that counts each n-gram of a length that is searched.
+        lengths: Least and most words of an n-gram.
+        width: Columns of the output.
+        weights: One for each column, or empty.
     """
 
-    places: dict[tuple[Any, ...], int]
+    columns: dict[tuple[Any, ...], int]
     lengths: tuple[int, int]
     width: int
     weights: Array
 
 
 def pool_of(node: Node) -> Pool:
-    """Return the n-grams of a TfIdfVectorizer, its numbers checked.
+    """Return the n-grams of a TfIdfVectorizer.
 
     Raises:
-        ShapeError: they do not agree.
+        ShapeError: Its attributes contradict each other.
     """
     given = attributes(node)
     words = [int(word) for word in given["pool_int64s"] or ()]
     pool: Sequence[Any] = words or [text(word) for word in given["pool_strings"] or ()]
     starts = [*(int(n) for n in given["ngram_counts"]), len(pool)]
     if any(a > b for a, b in itertools.pairwise([0, *starts])):
-        raise ShapeError(f"ngram_counts {starts[:-1]} are no places in a pool of {len(pool)}")
+        raise ShapeError(f"ngram_counts {starts[:-1]} do not fit a pool of {len(pool)} words")
     indexes = [int(n) for n in given["ngram_indexes"]]
     width = max(indexes, default=0) + 1
     if min(indexes, default=0) < 0:
@@ -73,22 +73,22 @@ def pool_of(node: Node) -> Pool:
     check_memory(width * 16, f"a row of counts for ngram_indexes up to {width - 1}")
     weights = np.array(given["weights"] or (), np.float32)
     if 0 < weights.size < width:
-        raise ShapeError(f"{weights.size} weights for n-grams that are counted in {width} places")
+        raise ShapeError(f"{weights.size} weights for {width} columns of counts")
     lengths = int(given["min_gram_length"]), int(given["max_gram_length"])
     if not 1 <= lengths[0] <= lengths[1]:
         raise ShapeError(f"n-grams of {lengths[0]} to {lengths[1]} words")
-    places: dict[tuple[Any, ...], int] = {}
+    columns: dict[tuple[Any, ...], int] = {}
     number = 0
     for size, (start, end) in enumerate(itertools.pairwise(starts), 1):
         if (end - start) % size:
             raise ShapeError(f"{end - start} words of the pool do not make {size}-grams")
         for first in range(start, end - size + 1, size):
             if number >= len(indexes):
-                raise ShapeError(f"ngram_indexes has {len(indexes)} places; the pool has more")
+                raise ShapeError(f"ngram_indexes has {len(indexes)} entries, the pool more n-grams")
             if lengths[0] <= size <= lengths[1]:
-                places[tuple(pool[first : first + size])] = indexes[number]
+                columns[tuple(pool[first : first + size])] = indexes[number]
             number += 1
-    return Pool(places, lengths, width, weights[:width])
+    return Pool(columns, lengths, width, weights[:width])
 
 
 def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -106,10 +106,10 @@ def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     check_memory(len(lines) * pool.width * 16, f"{len(lines)} rows of {pool.width} counts")
     counts = np.zeros((len(lines), pool.width))
     for row, words in zip(counts, lines, strict=True):
-        for gram in _grams(words, pool.lengths, skip):
-            place = pool.places.get(gram)
-            if place is not None:
-                row[place] += 1
+        for gram in _ngrams(words, pool.lengths, skip):
+            column = pool.columns.get(gram)
+            if column is not None:
+                row[column] += 1
     if mode == "IDF":
         counts = (counts > 0).astype(np.float64)
     if mode != "TF" and pool.weights.size:
@@ -117,24 +117,23 @@ def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [counts.astype(np.float32).reshape((*x.shape[:-1], pool.width))]
 
 
-def _grams(words: Sequence[Any], lengths: tuple[int, int], skip: int) -> Iterator[tuple[Any, ...]]:
-    """Yield the n-grams of a row, their words up to ``skip`` others apart; words alone once."""
-    # A row has no n-grams of more words than it has.
+def _ngrams(words: Sequence[Any], lengths: tuple[int, int], skip: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the n-grams of a row, with up to ``skip`` words left out between two of theirs."""
+    # An n-gram cannot be longer than the row, nor its words further apart.
     for size in range(max(lengths[0], 1), min(lengths[1], len(words)) + 1):
-        # Words further apart than a row is long form no n-gram.
-        for apart in range(1, min(skip, len(words)) + 2 if size > 1 else 2):
-            reach = apart * (size - 1)
+        for distance in range(1, min(skip, len(words)) + 2 if size > 1 else 2):
+            reach = distance * (size - 1)
             if reach >= len(words):
                 break
             for first in range(len(words) - reach):
-                yield tuple(words[first : first + reach + 1 : apart])
+                yield tuple(words[first : first + reach + 1 : distance])
 
 
 def _texts(value: Any) -> Array:
-    """Return an array of texts as one of objects.
+    """Return an array of strings with dtype object.
 
     Raises:
-        ShapeError: its elements are no texts.
+        ShapeError: Its elements are no strings.
     """
     if value.dtype.kind not in "OUT":
         raise ShapeError(f"texts are needed, got {value.dtype}")
@@ -147,14 +146,14 @@ def _lengths(texts: Array) -> Array:
 
 
 def string_concat(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the texts of two arrays, which broadcast, one behind the other."""
+    """Return the strings of two arrays, which broadcast, concatenated."""
     a, b = map(_texts, inputs)
     check_memory(float((_lengths(a) + _lengths(b)).sum()), "the concatenation of texts")
     return [np.asarray(a + b, dtype=object)]
 
 
 def string_split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the parts of each text, "" behind those of texts with fewer, and their numbers."""
+    """Return the parts of each string, padded by "", and the number of parts."""
     given, x = attributes(node), _texts(inputs[0])
     delimiter = text(given["delimiter"] or "") or None
     most = -1 if given["maxsplit"] is None else int(given["maxsplit"])
@@ -169,9 +168,9 @@ def string_split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def string_normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return texts without accents and stopwords, in upper or lower case; empty ones are left out.
+    """Return strings without accents and stopwords, in upper or lower case, without empty ones.
 
-    The locale is not looked at: Python's case mapping does not depend on it.
+    The attribute ``locale`` is not used: Python's case mapping does not depend on it.
     """
     given, x = attributes(node), _texts(inputs[0])
     change = text(given["case_change_action"])
@@ -183,23 +182,25 @@ def string_normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     def changed(word: str) -> str:
         return {"LOWER": word.lower, "UPPER": word.upper}.get(change, lambda: word)()
 
-    stops = {text(word) for word in given["stopwords"] or ()}
+    stopwords = {text(word) for word in given["stopwords"] or ()}
     exact = bool(given["is_case_sensitive"])
-    stops = stops if exact else set(map(changed, stops))
+    stopwords = stopwords if exact else set(map(changed, stopwords))
     found: list[str] = []
     for item in x.reshape(-1):
         word = _without_accents(item)
-        word = _without(word, stops) if exact else word
+        word = _without(word, stopwords) if exact else word
         word = changed(word)
-        found.append(word if exact else _without(word, stops))
+        found.append(word if exact else _without(word, stopwords))
     if x.ndim == 1 or x.shape[0] == 1:
         found = [word for word in found if word] or [""]
         return [np.array(found, dtype=object).reshape((1,) * (x.ndim - 1) + (-1,))]
     return [np.array(found, dtype=object).reshape(x.shape)]
 
 
-def _without(words: str, stops: AbstractSet[str]) -> str:
-    return " ".join(word for word in words.split(" ") if word not in stops) if stops else words
+def _without(words: str, stopwords: AbstractSet[str]) -> str:
+    return (
+        " ".join(word for word in words.split(" ") if word not in stopwords) if stopwords else words
+    )
 
 
 def _without_accents(word: str) -> str:
@@ -209,7 +210,13 @@ def _without_accents(word: str) -> str:
 
 
 def string_concat_operands(node: Node, x: Tensor, y: Tensor) -> None:
-    """Raise ShapeError unless two tensors of strings broadcast (ONNX, 20)."""
+    """Raise ShapeError unless two tensors of strings broadcast (ONNX, 20).
+
+    Args:
+        node: The StringConcat.
+        x: Strings.
+        y: Strings.
+    """
     require_dtype("X", x, "string")
     require_dtype("Y", y, "string")
     require_broadcast_together(x, y)
@@ -229,7 +236,7 @@ def normalizer_operands(node: Node, x: Tensor) -> None:
 
 
 def tfidf_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the pool's numbers agree, and the input is words (ONNX, 9)."""
+    """Raise ShapeError unless the attributes fit each other, and X has rank 2 or less (ONNX, 9)."""
     prepared(node, pool_of)
     choice(node, "mode", "", "TF", "IDF", "TFIDF")
     whole_number(node, "max_skip_count", least=0)

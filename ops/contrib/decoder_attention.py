@@ -1,0 +1,268 @@
+"""ONNX Runtime's RotaryEmbedding and GroupQueryAttention, operators of decoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from subgraph.graph.graph import Node, Value
+from subgraph.operators.functions import Call, function
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_dtype,
+    require_rank,
+    require_shape,
+)
+from subgraph.ops.attention.decoding import require_heads
+
+from .attention import Results, attend, axes, dimension, positions_below
+
+_INT64 = 7  # element type of ONNX
+
+
+def rotary_operands(
+    node: Node, x: Tensor, positions: Tensor, cosines: Tensor, _sines: Tensor
+) -> None:
+    """Raise ShapeError unless a table has the angles of a head, and positions are the first or all.
+
+    Heads that are longer than ``rotary_embedding_dim`` keep their last elements.
+
+    Args:
+        node: The RotaryEmbedding.
+        x: [batch, heads, positions, size] or [batch, positions, heads * size].
+        positions: [1], the first position of all batches, or [batch, positions].
+        cosines: [rows, pairs].
+    """
+    require_rank("cos_cache", cosines, 2)
+    heads = 1 if x.rank == 4 else node.attrs.get("num_heads", 0)
+    if heads and not node.attrs.get("rotary_embedding_dim", 0):
+        pairs, width = cosines.shape[1], x.shape[x.rank - 1]
+        fits = width == 2 * pairs * heads
+        require(fits, "cos_cache has {} angles for {} elements in {} heads", pairs, width, heads)
+    if positions.rank == 1:
+        require_shape("position_ids", positions, (1,), "the first position of all batches")
+
+
+@function(
+    "RotaryEmbedding",
+    "input, position_ids, cos_cache, sin_cache -> output",
+    requires=rotary_operands,
+    interleaved=0,
+    is_packed_batching=0,
+    num_heads=0,
+    rotary_embedding_dim=0,
+    scale=1.0,
+)
+def rotary_embedding(call: Call) -> Results:
+    """Rotate pairs of elements by the angles of their positions."""
+    x, positions, cosines, _ = call.inputs
+    assert x is not None, "a required input"
+    assert positions is not None, "a required input"
+    assert cosines is not None, "a required input"
+    for name, plain in (("is_packed_batching", 0), ("scale", 1.0)):
+        if call.attribute(name) != plain:
+            raise call.unsupported(f"{name}={call.attribute(name)}")
+    heads = call.attribute("num_heads")
+    if call.rank(x) == 3 and not heads:
+        heads = call.size(x, 2) // (2 * call.size(cosines, 1))
+    if call.rank(positions) == 1:  # of the first token of each batch
+        tokens = positions_below(call, dimension(call, x, 1 if call.rank(x) == 3 else 2))
+        row = call.Unsqueeze(call.Add(positions, tokens), axes(call, 0))
+        batch = call.Concat(call.Shape(x, start=0, end=1), axes(call, 1), axis=0)
+        positions = call.Expand(row, batch)
+    return [_rotated(call, x, positions, heads)]
+
+
+def _rotated(call: Call, x: Any, positions: Any, heads: int) -> Any:
+    """Return RotaryEmbedding of queries or keys by the node's table of angles."""
+    rank = call.rank(x)
+    interleaved = "interleaved" if call.node.op_type == "RotaryEmbedding" else "rotary_interleaved"
+    size = 0 if "rotary" in interleaved else call.attribute("rotary_embedding_dim")
+    cosines, sines = call.input("cos_cache"), call.input("sin_cache")
+    assert cosines is not None, "required by both operators"
+    if not size:  # elements of a head after those pairs are copied
+        size = 2 * call.size(cosines, 1)
+    return call.RotaryEmbedding(
+        x,
+        cosines,
+        sines,
+        positions,
+        interleaved=call.attribute(interleaved),
+        num_heads=heads if rank == 3 else None,
+        rotary_embedding_dim=size,
+    )
+
+
+def group_query_operands(
+    node: Node, query: Tensor, key: Tensor | None, value: Tensor | None,
+    past_key: Tensor | None, past_value: Tensor | None, lengths: Tensor, total: Tensor,
+    cosines: Tensor | None = None, sines: Tensor | None = None, *_others: Tensor | None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless keys, caches and angles are pairs, and each batch has a length.
+
+    Args:
+        node: The GroupQueryAttention.
+        query: [batch, positions, heads * size], or packed with keys and values.
+        key: [batch, positions, kv_heads * size]; None: packed.
+        value: As ``key``.
+        past_key: Cached keys [batch, kv_heads, positions, size].
+        past_value: Cached values, as ``past_key``.
+        lengths: ``seqlens_k`` [batch] or [batch, 1], int32: all positions of each batch, less 1.
+        total: Positions of the longest batch, one number.
+        cosines: Table of angles, needed for ``do_rotary``.
+        sines: As ``cosines``.
+    """
+    require_rank("query", query, 3)
+    pairs = {
+        "key and value": (key, value),
+        "past_key and past_value": (past_key, past_value),
+        "cos_cache and sin_cache": (cosines, sines),
+    }
+    for names, (first, second) in pairs.items():
+        require((first is None) == (second is None), "{}: one is given without the other", names)
+    rotary = cosines is not None or not node.attrs.get("do_rotary", 0)
+    require(rotary, "do_rotary needs cos_cache and sin_cache")
+    require_dtype("seqlens_k", lengths, "int32")
+    require_rank("seqlens_k", lengths, 1, 2)
+    shape = (query.shape[0], 1)[: lengths.rank]
+    require_shape("seqlens_k", lengths, shape, "one for each batch")
+    require(total.size == 1, "total_sequence_length is no single number")
+
+
+@function(
+    "GroupQueryAttention",
+    "query, key?, value?, past_key?, past_value?, seqlens_k, total_sequence_length, cos_cache?, "
+    "sin_cache?, position_ids?, attention_bias?, head_sink?, k_scale?, v_scale?, q_norm_weight?, "
+    "k_norm_weight?, query_seqlens? -> output, present_key?, present_value?, output_qk?",
+    requires=group_query_operands,
+    causal=1,
+    do_rotary=0,
+    k_quant_type="NONE",
+    kv_cache_bit_width=0,
+    kv_num_heads="int!",
+    local_window_size=-1,
+    num_heads="int!",
+    qk_norm_epsilon=1e-6,
+    qk_output=0,
+    rotary_interleaved=0,
+    scale="float",
+    sliding_window_cache=0,
+    smooth_softmax=-1,
+    softcap=0.0,
+    v_quant_type="NONE",
+)
+def group_query_attention(call: Call) -> Results:
+    """Causal attention of decoders with a cache, in which heads share keys.
+
+    Batch b has ``seqlens_k[b] + 1`` positions, the new ones at the end.
+    """
+    _refuse_group_query(call)
+    operands: list[Any] = call.inputs[:7]
+    query, key, value, past_key, past_value, lengths, total = operands
+    heads, kv_heads = (require_heads(call.node, name) for name in ("num_heads", "kv_num_heads"))
+    if key is None:
+        size = call.size(query, 2) // (heads + 2 * kv_heads)
+        sizes = call.constant([heads * size, kv_heads * size, kv_heads * size], "int64")
+        query, key, value = call.Split(query, sizes, axis=2, outputs=3)
+    else:
+        size = call.size(query, 2) // heads
+    query = _normalized(call, query, call.input("q_norm_weight"), size)
+    key = _normalized(call, key, call.input("k_norm_weight"), size)
+    count = dimension(call, query, 1)
+    ends = call.Add(call.Reshape(call.Cast(lengths, to=_INT64), axes(call, -1)), 1)
+    starts = call.Max(call.Sub(ends, count), call.constant(0, "int64"))
+    query_positions = call.Add(call.Unsqueeze(starts, axes(call, 1)), positions_below(call, count))
+    if call.attribute("do_rotary"):
+        positions = call.input("position_ids")
+        positions = query_positions if positions is None else positions
+        query = _rotated(call, query, positions, heads)
+        key = _rotated(call, key, positions, kv_heads)
+    new = [
+        call.Transpose(
+            call.Reshape(x, _shape_by_heads(call, x, query, kv_heads, size)), perm=(0, 2, 1, 3)
+        )
+        for x in (key, value)
+    ]
+    if past_key is not None:
+        missing = _missing_positions(call, past_key, total)
+        pairs = zip((past_key, past_value), new, strict=True)
+        new = [_updated_cache(call, before, after, missing, starts) for before, after in pairs]
+    made = attend(
+        call,
+        (query, *new),
+        (heads, kv_heads),
+        mask=_causal_mask(call, new[0], query_positions, past_key is None),
+        is_causal=int(past_key is None and bool(call.attribute("causal"))),
+        scale=call.attribute("scale") or None,
+        softcap=call.attribute("softcap"),
+    )
+    return [made[0], *new]
+
+
+def _refuse_group_query(call: Call) -> None:
+    """Refuse quantized caches and caches of a window, attention sinks, and scores as outputs."""
+    plain = {"sliding_window_cache": 0, "qk_output": 0, "k_quant_type": "NONE"}
+    for name, usual in {**plain, "v_quant_type": "NONE", "kv_cache_bit_width": 0}.items():
+        if call.attribute(name) != usual:
+            raise call.unsupported(f"{name}={call.attribute(name)}")
+    if call.attribute("smooth_softmax") == 1:
+        raise call.unsupported("smooth_softmax=1")
+    for name in ("head_sink", "query_seqlens"):
+        if call.input(name) is not None:
+            raise call.unsupported(f"the input {name}")
+
+
+def _normalized(call: Call, x: Any, weight: Value | None, size: int) -> Any:
+    """Return queries or keys with each head normalized, if there is a weight."""
+    if weight is None:
+        return x
+    rows = call.Reshape(x, call.constant([0, 0, -1, size], "int64"))
+    normal = call.RMSNormalization(rows, weight, epsilon=call.attribute("qk_norm_epsilon"))
+    return call.Reshape(normal, call.constant([0, 0, -1], "int64"))
+
+
+def _shape_by_heads(call: Call, x: Any, query: Any, heads: int, size: int) -> Any:
+    """Return the shape of keys or values split into heads, with as many positions as queries."""
+    sizes = call.shape(query)[:2]
+    if call.shape(x)[:2] == sizes and None not in sizes:
+        return call.constant([0, 0, heads, size], "int64")
+    return call.Concat(call.Shape(query, start=0, end=2), axes(call, heads, size), axis=0)
+
+
+def _missing_positions(call: Call, past: Any, total: Any) -> Any:
+    """Return the number of positions that a cache lacks, a vector of one element."""
+    before = dimension(call, past, 2)
+    wanted = call.Max(before, call.Reshape(call.Cast(total, to=_INT64), call.constant([], "int64")))
+    return call.Unsqueeze(call.Sub(wanted, before), axes(call, 0))
+
+
+def _updated_cache(call: Call, past: Any, new: Any, missing: Any, starts: Any) -> Any:
+    """Return a cache, padded by ``missing`` positions, with new entries from ``starts`` on."""
+    shape = call.Concat(
+        call.Shape(past, start=0, end=2), missing, call.Shape(past, start=3, end=4), axis=0
+    )
+    zeros = call.Expand(call.constant(0, call.dtype(past)), shape)
+    return call.TensorScatter(call.Concat(past, zeros, axis=2), new, starts, axis=2)
+
+
+def _causal_mask(call: Call, keys: Any, query_positions: Any, fresh: bool) -> Any:
+    """Return the mask that hides keys after a query, or too far before it, with the node's bias.
+
+    None, or the bias alone, if there is no cache (``fresh``) and no window: Attention's own
+    ``is_causal`` is used then.
+    """
+    window, bias = call.attribute("local_window_size"), call.input("attention_bias")
+    if not call.attribute("causal"):
+        if bias is None and fresh:
+            return None
+        raise call.unsupported("causal=0 and a cache or bias")
+    if fresh and window < 0:
+        return bias
+    queries = call.Unsqueeze(query_positions, axes(call, 1, 3))
+    position = positions_below(call, dimension(call, keys, 2))
+    allowed = call.LessOrEqual(position, queries)
+    if window >= 0:
+        allowed = call.And(allowed, call.Greater(position, call.Sub(queries, window)))
+    if bias is None:
+        return allowed
+    return call.Where(allowed, bias, call.constant(float("-inf"), call.dtype(bias)))
