@@ -564,7 +564,12 @@ declare(
 declare("Tile", requires=operands.tile_operands, infer=tile, compute=reference.tile)
 declare("Transpose", requires=operands.transpose_operands, infer=transpose)
 declare("Trilu", requires=operands.trilu_operands, infer=first_type, compute=reference.trilu)
-declare("Unsqueeze", requires=operands.unsqueeze_operands, infer=unsqueeze)
+declare(
+    "Unsqueeze",
+    requires=operands.unsqueeze_operands,
+    infer=unsqueeze,
+    compute=reference.unsqueeze,
+)
 declare(
     "Required",
     domain=INTERNAL_DOMAIN,

@@ -134,6 +134,12 @@ def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return standard(node, given)
 
 
+def unsqueeze(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Insert axes of one element; before opset 13 onnx.reference takes sorted axes only."""
+    x, axes = inputs[0], node.attrs.get("axes") if len(inputs) < 2 else inputs[1].reshape(-1)
+    return [np.expand_dims(x, tuple(int(axis) for axis in axes))]
+
+
 def trilu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the upper or lower triangle; the diagonal is clamped, since NumPy's has 32 bits."""
     x, k = inputs[0], 0 if len(inputs) < 2 or inputs[1] is None else int(inputs[1].reshape(()))

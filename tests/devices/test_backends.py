@@ -19,7 +19,12 @@ from subgraph import ops
 from subgraph.devices.backends import base
 from subgraph.graph.types import Array
 
-MODULES = {"ONNXRUNTIME": "onnxruntime", "OPENVINO": "openvino", "TVM": "tvm"}
+MODULES = {
+    "ONNXRUNTIME": "onnxruntime",
+    "OPENVINO": "openvino",
+    "TORCH": "torch",
+    "TVM": "tvm",
+}
 INSTALLED = [
     pytest.param(
         name,

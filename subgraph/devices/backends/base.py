@@ -7,6 +7,7 @@ shapes, output memory and errors.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import itertools
@@ -32,6 +33,7 @@ from subgraph.partition.replace import Cutter
 from subgraph.partition.selector import Reject
 from subgraph.runtime.executor_plan import all_parameters
 from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.transform.pass_manager import apply_pass
 from subgraph.weights.cache import WeightEntry
 
 # Larger weights are replaced by zeros of their shape in the models of a query: whether a library
@@ -124,6 +126,11 @@ class Backend(Device):
         """
         self.library = import_library(self.module, self.requirement, self.title)
         self._answers: dict[bytes, str] = {}  # by `_key`: why a model is refused, "" if it is not
+
+    def transform(self, graph: Graph, options: Any) -> Graph:
+        """Return the graph with the types of its values, which a library is asked with."""
+        typed = all(value.type is not None for value in graph.values())
+        return graph if typed else apply_pass(graph, "InferTypes")
 
     def _prepare(self, graph: Graph, options: Any) -> PreparedGraph:
         """Ask the library about all nodes together first, and about each alone if it refuses."""
@@ -449,3 +456,14 @@ def _target(target: Array | None, fixed: tuple[tuple[int, ...], Any] | None) -> 
     if target is not None and target.flags.c_contiguous and target.dtype == dtype:
         return target if target.shape == shape else None  # `fill_outputs` reports a wrong shape
     return np.empty(shape, dtype)
+
+
+def writable_view(array: Array) -> Array:
+    """Return a writable array over the same memory, for libraries that take no read-only arrays.
+
+    They only read their inputs. The caller holds ``array`` during the run.
+    """
+    if array.flags.writeable:
+        return array
+    memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    return np.ndarray(array.shape, array.dtype, memoryview(memory))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
-from subgraph.devices.backends.base import Backend, BackendOptions, LibraryModel
+from subgraph.devices.backends.base import (
+    Backend,
+    BackendOptions,
+    LibraryModel,
+    writable_view,
+)
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.runtime.settings import option
@@ -106,7 +110,7 @@ class _CompiledModel:
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
             for k in range(count):
-                request.set_input_tensor(k, tensor(_writable(arrays[k]), shared_memory=True))
+                request.set_input_tensor(k, tensor(writable_view(arrays[k]), shared_memory=True))
             for k, target in enumerate(into):
                 if target is not None:
                     request.set_output_tensor(k, tensor(target, shared_memory=True))
@@ -117,14 +121,3 @@ class _CompiledModel:
             ]
 
         return call
-
-
-def _writable(array: Array) -> Array:
-    """Return a writable array over the same memory; OpenVINO shares no read-only memory.
-
-    OpenVINO only reads its inputs. The caller holds ``array`` during the run.
-    """
-    if array.flags.writeable:
-        return array
-    memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-    return np.ndarray(array.shape, array.dtype, memoryview(memory))

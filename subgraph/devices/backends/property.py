@@ -16,7 +16,6 @@ from subgraph.operators.subgraph_op import subgraph_node
 from subgraph.partition.property import SubgraphProperty, property_name, register_property
 from subgraph.partition.selector import Reject, SubgraphSelector
 from subgraph.runtime.settings import option_names
-from subgraph.transform.pass_manager import apply_pass
 
 
 class BackendProperty(SubgraphProperty):
@@ -45,11 +44,10 @@ class BackendProperty(SubgraphProperty):
         """Take the device's options, and infer the types of values that have none."""
         known = option_names(self._backend.options_class)
         self._config = {name: options[name] for name in known if name in options}
-        typed = all(value.type is not None for value in graph.values())
-        ready = graph if typed else apply_pass(graph, "InferTypes")
+        ready = self._backend.transform(graph, None)
         # One question about all nodes together; `supports` then finds the answers for single nodes.
         self._backend.query_model(ready, self._config)
-        return None if typed else ready
+        return None if ready is graph else ready
 
     def create_subgraph_selector(self) -> SubgraphSelector:
         """Return a selector of the nodes that the device supports."""
@@ -99,6 +97,13 @@ class OpenvinoProperty(BackendProperty):
     """Regions that OpenVINO runs."""
 
     device = "OPENVINO"
+
+
+@register_property("torch")
+class TorchProperty(BackendProperty):
+    """Regions that PyTorch runs."""
+
+    device = "TORCH"
 
 
 @register_property("tvm")

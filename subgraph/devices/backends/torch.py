@@ -1,0 +1,120 @@
+"""TORCH: regions run by PyTorch, node by node or by its compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.devices.backends.base import (
+    Backend,
+    BackendOptions,
+    LibraryModel,
+    writable_view,
+)
+from subgraph.devices.backends.torch_operators import OPERATORS, Call, Function
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
+from subgraph.runtime.settings import option
+
+
+@attrs.frozen
+class TorchOptions(BackendOptions):
+    """Options of TORCH."""
+
+    COMPILE: bool = option(
+        False, "compile regions by torch.compile, which needs a C++ compiler, at their first run"
+    )
+
+
+class TorchDevice(Backend):
+    """Runs the operators of ``torch_operators.py`` by PyTorch on the processor."""
+
+    options_class = TorchOptions
+    module = "torch"
+    requirement = "torch >= 2.4"
+    title = "PyTorch"
+    empty_tensors = False
+    dtypes = frozenset(("float32", "float64", "int32", "int64", "bool"))
+
+    def refusal(self, node: Node) -> str:
+        """Refuse operators that are not translated."""
+        known = node.op_type in OPERATORS and not node.domain
+        return "" if known else f"{node.op_type} is not translated to PyTorch"
+
+    def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
+        """Return the model as a sequence of PyTorch's functions."""
+        return _TorchModel(self.library, model, options)
+
+
+@attrs.frozen
+class _Step:
+    """A node: a function, the names of its operands, and those whose last use it is."""
+
+    function: Function
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    released: tuple[str, ...]
+
+
+class _TorchModel:
+    """A program of PyTorch's functions; several threads may run it at the same time."""
+
+    def __init__(self, torch: Any, model: bytes, options: Any) -> None:
+        import onnx
+        from onnx import helper, numpy_helper
+
+        graph = onnx.load_from_string(model)
+        version = next(opset.version for opset in graph.opset_import if not opset.domain)
+        body = graph.graph
+        self._torch = torch
+        self._threads = options.INFERENCE_NUM_THREADS
+        self._weights = {
+            tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy())
+            for tensor in body.initializer
+        }
+        self._inputs = [port.name for port in body.input if port.name not in self._weights]
+        self._outputs = [port.name for port in body.output]
+        kept, steps = {*self._outputs, *self._weights}, []
+        for node in reversed(body.node):
+            found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            text = {k: v.decode() if isinstance(v, bytes) else v for k, v in found.items()}
+            function = OPERATORS[node.op_type](Call(torch, text, version, len(node.output)))
+            released = tuple({*node.input} - kept - {""})
+            kept.update(released)
+            steps.append(_Step(function, tuple(node.input), tuple(node.output), released))
+        self._steps = steps[::-1]
+        self._run = torch.compile(self._values, dynamic=False) if options.COMPILE else self._values
+
+    def _values(self, values: dict[str, Any]) -> list[Any]:
+        """Return the outputs, computed from the inputs and weights by name."""
+        for step in self._steps:
+            made = step.function(*[values[name] if name else None for name in step.inputs])
+            made = (made,) if len(step.outputs) == 1 else made
+            values.update(zip(step.outputs, made, strict=True))
+            for name in step.released:
+                del values[name]
+        return [values[name] for name in self._outputs]
+
+    def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
+        """Return a function that runs the model; results are copied to where they are wanted."""
+        torch, names = self._torch, self._inputs
+
+        def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
+            if self._threads:
+                torch.set_num_threads(self._threads)
+            tensors = (torch.from_numpy(writable_view(array)) for array in arrays)
+            values = dict(zip(names, tensors, strict=True))
+            with torch.inference_mode():
+                results = self._run({**self._weights, **values})
+            made: list[Array] = []
+            for result, target in zip(results, into, strict=True):
+                found: Array = result.numpy()
+                made.append(np.array(found) if target is None else target)
+                if target is not None:
+                    np.copyto(target, found)
+            return made
+
+        return call

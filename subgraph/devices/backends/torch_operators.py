@@ -1,0 +1,385 @@
+"""Operators of ONNX as functions of PyTorch.
+
+Each entry of `OPERATORS` takes a `Call`, checks its attributes and returns a function of tensors. A
+form that PyTorch computes in another way raises NotImplementedError, whose text is the reason why
+the node is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+# Takes the node's inputs as tensors, None where one is left out; returns a tensor or a sequence.
+Function: TypeAlias = Callable[..., Any]
+
+
+@attrs.frozen
+class Call:
+    """A node that is to become a function.
+
+    Attributes:
+        torch: The module.
+        attributes: Attributes of the node; text as str.
+        version: Opset version of the model.
+        outputs: Number of outputs that the node has.
+    """
+
+    torch: Any
+    attributes: dict[str, Any]
+    version: int
+    outputs: int
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an attribute, or None."""
+        return self.attributes.get(name)
+
+    def get(self, name: str, default: Any) -> Any:
+        """Return an attribute, or ``default``."""
+        return self.attributes.get(name, default)
+
+    def only(self, name: str, default: Any) -> None:
+        """Require that an attribute has its default.
+
+        Raises:
+            NotImplementedError: It has another value.
+        """
+        found = self.attributes.get(name, default)
+        if found != default:
+            raise NotImplementedError(f"{name}={found!r} is not translated")
+
+
+def _numbers(tensor: Any) -> list[int]:
+    """Return the elements of a small tensor of integers."""
+    found: list[int] = tensor.reshape(-1).tolist()
+    return found
+
+
+def _plain(name: str) -> Callable[[Call], Function]:
+    """Return an entry for an operator that is one function of ``torch``, without attributes."""
+    return lambda call: getattr(call.torch, name)
+
+
+def _split_pads(pads: Sequence[int] | None, rank: int) -> tuple[list[int], list[int]]:
+    """Return symmetric pads, and those of `torch.nn.functional.pad` where they are asymmetric."""
+    pads = list(pads or [0] * 2 * rank)
+    before, after = pads[:rank], pads[rank:]
+    if before == after:
+        return before, []
+    reverse = zip(reversed(before), reversed(after), strict=True)
+    return [0] * rank, [n for pair in reverse for n in pair]
+
+
+def _conv(call: Call, transposed: bool = False) -> Function:
+    call.only("auto_pad", "NOTSET")
+    if transposed:
+        call.only("output_shape", None)
+    torch, groups = call.torch, int(call.get("group", 1))
+
+    def run(x: Any, w: Any, b: Any = None) -> Any:
+        rank = x.dim() - 2
+        pads, around = _split_pads(call["pads"], rank)
+        strides, dilations = (list(call[n] or [1] * rank) for n in ("strides", "dilations"))
+        extra = list(call["output_padding"] or [0] * rank)
+        if around and not transposed:
+            x = torch.nn.functional.pad(x, around)
+        y = torch.convolution(x, w, b, strides, pads, dilations, transposed, extra, groups)
+        if around and transposed:  # a negative pad takes elements away
+            y = torch.nn.functional.pad(y, [-n for n in around])
+        return y
+
+    return run
+
+
+def _pool(call: Call, largest: bool) -> Function:
+    for name, default in (("auto_pad", "NOTSET"), ("ceil_mode", 0), ("storage_order", 0)):
+        call.only(name, default)
+    if call.outputs > 1:
+        raise NotImplementedError("indices are not translated")
+    functional, kernel = call.torch.nn.functional, list(call["kernel_shape"])
+    rank, strides = len(kernel), list(call["strides"] or [1] * len(kernel))
+    pads, around = _split_pads(call["pads"], rank)
+    dilations = list(call["dilations"] or [1] * rank)
+    if not largest and (around or dilations != [1] * rank):
+        raise NotImplementedError("an average with asymmetric pads or dilations")
+    if not 1 <= rank <= 3:
+        raise NotImplementedError(f"windows of {rank} axes")
+    if any(2 * pad > size for pad, size in zip(pads, kernel, strict=True)):
+        if not largest:
+            raise NotImplementedError("an average with pads of more than half a window")
+        around, pads = [pad for pad in reversed(pads) for _ in range(2)], [0] * rank
+    if not largest:
+        counted = bool(call.get("count_include_pad", 0))
+        average = getattr(functional, f"avg_pool{rank}d")
+        return lambda x: average(x, kernel, strides, pads, False, counted)
+    pool = getattr(functional, f"max_pool{rank}d")
+
+    def run(x: Any) -> Any:
+        if around:
+            x = functional.pad(x, around, value=float("-inf"))
+        return pool(x, kernel, strides, pads, dilations)
+
+    return run
+
+
+def _global(name: str) -> Callable[[Call], Function]:
+    return lambda call: lambda x: getattr(call.torch, name)(x, list(range(2, x.dim())), True)
+
+
+def _reduce(name: str, square: bool = False) -> Callable[[Call], Function]:
+    def entry(call: Call) -> Function:
+        torch, keep, stays = call.torch, bool(call.get("keepdims", 1)), call["noop_with_empty_axes"]
+
+        def run(x: Any, axes: Any = None) -> Any:
+            chosen = list(call["axes"] or []) if axes is None else _numbers(axes)
+            if not chosen and stays:
+                return x * x if square else x
+            chosen = chosen or list(range(x.dim()))
+            return getattr(torch, name)(x * x if square else x, chosen, keepdim=keep)
+
+        return run
+
+    return entry
+
+
+def _softmax(name: str) -> Callable[[Call], Function]:
+    def entry(call: Call) -> Function:
+        function, axis = (
+            getattr(call.torch, name),
+            int(call.get("axis", -1 if call.version > 12 else 1)),
+        )
+        if call.version > 12:
+            return lambda x: function(x, axis)
+        # Before opset 13 all axes from this one on count as one.
+        return lambda x: function(x.flatten(axis % x.dim()), -1).reshape(x.shape)
+
+    return entry
+
+
+def _clip(call: Call) -> Function:
+    low, high = call["min"], call["max"]
+    torch = call.torch
+
+    def run(x: Any, least: Any = None, most: Any = None) -> Any:
+        least, most = low if least is None else least, high if most is None else most
+        if least is not None:
+            x = torch.clamp(x, min=least)
+        return x if most is None else torch.clamp(x, max=most)
+
+    return run
+
+
+def _divide(call: Call) -> Function:
+    divide = call.torch.div
+    return lambda x, y: divide(x, y, rounding_mode=None if x.is_floating_point() else "trunc")
+
+
+def _gemm(call: Call) -> Function:
+    alpha, beta = float(call.get("alpha", 1.0)), float(call.get("beta", 1.0))
+    left, right = bool(call["transA"]), bool(call["transB"])
+    torch = call.torch
+
+    def run(a: Any, b: Any, c: Any = None) -> Any:
+        a, b = a.T if left else a, b.T if right else b
+        if c is None:
+            return alpha * torch.mm(a, b)
+        return torch.addmm(c, a, b, alpha=alpha, beta=beta)
+
+    return run
+
+
+def _batch_norm(call: Call) -> Function:
+    call.only("training_mode", 0)
+    normalize, epsilon = call.torch.nn.functional.batch_norm, float(call.get("epsilon", 1e-5))
+    if call.outputs > 1:
+        raise NotImplementedError("statistics of a batch are not translated")
+    return lambda x, scale, b, mean, var: normalize(x, mean, var, scale, b, eps=epsilon)
+
+
+def _layer_norm(call: Call) -> Function:
+    if call.outputs > 1:
+        raise NotImplementedError("mean and deviation are not translated")
+    normalize, epsilon = call.torch.nn.functional.layer_norm, float(call.get("epsilon", 1e-5))
+    axis = int(call.get("axis", -1))
+
+    def run(x: Any, scale: Any, b: Any = None) -> Any:
+        shape = x.shape[axis:]
+        return normalize(
+            x, shape, scale.expand(shape), None if b is None else b.expand(shape), epsilon
+        )
+
+    return run
+
+
+def _instance_norm(call: Call) -> Function:
+    normalize, epsilon = call.torch.nn.functional.instance_norm, float(call.get("epsilon", 1e-5))
+    return lambda x, scale, b: normalize(x, weight=scale, bias=b, eps=epsilon)
+
+
+def _lrn(call: Call) -> Function:
+    size = int(call["size"])
+    if size % 2 == 0:
+        raise NotImplementedError("a window of an even number of channels")
+    normalize = call.torch.nn.functional.local_response_norm
+    alpha, beta, bias = (
+        call.get(n, d) for n, d in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
+    )
+    return lambda x: normalize(x, size, alpha, beta, bias)
+
+
+def _reshape(call: Call) -> Function:
+    keep_zero = not call["allowzero"]
+
+    def run(x: Any, shape: Any) -> Any:
+        dims = _numbers(shape)
+        dims = [x.shape[k] if n == 0 and keep_zero else n for k, n in enumerate(dims)]
+        return x.reshape(dims)
+
+    return run
+
+
+def _squeeze(call: Call) -> Function:
+    def run(x: Any, axes: Any = None) -> Any:
+        chosen = call["axes"] if axes is None else _numbers(axes)
+        return x.squeeze() if chosen is None else x.squeeze(tuple(chosen))
+
+    return run
+
+
+def _unsqueeze(call: Call) -> Function:
+    def run(x: Any, axes: Any = None) -> Any:
+        chosen = list(call["axes"]) if axes is None else _numbers(axes)
+        rank = x.dim() + len(chosen)
+        for axis in sorted(axis % rank for axis in chosen):
+            x = x.unsqueeze(axis)
+        return x
+
+    return run
+
+
+def _flatten(call: Call) -> Function:
+    axis = int(call.get("axis", 1))
+
+    def run(x: Any) -> Any:
+        first = axis % x.dim() if axis < 0 else axis
+        rows = x.shape[:first].numel()
+        return x.reshape(rows, x.numel() // max(rows, 1))
+
+    return run
+
+
+def _transpose(call: Call) -> Function:
+    order = call["perm"]
+    return lambda x: x.permute(list(order) if order else list(range(x.dim() - 1, -1, -1)))
+
+
+def _concat(call: Call) -> Function:
+    axis, concatenate = int(call["axis"]), call.torch.cat
+    return lambda *parts: concatenate(parts, axis)
+
+
+def _gather(call: Call) -> Function:
+    axis, torch = int(call.get("axis", 0)), call.torch
+
+    def run(x: Any, indices: Any) -> Any:
+        along = axis % x.dim()
+        flat = indices.reshape(-1)
+        rows = torch.index_select(x, along, torch.where(flat < 0, flat + x.shape[along], flat))
+        return rows.reshape(*x.shape[:along], *indices.shape, *x.shape[along + 1 :])
+
+    return run
+
+
+def _gelu(call: Call) -> Function:
+    function, how = call.torch.nn.functional.gelu, call.get("approximate", "none")
+    return lambda x: function(x, approximate=how)
+
+
+def _activation(name: str, **defaults: float) -> Callable[[Call], Function]:
+    """Return an entry for a function of `torch.nn.functional` with float attributes."""
+
+    def entry(call: Call) -> Function:
+        numbers = [float(call.get(key, value)) for key, value in defaults.items()]
+        function = getattr(call.torch.nn.functional, name)
+        return lambda x: function(x, *numbers)
+
+    return entry
+
+
+def _many(name: str) -> Callable[[Call], Function]:
+    """Return an entry for a function of two tensors that the operator applies to any number."""
+
+    def entry(call: Call) -> Function:
+        function = getattr(call.torch, name)
+
+        def run(first: Any, *others: Any) -> Any:
+            for other in others:
+                first = function(first, other)
+            return first
+
+        return run
+
+    return entry
+
+
+def _cast(call: Call) -> Function:
+    names = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 11: "float64"}
+    dtype = getattr(call.torch, names[int(call["to"])])
+    return lambda x: x.to(dtype)
+
+
+def _expand(call: Call) -> Function:
+    torch = call.torch
+    return lambda x, shape: x.expand(torch.broadcast_shapes(x.shape, _numbers(shape)))
+
+
+def _dropout(call: Call) -> Function:
+    if call.outputs > 1:
+        raise NotImplementedError("a mask is not translated")
+    return lambda x, *_: x
+
+
+def _norm(order: int) -> Callable[[Call], Function]:
+    def entry(call: Call) -> Function:
+        reduce = _reduce("sum")(call)
+        if order == 1:
+            return lambda x, *axes: reduce(x.abs(), *axes)
+        return lambda x, *axes: reduce(x * x, *axes).sqrt()
+
+    return entry
+
+
+def _power(call: Call) -> Function:
+    return lambda x, y: call.torch.pow(x, y).to(x.dtype)
+
+
+_SAME_NAME = (
+    *("Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Log", "MatMul", "Neg", "Reciprocal", "Relu"),
+    *("Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Tanh", "Where"),
+)
+OPERATORS: dict[str, Callable[[Call], Function]] = {
+    **{name: _plain(name.lower()) for name in _SAME_NAME},
+    **{name: _plain(name.lower()) for name in ("Add", "Mul", "Sub")},
+    **{"And": _plain("logical_and"), "Or": _plain("logical_or"), "Not": _plain("logical_not")},
+    **{"Equal": _plain("eq"), "Greater": _plain("gt"), "GreaterOrEqual": _plain("ge")},
+    **{"Less": _plain("lt"), "LessOrEqual": _plain("le")},
+    **{"Max": _many("maximum"), "Min": _many("minimum"), "Sum": _many("add")},
+    **{"Div": _divide, "Pow": _power, "Clip": _clip, "Gelu": _gelu},
+    **{"Elu": _activation("elu", alpha=1.0), "LeakyRelu": _activation("leaky_relu", alpha=0.01)},
+    **{"HardSwish": _activation("hardswish"), "Mish": _activation("mish")},
+    **{"Softplus": _activation("softplus"), "Softsign": _activation("softsign")},
+    **{"Selu": lambda call: call.torch.selu, "Identity": lambda call: lambda x: x},
+    **{"Conv": _conv, "ConvTranspose": lambda call: _conv(call, transposed=True)},
+    **{"MaxPool": lambda call: _pool(call, True), "AveragePool": lambda call: _pool(call, False)},
+    **{"GlobalAveragePool": _global("mean"), "GlobalMaxPool": _global("amax")},
+    **{"ReduceMean": _reduce("mean"), "ReduceSum": _reduce("sum"), "ReduceMax": _reduce("amax")},
+    **{"ReduceMin": _reduce("amin"), "ReduceSumSquare": _reduce("sum", square=True)},
+    **{"Softmax": _softmax("softmax"), "LogSoftmax": _softmax("log_softmax"), "Gemm": _gemm},
+    **{"BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm, "LRN": _lrn},
+    **{"InstanceNormalization": _instance_norm, "Reshape": _reshape, "Flatten": _flatten},
+    **{"Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Transpose": _transpose},
+    **{"Concat": _concat, "Gather": _gather, "Cast": _cast, "Expand": _expand},
+    **{"Dropout": _dropout, "ReduceL1": _norm(1), "ReduceL2": _norm(2)},
+}

@@ -1,0 +1,126 @@
+"""Operators with attributes that backends translate themselves, against REFERENCE."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph.graph.types import Array
+from tests.support.requirements import Use, floats, ints, run
+
+INSTALLED = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec(module) is None, reason=f"{module} is not installed"
+        ),
+    )
+    for name, module in (("TORCH", "torch"),)
+]
+X, IMAGE, LINE = floats(3, 4, 5), floats(2, 3, 9, 8), floats(2, 4, 11)
+FILTERS = floats(6, 3, 3, 2)
+
+
+def use(op: str, *inputs: Array | None, version: int = 0, **attrs: Any) -> Use:
+    return Use(op, inputs, attrs, version)
+
+
+USES = [
+    use("Conv", IMAGE, FILTERS, floats(6), pads=(1, 0, 1, 0), strides=(2, 1)),
+    use("Conv", IMAGE, FILTERS, pads=(2, 0, 1, 1), dilations=(2, 3)),
+    use("Conv", IMAGE, floats(6, 1, 3, 3), group=3),
+    use("Conv", LINE, floats(2, 4, 3)),
+    use("Conv", floats(1, 2, 5, 6, 7), floats(4, 2, 2, 3, 1), strides=(1, 2, 2)),
+    use("ConvTranspose", IMAGE, floats(3, 4, 3, 2), floats(4), strides=(2, 3), pads=(1, 0, 1, 0)),
+    use("ConvTranspose", IMAGE, floats(3, 4, 3, 4), pads=(1, 0, 0, 2), strides=(2, 2)),
+    use("ConvTranspose", IMAGE, floats(3, 2, 2, 2), group=3, output_padding=(1, 0), strides=(2, 1)),
+    use("MaxPool", IMAGE, kernel_shape=(3, 2), pads=(1, 1, 1, 1), strides=(2, 2)),
+    use("MaxPool", IMAGE, kernel_shape=(3, 2), pads=(0, 1, 2, 0), dilations=(2, 1)),
+    use("MaxPool", LINE, kernel_shape=(2,), pads=(1, 1)),
+    use("MaxPool", LINE, kernel_shape=(3,), pads=(2, 2)),
+    use("AveragePool", IMAGE, kernel_shape=(3, 2), pads=(1, 1, 1, 1), strides=(2, 2)),
+    use("AveragePool", IMAGE, kernel_shape=(3, 2), pads=(1, 1, 1, 1), count_include_pad=1),
+    use("GlobalAveragePool", IMAGE),
+    use("GlobalMaxPool", IMAGE),
+    use("Gemm", floats(4, 3), floats(5, 4), floats(5), transA=1, transB=1, alpha=0.5, beta=2.0),
+    use("Gemm", floats(3, 4), floats(4, 5)),
+    use("MatMul", floats(2, 1, 3, 4), floats(5, 4, 2)),
+    use("MatMul", floats(4), floats(4, 5)),
+    use("Softmax", X, version=13, axis=1),
+    use("Softmax", X, version=11, axis=1),
+    use("LogSoftmax", X, version=11, axis=-1),
+    use("BatchNormalization", IMAGE, *[floats(3) + 2] * 4, version=15, epsilon=0.1),
+    use("LayerNormalization", X, floats(4, 5), floats(5), axis=1),
+    use("InstanceNormalization", IMAGE, floats(3), floats(3)),
+    use("LRN", IMAGE, size=3, alpha=0.2, beta=0.6, bias=1.5),
+    use("ReduceMean", X, version=13, axes=(1, -1), keepdims=0),
+    use("ReduceMean", X, ints(1)),
+    use("ReduceSum", X),
+    use("ReduceSum", X, noop_with_empty_axes=1),
+    use("ReduceMax", X, ints(0, 2), keepdims=0),
+    use("ReduceMin", X, ints(-1)),
+    use("ReduceL1", X, ints(1)),
+    use("ReduceL2", X, ints(1, 2)),
+    use("ReduceSumSquare", X, ints(0)),
+    use("Reshape", X, ints(0, -1)),
+    use("Flatten", X, axis=0),
+    use("Flatten", X, axis=-1),
+    use("Flatten", X, axis=3),
+    use("Squeeze", floats(1, 3, 1), ints(0)),
+    use("Squeeze", floats(1, 3, 1)),
+    use("Unsqueeze", X, ints(-1, 0)),
+    use("Unsqueeze", X, version=11, axes=(4, 1)),
+    use("Transpose", X),
+    use("Transpose", X, perm=(1, 2, 0)),
+    use("Concat", X, X, axis=-1),
+    use("Gather", X, np.array([[-1, 0], [2, -3]]), axis=0),
+    use("Gather", X, np.array(-2), axis=1),
+    use("Clip", X, np.float32(-0.5), np.float32(0.25)),
+    use("Clip", X, None, np.float32(0.25)),
+    use("Clip", X, version=6, min=-0.25, max=0.5),
+    use("Elu", X, alpha=0.7),
+    use("LeakyRelu", X, alpha=0.2),
+    use("Gelu", X),
+    use("Gelu", X, approximate="tanh"),
+    use("HardSwish", X),
+    use("Mish", X),
+    use("Softplus", X),
+    use("Selu", X),
+    use("Round", 4 * X),
+    use("Div", X, X + 3),
+    use("Div", ints(7, -7, 5), ints(2, 2, -3)),
+    use("Pow", X + 2, np.float32(1.5)),
+    use("Max", X, floats(5), -X),
+    use("Expand", floats(3, 1), ints(2, 1, 4)),
+    use("Cast", X, to=1),
+    use("Cast", ints(1, 0, -2), to=9),
+    use("Where", X > 0, X, -X),
+]
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+@pytest.mark.parametrize("case", USES, ids=lambda case: case.name)
+def test_operators_agree(device: str, case: Use) -> None:
+    """A form that the library does not take is refused with a reason, not computed otherwise."""
+    weights = range(1, len(case.inputs))
+    [wanted] = run(case, "REFERENCE", weights)
+    [found] = run(case, f"HETERO:{device},REFERENCE", weights)
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+def test_most_forms_are_taken(device: str) -> None:
+    taken = 0
+    for case in USES:
+        x = sg.input("x", case.inputs[0].shape, case.inputs[0].dtype.name)
+        rest = [
+            None if a is None else sg.parameter(f"w{k}", a) for k, a in enumerate(case.inputs[1:])
+        ]
+        made = sg.Node(case.op, [x, *rest], version=case.version, attrs=case.attrs)
+        taken += len(sg.query_model(sg.Graph([x], made.outputs), device)) > 0
+    assert taken > 0.9 * len(USES)
