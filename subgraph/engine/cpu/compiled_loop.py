@@ -34,7 +34,7 @@ class OnePlanLoop:
         """
         self._session = session
         self._wiring = wiring
-        self._pairs = [(made, read) for made, read in wiring.states if read is not None]
+        self._pairs = [(output, reader) for output, reader in wiring.states if reader is not None]
         self._known: tuple[object, Iterations | None] | None = None
 
     def run(
@@ -68,7 +68,9 @@ class OnePlanLoop:
     def _grows(self, bound: ExecutablePlan) -> bool:
         """Return whether the size of a carried value differs after an iteration."""
         ports = {port.position: port for port in bound.inputs}
-        return any(bound.outputs[made].type != ports[read].type for made, read in self._pairs)
+        return any(
+            bound.outputs[output].type != ports[reader].type for output, reader in self._pairs
+        )
 
 
 class CompiledLoop:

@@ -86,7 +86,7 @@ class DataDependentLoop:
         """
         self._session = session
         self._wiring = wiring
-        self._pairs = [(made, read) for made, read in wiring.states if read is not None]
+        self._pairs = [(output, reader) for output, reader in wiring.states if reader is not None]
         self._loop_plans: list[_LoopPlan] = []  # the most recently used first
         self._plans = self._misfits = self._made = 0
         self._refused = False

@@ -60,25 +60,25 @@ class Iterations:
         self._program = program
         self._wiring = wiring
         self._data_dependent = bound if isinstance(bound, DataDependentProgram) else None
-        self._grown: Mapping[int, tuple[int, dict[int, int]]] = {}
+        self._growing_outputs: Mapping[int, tuple[int, dict[int, int]]] = {}
         if self._data_dependent is not None:
-            self._grown = self._data_dependent.data_plan.growing_outputs
+            self._growing_outputs = self._data_dependent.data_plan.growing_outputs
         self._shapes: dict[int, list[int]] = {}  # of inputs that grow
-        self._made = [port.allocate_stage() for port in bound.outputs]
-        self._staged: dict[int, Array] = {
+        self._output_stages = [port.allocate_stage() for port in bound.outputs]
+        self._input_stages: dict[int, Array] = {
             e.position: e.stage for e in bound.inputs if e.stage is not None
         }
-        self._others = [port for port in bound.inputs if port.stage is None]
+        self._unstaged_inputs = [port for port in bound.inputs if port.stage is None]
         unread: Array = np.zeros(1, np.int64)
-        self._number = unread if wiring.number is None else self._staged[wiring.number]
-        self._before = _table([])
-        self._after = self._copies()
+        self._number = unread if wiring.number is None else self._input_stages[wiring.number]
+        self._copies_before = _table([])
+        self._copies_after = self._make_copies_after()
         self._block = np.zeros(abi.ITERATIONS_WORDS, np.int64)
         self._set(abi.ITERATIONS_INNER, program.block_address)
         self._set(abi.ITERATIONS_NUMBER, self._number.ctypes.data)
         if wiring.condition is not None:
-            self._set(abi.ITERATIONS_CONDITION, self._made[wiring.condition].ctypes.data)
-        self._set_rows(abi.ITERATIONS_AFTER, self._after)
+            self._set(abi.ITERATIONS_CONDITION, self._output_stages[wiring.condition].ctypes.data)
+        self._set_rows(abi.ITERATIONS_AFTER, self._copies_after)
         self._set(abi.RUN_RELEASE, 1)
         self._set(abi.RUN_WALK, loop_kernel().address)
         self._call = entry(self._block.ctypes.data)
@@ -90,46 +90,46 @@ class Iterations:
         self._set(offset, rows.ctypes.data)
         self._set(offset + abi.WORD, len(rows))
 
-    def _copies(self) -> NDArray[np.int64]:
+    def _make_copies_after(self) -> NDArray[np.int64]:
         """Return the copies after each iteration, first those of scan outputs.
 
         The targets of scan outputs are set by `run`, because their buffers may move.
         """
-        scanned = [self._made[k] for k in self._wiring.scans]
+        scanned = [self._output_stages[k] for k in self._wiring.scans]
         rows: list[_Row] = [(a.ctypes.data, 0, a.nbytes, 0, a.nbytes) for a in scanned]
         growing: list[tuple[int, int]] = []  # rows that set the bytes of the next row
-        for made, read in self._wiring.states:
-            if read is not None:
-                source, target = self._made[made], self._staged[read]
-                if made in self._grown:
-                    growing.append((len(rows), made))
+        for output, reader in self._wiring.states:
+            if reader is not None:
+                source, target = self._output_stages[output], self._input_stages[reader]
+                if output in self._growing_outputs:
+                    growing.append((len(rows), output))
                     rows.append((0, 0, abi.WORD, 0, 0))
                 rows.append((source.ctypes.data, target.ctypes.data, source.nbytes, 0, 0))
-        for made, read in self._wiring.states:
-            if made in self._grown:
-                rows += self._sizes_of(made, read)
+        for output, reader in self._wiring.states:
+            if output in self._growing_outputs:
+                rows += self._sizes_of(output, reader)
         table = _table(rows)
-        for row, made in growing:
+        for row, output in growing:
             assert self._data_dependent is not None, "nothing else grows"
-            table[row, 0] = self._data_dependent.register(self._grown[made][0])
+            table[row, 0] = self._data_dependent.register(self._growing_outputs[output][0])
             table[row, 1] = table[row + 1, abi.COPY_BYTES // abi.WORD :].ctypes.data
         return table
 
-    def _sizes_of(self, made: int, read: int | None) -> list[_Row]:
+    def _sizes_of(self, output: int, reader: int | None) -> list[_Row]:
         """Return the copies of the sizes of an output to the sizes that the next iteration reads.
 
         Args:
-            made: Position of the output.
-            read: Position of the input that reads it.
+            output: Position of the output.
+            reader: Position of the input that reads it in the next iteration.
         """
-        sized = self._data_dependent
-        assert sized is not None, "nothing else grows"
+        program = self._data_dependent
+        assert program is not None, "nothing else grows"
         indices = {
-            axis: k for k, (at, axis) in enumerate(sized.data_plan.growing_axes) if at == read
+            axis: k for k, (at, axis) in enumerate(program.data_plan.growing_axes) if at == reader
         }
         return [
-            (sized.register(register), sized.sizes[indices[axis] :].ctypes.data, abi.WORD, 0, 0)
-            for axis, register in self._grown[made][1].items()
+            (program.register(register), program.sizes[indices[axis] :].ctypes.data, abi.WORD, 0, 0)
+            for axis, register in self._growing_outputs[output][1].items()
         ]
 
     def run(self, inputs: Sequence[Any], limit: int | None, first: int = 0) -> IterationsResult:
@@ -146,8 +146,8 @@ class Iterations:
             ShapeError: A value that a kernel took as an index or a count was out of range.
         """
         self._bound.rebind_arena()
-        items = self._enter(inputs)
-        buffers = [_Buffer(self._made[made]) for made in self._wiring.scans]
+        items = self._copy_inputs(inputs)
+        buffers = [_Buffer(self._output_stages[output]) for output in self._wiring.scans]
         chunk = _TINY_CHUNK_ITERATIONS if self._program.tiny else _CHUNK_ITERATIONS
         done, status = first, 0
         most = None if limit is None else limit - first
@@ -160,7 +160,7 @@ class Iterations:
                 check_memory(held, f"a loop that stacks the results of {stop} iterations")
             for k, buffer in enumerate(buffers):
                 buffer.reserve(done - first, stop - first, most)
-                self._after[k, 1] = buffer.address(done - first)
+                self._copies_after[k, 1] = buffer.address(done - first)
             self._set(abi.ITERATIONS_LIMIT, stop)
             self._program.rouse()
             status = self._call()
@@ -174,33 +174,35 @@ class Iterations:
 
     def _states(self, status: int) -> list[Array]:
         """Return the values of the states after the last complete iteration."""
-        whole = status != _CANCELLED
-        return [
-            self._state(read, self._made[made] if whole or read is None else self._staged[read])
-            for made, read in self._wiring.states
-        ]
+        states: list[Array] = []
+        for output, reader in self._wiring.states:
+            memory = self._output_stages[output]
+            if status == _CANCELLED and reader is not None:
+                memory = self._input_stages[reader]
+            states.append(self._state(reader, memory))
+        return states
 
-    def _state(self, read: int | None, memory: Array) -> Array:
+    def _state(self, reader: int | None, memory: Array) -> Array:
         """Return a copy of a state in its present shape.
 
         Args:
-            read: Position of the input that reads it; None if the next iteration does not read it.
+            reader: Position of the input that reads it in the next iteration, if any.
             memory: Its memory.
         """
-        if read is None or read not in self._shapes:
+        if reader is None or reader not in self._shapes:
             return memory.copy()
         assert self._data_dependent is not None, "nothing else grows"
-        shape = self._shapes[read]
+        shape = self._shapes[reader]
         for (position, axis), size in zip(
             self._data_dependent.data_plan.growing_axes,
             self._data_dependent.sizes.tolist(),
             strict=True,
         ):
-            if position == read:
+            if position == reader:
                 shape[axis] = size
         return memory[: math.prod(shape)].reshape(shape).copy()
 
-    def _enter(self, inputs: Sequence[Any]) -> list[Array]:
+    def _copy_inputs(self, inputs: Sequence[Any]) -> list[Array]:
         """Copy the inputs of the first iteration to their memory, and prepare the copies of items.
 
         Returns:
@@ -208,7 +210,7 @@ class Iterations:
         """
         items: list[Array] = []
         rows: list[_Row] = []
-        for position, stage in self._staged.items():
+        for position, stage in self._input_stages.items():
             if position in self._wiring.items:
                 items.append(np.ascontiguousarray(inputs[position], stage.dtype))
                 at = items[-1].ctypes.data, stage.ctypes.data
@@ -225,13 +227,13 @@ class Iterations:
         if self._data_dependent is not None:
             for k, (position, axis) in enumerate(self._data_dependent.data_plan.growing_axes):
                 self._data_dependent.sizes[k] = inputs[position].shape[axis]
-        for port in self._others:
+        for port in self._unstaged_inputs:
             port.bind_input(inputs[port.position])
             items.append(port.current)
             port.release_array()
         if rows:
-            self._before = _table(rows)
-            self._set_rows(abi.ITERATIONS_BEFORE, self._before)
+            self._copies_before = _table(rows)
+            self._set_rows(abi.ITERATIONS_BEFORE, self._copies_before)
         return items
 
 
@@ -282,7 +284,7 @@ def make_iterations(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
     """
     inputs = {port.position: port for port in bound.inputs}
     number, condition = wiring.number, wiring.condition
-    changing = {read for _, read in wiring.states if read is not None} | {*wiring.items}
+    changing = {reader for _, reader in wiring.states if reader is not None} | {*wiring.items}
     changing |= set() if number is None else {number}
     ports = [*(inputs[k] for k in changing), *bound.outputs]
     if bound.single_program is None or any(port.nbytes > _MAX_CARRIED_BYTES for port in ports):
@@ -293,13 +295,13 @@ def make_iterations(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
         if any(k in bound.data_plan.growing_outputs for k in other):
             return None
     pairs = [(bound.outputs[k].type, inputs[j].type) for k, j in wiring.states if j is not None]
-    if any(made != read for made, read in pairs):
+    if any(output != reader for output, reader in pairs):
         return None
     if number is not None and (inputs[number].type[0], inputs[number].nbytes) != ("int64", 8):
         return None
     if condition is not None:
-        made = bound.outputs[condition]
-        if (made.type[0], made.nbytes) != ("bool", 1):
+        output = bound.outputs[condition]
+        if (output.type[0], output.nbytes) != ("bool", 1):
             return None
     for port in ports:
         port.allocate_stage()

@@ -129,17 +129,17 @@ class _DataDependentPlanner(Planner):
         types: Sequence[TensorType],
         options: PlanOptions,
         value_of: ValueOf,
-        growing: Sequence[InputAxis],
+        growing_axes: Sequence[InputAxis],
     ) -> None:
         self.trace = Trace(inline=True)
-        self.dims: list[int] = [len(growing)] if growing else []
+        self.read_counts: list[int] = [len(growing_axes)] if growing_axes else []
         self._value_of = value_of
         shapes: list[list[Any]] = [list(type_.shape or ()) for type_ in types]
-        for position, axis in growing:
+        for position, axis in growing_axes:
             shapes[position][axis] = self.trace.dimension(planned_size(shapes[position][axis]))
         sized = [TensorType(t.dtype, shape) for t, shape in zip(types, shapes, strict=True)]
         super().__init__(graph, sized, {}, options)
-        if growing:
+        if growing_axes:
             self.items.append(EmittedStep(graph.nodes[0], _READ, (0, 0), 1, 0, 0, 0))
 
     def add(self, node: Node) -> None:
@@ -166,7 +166,7 @@ class _DataDependentPlanner(Planner):
         operand = self.layouts.plain(self.operand(value))
         if operand.dtype not in ("int32", "int64") or is_symbolic(operand.size):
             raise Unsupported(f"{operand.dtype} as a size")
-        if operand.size > _MAX_NUMBERS_PER_READ or len(self.dims) == _MAX_READ_STEPS:
+        if operand.size > _MAX_NUMBERS_PER_READ or len(self.read_counts) == _MAX_READ_STEPS:
             raise Unsupported("too many numbers that decide sizes")
         seen = self._value_of(value)
         numbers: Any = np.empty(operand.shape, object)
@@ -174,7 +174,7 @@ class _DataDependentPlanner(Planner):
             numbers[index] = self.trace.dimension(int(number))
         step = EmittedStep(node, _READ, (0, operand), 1, 0, 0, 0)
         self.items.append(step)
-        self.dims.append(int(seen.size))
+        self.read_counts.append(int(seen.size))
         operand.known = numbers
         self.known_elements.pop(value, None)
 
@@ -182,10 +182,10 @@ class _DataDependentPlanner(Planner):
         self, sizes: Sequence[int], lives: Sequence[Life]
     ) -> tuple[Sequence[int], int]:
         """Place storages by their capacity; guards limit the plan to sizes up to it."""
-        rooms = [capacity_for(size) for size in sizes]
+        capacities = [capacity_for(size) for size in sizes]
         if guard_pages.MODE:
-            return guard_pages.guarded_offsets(sizes, rooms)
-        return assign_offsets(rooms, lives)
+            return guard_pages.guarded_offsets(sizes, capacities)
+        return assign_offsets(capacities, lives)
 
 
 def planned_size(size: int) -> int:
@@ -197,10 +197,10 @@ def capacity_for(size: int) -> int:
     """Return the capacity in bytes of a storage; a guard limits a symbolic size to it."""
     if not is_symbolic(size):
         return size
-    room = _capacity(size)
-    if not size <= room:
+    capacity = _capacity(size)
+    if not size <= capacity:
         raise AssertionError("the capacity is at least the present size")
-    return room
+    return capacity
 
 
 def _capacity(size: int) -> int:
@@ -235,40 +235,41 @@ def make_data_dependent_plan(
     Raises:
         SubgraphError: The graph cannot be planned with symbolic integers.
     """
-    growing: list[InputAxis] = []
+    growing_axes: list[InputAxis] = []
     while True:
-        planner = _DataDependentPlanner(graph, types, options, value_of, growing)
+        planner = _DataDependentPlanner(graph, types, options, value_of, growing_axes)
         plan = planner.plan()
-        more = [place for place in _growing(plan, pairs) if place not in growing]
+        more = [place for place in _growing_axes_of(plan, pairs) if place not in growing_axes]
         if not more:
             break
-        growing += more
-    if not planner.dims:
+        growing_axes += more
+    if not planner.read_counts:
         return None
     layout = make_argument_layout(plan, cache, object_array)
     if layout.breaks:
         return None
-    grown = {made: read for made, read in pairs if any(read == at for at, _ in growing)}
-    if {*grown.values()} != {at for at, _ in growing}:  # one output is passed to two inputs
+    growing_inputs = {position for position, _ in growing_axes}
+    growing_outputs = {output: reader for output, reader in pairs if reader in growing_inputs}
+    if {*growing_outputs.values()} != growing_inputs:  # one output is passed to two inputs
         return None
-    if any(is_symbolic(o.size) and k not in grown for k, o in enumerate(plan.outputs)):
+    if any(is_symbolic(o.size) and k not in growing_outputs for k, o in enumerate(plan.outputs)):
         return None
-    return _SizeExtractor(plan, layout, planner, growing, grown).plan()
+    return _SizeExtractor(plan, layout, planner, growing_axes, growing_outputs).plan()
 
 
-def _growing(plan: Plan, pairs: StatePairs) -> Iterator[InputAxis]:
+def _growing_axes_of(plan: Plan, pairs: StatePairs) -> Iterator[InputAxis]:
     """Yield the axes of inputs whose size differs from that of the output for the next iteration.
 
     Raises:
         Unsupported: An output has another dtype or rank than the input that reads it.
     """
-    for made, read in pairs:
-        output, source = plan.outputs[made], plan.inputs[read]
-        if source is None or output.rank != source.rank or output.dtype != source.dtype:
+    for output, reader in pairs:
+        result, source = plan.outputs[output], plan.inputs[reader]
+        if source is None or result.rank != source.rank or result.dtype != source.dtype:
             raise Unsupported("a state that becomes another type")
-        for axis, (after, before) in enumerate(zip(output.shape, source.shape, strict=True)):
+        for axis, (after, before) in enumerate(zip(result.shape, source.shape, strict=True)):
             if is_symbolic(after) or plain(after) != plain(before):
-                yield read, axis
+                yield reader, axis
 
 
 class _SizeExtractor:
@@ -279,20 +280,22 @@ class _SizeExtractor:
         plan: Plan,
         layout: ArgumentLayout,
         planner: _DataDependentPlanner,
-        growing: Sequence[InputAxis],
-        grown: Mapping[int, int],
+        growing_axes: Sequence[InputAxis],
+        growing_outputs: Mapping[int, int],
     ) -> None:
         self._plan = plan
         self._layout = layout
         self._planner = planner
-        self._growing = tuple(growing)
-        self._grown = grown
-        self._rooms = {
-            read: max(2 * plain(plan.outputs[made].nbytes), _MIN_CAPACITY_BYTES)
-            for made, read in grown.items()
+        self._growing_axes = tuple(growing_axes)
+        self._growing_outputs = growing_outputs
+        self._capacities = {
+            reader: max(2 * plain(plan.outputs[output].nbytes), _MIN_CAPACITY_BYTES)
+            for output, reader in growing_outputs.items()
         }
-        self._found: list[tuple[str, tuple[int, int], Any, int | None]] = []
-        self._bases = len(layout.words)  # after the words follow the base addresses of memory
+        # Kind, index, symbolic number and base, as in a `_PatchRow`.
+        self._symbolic: list[tuple[str, tuple[int, int], Any, int | None]] = []
+        # After the argument words follow the base addresses of the arena and of each output.
+        self._bases = len(layout.words)
 
     def plan(self) -> DataDependentPlan | None:
         """Return the plan; None if a step needs a number before it is read."""
@@ -300,18 +303,20 @@ class _SizeExtractor:
         words = self._plain("word", layout.words)
         arena = self._patch(layout.arena, 0)
         outputs = [
-            self._with_capacity(port, self._grown.get(k), self._patch(port.patch, 1 + k))
+            self._with_capacity(port, self._growing_outputs.get(k), self._patch(port.patch, 1 + k))
             for k, port in enumerate(layout.outputs)
         ]
         inputs = [
             self._with_capacity(port, port.position, _fixed(port.patch)) for port in layout.inputs
         ]
-        weights = [self._weight(k, held, patch) for k, (held, patch) in enumerate(layout.weights)]
+        weights = [
+            self._weight(k, content, patch) for k, (content, patch) in enumerate(layout.weights)
+        ]
         steps: list[tuple[Kernel, int, int, int]] = []
         for k, (kernel, begin, units, grain) in enumerate(layout.steps):
             for column, number in ((2, units), (3, grain)):
                 if is_symbolic(number):
-                    self._found.append(("size", (k, column), number, None))
+                    self._symbolic.append(("size", (k, column), number, None))
             steps.append((kernel, begin, plain(units), plain(grain)))
         program = attrs.evolve(
             layout,
@@ -330,16 +335,16 @@ class _SizeExtractor:
         return self._with_code(program)
 
     def _with_code(self, program: ArgumentLayout) -> DataDependentPlan | None:
-        dims = self._planner.dims
-        levels = [level for level, count in enumerate(dims) for _ in range(count)]
-        numbers = [number for _, _, number, _ in self._found]
-        of_outputs = {k: self._of_output(k, read) for k, read in self._grown.items()}
+        read_counts = self._planner.read_counts
+        levels = [level for level, count in enumerate(read_counts) for _ in range(count)]
+        numbers = [number for _, _, number, _ in self._symbolic]
+        of_outputs = {k: self._of_output(k, reader) for k, reader in self._growing_outputs.items()}
         for whole, axes in of_outputs.values():
             numbers += [whole, *axes.values()]
         code = SizeCode(self._planner.trace, numbers, levels)
         reads = [k for k, step in enumerate(program.steps) if step[0] is _READ]
         patches: list[_PatchRow] = []
-        for kind, index, number, base in self._found:
+        for kind, index, number, base in self._symbolic:
             register = code.register(number)
             if self._first_reader(program, kind, index) <= reads[code.level(register)]:
                 return None
@@ -351,30 +356,36 @@ class _SizeExtractor:
             code,
             tuple(patches),
             read_at,
-            tuple(dims),
-            self._growing,
-            self._rooms,
+            tuple(read_counts),
+            self._growing_axes,
+            self._capacities,
             {
                 k: (code.register(whole), {axis: code.register(n) for axis, n in axes.items()})
                 for k, (whole, axes) in of_outputs.items()
             },
         )
 
-    def _of_output(self, k: int, read: int) -> tuple[Any, dict[int, Any]]:
+    def _of_output(self, k: int, reader: int) -> tuple[Any, dict[int, Any]]:
         """Return the bytes of an output with growing axes, and its sizes along these axes."""
         operand = self._plan.outputs[k]
-        axes = [axis for position, axis in self._growing if position == read]
+        axes = [axis for position, axis in self._growing_axes if position == reader]
         return operand.nbytes, {axis: operand.shape[axis] for axis in axes}
 
-    def _with_capacity(self, port: Port, read: int | None, patch: Patch) -> Port:
-        """Return an input or output with its capacity instead of its size."""
-        room = None if read is None else self._rooms.get(read)
-        if room is None:
+    def _with_capacity(self, port: Port, reader: int | None, patch: Patch) -> Port:
+        """Return an input or output with its capacity instead of its size.
+
+        Args:
+            port: The port.
+            reader: Position of the input that reads it in the next iteration, if its axes grow.
+            patch: The patch of the new port.
+        """
+        capacity = None if reader is None else self._capacities.get(reader)
+        if capacity is None:
             return attrs.evolve(port, patch=patch)
-        if not port.nbytes <= room:
+        if not port.nbytes <= capacity:
             raise Unsupported("a state that more than doubles")
-        items = room // numpy_dtype(port.dtype).itemsize
-        return Port(port.position, port.dtype, (items,), room, patch)
+        items = capacity // numpy_dtype(port.dtype).itemsize
+        return Port(port.position, port.dtype, (items,), capacity, patch)
 
     def _item_size(self, step: int) -> int:
         item = self._plan.items[step]
@@ -395,7 +406,7 @@ class _SizeExtractor:
     def _plain(self, kind: str, items: Array) -> NDArray[np.int64]:
         for at, number in enumerate(items):
             if is_symbolic(number):
-                self._found.append((kind, (at, 0), number, None))
+                self._symbolic.append((kind, (at, 0), number, None))
         return np.array([plain(item) for item in items], np.int64)
 
     def _patch(self, patch: Patch, base: int) -> Patch:
@@ -406,7 +417,7 @@ class _SizeExtractor:
         at = self._bases + base
         for position, offset in zip(patch.positions.tolist(), patch.offsets, strict=True):
             if is_symbolic(offset):
-                self._found.append(("word", (position, 0), offset, at))
+                self._symbolic.append(("word", (position, 0), offset, at))
         offsets = [plain(offset) for offset in patch.offsets]
         return Patch(np.array([*patch.positions, at], np.intp), np.array([*offsets, 0], np.int64))
 
@@ -417,7 +428,7 @@ class _SizeExtractor:
             flat = weight.array.reshape(-1)
             for at, number in enumerate(flat):
                 if is_symbolic(number):
-                    self._found.append(("array", (k, at), number, None))
+                    self._symbolic.append(("array", (k, at), number, None))
             fixed = np.array([plain(number) for number in flat], np.int64)
             weight = fixed.reshape(weight.array.shape)
         return weight, _fixed(patch)
@@ -425,9 +436,10 @@ class _SizeExtractor:
 
 def _area(offset: int, size: int) -> tuple[int, int]:
     """Return an area of the arena with its capacity instead of its size."""
-    room = _capacity(size) if is_symbolic(size) else size
-    grown = room - plain(size) if guard_pages.MODE == "end" else 0
-    return plain(offset) - grown, room
+    capacity = _capacity(size) if is_symbolic(size) else size
+    # Before a guard page, the storage ends where it would end with its present size.
+    ahead = capacity - plain(size) if guard_pages.MODE == "end" else 0
+    return plain(offset) - ahead, capacity
 
 
 def _fixed(patch: Patch) -> Patch:

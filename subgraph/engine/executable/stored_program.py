@@ -148,6 +148,7 @@ def read(
         weight = file.unchecked(stored)
         unchecked.append(weight)
         weights.append((read_only(weight.array, align), numbers.patch(span)))
+    called: list[tuple[int, list[int]]] = description["called"]
     rows: list[list[int]] = numbers.part(description["steps"]).reshape(-1, 4).tolist()
     layout = ArgumentLayout(
         numbers.part(description["words"]),
@@ -156,7 +157,7 @@ def read(
         tuple(map(numbers.port, description["inputs"])),
         tuple(map(numbers.port, description["outputs"])),
         tuple(weights),
-        tuple((kernels[k], numbers.patch(span)) for k, span in description["called"]),
+        tuple((kernels[k], numbers.patch(span)) for k, span in called),
         tuple((kernels[k], begin, units, grain) for k, begin, units, grain in rows),
         (),
         lambda: tuple([ProfileEntry(*entry) for entry in description["entries"]]),
