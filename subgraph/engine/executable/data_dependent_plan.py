@@ -140,6 +140,7 @@ class _DataDependentPlanner(Planner):
         sized = [TensorType(t.dtype, shape) for t, shape in zip(types, shapes, strict=True)]
         super().__init__(graph, sized, {}, options)
         if growing_axes:
+            # `DataDependentProgram` sets both arguments: its block, and the numbers to read.
             self.items.append(EmittedStep(graph.nodes[0], _READ, (0, 0), 1, 0, 0, 0))
 
     def add(self, node: Node) -> None:
@@ -165,10 +166,10 @@ class _DataDependentPlanner(Planner):
     def _read_at_run(self, node: Node, value: Value) -> None:
         operand = self.layouts.plain(self.operand(value))
         if operand.dtype not in ("int32", "int64") or is_symbolic(operand.size):
-            raise Unsupported(f"{operand.dtype} as a size")
+            raise Unsupported(f"a size of dtype {operand.dtype}")
         if operand.size > _MAX_NUMBERS_PER_READ or len(self.read_counts) == _MAX_READ_STEPS:
-            raise Unsupported("too many numbers that decide sizes")
-        seen = self._value_of(value)
+            raise Unsupported("too many computed values decide sizes")
+        seen = self._value_of(value)  # the sizes of this run become the first values
         numbers: Any = np.empty(operand.shape, object)
         for index, number in np.ndenumerate(seen):
             numbers[index] = self.trace.dimension(int(number))
@@ -266,7 +267,7 @@ def _growing_axes_of(plan: Plan, pairs: StatePairs) -> Iterator[InputAxis]:
     for output, reader in pairs:
         result, source = plan.outputs[output], plan.inputs[reader]
         if source is None or result.rank != source.rank or result.dtype != source.dtype:
-            raise Unsupported("a state that becomes another type")
+            raise Unsupported("a state whose dtype or rank changes between iterations")
         for axis, (after, before) in enumerate(zip(result.shape, source.shape, strict=True)):
             if is_symbolic(after) or plain(after) != plain(before):
                 yield reader, axis
@@ -383,7 +384,7 @@ class _SizeExtractor:
         if capacity is None:
             return attrs.evolve(port, patch=patch)
         if not port.nbytes <= capacity:
-            raise Unsupported("a state that more than doubles")
+            raise Unsupported("a state whose size more than doubles in one iteration")
         items = capacity // numpy_dtype(port.dtype).itemsize
         return Port(port.position, port.dtype, (items,), capacity, patch)
 
@@ -424,7 +425,7 @@ class _SizeExtractor:
     def _weight(self, k: int, weight: Any, patch: Patch) -> tuple[Any, Patch]:
         if isinstance(weight, SymbolicConstant):
             if weight.dtype != "int64" or is_symbolic(weight.array.size):
-                raise Unsupported(f"a constant of {weight.dtype} that follows from data")
+                raise Unsupported(f"a constant of {weight.dtype} that depends on data")
             flat = weight.array.reshape(-1)
             for at, number in enumerate(flat):
                 if is_symbolic(number):
@@ -445,7 +446,7 @@ def _area(offset: int, size: int) -> tuple[int, int]:
 def _fixed(patch: Patch) -> Patch:
     """Return the patch of an input or weight, whose offsets must not depend on data."""
     if any(map(is_symbolic, patch.offsets)):
-        raise Unsupported("a part of an input or weight whose place data decide")
+        raise Unsupported("a view of an input or weight whose offset depends on data")
     return Patch(patch.positions, patch.offsets.astype(np.int64))
 
 

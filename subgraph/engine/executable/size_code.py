@@ -116,7 +116,7 @@ class SizeCode:
         register = self._constants.get((floating, bits))
         if register is None:
             if not -(1 << 63) <= bits < 1 << 63:
-                raise Unsupported("a number beyond 64 bits among sizes")
+                raise Unsupported("a size of more than 64 bits")
             register = self._constants[floating, bits] = self._new(-1, floating=floating)
             self._values[register] = bits
         return register

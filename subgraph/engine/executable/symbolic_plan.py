@@ -112,7 +112,7 @@ class _SymbolicNumbers:
         """
         flat = items.reshape(-1)
         if any(isinstance(item, float) for item in flat):
-            raise Unsupported("an array of floats that follow from sizes")
+            raise Unsupported("an array of floats that depend on sizes")
         at = [k for k, item in enumerate(flat) if is_symbolic(item)]
         base = np.array([0 if is_symbolic(item) else item for item in flat], np.int64)
         source = [self.index(flat[k]) for k in at]

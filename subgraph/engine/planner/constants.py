@@ -145,7 +145,7 @@ def _text(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return _digest(value)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, Graph):
-        raise UnsupportedOpError("a node with a body is not computed ahead")
+        raise UnsupportedOpError("a node with a body is not computed during planning")
     return repr(value)
 
 

@@ -81,7 +81,7 @@ _DATA_FIRST_OPS = frozenset(
     {"Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK"}
     | {"Unsqueeze", "Upsample"}
 )
-# Operators whose inputs of floats decide the shape of the result.
+# Operators of which float inputs decide the shape of the result.
 _FLOAT_SIZED_OPS = frozenset({"Resize", "Upsample", "Range"})
 
 # Errors of lowerings on attributes or shapes that no valid node has.
@@ -174,7 +174,9 @@ class Planner:
         if found is not None:
             return found
         if value.parameter is None:
-            raise ShapeError(f"value {value.name!r} of {self.graph.name!r} comes from nowhere")
+            raise ShapeError(
+                f"value {value.name!r} of {self.graph.name!r} is neither computed nor an input"
+            )
         found = self.operands[value] = self._weight(value.name, value.parameter)
         return found
 
@@ -188,7 +190,7 @@ class Planner:
         return operand
 
     def _read_weight(self, operand: Operand | None) -> bool:
-        """Make the plan depend on the content of a small weight; False if it is not one."""
+        """Make the plan depend on the content of an operand; False if it is not a small weight."""
         if operand is None or operand.known is not None or operand.size > MAX_SHAPE_ELEMENTS:
             return False
         if operand.parameter is not None:
@@ -272,7 +274,9 @@ class Planner:
 
     def _check_total(self, count: int) -> None:
         if count > self.memory_limit:
-            check_memory(count, f"graph {self.graph.name!r}, for what lives at a time in it,")
+            check_memory(
+                count, f"graph {self.graph.name!r}, for the values that live at the same time,"
+            )
 
     def place_storages(
         self, sizes: Sequence[int], lives: Sequence[Life]
@@ -372,7 +376,9 @@ class Planner:
         try:
             results = evaluate(node, arrays)
         except SubgraphError as error:
-            error.add_note(f"while node {node.name!r} ({node.op_type}) was computed ahead")
+            error.add_note(
+                f"while node {node.name!r} ({node.op_type}) was computed during planning"
+            )
             raise
         finally:
             leave_run()
