@@ -1,3 +1,3 @@
-"""The one place where the version stands; setup.cfg reads it."""
+"""Version of the package; setup.cfg reads it."""
 
 __version__ = "0.1.0"

@@ -288,7 +288,7 @@ def _output_count(schema: Schema, attrs: Mapping[str, Any]) -> int:
             return int(attrs["num_outputs"])
         if "split" in attrs:
             return len(attrs["split"])
-        raise ModelError("Split: say how many outputs: num_outputs=n, or outputs=n")
+        raise ModelError("Split needs the number of its outputs: num_outputs=n, or outputs=n")
     for key, extra in (("then_branch", 0), ("body", -1)):
         body = attrs.get(key)
         if isinstance(body, Graph):

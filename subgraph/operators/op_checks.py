@@ -63,15 +63,15 @@ def check_op(op: object, base: type[object]) -> None:
     if not runs and "forward" not in vars(op):
         near = nearest("forward", {key for key in vars(kind) if not key.startswith("__")})
         raise PartitionError(
-            f"{name} does not say how it runs: write forward(self, inputs), which returns a "
-            f"list of arrays ({near})"
+            f"{name} overrides neither forward nor session: write forward(self, inputs), which "
+            f"returns a list of arrays ({near})"
         )
     for attribute, wanted in (("weights", WeightCache), ("subgraph", Graph)):
         held = getattr(op, attribute)
         if not isinstance(held, wanted):
             raise PartitionError(
-                f"{name} has put {held!r} into its attribute {attribute!r}, which holds a "
-                f"{wanted.__name__}; choose another name"
+                f"{name} has set its attribute {attribute!r} to {held!r}; the base class needs it "
+                f"for a {wanted.__name__}: choose another name"
             )
 
 
@@ -100,8 +100,9 @@ def output_types(op: CheckedOp, inputs: Sequence[ValueType | None]) -> list[Valu
             return list(given)
         shown = repr(strange[0])
     raise ShapeError(
-        f"{type(op).__name__}.infer_types gave {shown} for subgraph {op.subgraph.name!r}; return a "
-        f"list of {wanted} types such as sg.TensorType('float32', (2, 3)), None for one not known"
+        f"{type(op).__name__}.infer_types returned {shown} for subgraph {op.subgraph.name!r}; "
+        f"return a list of {wanted} types such as sg.TensorType('float32', (2, 3)), None for one "
+        "not known"
     )
 
 
@@ -184,6 +185,6 @@ def contract_error(op: CheckedOp, given: str, wanted: str) -> DeviceError:
         given: What ``forward`` returned, in words.
         wanted: What it has to return, in words.
     """
-    error = DeviceError(f"{type(op).__name__}.forward gave {given}; {wanted}")
+    error = DeviceError(f"{type(op).__name__}.forward returned {given}; {wanted}")
     error.lost = op.device != DEFAULT_DEVICE
     return error

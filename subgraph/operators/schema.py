@@ -80,7 +80,7 @@ def get_schema(op_type: str, domain: str = "", version: int = 0) -> Schema:
     later = _standard(op_type, domain, 0) if version else None
     if later is not None:
         raise UnsupportedOpError(
-            f"operator {shown!r} came after opset {version}, which the model says; convert the "
+            f"operator {shown!r} came after opset {version}, which the model states; convert the "
             "model (onnx.version_converter), or export it for a newer opset"
         )
     raise UnsupportedOpError(

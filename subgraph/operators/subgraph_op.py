@@ -215,8 +215,8 @@ class Session:
         if states:
             names = ", ".join(map(repr, states))
             raise DeviceError(
-                f"op {type(self.op).__name__} of device {self.op.device} keeps no states, so it "
-                f"cannot go on from {names} of subgraph {self.op.subgraph.name!r}"
+                f"op {type(self.op).__name__} of device {self.op.device} has no states, so that it "
+                f"cannot continue from {names} of subgraph {self.op.subgraph.name!r}"
             )
 
     def share(self, other: Session) -> None:
@@ -359,7 +359,7 @@ class SubgraphOp:
         Returns:
             One array for each output of ``subgraph``.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how it runs: write forward")
+        raise NotImplementedError(f"{type(self).__name__} has no forward of its own: write forward")
 
     def infer_types(self, inputs: Sequence[ValueType | None]) -> Sequence[ValueType | None]:
         """Return the types of the outputs for these types of the inputs.
@@ -489,12 +489,8 @@ def fallback_of(node: Node) -> Fallback | None:
 def open_session(op: SubgraphOp, fallback: Fallback | None = None) -> Session:
     """Return a new session of the op, or one by which its fallback can run the subgraph.
 
-    Args:
-        op: The op of the node.
-        fallback: The node's fallback; None: that of the op, if it has one.
-
-    Raises:
-        Exception: the error of the op's ``session``, if no other device can run the subgraph.
+    Without ``fallback``, that of the op is used. An error of the op's ``session`` is raised if no
+    other device can run the subgraph.
     """
     fallback = fallback or op.fallback
     if fallback is None:

@@ -251,7 +251,7 @@ class _Inference:
             elif self._strict:
                 raise ShapeError(
                     f"node {node.name!r} ({node.op_type}): output {value.name!r} is stated as "
-                    f"{value.type}, but its inputs give {type_}"
+                    f"{value.type}, but follows as {type_} from the inputs"
                 )
             else:
                 value.type = type_
@@ -274,7 +274,7 @@ class _Inference:
                 infer_graph(body, strict=self._strict, known=outside)
             branches = [[value.type for value in body.outputs] for body in node.bodies]
             for pair in zip(*branches, strict=True):
-                _check_dtype(node, "the branches give", *pair)
+                _check_dtype(node, "the branches return", *pair)
             return [_union(*pair) for pair in zip(*branches, strict=True)]
         if node.op_type == "Loop" and not node.domain:
             return self._loop(node, node.bodies[0], types, outside)

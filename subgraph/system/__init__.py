@@ -1,1 +1,1 @@
-"""What system and machine give: files to trust, forks, memory pages, processors."""
+"""Operating system and machine: trusted files, forks, memory pages, processors; registries."""

@@ -121,7 +121,7 @@ def write(key: str, code: ObjectCode) -> bool:
 
 def _warn(error: OSError) -> None:
     _warn_once(
-        "compiled kernels cannot be kept in %s (%s): every process compiles them again; set "
+        "compiled kernels cannot be stored in %s (%s): every process compiles them again; set "
         "SUBGRAPH_CACHE_DIR to a folder that can be written",
         error,
     )

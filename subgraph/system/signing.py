@@ -49,11 +49,11 @@ def _key() -> bytes:
         return _stored_key(path)
     except UntrustedFileError as error:
         _log.warning(
-            "exported models are compiled anew by other processes, as somebody else's are: %s",
+            "other processes will compile exported models again, like those of other users: %s",
             error.strerror,
         )
     except OSError as error:
-        _log.info("exported models are compiled anew by other processes: %s", error)
+        _log.info("other processes will compile exported models again: %s", error)
     return secrets.token_bytes(SIGNATURE_BYTES)
 
 

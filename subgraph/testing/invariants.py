@@ -169,7 +169,7 @@ class _Checker:
         if value is None or value in env:
             return None if value is None else env[value]
         if value.parameter is None:
-            _fail(7, f"value {value.name!r} comes from nowhere")
+            _fail(7, f"value {value.name!r} has no source in the partitioned graph")
         return value.parameter
 
     def _enter(self, node: Node, env: dict[Value, Source]) -> None:

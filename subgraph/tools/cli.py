@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def partition(args: argparse.Namespace) -> None:
-    """Cut a model by a selector, property or list of operators; show the subgraphs."""
+    """Partition a model by a selector, property or list of operators; show the subgraphs."""
     out = Output(args)
     with out.progress("loading"):
         graph = sg.load(args.model)
@@ -137,7 +137,7 @@ def partition(args: argparse.Namespace) -> None:
 
 
 def explain(args: argparse.Namespace) -> None:
-    """Say why a node is in its subgraph, or in none."""
+    """Explain why a node is in its subgraph, or in none."""
     out = Output(args)
     with out.progress("loading and partitioning"):
         cut = _partitioned(sg.load(args.model), args)
@@ -147,7 +147,7 @@ def explain(args: argparse.Namespace) -> None:
 
 
 def info(args: argparse.Namespace) -> None:
-    """Describe a model: inputs, outputs, operators, weights, and what each device takes."""
+    """Describe a model: inputs, outputs, operators, weights, and nodes that each device takes."""
     out = Output(args)
     with out.progress("loading"):
         graph = sg.load(args.model)
@@ -190,7 +190,7 @@ def info(args: argparse.Namespace) -> None:
 def devices(args: argparse.Namespace) -> None:
     """List the devices of this machine.
 
-    With --all the devices over other libraries too, installed or not; with --properties every
+    With --all also devices that use other libraries, installed or not; with --properties every
     option and metric.
     """
     out = Output(args)
@@ -238,7 +238,7 @@ def _properties(core: sg.Core, device: str) -> list[Row]:
 
 
 def query(args: argparse.Namespace) -> None:
-    """Say which device takes each node of a model, and why another does not."""
+    """Show which device takes each node of a model, and the reasons of those that refuse it."""
     out = Output(args)
     with out.progress("loading and asking"):
         graph = sg.load(args.model)
@@ -261,7 +261,7 @@ def query(args: argparse.Namespace) -> None:
 
 
 def compile_command(args: argparse.Namespace) -> None:
-    """Compile a model and write it to one file that `subgraph run` starts faster from."""
+    """Compile a model and write it to one file, with which `subgraph run` starts faster."""
     out = Output(args)
     with out.progress("compiling"):
         model = compiled_model(args)
@@ -449,16 +449,16 @@ def _parser() -> argparse.ArgumentParser:
     _model(sub, exported=True)
     _device(sub)
     _inputs(sub)
-    text = "run N times, and give the median of all but the first"
+    text = "run N times, and print the median time without the first run"
     sub.add_argument("--repeat", type=at_least(1), default=1, metavar="N", help=text)
     sub.add_argument("--output", type=Path, metavar="DIR", help="write each result as .npy")
 
     sub = command("partition", partition)
     _model(sub)
     _cut(sub)
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the cut model")
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the partitioned model")
     sub.add_argument("--dot", type=Path, metavar="FILE", help="write a Graphviz picture")
-    text = "how many of the nodes outside to explain (default 20)"
+    text = "number of nodes outside of subgraphs to explain (default 20)"
     sub.add_argument("--reasons", type=at_least(0), default=20, metavar="N", help=text)
 
     sub = command("explain", explain)
@@ -470,7 +470,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("devices", devices)
     sub.add_argument("--properties", action="store_true", help="list every property")
-    text = "also devices over other libraries, and how to install those"
+    text = "also devices that use other libraries, and how to install those"
     sub.add_argument("--all", action="store_true", help=text)
 
     sub = command("query", query)
@@ -490,7 +490,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--vs", default="", metavar="A,B", help="onnxruntime, openvino, torch")
     text = "threads of each runtime (default 1)"
     sub.add_argument("--threads", type=at_least(1), default=1, metavar="N", help=text)
-    text = "about how long each runs (default 3)"
+    text = "approximate time of each runtime (default 3)"
     sub.add_argument("--seconds", type=float, default=3, metavar="S", help=text)
 
     sub = command("profile", profile)
@@ -502,9 +502,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "steps to show (default 25)"
     sub.add_argument("--top", type=at_least(1), default=25, metavar="N", help=text)
     sub.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto")
-    text = "time each node alone on each of these devices, by priority, and transfers"
+    text = "time each node alone on each of these devices, in order of priority, and transfers"
     sub.add_argument("--devices", default="", metavar="A,B", help=text)
-    text = "keep the times of nodes and transfers, by which HETERO places nodes"
+    text = "write the times of nodes and transfers, for HETERO's placement by cost (PROFILE)"
     sub.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
 
     sub = command("accuracy", accuracy)
@@ -568,9 +568,9 @@ def _cut(sub: Any) -> None:
     sub.add_argument(
         "--strategy",
         choices=("selector", "hetero"),
-        help="how regions grow: as MXNet's selectors (default), or the largest first as HETERO's",
+        help="how regions grow: like MXNet's selectors (default), or largest first like HETERO's",
     )
-    sub.add_argument("--min-size", type=int, metavar="N", help="smallest subgraph to make")
+    sub.add_argument("--min-size", type=int, metavar="N", help="least nodes of a subgraph")
     sub.add_argument("--max-subgraphs", type=int, metavar="N", help="make at most N")
-    sub.add_argument("--include", action="append", metavar="NODE", help="take this node")
-    sub.add_argument("--exclude", action="append", metavar="NODE", help="leave this node")
+    sub.add_argument("--include", action="append", metavar="NODE", help="select this node")
+    sub.add_argument("--exclude", action="append", metavar="NODE", help="do not select this node")

@@ -14,7 +14,7 @@ from subgraph.tools.cli_output import Output
 
 
 def accuracy(args: argparse.Namespace) -> None:
-    """Compare a model's results in bfloat16 and int8 with those in float32."""
+    """Compare a model's results with bfloat16 weights or int8 kernels with those in float32."""
     out = Output(args)
     graph = sg.load(args.model)
     given = parse_config(args.config)

@@ -10,7 +10,7 @@ from subgraph.tools.cli_output import Output, Row, op_name
 
 
 def bench(args: argparse.Namespace) -> None:
-    """Time a model against other runtimes, taking turns, and compare the results."""
+    """Time a model on Subgraph and other runtimes, interleaved, and compare the results."""
     from subgraph.tools.bench import check_peers, fastest_peer, measure
 
     out = Output(args)
@@ -30,9 +30,9 @@ def bench(args: argparse.Namespace) -> None:
 
 
 def profile(args: argparse.Namespace) -> None:
-    """Show where the time of a run goes, kernel by kernel, beside what the machine can do.
+    """Show time, FLOP/s and bandwidth of each kernel of a run, next to the machine's peak.
 
-    With several devices, or a file to keep: what each node and a transfer takes on each of them.
+    With --devices or --output: the time of each node, and of transfers, on each device.
     """
     from subgraph.tools.profiling import Limits, cores_of, profile_model, write_trace
 
@@ -69,7 +69,7 @@ def profile(args: argparse.Namespace) -> None:
 
 
 def warmup(args: argparse.Namespace) -> None:
-    """Compile the kernels that models need ahead of their first run, and keep them on disk."""
+    """Compile the kernels of models before their first run, and store them on disk."""
     from subgraph.tools.warmup import prepared_graphs, warm
 
     out = Output(args)

@@ -321,7 +321,7 @@ def test_states_that_the_next_device_does_not_keep_are_not_lost_silently(device:
     request = model.create_infer_request()
     request.infer(X)
     a.lost = True
-    with pytest.raises(sg.DeviceError, match=r"keeps no states.*'total'") as caught:
+    with pytest.raises(sg.DeviceError, match=r"has no states.*'total'") as caught:
         request.infer(X)
     assert "driver" in str(caught.value) + "".join(caught.value.__notes__)
     assert model.fallbacks == {}

@@ -223,5 +223,5 @@ def test_an_attribute_that_the_framework_reads_is_said(name: str) -> None:
 
     property = SessionProperty()
     property.op = Taken
-    with pytest.raises(sg.PartitionError, match=rf"Taken has put .* into its attribute '{name}'"):
+    with pytest.raises(sg.PartitionError, match=rf"Taken has set its attribute '{name}'"):
         sg.optimize_for(network(), property)

@@ -54,7 +54,9 @@ def fixed(
 @pytest.mark.parametrize("result", [None, np.zeros((1, 4), np.float32), iter(())])
 def test_forward_gives_a_list(result: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = fixed(result, monkeypatch, "REFERENCE")
-    with pytest.raises(sg.DeviceError, match=r"Fixed\.forward gave a .*; return a list of arrays"):
+    with pytest.raises(
+        sg.DeviceError, match=r"Fixed\.forward returned a .*; return a list of arrays"
+    ):
         model(np.zeros((1, 4), np.float32))
 
 
@@ -67,7 +69,7 @@ def test_forward_gives_the_right_shape(
     """Nothing is broadcast into place; a device is not to blame for it."""
     model = fixed([np.zeros(shape, np.float32)], monkeypatch, device, rows)
     first = "1" if rows == 1 else "N"
-    message = rf"Fixed\.forward gave float32\[{str(list(shape))[1:-1]}\] for output 'relu' .*"
+    message = rf"Fixed\.forward returned float32\[{str(list(shape))[1:-1]}\] for output 'relu' .*"
     for _ in range(2):
         with pytest.raises(sg.DeviceError, match=rf"{message} is float32\[{first}, 4\]") as caught:
             model(np.zeros((1, 4), np.float32))
@@ -134,8 +136,8 @@ def test_own_op_follows_its_weight() -> None:
 @pytest.mark.parametrize(
     ("give", "message"),
     [
-        (lambda x: [], "gave 0 results"),
-        (lambda x: [x, x], "gave 2 results"),
+        (lambda x: [], "returned 0 results"),
+        (lambda x: [x, x], "returned 2 results"),
         (lambda x: [x.astype(np.float64)], r"float64\[1, 3\] for output 'act'"),
         (lambda x: [[1.0]], "a list for output 'act'"),
     ],
