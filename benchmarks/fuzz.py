@@ -33,7 +33,7 @@ import subgraph as sg
 from subgraph.graph.types import Array
 from subgraph.testing import random_graphs
 
-_BATCH = 100
+_BATCH = 100  # graphs of a process's job
 _RTOL, _ATOL = 1e-3, 1e-4
 
 

@@ -36,19 +36,7 @@ from subgraph.testing import conformance as suite
 
 # Edge cases of sizes, axes and counts.
 _EDGE_NUMBERS = (
-    -1,
-    0,
-    1,
-    -2,
-    2,
-    255,
-    65536,
-    2**31 - 1,
-    -(2**31),
-    2**40,
-    2**62,
-    2**63 - 1,
-    -(2**63),
+    *(-1, 0, 1, -2, 2, 255, 65536, 2**31 - 1, -(2**31), 2**40, 2**62, 2**63 - 1, -(2**63)),
 )
 
 

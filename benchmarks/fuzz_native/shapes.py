@@ -21,12 +21,10 @@ from subgraph.testing import conformance
 from .draw import EDGE_NUMBERS, Draw
 from .outcome import Finding
 
-_MAX_ELEMENTS = 1 << 14
+_MAX_ELEMENTS = 1 << 14  # of a changed input
 _MAX_MODEL_BYTES = 1 << 16  # bytes of a case's model
-_SKIPPED_CATEGORIES = (
-    "random",
-    "strings, text",
-)  # categories with random results, or without numbers
+# Categories with random results, or without numbers.
+_SKIPPED_CATEGORIES = ("random", "strings, text")
 
 
 @cache

@@ -19,7 +19,7 @@ TARGETS = ("text", "models", "blobs", "shapes", "partition", "kernel_cache")
 _MAX_INPUT_BYTES = 1 << 14  # bytes
 # By the clock, for machine code that does not end, which `outcome.HANG_SECONDS` cannot interrupt.
 _HANG_SECONDS = 1800
-_MEMORY_MIB = 4096
+_MEMORY_MIB = 4096  # address space of the process
 
 
 def _plain_modules() -> Iterator[str]:

@@ -64,7 +64,7 @@ def function(
         op_type: Name of the operator.
         form: Its inputs and outputs, ``"A, B, bias? -> C, mask?"``: ``?`` marks an optional one,
             ``*`` a variadic last input.
-        domain: Its domain.
+        domain: Domain of the operator.
         requires: What its operands must satisfy, see `Operator`.
         attributes: The default of each attribute or, for one without default, its kind
             (``"float"``); ``!`` behind a kind (``"int!"``) marks a required attribute.

@@ -362,7 +362,7 @@ def node_to_proto(node: Node, graph_to_proto: GraphToProto | None = None) -> Nod
     """Return ONNX's message for a node; omitted inputs have an empty name.
 
     Args:
-        node: The node.
+        node: The node to convert; types of attributes follow from its operator's schema, if known.
         graph_to_proto: Converts the node's bodies; None: it must have none.
 
     Raises:

@@ -29,7 +29,7 @@ Compute = Callable[[Sequence[Any]], Sequence[Any]]
 # Attributes of opset 1 about memory sharing, which has no effect on results.
 _IGNORED_ATTRIBUTES = frozenset({"consumed_inputs"})
 _PLAIN = (int, float, str, bytes)
-_CACHE_SIZE = 4096
+_CACHE_SIZE = 4096  # entries of _COMPILED, at which all are dropped (estimate)
 _COMPILED: dict[Any, tuple[Compute, Any]] = {}
 
 
@@ -326,7 +326,7 @@ def expand(node: Node, inputs: Sequence[Any]) -> Compute | None:
     """Return a function that evaluates the body in the operator's schema, None if it has none.
 
     Args:
-        node: The node.
+        node: A node whose operator is defined by a function.
         inputs: Its input values; a body may depend on their types.
 
     Raises:
@@ -466,7 +466,7 @@ def variant(node: Node, *, version: int = 0, drop: Sequence[str] = (), **attrs: 
     A ``compute`` uses it to express an old version of an operator by a newer one.
 
     Args:
-        node: The node.
+        node: The node to copy.
         version: The copy's operator set; 0: the node's own.
         drop: Names of attributes to leave out.
         attrs: Attributes to add or replace.

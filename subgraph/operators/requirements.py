@@ -274,7 +274,7 @@ def listed(node: Node, name: str, operand: Tensor | None) -> list[int] | None:
     """Return whole numbers that old versions have as an attribute, new ones as an operand.
 
     Args:
-        node: The node.
+        node: The node that may have the attribute.
         name: Name of the attribute and of the operand.
         operand: The operand, None where it is omitted.
 
@@ -322,7 +322,7 @@ def require_axis(node: Node, rank: int, default: int = 0, name: str = "axis") ->
     """Return the node's axis counted from the front, in [0, rank).
 
     Args:
-        node: The node.
+        node: The node with the attribute.
         rank: Rank of the input; a scalar counts as having one axis, as in the standard's tests.
         default: The axis if the attribute is omitted.
         name: Name of the attribute.
@@ -358,9 +358,9 @@ def whole_number(
     """Return an attribute that is one whole number.
 
     Args:
-        node: The node.
-        name: The attribute.
-        default: The number where it is left out.
+        node: The node with the attribute.
+        name: Name of the attribute.
+        default: The number if the attribute is omitted.
         least: The smallest number that is allowed; None: any.
         most: The greatest number that is allowed; None: any.
 
@@ -381,10 +381,10 @@ def choice(node: Node, name: str, default: str, *allowed: str) -> str:
     """Return a string attribute that must be one of several words.
 
     Args:
-        node: The node.
-        name: The attribute.
+        node: The node with the attribute.
+        name: Name of the attribute.
         default: The word if the attribute is omitted.
-        *allowed: The words.
+        *allowed: The allowed words.
 
     Raises:
         ShapeError: the attribute is another word.
@@ -400,9 +400,9 @@ def choices(node: Node, name: str, allowed: Collection[str]) -> None:
     """Raise ShapeError unless each item of a list of strings is one of several words.
 
     Args:
-        node: The node.
-        name: The attribute; it may be omitted.
-        allowed: The words.
+        node: The node with the attribute.
+        name: Name of the attribute; it may be omitted.
+        allowed: The allowed words.
     """
     for given in node.attrs.get(name) or ():
         word = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
@@ -432,8 +432,8 @@ def numbers(
     """Return an attribute that has one number for each of ``count`` dimensions.
 
     Args:
-        node: The node.
-        name: The attribute.
+        node: The node with the attribute.
+        name: Name of the attribute.
         count: How many numbers the attribute must have.
         default: Each of the numbers if the attribute is omitted or empty.
         least: The smallest number that is allowed; None: any.

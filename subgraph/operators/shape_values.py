@@ -103,7 +103,7 @@ def propagate(
     """Return the shape value of a node's first output, None if nothing is known of it.
 
     Args:
-        node: The node.
+        node: A node of any operator; for one without a rule the result is None.
         inputs: Shape values of its inputs, None for those not known.
         types: Types of its inputs, None for those not known.
     """

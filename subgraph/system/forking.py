@@ -39,7 +39,7 @@ def held_while_forking(lock: _L, *, inner: bool = False) -> _L:
     """Return ``lock``, which the forking thread acquires before a fork and releases after it.
 
     Args:
-        lock: The lock.
+        lock: A lock of a module, alive as long as the process.
         inner: Whether threads acquire it for short times while they hold other such locks, and
             acquire no other one while they hold it; a fork then acquires it last.
     """

@@ -6,15 +6,15 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-# Numbers of objects; all are estimates.
-MIN_PROMOTED_OBJECTS = (
-    10_000  # from so many new objects on, they go to the oldest generation without a collection
-)
-MAX_PROMOTED_OBJECTS = 4_000_000  # after so many such objects the next step is a full collection
-MIN_COLLECTED_OBJECTS = (
-    50_000  # least new objects for a collection between two steps of paused work
-)
-MAX_YOUNG_COLLECTIONS = 3  # after more such collections a full collection follows
+# All are estimates. At the end of a `paused_gc` block at least this many new objects move to the
+# oldest generation without a collection; fewer are left to Python.
+MIN_PROMOTED_OBJECTS = 10_000
+# After this many such objects the end of a block runs a full collection instead.
+MAX_PROMOTED_OBJECTS = 4_000_000
+# `collect_young` does nothing for fewer new objects.
+MIN_COLLECTED_OBJECTS = 50_000
+# After more such collections the end of the block runs a full collection.
+MAX_YOUNG_COLLECTIONS = 3
 
 _young_collections = 0  # collections of the young generations since the last full one
 _promoted = 0  # objects that went to the oldest generation since the last full collection

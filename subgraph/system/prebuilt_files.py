@@ -27,7 +27,7 @@ from subgraph.system.trusted_files import (
 
 _MAGIC = b"SGPACK01"
 _PREFIX = struct.Struct("<8s32sQ")  # magic, SHA-256 of the table, its length
-_TABLE_LIMIT = 1 << 24  # bytes
+_TABLE_LIMIT = 1 << 24  # bytes of a table; a larger one counts as damaged
 UNPACKED_LIMIT = 1 << 26  # bytes of one entry, once it is unpacked
 _LOG = logging.getLogger("subgraph.engine")
 _warned: set[str] = set()

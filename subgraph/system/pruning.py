@@ -18,7 +18,7 @@ from subgraph.errors import ConfigError
 from subgraph.system.forking import free_in_child
 
 _LOG = logging.getLogger("subgraph.engine")
-_DEFAULT_MB = 512
+_DEFAULT_MB = 512  # megabytes of 10**6 bytes
 _DAY = 86400.0  # seconds
 _FRESH = 60.0  # seconds; younger entries are not removed
 _ABANDONED = 3600.0  # seconds; older temporary files belong to processes that died
@@ -53,7 +53,7 @@ def record_write(folder: Path, nbytes: int) -> None:
     """Record that an entry was written, and remove old entries if the folder may be too large.
 
     Args:
-        folder: The folder.
+        folder: Folder of compiled kernels, which has the entry.
         nbytes: Bytes of the entry.
     """
     limit_bytes = limit()

@@ -29,7 +29,7 @@ def open_regular(
     """Open a regular file for reading.
 
     Args:
-        path: The file.
+        path: Path of the file.
         follow: Whether ``path`` may be a symbolic link.
         inside: An ancestor folder of ``path``: the folders between the two must not be symbolic
             links either, nor become such during the call. None: they may be.

@@ -122,7 +122,7 @@ def check_drawn_graphs(
     """Test random graphs; those that the reference does not run are skipped.
 
     Args:
-        test: The test.
+        test: Tests one graph, and reports a failing one.
         strategy: Draws the graphs, without randomness: the same ones in every call.
         max_examples: Number of graphs.
 

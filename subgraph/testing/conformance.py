@@ -270,7 +270,7 @@ def run(case: Case, prepare: Callable[[onnx.ModelProto], Run]) -> None:
     """Run a case and compare the results of each of its data sets.
 
     Args:
-        case: The case.
+        case: The case, with its model, data sets and tolerances.
         prepare: Returns the function that runs a model, from inputs to outputs by position.
 
     Raises:

@@ -15,7 +15,7 @@ def as_test(graph: Graph, prop: Any, options: str) -> str:
     """Return the source of a test of `check_property` on one graph.
 
     Args:
-        graph: The graph.
+        graph: The graph that fails.
         prop: The property: the source imports a class, and has the ``repr`` of anything else.
         options: Further arguments of `check_property`, as source that begins with a comma.
     """

@@ -17,7 +17,7 @@ from subgraph.testing.rare_templates import RARE_TEMPLATES
 from subgraph.testing.shrinking import shrink_graph
 from subgraph.testing.taken_operators import SHAPES, plain_node
 
-_MAX_NODES = 10
+_MAX_NODES = 10  # operators of a random graph, not counting joins
 
 
 def random_graphs(dut: DeviceUnderTest, max_examples: int) -> None:

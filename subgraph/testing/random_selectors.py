@@ -192,16 +192,8 @@ class Recipe:
 
 
 WELL_BEHAVED = (
-    *(
-        ByOperator,
-        ByNode,
-        ByEdge,
-        TowardsConsumers,
-        TowardsProducers,
-        Budget,
-        RemovingFilter,
-        AllOrNothing,
-    ),
+    *(ByOperator, ByNode, ByEdge, TowardsConsumers, TowardsProducers),
+    *(Budget, RemovingFilter, AllOrNothing),
 )
 MISBEHAVING = (Raising, RaisingFilter, ForeignNodes, Inconsistent, NonBoolean)
 _SEEDS = st.integers(0, 10_000)

@@ -98,7 +98,7 @@ def input_arrays(
     """Return an array for each input without default: from a file, or random.
 
     Args:
-        inputs: The inputs.
+        inputs: Inputs of the model, with types and defaults.
         sources: ``NAME=FILE`` or ``NAME=random``; inputs without source are random.
         dims: Sizes of symbolic dimensions by name, of unknown ones by ``INPUT.AXIS``; default: 1.
         seed: Seed of random arrays.

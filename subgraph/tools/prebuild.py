@@ -43,7 +43,7 @@ class Built:
     """The file of one level.
 
     Attributes:
-        level: The level.
+        level: Instruction set and processors of the kernels.
         path: Path of the file.
         kernels: Number of kernels in the file.
         size: Bytes of the file.
@@ -161,7 +161,7 @@ def write_level(
 
     Args:
         folder: Folder of the file.
-        level: The level.
+        level: Instruction set and processors of the kernels.
         codes: Code of kernels.
         texts: Code of LLVM assembly, by its text (see `toolchain.native`).
     """

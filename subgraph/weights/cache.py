@@ -572,7 +572,7 @@ def read_only(array: Array, align: int) -> Array:
     """Return a read-only view of ``array`` or, if it is not aligned, of an aligned copy.
 
     Args:
-        array: The array.
+        array: An array that the cache owns.
         align: Alignment in bytes, also requires contiguity; 0: any.
     """
     if guard_pages.MODE:

@@ -21,7 +21,7 @@ from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import Array
 from subgraph.system.guard_pages import Anonymous
 
-_LEAST = 1 << 16  # bytes; smaller arrays are not released
+_LEAST = 1 << 16  # bytes; smaller arrays are not released (estimate)
 
 
 def release(parameters: Iterable[Parameter], made: Array) -> None:

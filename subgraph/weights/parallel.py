@@ -40,8 +40,8 @@ def parallel_map(do: Callable[[T], R], work: Iterable[T], threads: int) -> list[
     ends the work and is raised.
 
     Args:
-        do: The function.
-        work: Its arguments; a thread that is free takes the next one.
+        do: Function of one item.
+        work: The items; a thread that is free takes the next one.
         threads: Largest number of threads, at least 1.
 
     Returns:
