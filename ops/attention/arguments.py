@@ -15,7 +15,7 @@ class AttentionOperands(KernelArguments):
         k: First element of the keys.
         v: First element of the values.
         y: First element of the output.
-        mask: First element of what is added to the scaled scores; 0: none.
+        mask: First element of the mask, added to the scaled scores; 0: none.
         queries: Queries of a head.
         keys: Keys of a head.
         key_size: Elements of a key.
@@ -226,7 +226,7 @@ class BiasArguments(KernelArguments):
     """Arguments of `bias`; a work unit is a row of y.
 
     Attributes:
-        y: What is added to the scores, ``[batch][heads][queries][keys]``.
+        y: Added to the scores, ``[batch][heads][queries][keys]``.
         mask: First element of the mask; 0: none.
         mask_batch: Elements between samples of the mask.
         mask_head: Between heads.

@@ -211,7 +211,7 @@ def _emit_unfused(
         low: Its lowering.
         sizes: Its sizes.
         heads: Q, K, V and the output.
-        mask: What is added to the scores, and for each row of them whether it sees any key.
+        mask: Added to the scores, and for each row of them whether it sees any key.
         scale: Factor of the scores.
         softcap: Bound c of ``c * tanh(score / c)``; 0: none.
     """

@@ -88,7 +88,7 @@ class AttentionSpec:
         k: Keys, of the queries' size.
         v: Values, one for each key.
         out: The output: positions of Q, elements of V.
-        mask: What is added to the scaled scores; it broadcasts to them. None: nothing.
+        mask: Added to the scaled scores; it broadcasts to them. None: nothing.
         scale: Factor of the scores.
         causal: Query i sees keys up to ``i + offset`` only.
         offset: Keys before the first query.
@@ -165,14 +165,14 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
         _emit_few_queries(low, r, of, steps)
         return
     panels = -(-queries // of.width)
-    together = _panels_per_unit(
+    unit_panels = _panels_per_unit(
         of, panels, batch * heads, low.threads, (depth + values + 3) * of.width
     )
-    units = batch * heads * -(-panels // together)
+    units = batch * heads * -(-panels // unit_panels)
     flops = 2 * batch * heads * queries * keys * (depth + values)
     low.emit(
         Kernel("subgraph.ops.attention.kernels", "attention", **of.variant),
-        _arguments(low, r, of, steps, together),
+        _arguments(low, r, of, steps, unit_panels),
         units,
         # A vector takes as long with fewer queries than fill it.
         grain=grain(units, flops * round_up(queries, of.lanes) // queries),
@@ -182,7 +182,7 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
 
 
 def _arguments(
-    low: Lowering, r: AttentionSpec, of: Tiles, mask_steps: Sequence[int], together: int
+    low: Lowering, r: AttentionSpec, of: Tiles, mask_steps: Sequence[int], unit_panels: int
 ) -> AttentionArguments:
     """Return the arguments of `attention`.
 
@@ -191,15 +191,15 @@ def _arguments(
         r: The attention.
         of: The tiles of its dtype.
         mask_steps: Strides of the mask, as of `mask_steps`.
-        together: Panels of queries of a work unit.
+        unit_panels: Panels of queries of a work unit.
     """
     _, heads, queries, depth = r.q.sizes
     _, shared, keys, values = r.v.sizes
     block = _keys_per_block(of, keys)
     k_across, v_across = r.k.steps[3] != 1, r.v.steps[3] != 1
-    k_pitch = _copy_pitch(of, r.k, block, together)
-    v_pitch = _copy_pitch(of, r.v, block, together)
-    elements = ((depth + values + 3) * together + block) * of.width
+    k_pitch = _copy_pitch(of, r.k, block, unit_panels)
+    v_pitch = _copy_pitch(of, r.v, block, unit_panels)
+    elements = ((depth + values + 3) * unit_panels + block) * of.width
     copies = k_pitch * (depth if k_across else block) + v_pitch * (values if v_across else block)
     scratch = low.scratch(elements * of.item + copies, per_worker=True)
     k, v = ([step * of.item for step in _lines(each)] for each in (r.k, r.v))
@@ -220,7 +220,7 @@ def _arguments(
         v_panel=of.panel(across=not v_across),
         causal=int(r.causal),
         keys_block=block,
-        panels=together,
+        panels=unit_panels,
         scratch=scratch,
         scratch_bytes=scratch.nbytes,
         k_pitch=k_pitch,
@@ -368,19 +368,21 @@ def _lines(heads: Heads) -> tuple[int, int, int]:
     return batch, head, position if element == 1 else element
 
 
-def _copy_pitch(of: Tiles, heads: Heads, block: int, together: int) -> int:
+def _copy_pitch(of: Tiles, heads: Heads, block: int, unit_panels: int) -> int:
     """Return the bytes between the lines of a copy of a block of K or V; 0: it is read in place.
 
     Args:
         of: The tiles of the dtype.
         heads: K or V.
         block: Keys of a block.
-        together: Panels of a unit, which all read the copy.
+        unit_panels: Panels of a unit, which all read the copy.
     """
     positions = heads.steps[3] == 1
     length = heads.sizes[3] if positions else block
     step = _lines(heads)[2] * of.item
-    if step % _CACHE_SET_PERIOD and (not of.few_rows or together < 2 or step == length * of.item):
+    if step % _CACHE_SET_PERIOD and (
+        not of.few_rows or unit_panels < 2 or step == length * of.item
+    ):
         return 0
     # An odd number of cache lines (64 bytes), so that lines spread over all cache sets.
     return 64 * (-(-length * of.item // 64) | 1)

@@ -1,7 +1,7 @@
-// Attention: softmax(scale * Q K' + mask) V, with running maximum and sum over blocks of BLOCK keys,
-// so scores are never stored. One work-item computes one query. DEPTH, VALUES: sizes of a head;
-// SHARED: a GPU's work-group reads each block through local memory. ZERO_UNSEEN: a query that sees
-// no key gives 0, not NaN. T: element.
+// Attention: softmax(scale * Q K' + mask) V, with running maximum and sum over blocks of BLOCK
+// keys, so scores are never stored. One work-item computes one query. DEPTH, VALUES: sizes of a
+// head; SHARED: a GPU's work-group reads each block through local memory. ZERO_UNSEEN: a query
+// that sees no key gives 0, not NaN. T: element.
 
 #if defined(DEPTH)
 #define STEPS(name) int name##_b, int name##_h, int name##_t, int name##_d
@@ -95,7 +95,7 @@ __kernel void attention(int queries, __global const T *q, int q0, __global const
 #endif
 
 #if defined(MASK)
-// What is added to the scores: the mask (MASK 1: booleans, 2: numbers, 0: none), minus infinity
+// Writes what is added to scores: the mask (MASK 1: booleans, 2: numbers, 0: none), minus infinity
 // where a query does not see a key. A work-item (GROUP 1) or a work-group writes a row. M: element
 // of the mask, which has ``known`` keys; ``before``: keys before the first query; COUNTED: the keys
 // of a sample after the first ``counts`` are padding, and the queries are the last before it.

@@ -113,7 +113,10 @@ def attention_operands(
         heads,
         shared,
     )
-    require((past_key is None) == (past_value is None), "past_key and past_value come together")
+    require(
+        (past_key is None) == (past_value is None),
+        "past_key and past_value: one is given without the other",
+    )
     if past_key is not None and past_value is not None:
         require_rank("past_key", past_key, 4)
         require_dtype("past_key", past_key, k.dtype)

@@ -1,1 +1,1 @@
-"""ONNX Runtime's own operators, by the standard's."""
+"""ONNX Runtime's own operators, defined by bodies of standard operators."""

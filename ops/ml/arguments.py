@@ -55,7 +55,7 @@ class PairScoresArguments(KernelArguments):
         products: The kernel function of samples and vectors, ``[samples][vectors]``, float64.
         scores: ``[samples][pairs]``, float32.
         coefficients: ``[pairs][vectors]``, float64.
-        constants: What is added to the scores of each pair, float64.
+        constants: Added to the scores of each pair, float64.
         ends: Index of the first vector of each class, then the number of vectors; int64.
         classes: Number of classes.
         vectors: Number of support vectors.
@@ -119,7 +119,7 @@ class EnsembleArguments(KernelArguments):
         roots: The root of each tree, in bytes from the first node; int32.
         targets: The target of each vote, int32.
         weights: The weight of each vote, float32.
-        base: What is added to the score of each target, float32.
+        base: Added to the score of each target, float32.
         class_labels: The label of each class, int64.
         samples: Number of samples.
         features: Features of a sample.

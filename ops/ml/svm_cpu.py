@@ -71,6 +71,10 @@ def _regressor(node: Node) -> _ScoringSvm:
 
 
 def _classifier(node: Node) -> _ScoringSvm:
+    """Return the machine of an SVMClassifier, with a row of coefficients for each pair of classes.
+
+    In a row the coefficients of vectors of other classes are 0.
+    """
     svm, counts = classifier_svm(node), attributes(node)["vectors_per_class"] or ()
     classes, vectors = len(counts), len(svm.vectors)
     pairs = list(combinations(range(classes), 2))

@@ -149,17 +149,17 @@ def _vote_adder(labels: bool, nan_child: bool) -> Function:
         """Traverse all trees: eight samples at a time, and the rest by eight trees at a time."""
         nodes, roots = a.nodes, a.roots
         trees, row, count = a.trees, 4 * a.features, a.count
-        together = size // _TRAVERSALS * _TRAVERSALS
-        for tree in range(trees if together else 0):
+        grouped = size // _TRAVERSALS * _TRAVERSALS
+        for tree in range(trees if grouped else 0):
             root = nodes + number(roots + 4 * tree)
             starts = root, root, root, root
-            for k in range(0, together, _TRAVERSALS):
+            for k in range(0, grouped, _TRAVERSALS):
                 x, y, z = rows + k * row, block + 4 * k * count, voted + k * count
                 low, high = _rows_at(x, row), _rows_at(x + 4 * row, row)
                 for leaf in leaves(nodes, (starts, starts), (low, high)):
                     vote(a, leaf, y, z)
                     y, z = y + 4 * count, z + count
-        for k in range(together, size):
+        for k in range(grouped, size):
             x, y, z = rows + k * row, block + 4 * k * count, voted + k * count
             for tree in range(0, trees, _TRAVERSALS):
                 left = trees - tree

@@ -58,6 +58,7 @@ def _normalized(
     axes: tuple[int, ...],
     epsilon: float,
 ) -> Array:
+    """Return ``x`` normalized by statistics over ``axes``, in its dtype."""
     shape = [1 if k in axes else size for k, size in enumerate(x.shape)]
     scale, bias, mean, var = (part.reshape(shape) for part in (scale, bias, mean, var))
     result: Array = scale * (x - mean) / np.sqrt(var + epsilon) + bias

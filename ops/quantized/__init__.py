@@ -1,1 +1,1 @@
-"""Quantization, and products and convolutions of bytes."""
+"""Quantization, and products and convolutions of 8-bit integers."""

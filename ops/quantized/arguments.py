@@ -14,7 +14,7 @@ class QuadsArguments(KernelArguments):
 
     Attributes:
         x: Bytes, ``[image, group][C][pixels]``.
-        y: Signed bytes, ``[image, group][C / 4][pixels][4]``; channels beyond C are zero.
+        y: Signed bytes, ``[image, group][C / 4][pixels][4]``; channels after C are zero.
         channels: C, the channels of a group.
         pixels: Pixels of an image.
     """
@@ -69,13 +69,13 @@ class IntegerProductArguments(KernelArguments):
         b_sums: Sums of the columns of B, int32.
         b_zeros: Zero points of the columns of B, int32, padded to whole panels.
         sums_step: Elements between the sums of columns of matrices.
-        scale: What sums are multiplied by, float32; 0 for a result of int32.
+        scale: Factor of the sums, float32; 0 for a result of int32.
         row_scales: 1 if there is a scale for each row ``[group][m]``, 0 for each column.
         c_zero: Zero point of the result.
         scratch: For each worker at least 8 rows of a panel of int32.
         scratch_bytes: Bytes between the areas of workers.
         b_bytes: Bytes between right sides.
-        bias: What is added to the sums of a row, int32, ``[group][m]``; 0: nothing.
+        bias: Added to the sums of a row, int32, ``[group][m]``; 0: nothing.
     """
 
     a: Address
@@ -110,7 +110,7 @@ class PanelsArguments(KernelArguments):
         depth: Rows of a matrix.
         row_size: Columns of a matrix.
         columns: Columns of the panels of a matrix: `row_size` rounded up to 16.
-        quads: Fours of rows of y; those beyond `depth` are zero.
+        quads: Fours of rows of y; those after `depth` are zero.
         zeros: Zero points, bytes.
         zero_step: Bytes between the zero points of columns; 0: there is one for all.
     """

@@ -19,8 +19,8 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.ops.movement.copies_cpu import emit_fill
-from subgraph.ops.movement.geometry import conv_geometry
-from subgraph.ops.shared.tile_planning import grain, round_up
+from subgraph.ops.movement.geometry import Geometry, conv_geometry
+from subgraph.ops.shared.tile_planning import grain
 from subgraph.system import host
 
 from .arguments import ColumnsArguments, IntegerProductArguments, QuadsArguments
@@ -40,6 +40,7 @@ class Sides:
         ra: Sums of the rows of A less their zero points.
         sb: Sums of the columns of B.
         zb: Zero points of the columns of B.
+        columns: Columns of a right side, rounded up to whole panels.
     """
 
     a: Argument
@@ -48,6 +49,7 @@ class Sides:
     ra: Argument
     sb: Argument
     zb: Argument
+    columns: int
 
 
 def _zero_point(operand: Operand | None) -> Array:
@@ -79,8 +81,7 @@ def _lanes() -> int:
 
 def _emit(
     low: Lowering, sides: Sides, y: Operand, sizes: tuple[int, int, int], *,
-    stack: tuple[int, int] = (1, 1), b_bytes: int = 0, sums: int = 0,
-    scale: Argument = 0, per_row: bool = False, zero: int = 0, bias: Argument = 0,
+    stack: tuple[int, int], scale: Argument, zero: int, bias: Argument,
 ) -> None:  # fmt: skip
     """Emit ``integer_kernels.product``.
 
@@ -90,10 +91,7 @@ def _emit(
         y: The result.
         sizes: M, N and K of a matrix, K padded to quads.
         stack: Matrices and groups.
-        b_bytes: Bytes between right sides.
-        sums: Elements between the sums of columns of matrices.
-        scale: Factors of the sums; 0: the result is int32.
-        per_row: There is a factor for each row, else for each column.
+        scale: Factor of the sums of each row; 0: the result is int32.
         zero: Zero point of the result.
         bias: Added to the sums of each row; 0: nothing.
     """
@@ -115,13 +113,13 @@ def _emit(
         a_sums=sides.ra,
         b_sums=sides.sb,
         b_zeros=sides.zb,
-        sums_step=sums,
+        sums_step=sides.columns,
         scale=scale,
-        row_scales=int(per_row),
+        row_scales=1,
         c_zero=zero,
         scratch=scratch,
         scratch_bytes=scratch.nbytes,
-        b_bytes=b_bytes,
+        b_bytes=sides.columns * depth,
         bias=bias,
     )
     units = stack[0] * -(-m // rows) * -(-n // width)
@@ -143,26 +141,18 @@ def _emit(
     )
 
 
-def _scales(low: Lowering, indices: tuple[int, int, int], count: int, pad: int) -> Weight:
-    """Return ``left scale * right scale / output scale`` as float32.
-
-    Args:
-        low: The lowering.
-        indices: Inputs that are the three scales.
-        count: Number of results.
-        pad: They are padded to a multiple of this.
-    """
-    operands = [low.input(index) for index in indices]
+def _scales(low: Lowering) -> Weight:
+    """Return ``x_scale * w_scale / y_scale`` of a QLinearConv, float32 for each output channel."""
+    operands = [low.input(index) for index in (1, 4, 6)]
     if any(not operand.constant for operand in operands):
         raise Unsupported("a scale that is computed at run time")
+    count = low.input(3).shape[0]
 
-    def make(left: Array, right: Array, out: Array) -> Array:
-        scale = (left * right / out).astype(np.float32).reshape(-1)
-        padded = np.zeros(round_up(count, pad), np.float32)
-        padded[:count] = scale
-        return padded
+    def make(x_scale: Array, w_scale: Array, y_scale: Array) -> Array:
+        scale = (x_scale * w_scale / y_scale).astype(np.float32).reshape(-1)
+        return np.ascontiguousarray(np.broadcast_to(scale, (count,)))
 
-    return low.weight(f"integer scales {count} of {pad}", make, *operands)
+    return low.weight(f"integer scales {count}", make, *operands)
 
 
 def _conv(
@@ -187,35 +177,71 @@ def _conv(
     if not w.constant:
         raise Unsupported("weights of an integer convolution that are computed at run time")
     g = conv_geometry(node, x, w, y)
-    lanes = _lanes()
-    width = lanes * _VECTORS
-    depth, outputs = g.inputs * g.taps, g.groups * g.outputs
-    quads, matrices = -(-g.inputs // 4), g.images * g.groups
-    step = 4 * quads * g.taps
+    outputs = g.groups * g.outputs
     zx, zw = _zero_point(x_zero), _zero_point(w_zero)
     if zx.size != 1 or zw.size not in (1, outputs):
         raise Unsupported("a convolution with several zero points of its input")
-    flip_x, flip_w = (128 if x.dtype == "uint8" else 0), (128 if w.dtype == "int8" else 0)
-    za = (np.zeros(outputs, np.int32) + zw + flip_w).astype(np.int32)
+    a, za, ra = _rows_of_weights(low, w, g, zw)
+    b, sb, columns = _emit_windows(low, x, g, int(zx[0]))
+    zb = low.scratch(columns * 4)
+    point = int(zx[0]) - (128 if x.dtype == "uint8" else 0)
+    emit_fill(low, zb, columns, np.full(1, point, np.int32))
+    _emit(
+        low, Sides(a, b, za, ra, sb, zb, columns), y, (g.outputs, g.pixels, _row_bytes(g)),
+        stack=(g.images * g.groups, g.groups), scale=scale, zero=zero, bias=bias,
+    )  # fmt: skip
+
+
+def _row_bytes(g: Geometry) -> int:
+    """Return the bytes of a row of weights: inputs padded to quads, for each tap."""
+    return 4 * -(-g.inputs // 4) * g.taps
+
+
+def _rows_of_weights(
+    low: Lowering, w: Operand, g: Geometry, zeros: Array
+) -> tuple[Weight, Weight, Weight]:
+    """Return weights as unsigned bytes, their zero points, and their sums less the zero points."""
+    depth, outputs = g.inputs * g.taps, g.groups * g.outputs
+    flip = 128 if w.dtype == "int8" else 0
+    za = (np.zeros(outputs, np.int32) + zeros + flip).astype(np.int32)
 
     def bytes_of(weight: Array) -> Array:
-        rows = np.zeros((outputs, g.taps, 4 * quads), np.uint8)
-        own = weight.reshape(outputs, g.inputs, g.taps).swapaxes(1, 2)
-        rows[:, :, : g.inputs] = (own.astype(np.int16) + flip_w) & 255
+        rows = np.zeros((outputs, g.taps, _row_bytes(g) // g.taps), np.uint8)
+        taps_first = weight.reshape(outputs, g.inputs, g.taps).swapaxes(1, 2)
+        rows[:, :, : g.inputs] = (taps_first.astype(np.int16) + flip) & 255
         return rows
 
     def row_sums(weight: Array) -> Array:
-        rows = weight.reshape(outputs, depth).astype(np.int32) + flip_w
+        rows = weight.reshape(outputs, depth).astype(np.int32) + flip
         sums: Array = rows.sum(1, dtype=np.int32) - depth * za
         return sums
 
-    left = low.weight(f"integer rows {outputs}x{g.inputs}x{g.taps} of {w.dtype}", bytes_of, w)
-    ra = low.weight(f"integer row sums of {w.dtype} less {zw.tolist()}", row_sums, w)
-    panels = -(-g.pixels // width)
-    b_bytes = panels * step * width
-    right = low.scratch(matrices * b_bytes)
+    rows = low.weight(f"integer rows {outputs}x{g.inputs}x{g.taps} of {w.dtype}", bytes_of, w)
+    sums = low.weight(f"integer row sums of {w.dtype} less {zeros.tolist()}", row_sums, w)
+    return rows, _constant(low, za), sums
+
+
+def _emit_windows(
+    low: Lowering, x: Operand, g: Geometry, zero: int
+) -> tuple[Argument, Argument, int]:
+    """Emit the copy of all windows of x, as panels of columns of signed bytes.
+
+    Args:
+        low: Where the steps go.
+        x: The input.
+        g: The sizes of the convolution.
+        zero: Zero point of x, which pads it.
+
+    Returns:
+        The panels, the sums of their columns, and the columns of a matrix.
+    """
+    lanes = _lanes()
+    width = lanes * _VECTORS
+    quads, matrices = -(-g.inputs // 4), g.images * g.groups
+    panels, pixels = -(-g.pixels // width), math.prod(g.source)
+    flip = 128 if x.dtype == "uint8" else 0
+    target = low.scratch(matrices * panels * width * _row_bytes(g))
     sums = low.scratch(matrices * panels * width * 4)
-    pixels = math.prod(g.source)
     four = low.scratch(matrices * quads * pixels * 4)
     low.emit(
         Kernel("subgraph.ops.quantized.integer_kernels", "quads_s8", dtype=x.dtype),
@@ -224,11 +250,11 @@ def _conv(
         grain=grain(matrices * quads, 4 * x.size),
         bytes=2 * x.size,
     )
-    pad = ((int(zx[0]) & 255) ^ flip_x) * 0x01010101
+    pad = ((zero & 255) ^ flip) * 0x01010101
     last = pad & (2 ** (8 * (g.inputs - 4 * (quads - 1))) - 1)
     arguments = ColumnsArguments(
         x=four,
-        target=right,
+        target=target,
         sums=sums,
         pad=pad,
         last_pad=last,
@@ -236,24 +262,17 @@ def _conv(
         panels=panels,
         **g.arguments(),
     )
-    units = matrices * panels
+    units, nbytes = matrices * panels, matrices * panels * width * _row_bytes(g)
     low.emit(
         Kernel(
             "subgraph.ops.quantized.integer_kernels", "columns_s8", lanes=lanes, vectors=_VECTORS
         ),
         arguments,
         units,
-        grain=grain(units, 8 * matrices * b_bytes),
-        bytes=matrices * b_bytes,
+        grain=grain(units, 8 * nbytes),
+        bytes=nbytes,
     )
-    zb = low.scratch(panels * width * 4)
-    emit_fill(low, zb, panels * width, np.full(1, int(zx[0]) - flip_x, np.int32))
-    sides = Sides(left, right, _constant(low, za), ra, sums, zb)
-    _emit(
-        low, sides, y, (g.outputs, g.pixels, step), stack=(matrices, g.groups),
-        b_bytes=b_bytes, sums=panels * width, scale=scale, per_row=True,
-        zero=zero, bias=bias,
-    )  # fmt: skip
+    return target, sums, panels * width
 
 
 @lowering("ConvInteger", dtypes=_BYTES)
@@ -269,8 +288,7 @@ def qlinear_conv(node: Node, low: Lowering) -> None:
     if not y.size:
         return
     zero = _zero_point(low.optional(7))
-    scale = _scales(low, (1, 4, 6), low.input(3).shape[0], 1)
     _conv(
         node, low, low.input(0), low.input(3), low.optional(2), low.optional(5),
-        scale=scale, zero=int(zero[0]), bias=low.optional(8) or 0,
+        scale=_scales(low), zero=int(zero[0]), bias=low.optional(8) or 0,
     )  # fmt: skip

@@ -77,6 +77,8 @@ def _centred(
 def _centred_weight(
     low: ClLowering, x: Operand, zero: Operand | None, shape: tuple[int, ...]
 ) -> Operand:
+    """Return a weight less its zero point as int32, as an operand that is a weight."""
+
     def make(array: Array, point: Array | None = None) -> Array:
         wide: Array = array.astype("int32")
         return wide if point is None else wide - point.astype("int32").reshape(shape)

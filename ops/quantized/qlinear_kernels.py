@@ -156,9 +156,9 @@ def product(
         copied = -1
         for unit in range(begin, end):
             patch, panel = unit // panel_blocks, unit % panel_blocks * pb
-            place, matrix = patch % spatial, patch // spatial
+            box, matrix = patch % spatial, patch // spatial
             image, group = matrix // groups, matrix % groups
-            oh, ow = place // col_blocks * rb, place % col_blocks * wb
+            oh, ow = box // col_blocks * rb, box % col_blocks * wb
             rows, cols = min(rb, oh_n - oh), min(wb, ow_n - ow)
             nh = (
                 (rows - 1) * product.stride_height
@@ -198,8 +198,8 @@ def product(
             where.unit_columns = cols
             where.patch_row = nw * pixel
             where.tile = product.tile
-            apart = nh * nw if product.scratch != 0 else oh_n * ow_n
-            _set_loops(product, t, nw * pixel, apart * pixel)
+            block_pixels = nh * nw if product.scratch != 0 else oh_n * ow_n
+            _set_loops(product, t, nw * pixel, block_pixels * pixel)
             y = product.y + image * product.y_image + (oh * ow_n + ow) * product.y_pixel
             for p in range(panel, min(panels, panel + pb)):
                 first = p * width
@@ -430,8 +430,8 @@ def _depthwise_tile(output: str) -> Any:
                     mixed = b.shuffle_vector(
                         one, two, ir.Constant(ir.VectorType(I32, BLOCK), picks)
                     )
-                    held = e.get(acc[i][j])
-                    e.put(acc[i][j], b.add(held, emit_pairs(b, mixed, w[j])))
+                    total = e.get(acc[i][j])
+                    e.put(acc[i][j], b.add(total, emit_pairs(b, mixed, w[j])))
             e.step(table, I64(16))
             e.step(weights, I64(64))
         end = Requantizer(b, half, output, (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero")))
@@ -496,12 +496,13 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
 
     @register_jitable
     def set_taps(a: QuantizedDepthwiseArguments, table: int, nw: int) -> None:
+        """Write the offsets of the taps in a patch with rows of ``nw`` pixels."""
         taps = a.kernel_height * a.kernel_width
         for k in range(2 * a.pairs):
             tap = min(k, taps - 1)  # after the last tap weights are zero
             down, along = tap // a.kernel_width, tap % a.kernel_width
-            place = down * a.dilation_height * nw + along * a.dilation_width
-            st_i64(table + 8 * k, place * BLOCK * 2)
+            pixel = down * a.dilation_height * nw + along * a.dilation_width
+            st_i64(table + 8 * k, pixel * BLOCK * 2)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)

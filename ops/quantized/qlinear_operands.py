@@ -175,7 +175,7 @@ def choose_tile(q: QuantizedOperands, *, source: PatchSource) -> Tile:
 
     Args:
         q: The operands.
-        source: What the patches are copied from.
+        source: Source of the patches.
     """
     forced = q.low.options.get("INTEGER_FLAVOUR")
     quads = host.has_vnni() if forced is None else forced == "quads"

@@ -20,7 +20,7 @@ class Shape:
     """Sizes of a product's source and output; `QuantizedProductArguments` defines most of them.
 
     Attributes:
-        source: What the patches are copied from.
+        source: Source of the patches.
         blocks: Input blocks of a group.
         pixel: Bytes of a pixel in a patch.
         inner: Double steps of the inner loop.
@@ -72,6 +72,54 @@ def _cut_tiles(low: Lowering, tile: Tile, g: Geometry, shape: Shape) -> tuple[in
     return rows, columns, part, panels
 
 
+@attrs.frozen
+class _ScratchAreas:
+    """Scratch memory of a worker: a patch, then the areas below.
+
+    Attributes:
+        largest_at: Bytes before the largest bytes of the patch.
+        faults_at: Bytes before the list of faults.
+        most_faults: Faults that the list can hold.
+        row_sums_at: Bytes before the sums of rows.
+        nbytes: All bytes.
+    """
+
+    largest_at: int
+    faults_at: int
+    most_faults: int
+    row_sums_at: int
+    nbytes: int
+
+
+def _scratch_areas(
+    tile: Tile, g: Geometry, shape: Shape, unit: tuple[int, int], *, has_excess: bool
+) -> _ScratchAreas:
+    """Return the areas of a worker's scratch memory.
+
+    Args:
+        tile: The tile.
+        g: Which pixels of the input a pixel of the result reads.
+        shape: Sizes of source and result.
+        unit: Output rows and columns of a unit.
+        has_excess: Sums of rows are needed.
+    """
+    rows, columns = unit
+    patch = shape.blocks * g.reach(1, rows) * g.reach(2, columns) * shape.pixel
+    # A tile may read up to 64 bytes after the last pixel; their weights are zero.
+    largest_at = faults_at = nbytes = round_up(patch + 64, 64)
+    faults = 0
+    if tile.flavour == "guarded":
+        taps = g.kernel[1] * (1 if shape.width_merged else g.kernel[2])
+        # A quarter of the steps: with more corrections the exact tile is faster (estimate).
+        faults = shape.blocks * taps * shape.inner // 2
+        faults_at = largest_at + round_up(4 * shape.blocks * shape.inner, LINE) + 64
+        nbytes = round_up(faults_at + 16 * faults, 64)
+    row_sums_at = nbytes
+    if has_excess:
+        nbytes = round_up(row_sums_at + 4 * columns, 64)
+    return _ScratchAreas(largest_at, faults_at, faults, row_sums_at, nbytes)
+
+
 def emit_tiles(
     q: QuantizedOperands, tile: Tile, g: Geometry, shape: Shape, weights: Weights,
     sums: Requantization, *, weights_image: int = 0,
@@ -89,20 +137,8 @@ def emit_tiles(
     """
     low = q.low
     rows, columns, part, panels = _cut_tiles(low, tile, g, shape)
-    # A tile may read up to 64 bytes after the last pixel; their weights are zero.
-    patch = shape.blocks * g.reach(1, rows) * g.reach(2, columns) * shape.pixel
-    reach_at = round_up(patch + 64, 64)
-    faults_at = scratch_bytes = reach_at
-    faults = 0
-    if tile.flavour == "guarded":
-        taps = g.kernel[1] * (1 if shape.width_merged else g.kernel[2])
-        # A quarter of the steps: with more corrections the exact tile is faster (estimate).
-        faults = shape.blocks * taps * shape.inner // 2
-        faults_at = reach_at + round_up(4 * shape.blocks * shape.inner, LINE) + 64
-        scratch_bytes = round_up(faults_at + 16 * faults, 64)
-    rows_at = scratch_bytes
-    if weights.excess != 0:
-        scratch_bytes = round_up(rows_at + 4 * columns, 64)
+    areas = _scratch_areas(tile, g, shape, (rows, columns), has_excess=weights.excess != 0)
+    scratch_bytes = areas.nbytes
     # Whether the input has the layout of a patch: no padding of rows, and no sums are needed.
     is_patch = shape.source == "blocked" or (
         shape.source == "rows" and shape.pixel == shape.channels and weights.excess == 0
@@ -120,7 +156,7 @@ def emit_tiles(
         scratch = low.scratch(scratch_bytes, per_worker=True)
         scratch_bytes = scratch.nbytes
     guarded = tile.flavour == "guarded"
-    least, most_value, zero = q.bounds
+    least, most, zero = q.bounds
     arguments = QuantizedProductArguments(
         x=q.x,
         weights=weights.packed,
@@ -133,7 +169,7 @@ def emit_tiles(
         **g.arguments(),
         tile=_tile_kernel(tile.flavour, tile, q),
         low=least,
-        high=most_value,
+        high=most,
         y_zero=zero,
         x_zero=zero_point_argument(low, q.x_zero, q.x.dtype),
         unit_rows=rows,
@@ -154,13 +190,13 @@ def emit_tiles(
         width_merged=int(shape.width_merged),
         weight_sums=sums.weight_sums,
         excess=weights.excess,
-        row_sums_at=rows_at,
+        row_sums_at=areas.row_sums_at,
         weights_image=weights_image,
         quads_tile=_tile_kernel("quads", tile, q) if guarded else 0,
         bounds=weights.bounds,
-        largest_at=reach_at,
-        faults_at=faults_at,
-        most_faults=faults,
+        largest_at=areas.largest_at,
+        faults_at=areas.faults_at,
+        most_faults=areas.most_faults,
     )
     boxes = -(-g.target[1] // rows) * -(-g.target[2] // columns)
     count = g.images * g.groups * boxes * -(-panels // part)

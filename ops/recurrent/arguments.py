@@ -1,4 +1,4 @@
-"""Arguments of the kernel that runs LSTM, GRU and RNN along sequences, and what it lays out."""
+"""Arguments of the kernel that runs LSTM, GRU and RNN along sequences, and sizes of its memory."""
 
 from __future__ import annotations
 

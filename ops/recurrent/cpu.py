@@ -391,17 +391,17 @@ def emit_steps(low: Lowering, c: Cells, of: Tiles, rows: int, r: Recurrence) -> 
         c: The cell.
         of: The tile of its recurrence.
         rows: Sequences of a unit.
-        r: What the steps read.
+        r: The operands of the steps.
     """
     steps, batch, _, hidden, directions = c.sizes
     int8 = {"weights": "int8"} if r.columns is not None else {}
-    together = len(set(c.activations)) == 1
-    count = directions if together else 1
+    one_launch = len(set(c.activations)) == 1
+    count = directions if one_launch else 1
     units = count * -(-batch // rows)
     flops = 2 * count * steps * batch * c.gates * hidden * hidden
     moved = c.r.nbytes // directions * count * steps
     arguments = _arguments(low, c, of, rows, r)
-    for first in range(1 if together else directions):
+    for first in range(1 if one_launch else directions):
         own = c.activations[first]
         kernel = Kernel(
             "subgraph.ops.recurrent.kernels",

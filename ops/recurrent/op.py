@@ -235,6 +235,7 @@ def activations(
 
 
 def _activation(name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
+    """Return an activation, which takes its alpha and beta from the iterators."""
     known = _ACTIVATIONS.get(name.lower())
     if known is None:
         raise UnsupportedOpError(

@@ -93,8 +93,8 @@ def _launch(
         memory: Elements of each dtype of a work-group's scratch buffer.
     """
     steps, batch, _, hidden, directions = c.sizes
-    together = len(set(c.activations)) == 1
-    count = directions if together else 1
+    one_launch = len(set(c.activations)) == 1
+    count = directions if one_launch else 1
     group, block = (_GROUP_ITEMS, 1) if low.traits.is_gpu else (1, _BLOCK_COLUMNS)
     scratch = [temporary(low, dtype, (count * groups * each,)) for dtype, each in memory.items()]
     outputs = dict(enumerate(low.outputs))
@@ -113,7 +113,7 @@ def _launch(
     defines |= {"QUANTIZED": int(name == "quantized_cells")}
     # The kernel does not read an omitted operand: any buffer stands for it.
     buffers: list[Argument] = [*given, *(of or scratch[0] for of in optional.values()), *scratch]
-    for first in range(1 if together else directions):
+    for first in range(1 if one_launch else directions):
         own = c.activations[first]
         texts = [_ACTIVATIONS[key] for key in own.names]
         for key, made in zip("FGH", (*texts, *texts, *texts), strict=False):

@@ -1,1 +1,1 @@
-"""Reductions, running sums and places of extremes."""
+"""Reductions, ArgMax and ArgMin, running sums and products."""

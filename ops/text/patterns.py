@@ -110,6 +110,7 @@ class _Parser:
         return ("alternatives", ways) if len(ways) > 1 else ways[0]
 
     def _sequence(self) -> _Part:
+        """Return the parts up to ``|``, ``)`` or the end; quoted characters are literal."""
         parts: list[_Part] = []
         while self._position < len(self._text) and not self._peek("|", ")"):
             if self._take("\\Q"):
@@ -123,6 +124,7 @@ class _Parser:
         return ("sequence", parts)
 
     def _repeated(self, part: _Part) -> _Part:
+        """Return a part with the repetition that follows it, if there is one."""
         if part == ("sequence", []) and self._peek("*", "+", "?"):
             raise _PatternError("nothing to repeat")
         again = False
@@ -159,6 +161,7 @@ class _Parser:
         return int(first), most
 
     def _atom(self) -> _Part:
+        """Return the next part without its repetition."""
         sign = self._next()
         match sign:
             case "(":
@@ -193,6 +196,7 @@ class _Parser:
         return lambda c: any(test(form) for form in _forms(c))
 
     def _group(self) -> _Part:
+        """Return a group, whose parenthesis was read."""
         outside = self._flags
         if self._take("?P<", "?<"):
             if self._peek("=", "!") or not self._take_until(">").replace("_", "a").isalnum():
@@ -335,6 +339,7 @@ class _Automaton:
                 raise AssertionError(part)
 
     def _repeat(self, inner: _Part, least: int, most: int | None, following: int) -> int:
+        """Return the first state of ``least`` to ``most`` copies of a part; None: any number."""
         if most is None:
             again = self._state(None)
             self._next[again] = [self._part(inner, again), following]
@@ -376,6 +381,7 @@ class _Automaton:
 
 
 def _holds(condition: str, text: str, position: int) -> bool:
+    """Return whether a condition holds before the character at ``position``."""
     before, after = text[position - 1 : position] if position else "", text[position : position + 1]
     match condition:
         case "begin":
