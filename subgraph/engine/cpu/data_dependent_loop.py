@@ -88,7 +88,7 @@ class DataDependentLoop:
         self._wiring = wiring
         self._pairs = [(output, reader) for output, reader in wiring.states if reader is not None]
         self._loop_plans: list[_LoopPlan] = []  # the most recently used first
-        self._plans = self._misfits = self._made = 0
+        self._plans_made = self._misfits = self._iterations_run = 0
         self._refused = False
         self._unfit: set[tuple[tuple[int, ...], ...]] = set()  # shapes that no plan serves
 
@@ -108,7 +108,10 @@ class DataDependentLoop:
         """
         if self._refused:
             raise Declined("no plan can be made in which the body's data decide sizes")
-        if self._misfits > _MISFITS and self._made < _ITERATIONS_PER_MISFIT * self._misfits:
+        if (
+            self._misfits > _MISFITS
+            and self._iterations_run < _ITERATIONS_PER_MISFIT * self._misfits
+        ):
             raise Declined("too few iterations have fitted a plan")
         shapes = tuple([item.shape for item in items])
         if shapes in self._unfit:
@@ -116,7 +119,7 @@ class DataDependentLoop:
         result = self._run_first_fit(items, inputs, limit, first)
         if result is None:
             raise Declined("no plan fits the sizes of this iteration")
-        self._made += result.done - first
+        self._iterations_run += result.done - first
         self._misfits += result.going and result.done != limit
         # If all sizes follow from these shapes, later attempts would fail as well.
         decided = all(
@@ -160,7 +163,7 @@ class DataDependentLoop:
         Raises:
             Declined: Planning failed with symbolic sizes.
         """
-        if self._plans >= _INITIAL_PLANS + self._made // _ITERATIONS_PER_PLAN or any(
+        if self._plans_made >= _INITIAL_PLANS + self._iterations_run // _ITERATIONS_PER_PLAN or any(
             e.is_for(items) for e in self._loop_plans
         ):
             return None
@@ -168,7 +171,7 @@ class DataDependentLoop:
         region = self._session.region
         types = [TensorType(dtype_of(item), item.shape) for item in items]
         values = _values(region, items)
-        self._plans += 1
+        self._plans_made += 1
         try:
             plan = make_data_dependent_plan(
                 region.fused, types, region.options.plan, region.weights, values, self._pairs

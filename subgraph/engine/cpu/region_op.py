@@ -99,9 +99,9 @@ class CpuSubgraphOp(RegionOp):
             guards: Versions of the parameters on whose content the fusion depends.
             dry_run: The dry run of the fused graph.
         """
-        ends = [[v.name for v in g.inputs if v.parameter is None] for g in (fused, self.subgraph)]
+        inputs = [[v.name for v in g.inputs if v.parameter is None] for g in (fused, self.subgraph)]
         outputs = [[v.name for v in g.outputs] for g in (fused, self.subgraph)]
-        if ends[0] == ends[1] and outputs[0] == outputs[1]:
+        if inputs[0] == inputs[1] and outputs[0] == outputs[1]:
             with self._lock:
                 self._fused = fused, Versions(guards)
                 self._dry_run.adopt(dry_run)

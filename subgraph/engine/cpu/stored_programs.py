@@ -48,7 +48,7 @@ class StoredPrograms:
             return None
         for program in self._programs:
             if program.fits(request.inputs):
-                if program.holds(request.snapshot):
+                if program.is_current(request.snapshot):
                     return program
                 self._programs = [each for each in self._programs if each is not program]
                 raise Declined("weights have changed since the file was written")

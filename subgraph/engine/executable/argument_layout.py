@@ -161,12 +161,12 @@ def make_argument_layout(
             breaks.append(len(steps))
     if guard_pages.MODE and steps:
         builder.words += [0] * (guard_pages.block_begin(len(builder.words), 0) - len(builder.words))
-    given = [(k, operand) for k, operand in enumerate(plan.inputs) if operand is not None]
+    inputs = [(k, operand) for k, operand in enumerate(plan.inputs) if operand is not None]
     return ArgumentLayout(
         as_array(builder.words),
         builder.arena.build(as_array),
         plan.arena_bytes,
-        tuple(_port(k, operand, builder.inputs, as_array) for k, operand in given),
+        tuple(_port(k, operand, builder.inputs, as_array) for k, operand in inputs),
         tuple(_port(k, o, builder.outputs, as_array) for k, o in enumerate(plan.outputs)),
         builder.weight_patches(as_array),
         tuple((kernel, patch.build(as_array)) for kernel, patch in builder.kernels.items()),
@@ -267,9 +267,9 @@ class _LayoutBuilder:
         assert storage is not None, "an operand of a step has storage"
         root, offset = storage.root()
         offset += argument.offset if isinstance(argument, Operand) else 0
-        self._located(root, offset, argument)
+        self._append_location(root, offset, argument)
 
-    def _located(self, root: Storage, offset: int, argument: Operand | Scratch) -> None:
+    def _append_location(self, root: Storage, offset: int, argument: Operand | Scratch) -> None:
         if root.kind == "arena":
             self._point_into(self.arena, self.plan.offsets[root] + offset)
         elif root.kind == "input":

@@ -65,7 +65,7 @@ class StoredProgram:
             item.shape == port.shape and dtype_of(item) == port.dtype for port, item in pairs
         )
 
-    def holds(self, snapshot: Snapshot) -> bool:
+    def is_current(self, snapshot: Snapshot) -> bool:
         """Return whether its weights were computed from the parameters as in a snapshot."""
         for parameter, version in self.versions.items():
             state = snapshot.states.get(parameter)

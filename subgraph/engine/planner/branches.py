@@ -97,17 +97,18 @@ def _plan_taken(planner: PlanInProgress, node: Node, taken: bool) -> None:
     except UnknownShapeError as error:
         raise UnplannedBranchError(node, error.inputs, str(error)) from error
     for outer, value in zip(node.outputs, body.outputs, strict=True):
-        _stand_for(planner, outer, value)
+        _alias_value(planner, outer, value)
 
 
 def _plan_nodes(planner: PlanInProgress, body: Graph, captured: Sequence[Value]) -> None:
     for inner, outer in zip(body.captures, captured, strict=True):
-        _stand_for(planner, inner, outer)
+        _alias_value(planner, inner, outer)
     for node in body.nodes:
         planner.add(node)
 
 
-def _stand_for(planner: PlanInProgress, new: Value, known: Value) -> None:
+def _alias_value(planner: PlanInProgress, new: Value, known: Value) -> None:
+    """Make a value the same as one that is planned, of an outer or inner graph."""
     planner.operands[new] = planner.operand(known)
     if known in planner.known_elements:
         planner.known_elements[new] = planner.known_elements[known]
@@ -132,8 +133,9 @@ class _Branch:
             slots: Operands of the results; the first branch adds them.
         """
         begin = len(self._items)
-        words = (self._condition, int(self._when), 0)
-        step = EmittedStep(self._node, BRANCH, words, 1, BRANCH_GRAIN, 0, 0)
+        # `abi.BRANCH_CONDITION` and the words after it; the step writes the last one.
+        arguments = (self._condition, int(self._when), 0)
+        step = EmittedStep(self._node, BRANCH, arguments, 1, BRANCH_GRAIN, 0, 0)
         self._items.append(step)
         shared = self._planner.shared_scratch
         with self._planner.layouts.discarding_conversions():
@@ -147,9 +149,13 @@ class _Branch:
                 pairs = zip(self._node.outputs, results, strict=True)
                 slots += [_slot(value.name, result) for value, result in pairs]
             self._write_results(results, slots, begin)
-        host = next((item for item in self._items[begin:] if isinstance(item, ReferenceStep)), None)
-        if host is not None:
-            reason = f"{host.node.op_type} in a branch is left to the reference: {host.reason}"
+        reference = next(
+            (item for item in self._items[begin:] if isinstance(item, ReferenceStep)), None
+        )
+        if reference is not None:
+            reason = (
+                f"{reference.node.op_type} in a branch is left to the reference: {reference.reason}"
+            )
             raise UnplannedBranchError(self._node, (), reason)
         rows = len(self._items) - begin - 1
         if rows:

@@ -119,18 +119,19 @@ class _DryRunner:
         return DryRun(self.refused, self.types, self.planner if whole else None)
 
     def _node(self, node: Node) -> str:
-        if any(not isinstance(value.type, TensorType | None) for value in _touched(node)):
+        """Plan a node; return why it has no kernel, "" if it has one."""
+        if any(not isinstance(value.type, TensorType | None) for value in _values_of(node)):
             return f"{node.op_type} works on sequences or other values that are no tensors"
-        if any(_is_text(value) for value in _touched(node)):
-            self._forget(node)
+        if any(_is_text(value) for value in _values_of(node)):
+            self._assume_outputs(node)
             return f"{node.op_type} works on strings, which have no kernels"
         branches = is_branching(node) and self.planner.options.lowering.branches
         if (node.captures or node.bodies) and not branches:
-            self._forget(node)
+            self._assume_outputs(node)
             return f"{node.op_type} has nested graphs"
         if any(value in self.unknown for value in node.sources):
-            self._forget(node)
-            return self._by_name(node)
+            self._assume_outputs(node)
+            return self._judge_by_name(node)
         before = len(self.planner.items)
         check_time(f"trying node {node.name!r} ({node.op_type})")
         try:
@@ -139,16 +140,17 @@ class _DryRunner:
             self.complete = False
             # If shapes are assumed, a condition that follows from them only seems unknown.
             found = isinstance(error, UnknownShapeError) and not error.inputs and not self.assumed
-            self._forget(node)
-            return str(error) if found and is_branching(node) else self._by_name(node)
+            self._assume_outputs(node)
+            return str(error) if found and is_branching(node) else self._judge_by_name(node)
         for item in self.planner.items[before:]:
             if isinstance(item, ReferenceStep):
                 return item.reason
         return ""
 
-    def _by_name(self, node: Node) -> str:
+    def _judge_by_name(self, node: Node) -> str:
+        """Return why a node has no kernel, by its operator and dtype; "" if it may have one."""
         if is_branching(node):
-            inside = (self._by_name(inner) for body in node.bodies for inner in body.nodes)
+            inside = (self._judge_by_name(inner) for body in node.bodies for inner in body.nodes)
             return next((reason for reason in inside if reason), "")
         if node.bodies:
             return f"{node.op_type} has nested graphs"
@@ -162,7 +164,7 @@ class _DryRunner:
             return f"{node.op_type} on {dtype} has no kernel"
         return ""
 
-    def _forget(self, node: Node) -> None:
+    def _assume_outputs(self, node: Node) -> None:
         """Take the types of a node's outputs from the graph; without static ones, as unknown."""
         self.assumed = True
         for value in node.outputs:
@@ -173,7 +175,7 @@ class _DryRunner:
                 self.unknown.add(value)
 
 
-def _touched(node: Node) -> Sequence[Value]:
+def _values_of(node: Node) -> Sequence[Value]:
     return (*node.sources, *node.outputs)
 
 

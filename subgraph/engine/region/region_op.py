@@ -99,14 +99,14 @@ class RegionOp(SubgraphOp):
         """The graph that runs, fused for the present parameters."""
         with self._lock:
             if self._fused is None:
-                self._fused = self._fused_before()
+                self._fused = self._rebuild_fused()
             if self._fused is None or not self._fused[1].are_current():
                 graph, guards = self._fuse(self.subgraph)
                 self._fused = graph, Versions(guards)
                 self.resolver.forget()
             return self._fused[0]
 
-    def _fused_before(self) -> tuple[Graph, Versions] | None:
+    def _rebuild_fused(self) -> tuple[Graph, Versions] | None:
         """Return the graph fused as an exported model describes it; None without a description."""
         stored, self._stored_fusion = self._stored_fusion, None
         if stored is None:
@@ -144,7 +144,7 @@ class RegionOp(SubgraphOp):
 
     def by_reference(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the graph before fusion by the reference, because a weight is another array."""
-        self.resolver.note("all strategies", "a weight was given as an array, in this run alone")
+        self.resolver.note("all strategies", "a weight was replaced by another array in this run")
         self.resolver.chosen["reference"] += 1
         return DefaultSubgraphOp(self.subgraph).forward(list(inputs))
 

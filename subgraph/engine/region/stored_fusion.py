@@ -34,9 +34,12 @@ def describe(graph: Graph, fused: Graph) -> Described | None:
     """
     from subgraph.text_form.writer import print_graph
 
-    if graph.captures or not all(_is_plain(v) for n in fused.nodes if n.subgraph for v in _held(n)):
+    attributes = (v for n in fused.nodes if n.subgraph for v in n.attrs.values())
+    if graph.captures or not all(map(_is_plain, attributes)):
         return None
-    entries = [n.name if n.subgraph is None else _described(n, n.subgraph) for n in fused.nodes]
+    entries = [
+        n.name if n.subgraph is None else _describe_fused(n, n.subgraph) for n in fused.nodes
+    ]
     try:
         found = cast(Described, json.loads(json.dumps(entries)))
         again = rebuild(graph, found)
@@ -46,17 +49,14 @@ def describe(graph: Graph, fused: Graph) -> Described | None:
     return found if same and print_graph(again, "none") == print_graph(fused, "none") else None
 
 
-def _held(node: Node) -> Sequence[Any]:
-    return list(node.attrs.values())
-
-
 def _is_plain(value: Any) -> bool:
+    """Return whether JSON can represent an attribute, with lists in place of tuples."""
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in cast(Sequence[Any], value))
     return isinstance(value, _JSON_TYPES)
 
 
-def _described(node: Node, inner: Graph) -> dict[str, Any]:
+def _describe_fused(node: Node, inner: Graph) -> dict[str, Any]:
     return {
         "op": [node.op_type, node.domain, node.version],
         "name": node.name,
@@ -83,9 +83,9 @@ def rebuild(graph: Graph, entries: Described) -> Graph:
         TypeError, ValueError: It is not a description.
     """
     graph = without_default_regions(graph)
-    given = [value for value in graph.inputs if value.parameter is None]
+    inputs = [value for value in graph.inputs if value.parameter is None]
     own = {node.name: node for node in graph.nodes}
-    cutter = Cutter(graph, given)
+    cutter = Cutter(graph, inputs)
     values: dict[Value, Value] = {}
     nodes: list[Node] = []
     for entry in entries:
@@ -93,9 +93,9 @@ def rebuild(graph: Graph, entries: Described) -> Graph:
             nodes.append(copy_node(own.pop(entry), values))
         else:
             members = [own.pop(name) for name in entry["nodes"]]
-            nodes.append(_fused(cutter, members, entry, values))
+            nodes.append(_rebuild_fused(cutter, members, entry, values))
     made = Graph(
-        [copy_value(value, values) for value in given],
+        [copy_value(value, values) for value in inputs],
         [copy_value(value, values) for value in graph.outputs],
         graph.name,
         nodes=nodes,
@@ -108,7 +108,7 @@ def rebuild(graph: Graph, entries: Described) -> Graph:
     return made
 
 
-def _fused(
+def _rebuild_fused(
     cutter: Cutter,
     members: Sequence[Node],
     entry: Mapping[str, Any],

@@ -114,7 +114,7 @@ def test_a_weight_given_as_an_array_is_run_by_the_reference_and_counted() -> Non
     report = region.run_report()
     assert report["chosen"] == {"reference": 1}
     assert report["declined"]["all strategies"] == {
-        "a weight was given as an array, in this run alone": 1
+        "a weight was replaced by another array in this run": 1
     }
 
 
