@@ -5,6 +5,14 @@ address belongs. A `Patch` lists the words that hold addresses in one piece of m
 input, an output, a weight, a kernel) with their offsets in it, as relocations do in an object file.
 All sessions of a region share the layout of a plan, and exported models contain it.
 `subgraph.engine.executable.executable_plan` copies the words for a session and applies the patches.
+
+For example, the layout of ``Softmax(Exp(x))`` with x of float32 ``[2, 1024]``, which is computed in
+the memory of the output::
+
+    words    2048 2048 1 1 1 1 0 0 0 0 (to the next cache line: 0 0 0 0 0 0) 0 0 1024 1
+    steps    Exp: first word 0, 1 unit, grain 4; Softmax: first word 16, 2 units, grain 4
+    inputs   x, 8192 bytes: patch of word 6, offset 0
+    outputs  8192 bytes: patch of words 8, 16 and 17, offsets 0
 """
 
 from __future__ import annotations

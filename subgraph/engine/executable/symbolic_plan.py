@@ -8,8 +8,11 @@ depends.
 
 A `SymbolicPlan` is the argument layout of that plan, in which every symbolic number refers to one
 entry of an array: the *numbers* of the plan. One generated Python function checks the guards and
-computes the numbers for other dimensions. They make a `PlanInstance`, which an executable plan can
-be bound to. Only the memory plan is made again for other sizes, or one that is large enough reused.
+computes the numbers for other dimensions; a `PlanInstance` consists of the symbolic plan and these
+numbers. Only the memory plan is made again for other sizes, unless an earlier one has enough room.
+
+In the example of `subgraph.engine.executable.argument_layout` with x of ``[n, 1024]``, words 0 and
+1 become ``1024 n``, Softmax has ``n`` units, and input and output have ``4096 n`` bytes.
 """
 
 from __future__ import annotations
