@@ -230,10 +230,10 @@ def _scatter_elements(node: Node, inputs: Sequence[Any]) -> Array | None:
         return None
     if index.ndim != data.ndim:
         return None
-    places = list(np.ix_(*(range(size) for size in index.shape)))
-    places[int(node.attrs.get("axis", 0))] = index
+    index_arrays = list(np.ix_(*(range(size) for size in index.shape)))
+    index_arrays[int(node.attrs.get("axis", 0))] = index
     result: Array = data.copy()
-    result[tuple(places)] = updates
+    result[tuple(index_arrays)] = updates
     return result
 
 

@@ -274,8 +274,8 @@ def _slice(
     for k in range(len(starts)):
         axis = k if axes is None else int(axes[k])
         step = 1 if steps is None else int(steps[k])
-        places = slice_range(data.shape[axis], starts[k], ends[k], step)
-        data = np.take(data, list(places), axis)
+        selected = slice_range(data.shape[axis], starts[k], ends[k], step)
+        data = np.take(data, list(selected), axis)
     return data
 
 

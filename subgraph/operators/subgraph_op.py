@@ -87,13 +87,13 @@ class IterationsResult:
         states: The last states, in the order of `Wiring.states`.
         scans: Each scan output, stacked over the iterations.
         done: The number of the next iteration.
-        going: Whether the condition was true after the last iteration.
+        continues: Whether the condition was true after the last iteration.
     """
 
     states: list[Array]
     scans: list[Array]
     done: int
-    going: bool
+    continues: bool
 
 
 @attrs.frozen

@@ -189,9 +189,9 @@ class _Loop:
             items = [np.array(number, np.int64), true, *carried, *captures]
             many = None if run_iterations is None else run_iterations(items, limit, number)
             if many is not None and many.done > number:
-                if number == 0 and (many.done == limit or not many.going):
+                if number == 0 and (many.done == limit or not many.continues):
                     return many.states + many.scans
-                carried, going = many.states, many.going
+                carried, going = many.states, many.continues
                 for rows in zip(*many.scans, strict=True):
                     held = self._append(rows, scans, held, many.done)
                 number = many.done

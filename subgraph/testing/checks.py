@@ -222,7 +222,7 @@ class _PropertyTest:
         Raises:
             PartitionError: always.
         """
-        said = [error]
+        errors = [error]
 
         def fails(candidate: Graph) -> bool:
             if not runs(candidate):
@@ -230,9 +230,9 @@ class _PropertyTest:
             try:
                 self.attempt(candidate)
             except Exception as found:
-                if type(found) is not type(said[-1]):
+                if type(found) is not type(errors[-1]):
                     return False
-                said.append(found)
+                errors.append(found)
                 return True
             return False
 
@@ -241,8 +241,8 @@ class _PropertyTest:
         where = "" if self._device == "REFERENCE" else f", device={self._device!r}"
         test = as_test(small, self.prop, f"{where}, rtol={self._rtol}, atol={self._atol}{given}")
         raise PartitionError(
-            f"property {self._name} fails: {said[-1]}\non the graph\n{small}\nas a test\n{test}"
-        ) from said[-1]
+            f"property {self._name} fails: {errors[-1]}\non the graph\n{small}\nas a test\n{test}"
+        ) from errors[-1]
 
     def check_coverage(self) -> None:
         """Raise if the check has tested nothing of the property.

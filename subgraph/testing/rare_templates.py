@@ -307,13 +307,13 @@ def _indexed(draw: Draw, pool: Pool, name: str) -> Any:
         return make(name, x, pool.constant(pool.rng.integers(-size, size, shape)), axis=axis)
     depth = draw_int(draw, 1, rank)
     count = draw_int(draw, 1, 3)
-    places = np.stack([pool.rng.integers(-d, d, count) for d in shape[:depth]], -1)
+    positions = np.stack([pool.rng.integers(-d, d, count) for d in shape[:depth]], -1)
     if name == "GatherND":
-        return make(name, x, pool.constant(places))
+        return make(name, x, pool.constant(positions))
     how = draw(st.sampled_from(["add", "max", "min"]))
     if name == "ScatterND":
         updates = pool.constant(pool.rng.integers(-3, 4, (count, *shape[depth:])), dtype(x))
-        return make(name, x, pool.constant(places), updates, reduction=how)
+        return make(name, x, pool.constant(positions), updates, reduction=how)
     updates = pool.constant(pool.rng.integers(-3, 4, shape), dtype(x))
     indices = pool.constant(pool.rng.integers(-size, size, shape))
     return make(name, x, indices, updates, axis=axis, reduction=how)

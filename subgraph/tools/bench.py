@@ -87,7 +87,7 @@ class _Worker:
         )
         self.ready = self._read()
 
-    def ask(self, **command: Any) -> dict[str, Any]:
+    def send(self, **command: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
@@ -98,8 +98,10 @@ class _Worker:
         line = self._process.stdout.readline()
         if not line:
             assert self._process.stderr is not None
-            said = self._process.stderr.read().strip().splitlines()[-3:]
-            raise DeviceError(f"the benchmark's runner {self.runner!r} stopped: {' / '.join(said)}")
+            output = self._process.stderr.read().strip().splitlines()[-3:]
+            raise DeviceError(
+                f"the benchmark's runner {self.runner!r} stopped: {' / '.join(output)}"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -155,9 +157,9 @@ def measure(
         workers: list[_Worker] = []
         try:
             for name in ("subgraph", *peers):
-                workers.append(_started(name, model, threads, inputs))
+                workers.append(_start_worker(name, model, threads, inputs))
             results = [_results(worker, Path(folder)) for worker in workers]
-            samples = _take_turns(workers, rounds, seconds)
+            samples = _interleaved_samples(workers, rounds, seconds)
         finally:
             for worker in workers:
                 worker.close()
@@ -168,7 +170,7 @@ def measure(
     ]
 
 
-def _started(name: str, model: Path, threads: int, inputs: Path) -> _Worker:
+def _start_worker(name: str, model: Path, threads: int, inputs: Path) -> _Worker:
     if name != "onnxruntime":
         return _Worker(name, model, threads, inputs)
     chooser = _Worker("best_level", model, threads, inputs)
@@ -178,22 +180,22 @@ def _started(name: str, model: Path, threads: int, inputs: Path) -> _Worker:
 
 def _results(worker: _Worker, folder: Path) -> list[Array]:
     path = folder / f"{worker.runner}.npz"
-    worker.ask(save=str(path))
+    worker.send(save=str(path))
     with np.load(path) as held:
         return [held[key] for key in held]
 
 
-def _take_turns(
+def _interleaved_samples(
     workers: Sequence[_Worker], rounds: int, seconds: float
 ) -> list[list[tuple[float, float]]]:
-    once = [float(np.median([s for s, _ in w.ask(run=3, inner=1)["samples"]])) for w in workers]
+    once = [float(np.median([s for s, _ in w.send(run=3, inner=1)["samples"]])) for w in workers]
     samples: list[list[tuple[float, float]]] = [[] for _ in workers]
     for _ in range(rounds):
         for worker, time, taken in zip(workers, once, samples, strict=True):
             # At least 0.5 ms a sample, similar to the calibration (about 1 ms).
             inner = max(1, int(5e-4 / time))
             count = max(1, int(seconds / rounds / (time * inner + 1e-3)))
-            taken += worker.ask(run=min(count, 50), inner=inner)["samples"]
+            taken += worker.send(run=min(count, 50), inner=inner)["samples"]
     return samples
 
 

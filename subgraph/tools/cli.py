@@ -35,12 +35,12 @@ from subgraph.tools.cli_inputs import (
     parse_config,
 )
 from subgraph.tools.cli_measure import bench, profile, warmup
-from subgraph.tools.cli_output import Output, Row, drop_output, op_name, ready_streams
+from subgraph.tools.cli_output import Output, Row, discard_output, op_name, prepare_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with ``argv`` (None: the process's arguments); return the exit status."""
-    ready_streams()
+    prepare_streams()
     args = _parser().parse_args(argv)
     try:
         for script in getattr(args, "imports", None) or ():
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return 0
     except BrokenPipeError:  # the reader of the output has closed it, as head does
-        drop_output()
+        discard_output()
         return 0
     except KeyboardInterrupt:
         print("subgraph: interrupted", file=sys.stderr)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"error": message}))
         sys.stdout.flush()
     except OSError:
-        drop_output()
+        discard_output()
     return 1
 
 

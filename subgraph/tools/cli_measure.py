@@ -34,7 +34,7 @@ def profile(args: argparse.Namespace) -> None:
 
     With --devices or --output: the time of each node, and of transfers, on each device.
     """
-    from subgraph.tools.profiling import Limits, cores_of, profile_model, write_trace
+    from subgraph.tools.profiling import Limits, core_limit, profile_model, write_trace
 
     if args.devices or args.output is not None:
         _profile_nodes(args)
@@ -45,10 +45,10 @@ def profile(args: argparse.Namespace) -> None:
         model = compiled_model(args)
         arrays = input_arrays(model.inputs, args.input, parse_assignments(args.dim), args.seed)
     with out.progress("measuring"):
-        cores = cores_of(model)
+        cores = core_limit(model)
         limits = Limits.measure(cores)
         entries = profile_model(model, arrays, args.repeat)
-        limits = limits.or_better(Limits.measure(cores))
+        limits = limits.maximum(Limits.measure(cores))
     total = sum(entry.seconds for entry in entries)
     shown = sorted(entries, key=lambda entry: -entry.seconds)[: args.top]
     rows = [limits.row(entry, total) for entry in shown]

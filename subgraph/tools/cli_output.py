@@ -17,7 +17,7 @@ from subgraph.graph.graph import Node
 Row = dict[str, Any]
 
 
-def ready_streams() -> None:
+def prepare_streams() -> None:
     """Make standard streams escape characters outside their encoding, and accept text if closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -27,7 +27,7 @@ def ready_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def drop_output() -> None:
+def discard_output() -> None:
     """Redirect standard output to the null device, so that Python's flush at exit succeeds."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

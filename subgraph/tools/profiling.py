@@ -24,7 +24,7 @@ _COPIES = (1 << 17, 1 << 20, 1 << 23, 1 << 27)
 """The bytes that copies touch whose speed is measured: from a core's own caches to memory."""
 
 
-def cores_of(model: CompiledModel) -> int:
+def core_limit(model: CompiledModel) -> int:
     """Return the number of cores that a run of a model may use."""
     supported: Sequence[str] = model.get_property("SUPPORTED_PROPERTIES")
     asked = "INFERENCE_NUM_THREADS"
@@ -73,7 +73,7 @@ class Limits:
         """Return the limits of ``cores`` threads; measuring takes some tenths of a second."""
         return cls(_at_once(peak_flops, cores), {n: copy_bandwidth(n, cores) for n in _COPIES})
 
-    def or_better(self, other: Limits) -> Limits:
+    def maximum(self, other: Limits) -> Limits:
         """Return the larger value of each limit, as other processes can only lower them."""
         fastest = {n: max(rate, other.bytes[n]) for n, rate in self.bytes.items()}
         return Limits(max(self.flops, other.flops), fastest)

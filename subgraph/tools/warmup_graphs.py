@@ -130,8 +130,8 @@ def _narrow() -> Graph:
     short = ops.AveragePool(h, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
     for stride in (2, 1):
         inner = ops.Relu(ops.Conv(h, w(24, _shape(h)[1] // 4, 1, 1), group=4))
-        turned = ops.Reshape(inner, np.array([1, 4, 6, *_shape(inner)[2:]]))
-        mixed = ops.Reshape(ops.Transpose(turned, perm=[0, 2, 1, 3, 4]), np.array(_shape(inner)))
+        grouped = ops.Reshape(inner, np.array([1, 4, 6, *_shape(inner)[2:]]))
+        mixed = ops.Reshape(ops.Transpose(grouped, perm=[0, 2, 1, 3, 4]), np.array(_shape(inner)))
         h = ops.Conv(_padded(mixed, w(24, 1, 3, 3), stride, group=24), w(24, 6, 1, 1), group=4)
         h = ops.Relu(ops.Concat(short, h, axis=1)) if stride == 2 else ops.Relu(h)
     return Graph([x], [ops.Flatten(ops.GlobalAveragePool(h))])
@@ -164,7 +164,7 @@ def _mobile(activation: Activation) -> Graph:
     return Graph([x], [ops.Gemm(activation(ops.Gemm(h, w(64, 48), w(48))), w(48, 10), w(10))])
 
 
-def _lines_and_volumes() -> Graph:
+def _one_and_three_dimensions() -> Graph:
     w, x = _Weights(), sg.input("sound", (1, 1, 512))
     h = _gelu(ops.Conv(x, w(32, 1, 10), strides=[5]))
     h = ops.Relu(_padded(h, w(32, 32, 3), 2))
@@ -179,7 +179,7 @@ def _lines_and_volumes() -> Graph:
     return Graph([x, speech, video], [h, *deep, v])
 
 
-def _upwards() -> Graph:
+def _upsampling() -> Graph:
     w, x = _Weights(), sg.input("image", (1, 64, 16, 16))
     grown = ops.ConvTranspose(x, w(64, 32, 2, 2), strides=[2, 2])
     scales = np.array([1, 1, 2, 2], np.float32)
@@ -203,14 +203,14 @@ def _norms() -> Graph:
     return Graph([x], outputs)
 
 
-def _heads(x: Any, w: _Weights, heads: int) -> Any:
+def _split_heads(x: Any, w: _Weights, heads: int) -> Any:
     width = _shape(x)[2]
     flat = ops.Add(ops.MatMul(x, w(width, width)), w(width))
     split = ops.Reshape(flat, np.array([1, -1, heads, width // heads], np.int64))
     return ops.Transpose(split, perm=[0, 2, 1, 3])
 
 
-def _mixed(q: Any, k: Any, v: Any, w: _Weights, mask: Any = None) -> Any:
+def _attention(q: Any, k: Any, v: Any, w: _Weights, mask: Any = None) -> Any:
     scores = ops.Mul(ops.MatMul(q, ops.Transpose(k, perm=[0, 1, 3, 2])), np.float32(0.25))
     scores = scores if mask is None else ops.Add(scores, mask)
     width = _shape(q)[1] * _shape(q)[3]
@@ -225,8 +225,8 @@ def _encoder(width: int = 64) -> Graph:
     kinds: list[tuple[Activation, Any]] = [(_gelu, mask), (ops.Gelu, None), (ops.Relu, None)]
     kinds.append((partial(ops.Gelu, approximate="tanh"), None))
     for activation, hidden in kinds:
-        q, k, v = (_heads(h, w, 4) for _ in range(3))
-        mixed = _mixed(q, k, v, w, hidden)
+        q, k, v = (_split_heads(h, w, 4) for _ in range(3))
+        mixed = _attention(q, k, v, w, hidden)
         h = ops.LayerNormalization(ops.Add(h, mixed), w(width), w(width))
         inner = activation(ops.Add(ops.MatMul(h, w(width, 256)), w(256)))
         h = ops.Add(h, ops.Add(ops.MatMul(inner, w(256, width)), w(width)))
@@ -243,13 +243,13 @@ def _decoder(width: int = 64, heads: int = 4) -> Graph:
     w, x = _Weights(), sg.input("x", (1, 1, width))
     past = [sg.input(name, (1, heads, 8, width // heads)) for name in ("keys", "values")]
     h = ops.RMSNormalization(x, w(width))
-    q, k, v = (_heads(h, w, heads) for _ in range(3))
+    q, k, v = (_split_heads(h, w, heads) for _ in range(3))
     angles = ops.Range(np.float32(0), np.float32(width // heads), np.float32(1))
     low, high = ops.Split(k, num_outputs=2, axis=-1)
-    turned = ops.Concat(ops.Neg(high), low, axis=-1)
-    k = ops.Add(ops.Mul(k, ops.Cos(angles)), ops.Mul(turned, ops.Sin(angles)))
+    rotated = ops.Concat(ops.Neg(high), low, axis=-1)
+    k = ops.Add(ops.Mul(k, ops.Cos(angles)), ops.Mul(rotated, ops.Sin(angles)))
     keys, values = ops.Concat(past[0], k, axis=2), ops.Concat(past[1], v, axis=2)
-    h = ops.Add(x, _mixed(q, keys, values, w))
+    h = ops.Add(x, _attention(q, keys, values, w))
     h = ops.RMSNormalization(h, w(width))
     inner = ops.Mul(_silu(ops.MatMul(h, w(width, 128))), ops.MatMul(h, w(width, 128)))
     h = ops.Add(h, ops.MatMul(inner, w(128, width)))
@@ -262,16 +262,21 @@ def _indices() -> Graph:
     x = ops.Add(ops.Gather(w(100, 32), ids), ops.Gather(w(100, 32), allowed))
     seen = ops.Cast(ops.Unsqueeze(allowed, [1, 2]), to="bool")
     causal = np.tril(np.ones((16, 16), bool))
-    kept = ops.And(seen, causal)
+    visible = ops.And(seen, causal)
     zero, least = np.float32(0), np.float32(-3e38)
     hidden = ops.Mul(ops.Sub(np.float32(1), ops.Cast(allowed, to="float32")), least)
     padding, true = np.int64(1), np.array(True)
-    told = ops.Cast(ops.Not(ops.Equal(ids, padding)), to="int32")
-    places = ops.Mul(ops.CumSum(told, np.int64(1)), told)
+    is_token = ops.Cast(ops.Not(ops.Equal(ids, padding)), to="int32")
+    positions = ops.Mul(ops.CumSum(is_token, np.int64(1)), is_token)
     outputs = [ops.Where(ops.And(true, seen), zero, least), ops.Gather(seen, ids, axis=3)]
-    outputs += [ops.GatherND(seen, np.zeros((1, 16, 4), np.int64)), ops.And(true, kept)]
+    outputs += [ops.GatherND(seen, np.zeros((1, 16, 4), np.int64)), ops.And(true, visible)]
     outputs += [ops.Where(ops.Equal(ids, padding), np.int64(0), ids)]
-    outputs += [x, ops.Where(kept, zero, least), hidden, ops.Add(ops.Cast(places, to="int64"), 1)]
+    outputs += [
+        x,
+        ops.Where(visible, zero, least),
+        hidden,
+        ops.Add(ops.Cast(positions, to="int64"), 1),
+    ]
     outputs += [ops.Cast(ids, to=to) for to in ("int32", "float32", "bool")]
     outputs += [ops.Greater(ids, padding), ops.Less(ids, padding), ops.Mul(ids, allowed)]
     outputs += [ops.CumSum(ids, np.int64(1)), ops.GatherElements(ids, allowed, axis=1)]
@@ -291,12 +296,12 @@ def _recurrent() -> Graph:
 
 def _loops() -> Graph:
     """Return a Loop whose number of iterations is an input, so that it cannot be unrolled."""
-    turns, x = sg.input("turns", (), "int64"), sg.input("x", (1, 32))
-    number, going = sg.input("number", (), "int64"), sg.input("going", (), "bool")
+    count, x = sg.input("count", (), "int64"), sg.input("x", (1, 32))
+    number, condition = sg.input("number", (), "int64"), sg.input("condition", (), "bool")
     state = sg.input("state", (1, 32))
     stepped = ops.Add(ops.Tanh(state), ops.Cast(number, to="float32"))
-    body = Graph([number, going, state], [ops.Identity(going), stepped, ops.Relu(state)])
-    return Graph([turns, x], list(ops.Loop(ops.Add(turns, 1), None, x, body=body)))
+    body = Graph([number, condition, state], [ops.Identity(condition), stepped, ops.Relu(state)])
+    return Graph([count, x], list(ops.Loop(ops.Add(count, 1), None, x, body=body)))
 
 
 def _perceptron() -> Graph:
@@ -338,7 +343,10 @@ def _elementwise() -> Graph:
     outputs += [ops.Mul(column, a), ops.Add(ops.Mul(column, a), b), ops.Add(ops.Mul(row, a), b)]
     outputs += [ops.Add(ops.Relu(a), b), ops.Mul(ops.Relu(a), b)]
     outputs += [ops.Relu(ops.Add(ops.Add(a, b), c)), ops.Add(ops.Add(a, b), c)]
-    outputs += [ops.Add(ops.Mul(a, b), ops.Mul(c, d)), ops.Add(ops.Mul(a, b), c)]  # turned pairs
+    outputs += [
+        ops.Add(ops.Mul(a, b), ops.Mul(c, d)),
+        ops.Add(ops.Mul(a, b), c),
+    ]  # as in rotary embeddings
     scaled = ops.Mul(a, np.float32(2))
     outputs += [ops.Add(b, scaled), ops.Relu(ops.Add(scaled, b))]
     outputs += [ops.Where(ops.Greater(a, b), a, b), ops.Expand(column, np.array([1, 4, 32]))]
@@ -386,8 +394,8 @@ FAMILIES: dict[str, Callable[[], Graph]] = {
     "first convolutions": _stems,
     "narrow convolutions": _narrow,
     "large convolutions and products": _large,
-    "convolutions of one and three dimensions": _lines_and_volumes,
-    "decoders of images": _upwards,
+    "convolutions of one and three dimensions": _one_and_three_dimensions,
+    "decoders of images": _upsampling,
     "normalisations": _norms,
     "transformer encoders": _encoder,
     "transformer decoders": _decoder,

@@ -16,7 +16,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system.host import core_count
-from subgraph.tools.profiling import Limits, cores_of, profile_model, write_trace
+from subgraph.tools.profiling import Limits, core_limit, profile_model, write_trace
 
 
 def entry(seconds: float, moved: int = 0, flops: int = 0) -> ProfileEntry:
@@ -35,7 +35,7 @@ def test_a_step_stands_beside_what_binds_it() -> None:
 
 def test_the_better_of_two_measurements_counts() -> None:
     one, two = Limits(3.0, {8: 1.0, 16: 5.0}), Limits(2.0, {8: 4.0, 16: 2.0})
-    assert one.or_better(two) == two.or_better(one) == Limits(3.0, {8: 4.0, 16: 5.0})
+    assert one.maximum(two) == two.maximum(one) == Limits(3.0, {8: 4.0, 16: 5.0})
 
 
 def test_limits_are_measured_on_all_cores_at_once() -> None:
@@ -52,7 +52,7 @@ def test_cores_are_those_a_model_may_use(device: str, asked: int) -> None:
     x = sg.input("x", (2, 3))
     config = {"INFERENCE_NUM_THREADS": asked} if asked else {}
     model = sg.compile_model(sg.Graph([x], [ops.Relu(x)]), device, config)
-    assert cores_of(model) == (asked or core_count())
+    assert core_limit(model) == (asked or core_count())
 
 
 def test_a_loop_is_of_the_device_that_makes_its_turns() -> None:

@@ -115,12 +115,12 @@ class DataDependentLoop:
             raise Declined("too few iterations have fitted a plan")
         shapes = tuple([item.shape for item in items])
         if shapes in self._unfit:
-            return IterationsResult([], [], first, going=True)
+            return IterationsResult([], [], first, continues=True)
         result = self._run_first_fit(items, inputs, limit, first)
         if result is None:
             raise Declined("no plan fits the sizes of this iteration")
         self._iterations_run += result.done - first
-        self._misfits += result.going and result.done != limit
+        self._misfits += result.continues and result.done != limit
         # If all sizes follow from these shapes, later attempts would fail as well.
         decided = all(
             each.plan.growing_axes and len(each.plan.read_counts) == 1 for each in self._loop_plans
