@@ -329,7 +329,7 @@ def _generic(job: Job) -> None:
     )
     units = g.images * g.groups * -(-g.pixels // part)
     low.emit(
-        Kernel("subgraph.ops.conv.kernels", "generic", **of.variant),
+        Kernel("subgraph.ops.conv.generic_kernels", "generic", **of.variant),
         arguments,
         units,
         grain=grain(units, g.flops),

@@ -1,4 +1,4 @@
-"""Direct convolution kernels over contraction tiles: blocked layout, first layer, plain layout.
+"""The direct convolution kernel over contraction tiles: from the blocked or plain layout to blocks.
 
 Blocked activations are ``[N][C / lanes][D][H][W][lanes]``. The last block is padded with channels
 that must hold finite values, since their weights are zero. In 1-D and 2-D convolutions the missing
@@ -17,13 +17,11 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
-from subgraph.engine.codegen.simd import call_kernel, ld, ld_i64, st, vec
+from subgraph.engine.codegen.simd import call_kernel, ld_i64
 from subgraph.engine.codegen.tile import rows_of
-from subgraph.engine.codegen.tiling import (
-    TileBlock,
-)
+from subgraph.engine.codegen.tiling import TileBlock
 
-from .arguments import DirectArguments, GenericArguments
+from .arguments import DirectArguments
 from .copy_kernels import Box, pixel_gatherer, strip_copier
 
 _NEAR = 8  # tiles whose sums fit in the L1 cache until their activation (estimate)
@@ -49,220 +47,11 @@ def direct(
     item_b = 2 if weights == "bfloat16" else item
     pixel = item if plain else lanes * item
     step = 1 if plain else lanes
-    copy_strip = strip_copier(dtype, lanes, plain)
-    gather = pixel_gatherer(dtype, lanes, plain)
-
-    @register_jitable
-    def set_loops(
-        a: DirectArguments, t: TileBlock, row: int, plane: int, volume: int, tap: int, partial: bool
-    ) -> None:
-        """Set the tile arguments that all tiles of a segment share: loops over K and strides.
-
-        ``row``, ``plane``, ``volume`` and ``tap`` are the bytes between rows, planes, input blocks
-        and gathered taps of the pixels that tiles read; ``partial`` is that of `is_partial`.
-        """
-        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
-        dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
-        t.a_row = a.stride_width * pixel
-        t.outer_a = volume
-        if a.gathered:
-            t.a_row = pixel
-            t.middle_count = 1
-            t.inner_count = kd * kh * kw
-            t.inner_a = tap
-            t.steps = step
-            t.a_step = item
-        elif plain or (dw == 1 and not partial):
-            t.middle_count = kd
-            t.middle_a = dd * plane
-            t.inner_count = kh
-            t.inner_a = dh * row
-            t.steps = kw * step
-            t.a_step = dw * item
-        else:
-            t.middle_count = kh
-            t.middle_a = dh * row
-            t.inner_count = kw
-            t.inner_a = dw * pixel
-            t.steps = step
-            t.a_step = item
-        if kd * kh * kw == 1:
-            t.inner_a = volume
-
-    @register_jitable
-    def is_partial(a: DirectArguments, begin: int) -> bool:
-        """Return whether the segment from block ``begin`` on is a partial last block alone."""
-        taps = a.kernel_depth * a.kernel_height * a.kernel_width
-        return taps > 1 and a.rest != 0 and begin + 1 == a.input_blocks
-
-    @register_jitable
-    def strip_of(a: DirectArguments, partial: bool) -> int:
-        """Return the strip that runs the rows of a segment (0: none)."""
-        return 0 if partial and a.gathered == 0 else a.strip
-
-    @register_jitable
-    def weights_at(a: DirectArguments, group: int, panel: int, begin: int) -> int:
-        """Return the address of a panel's weights from input block ``begin``."""
-        blocks, first = a.output_blocks, panel * nv
-        taps = a.kernel_depth * a.kernel_height * a.kernel_width
-        before = (group * blocks + first) * a.input_blocks + begin * min(nv, blocks - first)
-        weights: int = a.weights
-        return weights + before * step * taps * lanes * item_b
-
-    @register_jitable
-    def set_panel(
-        a: DirectArguments, t: TileBlock, group: int, panel: int, begin: int, end: int
-    ) -> int:
-        """Set weights and start values of a panel from input block begin to end; return vectors."""
-        blocks = a.output_blocks
-        taps = a.kernel_depth * a.kernel_height * a.kernel_width
-        depth = a.input_blocks * taps * step
-        first = panel * nv
-        vectors = min(nv, blocks - first)
-        columns = vectors * lanes * item_b
-        bands = a.bands
-        if bands != 0:
-            t.outer_count = ld_i64(bands + 24 * panel + 8)
-            t.b = a.weights + ld_i64(bands + 24 * panel + 16)
-            end = ld_i64(bands + 24 * panel) + ld_i64(bands + 24 * panel + 8)
-        else:
-            t.outer_count = end - begin
-            t.b = weights_at(a, group, panel, begin)
-        partial = is_partial(a, begin)
-        t.last_steps = a.rest if end == a.input_blocks else 0
-        if partial and strip_of(a, partial) != 0:
-            # A strip ends its rounds with a partial one: here each tap is a partial round.
-            t.outer_count = taps
-            t.inner_count = 0
-            t.outer_a = t.inner_a
-        elif partial:
-            t.outer_count = 1
-        elif a.strip != 0 and t.last_steps != 0:
-            t.inner_count = t.outer_count - 1
-            t.outer_count = 1
-        elif (taps == 1 or a.gathered) and t.last_steps == 0:
-            # The innermost loop over segments has the least overhead.
-            t.inner_count = t.outer_count * taps
-            t.outer_count = 1
-        elif taps == 1:
-            t.inner_count = 1
-        t.ahead = t.b + depth * columns
-        t.b_step = columns
-        t.inner_b = t.steps * columns
-        rows = plain or (a.dilation_width == 1 and not partial)
-        within = a.kernel_height if rows else a.kernel_width
-        t.middle_b = within * t.steps * columns
-        t.outer_b = (1 if partial else taps) * step * columns
-        if a.strip != 0 and a.kernel_depth > 1 and a.gathered == 0:
-            # Planes of the box are as far apart as its blocks, so one loop of a strip runs both.
-            t.outer_count = t.outer_count * a.kernel_depth
-            t.outer_a = t.middle_a
-            t.outer_b = t.middle_b
-        bias = a.bias
-        if bias != 0:
-            bias += (group * blocks + first) * lanes * item
-        t.start = bias
-        t.start_row = 0 if begin == 0 else t.c_row
-        t.start_vector = lanes * item if begin == 0 else t.c_vector
-        return vectors
-
-    @register_jitable
-    def run_strips(strip: int, t: TileBlock, pixels: int, vectors: int, activate: int) -> None:
-        """Compute a row of outputs; with an activation, in parts that stay in the L1 cache."""
-        part = pixels if activate == 0 else _NEAR * mr
-        c = t.c
-        for i in range(0, pixels, part):
-            count = min(part, pixels - i)
-            call_kernel(strip, t, count, vectors, 0)
-            if activate != 0:
-                t.c = c + i * t.c_row
-                call_kernel(activate, t, count, vectors, 0)
-                t.c = c + (i + count) * t.c_row
-
-    @register_jitable
-    def run_row(
-        a: DirectArguments,
-        t: TileBlock,
-        x: int,
-        y: int,
-        res: int,
-        pixels: int,
-        vectors: int,
-        size: int,
-        more: bool,
-        activate: int,
-        left: int,
-        strip: int,
-    ) -> None:
-        """Run the tiles of a row of outputs, or its strip.
-
-        ``x``, ``y`` and ``res`` (0: none) are addresses of the first pixel, ``size`` the bytes of
-        the panel's weights in this segment. ``more``: add to the partial sums in y. ``left`` is the
-        column of the image that the first tap of the first output reads.
-        """
-        if strip != 0:
-            t.a = x
-            t.c = y
-            t.residual = res
-            run_strips(strip, t, pixels, vectors, activate)
-            return
-        dw, weights = a.dilation_width, t.b
-        dilated = not plain and dw > 1 and a.kernel_width > 1 and a.gathered == 0
-        i = 0
-        tile = a.tile
-        share = t.pace * (size // t.b_step // 2)
-        while i < pixels:
-            m = rows_of(pixels - i, mr)
-            t.a = x + i * t.a_row
-            t.c = y + i * t.c_row
-            t.residual = res + i * t.residual_row if res != 0 else 0
-            if more:
-                t.start = t.c
-            t.ahead = t.ahead + share
-            if dilated:
-                # Skip the taps that read nothing but padding.
-                at = left + i * a.stride_width
-                end = at + (m - 1) * a.stride_width
-                tap = max(0, (dw - 1 - end) // dw)
-                t.inner_count = max(
-                    0, min(a.kernel_width, (a.image_width - at + dw - 1) // dw) - tap
-                )
-                t.a = t.a + tap * t.inner_a
-                t.b = weights + tap * t.inner_b
-            call_kernel(tile, t, m, vectors, 0)
-            if activate != 0:
-                call_kernel(activate, t, m, vectors, 0)
-            i += m
-        t.b = weights
-
-    @register_jitable
-    def skip_planes(a: DirectArguments, t: TileBlock, above: int) -> int:
-        """Skip the kernel planes that read nothing but padding; return how many come first.
-
-        ``above`` is the plane of the input that the first kernel plane reads.
-        """
-        dd, depth = a.dilation_depth, a.image_depth
-        first = max(0, (dd - 1 - above) // dd)
-        t.middle_count = max(0, min(a.kernel_depth, (depth - above + dd - 1) // dd) - first)
-        t.b = t.b + first * t.middle_b
-        return first
-
-    @register_jitable
-    def skip_border(a: DirectArguments, t: TileBlock, top: int, weights: int, partial: bool) -> int:
-        """Skip the kernel rows that read nothing but padding; return how many come first.
-
-        ``top`` is the row of the image that the first kernel row reads.
-        """
-        kh, dh, height = a.kernel_height, a.dilation_height, a.image_height
-        first = max(0, (dh - 1 - top) // dh)
-        count = max(0, min(kh, (height - top + dh - 1) // dh) - first)
-        if plain or (a.dilation_width == 1 and not partial):
-            t.inner_count = count
-            t.b = weights + first * t.inner_b
-        else:
-            t.middle_count = count
-            t.b = weights + first * t.middle_b
-        return first
+    copy_strip, gather = strip_copier(dtype, lanes, plain), pixel_gatherer(dtype, lanes, plain)
+    set_loops = _loop_setter(item, pixel, step, plain)
+    weights_at = _weights_locator(lanes, nv, step, item_b)
+    set_panel = _panel_setter(dtype, lanes, nv, plain, item_b, weights_at)
+    run_row, skip_border = _row_runner(mr, plain), _border_skipper(plain)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -340,9 +129,9 @@ def direct(
             first = 0
             while first < a.input_blocks:
                 last = min(first + a.segment, a.input_blocks)
-                if last == a.input_blocks and first + 1 < last and is_partial(a, last - 1):
+                if last == a.input_blocks and first + 1 < last and _is_partial(a, last - 1):
                     last -= 1
-                partial = is_partial(a, first)
+                partial = _is_partial(a, first)
                 set_loops(a, t, row, plane, volume, plane, partial)
                 if scratch == 0:
                     pixels_at = x + first * volume + d0 * plane + h0 * row + w0 * pixel
@@ -372,7 +161,7 @@ def direct(
                     activate = a.activation if done else 0
                     size = (last - first) * taps * step * t.b_step
                     if a.kernel_depth > 1 and not gathered and a.strip == 0:
-                        source += skip_planes(a, t, d0) * a.dilation_depth * plane
+                        source += _skip_planes(a, t, d0) * a.dilation_depth * plane
                     t.pace = 2 * t.b_step // max(1, runs * ((length + mr - 1) // mr))
                     weights = t.b
                     for r in range(runs):
@@ -392,177 +181,273 @@ def direct(
                             first > 0,
                             activate,
                             w0,
-                            strip_of(a, partial),
+                            _strip_of(a, partial),
                         )
                 first = last
 
     return kernel
 
 
-def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
-    """Return the kernel of `GenericArguments`: plain layout, any sizes and groups.
+@register_jitable
+def _is_partial(a: DirectArguments, begin: int) -> bool:
+    """Return whether the segment from block ``begin`` on is a partial last block alone."""
+    taps = a.kernel_depth * a.kernel_height * a.kernel_width
+    return taps > 1 and a.rest != 0 and begin + 1 == a.input_blocks
 
-    Tiles have output channels as rows and pixels as lanes. The input of a unit is first copied to a
-    matrix ``[K][pixels]``, unless it has that form already (1x1, stride 1, no pads).
+
+@register_jitable
+def _strip_of(a: DirectArguments, partial: bool) -> int:
+    """Return the strip that runs the rows of a segment (0: none)."""
+    return 0 if partial and a.gathered == 0 else a.strip
+
+
+@register_jitable
+def _skip_planes(a: DirectArguments, t: TileBlock, above: int) -> int:
+    """Skip the kernel planes that read nothing but padding; return how many come first.
+
+    ``above`` is the plane of the input that the first kernel plane reads.
+    """
+    dd, depth = a.dilation_depth, a.image_depth
+    first = max(0, (dd - 1 - above) // dd)
+    t.middle_count = max(0, min(a.kernel_depth, (depth - above + dd - 1) // dd) - first)
+    t.b = t.b + first * t.middle_b
+    return first
+
+
+def _loop_setter(item: int, pixel: int, step: int, plain: bool) -> Any:
+    """Return ``f(a, t, row, plane, volume, tap, partial)``, which sets the loops of a segment.
 
     Args:
-        dtype: ``"float32"`` or ``"float64"``.
-        lanes: Pixels of a vector.
-        mr: Most output channels of a tile.
-        nv: Vectors of pixels of a tile.
+        item: Bytes of an element.
+        pixel: Bytes of a pixel of a block (of a channel if plain).
+        step: Channels of a block (1 if plain).
+        plain: The input is plain.
     """
-    arguments = view_of(GenericArguments)
-    lay_out, channels = _matrix_of_windows(dtype, lanes), _channel_runner(dtype, lanes, mr)
-    item, width = item_bytes(dtype), nv * lanes
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        t = _tile_block()
-        groups, inputs, outputs = a.groups, a.inputs, a.outputs
-        size_in = a.image_depth * a.image_height * a.image_width
-        pixels = a.output_depth * a.output_height * a.output_width
-        total = inputs * a.kernel_depth * a.kernel_height * a.kernel_width
-        part, scratch = a.pixels, a.scratch
-        if scratch != 0:
-            scratch += worker * a.scratch_bytes
-        parts = (pixels + part - 1) // part
-        step = part * item if scratch != 0 else size_in * item
-        t.a_row = total * item
-        t.a_step = item
-        t.b_step = step
-        t.b_vector = lanes * item
-        t.outer_count = 1
-        t.middle_count = 1
-        t.inner_count = 1
-        t.steps = total
-        t.c_row = pixels * item
-        t.c_vector = lanes * item
-        t.residual_row = pixels * item
-        t.residual_vector = lanes * item
-        t.start = 0
-        t.flags = a.flags
-        t.low = a.low
-        t.high = a.high
-        for unit in range(begin, end):
-            first = unit % parts * part
-            group = unit // parts % groups
-            image = unit // parts // groups
-            count = min(part, pixels - first)
-            x = a.x + image * a.x_image + group * inputs * size_in * item
-            b = x + first * item
-            if scratch != 0:
-                lay_out(a, x, scratch, first, count, step)
-                b = scratch
-            w = a.weights + group * outputs * total * item
-            out = (group * outputs * pixels + first) * item
-            y = a.y + image * a.y_image + out
-            bias, res = a.bias, a.residual
-            if bias != 0:
-                bias += group * outputs * item
-            if res != 0:
-                res += image * a.residual_image + out
-            for p in range(0, count, width):
-                columns = min(width, count - p)
-                vectors = (columns + lanes - 1) // lanes
-                t.tail = columns - (vectors - 1) * lanes
-                t.start_vector = vectors
-                at = p * item
-                channels(a, t, b + at, w, y + at, bias, res + at if res != 0 else 0)
-
-    return kernel
-
-
-def _matrix_of_windows(dtype: str, lanes: int) -> Any:
-    """Return ``f(a, x, to, first, count, step)``, which writes windows as ``[K][pixels]``.
-
-    The columns of the matrix are ``count`` outputs from ``first`` on; its rows are ``step`` bytes
-    apart.
-    """
-    v = vec(dtype, lanes)
-    load, store, item = v.load, v.store, v.itemsize
-    load1, store1 = ld(dtype), st(dtype)
 
     @register_jitable
-    def fill_run(x: int, to: int, first: int, count: int, size: int, stride: int) -> None:
-        """Copy x[first + i * stride] for i < count, zero where that lies outside [0, size)."""
-        start = 0
-        if first < 0:
-            start = min(count, (-first + stride - 1) // stride)
-        stop = start
-        if size > first:
-            stop = max(start, min(count, (size - first + stride - 1) // stride))
-        for i in range(start):
-            store1(to + i * item, 0.0)
-        i = start
-        if stride == 1:
-            while i + lanes <= stop:
-                store(to + i * item, load(x + (first + i) * item))
-                i += lanes
-        while i < stop:
-            store1(to + i * item, load1(x + (first + i * stride) * item))
-            i += 1
-        for j in range(stop, count):
-            store1(to + j * item, 0.0)
-
-    @register_jitable
-    def lay_out(a: GenericArguments, x: int, to: int, first: int, count: int, step: int) -> None:
-        depth, height, width_in = a.image_depth, a.image_height, a.image_width
-        oh_n, ow_n = a.output_height, a.output_width
-        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
-        sw = a.stride_width
-        for row in range(a.inputs * kd * kh * kw):
-            j = row % kw
-            i = row // kw % kh
-            k = row // kw // kh % kd
-            channel = x + row // (kd * kh * kw) * depth * height * width_in * item
-            done = 0
-            while done < count:
-                ow = (first + done) % ow_n
-                oh = (first + done) // ow_n % oh_n
-                od = (first + done) // ow_n // oh_n
-                run = min(count - done, ow_n - ow)
-                d = od * a.stride_depth - a.pad_depth + k * a.dilation_depth
-                h = oh * a.stride_height - a.pad_height + i * a.dilation_height
-                w = ow * sw - a.pad_width + j * a.dilation_width
-                at = to + row * step + done * item
-                if d < 0 or d >= depth or h < 0 or h >= height:
-                    for z in range(run):
-                        store1(at + z * item, 0.0)
-                else:
-                    source = channel + (d * height + h) * width_in * item
-                    fill_run(source, at, w, run, width_in, sw)
-                done += run
-
-    return lay_out
-
-
-def _channel_runner(dtype: str, lanes: int, mr: int) -> Any:
-    """Return ``f(a, t, b, w, c, bias, res)``, which runs the tiles of a group's output channels."""
-    item = item_bytes(dtype)
-
-    @register_jitable
-    def channels(
-        a: GenericArguments, t: TileBlock, b: int, w: int, c: int, bias: int, res: int
+    def set_loops(
+        a: DirectArguments, t: TileBlock, row: int, plane: int, volume: int, tap: int, partial: bool
     ) -> None:
-        """Compute a block of columns (pixels) for all output channels of a group.
+        """Set the tile arguments that all tiles of a segment share: loops over K and strides.
 
-        Addresses: ``b`` the matrix of windows, ``w`` the group's weights, ``c`` the outputs,
-        ``bias`` and ``res`` the bias and the residual (0: none).
+        ``row``, ``plane``, ``volume`` and ``tap`` are the bytes between rows, planes, input blocks
+        and gathered taps of the pixels that tiles read; ``partial`` is that of `_is_partial`.
         """
-        outputs, activate = a.outputs, a.activation
-        tail, vectors = t.tail, t.start_vector
-        tile = a.tile if tail == lanes else a.masked_tile
+        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
+        dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
+        t.a_row = a.stride_width * pixel
+        t.outer_a = volume
+        if a.gathered:
+            t.a_row = pixel
+            t.middle_count = 1
+            t.inner_count = kd * kh * kw
+            t.inner_a = tap
+            t.steps = step
+            t.a_step = item
+        elif plain or (dw == 1 and not partial):
+            t.middle_count = kd
+            t.middle_a = dd * plane
+            t.inner_count = kh
+            t.inner_a = dh * row
+            t.steps = kw * step
+            t.a_step = dw * item
+        else:
+            t.middle_count = kh
+            t.middle_a = dh * row
+            t.inner_count = kw
+            t.inner_a = dw * pixel
+            t.steps = step
+            t.a_step = item
+        if kd * kh * kw == 1:
+            t.inner_a = volume
+
+    return set_loops
+
+
+def _weights_locator(lanes: int, nv: int, step: int, item_b: int) -> Any:
+    """Return ``f(a, group, panel, begin)``, which returns the address of a panel's weights."""
+
+    @register_jitable
+    def weights_at(a: DirectArguments, group: int, panel: int, begin: int) -> int:
+        """Return the address of a panel's weights from input block ``begin``."""
+        blocks, first = a.output_blocks, panel * nv
+        taps = a.kernel_depth * a.kernel_height * a.kernel_width
+        before = (group * blocks + first) * a.input_blocks + begin * min(nv, blocks - first)
+        weights: int = a.weights
+        return weights + before * step * taps * lanes * item_b
+
+    return weights_at
+
+
+def _panel_setter(
+    dtype: str, lanes: int, nv: int, plain: bool, item_b: int, weights_at: Any
+) -> Any:
+    """Return ``f(a, t, group, panel, begin, end)``, which sets the tile arguments of a panel.
+
+    Args:
+        dtype: Dtype of input and output.
+        lanes: Channels of one block.
+        nv: Blocks of output channels of a panel.
+        plain: The input is plain.
+        item_b: Bytes of a weight.
+        weights_at: The function of `_weights_locator`.
+    """
+    item = item_bytes(dtype)
+    step = 1 if plain else lanes
+
+    @register_jitable
+    def set_panel(
+        a: DirectArguments, t: TileBlock, group: int, panel: int, begin: int, end: int
+    ) -> int:
+        """Set weights and start values of a panel from input block begin to end; return vectors."""
+        blocks = a.output_blocks
+        taps = a.kernel_depth * a.kernel_height * a.kernel_width
+        depth = a.input_blocks * taps * step
+        first = panel * nv
+        vectors = min(nv, blocks - first)
+        columns = vectors * lanes * item_b
+        bands = a.bands
+        if bands != 0:
+            t.outer_count = ld_i64(bands + 24 * panel + 8)
+            t.b = a.weights + ld_i64(bands + 24 * panel + 16)
+            end = ld_i64(bands + 24 * panel) + ld_i64(bands + 24 * panel + 8)
+        else:
+            t.outer_count = end - begin
+            t.b = weights_at(a, group, panel, begin)
+        partial = _is_partial(a, begin)
+        t.last_steps = a.rest if end == a.input_blocks else 0
+        if partial and _strip_of(a, partial) != 0:
+            # A strip ends its rounds with a partial one: here each tap is a partial round.
+            t.outer_count = taps
+            t.inner_count = 0
+            t.outer_a = t.inner_a
+        elif partial:
+            t.outer_count = 1
+        elif a.strip != 0 and t.last_steps != 0:
+            t.inner_count = t.outer_count - 1
+            t.outer_count = 1
+        elif (taps == 1 or a.gathered) and t.last_steps == 0:
+            # The innermost loop over segments has the least overhead.
+            t.inner_count = t.outer_count * taps
+            t.outer_count = 1
+        elif taps == 1:
+            t.inner_count = 1
+        t.ahead = t.b + depth * columns
+        t.b_step = columns
+        t.inner_b = t.steps * columns
+        rows = plain or (a.dilation_width == 1 and not partial)
+        within = a.kernel_height if rows else a.kernel_width
+        t.middle_b = within * t.steps * columns
+        t.outer_b = (1 if partial else taps) * step * columns
+        if a.strip != 0 and a.kernel_depth > 1 and a.gathered == 0:
+            # Planes of the box are as far apart as its blocks, so one loop of a strip runs both.
+            t.outer_count = t.outer_count * a.kernel_depth
+            t.outer_a = t.middle_a
+            t.outer_b = t.middle_b
+        bias = a.bias
+        if bias != 0:
+            bias += (group * blocks + first) * lanes * item
+        t.start = bias
+        t.start_row = 0 if begin == 0 else t.c_row
+        t.start_vector = lanes * item if begin == 0 else t.c_vector
+        return vectors
+
+    return set_panel
+
+
+def _row_runner(mr: int, plain: bool) -> Any:
+    """Return the function that runs the tiles of a row of outputs, or its strip."""
+
+    @register_jitable
+    def run_strips(strip: int, t: TileBlock, pixels: int, vectors: int, activate: int) -> None:
+        """Compute a row of outputs; with an activation, in parts that stay in the L1 cache."""
+        part = pixels if activate == 0 else _NEAR * mr
+        c = t.c
+        for i in range(0, pixels, part):
+            count = min(part, pixels - i)
+            call_kernel(strip, t, count, vectors, 0)
+            if activate != 0:
+                t.c = c + i * t.c_row
+                call_kernel(activate, t, count, vectors, 0)
+                t.c = c + (i + count) * t.c_row
+
+    @register_jitable
+    def run_row(
+        a: DirectArguments,
+        t: TileBlock,
+        x: int,
+        y: int,
+        res: int,
+        pixels: int,
+        vectors: int,
+        size: int,
+        more: bool,
+        activate: int,
+        left: int,
+        strip: int,
+    ) -> None:
+        """Run the tiles of a row of outputs, or its strip.
+
+        ``x``, ``y`` and ``res`` (0: none) are addresses of the first pixel, ``size`` the bytes of
+        the panel's weights in this segment. ``more``: add to the partial sums in y. ``left`` is the
+        column of the image that the first tap of the first output reads.
+        """
+        if strip != 0:
+            t.a = x
+            t.c = y
+            t.residual = res
+            run_strips(strip, t, pixels, vectors, activate)
+            return
+        dw, weights = a.dilation_width, t.b
+        dilated = not plain and dw > 1 and a.kernel_width > 1 and a.gathered == 0
         i = 0
-        while i < outputs:
-            m = rows_of(outputs - i, mr)
-            t.a = w + i * t.a_row
-            t.b = b
-            t.c = c + i * t.c_row
-            t.row_bias = bias + i * item if bias != 0 else 0
-            t.residual = res + i * t.c_row if res != 0 else 0
+        tile = a.tile
+        share = t.pace * (size // t.b_step // 2)
+        while i < pixels:
+            m = rows_of(pixels - i, mr)
+            t.a = x + i * t.a_row
+            t.c = y + i * t.c_row
+            t.residual = res + i * t.residual_row if res != 0 else 0
+            if more:
+                t.start = t.c
+            t.ahead = t.ahead + share
+            if dilated:
+                # Skip the taps that read nothing but padding.
+                at = left + i * a.stride_width
+                end = at + (m - 1) * a.stride_width
+                tap = max(0, (dw - 1 - end) // dw)
+                t.inner_count = max(
+                    0, min(a.kernel_width, (a.image_width - at + dw - 1) // dw) - tap
+                )
+                t.a = t.a + tap * t.inner_a
+                t.b = weights + tap * t.inner_b
             call_kernel(tile, t, m, vectors, 0)
             if activate != 0:
                 call_kernel(activate, t, m, vectors, 0)
             i += m
+        t.b = weights
 
-    return channels
+    return run_row
+
+
+def _border_skipper(plain: bool) -> Any:
+    """Return ``f(a, t, top, weights, partial)``, which skips kernel rows outside the image."""
+
+    @register_jitable
+    def skip_border(a: DirectArguments, t: TileBlock, top: int, weights: int, partial: bool) -> int:
+        """Skip the kernel rows that read nothing but padding; return how many come first.
+
+        ``top`` is the row of the image that the first kernel row reads.
+        """
+        kh, dh, height = a.kernel_height, a.dilation_height, a.image_height
+        first = max(0, (dh - 1 - top) // dh)
+        count = max(0, min(kh, (height - top + dh - 1) // dh) - first)
+        if plain or (a.dilation_width == 1 and not partial):
+            t.inner_count = count
+            t.b = weights + first * t.inner_b
+        else:
+            t.middle_count = count
+            t.b = weights + first * t.middle_b
+        return first
+
+    return skip_border

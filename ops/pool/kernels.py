@@ -17,7 +17,9 @@ from subgraph.engine.codegen.simd import st, vec
 
 from .arguments import GlobalPoolArguments, PoolWindowArguments
 
+# Initial values of totals: of "max" by dtype, and of the kinds that propagate NaN.
 LOWEST = {"float32": float("-inf"), "float64": float("-inf")}
+_STARTS = {"maximum": -np.inf, "minimum": np.inf}
 
 
 def combiner(kind: str, v: Any) -> Any:
@@ -85,21 +87,11 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
     """
     arguments = view_of(PoolWindowArguments)
     v = vec(dtype, lanes)
-    load, store, splat, sqrt = v.load, v.store, v.splat, v.sqrt
+    load, store, splat = v.load, v.store, v.splat
     item = item_bytes(dtype)
     pixel = lanes * item
-    combine = combiner(kind, v)
+    combine, finish = combiner(kind, v), _finisher(kind, v)
     start = LOWEST[dtype] if kind == "max" else 0.0
-    average, root = kind == "average", kind == "l2"
-
-    @register_jitable
-    def finish(total: Any, count: int) -> Any:
-        if average:
-            total = total / splat(float(count))
-        if root:
-            total = sqrt(total)
-        return total
-
     first_tap, end_tap = window_taps()
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -186,18 +178,29 @@ def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[.
         plain: x is in the plain layout, else in the blocked one.
     """
     arguments = view_of(GlobalPoolArguments)
-    v = vec(dtype, lanes)
-    load, store, splat, sqrt, get = v.load, v.store, v.splat, v.sqrt, v.get
-    total_of = v.hmax if kind == "max" else v.sum
-    store1 = st(dtype)
-    one = vec(dtype, 1)
-    load_one, splat_one, get_one = one.load, one.splat, one.get
     item = item_bytes(dtype)
-    combine, combine_one = combiner(kind, v), combiner(kind, one)
-    extremes = {"max": LOWEST[dtype], "maximum": -np.inf, "minimum": np.inf}
-    merge, start = combiner(kind if kind in extremes else "average", v), extremes.get(kind, 0.0)
-    average, root, largest = kind == "average", kind == "l2", kind == "max"
     pixel = lanes * item
+    blocked, channel = _blocked_pooler(dtype, lanes, kind), _channel_pooler(dtype, lanes, kind)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        count, blocks = a.pixels, a.blocks
+        for unit in range(begin, end):
+            image, block = unit // blocks, unit % blocks
+            x = a.x + image * a.x_image
+            y = a.y + image * a.y_image
+            if plain:
+                channel(x + block * count * item, y + block * item, count)
+            else:
+                blocked(x + block * count * pixel, y + block * pixel, count)
+
+    return kernel
+
+
+def _finisher(kind: str, v: Any) -> Any:
+    """Return ``(total, count) -> result``: the mean, the root of a sum of squares, or the total."""
+    splat, sqrt = v.splat, v.sqrt
+    average, root = kind == "average", kind == "l2"
 
     @register_jitable
     def finish(total: Any, count: int) -> Any:
@@ -206,6 +209,18 @@ def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[.
         if root:
             total = sqrt(total)
         return total
+
+    return finish
+
+
+def _blocked_pooler(dtype: str, lanes: int, kind: str) -> Any:
+    """Return ``f(x, y, count)``, which pools ``count`` pixels of a block of channels."""
+    v = vec(dtype, lanes)
+    load, store, splat = v.load, v.store, v.splat
+    pixel = lanes * v.itemsize
+    start = LOWEST[dtype] if kind == "max" else _STARTS.get(kind, 0.0)
+    combine, finish = combiner(kind, v), _finisher(kind, v)
+    merge = combiner(kind if kind == "max" or kind in _STARTS else "average", v)
 
     @register_jitable
     def blocked(x: int, y: int, count: int) -> None:
@@ -223,6 +238,20 @@ def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[.
             i += 1
         store(y, finish(merge(merge(a, b), merge(c, d)), count))
 
+    return blocked
+
+
+def _channel_pooler(dtype: str, lanes: int, kind: str) -> Any:
+    """Return ``f(x, y, count)``, which pools ``count`` contiguous pixels of one channel."""
+    v, one = vec(dtype, lanes), vec(dtype, 1)
+    load, splat, get, item = v.load, v.splat, v.get, v.itemsize
+    total_of = v.hmax if kind == "max" else v.sum
+    store1 = st(dtype)
+    load_one, splat_one, get_one = one.load, one.splat, one.get
+    start, largest = LOWEST[dtype] if kind == "max" else _STARTS.get(kind, 0.0), kind == "max"
+    combine, combine_one, finish = combiner(kind, v), combiner(kind, one), _finisher(kind, v)
+    pixel = lanes * item
+
     @register_jitable
     def channel(x: int, y: int, count: int) -> None:
         total = splat(start)
@@ -239,16 +268,4 @@ def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[.
             value += other
         store1(y, get(finish(splat(value), count), 0))
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        count, blocks = a.pixels, a.blocks
-        for unit in range(begin, end):
-            image, block = unit // blocks, unit % blocks
-            x = a.x + image * a.x_image
-            y = a.y + image * a.y_image
-            if plain:
-                channel(x + block * count * item, y + block * item, count)
-            else:
-                blocked(x + block * count * pixel, y + block * pixel, count)
-
-    return kernel
+    return channel
