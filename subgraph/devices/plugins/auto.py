@@ -267,15 +267,14 @@ class _AutoRunner(Runner):
         self._runner = self._model.create_runner(self.cancel)
 
     def _switch(self) -> None:
-        """Continue with the better model, from the states of the first one."""
+        """Continue with the better model, from the states of the first one, if it can be opened."""
         before, states = self._runner, self._runner.states()
         sessions, self.cancel.sessions = self.cancel.sessions, []  # so that they are freed
-        self._open()
-        if not states:
-            return
         try:
-            self._runner.set_states(states)
-        except DeviceError as error:
+            self._open()
+            if states:
+                self._runner.set_states(states)
+        except (SubgraphError, MemoryError) as error:
             _log.warning("a request stays on its first device: %s", str(error))
             self._runner, self.cancel.sessions = before, sessions
 
