@@ -28,7 +28,8 @@ from subgraph.engine.planner.constants import (
     evaluate_weight,
     parameters_of,
 )
-from subgraph.engine.planner.layouts import LayoutAssigner, copy_step
+from subgraph.engine.planner.graph_outputs import place_outputs
+from subgraph.engine.planner.layouts import LayoutAssigner
 from subgraph.engine.planner.lowering import (
     Lowering,
     LoweringRule,
@@ -251,7 +252,7 @@ class Planner:
 
     def finish(self) -> Plan:
         """Plan the memory; all nodes are planned."""
-        outputs = self._place_outputs()
+        outputs = place_outputs(self, copies=self.options.lowering.copies_outputs)
         lives = lives_of(self.items, outputs)
         joined = join_in_place(self.in_place_pairs, lives)
         placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
@@ -549,36 +550,6 @@ class Planner:
         for (value, _), operand in zip(outputs, made, strict=True):
             self.operands[value] = operand
         self.items.append(ReferenceStep(node, plain, made, reason))
-
-    # ------------------------------------------------------------------ memory
-
-    def _place_outputs(self) -> tuple[Operand, ...]:
-        """Return the operands of the graph's outputs, each in plain layout and storage of its own.
-
-        An output that is an input, a constant, another output or a part of other memory is copied
-        if the device needs that (`Lowering.copies_outputs`).
-        """
-        outputs: list[Operand] = []
-        for position, value in enumerate(self.graph.outputs):
-            operand = self.layouts.plain(self.operand(value))
-            assert operand.storage is not None
-            root, offset = operand.storage.root()
-            whole = offset + operand.offset == 0 and root.nbytes == operand.nbytes
-            own = root.kind == "arena" and whole
-            if not own and self.options.lowering.copies_outputs:
-                root, own = Storage("arena", operand.nbytes), True
-                operand = self._copy_to(value, operand, root)
-            if own:
-                root.kind, root.index = "output", position
-            outputs.append(operand)
-        return tuple(outputs)
-
-    def _copy_to(self, value: Value, source: Operand, place: Storage) -> Operand:
-        target = Operand(value.name, source.dtype, source.shape)
-        target.storage = place
-        node = value.producer or Node("Identity", name=value.name)
-        self.items.append(copy_step(node, source, target))
-        return target
 
 
 def _types_of(operands: Sequence[Operand | None]) -> list[TensorType | None]:

@@ -1,0 +1,42 @@
+"""The outputs of a planned graph: each in plain layout and, for most devices, memory of its own."""
+
+from __future__ import annotations
+
+from subgraph.engine.planner.layouts import copy_step
+from subgraph.engine.planner.lowering import Operand, Storage
+from subgraph.engine.planner.plan_types import PlanInProgress
+from subgraph.graph.graph import Node, Value
+
+
+def place_outputs(planner: PlanInProgress, *, copies: bool) -> tuple[Operand, ...]:
+    """Return the operands of the graph's outputs in plain layout; all nodes are planned.
+
+    The storage of an output becomes the array that a run returns if it contains the output only.
+
+    Args:
+        planner: The plan in progress; conversions and copies are added to its steps.
+        copies: Whether outputs without a storage of their own are copied to one: an output that is
+            an input, a constant, another output, or a part of other memory.
+    """
+    outputs: list[Operand] = []
+    for position, value in enumerate(planner.graph.outputs):
+        operand = planner.layouts.plain(planner.operand(value))
+        assert operand.storage is not None
+        root, offset = operand.storage.root()
+        whole = offset + operand.offset == 0 and root.nbytes == operand.nbytes
+        own = root.kind == "arena" and whole
+        if not own and copies:
+            root, own = Storage("arena", operand.nbytes), True
+            operand = _copy_to(planner, value, operand, root)
+        if own:
+            root.kind, root.index = "output", position
+        outputs.append(operand)
+    return tuple(outputs)
+
+
+def _copy_to(planner: PlanInProgress, value: Value, source: Operand, storage: Storage) -> Operand:
+    target = Operand(value.name, source.dtype, source.shape)
+    target.storage = storage
+    node = value.producer or Node("Identity", name=value.name)
+    planner.items.append(copy_step(node, source, target))
+    return target
