@@ -17,8 +17,8 @@ from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     Tensor,
+    int_list,
     is_known,
-    listed,
     require,
     require_axis,
     require_dtype,
@@ -162,7 +162,7 @@ def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
     """
     require(x.rank >= 1, "a scalar has no axis to split")
     size = x.shape[require_axis(node, x.rank)]
-    parts = listed(node, "split", split)
+    parts = int_list(node, "split", split)
     if split is None or parts is None:
         return
     if split.rank == 0:

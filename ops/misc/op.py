@@ -9,7 +9,7 @@ from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
     choice,
-    listed,
+    int_list,
     require,
     require_axes,
     require_dtype,
@@ -109,7 +109,7 @@ def window_operands(node: Node, size: Tensor) -> None:
     """Raise ShapeError unless the size is a scalar of at least 1 (HannWindow etc., opset 17)."""
     require_rank("size", size, 0)
     require_dtype("size", size, "int64", "int32")
-    for count in listed(node, "size", size) or ():
+    for count in int_list(node, "size", size) or ():
         require(count >= 1, "size is {}; it must be at least 1", count)
 
 
@@ -128,7 +128,7 @@ def mel_operands(
     """
     for name, operand in (("num_mel_bins", bins), ("dft_length", length), ("sample_rate", rate)):
         require_single(name, operand, "int64", "int32")
-        for count in listed(node, name, operand) or ():
+        for count in int_list(node, name, operand) or ():
             require(count >= 1, "{} is {}", name, count)
     for name, operand in (("lower_edge_hertz", lower), ("upper_edge_hertz", upper)):
         require_single(name, operand)
@@ -148,7 +148,7 @@ def crop_operands(node: Node, x: Tensor, shape: Tensor) -> None:
     axes = node.attrs.get("axes")
     count = x.rank if axes is None else len(require_axes(x.rank, axes))
     require_shape("shape", shape, (count,), "a size for each axis")
-    dims = listed(node, "shape", shape) or []
+    dims = int_list(node, "shape", shape) or []
     require(all(dim >= 0 for dim in dims), "shape {} has a negative dimension", dims)
 
 

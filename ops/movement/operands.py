@@ -13,8 +13,8 @@ from subgraph.graph.types import ValueType
 from subgraph.operators.requirements import (
     Tensor,
     choice,
+    int_list,
     is_known,
-    listed,
     require,
     require_axes,
     require_axis,
@@ -51,7 +51,7 @@ def reshape_operands(node: Node, x: Tensor, shape: Tensor | None = None) -> None
         require_rank("shape", shape, 1)
         if is_known(shape.shape[0]) and shape.shape[0] == 0:
             require(x.size == 1, "{} elements do not make a scalar", x.size)
-    dims = listed(node, "shape", shape)
+    dims = int_list(node, "shape", shape)
     if dims is None:
         return
     require(all(dim >= -1 for dim in dims), "shape {} has a negative dimension", dims)
@@ -77,7 +77,7 @@ def expand_operands(node: Node, x: Tensor, shape: Tensor) -> None:
         shape: The shape, 1-D int64.
     """
     require_rank("shape", shape, 1)
-    dims = listed(node, "shape", shape)
+    dims = int_list(node, "shape", shape)
     if dims is not None:
         require(all(dim >= 0 for dim in dims), "shape {} has a negative dimension", dims)
         require_broadcast_together(x, Tensor(x.dtype, tuple(dims)))
@@ -119,7 +119,7 @@ def squeeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
         x: The input.
         axes: The axes, 1-D int64; None: all of size 1.
     """
-    found = listed(node, "axes", axes) or []
+    found = int_list(node, "axes", axes) or []
     require(x.rank >= 1 or not found, "axes are {}, but a scalar has none", found)
     for axis in require_axes(x.rank, found):
         require(x.shape[axis] == 1, "axis {} has {} elements, not 1", axis, x.shape[axis])
@@ -133,7 +133,7 @@ def unsqueeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> Non
         x: The input.
         axes: The axes, 1-D int64; None if they are an attribute.
     """
-    found = listed(node, "axes", axes)
+    found = int_list(node, "axes", axes)
     if found is not None:
         require_axes(x.rank + len(found), found)
 
@@ -157,7 +157,7 @@ def slice_operands(
         steps: Steps along each axis, 1-D, not 0; None: 1.
     """
     given = {"starts": starts, "ends": ends, "axes": axes, "steps": steps}
-    found = {name: listed(node, name, operand) for name, operand in given.items()}
+    found = {name: int_list(node, name, operand) for name, operand in given.items()}
     count = len(found["starts"] or ()) if starts is None else starts.size
     for name, operand in given.items():
         if operand is not None:
@@ -182,7 +182,7 @@ def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
     size, count = x.shape[require_axis(node, x.rank)], len(node.outputs)
     if split is not None:
         require_shape("split", split, (count,), "a size for each output")
-    parts = listed(node, "split", split)
+    parts = int_list(node, "split", split)
     if parts:
         require(len(parts) == count, "{} parts for {} outputs", len(parts), count)
         require(all(part >= 0 for part in parts), "split {} has a negative size", parts)
@@ -242,7 +242,7 @@ def pad_operands(
     """
     mode = choice(node, "mode", "constant", *_PAD_MODES)
     require_single("constant_value", value, x.dtype)
-    places = listed(node, "axes", axes)
+    places = int_list(node, "axes", axes)
     count = x.rank
     if axes is not None:
         count = axes.size
@@ -251,9 +251,9 @@ def pad_operands(
         rank_two = node.domain != "" and pads.rank == 2 and pads.shape[0] == 1
         require(pads.rank == 1 or rank_two, "pads has shape {}, a list is needed", pads.shape)
         require(pads.size == 2 * count, "{} pads for {} axes", pads.size, count)
-        amounts = listed(node, "pads", Tensor(pads.dtype, (pads.size,), pads.known))
+        amounts = int_list(node, "pads", Tensor(pads.dtype, (pads.size,), pads.known))
     else:
-        amounts = listed(node, "paddings" if "paddings" in node.attrs else "pads", None) or []
+        amounts = int_list(node, "paddings" if "paddings" in node.attrs else "pads", None) or []
         require(len(amounts) == 2 * count, "{} pads for {} axes", len(amounts), count)
     if amounts is None or places is None:
         return
@@ -313,7 +313,7 @@ def reverse_sequence_operands(node: Node, x: Tensor, lengths: Tensor) -> None:
 def constant_of_shape_operands(node: Node, shape: Tensor) -> None:
     """Require a shape, and a value of one element (ONNX ConstantOfShape, 9 to 25)."""
     require_rank("input", shape, 1)
-    dims = listed(node, "input", shape) or []
+    dims = int_list(node, "input", shape) or []
     require(all(dim >= 0 for dim in dims), "shape {} has a negative dimension", dims)
     value = node.attrs.get("value")
     require(value is None or value.size == 1, "value must hold one element")
@@ -368,5 +368,5 @@ def top_operands(node: Node, x: Tensor, k: Tensor | None = None) -> None:
     require(x.rank >= 1, "a scalar has no axis")
     axis = require_axis(node, x.rank, -1)
     require_single("k", k)
-    for many in listed(node, "k", k) or []:
+    for many in int_list(node, "k", k) or []:
         require(0 <= many <= x.shape[axis], "k is {}; axis {} has {}", many, axis, x.shape[axis])

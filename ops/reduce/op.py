@@ -13,7 +13,7 @@ from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes, standard
 from subgraph.operators.requirements import (
     Tensor,
-    listed,
+    int_list,
     require,
     require_axes,
     require_axis,
@@ -31,7 +31,7 @@ def reduction_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> Non
         x: The input.
         axes: The axes, int64; None or empty: all (none with ``noop_with_empty_axes``).
     """
-    require_axes(x.rank, listed(node, "axes", axes) or [])
+    require_axes(x.rank, int_list(node, "axes", axes) or [])
 
 
 def argminmax_operands(node: Node, x: Tensor) -> None:
@@ -49,7 +49,7 @@ def cumulative_operands(node: Node, x: Tensor, axis: Tensor) -> None:
         axis: The axis, a scalar or of shape [1].
     """
     require_single("axis", axis, "int64", "int32")
-    require_axes(max(x.rank, 1), listed(node, "axis", axis) or [])
+    require_axes(max(x.rank, 1), int_list(node, "axis", axis) or [])
 
 
 def _axes(node: Node, values: Values) -> list[int] | None:

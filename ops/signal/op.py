@@ -13,7 +13,7 @@ from subgraph.graph.types import Array, Dim, TensorType, ValueType
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
-    listed,
+    int_list,
     require,
     require_axes,
     require_rank,
@@ -38,11 +38,11 @@ def dft_operands(
     parts = x.shape[-1]
     require(1 <= parts <= 2, "the last axis has {} elements: 1 is real, 2 complex", parts)
     require_single("dft_length", length)
-    for size in listed(node, "dft_length", length) or []:
+    for size in int_list(node, "dft_length", length) or []:
         require(size >= 1, "dft_length is {}; it must be at least 1", size)
     require_single("axis", axis)
     default = [1] if 0 < node.version < 20 else [-2]
-    found = listed(node, "axis", axis)
+    found = int_list(node, "axis", axis)
     for place in [] if found is None else require_axes(x.rank, found or default):
         require(place < x.rank - 1, "axis is {}, that of the numbers' parts", place)
 
@@ -63,7 +63,7 @@ def stft_operands(
     require(x.rank == 2 or 1 <= x.shape[2] <= 2, "the last axis is neither real nor complex")
     require_single("frame_step", step)
     require_single("frame_length", length)
-    steps, found = listed(node, "frame_step", step), listed(node, "frame_length", length)
+    steps, found = int_list(node, "frame_step", step), int_list(node, "frame_length", length)
     require(all(hop >= 1 for hop in steps or ()), "frame_step is {}; at least 1", steps)
     if window is not None:
         require_rank("window", window, 1)

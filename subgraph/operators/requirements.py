@@ -270,7 +270,7 @@ def require_single(name: str, operand: Tensor | None, *dtypes: str) -> None:
         require_dtype(name, operand, *dtypes)
 
 
-def listed(node: Node, name: str, operand: Tensor | None) -> list[int] | None:
+def int_list(node: Node, name: str, operand: Tensor | None) -> list[int] | None:
     """Return whole numbers that old versions have as an attribute, new ones as an operand.
 
     Args:
