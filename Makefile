@@ -76,7 +76,7 @@ wheel: kernels  ## Build the wheel, with compiled kernels, into dist.
 bench: $(VENV)/.has-bench  ## Time against ONNX Runtime and OpenVINO, side by side.
 	$(BIN)/python benchmarks/models.py $(BENCH_ARGS)
 
-BACKENDS = $(VENV)/.has-onnxruntime $(VENV)/.has-openvino $(VENV)/.has-torch $(VENV)/.has-tvm
+BACKENDS = $(VENV)/.has-onednn $(VENV)/.has-onnxruntime $(VENV)/.has-openvino $(VENV)/.has-torch $(VENV)/.has-tvm
 backends: $(VENV)/.has-test $(BACKENDS)  ## Install the libraries of other accelerators and try each.
 	$(BIN)/python benchmarks/backends.py --kit $(BACKENDS_ARGS)
 

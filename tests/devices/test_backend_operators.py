@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 
 import subgraph as sg
-from subgraph.graph.types import Array
+from tests.support.backends import installed
 from tests.support.requirements import Use, floats, ints, run
 
-INSTALLED = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            importlib.util.find_spec(module) is None, reason=f"{module} is not installed"
-        ),
-    )
-    for name, module in (("TORCH", "torch"),)
-]
+INSTALLED = installed("ONEDNN", "TORCH")
 X, IMAGE, LINE = floats(3, 4, 5), floats(2, 3, 9, 8), floats(2, 4, 11)
 FILTERS = floats(6, 3, 3, 2)
 
 
-def use(op: str, *inputs: Array | None, version: int = 0, **attrs: Any) -> Use:
+def use(op: str, *inputs: Any, version: int = 0, **attrs: Any) -> Use:
     return Use(op, inputs, attrs, version)
 
 
@@ -117,10 +108,12 @@ def test_operators_agree(device: str, case: Use) -> None:
 def test_most_forms_are_taken(device: str) -> None:
     taken = 0
     for case in USES:
-        x = sg.input("x", case.inputs[0].shape, case.inputs[0].dtype.name)
+        first = case.inputs[0]
+        assert first is not None
+        x = sg.input("x", first.shape, first.dtype.name)
         rest = [
             None if a is None else sg.parameter(f"w{k}", a) for k, a in enumerate(case.inputs[1:])
         ]
         made = sg.Node(case.op, [x, *rest], version=case.version, attrs=case.attrs)
         taken += len(sg.query_model(sg.Graph([x], made.outputs), device)) > 0
-    assert taken > 0.9 * len(USES)
+    assert taken >= {"ONEDNN": 35, "TORCH": 65}[device]

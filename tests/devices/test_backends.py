@@ -5,7 +5,6 @@ Results are compared with those of REFERENCE, by the kit and here.
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -18,22 +17,9 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.backends import base
 from subgraph.graph.types import Array
+from tests.support.backends import PACKAGES, installed, is_missing
 
-MODULES = {
-    "ONNXRUNTIME": "onnxruntime",
-    "OPENVINO": "openvino",
-    "TORCH": "torch",
-    "TVM": "tvm",
-}
-INSTALLED = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            importlib.util.find_spec(module) is None, reason=f"{module} is not installed"
-        ),
-    )
-    for name, module in MODULES.items()
-]
+INSTALLED = installed(*PACKAGES)
 NEVER_FOR_ALL = {"refusals"}  # ONNX Runtime refuses nothing that the kit tries
 FLOAT = sg.TensorType("float32", ("N", 6))
 
@@ -241,17 +227,16 @@ def test_a_missing_or_old_package_says_what_to_install(requirement: str, message
 def test_backends_are_listed_and_start_only_when_named() -> None:
     code = (
         "import sys, subgraph as sg; core = sg.Core(); names = core.available_devices; "
-        "print(sorted({'onnxruntime', 'openvino', 'tvm'} & set(sys.modules)), names)"
+        "print(sorted({'onnxruntime', 'openvino', 'torch', 'tvm'} & set(sys.modules)), names)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.startswith("[]")
     assert "ONNXRUNTIME" not in out.stdout
     states = {state.name: state for state in sg.backends()}
-    assert set(states) == set(MODULES)
-    for name, module in MODULES.items():
-        missing = importlib.util.find_spec(module) is None
-        assert bool(states[name].problem) == missing, states[name]
-        assert missing == ("pip install" in states[name].problem)
+    assert set(states) == set(PACKAGES)
+    for name, state in states.items():
+        assert bool(state.problem) == is_missing(name), state
+        assert is_missing(name) == ("pip install" in state.problem)
 
 
 def test_a_name_of_no_device_is_near_a_backend() -> None:

@@ -85,6 +85,13 @@ class _SupportedSelector(SubgraphSelector):
         return self.select(output_node)
 
 
+@register_property("onednn")
+class OnednnProperty(BackendProperty):
+    """Regions that oneDNN runs."""
+
+    device = "ONEDNN"
+
+
 @register_property("onnxruntime")
 class OnnxruntimeProperty(BackendProperty):
     """Regions that ONNX Runtime runs."""

@@ -77,13 +77,14 @@ class _TorchModel:
         }
         self._inputs = [port.name for port in body.input if port.name not in self._weights]
         self._outputs = [port.name for port in body.output]
-        kept, steps = {*self._outputs, *self._weights}, []
+        needed = {*self._outputs, *self._weights}
+        steps: list[_Step] = []
         for node in reversed(body.node):
             found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             text = {k: v.decode() if isinstance(v, bytes) else v for k, v in found.items()}
             function = OPERATORS[node.op_type](Call(torch, text, version, len(node.output)))
-            released = tuple({*node.input} - kept - {""})
-            kept.update(released)
+            released = tuple({*node.input} - needed - {""})
+            needed.update(released)
             steps.append(_Step(function, tuple(node.input), tuple(node.output), released))
         self._steps = steps[::-1]
         self._run = torch.compile(self._values, dynamic=False) if options.COMPILE else self._values

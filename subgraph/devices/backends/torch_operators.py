@@ -14,6 +14,8 @@ import attrs
 
 # Takes the node's inputs as tensors, None where one is left out; returns a tensor or a sequence.
 Function: TypeAlias = Callable[..., Any]
+Unary: TypeAlias = Callable[[Any], Any]
+Binary: TypeAlias = Callable[[Any, Any], Any]
 
 
 @attrs.frozen
@@ -59,7 +61,12 @@ def _numbers(tensor: Any) -> list[int]:
 
 def _plain(name: str) -> Callable[[Call], Function]:
     """Return an entry for an operator that is one function of ``torch``, without attributes."""
-    return lambda call: getattr(call.torch, name)
+
+    def entry(call: Call) -> Function:
+        function: Function = getattr(call.torch, name)
+        return function
+
+    return entry
 
 
 def _split_pads(pads: Sequence[int] | None, rank: int) -> tuple[list[int], list[int]]:
@@ -93,7 +100,7 @@ def _conv(call: Call, transposed: bool = False) -> Function:
     return run
 
 
-def _pool(call: Call, largest: bool) -> Function:
+def _pool(call: Call, largest: bool) -> Unary:
     for name, default in (("auto_pad", "NOTSET"), ("ceil_mode", 0), ("storage_order", 0)):
         call.only(name, default)
     if call.outputs > 1:
@@ -125,7 +132,11 @@ def _pool(call: Call, largest: bool) -> Function:
 
 
 def _global(name: str) -> Callable[[Call], Function]:
-    return lambda call: lambda x: getattr(call.torch, name)(x, list(range(2, x.dim())), True)
+    def entry(call: Call) -> Unary:
+        reduce = getattr(call.torch, name)
+        return lambda x: reduce(x, list(range(2, x.dim())), True)
+
+    return entry
 
 
 def _reduce(name: str, square: bool = False) -> Callable[[Call], Function]:
@@ -145,7 +156,7 @@ def _reduce(name: str, square: bool = False) -> Callable[[Call], Function]:
 
 
 def _softmax(name: str) -> Callable[[Call], Function]:
-    def entry(call: Call) -> Function:
+    def entry(call: Call) -> Unary:
         function, axis = (
             getattr(call.torch, name),
             int(call.get("axis", -1 if call.version > 12 else 1)),
@@ -171,7 +182,7 @@ def _clip(call: Call) -> Function:
     return run
 
 
-def _divide(call: Call) -> Function:
+def _divide(call: Call) -> Binary:
     divide = call.torch.div
     return lambda x, y: divide(x, y, rounding_mode=None if x.is_floating_point() else "trunc")
 
@@ -190,7 +201,7 @@ def _gemm(call: Call) -> Function:
     return run
 
 
-def _batch_norm(call: Call) -> Function:
+def _batch_norm(call: Call) -> Callable[[Any, Any, Any, Any, Any], Any]:
     call.only("training_mode", 0)
     normalize, epsilon = call.torch.nn.functional.batch_norm, float(call.get("epsilon", 1e-5))
     if call.outputs > 1:
@@ -213,12 +224,12 @@ def _layer_norm(call: Call) -> Function:
     return run
 
 
-def _instance_norm(call: Call) -> Function:
+def _instance_norm(call: Call) -> Callable[[Any, Any, Any], Any]:
     normalize, epsilon = call.torch.nn.functional.instance_norm, float(call.get("epsilon", 1e-5))
     return lambda x, scale, b: normalize(x, weight=scale, bias=b, eps=epsilon)
 
 
-def _lrn(call: Call) -> Function:
+def _lrn(call: Call) -> Unary:
     size = int(call["size"])
     if size % 2 == 0:
         raise NotImplementedError("a window of an even number of channels")
@@ -270,14 +281,18 @@ def _flatten(call: Call) -> Function:
     return run
 
 
-def _transpose(call: Call) -> Function:
+def _transpose(call: Call) -> Unary:
     order = call["perm"]
     return lambda x: x.permute(list(order) if order else list(range(x.dim() - 1, -1, -1)))
 
 
 def _concat(call: Call) -> Function:
     axis, concatenate = int(call["axis"]), call.torch.cat
-    return lambda *parts: concatenate(parts, axis)
+
+    def run(*parts: Any) -> Any:
+        return concatenate(parts, axis)
+
+    return run
 
 
 def _gather(call: Call) -> Function:
@@ -292,7 +307,7 @@ def _gather(call: Call) -> Function:
     return run
 
 
-def _gelu(call: Call) -> Function:
+def _gelu(call: Call) -> Unary:
     function, how = call.torch.nn.functional.gelu, call.get("approximate", "none")
     return lambda x: function(x, approximate=how)
 
@@ -300,7 +315,7 @@ def _gelu(call: Call) -> Function:
 def _activation(name: str, **defaults: float) -> Callable[[Call], Function]:
     """Return an entry for a function of `torch.nn.functional` with float attributes."""
 
-    def entry(call: Call) -> Function:
+    def entry(call: Call) -> Unary:
         numbers = [float(call.get(key, value)) for key, value in defaults.items()]
         function = getattr(call.torch.nn.functional, name)
         return lambda x: function(x, *numbers)
@@ -324,34 +339,40 @@ def _many(name: str) -> Callable[[Call], Function]:
     return entry
 
 
-def _cast(call: Call) -> Function:
+def _cast(call: Call) -> Unary:
     names = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 11: "float64"}
     dtype = getattr(call.torch, names[int(call["to"])])
     return lambda x: x.to(dtype)
 
 
-def _expand(call: Call) -> Function:
+def _expand(call: Call) -> Binary:
     torch = call.torch
     return lambda x, shape: x.expand(torch.broadcast_shapes(x.shape, _numbers(shape)))
+
+
+def _first(x: Any, *_: Any) -> Any:
+    return x
 
 
 def _dropout(call: Call) -> Function:
     if call.outputs > 1:
         raise NotImplementedError("a mask is not translated")
-    return lambda x, *_: x
+    return _first
 
 
 def _norm(order: int) -> Callable[[Call], Function]:
     def entry(call: Call) -> Function:
         reduce = _reduce("sum")(call)
-        if order == 1:
-            return lambda x, *axes: reduce(x.abs(), *axes)
-        return lambda x, *axes: reduce(x * x, *axes).sqrt()
+
+        def run(x: Any, *axes: Any) -> Any:
+            return reduce(x.abs(), *axes) if order == 1 else reduce(x * x, *axes).sqrt()
+
+        return run
 
     return entry
 
 
-def _power(call: Call) -> Function:
+def _power(call: Call) -> Binary:
     return lambda x, y: call.torch.pow(x, y).to(x.dtype)
 
 
@@ -370,7 +391,7 @@ OPERATORS: dict[str, Callable[[Call], Function]] = {
     **{"Elu": _activation("elu", alpha=1.0), "LeakyRelu": _activation("leaky_relu", alpha=0.01)},
     **{"HardSwish": _activation("hardswish"), "Mish": _activation("mish")},
     **{"Softplus": _activation("softplus"), "Softsign": _activation("softsign")},
-    **{"Selu": lambda call: call.torch.selu, "Identity": lambda call: lambda x: x},
+    **{"Selu": _plain("selu"), "Identity": lambda _: _first},
     **{"Conv": _conv, "ConvTranspose": lambda call: _conv(call, transposed=True)},
     **{"MaxPool": lambda call: _pool(call, True), "AveragePool": lambda call: _pool(call, False)},
     **{"GlobalAveragePool": _global("mean"), "GlobalMaxPool": _global("amax")},
