@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
-from subgraph.devices.calls import known_properties, query_on
+from subgraph.devices.blob import write_atomically
+from subgraph.devices.calls import compile_on, known_properties, query_on
 from subgraph.devices.device import Device
 from subgraph.devices.placement import Link
 from subgraph.errors import BlobError, SubgraphError
@@ -93,9 +92,8 @@ class _SingleNodeRun:
 
     def __init__(self, device: Device, graph: Graph, feeds: Mapping[str, Any]) -> None:
         profiles = _PROFILING in known_properties(device)
-        self._request = device.compile_model(
-            graph, {_PROFILING: True} if profiles else None
-        ).create_infer_request()
+        model = compile_on(device, graph, {_PROFILING: True} if profiles else None)
+        self._request = model.create_infer_request()
         self._feeds = feeds
         self._run()
 
@@ -172,13 +170,8 @@ def _single_node_graph(node: Node, values: Mapping[str, Any]) -> tuple[Graph, di
 
 def write_profile(path: str | os.PathLike[str], profile: Profile) -> None:
     """Write measured times to a file, atomically."""
-    target = Path(path)
     content = {"format": _FORMAT, "seconds": profile.times, "link": attrs.asdict(profile.link)}
-    text = json.dumps(content, indent=1, sort_keys=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(text)
-    os.replace(temporary, target)
+    write_atomically(path, [json.dumps(content, indent=1, sort_keys=True).encode()])
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:

@@ -75,7 +75,7 @@ class CompiledModel:
         inputs: Ports of the inputs; those with a default may be omitted.
         outputs: Ports of the outputs.
         stored: Weights from an exported file, for the ops that use them.
-        metrics: Read-only properties beside the standard ones.
+        metrics: Read-only properties besides the standard ones.
         pipeline: (device, first step, end) of each stage of an asynchronous run.
         configs: Configuration by device.
     """
@@ -212,12 +212,14 @@ class CompiledModel:
         return Results(signature.output_positions, results)
 
     def _new_idle(self) -> _Idle:
+        """Create a runner for calls of the model."""
         runner = self.create_runner(Cancel())
         run = self._whole_run(runner)
         short = run == runner.run and not self._signature.has_defaults
         return runner, run, runner.repeat if short else None
 
     def _whole_run(self, runner: Runner) -> Callable[[Sequence[Any]], Any]:
+        """Return a callable for all stages of a run, which a device may define by itself."""
         if type(self).create_stages is CompiledModel.create_stages:
             return runner.run
         stages = self.create_stages(runner)
@@ -246,6 +248,7 @@ class CompiledModel:
         return self._with_snapshot(self._signature.bind(args, named))
 
     def _with_snapshot(self, bound: list[Any]) -> tuple[list[Any], Snapshot]:
+        """Return the items of a run for checked arguments, and the run's snapshot."""
         snapshot = self._snapshot
         if snapshot.epoch != epoch():
             snapshot = self._snapshot = Snapshot(self._plan.parameters)

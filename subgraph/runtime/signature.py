@@ -1,7 +1,6 @@
 """The ports of a compiled model, the check of its inputs, and the results of a call.
 
-Inputs are checked once for each set of shapes and dtypes; later calls with the same set take only a
-look-up.
+A set of shapes and dtypes is checked once; later calls with the same set need only a look-up.
 """
 
 from __future__ import annotations
@@ -27,12 +26,18 @@ from subgraph.graph.types import (
 )
 from subgraph.system.registry import nearest
 
-_REMEMBERED = 64  # most sets of shapes and dtypes that are remembered as accepted
+_MAX_ACCEPTED = 64  # sets of shapes and dtypes that are remembered as accepted
 
 
 @attrs.frozen
 class Port:
-    """An input or output: name, type, and the Parameter that is its default if it is optional."""
+    """An input or output of a model.
+
+    Attributes:
+        name: Its name.
+        type: Its type; None if unknown.
+        default: The Parameter whose array an omitted input has; None for a required input.
+    """
 
     name: str
     type: ValueType | None
@@ -233,7 +238,7 @@ class Signature:
         self._check_shapes(arrays)
         known = [a for a in arrays if type(a) is np.ndarray]
         if len(known) == len(arrays):
-            if len(self._accepted) >= _REMEMBERED:
+            if len(self._accepted) >= _MAX_ACCEPTED:
                 self._accepted.clear()
             self._accepted.add(tuple(part for a in known for part in (a.shape, a.dtype)))
             self._latest = [(k, a.shape, a.dtype) for k, a in enumerate(known)]
