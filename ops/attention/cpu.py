@@ -68,9 +68,9 @@ def attention(node: Node, low: Lowering) -> None:
     batch, heads, queries, depth = q.sizes
     sizes = _Sizes(batch, heads, k.sizes[1], queries, past, past + k.sizes[2], depth, v.sizes[3])
     if k.sizes[1] == 0 or heads % k.sizes[1] or v.sizes[:3] != k.sizes[:3]:
-        raise Unsupported(f"attention of heads {q.sizes}, {k.sizes}, {v.sizes}")
+        raise Unsupported(f"queries {q.sizes} with keys {k.sizes} and values {v.sizes}")
     if 0 in (sizes.keys, batch, heads, queries, depth, sizes.values):
-        raise Unsupported("attention over nothing")
+        raise Unsupported("attention over an empty tensor")
     k = _present(low, k, past_key, 1)
     v = _present(low, v, past_value, 2)
     scale = float(node.attrs.get("scale") or 0.0) or 1.0 / math.sqrt(depth)

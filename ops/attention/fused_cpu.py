@@ -116,7 +116,28 @@ def fused(node: Node, low: Lowering) -> None:
     emit_attention(low, AttentionSpec(q, k, v, out, low.optional(3), scale, causal))
 
 
-def mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int]:
+def checked_mask_steps(r: AttentionSpec) -> tuple[int, int, int, int]:
+    """Return the strides of an attention's mask, 0 without one, after a check of its operands.
+
+    Raises:
+        Unsupported: No kernel computes an attention of these operands.
+    """
+    batch, heads, queries, depth = r.q.sizes
+    _, kv_heads, keys, _ = r.v.sizes
+    if r.q.steps[3] != 1 or r.out.steps[3] != 1:
+        raise Unsupported("attention over queries whose elements are not contiguous")
+    if kv_heads == 0 or heads % kv_heads or r.k.sizes != (batch, kv_heads, keys, depth):
+        raise Unsupported(f"queries {r.q.sizes} with keys {r.k.sizes} and values {r.v.sizes}")
+    if keys == 0 or not r.out.operand.size:
+        raise Unsupported("attention over an empty tensor")
+    if r.mask is None:
+        return 0, 0, 0, 0
+    if r.mask.dtype != r.q.operand.dtype:
+        raise Unsupported(f"a mask of {r.mask.dtype}; it must be of the queries' dtype")
+    return _mask_steps(r.mask, (batch, heads, queries, keys))
+
+
+def _mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int]:
     """Return the strides of a mask along batch, head, query and key, in elements; 0 along size 1.
 
     Args:
@@ -147,20 +168,10 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     """
     of = tiles(r.q.operand.dtype)
     batch, heads, queries, depth = r.q.sizes
-    _, shared, keys, values = r.v.sizes
-    if r.q.steps[3] != 1 or r.out.steps[3] != 1:
-        raise Unsupported("attention over queries whose elements are not contiguous")
-    if shared == 0 or heads % shared or r.k.sizes != (batch, shared, keys, depth):
-        raise Unsupported(f"attention of heads {r.q.sizes}, {r.k.sizes}, {r.v.sizes}")
-    if keys == 0 or not r.out.operand.size:
-        raise Unsupported("attention over nothing")
-    steps = (0, 0, 0, 0)
-    if r.mask is not None:
-        if r.mask.dtype != of.dtype:
-            raise Unsupported(f"a mask of {r.mask.dtype}; it must be of the queries' dtype")
-        steps = mask_steps(r.mask, (batch, heads, queries, keys))
-        if steps[2] and not steps[3] and keys > 1:
-            raise Unsupported("a mask that is the same for all keys")
+    _, _, keys, values = r.v.sizes
+    steps = checked_mask_steps(r)
+    if steps[2] and not steps[3] and keys > 1:
+        raise Unsupported("a mask with rows for queries, but one column for all keys")
     if _has_few_queries(r, of, steps):
         _emit_few_queries(low, r, of, steps)
         return
@@ -190,11 +201,11 @@ def _arguments(
         low: The lowering, which gives scratch memory.
         r: The attention.
         of: The tiles of its dtype.
-        mask_steps: Strides of the mask, as of `mask_steps`.
+        mask_steps: Strides of the mask, as of `checked_mask_steps`.
         unit_panels: Panels of queries of a work unit.
     """
     _, heads, queries, depth = r.q.sizes
-    _, shared, keys, values = r.v.sizes
+    _, kv_heads, keys, values = r.v.sizes
     block = _keys_per_block(of, keys)
     k_across, v_across = r.k.steps[3] != 1, r.v.steps[3] != 1
     k_pitch = _copy_pitch(of, r.k, block, unit_panels)
@@ -207,7 +218,7 @@ def _arguments(
         **_operands_and_strides(r, of, r.q.steps, r.out.steps, mask_steps),
         queries=queries,
         heads=heads,
-        sharing=heads // shared,
+        sharing=heads // kv_heads,
         k_batch=k[0],
         k_head=k[1],
         k_line=k[2],
@@ -285,14 +296,14 @@ def _is_causally_masked(r: AttentionSpec) -> bool:
 def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence[int]) -> None:
     """Emit the step of an attention of few queries."""
     batch, heads, queries, depth = r.q.sizes
-    _, shared, keys, values = r.v.sizes
-    q, out, rows, group = list(r.q.steps), list(r.out.steps), _rows_of_a_key(r), heads // shared
+    _, kv_heads, keys, values = r.v.sizes
+    q, out, rows, group = list(r.q.steps), list(r.out.steps), _rows_of_a_key(r), heads // kv_heads
     mask = list(mask)
     if queries < rows:
         # One query: the heads that share keys become the queries of one head.
         for steps in (q, out, mask):
             steps[1:3] = [steps[1] * rows, steps[1]]
-        heads, group = shared, 1
+        heads, group = kv_heads, 1
     scratch = low.scratch((rows * round_up(keys, of.lanes) + rows) * of.item, per_worker=True)
     k, v = ([step * of.item for step in each.steps] for each in (r.k, r.v))
     arguments = FewQueriesArguments(

@@ -14,7 +14,7 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.opencl_code import line, number, register, require, storage
 
 from .arguments import BiasArguments, RotateArguments
-from .fused_cpu import AttentionSpec, mask_steps
+from .fused_cpu import AttentionSpec, checked_mask_steps
 
 cl_shared("Attention", "RotaryEmbedding")
 cl_shared("FusedAttention", domain=INTERNAL_DOMAIN)
@@ -36,20 +36,10 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     dtype = r.q.operand.dtype
     require(low, dtype)
     batch, heads, queries, depth = r.q.sizes
-    _, shared, keys, values = r.v.sizes
-    if r.q.steps[3] != 1 or r.out.steps[3] != 1:
-        raise Unsupported("attention over queries whose elements are not contiguous")
-    if shared == 0 or heads % shared or r.k.sizes != (batch, shared, keys, depth):
-        raise Unsupported(f"attention of heads {r.q.sizes}, {r.k.sizes}, {r.v.sizes}")
-    if keys == 0 or not r.out.operand.size:
-        raise Unsupported("attention over nothing")
+    _, kv_heads, keys, values = r.v.sizes
+    steps = checked_mask_steps(r)
     if max(depth, values) > _MAX_HEAD_SIZE:
         raise Unsupported(f"attention over heads of {max(depth, values)} elements")
-    steps: tuple[int, ...] = (0, 0, 0, 0)
-    if r.mask is not None:
-        if r.mask.dtype != dtype:
-            raise Unsupported(f"a mask of {r.mask.dtype}; it must be of the queries' dtype")
-        steps = mask_steps(r.mask, (batch, heads, queries, keys))
     gpu = low.traits.is_gpu
     defines: dict[str, str | int] = {
         "BLOCK": _BLOCK_KEYS,
@@ -60,16 +50,16 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
         "VALUES": values,
         "ZERO_UNSEEN": int(r.zero_unseen),
     }
-    words: list[Argument | np.generic[Any]] = [queries, r.q.operand, r.k.operand, r.v.operand]
-    words += [r.out.operand, r.mask or r.q.operand, keys, heads, heads // shared]
+    arguments: list[Argument | np.generic[Any]] = [queries, r.q.operand, r.k.operand, r.v.operand]
+    arguments += [r.out.operand, r.mask or r.q.operand, keys, heads, heads // kv_heads]
     for of in (r.q.steps, r.k.steps, r.v.steps, r.out.steps, steps):
-        words += of
-    words += [number(dtype, r.scale), int(r.causal), r.offset]
+        arguments += of
+    arguments += [number(dtype, r.scale), int(r.causal), r.offset]
     group = _GROUP_QUERIES if gpu else 1
     low.launch(
         ClSource("attention/kernels", defines=tuple(sorted(defines.items()))),
         "attention",
-        words,
+        arguments,
         (-(-queries // group) * group, batch * heads),
         (group, 1),
         flops=2 * batch * heads * queries * keys * (depth + values),

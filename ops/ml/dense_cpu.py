@@ -90,7 +90,7 @@ def scores_operand(low: Lowering, name: str, y: Operand) -> Operand:
 def _operator_of(name: str, y: Operand) -> str:
     """Return the operator that computes a transform, "" for the identity."""
     if name not in _TRANSFORMS:
-        raise Unsupported(f"scores with {name}")
+        raise Unsupported(f"post_transform {name!r}")
     return "" if name == "SOFTMAX" and y.shape[-1] == 1 else _TRANSFORMS[name]
 
 
@@ -341,7 +341,7 @@ def linear_classifier(node: Node, low: Lowering) -> None:
     weights, added = prepared(node, _classifier)
     count = len(added)
     if given["classlabels_strings"] or count < 2 or len(labels) < count:
-        raise Unsupported("labels that are strings, or classes that share a score")
+        raise Unsupported("string labels, or two classes with one score")
     y, name = low.output(1), text(given["post_transform"])
     scores = scores_operand(low, name, y)
     emit_linear(low, x, weights, added, scores)

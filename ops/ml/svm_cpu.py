@@ -188,7 +188,7 @@ def svm_classifier(node: Node, low: Lowering) -> None:
     samples = x.shape[0]
     a, b = (np.array(given[f"prob_{which}"] or (), np.float32) for which in "ab")
     if given["classlabels_strings"] or len(labels) != classes:
-        raise Unsupported("labels that are strings")
+        raise Unsupported("string labels")
     if (
         len(a) not in (0, pairs)
         or len(a) != len(b)

@@ -100,7 +100,7 @@ class Forest:
             raise ShapeError("the nodes of a tree form a cycle")
         for name, numbers in (("feature", self.features), ("target", self.targets)):
             if numbers.size and numbers.min() < 0:
-                raise ShapeError(f"a tree names {name} {numbers.min()}")
+                raise ShapeError(f"a tree has {name} {numbers.min()}; it must not be negative")
         return self
 
     def _comparisons(self, node: Array, value: Array) -> Array:
@@ -163,8 +163,9 @@ def ensemble_forest(node: Node) -> Forest:
     """Return the trees of a TreeEnsemble, whose leaves are numbered after its interior nodes."""
     given = attributes(node)
     for name, value in given.items():
-        if isinstance(value, np.ndarray) and value.ndim != 1:
-            raise ShapeError(f"{name} has shape {list(value.shape)}; it must be a list")
+        shape: tuple[int, ...] = getattr(value, "shape", (0,))  # other attributes are no tensors
+        if len(shape) != 1:
+            raise ShapeError(f"{name} has shape {list(shape)}; it must be a list")
     modes = np.asarray(given["nodes_modes"]).reshape(-1).astype(np.int64)
     splits = np.asarray(given["nodes_splits"]).reshape(-1)
     weights = np.asarray(given["leaf_weights"]).reshape(-1)

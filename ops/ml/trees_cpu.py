@@ -90,7 +90,7 @@ def _pack(forest: Forest) -> _PackedForest:
     strict = np.isin(modes, (LT, GTE))
     thresholds = np.where(strict, np.nextafter(splits, np.float32(-np.inf)), splits)
     if not np.isfinite(thresholds).all():
-        raise Unsupported("trees that compare with the lowest number")
+        raise Unsupported("trees that compare with the lowest float")
     if max(NODE_BYTES * len(inner), len(forest.targets)) >= 1 << 31:
         raise Unsupported(f"trees of {len(inner)} nodes")
     swapped = np.isin(modes, (GTE, GT))
@@ -152,7 +152,7 @@ def tree_ensemble_classifier(node: Node, low: Lowering) -> None:
     base = numbers_of(given, "base_values")
     labels = np.array(given["classlabels_int64s"] or (), np.int64)
     if given["classlabels_strings"] or not labels.size:
-        raise Unsupported("labels that are strings")
+        raise Unsupported("string labels")
     if len(labels) == 2 and packed.one_target and base.size < 2:
         _emit_pair(low, packed, text(given["post_transform"]), base, labels)
         return

@@ -25,7 +25,7 @@ def _along_axis(low: Lowering, operand: Operand) -> Source:
     """Return a scale or zero point as a source: one number, or one for each index of an axis."""
     node, x = low.node, low.input(0)
     if node.attrs.get("block_size", 0):
-        raise Unsupported(f"{node.op_type} in blocks")
+        raise Unsupported(f"{node.op_type} with block_size")
     if operand.size == 1:
         return source(operand, ())
     if operand.rank != 1:

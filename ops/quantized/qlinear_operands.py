@@ -113,7 +113,7 @@ def read_operands(node: Node, low: Lowering) -> QuantizedOperands:
     optional = [low.optional(k) for k in range(10)]
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale = optional
     if x is None or w is None or x_scale is None or w_scale is None:
-        raise Unsupported(f"{node.op_type} without operands")
+        raise Unsupported(f"{node.op_type} with omitted operands")
     given = [o for o in (w, x_scale, w_scale, y_scale, bias, bias_scale) if o is not None]
     if any(not operand.constant for operand in given):
         raise Unsupported("weights or scales that are computed at run time")

@@ -114,10 +114,10 @@ def read_cells(node: Node, low: Lowering) -> Cells:
         lengths = None
     constants = [w, r, low.optional(3), low.optional(7)]
     if any(operand is not None and not operand.constant for operand in constants):
-        raise Unsupported(f"{node.op_type} with computed weights")
+        raise Unsupported(f"{node.op_type} with weights that are computed at run time")
     sizes = (steps, batch, x.shape[2], hidden, directions)
     if 0 in sizes:
-        raise Unsupported(f"{node.op_type} without elements")
+        raise Unsupported(f"{node.op_type} of an empty tensor")
     if lengths is not None:
         emit_range_check(low, lengths, "sequence_lens", 0, steps)
     return Cells(

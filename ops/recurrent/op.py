@@ -360,7 +360,7 @@ def _run(
     prepared = _prepare(inputs, given, gates)
     directions = prepared.w.shape[0]
     if directions != (2 if direction == "bidirectional" else 1):
-        raise ShapeError(f"W has {directions} direction(s), which {direction!r} does not fit")
+        raise ShapeError(f"W has {directions} direction(s), but direction is {direction!r}")
     functions = activations(given, defaults, directions)
     results: list[Array] = []
     lasts: list[tuple[Array, ...]] = []

@@ -57,9 +57,9 @@ def read_quantized_cells(node: Node, low: Lowering) -> Cells:
     directions, size, _ = r.shape
     constants = [r, scale, zero, *([] if holes is None else [holes])]
     if not all(operand.constant for operand in constants):
-        raise Unsupported("QuantizedLSTM with computed weights")
+        raise Unsupported("QuantizedLSTM with weights that are computed at run time")
     if 0 in (steps, batch, size):
-        raise Unsupported("QuantizedLSTM without elements")
+        raise Unsupported("QuantizedLSTM of an empty tensor")
     if lengths is not None:
         emit_range_check(low, lengths, "sequence_lens", 0, steps)
     return Cells(

@@ -76,7 +76,7 @@ def pool_of(node: Node) -> Pool:
         raise ShapeError(f"{weights.size} weights for {width} columns of counts")
     lengths = int(given["min_gram_length"]), int(given["max_gram_length"])
     if not 1 <= lengths[0] <= lengths[1]:
-        raise ShapeError(f"n-grams of {lengths[0]} to {lengths[1]} words")
+        raise ShapeError(f"min_gram_length is {lengths[0]}, max_gram_length {lengths[1]}")
     columns: dict[tuple[Any, ...], int] = {}
     number = 0
     for size, (start, end) in enumerate(itertools.pairwise(starts), 1):
@@ -136,7 +136,7 @@ def _texts(value: Any) -> Array:
         ShapeError: Its elements are no strings.
     """
     if value.dtype.kind not in "OUT":
-        raise ShapeError(f"texts are needed, got {value.dtype}")
+        raise ShapeError(f"strings are needed, got {value.dtype}")
     found: Array = value.astype(object)
     return found
 
