@@ -196,8 +196,8 @@ class ClExecutablePlan:
         bound = _BoundLaunch(step, kernel)
         with driver_errors(self._runtime, bound.description):
             position = 0
-            for word in step.arguments:
-                position = self._argument(bound.kernel, position, word)
+            for argument in step.arguments:
+                position = self._argument(bound.kernel, position, argument)
             taken = bound.kernel.num_args
         if position != taken:
             raise DeviceError(
@@ -205,38 +205,38 @@ class ClExecutablePlan:
             )
         return bound
 
-    def _argument(self, kernel: cl.Kernel, position: int, word: object) -> int:
-        if isinstance(word, np.generic):
-            kernel.set_arg(position, cast("np.generic[Any]", word))
+    def _argument(self, kernel: cl.Kernel, position: int, argument: object) -> int:
+        if isinstance(argument, np.generic):
+            kernel.set_arg(position, cast("np.generic[Any]", argument))
             return position + 1
-        if isinstance(word, (int, float)):
-            number = np.int32(word) if isinstance(word, int) else np.float32(word)
+        if isinstance(argument, (int, float)):
+            number = np.int32(argument) if isinstance(argument, int) else np.float32(argument)
             kernel.set_arg(position, number)
             return position + 1
-        if isinstance(word, Weight):
-            self._set_weight(kernel, position, self._weights.add(word))
+        if isinstance(argument, Weight):
+            self._set_weight(kernel, position, self._weights.add(argument))
             kernel.set_arg(position + 1, np.int32(0))
             return position + 2
-        if isinstance(word, Report):
+        if isinstance(argument, Report):
             if self._slot_buffer is None:
                 self._slot_buffer = upload(self._runtime, self._queue, self._slot_words)
             kernel.set_arg(position, self._slot_buffer)
-            code = self._reports.setdefault(word, len(self._reports) + 1)
+            code = self._reports.setdefault(argument, len(self._reports) + 1)
             kernel.set_arg(position + 1, np.int32(code))
             return position + 2
-        assert isinstance(word, (Operand, Scratch))
-        storage = word.storage
+        assert isinstance(argument, (Operand, Scratch))
+        storage = argument.storage
         assert storage is not None, "a mentioned operand has storage"
         root, offset = storage.root()
         item = 1
-        if isinstance(word, Operand):
-            offset, item = offset + word.offset, word.itemsize
-        offset += self._set_buffer(kernel, position, root, word)
+        if isinstance(argument, Operand):
+            offset, item = offset + argument.offset, argument.itemsize
+        offset += self._set_buffer(kernel, position, root, argument)
         kernel.set_arg(position + 1, np.int32(offset // item))
         return position + 2
 
     def _set_buffer(
-        self, kernel: cl.Kernel, position: int, root: Storage, word: Operand | Scratch
+        self, kernel: cl.Kernel, position: int, root: Storage, argument: Operand | Scratch
     ) -> int:
         """Set an argument to the buffer of a storage; return the storage's offset in bytes."""
         if root.kind == "arena":
@@ -252,9 +252,9 @@ class ClExecutablePlan:
         elif root.weight is not None:
             self._set_weight(kernel, position, self._weights.add(root.weight))
         else:
-            assert isinstance(word, Operand)
-            assert word.parameter is not None, "a weight without a recipe is a parameter"
-            self._set_weight(kernel, position, self._weights.add_parameter(word.parameter))
+            assert isinstance(argument, Operand)
+            assert argument.parameter is not None, "a weight without a recipe is a parameter"
+            self._set_weight(kernel, position, self._weights.add_parameter(argument.parameter))
         return 0
 
     def _set_weight(self, kernel: cl.Kernel, position: int, found: int | Array) -> None:

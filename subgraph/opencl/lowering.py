@@ -243,12 +243,13 @@ class ClLowering(Lowering):
         """
         if 0 in global_size:
             return
-        for word in arguments:
-            if isinstance(word, Operand) and word.size >= _MAX_COUNT:
-                raise Unsupported(f"{word.name!r} has {word.size} elements; kernels count to 2^31")
-        for word in arguments:
-            if type(word) is int and not -_MAX_COUNT <= word < _MAX_COUNT:
-                raise Unsupported(f"{word} is a number of more than 32 bits")
+        for argument in arguments:
+            if isinstance(argument, Operand) and argument.size >= _MAX_COUNT:
+                reason = f"{argument.name!r} has {argument.size} elements; kernels count to 2^31"
+                raise Unsupported(reason)
+        for argument in arguments:
+            if type(argument) is int and not -_MAX_COUNT <= argument < _MAX_COUNT:
+                raise Unsupported(f"{argument} is a number of more than 32 bits")
         size = tuple(int(n) for n in global_size)
         group = None if local_size is None else tuple(int(n) for n in local_size)
         kernel = cast(Kernel, ClLaunch(source, name, size, group))

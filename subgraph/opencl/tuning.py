@@ -47,11 +47,11 @@ class ClTuning:
     group: int = attrs.field(default=16, validator=_positive)
 
 
-def candidates(found: Runtime) -> Iterator[ClTuning]:
+def candidates(runtime: Runtime) -> Iterator[ClTuning]:
     """Yield the tunings that are measured on a device."""
-    if found.traits.is_gpu:
+    if runtime.traits.is_gpu:
         for tile, group in ((64, 16), (128, 16), (32, 8), (64, 8)):
-            if group * group <= found.traits.max_group:
+            if group * group <= runtime.traits.max_group:
                 yield ClTuning(tile=tile, group=group)
         return
     for rows in (4, 6, 8):
@@ -59,40 +59,40 @@ def candidates(found: Runtime) -> Iterator[ClTuning]:
             yield ClTuning(rows=rows, blocks=blocks, chunk=chunk)
 
 
-def _file(found: Runtime) -> Path:
-    device = found.device
+def _file(runtime: Runtime) -> Path:
+    device = runtime.device
     identity = (device.platform.name, device.name, device.version, device.driver_version)
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:24]
     return base_folder() / "opencl" / f"{digest}.json"
 
 
 @cache
-def stored(found: Runtime) -> ClTuning | None:
+def stored(runtime: Runtime) -> ClTuning | None:
     """Return the cached tuning of a device; None if there is none, or if its file is damaged."""
     try:
-        values: dict[str, int] = json.loads(read_trusted(_file(found)))
+        values: dict[str, int] = json.loads(read_trusted(_file(runtime)))
         return ClTuning(**values)
     except (OSError, ValueError, TypeError):
         return None
 
 
-def tuned(found: Runtime, measure: Callable[[ClTuning], float]) -> ClTuning:
+def tuned(runtime: Runtime, measure: Callable[[ClTuning], float]) -> ClTuning:
     """Return the cached tuning of a device; if there is none, measure, cache and return the best.
 
     Args:
-        found: The device.
+        runtime: The device.
         measure: Returns the seconds that a matrix product takes with a tuning.
     """
-    best = stored(found)
+    best = stored(runtime)
     if best is not None:
         return best
-    best = min(candidates(found), key=measure)
-    _keep(_file(found), best)
+    best = min(candidates(runtime), key=measure)
+    _store(_file(runtime), best)
     stored.cache_clear()
     return best
 
 
-def _keep(path: Path, choice: ClTuning) -> None:
+def _store(path: Path, choice: ClTuning) -> None:
     """Write a file atomically; if the folder cannot be written, the next process measures again."""
     with suppress(OSError):
         write_trusted(path, json.dumps(attrs.asdict(choice)).encode())

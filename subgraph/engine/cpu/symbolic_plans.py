@@ -63,13 +63,13 @@ class SymbolicPlans:
             self.forget()
             self._graph = graph
         for plan in self._plans:
-            made = plan.instance(types) if plan.versions.are_current() else None
-            if made is not None:
+            instance = plan.instance(types) if plan.versions.are_current() else None
+            if instance is not None:
                 self._plans.remove(plan)
                 self._plans.insert(0, plan)
                 self.used += 1
                 self._unused_in_a_row = 0
-                return made
+                return instance
         self._remember(types)
         groups = self.groups()
         if not groups:
@@ -80,14 +80,14 @@ class SymbolicPlans:
             )
         self._unused_in_a_row += 1
         try:
-            traced = make_symbolic_plan(graph, types, groups, self._options, self._weights)
+            plan = make_symbolic_plan(graph, types, groups, self._options, self._weights)
         except Exception as error:  # lowerings that do not support symbolic sizes fail in any way
             raise Declined(f"{type(error).__name__}: {error}") from error
-        if traced is None:
+        if plan is None:
             raise Declined("the reference computes a part of the plan")
         self.traced += 1
-        self._plans = [traced, *self._plans[: _MAX_PLANS - 1]]
-        return traced.instance(types)
+        self._plans = [plan, *self._plans[: _MAX_PLANS - 1]]
+        return plan.instance(types)
 
     def forget(self) -> None:
         """Drop all symbolic plans."""

@@ -228,7 +228,9 @@ class SymbolicPlan:
         self._areas = numbers.array(_objects(layout.areas, 2))
         self._inputs = _SymbolicPorts(layout.inputs, numbers)
         self._outputs = _SymbolicPorts(layout.outputs, numbers)
-        self._weights = [_SymbolicWeight(held, patch, numbers) for held, patch in layout.weights]
+        self._weights = [
+            _SymbolicWeight(content, patch, numbers) for content, patch in layout.weights
+        ]
         self._kernels = [
             (kernel, Patch(patch.positions, patch.offsets.astype(np.int64)))
             for kernel, patch in layout.kernels
@@ -328,14 +330,14 @@ class SymbolicPlan:
             offsets, total = guard_pages.guarded_offsets(sizes)
             return [*offsets, total]
         most = _MAX_SLACK * sum(sizes)
-        for whole, room, offsets in self._memory_plans:
-            if whole <= most and all(map(le, sizes, room)):
+        for whole, capacities, offsets in self._memory_plans:
+            if whole <= most and all(map(le, sizes, capacities)):
                 return offsets
-        room = [round(size * (1 + _MAX_SLACK) / 2) for size in sizes]
-        found, total = assign_offsets(room, self._lives)
+        capacities = [round(size * (1 + _MAX_SLACK) / 2) for size in sizes]
+        found, total = assign_offsets(capacities, self._lives)
         offsets = [*found, total]
         self._memory_plans = (
-            (sum(room), room, offsets),
+            (sum(capacities), capacities, offsets),
             *self._memory_plans[: _MAX_MEMORY_PLANS - 1],
         )
         return offsets
@@ -377,20 +379,21 @@ class _SymbolicPorts:
 class _SymbolicWeight:
     """A weight of a symbolic plan, or a constant that follows from the dimensions."""
 
-    def __init__(self, held: Any, patch: Patch, numbers: _SymbolicNumbers) -> None:
-        self._held = held
+    def __init__(self, content: Any, patch: Patch, numbers: _SymbolicNumbers) -> None:
+        self._content = content
         self._positions = patch.positions
         self._offsets = numbers.array(patch.offsets)
-        self._content = numbers.array(held.array) if isinstance(held, SymbolicConstant) else None
-        self.fixed = self._offsets.fixed and self._content is None
+        symbolic = isinstance(content, SymbolicConstant)
+        self._symbolic_content = numbers.array(content.array) if symbolic else None
+        self.fixed = self._offsets.fixed and self._symbolic_content is None
 
     def filled(self, numbers: NDArray[np.int64]) -> tuple[Any, Patch]:
         """Return the content and the patch of an instance."""
-        held = self._held
-        if self._content is not None:
-            content = self._content.filled(numbers).astype(numpy_dtype(held.dtype))
-            held = np.ascontiguousarray(content)
-        return held, Patch(self._positions, self._offsets.filled(numbers))
+        content = self._content
+        if self._symbolic_content is not None:
+            integers = self._symbolic_content.filled(numbers)
+            content = np.ascontiguousarray(integers.astype(numpy_dtype(content.dtype)))
+        return content, Patch(self._positions, self._offsets.filled(numbers))
 
 
 def make_symbolic_plan(
