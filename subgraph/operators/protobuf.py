@@ -358,12 +358,8 @@ def sparse_from_proto(proto: SparseTensorProto) -> SparseTensor:
     return SparseTensor(values, indices, tuple(proto.dims))
 
 
-def node_to_proto(node: Node, graph_to_proto: GraphToProto | None = None) -> NodeProto:
-    """Return ONNX's message for a node; omitted inputs have an empty name.
-
-    Args:
-        node: The node to convert; types of attributes follow from its operator's schema, if known.
-        graph_to_proto: Converts the node's bodies; None: it must have none.
+def node_to_proto(node: Node) -> NodeProto:
+    """Return ONNX's message for a node without bodies; omitted inputs have an empty name.
 
     Raises:
         ModelError: ONNX has no attribute type for an attribute's value.
@@ -381,7 +377,7 @@ def node_to_proto(node: Node, graph_to_proto: GraphToProto | None = None) -> Nod
         for name, value in node.attrs.items():
             kind = kinds[name].kind if name in kinds else None
             try:
-                proto.attribute.append(attr_to_proto(name, value, kind, graph_to_proto))
+                proto.attribute.append(attr_to_proto(name, value, kind))
             except (TypeError, ValueError) as error:
                 raise ModelError(
                     f"node {node.name!r} ({node.op_type}): attribute {name!r} cannot be written "

@@ -429,7 +429,7 @@ def _function_step(node: Node, function: Any, step: Any) -> tuple[Node, list[str
         if not attribute.ref_attr_name:
             attrs[attribute.name] = attr_from_proto(attribute, no_graph)
             continue
-        value = _attribute(node, attribute.ref_attr_name)
+        value = attributes(node).get(attribute.ref_attr_name)
         if value is not None:
             attrs[attribute.name] = value
     opsets = {entry.domain: entry.version for entry in function.opset_import}
@@ -443,14 +443,6 @@ def _function_step(node: Node, function: Any, step: Any) -> tuple[Node, list[str
         attrs=attrs,
     )
     return inner, list(step.input), list(step.output)
-
-
-def _attribute(node: Node, name: str) -> Any:
-    if name in node.attrs:
-        return node.attrs[name]
-    schema = find_schema(node.op_type, node.domain, node.version)
-    known = None if schema is None else schema.attributes.get(name)
-    return None if known is None else known.default
 
 
 def attributes(node: Node) -> dict[str, Any]:

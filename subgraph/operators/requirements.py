@@ -318,22 +318,21 @@ def require_within(name: str, operand: Tensor | None, least: int, most: int) -> 
         raise ShapeError(f"{name} holds {wrong}, which is outside [{least}, {most}]")
 
 
-def require_axis(node: Node, rank: int, default: int = 0, name: str = "axis") -> int:
-    """Return the node's axis counted from the front, in [0, rank).
+def require_axis(node: Node, rank: int, default: int = 0) -> int:
+    """Return the attribute ``axis`` counted from the front, in [0, rank).
 
     Args:
         node: The node with the attribute.
         rank: Rank of the input; a scalar counts as having one axis, as in the standard's tests.
         default: The axis if the attribute is omitted.
-        name: Name of the attribute.
 
     Raises:
         ShapeError: there is no such axis.
     """
-    axis = node.attrs.get(name, default)
+    axis = node.attrs.get("axis", default)
     rank = max(rank, 1)
     if not isinstance(axis, int) or not -rank <= axis < rank:
-        raise ShapeError(f"{name} is {axis}, outside [-{rank}, {rank}) of an input of rank {rank}")
+        raise ShapeError(f"axis is {axis}, outside [-{rank}, {rank}) of an input of rank {rank}")
     return axis % rank
 
 

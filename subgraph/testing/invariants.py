@@ -67,7 +67,9 @@ def check_partition(
         checker.check()
         work += checker.bodies
     if inputs is not None:
-        _check_results(before, after, inputs, rtol, atol)
+        names = [value.name for value in before.outputs]
+        expected, got = run_reference(before, inputs), run_reference(after, inputs)
+        check_results(expected, got, names, rtol, atol)
 
 
 def _fail(number: int, text: str) -> NoReturn:
@@ -365,13 +367,6 @@ def _equal(one: Any, two: Any) -> bool:
             )
         )
     return bool(one == two)
-
-
-def _check_results(
-    before: Graph, after: Graph, inputs: Mapping[str, Any] | Sequence[Any], rtol: float, atol: float
-) -> None:
-    names = [value.name for value in before.outputs]
-    check_results(run_reference(before, inputs), run_reference(after, inputs), names, rtol, atol)
 
 
 def run_reference(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:

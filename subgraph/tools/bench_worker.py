@@ -139,10 +139,10 @@ def probe() -> float:
     return time.perf_counter() - start
 
 
-def _median_of(run: Callable[[], Any], count: int = 5) -> float:
+def _median_of(run: Callable[[], Any]) -> float:
     run()
     times: list[float] = []
-    for _ in range(count):
+    for _ in range(5):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)

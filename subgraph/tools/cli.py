@@ -32,7 +32,6 @@ from subgraph.tools.cli_inputs import (
     compiled_model,
     input_arrays,
     parse_assignments,
-    parse_config,
 )
 from subgraph.tools.cli_measure import bench, profile, warmup
 from subgraph.tools.cli_output import Output, Row, discard_output, op_name, prepare_streams
@@ -242,7 +241,7 @@ def query(args: argparse.Namespace) -> None:
     out = Output(args)
     with out.progress("loading and asking"):
         graph = sg.load(args.model)
-        found = sg.default_core().query_model(graph, args.device, parse_config(args.config))
+        found = sg.default_core().query_model(graph, args.device, parse_assignments(args.config))
     rows = [
         {
             "node": node.name,

@@ -9,7 +9,7 @@ from typing import Any
 
 import subgraph as sg
 from subgraph.tools.accuracy import Run, is_quantized, measure
-from subgraph.tools.cli_inputs import input_arrays, parse_assignments, parse_config, ports
+from subgraph.tools.cli_inputs import input_arrays, parse_assignments, ports
 from subgraph.tools.cli_output import Output
 
 
@@ -17,7 +17,7 @@ def accuracy(args: argparse.Namespace) -> None:
     """Compare a model's results with bfloat16 weights or int8 kernels with those in float32."""
     out = Output(args)
     graph = sg.load(args.model)
-    given = parse_config(args.config)
+    given = parse_assignments(args.config)
     quantized = is_quantized(graph)
     truth_config = {**given, "FUSION": "0"} if quantized else given
     with out.progress("compiling"):

@@ -59,19 +59,10 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def parse_config(texts: Iterable[str]) -> dict[str, str]:
-    """Return ``KEY=VALUE`` texts as a device's configuration.
-
-    Raises:
-        ConfigError: a text has no ``=``.
-    """
-    return parse_assignments(texts)
-
-
 def compiled_model(args: argparse.Namespace) -> CompiledModel:
     """Return the compiled or imported model of ``model``, ``--device`` and ``--config``."""
     core = sg.default_core()
-    config = parse_config(args.config)
+    config = parse_assignments(args.config)
     if args.model.suffix != ".onnx" and _is_exported(args.model):
         return core.import_model(args.model, args.device, config)
     return core.compile_model(args.model, args.device, config)
