@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from subgraph.engine.executable.data_dependent_plan import DataDependentPlan, DataDependentProgram
 from subgraph.engine.executable.executable_plan import ExecutablePlan
-from subgraph.engine.region.bound_plan import BoundPlan
+from subgraph.engine.region.executable_plan import AnyExecutablePlan
 from subgraph.engine.region.region_op import RegionOp
 
 
@@ -18,6 +18,6 @@ class LoopSession(Protocol):
 
     @property
     def region(self) -> RegionOp: ...
-    def ready(self, inputs: Sequence[Any]) -> BoundPlan | None: ...
+    def ready(self, inputs: Sequence[Any]) -> AnyExecutablePlan | None: ...
     def begin(self, program: ExecutablePlan) -> None: ...
     def bind_data_dependent(self, plan: DataDependentPlan) -> DataDependentProgram: ...

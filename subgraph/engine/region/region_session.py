@@ -14,7 +14,7 @@ from operator import is_not, itemgetter
 from typing import Any
 
 from subgraph.engine.planner.step_profile import with_times
-from subgraph.engine.region.bound_plan import BoundPlan
+from subgraph.engine.region.executable_plan import AnyExecutablePlan
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.specialized_inputs import Key
 from subgraph.engine.region.split_plan import SplitRegion
@@ -48,14 +48,14 @@ class RegionSession(Session):
         """Open a session; memory comes with the first run."""
         super().__init__(op)
         self.region = op
-        self._active: BoundPlan | None = None  # the plan that runs now or ran last
+        self._active: AnyExecutablePlan | None = None  # the plan that runs now or ran last
         self._cancelled = False
         self.profiling = op.options.profiling
-        self._bound: OrderedDict[Key, BoundPlan] = OrderedDict()
+        self._bound: OrderedDict[Key, AnyExecutablePlan] = OrderedDict()
         self._profile: list[ProfileEntry] = []
         self._split: tuple[SplitRegion, Executor] | None = None
         self._cancel_split = Cancel()
-        self._last: BoundPlan | None = None
+        self._last: AnyExecutablePlan | None = None
         # Key of the plan that ran last; `_last` is that plan if the key consists of shapes only.
         self._shapes: Key = ()
         weights = [
@@ -136,7 +136,7 @@ class RegionSession(Session):
             return self._run_timed(last, inputs, outputs)
         return last.run(inputs, outputs)
 
-    def ready(self, inputs: Sequence[Any]) -> BoundPlan | None:
+    def ready(self, inputs: Sequence[Any]) -> AnyExecutablePlan | None:
         """Return an executable plan for these inputs, with present weights; None: it is split."""
         last, snapshot = self._last, pinned_snapshot()
         assert snapshot is not None, "a request pins one"
@@ -175,7 +175,7 @@ class RegionSession(Session):
 
     def _resolve(
         self, inputs: Sequence[Any], snapshot: Snapshot, *, as_a_whole: bool = False
-    ) -> BoundPlan | None:
+    ) -> AnyExecutablePlan | None:
         """Return the plan that the op's strategies find, bound; None if the region is split."""
         region = self.region
         plan = region.resolve(inputs, snapshot, as_a_whole=as_a_whole)
@@ -193,7 +193,7 @@ class RegionSession(Session):
             bound.refresh(snapshot)
         return self._select(bound, key)
 
-    def _select(self, bound: BoundPlan, key: Key) -> BoundPlan:
+    def _select(self, bound: AnyExecutablePlan, key: Key) -> AnyExecutablePlan:
         """Make a plan the one that runs now."""
         self._shapes = key
         self._last = bound if len(key) == self._data_count else None
@@ -217,12 +217,15 @@ class RegionSession(Session):
             )
         return self._split[1]
 
-    def _bind(self, plan: object) -> BoundPlan:
+    def _bind(self, plan: object) -> AnyExecutablePlan:
         """Return a plan that the op's strategies found, bound to this session's memory."""
         raise NotImplementedError
 
     def _run_timed(
-        self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
+        self,
+        bound: AnyExecutablePlan,
+        inputs: Sequence[Any],
+        outputs: Sequence[Array | None] | None,
     ) -> Sequence[Any]:
         results, spans = bound.run_timed(inputs, outputs)
         self._profile = with_times(bound.entries, spans, threading.get_ident())

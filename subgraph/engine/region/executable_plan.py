@@ -10,7 +10,7 @@ from subgraph.graph.parameters import Snapshot
 from subgraph.operators.subgraph_op import ProfileEntry
 
 
-class BoundPlan(Protocol):
+class AnyExecutablePlan(Protocol):
     """An executable plan: it has memory of its request, and runs for one request at a time.
 
     Attributes:
