@@ -185,7 +185,7 @@ def _with_constants(
     if type(device).transform is Device.transform:
         names = {node.name for node in constant_nodes(graph) if node.name not in found}
     else:  # the device transforms graphs itself; lift only constants that its own result needs
-        names = _following(graph, found)
+        names = _constants_feeding(graph, found)
     if not names:
         return found
     lifted = graph.clone()
@@ -193,7 +193,7 @@ def _with_constants(
     again = _answer_of(device, lifted, config)
     if not names or any(node.name in found and node.name not in again for node in lifted.nodes):
         return found
-    names &= _following(graph, {**found, **again})
+    names &= _constants_feeding(graph, {**found, **again})
     reasons = {**getattr(found, "reasons", {}), **getattr(again, "reasons", {})}
     supported = {n.name: device.name for n in graph.nodes if n.name in again or n.name in found}
     supported.update(dict.fromkeys(names, device.name))
@@ -202,7 +202,7 @@ def _with_constants(
     return QueryResult(supported, refusals, prepared, names, lifted)
 
 
-def _following(graph: Graph, found: Mapping[str, str]) -> set[str]:
+def _constants_feeding(graph: Graph, found: Mapping[str, str]) -> set[str]:
     """Return the names of constants outside ``found`` that feed nodes in ``found``.
 
     A constant may feed such a node directly or through other constants of the result.

@@ -33,7 +33,7 @@ from subgraph.devices.device_sources import (
     installed_devices,
     unknown_device,
 )
-from subgraph.devices.model_input import Model, prepared, read_model, without_defaults
+from subgraph.devices.model_input import Model, prepared_graph, read_model, without_defaults
 from subgraph.devices.query import QueryResult
 from subgraph.errors import (
     BlobError,
@@ -365,7 +365,7 @@ class Core:
         full = _joined(config, extra)
         with _limits_of(device, full):
             read = read_model(model)
-            graph = without_defaults(prepared(read, _option_reader(device, full), preprocess))
+            graph = without_defaults(prepared_graph(read, _option_reader(device, full), preprocess))
             found = query_on(device, graph, full or None)
         reasons = dict(getattr(found, "reasons", {}))
         for node in graph.nodes:
@@ -419,7 +419,7 @@ class Core:
     ) -> CompiledModel:
         """Compile a graph under the limits in force; ``full`` has the device string's options."""
         option = _option_reader(device, full)
-        graph = prepared(graph, option, preprocess)
+        graph = prepared_graph(graph, option, preprocess)
         folder = str(option("CACHE_DIR") or "")
         weights = without_defaults(graph)
         if folder and device.caches:

@@ -26,8 +26,8 @@ from subgraph.devices.calls import capability_of
 from subgraph.devices.exported_arrays import (
     ArrayExporter,
     ArrayImporter,
-    added,
-    unchecked_at,
+    add_array,
+    stored_array,
 )
 from subgraph.dtypes import NOT_RAW
 from subgraph.errors import (
@@ -280,7 +280,7 @@ def _add_packed(
                 "recipe": entry.recipe,
                 "parameters": [names[p] for p in entry.parameters],
                 "align": entry.align,
-                **added(writer, array),
+                **add_array(writer, array),
             }
     return packed
 
@@ -553,6 +553,6 @@ def _stored_weights(reader: BlobReader, graph: Graph) -> StoredWeights:
         if len(parameters) != len(item["parameters"]):
             continue
         shape = [int(dim) for dim in item["shape"]]
-        array = unchecked_at(reader, item["place"], str(item["dtype"]), shape)
+        array = stored_array(reader, item["place"], str(item["dtype"]), shape)
         stored.add(str(item["recipe"]), parameters, int(item["align"]), array)
     return stored

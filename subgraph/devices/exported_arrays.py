@@ -17,13 +17,13 @@ from subgraph.weights.cache import WeightEntry
 _SHARED_MAX_BYTES = 1 << 20  # arrays up to this size are stored once if regions have equal ones
 
 
-def added(writer: BlobWriter, array: Array) -> dict[str, Any]:
+def add_array(writer: BlobWriter, array: Array) -> dict[str, Any]:
     """Add an array to a file; return its dtype, shape and place as a table of the header."""
     place = writer.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return {"dtype": dtype_of(array), "shape": list(array.shape), "place": place}
 
 
-def unchecked_at(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int]) -> Unchecked:
+def stored_array(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int]) -> Unchecked:
     """Return an array of a file whose checksum is verified at the first read.
 
     Args:
@@ -62,11 +62,11 @@ class ArrayExporter:
 
     def array(self, array: Array) -> Any:
         if array.nbytes > _SHARED_MAX_BYTES:
-            return added(self._writer, array)
+            return add_array(self._writer, array)
         # Several regions may hold equal small arrays, such as the code of a kernel.
         content = (dtype_of(array), array.shape, array.tobytes())
         if content not in self._small:
-            self._small[content] = added(self._writer, array)
+            self._small[content] = add_array(self._writer, array)
         return self._small[content]
 
     def weight(self, entry: WeightEntry) -> Any:
@@ -102,7 +102,7 @@ class ArrayImporter:
             held = self._parameters[stored].published.held
             return held if isinstance(held, Unchecked) else Unchecked(held)
         table = self._packed(stored) if isinstance(stored, int) else stored
-        return unchecked_at(self._reader, table["place"], table["dtype"], table["shape"])
+        return stored_array(self._reader, table["place"], table["dtype"], table["shape"])
 
     def sources(self, stored: Any) -> tuple[Parameter, ...]:
         if not isinstance(stored, int):

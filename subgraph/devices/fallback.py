@@ -316,7 +316,7 @@ class FallbackSession(Session):
         self._carry_states(self._own)
         results = self._own(inputs, outputs)
         self._state_session = self._own
-        if self._fallback.checks and not (are_finite(results) or self._own.states()):
+        if self._fallback.checks and not (all_finite(results) or self._own.states()):
             results = self._checked(inputs, results)
             return results if outputs is None else fill_outputs(results, outputs)
         self._fallback.succeeded()
@@ -326,7 +326,7 @@ class FallbackSession(Session):
         """Return the results, or those of the reference if it is finite where they are not."""
         reference = DefaultSubgraphOp(self._own_op.subgraph)
         expected = self._opened(reference.session())(inputs)
-        error = not_finite(reference.subgraph, results, expected)
+        error = nonfinite_error(reference.subgraph, results, expected)
         if error is None:
             self._fallback.succeeded()
             return results
@@ -401,12 +401,14 @@ class FallbackSession(Session):
         return [attrs.evolve(entry, fallback=state or entry.fallback) for entry in inside]
 
 
-def are_finite(results: Sequence[Any]) -> bool:
+def all_finite(results: Sequence[Any]) -> bool:
     """Return whether results have neither NaN nor Inf."""
     return all(map(_is_finite, results))
 
 
-def not_finite(graph: Graph, results: Sequence[Any], expected: Sequence[Any]) -> DeviceError | None:
+def nonfinite_error(
+    graph: Graph, results: Sequence[Any], expected: Sequence[Any]
+) -> DeviceError | None:
     """Return the error for results with NaN or Inf where the reference has none.
 
     Args:

@@ -23,7 +23,7 @@ def read_model(model: Model) -> Graph:
     return load(model)
 
 
-def prepared(
+def prepared_graph(
     graph: Graph, option: Callable[[str], Any], preprocess: Mapping[str, Any] | None
 ) -> Graph:
     """Return the graph that a device queries or compiles for a model.

@@ -32,7 +32,7 @@ def op_of(subgraph: Graph, model: CompiledModel, device: str) -> SubgraphOp:
         if same and list(node.outputs) == list(graph.outputs):
             op: SubgraphOp = node.op
             op.keep = model  # it holds the stored weights
-            model.hand_over()  # the model of the whole graph releases the op instead
+            model.leave_ops()  # the model of the whole graph releases the op instead
             return op
     return CompiledModelOp(subgraph, model, device)
 
@@ -67,7 +67,7 @@ class CompiledModelOp(SubgraphOp):
     def release(self) -> None:
         """Release the ops of the device's model."""
         super().release()
-        for op in self.model.hand_over():
+        for op in self.model.leave_ops():
             op.release()
 
     def session(self) -> Session:

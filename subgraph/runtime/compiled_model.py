@@ -147,7 +147,7 @@ class CompiledModel:
         At the end of the process nothing is done, because modules are already being emptied.
         """
         if "_used" in self.__dict__ and not _ending():  # without it, the constructor has failed
-            for op in self.hand_over():
+            for op in self.leave_ops():
                 try:
                     type(op).release(op)
                 except Exception as error:  # a user's; Python would only print "Exception ignored"
@@ -156,7 +156,7 @@ class CompiledModel:
                         *(type(op).__name__, self.name, type(error).__name__, error),
                     )
 
-    def hand_over(self) -> list[SubgraphOp]:
+    def leave_ops(self) -> list[SubgraphOp]:
         """Stop being a user of the ops; return those that no other model runs."""
         used, self._used = self._used, ()
         return [op for op in used if type(op).remove_user(op)]

@@ -170,9 +170,9 @@ class Executor:
         Raises:
             DeviceError: a node failed; its name and the reason.
         """
-        return self.rolled_back(self._run, inputs) if self.stateful else self._run(inputs)
+        return self.run_with_rollback(self._run, inputs) if self.stateful else self._run(inputs)
 
-    def rolled_back(self, run: Run, inputs: Sequence[Any]) -> Sequence[Any]:
+    def run_with_rollback(self, run: Run, inputs: Sequence[Any]) -> Sequence[Any]:
         """Call ``run`` on inputs; if it raises, restore the states of the ops."""
         before = {name: array.copy() for name, array in self.states().items()}
         try:

@@ -166,7 +166,7 @@ class GraphRunner(Runner):
         Locking a device takes far less time than handing the request to a thread of the device.
         """
         executor, run = self._executor, self._walk_pipeline
-        return executor.rolled_back(run, inputs) if executor.stateful else run(inputs)
+        return executor.run_with_rollback(run, inputs) if executor.stateful else run(inputs)
 
     def _walk_pipeline(self, inputs: Sequence[Any]) -> Sequence[Any]:
         executor = self._executor

@@ -20,7 +20,7 @@ import attrs
 from subgraph.devices.calls import query_on
 from subgraph.devices.device import Config, Device
 from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_model
-from subgraph.devices.fallback import are_finite, is_final, not_finite
+from subgraph.devices.fallback import all_finite, is_final, nonfinite_error
 from subgraph.devices.query import QueryResult
 from subgraph.devices.virtual import VirtualDevice, device_names, split_config
 from subgraph.errors import (
@@ -354,13 +354,13 @@ class _Load:
     def compare(
         self, inputs: Sequence[Any], results: Sequence[Any]
     ) -> tuple[DeviceError | None, Sequence[Any]]:
-        """Compare results that are not finite with the reference; see `not_finite`.
+        """Compare results that are not finite with the reference; see `nonfinite_error`.
 
         Returns:
             The error or None, and the results of the reference.
         """
         expected = self._reference.session()(inputs)
-        return not_finite(self._reference.subgraph, results, expected), expected
+        return nonfinite_error(self._reference.subgraph, results, expected), expected
 
 
 class _MultiRunner(Runner):
@@ -451,7 +451,7 @@ class _MultiRunner(Runner):
         load = self._load
         runner.outputs = self.outputs
         results = runner.run(inputs)
-        if load.options.FALLBACK_CHECK and not are_finite(results) and not runner.states():
+        if load.options.FALLBACK_CHECK and not all_finite(results) and not runner.states():
             error, expected = load.compare(inputs, results)
             if error is not None:
                 load.failed(model, error, "REFERENCE")
