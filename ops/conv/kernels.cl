@@ -143,13 +143,13 @@ __kernel void transposed(int count, __global const T *x, int x0, __global const 
 __kernel void window(int count, __global const T *x, int x0, __global T *y, int y0, SIZES,
                      int after_d, int after_h, int after_w
 #if INDICES
-                     , __global long *places, int places0
+                     , __global long *indices, int indices0
 #endif
 ) {
   PIXEL;
   int plane = sd * sh * sw, seen = 0, padded = 0;
 #if INDICES
-  int place = 0;
+  int index = 0;
 #endif
   x += x0 + channel * plane;
   int z0 = pd * step_d - pad_d, r0 = ph * step_h - pad_h, c0 = pw * step_w - pad_w;
@@ -162,7 +162,7 @@ __kernel void window(int count, __global const T *x, int x0, __global T *y, int 
         if (z < 0 || z >= sd || r < 0 || r >= sh || o < 0 || o >= sw) continue;
         T value = x[(z * sh + r) * sw + o];
 #if INDICES
-        if (!seen || value > sum) place = INDICES == 1 ? (z * sh + r) * sw + o : z + (r + o * sh) * sd;
+        if (!seen || value > sum) index = INDICES == 1 ? (z * sh + r) * sw + o : z + (r + o * sh) * sd;
 #endif
         seen++;
 #if POOL == POOL_MAX
@@ -182,7 +182,7 @@ __kernel void window(int count, __global const T *x, int x0, __global T *y, int 
 #endif
   y[y0 + id] = sum;
 #if INDICES
-  places[places0 + id] = (long)channel * plane + place;
+  indices[indices0 + id] = (long)channel * plane + index;
 #endif
 }
 #endif

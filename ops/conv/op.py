@@ -160,22 +160,22 @@ def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | Non
     require_shape("B", bias, (w.shape[1] * group,), "one for each output channel")
     require_kernel_shape(node, w.shape[2:])
     count = x.rank - 2
-    given = windows_of(node, count)
+    windows = windows_of(node, count)
     extra = numbers(node, "output_padding", count, 0, 0, MAX_EXTENT)
     asked = node.attrs.get("output_shape")
     if asked:
         numbers(node, "output_shape", count + 2 if len(asked) > count else count, 0, 0, MAX_EXTENT)
     for k, (size, taps) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True)):
         require(size >= 1, "X has shape {}: no elements to take filters times", shapes[1])
-        reach = (taps - 1) * given.dilations[k] + 1
+        reach = (taps - 1) * windows.dilations[k] + 1
         require(
             taps >= 1 and reach <= MAX_EXTENT,
             "filters of shape {} have no taps, or too far apart",
             w.shape,
         )
-        made = given.strides[k] * (size - 1) + extra[k] + reach - sum(given.pads[k])
-        fits = bool(asked) or given.auto != "NOTSET" or made >= 0
-        require(fits, "{} elements in dimension {} after pads {}", made, k, given.pads[k])
+        made = windows.strides[k] * (size - 1) + extra[k] + reach - sum(windows.pads[k])
+        fits = bool(asked) or windows.auto != "NOTSET" or made >= 0
+        require(fits, "{} elements in dimension {} after pads {}", made, k, windows.pads[k])
 
 
 def convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -248,15 +248,15 @@ def convolution_transpose(node: Node, types: Types, values: Values) -> list[Valu
     count = len(sizes) - 2
     strides, dilations = (numbers(node, name, count, 1) for name in ("strides", "dilations"))
     pads, more = numbers(node, "pads", 2 * count, 0), numbers(node, "output_padding", count, 0)
-    places: list[Dim] = []
+    pixels: list[Dim] = []
     for k, (size, tap) in enumerate(zip(sizes[2:], taps[2:], strict=True)):
         assert isinstance(size, int), "sizes are known here"
         assert isinstance(tap, int), "sizes are known here"
         full = strides[k] * (size - 1) + more[k] + (tap - 1) * dilations[k] + 1
         padded = full - pads[k] - pads[count + k]
-        places.append(padded if auto == "NOTSET" else min(strides[k] * size, full))
+        pixels.append(padded if auto == "NOTSET" else min(strides[k] * size, full))
     channels = taps[1] * groups if isinstance(taps[1], int) else None
-    return [TensorType(x.dtype, (sizes[0], channels, *places))]
+    return [TensorType(x.dtype, (sizes[0], channels, *pixels))]
 
 
 # The operators of this family, each in all its versions.

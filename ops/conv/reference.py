@@ -119,7 +119,7 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
     each, made = x.shape[1] // groups, weight.shape[1]
     parts: list[Any] = []
     for g in range(groups):
-        given = [x[:, g * each : (g + 1) * each], weight[g * each : (g + 1) * each]]
-        given.append(None if bias is None else bias[g * made : (g + 1) * made])
-        parts.append(standard(single, given[: len(inputs)])[0])
+        operands = [x[:, g * each : (g + 1) * each], weight[g * each : (g + 1) * each]]
+        operands.append(None if bias is None else bias[g * made : (g + 1) * made])
+        parts.append(standard(single, operands[: len(inputs)])[0])
     return np.concatenate(parts, axis=1)

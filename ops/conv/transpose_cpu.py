@@ -256,10 +256,10 @@ def _emit_columns(
         raise Unsupported("weights of a transposed convolution that are computed at run time")
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
     inputs, each = x.shape[1] // groups, w.shape[1]
-    taps, places = math.prod(w.shape[2:]), math.prod(x.shape[2:])
+    taps, pixels = math.prod(w.shape[2:]), math.prod(x.shape[2:])
     transposed = _transposed_weights(low, w, groups)
-    columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, places))
-    image = viewed(low, x, (x.shape[0], groups, inputs, places))
+    columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, pixels))
+    image = viewed(low, x, (x.shape[0], groups, inputs, pixels))
     delegate(low, "MatMul", [transposed, image], columns)
     emit_column_sums(
         low,
@@ -280,8 +280,8 @@ def _transposed_weights(low: Lowering, w: Operand, groups: int) -> Operand:
     inputs, flat = w.shape[0] // groups, math.prod(w.shape[1:])
     if not w.constant:
         transposed = temporary(low, w.dtype, (groups, flat, inputs))
-        given = viewed(low, w, (groups, inputs, flat))
-        delegate(low, "Transpose", [given], transposed, perm=(0, 2, 1))
+        grouped = viewed(low, w, (groups, inputs, flat))
+        delegate(low, "Transpose", [grouped], transposed, perm=(0, 2, 1))
         return transposed
 
     def make(weight: Array) -> Array:
@@ -416,17 +416,17 @@ def _joint_weights(
 
     def make(weight: Array) -> Array:
         inputs, outputs = weight.shape[:2]
-        given = weight.reshape(inputs, outputs, *kernel)
+        filters = weight.reshape(inputs, outputs, *kernel)
         count = math.prod(len(parts) for parts in per_axis)
         whole = np.zeros((count, outputs, inputs, *(span for _, span in windows)), weight.dtype)
         for target, parts in zip(whole, itertools.product(*per_axis), strict=True):
-            taps = given
-            place = [slice(None), slice(None)]
+            taps = filters
+            box = [slice(None), slice(None)]
             for axis, (phase, (first, _)) in enumerate(zip(parts, windows, strict=True)):
                 taps = np.take(taps, phase.taps, 2 + axis)
                 start = -phase.pad - first if phase.taps else 0
-                place.append(slice(start, start + len(phase.taps)))
-            target[tuple(place)] = taps.swapaxes(0, 1)
+                box.append(slice(start, start + len(phase.taps)))
+            target[tuple(box)] = taps.swapaxes(0, 1)
         return pack_blocks(whole.reshape(1, count * outputs, inputs, -1), of)
 
     return make

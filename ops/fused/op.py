@@ -115,16 +115,16 @@ def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -
         raise ShapeError("the filters are missing")
     require_filters(node, x, w, bias)
     singles = (x_scale, x_zero, y_scale, y_zero)
-    for name, given in zip(("x_scale", "x_zero", "y_scale", "y_zero"), singles, strict=True):
-        require_filter_numbers(name, given, 1)
-    for name, given in (("w_scale", w_scale), ("w_zero", w_zero), ("b_scale", bias_scale)):
-        require_filter_numbers(name, given, w.shape[0])
+    for name, operand in zip(("x_scale", "x_zero", "y_scale", "y_zero"), singles, strict=True):
+        require_filter_numbers(name, operand, 1)
+    for name, operand in (("w_scale", w_scale), ("w_zero", w_zero), ("b_scale", bias_scale)):
+        require_filter_numbers(name, operand, w.shape[0])
 
 
 def factors(node: Node, first: Tensor, *others: Tensor | None) -> None:
     """Require that all operands have the first one's shape, one number for each channel."""
-    for given in others:
-        require_shape("an operand", given, first.shape, "as many as the first has")
+    for operand in others:
+        require_shape("an operand", operand, first.shape, "as many as the first has")
 
 
 def fused_attention_operands(
@@ -145,12 +145,12 @@ def fused_attention_operands(
         ShapeError: They do not fit.
     """
     sizes: list[dict[str, int]] = []
-    for name, given in (("q", q), ("k", k), ("v", v)):
-        require_rank(name.upper(), given, 4)
-        require_dtype(name.upper(), given, q.dtype)
+    for name, operand in (("q", q), ("k", k), ("v", v)):
+        require_rank(name.upper(), operand, 4)
+        require_dtype(name.upper(), operand, q.dtype)
         order = str(node.attrs.get(f"{name}_order", "bhtd"))
         require(sorted(order) == sorted("bhtd"), "{}_order is {!r}", name, order)
-        sizes.append(dict(zip(order, given.shape, strict=True)))
+        sizes.append(dict(zip(order, operand.shape, strict=True)))
     of_q, of_k, of_v = sizes
     pairs = [(of_k["b"], of_q["b"]), (of_v["b"], of_q["b"]), (of_v["h"], of_k["h"])]
     pairs += [(of_v["t"], of_k["t"]), (of_k["d"], of_q["d"])]
@@ -195,10 +195,10 @@ def fused_qlinear_matmul_operands(
     require_dtype("b_zero", b_zero, b.dtype)
     require_shape("C", c, (columns,), "one for each column")
     singles = (("a_scale", a_scale), ("a_zero", a_zero), ("y_scale", y_scale), ("y_zero", y_zero))
-    for name, given in singles:
-        require_filter_numbers(name, given, 1)
-    for name, given in (("b_scale", b_scale), ("b_zero", b_zero), ("c_scale", c_scale)):
-        require_filter_numbers(name, given, columns)
+    for name, operand in singles:
+        require_filter_numbers(name, operand, 1)
+    for name, operand in (("b_scale", b_scale), ("b_zero", b_zero), ("c_scale", c_scale)):
+        require_filter_numbers(name, operand, columns)
 
 
 def batch_norm_scale(node: Node, inputs: Sequence[Any]) -> list[Array]:

@@ -97,8 +97,8 @@ def emit_int8_product(
         if zero is not None:
             value = e("sub", value, e.cast(e.input(zero.dtype), work))
         wide = temporary(low, work, side.shape)
-        given = [source(side), *([] if zero is None else [source(zero, ())])]
-        emit_expression(low, e, given, [(value, wide)])
+        sources = [source(side), *([] if zero is None else [source(zero, ())])]
+        emit_expression(low, e, sources, [(value, wide)])
         sides.append(wide)
     sums = temporary(low, work, y.shape)
     delegate(low, "MatMul", sides, sums)

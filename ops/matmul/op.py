@@ -119,34 +119,34 @@ def _require_product(a: Tensor, b: Tensor) -> None:
             raise ShapeError(f"the stacks of A {list(columns)} and B {list(rows)} do not broadcast")
 
 
-def _require_per_row(name: str, given: Tensor | None, shape: Sequence[int]) -> None:
+def _require_per_row(name: str, operand: Tensor | None, shape: Sequence[int]) -> None:
     """Require one number for the whole left side ``[..., M, K]``, or one for each of its rows."""
     rows = shape[-2] if len(shape) > 1 else 1
-    _require_along(name, given, rows, (*shape[:-1], 1), "rows")
+    _require_along(name, operand, rows, (*shape[:-1], 1), "rows")
 
 
-def _require_per_column(name: str, given: Tensor | None, shape: Sequence[int]) -> None:
+def _require_per_column(name: str, operand: Tensor | None, shape: Sequence[int]) -> None:
     """Require one number for the whole right side ``[..., K, N]``, or one for each column."""
     columns = shape[-1] if len(shape) > 1 else 1
-    _require_along(name, given, columns, (*shape[:-2], 1, columns), "columns")
+    _require_along(name, operand, columns, (*shape[:-2], 1, columns), "columns")
 
 
 def _require_along(
-    name: str, given: Tensor | None, count: int, full: Sequence[int], what: str
+    name: str, operand: Tensor | None, count: int, full: Sequence[int], noun: str
 ) -> None:
-    if given is None or given.rank == 0:
+    if operand is None or operand.rank == 0:
         return
-    if given.rank == 1:
-        size = given.shape[0]
-        require(size == 1 or size == count, "{} has {} elements for {} {}", name, size, count, what)
+    if operand.rank == 1:
+        size = operand.shape[0]
+        require(size == 1 or size == count, "{} has {} elements for {} {}", name, size, count, noun)
         return
     require(
-        given.rank == len(full) and all(a == b for a, b in zip(given.shape, full, strict=True)),
+        operand.rank == len(full) and all(a == b for a, b in zip(operand.shape, full, strict=True)),
         "{} has shape {} for {} {}; it is a scalar, a vector, or has shape {}",
         name,
-        list(given.shape),
+        list(operand.shape),
         count,
-        what,
+        noun,
         list(full),
     )
 
@@ -205,8 +205,8 @@ def fused_operands(
     for k, size in enumerate(reversed(shorter), 1):
         lead[-k] = size if lead[-k] == 1 else lead[-k]
     shape = (*lead, *a.shape[-2:-1], *(b.shape[-1:] if b.rank > 1 else ()))
-    for name, given in (("C", c), ("R", r)):
-        require_dtype(name, given, a.dtype)
+    for name, operand in (("C", c), ("R", r)):
+        require_dtype(name, operand, a.dtype)
     require_broadcast("C", c, shape, "the product")
     require_shape("R", r, shape, "the product's")
 
@@ -291,15 +291,15 @@ def einsum(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 def _labels(term: str, shape: Sequence[_Size], k: int) -> list[tuple[str | int, _Size]]:
     """Return a label for each dimension: its letter, or its index from the end within ``...``."""
     before, dots, after = term.partition("...")
-    spare = len(shape) - len(before) - len(after)
+    ellipsis_rank = len(shape) - len(before) - len(after)
     require(
-        spare == 0 or (spare > 0 and bool(dots)),
+        ellipsis_rank == 0 or (ellipsis_rank > 0 and bool(dots)),
         "term {!r} does not fit operand {} of shape {}",
         term,
         k,
         list(shape),
     )
-    labels: list[str | int] = [*before, *range(-spare, 0), *after]
+    labels: list[str | int] = [*before, *range(-ellipsis_rank, 0), *after]
     return list(zip(labels, shape, strict=True))
 
 

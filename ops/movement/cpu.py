@@ -445,7 +445,7 @@ def pad(node: Node, low: Lowering) -> None:
     if item == 16:
         raise Unsupported("Pad of complex numbers")
     shape = list(x.shape)
-    place: Operand | Scratch = x
+    current: Operand | Scratch = x
     tables = {
         axis: _pad_table(mode, shape[axis], before[axis], after[axis])
         for axis in range(x.rank)
@@ -457,10 +457,10 @@ def pad(node: Node, low: Lowering) -> None:
         shape_after = [*shape[:axis], len(tables[axis]), *shape[axis + 1 :]]
         last = len(tables) == len(around) and axis == around[-1]
         target = y if last else low.scratch(math.prod(shape_after) * item)
-        emit_take(low, place, target, shape, axis, tables[axis], item=item)
-        place, shape = target, shape_after
+        emit_take(low, current, target, shape, axis, tables[axis], item=item)
+        current, shape = target, shape_after
     if len(tables) > len(around):
-        emit_take_last_axes(low, place, y, shape, tables, item=item)
+        emit_take_last_axes(low, current, y, shape, tables, item=item)
 
 
 def _pad_constant(

@@ -260,15 +260,15 @@ def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
     )
 
 
-def steps(given: Sequence[int], counts: Sequence[int], most: int = _MAX_LONE_STRIDE) -> list[int]:
+def steps(values: Sequence[int], counts: Sequence[int], most: int = _MAX_LONE_STRIDE) -> list[int]:
     """Return strides or dilations, replaced by 1 along axes where they have no effect.
 
     Args:
-        given: The strides (or dilations) of the axes.
+        values: The strides (or dilations) of the axes.
         counts: The windows (or taps) along each axis; with a single one there is no step.
         most: Strides up to here are not replaced.
     """
-    pairs = zip(given, counts, strict=True)
+    pairs = zip(values, counts, strict=True)
     return [step if step <= most or count > 1 else 1 for step, count in pairs]
 
 

@@ -77,11 +77,11 @@ __kernel void trilu(int count, __global const T* x, int x0, __global T* y, int y
   if (id >= count) return;
   int column = id % columns, row = id / columns % rows;
 #if UPPER
-  int kept = column - row >= diagonal;
+  int inside = column - row >= diagonal;
 #else
-  int kept = column - row <= diagonal;
+  int inside = column - row <= diagonal;
 #endif
-  y[y0 + id] = kept ? x[x0 + id] : (T)0;
+  y[y0 + id] = inside ? x[x0 + id] : (T)0;
 }
 
 __kernel void reverse_sequence(int count, __global const T* x, int x0, __global T* y, int y0,

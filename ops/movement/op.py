@@ -183,11 +183,11 @@ def unsqueeze(node: Node, types: Types, values: Values) -> list[ValueType | None
     if x is None or x.shape is None or axes is None:
         return _unknown(x)
     rank = len(x.shape) + len(axes)
-    places = {normal_axis(axis, rank) for axis in axes}
-    if len(places) != len(axes):
+    inserted = {normal_axis(axis, rank) for axis in axes}
+    if len(inserted) != len(axes):
         raise ShapeError(f"axes {axes} name an axis twice")
     rest = iter(x.shape)
-    return [TensorType(x.dtype, [1 if d in places else next(rest) for d in range(rank)])]
+    return [TensorType(x.dtype, [1 if d in inserted else next(rest) for d in range(rank)])]
 
 
 def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -209,11 +209,11 @@ def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         if any(not isinstance(dim, int) for dim in shape):
             return _unknown(x)
         return [TensorType(x.dtype, [dim for dim in shape if dim != 1])]
-    places = {normal_axis(axis, len(shape)) for axis in axes}
-    wrong = [d for d in places if isinstance(shape[d], int) and shape[d] != 1]
+    removed = {normal_axis(axis, len(shape)) for axis in axes}
+    wrong = [d for d in removed if isinstance(shape[d], int) and shape[d] != 1]
     if wrong:
         raise ShapeError(f"axis {wrong[0]} has size {shape[wrong[0]]}, not 1")
-    return [TensorType(x.dtype, [dim for d, dim in enumerate(shape) if d not in places])]
+    return [TensorType(x.dtype, [dim for d, dim in enumerate(shape) if d not in removed])]
 
 
 def reshape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -262,17 +262,17 @@ def _completed(dims: list[Dim], shape: Shape | None, target: list[int]) -> list[
 def _left(shape: Shape, others: list[Dim]) -> Dim:
     """Return the product of a shape divided by other dimensions; None if it is unknown."""
     rest: list[Dim] = []
-    spare = [dim for dim in others if not isinstance(dim, int)]
+    symbols = [dim for dim in others if not isinstance(dim, int)]
     for dim in shape:
         if isinstance(dim, int):
             rest.append(dim)
         elif dim is None:
             return None
-        elif dim in spare:
-            spare.remove(dim)
+        elif dim in symbols:
+            symbols.remove(dim)
         else:
             rest.append(dim)
-    if spare:
+    if symbols:
         return None
     known = product([dim for dim in others if isinstance(dim, int)])
     numbers = product([dim for dim in rest if isinstance(dim, int)])
@@ -524,18 +524,18 @@ def pad(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     axes = input_or_attribute(node, values, 3, "axes")
     if pads is None or axes is None:
         return _unknown(x, len(x.shape))
-    places = [normal_axis(axis, len(x.shape)) for axis in axes] or list(range(len(x.shape)))
-    if len(pads) != 2 * len(places):
-        raise ShapeError(f"{len(pads)} pads for {len(places)} dimensions")
+    padded = [normal_axis(axis, len(x.shape)) for axis in axes] or list(range(len(x.shape)))
+    if len(pads) != 2 * len(padded):
+        raise ShapeError(f"{len(pads)} pads for {len(padded)} dimensions")
     dims = list(x.shape)
-    for place, before, after in zip(places, pads, pads[len(places) :], strict=False):
-        dim = dims[place]
+    for axis, before, after in zip(padded, pads, pads[len(padded) :], strict=False):
+        dim = dims[axis]
         if isinstance(dim, int):
             if dim + before + after < 0:
                 raise ShapeError(f"pads {before} and {after} cut off more than dimension {dim}")
-            dims[place] = dim + before + after
+            dims[axis] = dim + before + after
         elif before or after:
-            dims[place] = None
+            dims[axis] = None
     return [TensorType(x.dtype, dims)]
 
 

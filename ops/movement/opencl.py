@@ -65,19 +65,19 @@ cl_shared(
 cl_shared("Required", domain=INTERNAL_DOMAIN)
 
 
-def as_unsigned(place: Place, item: int) -> Place:
+def as_unsigned(memory: Place, item: int) -> Place:
     """Return memory as an operand of unsigned integers of ``item`` bytes.
 
     Launches pass offsets in elements of an operand's dtype.
     """
-    if isinstance(place, Weight) or (isinstance(place, Operand) and place.itemsize == item):
-        return place
-    offset = place.offset if isinstance(place, Operand) else 0
-    name = place.name if isinstance(place, Operand) else "scratch"
-    parameter = place.parameter if isinstance(place, Operand) else None
-    shape = (place.nbytes // item,)
+    if isinstance(memory, Weight) or (isinstance(memory, Operand) and memory.itemsize == item):
+        return memory
+    offset = memory.offset if isinstance(memory, Operand) else 0
+    name = memory.name if isinstance(memory, Operand) else "scratch"
+    parameter = memory.parameter if isinstance(memory, Operand) else None
+    shape = (memory.nbytes // item,)
     return Operand(
-        name, _UNSIGNED[item], shape, storage=place.storage, offset=offset, parameter=parameter
+        name, _UNSIGNED[item], shape, storage=memory.storage, offset=offset, parameter=parameter
     )
 
 
@@ -129,7 +129,7 @@ def emit_copy(
         raise Unsupported(f"a copy over {len(dims)} dimensions that do not merge")
     levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MAX_DIMENSIONS
     count = math.prod(dims)
-    places: list[Argument] = [
+    ends: list[Argument] = [
         as_unsigned(source, item),
         from_offset,
         as_unsigned(target, item),
@@ -142,28 +142,28 @@ def emit_copy(
         and size >= _MIN_ROW_ELEMENTS
         and rows >= min(4, size // _ELEMENTS_PER_ROW)
     ):
-        outer = [*_spread(dims[:-1], levels - 1, 1, _MAX_DIMENSIONS - 1)[:-1]]
-        outer += _spread(origin[:-1], levels - 1, 0, _MAX_DIMENSIONS - 1)
-        outer += _spread(goal[:-1], levels - 1, 0, _MAX_DIMENSIONS - 1)
-        words: list[Argument] = [rows, size, step, stride, *outer, *places]
+        outer = [*_innermost_first(dims[:-1], levels - 1, 1, _MAX_DIMENSIONS - 1)[:-1]]
+        outer += _innermost_first(origin[:-1], levels - 1, 0, _MAX_DIMENSIONS - 1)
+        outer += _innermost_first(goal[:-1], levels - 1, 0, _MAX_DIMENSIONS - 1)
+        words: list[Argument] = [rows, size, step, stride, *outer, *ends]
         program = _source(item, LEVELS=levels)
         low.launch(program, "copy_rows", words, (rows,), (1,), bytes=moved)
         return
-    words = [count, *_spread(dims, levels, 1)[:-1]]
-    words += [*_spread(origin, levels, 0), *_spread(goal, levels, 0), *places]
+    words = [count, *_innermost_first(dims, levels, 1)[:-1]]
+    words += [*_innermost_first(origin, levels, 0), *_innermost_first(goal, levels, 0), *ends]
     low.launch(_source(item, LEVELS=levels), "copy", words, *line(low, count), bytes=moved)
 
 
-def _spread(
-    values: Sequence[int], levels: int, fill: int, places: int = _MAX_DIMENSIONS
+def _innermost_first(
+    values: Sequence[int], levels: int, fill: int, slots: int = _MAX_DIMENSIONS
 ) -> list[int]:
     """Return values of dimensions as the kernels expect: innermost first, the outermost last.
 
-    ``fill`` stands for missing ones, up to ``places`` values; kernels read ``levels`` of them.
+    ``fill`` stands for missing ones, up to ``slots`` values; kernels read ``levels`` of them.
     """
     padded = [fill] * (levels - len(values)) + list(values)
     inner = padded[:0:-1]
-    return [*inner, *[fill] * (places - 1 - len(inner)), padded[0]]
+    return [*inner, *[fill] * (slots - 1 - len(inner)), padded[0]]
 
 
 @cl_primitive
@@ -256,13 +256,13 @@ def emit_take_last_axes(
     """
     axes = [axis for axis in (len(shape) - 2, len(shape) - 1) if axis in tables]
     listed = {axis: tables[axis] for axis in axes}
-    places = {a: t.table() if isinstance(t, Repeats) else t for a, t in listed.items()}
-    axes.sort(key=lambda axis: len(places[axis]) / shape[axis])  # shrink first, enlarge last
+    indices = {a: t.table() if isinstance(t, Repeats) else t for a, t in listed.items()}
+    axes.sort(key=lambda axis: len(indices[axis]) / shape[axis])  # shrink first, enlarge last
     for axis in axes:
-        after = [*shape[:axis], len(places[axis]), *shape[axis + 1 :]]
-        place = target if axis == axes[-1] else low.scratch(math.prod(after) * item)
-        emit_take(low, source_, place, shape, axis, places[axis], item=item)
-        source_, shape = place, after
+        after = [*shape[:axis], len(indices[axis]), *shape[axis + 1 :]]
+        memory = target if axis == axes[-1] else low.scratch(math.prod(after) * item)
+        emit_take(low, source_, memory, shape, axis, indices[axis], item=item)
+        source_, shape = memory, after
 
 
 def _item(kernel: Kernel) -> int:

@@ -156,10 +156,10 @@ def slice_operands(
         axes: The axes, 1-D; None: the first ones.
         steps: Steps along each axis, 1-D, not 0; None: 1.
     """
-    given = {"starts": starts, "ends": ends, "axes": axes, "steps": steps}
-    found = {name: int_list(node, name, operand) for name, operand in given.items()}
+    operands = {"starts": starts, "ends": ends, "axes": axes, "steps": steps}
+    found = {name: int_list(node, name, operand) for name, operand in operands.items()}
     count = len(found["starts"] or ()) if starts is None else starts.size
-    for name, operand in given.items():
+    for name, operand in operands.items():
         if operand is not None:
             require_shape(name, operand, (count,), "a number for each start")
         elif name == "ends" or name in node.attrs:
@@ -242,11 +242,11 @@ def pad_operands(
     """
     mode = choice(node, "mode", "constant", *_PAD_MODES)
     require_single("constant_value", value, x.dtype)
-    places = int_list(node, "axes", axes)
+    padded = int_list(node, "axes", axes)
     count = x.rank
     if axes is not None:
         count = axes.size
-        require_axes(x.rank, places or [])
+        require_axes(x.rank, padded or [])
     if pads is not None:
         rank_two = node.domain != "" and pads.rank == 2 and pads.shape[0] == 1
         require(pads.rank == 1 or rank_two, "pads has shape {}, a list is needed", pads.shape)
@@ -255,9 +255,9 @@ def pad_operands(
     else:
         amounts = int_list(node, "paddings" if "paddings" in node.attrs else "pads", None) or []
         require(len(amounts) == 2 * count, "{} pads for {} axes", len(amounts), count)
-    if amounts is None or places is None:
+    if amounts is None or padded is None:
         return
-    sizes = [x.shape[axis] for axis in require_axes(x.rank, places)] if places else x.shape
+    sizes = [x.shape[axis] for axis in require_axes(x.rank, padded)] if padded else x.shape
     for size, before, after in zip(sizes, amounts, amounts[count:], strict=False):
         require(
             size + before + after >= 0, "pads {} and {} cut off more than {}", before, after, size
@@ -353,7 +353,7 @@ def one_hot_operands(node: Node, indices: Tensor, depth: Tensor, values: Tensor)
     """
     require_single("depth", depth)
     require(all(n >= 0 for n in _elements(depth)), "depth is negative")
-    require_shape("values", values, (2,), "what stands off and on the index")
+    require_shape("values", values, (2,), "the elements off and on the index")
     require_axis(node, indices.rank + 1, -1)
 
 

@@ -64,8 +64,8 @@ def pack_matrices(stack: Array, of: Tiles) -> Array:
     """Pack matrices ``[S, K, N]`` of any strides into panels; return a flat array."""
     count, depth, columns = stack.shape
     target = _empty((count, packed_size(columns, depth, of)), of)
-    for matrix, place in zip(stack, target, strict=True):
-        _pack(matrix.T[:, :, None], place, depth, LINE, of)
+    for matrix, panels in zip(stack, target, strict=True):
+        _pack(matrix.T[:, :, None], panels, depth, LINE, of)
     return target.reshape(-1)
 
 
@@ -74,9 +74,9 @@ def pack_blocks(stack: Array, of: Tiles) -> Array:
     count, outputs, inputs, taps = stack.shape
     depth = round_up(inputs, of.lanes)
     target = _empty((count, packed_size(outputs, depth * taps, of)), of)
-    for weight, place in zip(stack, target, strict=True):
+    for weight, panels in zip(stack, target, strict=True):
         # With one tap the inputs are in order, so any number of rows can be packed together.
-        _pack(weight, place, depth, of.lanes if taps > 1 else LINE, of)
+        _pack(weight, panels, depth, of.lanes if taps > 1 else LINE, of)
     return target.reshape(-1)
 
 
@@ -140,8 +140,8 @@ def pack_winograd_strided(weight: Array, of: Tiles) -> Array:
         across = [_strided_values(list(row)) for row in rows]
         for j in range(3):
             values = [value for row in across for value in row[j]]
-            place = target[done : done + len(values) * size]
-            place[...] = pack_blocks(np.stack(values).transpose(1, 2, 0)[None], of)
+            panels = target[done : done + len(values) * size]
+            panels[...] = pack_blocks(np.stack(values).transpose(1, 2, 0)[None], of)
             done += len(values) * size
     return target
 

@@ -125,19 +125,19 @@ def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
     A signal of STFT without its last axis is real.
     """
-    given = list(inputs)
-    if node.op_type == "STFT" and given[0].ndim == 2:
-        given[0] = given[0][..., None]
-    for k in range(1, len(given)):
-        if given[k] is not None and given[k].dtype.kind in "iu" and given[k].size == 1:
-            given[k] = given[k].reshape(() if node.op_type == "STFT" else (1,))
-    return standard(node, given)
+    operands = list(inputs)
+    if node.op_type == "STFT" and operands[0].ndim == 2:
+        operands[0] = operands[0][..., None]
+    for k in range(1, len(operands)):
+        if operands[k] is not None and operands[k].dtype.kind in "iu" and operands[k].size == 1:
+            operands[k] = operands[k].reshape(() if node.op_type == "STFT" else (1,))
+    return standard(node, operands)
 
 
 def unsqueeze(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Insert axes of one element; before opset 13 onnx.reference takes sorted axes only."""
-    x, axes = inputs[0], node.attrs.get("axes") if len(inputs) < 2 else inputs[1].reshape(-1)
-    return [np.expand_dims(x, tuple(int(axis) for axis in axes))]
+    axes: Any = node.attrs.get("axes") if len(inputs) < 2 else inputs[1].reshape(-1)
+    return [np.expand_dims(inputs[0], tuple(int(axis) for axis in axes))]
 
 
 def trilu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

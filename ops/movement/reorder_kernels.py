@@ -185,8 +185,8 @@ def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
             source = line + channel // lanes * area + channel % lanes * item
             row = to + c * apart + first * item
             for i in range(begin, end):
-                place = row + i * stride * item
-                store(place, load(place) + load(source + i * pixel))
+                target = row + i * stride * item
+                store(target, load(target) + load(source + i * pixel))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)

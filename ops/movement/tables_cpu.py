@@ -98,16 +98,16 @@ def emit_take_last_axes(
         tables = {len(shape): tables[len(shape) - 1]}
         shape = (*shape[:-1], 1, shape[-1])
     before = (1, *shape)[-2:]
-    rows, places = (
+    rows, columns = (
         tables[len(shape) + axis] if len(shape) + axis in tables else np.arange(before[axis])
         for axis in (-2, -1)
     )
     row_count, column_count = (
-        table.count if isinstance(table, Repeats) else len(table) for table in (rows, places)
+        table.count if isinstance(table, Repeats) else len(table) for table in (rows, columns)
     )
-    times = places.times if isinstance(places, Repeats) else column_count // before[1]
-    regular = isinstance(places, Repeats) or (
-        times > 0 and np.array_equal(places, np.arange(column_count) // times)
+    times = columns.times if isinstance(columns, Repeats) else column_count // before[1]
+    regular = isinstance(columns, Repeats) or (
+        times > 0 and np.array_equal(columns, np.arange(column_count) // times)
     )
     if times not in _REPEATED or not regular:
         times = 0
@@ -117,11 +117,11 @@ def emit_take_last_axes(
     )
     row_table, column_table = (
         low.weight("table32", np.array, np.ascontiguousarray(table, np.int32))
-        for table in (t.longer() if isinstance(t, Repeats) else t for t in (rows, places))
+        for table in (t.longer() if isinstance(t, Repeats) else t for t in (rows, columns))
     )
     row_bytes = column_count * item
     block = larger(1, smaller(row_count, _UNIT_BYTES // row_bytes))
-    run, run_size = (0, 0) if isinstance(places, Repeats) else _longest_run(places)
+    run, run_size = (0, 0) if isinstance(columns, Repeats) else _longest_run(columns)
     arguments = TakeLastAxesArguments(
         x=source_,
         y=target,

@@ -54,7 +54,7 @@ def window(node: Node, low: Lowering) -> None:
     plain = x.layout == "plain" and not _uses_blocks(x, of, g)
     lanes, images = 1 if plain else of.lanes, x.shape[0]
     blocks = -(-x.shape[1] // lanes)
-    given, made = (x, y) if plain else (blocked(low, of, x), blocked_target(low, of, y))
+    source, target = (x, y) if plain else (blocked(low, of, x), blocked_target(low, of, y))
     pixel = lanes * of.item
     rows = g.target[1]
     image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
@@ -62,8 +62,8 @@ def window(node: Node, low: Lowering) -> None:
         rows = -(-rows // 2)
     common: dict[str, Any] = {
         **pool_arguments(node, x, g),
-        "x": given,
-        "y": made,
+        "x": source,
+        "y": target,
         "blocks": blocks,
         "rows": rows,
         "x_image": image_in,
@@ -105,8 +105,8 @@ def window(node: Node, low: Lowering) -> None:
         flops=work,
         bytes=images * (image_in + image_out),
     )
-    if made is not y:
-        convert_output(low, of, y, made)
+    if target is not y:
+        convert_output(low, of, y, target)
 
 
 def _uses_blocks(x: Operand, of: Tiles, g: Geometry) -> bool:

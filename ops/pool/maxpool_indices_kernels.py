@@ -48,7 +48,7 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
             a.pad_width,
         )
         along_d, along_h, along_w = a.index_depth, a.index_height, a.index_width
-        places = a.indices
+        indices = a.indices
         for row in range(begin * planes * rows, end * planes * rows):
             unit, h0 = row // (planes * rows), row % rows * a.stride_height - a.pad_height
             d0 = row // rows % planes * a.stride_depth - a.pad_depth
@@ -59,12 +59,12 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
             for o in range(columns):
                 w0 = o * stride_w - pad_w
                 first_w, last_w = taps(w0, width, kernel_w, spread_w)
-                best, place = load(x), 0
+                best, index = load(x), 0
                 if first_d < last_d and first_h < last_h and first_w < last_w:
                     d, h = d0 + first_d * spread_d, h0 + first_h * spread_h
                     w = w0 + first_w * spread_w
                     best = load(x + ((d * height + h) * width + w) * item)
-                    place = d * along_d + h * along_h + w * along_w
+                    index = d * along_d + h * along_h + w * along_w
                 for i in range(first_d, last_d):
                     d = d0 + i * spread_d
                     for j in range(first_h, last_h):
@@ -77,9 +77,9 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
                             # Selects instead of branches, which would be unpredictable.
                             more = (value > best) | ((value != value) & (best == best))
                             best = value if more else best
-                            place = here + w * along_w if more else place
+                            index = here + w * along_w if more else index
                 store(y + o * item, best)
-                if places != 0:
-                    put(places + (row * columns + o) * 8, unit * size + place)
+                if indices != 0:
+                    put(indices + (row * columns + o) * 8, unit * size + index)
 
     return kernel

@@ -95,14 +95,14 @@ class Windows:
 
 
 def _windows(node: Node, x: Array) -> Windows:
-    given = attributes(node)
+    options = attributes(node)
     sizes = x.shape[2:]
     rank = len(sizes)
-    kernel = tuple(given["kernel_shape"])
-    strides = tuple(given.get("strides") or (1,) * rank)
-    dilations = tuple(given.get("dilations") or (1,) * rank)
-    pads = list(given.get("pads") or (0,) * 2 * rank)
-    auto = str(given.get("auto_pad") or "NOTSET")
+    kernel = tuple(options["kernel_shape"])
+    strides = tuple(options.get("strides") or (1,) * rank)
+    dilations = tuple(options.get("dilations") or (1,) * rank)
+    pads = list(options.get("pads") or (0,) * 2 * rank)
+    auto = str(options.get("auto_pad") or "NOTSET")
     counts: list[int] = []
     for k, size in enumerate(sizes):
         span = (kernel[k] - 1) * dilations[k] + 1
@@ -115,9 +115,9 @@ def _windows(node: Node, x: Array) -> Windows:
             if auto == "VALID":
                 pads[k] = pads[k + rank] = 0
             room = size + pads[k] + pads[k + rank] - span
-            count = (-(-room // strides[k]) if given.get("ceil_mode") else room // strides[k]) + 1
+            count = (-(-room // strides[k]) if options.get("ceil_mode") else room // strides[k]) + 1
             # With ceil_mode a window that begins in the padding after the input does not count.
-            if given.get("ceil_mode") and (count - 1) * strides[k] >= size + pads[k]:
+            if options.get("ceil_mode") and (count - 1) * strides[k] >= size + pads[k]:
                 count -= 1
         counts.append(count)
     before, after = tuple(pads[:rank]), tuple(pads[rank:])
@@ -173,8 +173,8 @@ def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     ]
     steps = _steps(windows.sizes, bool(node.attrs.get("storage_order")))
     index = (grids[0] * x.shape[1] + grids[1]) * math.prod(windows.sizes)
-    for place, step in zip(positions, steps, strict=True):
-        index = index + place * step
+    for position, step in zip(positions, steps, strict=True):
+        index = index + position * step
     return [maxima.astype(x.dtype), index.astype(np.int64)]
 
 

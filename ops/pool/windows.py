@@ -91,9 +91,9 @@ def require_windows(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> 
     Raises:
         ShapeError: An attribute is out of its range, or no window fits.
     """
-    given = windows_of(node, len(sizes))
-    free = given.auto.startswith("SAME")
-    rows = zip(sizes, kernel, given.dilations, given.pads, strict=True)
+    windows = windows_of(node, len(sizes))
+    free = windows.auto.startswith("SAME")
+    rows = zip(sizes, kernel, windows.dilations, windows.pads, strict=True)
     for size, taps, dilation, (before, after) in rows:
         reach = (taps - 1) * dilation + 1
         fits = free or size + before + after >= reach
@@ -153,20 +153,20 @@ def window_counts(node: Node, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
         ShapeError: No window fits.
     """
     count = len(shape) - 2
-    given = windows_of(node, count)
+    windows = windows_of(node, count)
     ceil = bool(node.attrs.get("ceil_mode", 0))
     found: list[Dim] = []
-    same_size = given.auto.startswith("SAME")
+    same_size = windows.auto.startswith("SAME")
     for k, (size, taps) in enumerate(zip(shape[2:], kernel, strict=True)):
-        stride = given.strides[k]
+        stride = windows.strides[k]
         if same_size:
             same = size if stride == 1 else None
             found.append(-(-size // stride) if isinstance(size, int) else same)
         elif not isinstance(taps, int):
             found.append(None)
         else:
-            reach = (taps - 1) * given.dilations[k] + 1
-            found.append(_count(size, reach, stride, *given.pads[k], ceil))
+            reach = (taps - 1) * windows.dilations[k] + 1
+            found.append(_count(size, reach, stride, *windows.pads[k], ceil))
     return found
 
 

@@ -27,10 +27,10 @@ _MIN_PIXELS_PER_THREAD = 2048  # least pixels of a thread (estimate)
 
 def _integers(node: Node, name: str, usual: Sequence[int]) -> list[int]:
     """Return an attribute of integers; ``usual`` are the defaults, one for each value."""
-    given = [int(v) for v in node.attrs.get(name) or usual]
-    if len(given) != len(usual):
-        raise Unsupported(f"{node.op_type} with {name}={given}")
-    return given
+    values = [int(v) for v in node.attrs.get(name) or usual]
+    if len(values) != len(usual):
+        raise Unsupported(f"{node.op_type} with {name}={values}")
+    return values
 
 
 @lowering("DeformConv", dtypes=_FLOATS)

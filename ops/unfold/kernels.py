@@ -61,20 +61,20 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
             weight = a.mask + unit * pixels * item
             for i in range(down):
                 for j in range(across):
-                    place = i * across + j
+                    index = i * across + j
                     y = real(
                         i * a.stride_height - a.pad_height + tap // across_taps * a.dilation_height
                     )
                     x = real(
                         j * a.stride_width - a.pad_width + tap % across_taps * a.dilation_width
                     )
-                    y += load(offset + place * item)
-                    x += load(offset + (pixels + place) * item)
-                    factor = load(weight + place * item) if masked else real(1)
+                    y += load(offset + index * item)
+                    x += load(offset + (pixels + index) * item)
+                    factor = load(weight + index * item) if masked else real(1)
                     # False for NaN, too: such a sample is zero.
                     near = y > -1 and y < height and x > -1 and x < width
                     for c in range(each):
-                        to = a.columns + (((first_plane + c) * taps + tap) * pixels + place) * item
+                        to = a.columns + (((first_plane + c) * taps + tap) * pixels + index) * item
                         found = real(0)
                         if near:
                             image = a.x + (first_plane + c) * height * width * item
@@ -98,13 +98,13 @@ def _tap_distances(a: ColumnsToImageArguments, axis: int) -> Any:
 
 
 @register_jitable
-def _first_tap(a: ColumnsToImageArguments, axis: int, place: int) -> Any:
-    """Return the first tap that reaches a pixel (``place``), and the window that it is in.
+def _first_tap(a: ColumnsToImageArguments, axis: int, pixel: int) -> Any:
+    """Return the first tap that reaches a pixel (``pixel``), and the window that it is in.
 
     If none does, the tap is the number of taps. The window may be beyond those of the image.
     """
     step, taps = along(a.stride, axis), along(a.kernel, axis)
-    at = place + along(a.pad, axis)
+    at = pixel + along(a.pad, axis)
     if step == 1:
         return 0, at
     for tap in range(min(step, taps)):
@@ -162,7 +162,7 @@ def _tap_summer(dtype: str, lanes: int) -> Any:
     """Return ``f(a, x, steps, taps, windows)``, which sums a vector of pixels over all taps."""
     v, integers = vec(dtype, lanes), vec("uint32", lanes)
     load, load_m, zero, item = v.load, v.load_m, v.zero, v.itemsize
-    number, place = integers.iota, integers.splat
+    number, splat = integers.iota, integers.splat
 
     @register_jitable
     def tap_sum(a: ColumnsToImageArguments, x: int, steps: Any, taps: Any, windows: Any) -> Any:
@@ -188,7 +188,7 @@ def _tap_summer(dtype: str, lanes: int) -> Any:
                             result = result + load(at)
                         elif w < n and w + lanes > 0:
                             # As unsigned numbers, windows before the first one are large.
-                            result = result + load_m(at, number() + place(w) < place(n))
+                            result = result + load_m(at, number() + splat(w) < splat(n))
                         c += steps[2][0]
                         w -= steps[2][1]
                 b += steps[1][0]
@@ -227,9 +227,9 @@ def _row_writer(dtype: str, lanes: int, stride: int) -> Any:
                 c, w = _first_tap(a, WIDTH, phase)
                 for q in range(0, (width - phase + step - 1) // step, lanes):
                     store(buffer, bias + tap_sum(a, x, steps, (t, b, c), (i, j, w + q)))
-                    place = to + (phase + q * step) * item
+                    target = to + (phase + q * step) * item
                     for k in range(min(lanes, (width - phase + step - 1) // step - q)):
-                        put(place + k * step * item, take(buffer + k * item))
+                        put(target + k * step * item, take(buffer + k * item))
             return
         c, w = phases[0]
         d, u = phases[1]
@@ -243,12 +243,12 @@ def _row_writer(dtype: str, lanes: int, stride: int) -> Any:
                     store_n(to + q * item, left, even)
                 continue
             odd = bias + tap_sum(a, x, steps, (t, b, d), (i, j, u + q))
-            place = to + 2 * q * item
+            target = to + 2 * q * item
             if left >= 2 * lanes:
-                store(place, lower(even, odd))
-                store(place + lanes * item, upper(even, odd))
+                store(target, lower(even, odd))
+                store(target + lanes * item, upper(even, odd))
             else:
-                store_n(place, left, lower(even, odd))
-                store_n(place + lanes * item, left - lanes, upper(even, odd))
+                store_n(target, left, lower(even, odd))
+                store_n(target + lanes * item, left - lanes, upper(even, odd))
 
     return row

@@ -68,15 +68,15 @@ def deform_conv_operands(
         channels,
         offsets,
     )
-    given = windows_of(node, count)
-    taps, places = offsets, list[int]()
+    windows = windows_of(node, count)
+    taps, counts = offsets, list[int]()
     for k, (size, each) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True)):
         taps = taps * each
-        room = size + sum(given.pads[k]) - (each - 1) * given.dilations[k] - 1
-        places.append(room // given.strides[k] + 1)
+        room = size + sum(windows.pads[k]) - (each - 1) * windows.dilations[k] - 1
+        counts.append(room // windows.strides[k] + 1)
     why = "for each tap of each window of each offset group"
-    require_shape("offset", offset, (x.shape[0], taps * count, *places), f"{count} {why}")
-    require_shape("mask", mask, (x.shape[0], taps, *places), f"one {why}")
+    require_shape("offset", offset, (x.shape[0], taps * count, *counts), f"{count} {why}")
+    require_shape("mask", mask, (x.shape[0], taps, *counts), f"one {why}")
 
 
 def col_to_im_operands(node: Node, x: Tensor, image: Tensor, block: Tensor) -> None:
@@ -99,17 +99,17 @@ def col_to_im_operands(node: Node, x: Tensor, image: Tensor, block: Tensor) -> N
     require_shape("block_shape", block, (count,), "as many as image_shape has")
     if not is_known(count):
         return
-    given = windows_of(node, count)
+    windows = windows_of(node, count)
     sizes, taps = known_numbers(image), known_numbers(block)
     if sizes is None or taps is None:
         return
-    windows: list[int] = []
+    counts: list[int] = []
     for k, (size, each) in enumerate(zip(sizes, taps, strict=True)):
         require(size >= 1 and each >= 1, "blocks of {} in an image of {}", taps, sizes)
-        room = size + sum(given.pads[k]) - (each - 1) * given.dilations[k] - 1
+        room = size + sum(windows.pads[k]) - (each - 1) * windows.dilations[k] - 1
         require(room >= 0, "blocks of {} do not fit into an image of {}", taps, sizes)
-        windows.append(room // given.strides[k] + 1)
-    total, held = math.prod(windows), math.prod(taps)
+        counts.append(room // windows.strides[k] + 1)
+    total, held = math.prod(counts), math.prod(taps)
     require(
         x.shape[1] >= held and x.shape[1] % held == 0,
         "{} rows of columns; blocks of {} have {} elements a channel",
@@ -142,9 +142,9 @@ def max_unpool_operands(
     count = x.rank - 2
     require(bool(node.attrs.get("kernel_shape")), "kernel_shape is missing")
     kernel = numbers(node, "kernel_shape", count, 1, 1, MAX_EXTENT)
-    given = windows_of(node, count)
+    windows = windows_of(node, count)
     image: list[int] = [
-        (size - 1) * given.strides[k] - sum(given.pads[k]) + kernel[k]
+        (size - 1) * windows.strides[k] - sum(windows.pads[k]) + kernel[k]
         for k, size in enumerate(x.shape[2:])
     ]
     total = x.shape[0] * x.shape[1]
@@ -164,12 +164,12 @@ def _require_output_shape(output_shape: Tensor | None, least: Sequence[int]) -> 
         return
     require_dtype("output_shape", output_shape, "int64")
     require_shape("output_shape", output_shape, (len(least),), "a size for each dimension")
-    given = known_numbers(output_shape)
-    if given is None:
+    sizes = known_numbers(output_shape)
+    if sizes is None:
         return
-    fits = all(a == b for a, b in zip(given[:2], least[:2], strict=True))
-    fits = fits and all(a >= b for a, b in zip(given[2:], least[2:], strict=True))
-    require(fits, "output_shape is {}; windows make {}", given, list(least))
+    fits = all(a == b for a, b in zip(sizes[:2], least[:2], strict=True))
+    fits = fits and all(a >= b for a, b in zip(sizes[2:], least[2:], strict=True))
+    require(fits, "output_shape is {}; windows make {}", sizes, list(least))
 
 
 def blocks_of_pixels_operands(node: Node, x: Tensor) -> None:
