@@ -36,6 +36,9 @@ from subgraph.tools.cli_inputs import (
 from subgraph.tools.cli_measure import bench, profile, warmup
 from subgraph.tools.cli_output import Output, Row, discard_output, op_name, prepare_streams
 
+# Adds a subcommand (name, function; the help is its docstring) and returns its parser.
+AddCommand = Callable[[str, Callable[[argparse.Namespace], None]], Any]
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with ``argv`` (None: the process's arguments); return the exit status."""
@@ -444,6 +447,13 @@ def _parser() -> argparse.ArgumentParser:
         )
         return sub
 
+    _add_model_commands(command)
+    _add_measuring_commands(command)
+    return parser
+
+
+def _add_model_commands(command: AddCommand) -> None:
+    """Add the commands that run, partition, compile and describe models."""
     sub = command("run", run)
     _model(sub, exported=True)
     _device(sub)
@@ -483,6 +493,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "the file to write"
     sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=text)
 
+
+def _add_measuring_commands(command: AddCommand) -> None:
+    """Add the commands that measure models, and warmup."""
     sub = command("bench", bench)
     _model(sub)
     _inputs(sub)
@@ -518,7 +531,6 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("warmup", warmup)
     text = "models whose kernels to compile (default: small models of every operator family)"
     sub.add_argument("models", nargs="*", type=Path, help=text)
-    return parser
 
 
 def _inputs(sub: Any) -> None:
