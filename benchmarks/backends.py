@@ -55,8 +55,10 @@ def call_overhead(device: str, rows: int, width: int, rounds: int) -> str:
     run, target = op.compiled().runner(), np.empty((rows, width), np.float32)
     session = op.session()
     items = [x if v.parameter is None else v.parameter for v in op.subgraph.inputs]
+    arrays = [x if type(item) is not sg.Parameter else item.array for item in items]
+    passed = [arrays[k] for k in op.inputs]
     own, region, whole = fastest(
-        [lambda: run([x], [target]), lambda: session(items), lambda: model(x)], rounds
+        [lambda: run(passed, [target]), lambda: session(items), lambda: model(x)], rounds
     )
     return (
         f"{device:12} {rows} x {width}: library {own * 1e6:8.2f} us, region +"
