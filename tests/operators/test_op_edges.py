@@ -56,6 +56,7 @@ def test_a_tuple_stays_one(make: Any) -> None:
     np.testing.assert_array_equal(cache.get("parts", make, w)[0], W * 2 + 1)
 
 
+@pytest.mark.plain_memory
 def test_the_arrays_of_a_tuple_count_as_memory() -> None:
     cache, w = sg.WeightCache(), sg.Parameter("w", W)
     cache.get("parts", lambda a: (a + 1, a), w)

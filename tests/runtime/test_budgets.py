@@ -178,6 +178,7 @@ def test_values_that_fit_alone_and_not_together_are_refused(
         model()
 
 
+@pytest.mark.plain_memory
 @pytest.mark.parametrize("device", DEVICES)
 def test_values_that_die_in_between_do_not_count(
     device: str, monkeypatch: pytest.MonkeyPatch

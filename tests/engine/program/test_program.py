@@ -374,6 +374,7 @@ def test_pool_sizes(size: int) -> None:
         Pool(size)
 
 
+@pytest.mark.plain_memory
 def test_a_bad_spin_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBGRAPH_SPIN_US", "long")
     with pytest.raises(ConfigError, match="SUBGRAPH_SPIN_US='long'"):

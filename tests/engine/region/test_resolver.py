@@ -53,6 +53,7 @@ def test_a_query_leaves_its_plan_for_the_first_call() -> None:
     assert counts(model)["chosen"] == {"plan of the dry run": 1, "known plan": 1}
 
 
+@pytest.mark.plain_memory
 def test_a_stored_program_serves_and_says_why_it_does_not() -> None:
     x, w = sg.input("x", ("n", 4), "float32"), sg.parameter("w", np.ones((4, 4), np.float32))
     first = sg.compile_model(sg.Graph([x], [ops.MatMul(x, w)]), "CPU", ONE_THREAD)

@@ -54,6 +54,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.plain_memory
 def test_a_machine_with_the_key_compiles_nothing(exported: Path, tmp_path: Path) -> None:
     shutil.copy2(exported / "cache" / "export.key", tmp_path)
     right, compiled, carried = run(IMPORT, tmp_path, exported / "net.subgraph")
