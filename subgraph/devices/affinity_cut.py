@@ -51,7 +51,11 @@ class AffinitySelector(SubgraphSelector):
 
 
 class AffinityProperty(SubgraphProperty):
-    """Replaces the regions of one device by subgraph nodes that the device will compile."""
+    """Replaces the regions of one device by subgraph nodes that the device will compile.
+
+    Attributes:
+        name: Name of the device.
+    """
 
     constant_weights = False  # devices fold constants; `place_following` lifts the others
 

@@ -68,7 +68,12 @@ class Level:
 
 @attrs.frozen(eq=False)
 class Binding:
-    """An attribute of a function call, and the scope in which its names are resolved."""
+    """An attribute that a function call binds.
+
+    Attributes:
+        proto: The attribute.
+        scope: The scope in which names in the attribute are resolved.
+    """
 
     proto: AttributeProto
     scope: Scope

@@ -37,7 +37,13 @@ _EXTERNAL_DATA = 13
 
 
 class Span(NamedTuple):
-    """Elements of a tensor: bytes [offset, offset + length) of the file, and their field number."""
+    """The elements of a tensor in the file.
+
+    Attributes:
+        offset: Offset of the first byte.
+        length: Number of bytes.
+        field: Number of the field of TensorProto that holds them.
+    """
 
     offset: int
     length: int

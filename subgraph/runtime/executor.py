@@ -45,7 +45,14 @@ _log = logging.getLogger("subgraph")
 
 
 class Executor:
-    """Runs a plan for one request; one run at a time."""
+    """Runs a plan for one request; one run at a time.
+
+    Attributes:
+        plan: The plan.
+        profiling: Whether runs measure every node.
+        scheduler: Runs steps at the same time; None if the plan has no schedule.
+        stateful: Whether a failed run may have changed the states of ops, which are then restored.
+    """
 
     def __init__(
         self,

@@ -463,7 +463,11 @@ def _positional(callback: Callback) -> int:
 
 
 class InferQueue:
-    """A pool of requests; each run uses the next free request."""
+    """A pool of requests; each run uses the next free request.
+
+    Attributes:
+        requests: The requests.
+    """
 
     def __init__(self, model: RequestedModel, jobs: int = 0) -> None:
         """Create the requests.

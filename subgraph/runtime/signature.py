@@ -113,7 +113,15 @@ class Results(Mapping[str, Any]):
 
 
 class Signature:
-    """The ports of a model, and the check of the inputs of a call."""
+    """The ports of a model, and the check of the inputs of a call.
+
+    Attributes:
+        name: The model's name, for errors.
+        inputs: Ports of the inputs.
+        outputs: Ports of the outputs.
+        output_positions: Position of each output by name.
+        has_defaults: Whether some input has a default.
+    """
 
     def __init__(self, inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> None:
         """Create the ports of a model.

@@ -116,7 +116,12 @@ def _stop(state: _State) -> None:
 
 
 class TaskExecutor:
-    """Runs tasks in the order of submission on daemon threads; a task must not raise."""
+    """Runs tasks in the order of submission on daemon threads; a task must not raise.
+
+    Attributes:
+        name: Part of the names of its threads.
+        threads: Most tasks that run at a time; None for no maximum.
+    """
 
     def __init__(self, name: str, threads: int | None = 1) -> None:
         """Create an executor; its first thread starts with its first task.

@@ -26,7 +26,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType
 
 _MAX_RANK = 6  # of most operations of oneDNN
-_MAX_SHAPES = 16  # shapes of inputs whose compiled partitions a model keeps
+_MAX_SHAPES = 16  # sets of input shapes whose compiled partitions a model caches
 
 
 class OnednnDevice(Backend):
@@ -125,7 +125,8 @@ class _GraphModel:
         weakref.finalize(self, library, "graph_graph_destroy", graph)
         self._add_nodes(graph, body, weights)
         self._outputs = [self._number(port.name) for port in body.graph.output]
-        for k, port in enumerate(body.graph.output):  # no fusion takes in a tensor that has an end
+        # An "end" operation keeps an output from being fused away.
+        for k, port in enumerate(body.graph.output):
             tensor, number = self._logical(port.name), len(body.graph.node) + k
             onednn_graph.add_operation(library, graph, ("end", {}), number, ((tensor,), ()))
         self._partitions = onednn_graph.partitions_of(library, graph)
@@ -276,6 +277,6 @@ class _Run:
         return (c_void_p * len(numbers))(*[self._handles[number] for number in numbers])
 
     def place(self, number: int, array: Array) -> None:
-        """Let a tensor lie in an array; an output need not be one of the partitions'."""
+        """Use the memory of an array for a tensor."""
         handle = self._handles[number]
         self._library("graph_tensor_set_data_handle", handle, c_void_p(array.ctypes.data))

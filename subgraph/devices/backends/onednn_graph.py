@@ -72,7 +72,11 @@ class LogicalTensor(ctypes.Structure):
 
 
 class Library:
-    """Functions of a loaded library; each raises RuntimeError where it fails."""
+    """Functions of a loaded library; each raises RuntimeError if it fails.
+
+    Attributes:
+        engine: Handle of the library's CPU engine.
+    """
 
     def __init__(self, path: str) -> None:
         """Load a library.
@@ -135,13 +139,13 @@ def free_layout(tensor: LogicalTensor) -> LogicalTensor:
 
 @attrs.frozen
 class Form:
-    """A node of ONNX that is to become an operation.
+    """A node of ONNX that is translated to an operation.
 
     Attributes:
         attributes: Its attributes; text as str.
         version: Opset version of the model.
         ranks: Rank of each input.
-        constants: Elements of the inputs that are small weights, by position.
+        constants: Elements of small weights by the position of the input.
         outputs: Number of its outputs.
     """
 
@@ -156,7 +160,7 @@ class Form:
         return self.attributes.get(name, default)
 
     def require(self, fits: bool, what: str) -> None:
-        """Raise NotImplementedError with the form's name unless it fits."""
+        """Raise NotImplementedError, which names ``what``, unless ``fits``."""
         if not fits:
             raise NotImplementedError(f"oneDNN has no form with {what}")
 
@@ -218,7 +222,7 @@ def _gemm(form: Form) -> Operation:
 
 
 def _both(name: str) -> Callable[[Form], Operation]:
-    """Return the entry of an operator of two operands that broadcast."""
+    """Return the translation of an operator with two operands that broadcast."""
 
     def entry(form: Form) -> Operation:
         form.require(len(form.ranks) == 2, "other than two operands")
@@ -228,7 +232,7 @@ def _both(name: str) -> Callable[[Form], Operation]:
 
 
 def _one(name: str, **defaults: float) -> Callable[[Form], Operation]:
-    """Return the entry of an operator of one operand, with float attributes of the same names."""
+    """Return the translation of an operator with one operand and float attributes."""
     return lambda form: (name, (0,), {k: float(form.get(k, v)) for k, v in defaults.items()})
 
 
@@ -398,7 +402,13 @@ def partitions_of(library: Library, graph: c_void_p) -> list[c_void_p]:
 
 
 def ports_of(library: Library, partition: c_void_p, way: str) -> list[int]:
-    """Return the identities of a partition's tensors; ``way`` is "input" or "output"."""
+    """Return the identities of a partition's tensors.
+
+    Args:
+        library: The library.
+        partition: The partition's handle.
+        way: "input" or "output".
+    """
     count = library.number(f"graph_partition_get_{way}_ports_num", partition)
     ports = (LogicalTensor * count)()
     library(f"graph_partition_get_{way}_ports", partition, c_size_t(count), ports)
@@ -411,7 +421,20 @@ def compiled(
     inputs: Sequence[LogicalTensor],
     outputs: Sequence[LogicalTensor],
 ) -> tuple[c_void_p, list[LogicalTensor]]:
-    """Return a compiled partition, and its outputs with their sizes and layouts."""
+    """Compile a partition for the sizes and layouts of its inputs.
+
+    Args:
+        library: The library.
+        partition: The partition's handle.
+        inputs: Its inputs.
+        outputs: Its outputs; unknown sizes and free layouts are filled in.
+
+    Returns:
+        The handle of the compiled partition, and the outputs.
+
+    Raises:
+        RuntimeError: The library cannot compile it.
+    """
     made = library.made("graph_compiled_partition_create", partition)
     pointers = [
         (POINTER(LogicalTensor) * len(row))(*map(ctypes.pointer, row)) for row in (inputs, outputs)

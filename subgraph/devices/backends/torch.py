@@ -51,7 +51,14 @@ class TorchDevice(Backend):
 
 @attrs.frozen
 class _Step:
-    """A node: a function, the names of its operands, and those whose last use it is."""
+    """A node of the model.
+
+    Attributes:
+        function: Computes its outputs.
+        inputs: Names of its operands; "" for an omitted one.
+        outputs: Names of its outputs.
+        released: Names of the operands that no later step reads.
+    """
 
     function: Function
     inputs: tuple[str, ...]
@@ -100,7 +107,7 @@ class _TorchModel:
         return [values[name] for name in self._outputs]
 
     def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
-        """Return a function that runs the model; results are copied to where they are wanted."""
+        """Return a function that runs the model and copies results to the caller's arrays."""
         torch, names = self._torch, self._inputs
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
