@@ -167,3 +167,17 @@ def test_auto_keeps_a_request_on_cpu_for_which_the_other_has_no_memory(caplog: A
     for _ in range(2):
         np.testing.assert_allclose(request.infer(X)[0], expected(seven())[0])
     assert caplog.text.count("a request stays on its first device: ") == 1
+
+
+def test_auto_does_without_a_cpu_that_cannot_compile() -> None:
+    core = sg.Core()
+    bad = Simulated()
+    bad.refuses_to_compile = True
+    core.unregister_device("CPU")
+    core.register_device("CPU", bad)
+    core.register_device("GOOD", Simulated())
+    model = core.compile_model(seven(), "AUTO:GOOD,CPU")
+    assert model.device == "GOOD"
+    check(model, seven())
+    with pytest.raises(sg.DeviceError, match=r"no device can run 'seven': CPU: .*does not build"):
+        core.compile_model(seven(), "AUTO:CPU")

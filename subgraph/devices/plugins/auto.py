@@ -98,12 +98,19 @@ class AutoDevice(VirtualDevice):
         if options.MEASURE and len(devices) > 1:
             return self._fastest(graph, devices, configs)
         first, starter = devices[0], next((d for d in devices if d.name == _START_DEVICE), None)
-        if options.START_ON_CPU and starter is not None and first is not starter:
-            start = self._compile_one(graph, starter, configs)
-            return AutoModel(
-                graph, start, lambda: self._compile_one(graph, first, configs), options
-            )
         failures: list[str] = []
+        if options.START_ON_CPU and starter is not None and first is not starter:
+            try:
+                start = self._compile_one(graph, starter, configs)
+            except ConfigError:
+                raise
+            except SubgraphError as error:
+                failures.append(f"{starter.name}: {error}")
+                devices = [device for device in devices if device is not starter]
+            else:
+                return AutoModel(
+                    graph, start, lambda: self._compile_one(graph, first, configs), options
+                )
         for device in devices:
             try:
                 return self._compile_one(graph, device, configs)
