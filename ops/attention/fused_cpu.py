@@ -22,7 +22,7 @@ from subgraph.system import host
 from .arguments import AttentionArguments, FewQueriesArguments
 
 # Keys of a block at most (estimates): the scores of a panel, keys * queries, stay in the cache. The
-# second is for low tiles, whose units have several panels.
+# second is for few-row tiles, whose units have several panels.
 _MAX_BLOCK_KEYS = 512
 _MAX_BLOCK_KEYS_LOW = 192
 # Lines a multiple of so many bytes apart use one or two sets of an L1 cache with 64 sets of 64-byte

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from subgraph.engine.codegen.tiling import LOW_ROWS
+from subgraph.engine.codegen.tiling import FEW_ROWS
 from subgraph.engine.planner.lowering import Argument, Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, recorded, smaller
@@ -177,7 +177,7 @@ def _tiling_number(
     which: int, mr: int, total: int, channels: int, panels: int, threads: int
 ) -> int:
     """Return number ``which`` (0 to 2) of `winograd_tiling` for sums over ``channels`` channels."""
-    low = mr <= LOW_ROWS
+    low = mr <= FEW_ROWS
     if low:
         # Several few-row tiles must share a panel of weights, which comes from L2 or memory.
         part, most = panels, 4 * mr

@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.simd import call_kernel, prefetch, vec
-from subgraph.engine.codegen.tiling import F_HI, F_LO, LOW_ROWS, TileBlock
+from subgraph.engine.codegen.tiling import F_HI, F_LO, FEW_ROWS, TileBlock
 
 from .arguments import WinogradArguments
 from .winograd_axis_kernels import backward_along, finisher, forward_along, storer
@@ -50,7 +50,7 @@ class TileForm:
     @property
     def few_rows(self) -> bool:
         """Whether sums are computed by strips of few-row tiles."""
-        return self.mr <= LOW_ROWS
+        return self.mr <= FEW_ROWS
 
     @property
     def n(self) -> int:

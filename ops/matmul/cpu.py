@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from subgraph.engine.codegen.tiling import LOW_ROWS
+from subgraph.engine.codegen.tiling import FEW_ROWS
 from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -107,7 +107,7 @@ def emit_product(low: Lowering, product: Product) -> None:
     """
     a, b, out = product.a, product.b, product.out
     # At most one tile of rows streams B once; the tiles that prefetch have no advantage.
-    few = out.size <= LOW_ROWS * b.columns
+    few = out.size <= FEW_ROWS * b.columns
     of = tiles(out.dtype) if few else direct_tiles(out.dtype)
     if a.columns != b.rows:
         raise Unsupported(f"a product of depths {a.columns} and {b.rows}")

@@ -6,7 +6,7 @@ import math
 
 import attrs
 
-from subgraph.engine.codegen.tiling import F_HI, F_LO, LOW_ROWS, tile_shape
+from subgraph.engine.codegen.tiling import F_HI, F_LO, FEW_ROWS, tile_shape
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -55,7 +55,7 @@ class Tiles:
     @property
     def few_rows(self) -> bool:
         """Whether these are few-row tiles: each loaded weight serves few rows; strips use them."""
-        return self.mr <= LOW_ROWS
+        return self.mr <= FEW_ROWS
 
     @property
     def variant(self) -> dict[str, str | int]:
@@ -186,7 +186,7 @@ def direct_tiles(dtype: str, lanes: int = 0) -> Tiles:
         Unsupported: The dtype is neither float32 nor float64.
     """
     of = tiles(dtype, lanes)
-    return attrs.evolve(of, mr=min(of.mr, LOW_ROWS)) if host.has_512_bit_vectors() else of
+    return attrs.evolve(of, mr=min(of.mr, FEW_ROWS)) if host.has_512_bit_vectors() else of
 
 
 def weight_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:

@@ -17,7 +17,7 @@ from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.strip import most_rows, run_of, strip_sizes, switch
 from subgraph.engine.codegen.tiling import (
-    LOW_ROWS,
+    FEW_ROWS,
     TileBlock,
 )
 
@@ -74,7 +74,7 @@ class _Panel:
         e, b = self.e, self.e.b
         self.each(lambda i, j, v: e.fconst(0.0))
         a, right = e.variable(first), e.variable(self.w["b"])
-        unroll = _UNROLL if self.rows <= LOW_ROWS else _UNROLL_HIGH
+        unroll = _UNROLL if self.rows <= FEW_ROWS else _UNROLL_HIGH
         for steps, rounds in (
             (unroll, b.ashr(self.w["steps"], e.const(unroll.bit_length() - 1))),
             (1, b.and_(self.w["steps"], e.const(unroll - 1))),

@@ -29,7 +29,7 @@ from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
     F_MINUS,
-    LOW_ROWS,
+    FEW_ROWS,
     row_counts,
     tile_rows,
 )
@@ -311,7 +311,7 @@ def _contraction_body(
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
             e.hold(acc[i])
 
-    low = mr <= LOW_ROWS
+    low = mr <= FEW_ROWS
     offsets = e.multiples(w["a_row"], mr) if low else []
 
     def dense_step(a: Any, at_b: Any, number: int) -> None:

@@ -100,7 +100,7 @@ F_LO = 1  # the result is at least `low`
 F_HI = 2  # the result is at most `high`
 F_MINUS = 4  # the sums are subtracted from `residual` (tiles with ``twice``)
 
-LOW_ROWS = 8  # tiles of at most so many rows address dense operands in one register each
+FEW_ROWS = 8  # most rows of few-row tiles, which address each dense operand by one register
 
 
 def tile_shape(lanes: int, registers: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.export import region_nodes
-from subgraph.engine.codegen.tiling import LOW_ROWS, tile_rows
+from subgraph.engine.codegen.tiling import FEW_ROWS, tile_rows
 from subgraph.engine.cpu import symbolic_plans
 from subgraph.engine.cpu.region_op import CpuSubgraphOp
 from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
@@ -161,7 +161,7 @@ def test_the_decisions_can_be_read() -> None:
     assert trace.guards() == ["((dims[0] * 2) + 1) > 10", "not (dims[0] - 7) > 0"]
 
 
-@given(st.integers(1, 5000), st.integers(1, LOW_ROWS))
+@given(st.integers(1, 5000), st.integers(1, FEW_ROWS))
 @settings(deadline=None)
 def test_the_cycles_of_low_tiles_are_those_of_tiles_one_by_one(pixels: int, most: int) -> None:
     of, left, cycles = Tiles("float32", 8, most, 2), pixels, 0.0

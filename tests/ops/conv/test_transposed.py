@@ -167,7 +167,7 @@ def test_form_that_multiplies_least() -> None:
             return "taps"
         return "phases" if conv_transpose_cpu._joins_phases(of, sizes, per_axis) else "apart"
 
-    # Phases run together on low tiles only.
+    # Phases run together on few-row tiles only.
     assert form(3, 2, 2) == ("phases" if of.few_rows else "taps")
     assert form(3, 4, 2) == "taps"
     assert form(1, 3, 1) == "taps"

@@ -210,7 +210,7 @@ def test_phases_are_chosen_for_images(kernel: int, step: int, pad: int) -> None:
 def test_winograd_of_few_tiles(form: Algorithm, cuts: list[float]) -> None:
     """Threads share the transforms of a single block of tiles: bit for bit what one computes."""
     if form == STRIDED and not FEW_ROWS:
-        pytest.skip("tall tiles run it directly")
+        pytest.skip("many-row tiles run it directly")
     side, stride = {WINOGRAD[2]: (7, 1), WINOGRAD[4]: (13, 1), STRIDED: (9, 2)}[form]
     rng = np.random.default_rng(2)
     x = rng.standard_normal((1, 100, side, side)).astype(np.float32)
@@ -257,7 +257,7 @@ def test_winograd_of_few_tiles(form: Algorithm, cuts: list[float]) -> None:
 def test_winograd_error_is_as_stated(form: Algorithm, taps: int, bound: float) -> None:
     stride = 2 if form == STRIDED else 1
     if stride == 2 and not FEW_ROWS:
-        pytest.skip("tall tiles run it directly")
+        pytest.skip("many-row tiles run it directly")
     rng = np.random.default_rng(1)
     x = rng.standard_normal((1, 256, 16, 16)).astype(np.float32)
     w = (rng.standard_normal((32, 256, taps, taps)) / (16 * taps)).astype(np.float32)
