@@ -129,7 +129,7 @@ def cases(suite: str) -> Iterator[Case]:
         yield Case(name, graph, random(1, inputs, size, size), 2 * w.size * target * target)
 
 
-def probe() -> float:
+def core_peak() -> float:
     """Return one core's multiply-add peak at this moment, in GFLOP/s."""
     return peak_flops(repeats=1) / 1e9
 
@@ -153,7 +153,7 @@ def run_case(case: Case, rounds: int) -> tuple[list[Sample], str]:
     repeats = max(3, min(100, int(1e9 / case.flops)))
     kernel = ""
     for _ in range(rounds):
-        before = probe()
+        before = core_peak()
         ours: list[float] = []
         theirs: list[float] = []
         for _ in range(repeats):
@@ -164,7 +164,7 @@ def run_case(case: Case, rounds: int) -> tuple[list[Sample], str]:
             begin = time.perf_counter()
             session.run(None, {"x": case.feed})
             theirs.append(time.perf_counter() - begin)
-        peak = min(before, probe())
+        peak = min(before, core_peak())
         samples.append(Sample(min(ours), min(theirs), peak))
     return samples, kernel.partition("(")[0] + (" m=2" if "m=2," in kernel else "")
 
@@ -179,7 +179,7 @@ def main() -> None:
     console = Console(width=130)
     rows: list[list[str]] = []
     for suite in arguments.suites:
-        best = max(probe() for _ in range(5))
+        best = max(core_peak() for _ in range(5))
         table = Table(title=f"{suite}, one core, float32, peak {best:.0f} GFLOP/s")
         for column in ("operator", "kernel", "GFLOP/s", "of peak", "ONNX Runtime", "ratio", "kept"):
             table.add_column(

@@ -25,7 +25,7 @@ from subgraph.system.registry import nearest
 
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "openvino", "torch": "onnx2torch"}
 # Samples count if their calibration took at most this multiple of the shortest one (estimate).
-_SLOW_PHASE = 1.25
+_MAX_CALIBRATION_RATIO = 1.25
 
 
 @attrs.frozen
@@ -200,8 +200,8 @@ def _interleaved_samples(
 
 
 def _summary(worker: _Worker, taken: Sequence[tuple[float, float]], difference: float) -> Measured:
-    fastest = min(probe for _, probe in taken)
-    kept = [time for time, probe in taken if probe <= fastest * _SLOW_PHASE]
+    fastest = min(calibration for _, calibration in taken)
+    kept = [time for time, calibration in taken if calibration <= fastest * _MAX_CALIBRATION_RATIO]
     low, median, high = (float(q) for q in np.quantile(kept, (0.1, 0.5, 0.9)))
     ready = worker.ready
     return Measured(

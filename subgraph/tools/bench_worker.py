@@ -130,7 +130,7 @@ RUNNERS: Mapping[str, Callable[[Path, int, Arrays], Runner]] = {
 }
 
 
-def probe() -> float:
+def calibrate() -> float:
     """Return the seconds of a fixed loop, which show the machine's present speed."""
     start = time.perf_counter()
     total = 0
@@ -164,13 +164,13 @@ def _answer(command: dict[str, Any], run: Runner) -> dict[str, Any]:
         np.savez(command["save"], *run())
         return {"saved": command["save"]}
     samples: list[tuple[float, float]] = []
-    before = probe()
+    before = calibrate()
     for _ in range(command["run"]):
         start = time.perf_counter()
         for _ in range(command["inner"]):
             run()
         seconds = (time.perf_counter() - start) / command["inner"]
-        after = probe()
+        after = calibrate()
         samples.append((seconds, max(before, after)))
         before = after
     return {"samples": samples}

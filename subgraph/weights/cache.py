@@ -299,36 +299,36 @@ class WeightEntry:
         )
 
 
-class Changes:
+class ChangedEntries:
     """Finds the entries of a list whose parameters have changed, faster than `get` of each one."""
 
     def __init__(self, entries: Sequence[WeightEntry]) -> None:
         """Watch ``entries``; initially all count as changed."""
         self._all = range(len(entries))
         self._users: dict[Parameter, list[int]] = {}
-        for place, entry in enumerate(entries):
+        for index, entry in enumerate(entries):
             for parameter in entry.parameters:
-                self._users.setdefault(parameter, []).append(place)
+                self._users.setdefault(parameter, []).append(index)
         self._epoch: int | None = None
-        self._newest = self._asked = 0
+        self._newest = self._seen_newest = 0
 
-    def since(self, snapshot: Snapshot) -> Sequence[int]:
-        """Return the indices of the entries that changed since `taken`, for a pinned snapshot."""
+    def indices(self, snapshot: Snapshot) -> Sequence[int]:
+        """Return which entries changed since `mark_fetched`, under a pinned snapshot."""
         states = snapshot.states
-        stamps = [
+        versions = [
             p.version if (state := states.get(p)) is None else state.version for p in self._users
         ]
-        self._asked = max(stamps, default=0)
+        self._seen_newest = max(versions, default=0)
         if self._epoch is None or snapshot.epoch < self._epoch:
             return self._all
         # Versions only grow: a parameter has changed if its version exceeds all versions seen.
         newest = self._newest
-        newer = (u for u, n in zip(self._users.values(), stamps, strict=True) if n > newest)
-        return sorted({place for users in newer for place in users})
+        newer = (u for u, n in zip(self._users.values(), versions, strict=True) if n > newest)
+        return sorted({index for users in newer for index in users})
 
-    def taken(self, snapshot: Snapshot) -> None:
-        """Record that the caller has fetched the entries that `since` returned."""
-        self._newest, self._epoch = self._asked, snapshot.epoch
+    def mark_fetched(self, snapshot: Snapshot) -> None:
+        """Record that the caller has fetched the entries of `indices`."""
+        self._newest, self._epoch = self._seen_newest, snapshot.epoch
 
 
 class WeightCache:

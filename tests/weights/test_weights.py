@@ -14,7 +14,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.graph.parameters import Snapshot, pinned
 from subgraph.graph.types import Array
-from subgraph.weights.cache import Changes, StoredWeights, recipe_id
+from subgraph.weights.cache import ChangedEntries, StoredWeights, recipe_id
 
 
 def param(value: float, name: str = "w", size: int = 8) -> sg.Parameter:
@@ -278,20 +278,20 @@ def test_a_recipe_that_counts_its_calls_keeps_its_name() -> None:
 def test_only_entries_of_changed_parameters_are_out_of_date() -> None:
     a, b, c = (param(1, name, 2) for name in "abc")
     cache, make = sg.WeightCache(), Counter()
-    changes = Changes([cache.entry("sum", make, *of) for of in ((a,), (b,), (a, c))])
+    changes = ChangedEntries([cache.entry("sum", make, *of) for of in ((a,), (b,), (a, c))])
     before = Snapshot([a, b, c])
-    assert list(changes.since(before)) == [0, 1, 2]
-    changes.taken(before)
-    assert list(changes.since(Snapshot([a, b, c]))) == []
+    assert list(changes.indices(before)) == [0, 1, 2]
+    changes.mark_fetched(before)
+    assert list(changes.indices(Snapshot([a, b, c]))) == []
     a.assign(a.array + 1)
     after = Snapshot([a, b, c])
-    assert list(changes.since(after)) == [0, 2]
+    assert list(changes.indices(after)) == [0, 2]
     # What was not taken, for a recipe raised, is asked for again.
-    assert list(changes.since(after)) == [0, 2]
-    changes.taken(after)
+    assert list(changes.indices(after)) == [0, 2]
+    changes.mark_fetched(after)
     c.assign(c.array + 1)
-    assert list(changes.since(Snapshot([a, b, c]))) == [2]
+    assert list(changes.indices(Snapshot([a, b, c]))) == [2]
     # A request that still runs under an older snapshot gets all as they were.
-    assert list(changes.since(before)) == [0, 1, 2]
-    changes.taken(before)
-    assert list(changes.since(after)) == [0, 2]
+    assert list(changes.indices(before)) == [0, 1, 2]
+    changes.mark_fetched(before)
+    assert list(changes.indices(after)) == [0, 2]

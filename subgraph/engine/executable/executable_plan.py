@@ -33,7 +33,7 @@ from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import ProfileEntry, fill_outputs
 from subgraph.system import guard_pages, guard_report
 from subgraph.system.large_pages import aligned_empty, mapped_empty
-from subgraph.weights.cache import Changes, WeightEntry
+from subgraph.weights.cache import ChangedEntries, WeightEntry
 from subgraph.weights.mapped_files import release
 from subgraph.weights.parallel import parallel_map
 
@@ -133,7 +133,7 @@ class ExecutablePlan:
             else:
                 assert not isinstance(weight, SymbolicConstant), "an instance holds arrays"
                 self._arrays.append(self._bind_array(weight, patch))
-        self._changes = Changes([entry for entry, _ in self._entry_patches])
+        self._changes = ChangedEntries([entry for entry, _ in self._entry_patches])
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
         self.inputs: list[BoundPort] = []
         self.outputs: list[BoundPort] = []
@@ -256,7 +256,7 @@ class ExecutablePlan:
 
     def refresh(self, snapshot: Snapshot) -> None:
         """Take the weights as they are in ``snapshot``, which is pinned."""
-        work = self._changes.since(snapshot)
+        work = self._changes.indices(snapshot)
         first = self.epoch is None
         size = self._weight_bytes() if first else 0
         if size >= _LARGE_WEIGHT_BYTES:
@@ -266,7 +266,7 @@ class ExecutablePlan:
         else:
             for k in work:
                 self._update_weight(k)
-        self._changes.taken(snapshot)
+        self._changes.mark_fetched(snapshot)
         self.epoch = snapshot.epoch
 
     def _update_weight(self, k: int) -> None:
