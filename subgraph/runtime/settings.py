@@ -86,28 +86,30 @@ class DeviceOptions:
     )
     INFERENCE_PRECISION: str = option(
         "",
-        "compute float16 and bfloat16 in float32; empty: as the model says",
+        "compute float16 and bfloat16 in float32; empty: in the model's dtypes",
         values=("", "float32"),
     )
     CACHE_DIR: str = option(
-        "", "folder for compiled models, found again by content; empty: none", saved=False
+        "", "folder of the cache of compiled models, keyed by content; empty: none", saved=False
     )
-    DEVICE_ID: str = option("", "which device of several: the part after the point in NAME.0")
+    DEVICE_ID: str = option("", "id of one of several devices: the part after the point in NAME.0")
     MEMORY_LIMIT: str = option(
         "",
-        "memory of the values that live at a time, such as '8G'; empty: SUBGRAPH_MEMORY_LIMIT, "
-        "else half of all",
+        "bytes of the values of a run at any time, such as '8G'; empty: SUBGRAPH_MEMORY_LIMIT, "
+        "else half of the machine's memory",
         check=parse_bytes,
         saved=False,
     )
     RUNTIME_FALLBACK: bool = option(
-        True, "run a region on the next device that can when its own fails"
+        True, "run a region on the next device that can if its own device fails"
     )
     FALLBACK_FAILURES: int = option(
         3, "failures of a region in a row after which the next device runs it", minimum=1
     )
     FALLBACK_RETRY: float = option(
-        30.0, "seconds until a region that failed so often is tried again; 0: never", minimum=0
+        30.0,
+        "seconds after which the device of a failed region is tried again; 0: never",
+        minimum=0,
     )
     FALLBACK_CHECK: bool = option(
         False, "count results with NaN or Inf that the reference does not give as failures"
@@ -120,7 +122,7 @@ class DeviceOptions:
     )
     COMPILE_TIMEOUT: float = option(
         3600.0,
-        "seconds that loading and compiling a model may take, and each run for new shapes; 0: any",
+        "most seconds of loading and compiling, and of preparing new shapes; 0: no limit",
         minimum=0,
         saved=False,
     )

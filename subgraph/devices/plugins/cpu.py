@@ -43,21 +43,21 @@ class CpuOptions(DeviceOptions):
         0, "threads of all streams together; 0: one for each core", minimum=0, maximum=1024
     )
     NUM_STREAMS: int = option(
-        0, "requests that run at a time; 0: as PERFORMANCE_HINT says", minimum=0, maximum=1024
+        0, "requests that run at the same time; 0: by PERFORMANCE_HINT", minimum=0, maximum=1024
     )
     FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
-    BLOCKED_LAYOUT: bool = option(True, "let convolutions work in blocks of channels")
-    WINOGRAD: bool = option(True, "allow Winograd convolution, which rounds a little differently")
+    BLOCKED_LAYOUT: bool = option(True, "run convolutions in the blocked layout NCHWc")
+    WINOGRAD: bool = option(True, "allow Winograd convolution, with slightly different rounding")
     STRASSEN: bool = option(
-        True, "allow Strassen's products by large weights, which round a little differently"
+        True, "allow Strassen's algorithm for large weights, with slightly different rounding"
     )
     WEIGHTS_PRECISION: str = option(
         "",
-        "hold float32 weights of products and convolutions in bfloat16: half the memory, sums stay "
-        "float32; empty: as the model says",
+        "store float32 weights of matrix products and convolutions in bfloat16, with sums in "
+        "float32; empty: in the model's dtype",
         values=("", "bfloat16"),
     )
-    PLAN_CACHE_SIZE: int = option(64, "sets of input shapes kept ready to run", minimum=1)
+    PLAN_CACHE_SIZE: int = option(64, "sets of input shapes whose plans are cached", minimum=1)
 
 
 class CpuDevice(Device):

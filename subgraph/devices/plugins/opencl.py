@@ -43,11 +43,13 @@ class OpenclOptions(DeviceOptions):
     FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
     KERNELS: str = option(
         "AUTO",
-        "kernels made for a GPU or a CPU; AUTO: by what the device is",
+        "kernels for a GPU or a CPU; AUTO: by the type of the device",
         values=("AUTO", "CPU", "GPU"),
     )
-    TUNE: bool = option(False, "measure sizes of blocks and groups once, and keep the best on disk")
-    PLAN_CACHE_SIZE: int = option(8, "sets of input shapes kept ready to run", minimum=1)
+    TUNE: bool = option(
+        False, "measure sizes of blocks and groups once, and store the best on disk"
+    )
+    PLAN_CACHE_SIZE: int = option(8, "sets of input shapes whose plans are cached", minimum=1)
 
 
 class OpenclDevice(Device):
