@@ -132,7 +132,7 @@ def _present(low: Lowering, x: Heads, past: Operand | None, output: int) -> Head
 def _mask(
     node: Node, low: Lowering, sizes: _Sizes, causal: bool, *, always: bool
 ) -> tuple[Operand | None, Operand | None]:
-    """Return what is added to the scores, and for each row of them whether it sees any key.
+    """Return the tensor to add to the scores, and for each row of them whether it sees any key.
 
     The mask input itself (None without one) and no flags, where the fused kernel takes it so.
 

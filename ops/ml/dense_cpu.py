@@ -33,11 +33,8 @@ from subgraph.ops.shared.range_check_cpu import emit_range_check
 from .arguments import SearchArguments
 from .scores import ML, prepared
 
-_TRANSFORMS = {
-    "NONE": "",
-    "LOGISTIC": "Sigmoid",
-    "SOFTMAX": "Softmax",
-}  # operators that compute them
+# Operators that compute a ``post_transform``.
+_TRANSFORMS = {"NONE": "", "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
 _MIN_ELEMENTS_PER_THREAD = 1024  # of the encoders (estimate: more work than starting a thread)
 _NORMS = {"MAX": "max", "L1": "l1", "L2": "l2"}
 _NUMBERS = ("float32", "float64", "int64", "int32")

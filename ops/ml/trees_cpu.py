@@ -122,7 +122,7 @@ def _packed_ensemble(node: Node) -> _PackedForest:
     return _pack(ensemble_forest(node))
 
 
-def _packed_old(node: Node) -> _PackedForest:
+def _packed_node_list(node: Node) -> _PackedForest:
     return _pack(node_list_forest(node))
 
 
@@ -140,7 +140,7 @@ def tree_ensemble(node: Node, low: Lowering) -> None:
 @lowering("TreeEnsembleRegressor", domain=ML, dtypes={"float32"})
 def tree_ensemble_regressor(node: Node, low: Lowering) -> None:
     """Lower TreeEnsembleRegressor."""
-    given, packed = attributes(node), prepared(node, _packed_old)
+    given, packed = attributes(node), prepared(node, _packed_node_list)
     base = numbers_of(given, "base_values")
     _emit(low, packed, text(given["aggregate_function"]), text(given["post_transform"]), base)
 
@@ -148,7 +148,7 @@ def tree_ensemble_regressor(node: Node, low: Lowering) -> None:
 @lowering("TreeEnsembleClassifier", domain=ML, dtypes={"float32"})
 def tree_ensemble_classifier(node: Node, low: Lowering) -> None:
     """Lower TreeEnsembleClassifier whose labels are numbers."""
-    given, packed = attributes(node), prepared(node, _packed_old)
+    given, packed = attributes(node), prepared(node, _packed_node_list)
     base = numbers_of(given, "base_values")
     labels = np.array(given["classlabels_int64s"] or (), np.int64)
     if given["classlabels_strings"] or not labels.size:

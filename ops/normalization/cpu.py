@@ -167,7 +167,7 @@ def _factor(scale: Array, variance: Array, *, epsilon: float, dtype: str) -> Arr
 def _shift(
     scale: Array, bias: Array, mean: Array, variance: Array, *, epsilon: float, dtype: str
 ) -> Array:
-    """Return what is added to each scaled channel for stored statistics."""
+    """Return the number to add to each scaled channel for stored statistics."""
     factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
     return (bias.astype(np.float64) - mean.astype(np.float64) * factor).astype(dtype)
 

@@ -225,31 +225,31 @@ def requantization_of(
     def of_weights(weight: Array) -> Array:
         return sums(weight.astype(np.int64) - offset)
 
-    total: Argument = 0
+    weight_sums: Argument = 0
     if tile.flavour != "pairs" and (q.x_zero is None or q.x_zero.known is not None):
         shifted = int(known_zero(q.x_zero)[0]) + (128 if q.x.dtype == "int8" else 0)
         name += f" less {shifted} {summed}"
 
-        def with_sums(weight: Array, *bias: Array) -> Array:
+        def with_sums(weight: Array, *given: Array) -> Array:
             part = -shifted * of_weights(weight)
-            return spread(part + (bias[0].reshape(-1) if bias else 0))
+            return spread(part + (given[0].reshape(-1) if given else 0))
 
-        start = low.weight(name, with_sums, q.w, *sources)
+        bias = low.weight(name, with_sums, q.w, *sources)
     elif sources:
-        start = low.weight(name, spread, *sources)
+        bias = low.weight(name, spread, *sources)
     else:
-        start = low.weight(name, spread, np.zeros(1, np.int32))
+        bias = low.weight(name, spread, np.zeros(1, np.int32))
     if tile.flavour != "pairs" and q.x_zero is not None and q.x_zero.known is None:
         recipe = f"integer sums {groups}x{outputs} {summed}"
 
         def spread_sums(weight: Array) -> Array:
             return spread(of_weights(weight))
 
-        total = low.weight(recipe, spread_sums, q.w)
+        weight_sums = low.weight(recipe, spread_sums, q.w)
     if q.x_scale is None or q.w_scale is None:
-        return Requantization(start, 0, 0, total)
+        return Requantization(bias, 0, 0, weight_sums)
     scale = _scale(q, q.x_scale, q.w_scale, groups, outputs)
-    return Requantization(start, scale, _shift(q, groups, outputs, exact), total)
+    return Requantization(bias, scale, _shift(q, groups, outputs, exact), weight_sums)
 
 
 def _scale(
@@ -267,7 +267,7 @@ def _scale(
 
 
 def _shift(q: QuantizedOperands, groups: int, outputs: int, exact: bool) -> Argument:
-    """Return what is added to scaled sums: a bias that is not added to the sums (``exact``)."""
+    """Return the bias of scaled sums, in units of the result; 0 if the sums have it (``exact``)."""
     if q.bias is None or exact:
         return 0
     scaled, rounded = q.bias_scale is not None, q.output != "float32"

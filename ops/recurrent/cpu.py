@@ -363,7 +363,7 @@ def emit_cells(low: Lowering, c: Cells) -> None:
 
 @attrs.frozen(eq=False)
 class Recurrence:
-    """What the steps of a cell read beside its states.
+    """Operands of the steps of a cell, except its states.
 
     Attributes:
         inputs: The inputs times their weights.

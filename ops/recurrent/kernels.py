@@ -222,7 +222,7 @@ def _recurrence(
 
 
 def _int8_parts(v: Any, gates: int, recur: Function) -> tuple[Function, Function]:
-    """Return what replaces `_recurrence` for int8 weights, two functions.
+    """Return two functions that replace `_recurrence` for int8 weights.
 
     ``quantized_sums(a, direction, count, memory)`` computes what the recurrence adds to all gates,
     ``add_inputs(a, x, sums)`` adds the inputs of a sequence.

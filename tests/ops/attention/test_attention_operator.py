@@ -144,8 +144,8 @@ def test_scores_that_are_no_numbers(device: str, pattern: bool) -> None:
     q[0, 1, 20] = np.nan
     values = [sg.input(n, a.shape) for n, a in (("q", q), ("k", k), ("v", v), ("m", mask))]
     if pattern:
-        turned = ops.Transpose(values[1], perm=[0, 1, 3, 2])
-        scores = ops.Add(ops.Div(ops.MatMul(values[0], turned), np.float32(8**0.5)), values[3])
+        transposed = ops.Transpose(values[1], perm=[0, 1, 3, 2])
+        scores = ops.Add(ops.Div(ops.MatMul(values[0], transposed), np.float32(8**0.5)), values[3])
         made = ops.MatMul(ops.Softmax(scores, axis=-1), values[2])
     else:
         made = ops.Attention(*values, outputs=1)

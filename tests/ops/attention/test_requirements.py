@@ -131,9 +131,9 @@ WRONG = [
         Use(
             "RotaryEmbedding",
             [X4, floats(7, 4), floats(7, 4), IDS],
-            {"rotary_embedding_dim": turned},
+            {"rotary_embedding_dim": rotated},
         )
-        for turned in (8, 7, -8, 2**40)
+        for rotated in (8, 7, -8, 2**40)
     ),
     Use("RotaryEmbedding", [X4[..., :5], floats(7, 2), floats(7, 2), IDS]),
     *(

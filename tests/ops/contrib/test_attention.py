@@ -139,22 +139,22 @@ def test_packed_and_split_operands() -> None:
 @pytest.mark.parametrize("rows", [False, True])
 def test_rotary_embedding(interleaved: int, rows: bool) -> None:
     tables = [normal(20, D // 2, seed=k) for k in (1, 2)]
-    places = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]) if rows else np.array([6])
+    positions = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]) if rows else np.array([6])
     form: dict[str, Any] = {"interleaved": interleaved, "constants": [2, 3]}
-    check("RotaryEmbedding", [normal(B, S, H), places, *tables], **form)
-    check("RotaryEmbedding", [normal(B, N, S, D), places, *tables], **form)
+    check("RotaryEmbedding", [normal(B, S, H), positions, *tables], **form)
+    check("RotaryEmbedding", [normal(B, N, S, D), positions, *tables], **form)
     half = [table[:, : D // 4] for table in tables]
     form |= {"num_heads": N, "rotary_embedding_dim": D // 2}
-    check("RotaryEmbedding", [normal(B, S, H), places, *half], **form)
+    check("RotaryEmbedding", [normal(B, S, H), positions, *half], **form)
 
 
-D2 = 16  # the smallest head that ONNX Runtime turns
+D2 = 16  # the smallest head that ONNX Runtime rotates
 KV = 2  # heads of keys
 G = 2 * KV  # of queries
 
 
 def group(past: int, total: list[int], new: int, *, rotary: bool, packed: bool) -> list[Any]:
-    """Return the inputs of GroupQueryAttention: a cache of ``past`` places, totals of batches."""
+    """Return the inputs of GroupQueryAttention, with a cache of ``past`` positions."""
     batch = len(total)
     q = normal(batch, new, G * D2)
     k, v = normal(batch, new, KV * D2, seed=1), normal(batch, new, KV * D2, seed=2)
@@ -176,7 +176,7 @@ def test_group_query_attention(
     inputs = group(past, total, new, rotary=rotary, packed=packed)
     form: dict[str, Any] = {"num_heads": G, "kv_num_heads": KV, "do_rotary": int(rotary)}
     form["outputs"] = [True] * 3
-    if not past <= max(total) == min(total):  # what lies behind in a cache is anything
+    if not past <= max(total) == min(total):  # entries after the end of a cache are undefined
         form["compared"] = 1
     check("GroupQueryAttention", inputs, constants=[6, 7, 8], **form, **CLOSE)
     for option in ({"softcap": 3.0}, {"local_window_size": 3}, {"scale": 0.2}):
@@ -189,8 +189,8 @@ def test_group_query_attention_with_scores_and_norms() -> None:
     form |= {"outputs": [True] * 3, "constants": [6]}
     scores = normal(1, 1, 3, 9, seed=8)
     check("GroupQueryAttention", [*inputs, None, scores], **form)
-    places = np.array([[6, 7, 8]])
-    check("GroupQueryAttention", [*inputs, places], **form)
+    positions = np.array([[6, 7, 8]])
+    check("GroupQueryAttention", [*inputs, positions], **form)
 
 
 def test_what_has_no_body_is_said() -> None:

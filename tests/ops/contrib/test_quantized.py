@@ -1,4 +1,4 @@
-"""ONNX Runtime's operators on quantised tensors, against ONNX Runtime."""
+"""ONNX Runtime's operators on quantized tensors, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def rng(*seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def quantised(shape: tuple[int, ...], dtype: Any, seed: int) -> list[Any]:
+def quantized(shape: tuple[int, ...], dtype: Any, seed: int) -> list[Any]:
     """Return random bytes, a scale and a zero point."""
     r, info = rng(seed), np.iinfo(dtype)
-    held = r.integers(info.min, info.max + 1, shape).astype(dtype)
+    packed = r.integers(info.min, info.max + 1, shape).astype(dtype)
     scale = np.float32(r.uniform(0.01, 0.05))
-    return [held, np.array(scale), np.array(r.integers(info.min, info.max + 1), dtype)]
+    return [packed, np.array(scale), np.array(r.integers(info.min, info.max + 1), dtype)]
 
 
 def scale_of(dtype: Any, seed: int, size: float = 0.04) -> list[Any]:
-    return [np.array(np.float32(size)), quantised((), dtype, seed)[2]]
+    return [np.array(np.float32(size)), quantized((), dtype, seed)[2]]
 
 
 def check_zero_points(op_type: str, inputs: list[Any], zero: bool, **form: Any) -> None:
@@ -60,7 +60,7 @@ def check_zero_points(op_type: str, inputs: list[Any], zero: bool, **form: Any) 
 def test_two_operands(
     op_type: str, left: tuple[int, ...], right: tuple[int, ...], dtype: Any, zero: bool
 ) -> None:
-    inputs = [*quantised(left, dtype, 1), *quantised(right, dtype, 2), *scale_of(dtype, 3)]
+    inputs = [*quantized(left, dtype, 1), *quantized(right, dtype, 2), *scale_of(dtype, 3)]
     check_zero_points(op_type, inputs, zero, constants=[1, 2, 4, 5, 6, 7])
 
 
@@ -68,7 +68,7 @@ def test_two_operands(
 @pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("alpha", [None, 0.3])
 def test_activations(dtype: Any, zero: bool, alpha: float | None) -> None:
-    inputs = [*quantised((3, 65), dtype, 4), *scale_of(dtype, 5, 0.01)]
+    inputs = [*quantized((3, 65), dtype, 4), *scale_of(dtype, 5, 0.01)]
     attributes: dict[str, Any] = {} if alpha is None else {"alpha": alpha}
     check_zero_points("QLinearLeakyRelu", inputs, zero, constants=[1, 2, 3, 4], **attributes)
     if alpha is None:
@@ -79,7 +79,7 @@ def test_activations(dtype: Any, zero: bool, alpha: float | None) -> None:
 @BYTES
 @pytest.mark.parametrize(("axis", "opset"), [(-1, 13), (1, 13), (1, 11), (2, 12), (0, 12)])
 def test_softmax(dtype: Any, axis: int, opset: int) -> None:
-    inputs = [*quantised((3, 4, 5), dtype, 6), *scale_of(dtype, 7, 1 / 256)]
+    inputs = [*quantized((3, 4, 5), dtype, 6), *scale_of(dtype, 7, 1 / 256)]
     # ONNX Runtime looks exponentials up that it has rounded.
     check("QLinearSoftmax", inputs, constants=[1, 2, 3, 4], axis=axis, opset=opset)
 
@@ -96,14 +96,14 @@ def test_softmax(dtype: Any, axis: int, opset: int) -> None:
     ],
 )
 def test_average_pool(dtype: Any, last: int, form: dict[str, Any]) -> None:
-    inputs = [*quantised((2, 9, 8, 7) if last else (2, 7, 9, 8), dtype, 8), *scale_of(dtype, 9)]
+    inputs = [*quantized((2, 9, 8, 7) if last else (2, 7, 9, 8), dtype, 8), *scale_of(dtype, 9)]
     check("QLinearAveragePool", inputs, constants=[1, 2, 3, 4], channels_last=last, **form)
 
 
 @BYTES
 @pytest.mark.parametrize("last", [0, 1])
 def test_global_average_pool(dtype: Any, last: int) -> None:
-    inputs = [*quantised((2, 5, 6, 7), dtype, 10), *scale_of(dtype, 11, 0.01)]
+    inputs = [*quantized((2, 5, 6, 7), dtype, 10), *scale_of(dtype, 11, 0.01)]
     check("QLinearGlobalAveragePool", inputs, constants=[1, 2, 3, 4], channels_last=last)
 
 
@@ -111,7 +111,7 @@ def test_global_average_pool(dtype: Any, last: int) -> None:
 @pytest.mark.parametrize("keep", [0, 1])
 def test_reduce_mean(dtype: Any, keep: int) -> None:
     # ONNX Runtime lists QLinearReduceMean, and has no kernel for it.
-    inputs = [*quantised((2, 5, 6), dtype, 12), *scale_of(dtype, 13, 0.01)]
+    inputs = [*quantized((2, 5, 6), dtype, 12), *scale_of(dtype, 13, 0.01)]
     x, scale, zero, out_scale, out_zero = inputs
     mean = ((x.astype(np.float32) - zero.astype(np.float32)) * scale).mean((0, 2), keepdims=keep)
     info = np.iinfo(dtype)
@@ -123,7 +123,7 @@ def test_reduce_mean(dtype: Any, keep: int) -> None:
 @BYTES
 @pytest.mark.parametrize("axis", [1, -2])
 def test_concat(dtype: Any, axis: int) -> None:
-    parts = [quantised((2, size, 5), dtype, 20 + size) for size in (3, 1, 4)]
+    parts = [quantized((2, size, 5), dtype, 20 + size) for size in (3, 1, 4)]
     inputs = [*scale_of(dtype, 14), *(item for part in parts for item in part)]
     constants = [0, 1, 3, 4, 6, 7, 9, 10]
     check("QLinearConcat", inputs, constants=constants, axis=axis)
@@ -133,8 +133,8 @@ def test_concat(dtype: Any, axis: int) -> None:
 
 @BYTES
 def test_where(dtype: Any) -> None:
-    inputs = [rng(1).random((4, 1, 5)) < 0.5, *quantised((3, 1), dtype, 1)]
-    inputs += [*quantised((4, 3, 5), dtype, 2), *scale_of(dtype, 3)]
+    inputs = [rng(1).random((4, 1, 5)) < 0.5, *quantized((3, 1), dtype, 1)]
+    inputs += [*quantized((4, 3, 5), dtype, 2), *scale_of(dtype, 3)]
     check("QLinearWhere", inputs, constants=[2, 3, 5, 6, 7, 8])
 
 
@@ -142,31 +142,31 @@ def test_where(dtype: Any) -> None:
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("bias", [None, (9,), (4, 9), (1, 9), (1,)])
 @pytest.mark.parametrize("floats", [False, True])
-@pytest.mark.parametrize(("turns", "alpha"), [((0, 0), 1.0), ((0, 1), 1.0), ((1, 1), 0.5)])
+@pytest.mark.parametrize(("transposes", "alpha"), [((0, 0), 1.0), ((0, 1), 1.0), ((1, 1), 0.5)])
 def test_gemm(
     dtype: Any,
     columns: bool,
     bias: tuple[int, ...] | None,
     floats: bool,
-    turns: tuple[int, int],
+    transposes: tuple[int, int],
     alpha: float,
 ) -> None:
-    a, a_scale, a_zero = quantised((17, 4) if turns[0] else (4, 17), dtype, 30)
-    _, b_scale, b_zero = quantised((), np.int8, 31)
+    a, a_scale, a_zero = quantized((17, 4) if transposes[0] else (4, 17), dtype, 30)
+    _, b_scale, b_zero = quantized((), np.int8, 31)
     # Seven bits: ONNX Runtime adds two products of eight in 16 bits where the machine does.
-    b = rng(31).integers(-64, 64, (9, 17) if turns[1] else (17, 9)).astype(np.int8)
+    b = rng(31).integers(-64, 64, (9, 17) if transposes[1] else (17, 9)).astype(np.int8)
     if columns:
         b_scale = rng(32).uniform(0.01, 0.05, 9).astype(np.float32)
         b_zero = np.zeros(9, np.int8)
     c = None if bias is None else rng(33).integers(-5000, 5000, bias).astype(np.int32)
     out = [None, None] if floats else scale_of(dtype, 34, 0.2)
     inputs = [a, a_scale, a_zero, b, b_scale, b_zero, c, *out]
-    form: dict[str, Any] = {"transA": turns[0], "transB": turns[1], "alpha": alpha}
+    form: dict[str, Any] = {"transA": transposes[0], "transB": transposes[1], "alpha": alpha}
     check("QGemm", inputs, constants=range(1, 9), rtol=1e-4, atol=1e-3, **form)
 
 
 def test_gemm_without_zero_points_runs_by_integers() -> None:
-    a, a_scale, a_zero = quantised((5, 64), np.uint8, 35)
+    a, a_scale, a_zero = quantized((5, 64), np.uint8, 35)
     b = rng(36).integers(-64, 64, (64, 32)).astype(np.int8)
     c = rng(37).integers(-5000, 5000, 32).astype(np.int32)
     inputs = [a, a_scale, a_zero, b, np.array(np.float32(0.02)), np.array(np.int8(0)), c]
@@ -182,7 +182,7 @@ def test_gemm_without_zero_points_runs_by_integers() -> None:
 @BYTES
 @pytest.mark.parametrize("last", [0, 1])
 def test_conv(dtype: Any, last: int) -> None:
-    x = quantised((2, 9, 8, 6) if last else (2, 6, 9, 8), dtype, 40)
+    x = quantized((2, 9, 8, 6) if last else (2, 6, 9, 8), dtype, 40)
     w = [rng(41).integers(-64, 64, (8, 3, 3, 3)).astype(np.int8), np.array(np.float32(0.01))]
     bias = rng(42).integers(-500, 500, 8).astype(np.int32)
     inputs = [*x, *w, np.array(np.int8(0)), *scale_of(dtype, 43, 0.1), bias]
@@ -198,13 +198,13 @@ def test_conv(dtype: Any, last: int) -> None:
 def test_quantize_and_dequantize_linear() -> None:
     x = rng(50).standard_normal((3, 4, 5)).astype(np.float32)
     scale, zero = np.array(np.float32(0.02)), np.array(np.uint8(120))
-    (held,) = check("QuantizeLinear", [x, scale, zero])
-    check("DequantizeLinear", [held, scale, zero])
+    (packed,) = check("QuantizeLinear", [x, scale, zero])
+    check("DequantizeLinear", [packed, scale, zero])
     scales = rng(51).uniform(0.01, 0.03, 4).astype(np.float32)
     zeros = rng(52).integers(-9, 9, 4).astype(np.int8)
-    (held,) = check("QuantizeLinear", [x, scales, zeros], axis=1)
-    check("DequantizeLinear", [held, scales, zeros], axis=1)
-    check("DequantizeLinear", [held.astype(np.int32), scale, None])
+    (packed,) = check("QuantizeLinear", [x, scales, zeros], axis=1)
+    check("DequantizeLinear", [packed, scales, zeros], axis=1)
+    check("DequantizeLinear", [packed.astype(np.int32), scale, None])
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -219,7 +219,7 @@ def test_dynamic_products(columns: bool, bias: bool, zero: bool) -> None:
     close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
     dynamic = [x, w, scales, zeros, added]
     check("DynamicQuantizeMatMul", dynamic, **close, constants=[1, 2, 3, 4])
-    a, a_scale, a_zero = quantised((2, 5, 16), np.uint8, 65)
+    a, a_scale, a_zero = quantized((2, 5, 16), np.uint8, 65)
     given = [a, w, a_scale, scales, a_zero if zero else None, zeros, added]
     check("MatMulIntegerToFloat", given, **close, constants=[1, 3, 5, 6])
 
@@ -253,8 +253,8 @@ def test_lstm(
         # ONNX Runtime refuses columns with zero points of their own that are not in the middle.
         zeros = np.zeros(shape, dtype) + dtype(0 if dtype is np.int8 else 128)
         zeros += dtype(0 if columns else shift)
-        held = r.integers(info.min, info.max + 1, (ways, rows, 4 * hidden)).astype(dtype)
-        return [held, r.uniform(0.002, 0.004, shape).astype(np.float32), zeros]
+        packed = r.integers(info.min, info.max + 1, (ways, rows, 4 * hidden)).astype(dtype)
+        return [packed, r.uniform(0.002, 0.004, shape).astype(np.float32), zeros]
 
     def floats(wanted: bool, *shape: int) -> Array | None:
         return r.standard_normal(shape).astype(np.float32) if wanted else None
@@ -276,8 +276,8 @@ def test_lstm(
     form: dict[str, Any] = {"hidden_size": hidden, "direction": direction, "outputs": [True] * 3}
     form |= {"constants": constants}
     model = node_model("DynamicQuantizeLSTM", values, **form)
-    held = {name: values[int(name[1:])] for name in (i.name for i in model.graph.input)}
-    wanted = oracle(model, {name: array for name, array in held.items() if array is not None})
+    inputs = {name: values[int(name[1:])] for name in (i.name for i in model.graph.input)}
+    wanted = oracle(model, {name: array for name, array in inputs.items() if array is not None})
     # Beside a tie the last bit of a state decides which byte it becomes.
     atol = 0.03 if near_a_tie(wanted[0]) else 2e-5
     form |= {"devices": EVERY, "expected": wanted}
@@ -299,7 +299,7 @@ def near_a_tie(states: Array) -> bool:
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_lstm_of_sequences_of_different_lengths(direction: str) -> None:
-    """What stands behind a sequence does not reach the results, here; states go on in theirs."""
+    """Steps after the end of a sequence change nothing here; in ONNX Runtime states go on."""
     ways, r = 2 if direction == "bidirectional" else 1, rng(71)
     weights = [r.integers(0, 256, (ways, rows, 80)).astype(np.uint8) for rows in (7, 20)]
     numbers = [np.full(ways, 0.003, np.float32), np.full(ways, 131, np.uint8)]
@@ -326,7 +326,7 @@ def test_lstm_of_sequences_of_different_lengths(direction: str) -> None:
 def test_products_of_two_computed_operands_run_on_kernels(
     dtype: Any, stack: tuple[int, ...]
 ) -> None:
-    a, b = quantised((*stack, 17, 40), dtype, 80), quantised((*stack, 40, 9), dtype, 81)
+    a, b = quantized((*stack, 17, 40), dtype, 80), quantized((*stack, 40, 9), dtype, 81)
     inputs = [*a, *b, *scale_of(dtype, 82, 0.9)]
     form: dict[str, Any] = {"constants": [1, 2, 4, 5, 6, 7], "domain": "", "standard": 21}
     model = node_model("QLinearMatMul", inputs, **form)

@@ -125,15 +125,15 @@ def test_group_norm(last: int, silu: int) -> None:
         out = rows.reshape(x.shape) * gamma[:, None, None] + beta[:, None, None]
         return out / (1 + np.exp(-out)) if silu else out
 
-    def turned(values: Array) -> Array:
+    def transposed(values: Array) -> Array:
         return np.ascontiguousarray(values.transpose(0, 2, 3, 1)) if last else values
 
     form: dict[str, Any] = {"groups": 4, "activation": silu, "channels_last": last, "atol": 1e-4}
-    check("GroupNorm", [turned(x), gamma, beta], expected=[turned(norm(x))], **form)
+    check("GroupNorm", [transposed(x), gamma, beta], expected=[transposed(norm(x))], **form)
     if last:
         total = x + skip[:, :, None, None] + bias[:, None, None]
-        want = [turned(norm(total)), turned(total)]
-        given = [turned(x), gamma, beta, skip, bias]
+        want = [transposed(norm(total)), transposed(total)]
+        given = [transposed(x), gamma, beta, skip, bias]
         check("SkipGroupNorm", given, expected=want, outputs=[True, True], **form)
 
 
@@ -142,14 +142,14 @@ def test_group_norm(last: int, silu: int) -> None:
 
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("places", [False, True])
-def test_embeddings(parts: bool, mask: bool, places: bool) -> None:
+@pytest.mark.parametrize("position_ids", [False, True])
+def test_embeddings(parts: bool, mask: bool, position_ids: bool) -> None:
     ids = whole(20, 2, 6, dtype=np.int32)
     tables = [normal(20, 16), normal(9, 16, seed=1), normal(3, 16, seed=2) if parts else None]
     inputs = [ids, whole(3, 2, 6, dtype=np.int32) if parts else None, *tables]
     inputs += [normal(16, seed=3), normal(16, seed=4)]
     inputs += [np.array([[1] * 6, [1] * 4 + [0] * 2], np.int32) if mask else None]
-    inputs += [whole(9, 2, 6, seed=5, dtype=np.int32) if places else None]
+    inputs += [whole(9, 2, 6, seed=5, dtype=np.int32) if position_ids else None]
     form: dict[str, Any] = {"constants": [2, 3, 4, 5, 6], "atol": 1e-4}
     check("EmbedLayerNormalization", inputs, outputs=[True, True, True], **form)
     check("EmbedLayerNormalization", inputs, outputs=[True, True], **form)
@@ -157,12 +157,12 @@ def test_embeddings(parts: bool, mask: bool, places: bool) -> None:
 
 def test_embeddings_in_bytes() -> None:
     ids, parts = whole(20, 2, 6, dtype=np.int32), whole(3, 2, 6, seed=1, dtype=np.int32)
-    held = [whole(255, *shape, seed=9, dtype=np.uint8) for shape in ((20, 16), (9, 16), (3, 16))]
-    held += [whole(255, 16, seed=seed, dtype=np.uint8) for seed in (3, 4)]
+    tables = [whole(255, *shape, seed=9, dtype=np.uint8) for shape in ((20, 16), (9, 16), (3, 16))]
+    tables += [whole(255, 16, seed=seed, dtype=np.uint8) for seed in (3, 4)]
     scales = [np.array(np.float32(0.01 * k)) for k in range(1, 6)]
     zeros = [np.array(np.uint8(100 + k)) for k in range(5)]
     mask = np.array([[1] * 6, [1] * 4 + [0] * 2], np.int32)
-    inputs = [ids, parts, *held, mask, *scales, *zeros]
+    inputs = [ids, parts, *tables, mask, *scales, *zeros]
     form: dict[str, Any] = {"constants": [*range(2, 7), *range(8, 18)], "atol": 1e-4}
     check("QEmbedLayerNormalization", inputs, outputs=[True, True], **form)
 
@@ -195,27 +195,29 @@ def test_relative_positions(both: int) -> None:
 # Products and convolutions
 
 
-@pytest.mark.parametrize("turns", [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("transposes", [(0, 0), (1, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize("alpha", [1.0, 0.125])
-def test_turned_products(turns: tuple[int, int], alpha: float) -> None:
-    a = normal(2, 3, *((6, 4) if turns[0] else (4, 6)))
-    b = normal(2, 3, *((5, 6) if turns[1] else (6, 5)), seed=1)
-    form: dict[str, Any] = {"transA": turns[0], "transB": turns[1], "alpha": alpha}
+def test_transposed_products(transposes: tuple[int, int], alpha: float) -> None:
+    a = normal(2, 3, *((6, 4) if transposes[0] else (4, 6)))
+    b = normal(2, 3, *((5, 6) if transposes[1] else (6, 5)), seed=1)
+    form: dict[str, Any] = {"transA": transposes[0], "transB": transposes[1], "alpha": alpha}
     check("FusedMatMul", [a, b], **form)
     check("TransposeMatMul", [a, b], **form)
     check("FusedMatMul", [a[0, 0], b[0, 0]], constants=[1], **form)
 
 
 @pytest.mark.parametrize("batches", [(1, 0), (0, 1), (1, 1)])
-@pytest.mark.parametrize("turns", [(0, 0), (1, 1)])
-def test_products_with_turned_batches(batches: tuple[int, int], turns: tuple[int, int]) -> None:
-    def laid_out(matrix: Array, batch: int, turn: int) -> Array:
-        array = matrix.swapaxes(-1, -2) if turn else matrix
+@pytest.mark.parametrize("transposes", [(0, 0), (1, 1)])
+def test_products_with_turned_batches(
+    batches: tuple[int, int], transposes: tuple[int, int]
+) -> None:
+    def laid_out(matrix: Array, batch: int, transpose: int) -> Array:
+        array = matrix.swapaxes(-1, -2) if transpose else matrix
         return np.ascontiguousarray(np.moveaxis(array, -2, 0) if batch else array)
 
     a, b = normal(2, 3, 4, 6), normal(2, 3, 6, 5, seed=1)
-    given = [laid_out(x, *how) for x, *how in zip((a, b), batches, turns, strict=True)]
-    form: dict[str, Any] = {"transA": turns[0], "transB": turns[1]}
+    given = [laid_out(x, *how) for x, *how in zip((a, b), batches, transposes, strict=True)]
+    form: dict[str, Any] = {"transA": transposes[0], "transB": transposes[1]}
     form |= {"transBatchA": batches[0], "transBatchB": batches[1]}
     check("FusedMatMul", given, **form)
 
@@ -263,9 +265,9 @@ def test_plain_operators() -> None:
     x = normal(2, 5, 5)
     check("Trilu", [x])
     check("Trilu", [x, np.array(-1)], constants=[1], upper=0)
-    data, places = normal(4, 3, 5), np.array([[1, 2], [3, 0]])
-    check("GatherND", [data, places])
-    check("GatherND", [data, places.astype(np.int32)])
+    data, position_ids = normal(4, 3, 5), np.array([[1, 2], [3, 0]])
+    check("GatherND", [data, position_ids])
+    check("GatherND", [data, position_ids.astype(np.int32)])
     check("Range", [np.array(k, np.float32) for k in (1, 4, 0.5)], constants=[0, 1, 2])
     check("Range", [np.array([k], np.int32) for k in (2, 9)], constants=[0, 1])
     check("Pad", [normal(2, 3), np.array([1, 0, 2, 1])], constants=[1], mode="edge")

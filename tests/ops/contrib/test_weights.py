@@ -14,8 +14,8 @@ from tests.support.contrib import check, node_model
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def held(rows: int, depth: int, bits: int, block: int, seed: int = 0) -> list[Array]:
-    """Return packed weights, scales, and packed zero points, as their quantiser makes them."""
+def packed_weights(rows: int, depth: int, bits: int, block: int, seed: int = 0) -> list[Array]:
+    """Return packed weights, scales, and packed zero points, as their quantizer makes them."""
     rng, blocks = np.random.default_rng(seed), -(-depth // block)
     packed = rng.integers(0, 256, (rows, blocks, block * bits // 8)).astype(np.uint8)
     scales = rng.uniform(0.01, 0.03, (rows, blocks)).astype(np.float32)
@@ -27,7 +27,7 @@ def held(rows: int, depth: int, bits: int, block: int, seed: int = 0) -> list[Ar
 @pytest.mark.parametrize(("depth", "block"), [(64, 16), (96, 32), (70, 32)])
 @pytest.mark.parametrize("zero", [None, "bytes", "floats"])
 def test_product(bits: int, depth: int, block: int, zero: str | None) -> None:
-    packed, scales, zeros = held(24, depth, bits, block)
+    packed, scales, zeros = packed_weights(24, depth, bits, block)
     points: Array | None = zeros if zero == "bytes" else None
     if zero == "floats":
         points = np.random.default_rng(5).uniform(0, 1 << bits, scales.shape).astype(np.float32)
@@ -47,12 +47,12 @@ def test_product(bits: int, depth: int, block: int, zero: str | None) -> None:
 
 
 def floats(packed: Array, scales: Array, zeros: Array | None, bits: int, depth: int) -> Array:
-    """Return the weights as NumPy unpacks them, turned."""
+    """Return the weights as NumPy unpacks them, transposed."""
     rows, blocks = scales.shape
 
     def numbers(of: Array) -> Array:
-        places = np.unpackbits(of.reshape(rows, -1), axis=1, bitorder="little")
-        parts = places.reshape(rows, -1, bits)
+        bits_of_row = np.unpackbits(of.reshape(rows, -1), axis=1, bitorder="little")
+        parts = bits_of_row.reshape(rows, -1, bits)
         return (parts << np.arange(bits)).sum(-1).astype(np.float32)
 
     centre = np.full((rows, blocks), 1 << (bits - 1), np.float32) if zeros is None else zeros
@@ -63,7 +63,7 @@ def floats(packed: Array, scales: Array, zeros: Array | None, bits: int, depth: 
 
 
 def test_groups_in_any_order() -> None:
-    packed, scales, _ = held(24, 64, 4, 16)
+    packed, scales, _ = packed_weights(24, 64, 4, 16)
     a = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
     groups = np.random.default_rng(2).integers(0, 4, 64).astype(np.int32)
     numbers = floats(packed, np.ones_like(scales), None, 4, 64)
@@ -74,7 +74,7 @@ def test_groups_in_any_order() -> None:
 
 
 def test_weights_are_unpacked_once() -> None:
-    packed, scales, zeros = held(24, 64, 4, 16)
+    packed, scales, zeros = packed_weights(24, 64, 4, 16)
     a = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
     form: dict[str, Any] = {"N": 24, "K": 64, "bits": 4, "block_size": 16}
     model = node_model("MatMulNBits", [a, packed, scales, zeros], constants=[1, 2, 3], **form)
@@ -89,8 +89,8 @@ def test_weights_are_unpacked_once() -> None:
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("indices", [(3,), (2, 3)])
 def test_rows_of_a_table(bits: int, zero: bool, indices: tuple[int, ...]) -> None:
-    packed, scales, zeros = held(20, 64, bits, 16)
-    places = np.random.default_rng(3).integers(0, 20, indices)
-    inputs = [packed.reshape(20, -1), places, scales, zeros if zero else None]
+    packed, scales, zeros = packed_weights(20, 64, bits, 16)
+    rows = np.random.default_rng(3).integers(0, 20, indices)
+    inputs = [packed.reshape(20, -1), rows, scales, zeros if zero else None]
     form: dict[str, Any] = {"bits": bits, "block_size": 16, "constants": [0, 2, 3]}
     check("GatherBlockQuantized", inputs, **form)

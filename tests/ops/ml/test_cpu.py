@@ -116,8 +116,8 @@ def test_encoders_of_numbers(count: int) -> None:
         whole = [int(k) for k in found]
         _compare("LabelEncoder", odd, keys_floats=names + more, values_int64s=whole)
     kinds = list(dict.fromkeys(keys))
-    for held in (x, x[0], x.astype(np.float32) / 2):
-        _compare("OneHotEncoder", held, cats_int64s=kinds)
+    for values in (x, x[0], x.astype(np.float32) / 2):
+        _compare("OneHotEncoder", values, cats_int64s=kinds)
 
 
 @pytest.mark.parametrize("samples", [1, 6, 33])
@@ -166,8 +166,8 @@ def test_machines(kernel: str, samples: int, features: int) -> None:
 @pytest.mark.parametrize(
     "classes", [np.array([7, -2, 30], np.int32), np.array([[1.5, 2.5, 3.5]] * 2)]
 )
-def test_labels_by_computed_places(classes: Array) -> None:
-    """What classifiers end with; no plan depends on which places they are."""
+def test_labels_by_computed_indices(classes: Array) -> None:
+    """The last step of classifiers; plans do not depend on the indices."""
     nodes = [
         helper.make_node("ArgMax", ["x"], ["best"], axis=1),
         helper.make_node("ArrayFeatureExtractor", ["classes", "best"], ["y"], domain="ai.onnx.ml"),

@@ -78,7 +78,7 @@ def _trees(
     def grow(tree: int, depth: int, taken: list[int]) -> int:
         number = len(taken)
         taken.append(number)
-        place = len(nodes["nodeids"])
+        index = len(nodes["nodeids"])
         leaf = depth == 0 or (depth < 3 and rng.random() < 0.2)
         row = [tree, number, int(rng.integers(4)), "LEAF" if leaf else str(rng.choice(modes))]
         row += [float(rng.integers(0, 4)), 0, 0, int(rng.integers(2))]
@@ -91,8 +91,8 @@ def _trees(
                 for name, value in zip(said, row, strict=True):
                     said[name].append(value)
         else:
-            nodes["truenodeids"][place] = grow(tree, depth - 1, taken)
-            nodes["falsenodeids"][place] = grow(tree, depth - 1, taken)
+            nodes["truenodeids"][index] = grow(tree, depth - 1, taken)
+            nodes["falsenodeids"][index] = grow(tree, depth - 1, taken)
         return number
 
     for tree in range(count):

@@ -34,19 +34,19 @@ def test_like_onnx_runtime(threads: int, shape: tuple[int, ...], ends: tuple[flo
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("place", [0, 5, 40000, 69999, 70002])
-def test_extremes_at_any_place_and_nan(threads: int, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 5, 40000, 69999, 70002])
+def test_minmax_at_any_index_and_nan(threads: int, index: int) -> None:
     graph = graph_of((70003,))
     model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
     x = np.zeros(70003, np.float32)
     for value in (51.0, -51.0):
-        x[place] = value
+        x[index] = value
         found = model([x])
-        quantised, scale, zero = found[0], found[1], found[2]
+        quantized, scale, zero = found[0], found[1], found[2]
         assert scale == np.float32(51) / np.float32(255)
         assert zero == (255 if value < 0 else 0)
-        assert quantised[place] == (0 if value < 0 else 255)
-    x[place] = np.nan
+        assert quantized[index] == (0 if value < 0 else 255)
+    x[index] = np.nan
     assert np.isnan(model([x])[1])
 
 

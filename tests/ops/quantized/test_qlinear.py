@@ -1,4 +1,4 @@
-"""Quantised convolutions and products in blocks against NumPy's own integers, bit for bit."""
+"""Quantized convolutions and products in blocks against NumPy's own integers, bit for bit."""
 
 from __future__ import annotations
 

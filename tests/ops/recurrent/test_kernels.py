@@ -120,18 +120,18 @@ def test_the_layout_with_the_batch_first(kind: str) -> None:
     state = generator.standard_normal((2, batch, hidden)).astype(np.float32)
 
     def run(layout: int) -> list[Array]:
-        turned = (data, state) if layout == 0 else (data.swapaxes(0, 1), state.swapaxes(0, 1))
-        x, h = (sg.input(name, array.shape) for name, array in zip("xh", turned, strict=True))
+        by_layout = (data, state) if layout == 0 else (data.swapaxes(0, 1), state.swapaxes(0, 1))
+        x, h = (sg.input(name, array.shape) for name, array in zip("xh", by_layout, strict=True))
         weights = [sg.parameter(name, array) for name, array in zip("wr", arrays, strict=True)]
         options = {"hidden_size": hidden, "direction": "bidirectional", "layout": layout}
         outputs = getattr(ops, kind)(x, *weights, None, None, h, **options)
         found = sg.compile_model(sg.Graph([x, h], list(outputs)), "CPU")(
-            [np.ascontiguousarray(array) for array in turned]
+            [np.ascontiguousarray(array) for array in by_layout]
         )
         return [found[k] for k in range(len(outputs))]
 
     first, *states = run(0)
-    turned, *turned_states = run(1)
-    np.testing.assert_array_equal(turned, first.transpose(2, 0, 1, 3))
-    for a, b in zip(turned_states, states, strict=True):
+    by_layout, *by_layout_states = run(1)
+    np.testing.assert_array_equal(by_layout, first.transpose(2, 0, 1, 3))
+    for a, b in zip(by_layout_states, states, strict=True):
         np.testing.assert_array_equal(a, b.swapaxes(0, 1))

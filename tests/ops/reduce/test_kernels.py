@@ -70,9 +70,9 @@ def test_running_sums(
 ) -> None:
     x = _draw(sizes, dtype, False)
     axis = min(axis, x.ndim - 1)
-    turned = np.flip(x, axis) if flags[0] else x
-    wanted = np.cumsum(turned, axis, dtype=x.dtype if dtype != "float32" else np.float64)
-    wanted = wanted - turned if flags[1] else wanted
+    reversed_x = np.flip(x, axis) if flags[0] else x
+    wanted = np.cumsum(reversed_x, axis, dtype=x.dtype if dtype != "float32" else np.float64)
+    wanted = wanted - reversed_x if flags[1] else wanted
     wanted = np.flip(wanted, axis) if flags[0] else wanted
     attrs = {"reverse": flags[0], "exclusive": flags[1]}
     (got,) = run_node("CumSum", [x, np.array(axis)], [x.shape], attrs, constant=[1], cuts=cuts)
@@ -91,7 +91,7 @@ def test_nan_is_passed_on_from_every_place(op: str, size: int) -> None:
 
 @pytest.mark.parametrize("op", ["Max", "Min", "Mean"])
 @pytest.mark.parametrize("pixels", [1, 3, 50])
-def test_extremes_of_images_in_blocks_of_channels(op: str, pixels: int) -> None:
+def test_minmax_of_images_in_blocks_of_channels(op: str, pixels: int) -> None:
     rng = np.random.default_rng(pixels)
     x = rng.standard_normal((2, 21, pixels)).astype(np.float32)
     if op != "Mean":
