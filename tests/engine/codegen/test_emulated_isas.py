@@ -1,6 +1,6 @@
-"""Kernels shaped for machines that this one is not: their widths, tiles and code paths, run here.
+"""Kernels that emulate other machines: with their widths, tiles and code paths, on this one.
 
-``make check-isas`` runs the kernels' own tests so; here are the tiles and one net of each kind.
+``make check-isas`` runs the tests of all kernels so; here are the tiles and a net of each kind.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from subgraph.graph.types import Array
 from subgraph.system import host
 
 rng = np.random.default_rng(11)
-FOLLOWED = ("like-avx512vnni", "like-avxvnni", "like-neon")
+EMULATED = ("like-avx512vnni", "like-avxvnni", "like-neon")
 
 
-def follow(*names: str) -> pytest.MarkDecorator:
-    """Run a test for these; for the other instruction sets only among the slow tests."""
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in FOLLOWED if name not in names]
-    return pytest.mark.parametrize("followed", [*names, *slow], indirect=True)
+def emulating(*names: str) -> pytest.MarkDecorator:
+    """Parametrise a test by these instruction sets; the others are slow tests."""
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in EMULATED if name not in names]
+    return pytest.mark.parametrize("emulated", [*names, *slow], indirect=True)
 
 
 @pytest.fixture
-def followed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> host.Isa:
+def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> host.Isa:
     monkeypatch.setenv("SUBGRAPH_ISA", request.param)
     try:
         return host.isa()
@@ -49,19 +49,19 @@ def compare(graph: sg.Graph, *arrays: Array, exact: bool = False) -> None:
             np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
 
 
-@follow(*FOLLOWED)
-def test_what_kernels_are_told(followed: host.Isa) -> None:
-    registers = {"avx512": 32, "avx2": 16, "neon": 32}[followed.name]
-    width = {"avx512": 64, "avx2": 32, "neon": 16}[followed.name]
-    assert (followed.registers, followed.vector_bytes) == (registers, width)
+@emulating(*EMULATED)
+def test_kernels_see_the_emulated_machine(emulated: host.Isa) -> None:
+    registers = {"avx512": 32, "avx2": 16, "neon": 32}[emulated.name]
+    width = {"avx512": 64, "avx2": 32, "neon": 16}[emulated.name]
+    assert (emulated.registers, emulated.vector_bytes) == (registers, width)
     assert host.lanes("float32") == width // 4
-    assert host.has_vnni() == followed.like.endswith("vnni")
+    assert host.has_vnni() == emulated.like.endswith("vnni")
     assert tile_shape(4, registers)[0] == (14 if registers == 32 else 6)
-    assert followed.features == host.isa_named(host.available_isas()[0]).features
+    assert emulated.features == host.isa_named(host.available_isas()[0]).features
 
 
-@follow("like-avx512vnni")
-def test_convolutions_and_products(followed: host.Isa) -> None:
+@emulating("like-avx512vnni")
+def test_convolutions_and_products(emulated: host.Isa) -> None:
     x = sg.input("x", shape=(1, 3, 20, 18), dtype="float32")
     h = ops.Relu(ops.Conv(x, weight("stem", 40, 3, 3, 3), strides=[2, 2], pads=[1] * 4))
     h = ops.Clip(ops.Conv(h, weight("depth", 40, 1, 3, 3), pads=[1] * 4, group=40), 0.0, 6.0)
@@ -71,17 +71,17 @@ def test_convolutions_and_products(followed: host.Isa) -> None:
     compare(graph, rng.standard_normal((1, 3, 20, 18)).astype(np.float32))
 
 
-@follow("like-avx512vnni")
-def test_a_recurrent_network(followed: host.Isa) -> None:
+@emulating("like-avx512vnni")
+def test_a_recurrent_network(emulated: host.Isa) -> None:
     x = sg.input("x", shape=(5, 3, 9), dtype="float32")
     w, r, b = weight("w", 1, 44, 9), weight("r", 1, 44, 11), weight("b", 1, 88)
     graph = sg.Graph([x], [ops.LSTM(x, w, r, b, hidden_size=11)[0]])
     compare(graph, rng.standard_normal((5, 3, 9)).astype(np.float32))
 
 
-@follow("like-avx512vnni", "like-neon")
+@emulating("like-avx512vnni", "like-neon")
 @pytest.mark.parametrize("weights", ["int8", "uint8"])
-def test_integer_products_are_exact(followed: host.Isa, weights: str) -> None:
+def test_integer_products_are_exact(emulated: host.Isa, weights: str) -> None:
     """Extreme bytes, which saturate where a machine adds pairs of products in 16 bits."""
     info = np.iinfo(weights)
     x = sg.input("x", shape=(1, 36, 7, 9), dtype="uint8")
