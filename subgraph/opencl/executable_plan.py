@@ -160,10 +160,11 @@ class ClExecutablePlan:
         self._profiling = profiling
         self._weights = Weights(cache)
         self._copies: list[Any] = []
-        self._constant_arrays: list[Any] = []
-        self._constants: dict[int, Any] = {}
+        self._constants: dict[int, Any] = {}  # buffers by the `id` of their array
+        self._constant_arrays: list[Any] = []  # these arrays, whose `id` must stay theirs
         # Arguments that are set when a weight has changed: kernel, argument, entry.
         self._entry_arguments: list[tuple[Any, int, int]] = []
+        # Buffers of weights: kernels do not keep the buffers of their arguments alive.
         self._entry_buffers: list[Any] = []
         with driver_errors(runtime, "the memory of a plan"):
             self._arena = runtime.buffer(plan.arena_bytes)

@@ -70,7 +70,6 @@ class ClTraits:
         is_gpu: Whether work-items run in lockstep over fast local memory.
         vector: Elements of a float32 vector; 1 on a GPU, whose work-items are scalar.
         max_group: Largest number of work-items in a work-group.
-        local_bytes: Bytes of local memory of a work-group.
         units: Number of compute units.
         fp16: Whether it supports float16.
         fp64: Whether it supports float64.
@@ -79,7 +78,6 @@ class ClTraits:
     is_gpu: bool
     vector: int
     max_group: int
-    local_bytes: int
     units: int
     fp16: bool
     fp64: bool
@@ -105,8 +103,6 @@ def _prepare_environment() -> None:
             if os.access(folder, os.W_OK):  # PoCL finds no devices with a read-only folder
                 break
     else:
-        import tempfile
-
         folder = Path(tempfile.mkdtemp(prefix="subgraph-pocl-"))
     os.environ["POCL_CACHE_DIR"] = str(folder)
 
@@ -231,7 +227,6 @@ def traits_of(device: cl.Device) -> ClTraits:
         is_gpu=is_gpu,
         vector=vector,
         max_group=device.max_work_group_size,
-        local_bytes=device.local_mem_size,
         units=device.max_compute_units,
         fp16="cl_khr_fp16" in extensions,
         fp64="cl_khr_fp64" in extensions or device.double_fp_config != 0,

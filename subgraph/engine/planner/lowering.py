@@ -204,12 +204,10 @@ class Scratch:
 
     Attributes:
         storage: The memory.
-        per_worker: Whether each thread has an area of its own.
         nbytes: Bytes from one thread's area to the next one's; without areas, the size.
     """
 
     storage: Storage
-    per_worker: bool
     nbytes: int
 
 
@@ -456,7 +454,7 @@ class Lowering:
             nbytes = stride = -(-nbytes // 64) * 64
         total = (workers - 1) * stride + nbytes
         storage = Storage("arena", total, workers=workers, worker_stride=stride)
-        return Scratch(storage, per_worker, stride)
+        return Scratch(storage, stride)
 
     def weight(
         self, recipe: str, make: Callable[..., Array], *sources: Operand | Parameter | Array

@@ -124,7 +124,6 @@ class Planner:
     Attributes:
         in_place_pairs: (output, input, step) where the output may overwrite the input.
         read_versions: Versions of the parameters whose content the plan depends on.
-        lowerings: The lowering of each node that got steps.
         folded: Values computed while planning, which count against the memory budget.
         derived_bytes: Bytes of these, and of weights that are computed from weights.
     """
@@ -143,7 +142,6 @@ class Planner:
         self.items: list[Item] = []
         self.in_place_pairs: list[tuple[Operand, Operand, int]] = []
         self.read_versions: dict[Parameter, int] = {}
-        self.lowerings: list[Lowering] = []
         self.shared_scratch: dict[Hashable, Scratch] = {}
         self.memory_limit = memory_limit()
         self.folded: list[Any] = []
@@ -270,7 +268,6 @@ class Planner:
             Versions(self.read_versions.items()),
             self.layouts.reorders,
             joined,
-            tuple(self.lowerings),
         )
 
     def _check_total(self, count: int) -> None:
@@ -476,7 +473,6 @@ class Planner:
             ) from None
         first = len(self.items)
         self.items += low.steps
-        self.lowerings.append(low)
         self.shared_scratch = low.shared_scratch
         for (value, _), operand in zip(outputs, low.outputs, strict=True):
             self.operands[value] = operand

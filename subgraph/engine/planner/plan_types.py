@@ -75,7 +75,6 @@ class Plan:
         versions: Parameters whose content decided the plan, with the versions that were read.
         reorders: Number of layout conversions that move data.
         in_place: Number of outputs that overwrite an input.
-        lowerings: The lowering of each node that runs, for inspection.
     """
 
     graph: Graph
@@ -87,7 +86,6 @@ class Plan:
     versions: Versions
     reorders: int
     in_place: int
-    lowerings: tuple[Lowering, ...]
 
     def location_of(self, operand: Operand) -> tuple[Storage, int]:
         """Return the root storage of an operand and its offset there."""
