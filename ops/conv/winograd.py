@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+
+import attrs
 
 from subgraph.engine.codegen.tiling import FEW_ROWS
 from subgraph.engine.planner.lowering import Argument, Lowering
@@ -58,86 +61,130 @@ def emit_winograd(
     """
     stride = g.strides[1]
     pixel = of.lanes * of.item
-    values, points = winograd_sizes(m, g.kernel[1], stride)
-    blocks_out = -(-g.outputs // of.lanes)
+    t = _tiling(of, g, m, low.threads)
     image_in = -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
-    image_out = blocks_out * g.pixels * pixel
-    images_apart = -(-max(total_outputs, g.outputs) // of.lanes) * g.pixels * pixel
+    image_out = -(-max(total_outputs, g.outputs) // of.lanes) * g.pixels * pixel
+    own = 2 * t.values * pixel + (0 if t.staged else t.vectors(of) * pixel)
+    scratch = low.scratch(own, per_worker=True)
+    shared_buffer = low.scratch(t.vectors(of) * pixel) if t.staged else 0
+    arguments = partial(
+        WinogradArguments,
+        x=x,
+        weights=weight,
+        y=y,
+        bias=bias,
+        residual=residual,
+        images=g.images,
+        input_blocks=t.blocks_in,
+        output_blocks=t.blocks_out,
+        **g.arguments(),
+        tile=of.strip(of.lanes, of.lanes, ahead=True) if of.few_rows else of.contraction(),
+        activation=act.kernel,
+        flags=act.flags,
+        low=act.low,
+        high=act.high,
+        tiles=t.tiles,
+        in_place=int(t.in_place),
+        panels=t.unit_panels,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+        x_image=image_in,
+        y_image=image_out,
+        residual_image=image_out,
+        shared=shared_buffer,
+        stage_panels=t.stage_panels,
+        rest=g.inputs % of.lanes if stride == g.kernel[0] == 1 else 0,
+        point_padding=point_padding,
+        first_block=first_block,
+        # The weights of a panel for one segment of the sums fill half of the L1 cache.
+        segment=max(1, caches().l1 // 2 // (of.width * of.item * of.lanes)),
+    )
+    variant = {"stride": stride} if stride > 1 else taps_variant(g.kernel[1])
+    kernel = Kernel("subgraph.ops.conv.winograd_kernels", "winograd", m=m, **variant, **of.variant)
+    moved_in, moved_out = g.images * image_in, g.images * t.blocks_out * g.pixels * pixel
+    moved = t.values * t.panels * t.blocks_in * pixel * of.width  # weights
+    flops = 2 * winograd_values(g, m) * g.kernel[0] * g.inputs * g.outputs
+    if not t.staged:
+        units = -(-t.total // t.tiles) * -(-t.panels // t.unit_panels)
+        least = larger(grain(units, g.flops), t.together) if low.threads > 1 else 0
+        moved += moved_in + moved_out
+        low.emit(kernel, arguments(stage=0), units, grain=least, flops=flops, bytes=moved)
+        return
+    value_bytes = t.total * pixel * t.values * t.blocks_in
+    sum_bytes = t.total * pixel * t.points * t.blocks_out
+    stages = (
+        (t.blocks_in, _PRODUCTS_PER_BYTE * value_bytes, 0, moved_in + value_bytes),
+        (t.products, g.flops, flops, moved + value_bytes + sum_bytes),
+        (t.blocks_out, _PRODUCTS_PER_BYTE * sum_bytes, 0, moved_out + sum_bytes),
+    )
+    for stage, (units, work, counted, bytes_moved) in enumerate(stages, 1):
+        least = grain(units, work)
+        step = arguments(stage=stage)
+        low.emit(kernel, step, units, grain=least, flops=counted, bytes=bytes_moved)
+
+
+@attrs.frozen
+class _Tiling:
+    """The tiling of a Winograd convolution's loops into units.
+
+    Attributes:
+        values: Transformed values of a tile for each channel.
+        points: Points of a tile.
+        blocks_in: Input blocks of the sums.
+        blocks_out: Output blocks.
+        panels: Output panels.
+        total: Tiles of all images.
+        tiles: Tiles of a unit.
+        unit_panels: Panels of a unit.
+        together: Units that a thread takes at once.
+        stage_panels: Panels of a unit of products, if ``staged``.
+        staged: Threads share a single block of tiles: transforms and products are three steps.
+        in_place: Sums overwrite the values of points that are finished.
+    """
+
+    values: int
+    points: int
+    blocks_in: int
+    blocks_out: int
+    panels: int
+    total: int
+    tiles: int
+    unit_panels: int
+    together: int
+    stage_panels: int
+    staged: bool
+    in_place: bool
+
+    @property
+    def products(self) -> int:
+        """Units of the products, if ``staged``."""
+        return self.points * -(-self.panels // self.stage_panels)
+
+    def vectors(self, of: Tiles) -> int:
+        """Return the vectors of values and sums of a unit; see `WinogradArguments`."""
+        sums = (1 if self.in_place else self.points) * (self.unit_panels * of.nv + 1)
+        return (self.values * (self.blocks_in + 1) + sums) * (self.tiles | 1)
+
+
+def _tiling(of: Tiles, g: Geometry, m: int, threads: int) -> _Tiling:
+    """Return the tiling of a convolution of sizes ``g`` for ``threads`` threads."""
+    values, points = winograd_sizes(m, g.kernel[1], g.strides[1])
+    blocks_out = -(-g.outputs // of.lanes)
     # The planes of a volume that an output reads are further input channels.
     blocks_in = g.kernel[0] * -(-g.inputs // of.lanes)
     panels = -(-blocks_out // of.nv)
     total = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
-    count, part, together = winograd_tiling(of, total, blocks_in, panels, low.threads)
-    multiplied = -(-panels // _PANEL_BLOCKS)  # panels of a unit
-    products = points * -(-panels // multiplied)
-    staged = of.few_rows and low.threads > 1 and count == total and grain(products, g.flops) > 0
+    tiles, part, together = winograd_tiling(of, total, blocks_in, panels, threads)
+    stage_panels = -(-panels // _PANEL_BLOCKS)
+    products = points * -(-panels // stage_panels)
+    staged = of.few_rows and threads > 1 and tiles == total and grain(products, g.flops) > 0
     if staged:
         part = panels
-    # Sums may overwrite the values of points that are finished.
     in_place = of.few_rows and not staged and part == panels and part * of.nv <= blocks_in
-    buffer = values * (blocks_in + 1) + (1 if in_place else points) * (part * of.nv + 1)
-    buffer *= (count | 1) * pixel
-    own = 2 * values * pixel + (0 if staged else buffer)
-    scratch = low.scratch(own, per_worker=True)
-    tile = of.strip(of.lanes, of.lanes, ahead=True) if of.few_rows else of.contraction()
-    rest = g.inputs % of.lanes if stride == g.kernel[0] == 1 else 0
-    # The weights of a panel for one segment of the sums fill half of the L1 cache.
-    most = max(1, caches().l1 // 2 // (of.width * of.item * of.lanes))
-    shared_buffer = low.scratch(buffer) if staged else 0
-
-    def arguments(stage: int) -> WinogradArguments:
-        return WinogradArguments(
-            x=x,
-            weights=weight,
-            y=y,
-            bias=bias,
-            residual=residual,
-            images=g.images,
-            input_blocks=blocks_in,
-            output_blocks=blocks_out,
-            **g.arguments(),
-            tile=tile,
-            activation=act.kernel,
-            flags=act.flags,
-            low=act.low,
-            high=act.high,
-            tiles=count,
-            in_place=int(in_place),
-            panels=part,
-            scratch=scratch,
-            scratch_bytes=scratch.nbytes,
-            stage=stage,
-            x_image=image_in,
-            y_image=images_apart,
-            residual_image=images_apart,
-            shared=shared_buffer,
-            stage_panels=multiplied,
-            rest=rest,
-            point_padding=point_padding,
-            first_block=first_block,
-            segment=most,
-        )
-
-    variant = {"stride": stride} if stride > 1 else taps_variant(g.kernel[1])
-    kernel = Kernel("subgraph.ops.conv.winograd_kernels", "winograd", m=m, **variant, **of.variant)
-    moved_in, moved_out = g.images * image_in, g.images * image_out
-    moved = values * panels * blocks_in * pixel * of.width  # weights
-    flops = 2 * winograd_values(g, m) * g.kernel[0] * g.inputs * g.outputs
-    if not staged:
-        units = -(-total // count) * -(-panels // part)
-        least = larger(grain(units, g.flops), together) if low.threads > 1 else 0
-        moved += moved_in + moved_out
-        low.emit(kernel, arguments(0), units, grain=least, flops=flops, bytes=moved)
-        return
-    value_bytes, sum_bytes = (total * pixel * n for n in (values * blocks_in, points * blocks_out))
-    stages = (
-        (blocks_in, _PRODUCTS_PER_BYTE * value_bytes, 0, moved_in + value_bytes),
-        (products, g.flops, flops, moved + value_bytes + sum_bytes),
-        (blocks_out, _PRODUCTS_PER_BYTE * sum_bytes, 0, moved_out + sum_bytes),
-    )
-    for stage, (units, work, counted, bytes_moved) in enumerate(stages, 1):
-        least = grain(units, work)
-        low.emit(kernel, arguments(stage), units, grain=least, flops=counted, bytes=bytes_moved)
+    return _Tiling(
+        values, points, blocks_in, blocks_out, panels, total, tiles, part, together, stage_panels,
+        staged, in_place,
+    )  # fmt: skip
 
 
 def on_the_fly_outputs(of: Tiles, g: Geometry, m: int) -> int:
