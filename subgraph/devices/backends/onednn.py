@@ -224,10 +224,12 @@ class _GraphModel:
                 runs.clear()
                 run = runs[shapes] = _Run(library, self._program(shapes), self._constants, outputs)
             tensors = run.program.tensors
-            targets = [
-                np.empty(tensors[number].shape, np.float32) if target is None else target
-                for number, target in zip(outputs, into, strict=True)
-            ]
+            targets: list[Array] = []
+            for number, target in zip(outputs, into, strict=True):
+                shape = tensors[number].shape
+                if target is None or target.shape != shape:
+                    target = np.empty(shape, np.float32)
+                targets.append(target)
             for number, array in zip((*self._inputs, *outputs), (*arrays, *targets), strict=True):
                 run.place(number, array)
             for compiled, taken, given in run.steps:
