@@ -66,7 +66,14 @@ class _PackedForest:
 
 
 class _Pair(NamedTuple):
-    """How one score decides between two classes: see the attributes of `EnsembleArguments`."""
+    """How one score decides between two classes; see `EnsembleArguments`.
+
+    Attributes:
+        voted: The class that has all votes.
+        second_above: Score above which a sample is of the second class.
+        first_constant: The first class's score less ``first_factor * score``.
+        first_factor: Factor of the score in the first class's.
+    """
 
     voted: int
     second_above: float

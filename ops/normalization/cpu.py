@@ -33,9 +33,7 @@ from .arguments import (
     RowNormArguments,
 )
 
-_MIN_ELEMENTS_PER_THREAD = (
-    8192  # minimum elements per thread (estimate: more work than starting a thread)
-)
+_MIN_ELEMENTS_PER_THREAD = 8192  # estimate: more work than starting a thread
 
 
 def _work_dtype(operand: Operand) -> str:

@@ -12,9 +12,7 @@ from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import SoftmaxArguments
 
-_MIN_ELEMENTS_PER_THREAD = (
-    4096  # minimum elements per thread (estimate: more work than starting a thread)
-)
+_MIN_ELEMENTS_PER_THREAD = 4096  # estimate: more work than starting a thread
 
 
 @lowering("Softmax", "LogSoftmax", dtypes=("float32", "float64", "float16", "bfloat16"))

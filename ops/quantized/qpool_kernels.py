@@ -11,7 +11,7 @@ from subgraph.engine.codegen.simd import ld_i8, ld_u8, st_i8, vec
 from subgraph.ops.pool.arguments import PoolInt8Arguments
 from subgraph.ops.pool.kernels import window_taps
 
-_BLOCK = 16
+_BLOCK = 16  # channels of a block
 _WIDE = 32  # bytes of a step over a row
 
 

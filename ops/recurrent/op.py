@@ -255,9 +255,17 @@ def _clipped(function: Activation, limit: float, x: Array) -> Array:
 
 @attrs.frozen
 class _Inputs:
-    """The inputs in layout 0, in float32 or float64, with zeros for omitted ones.
+    """The inputs in layout 0, in float32 or float64; `recurrent_operands` gives their shapes.
 
-    Attributes: as of `recurrent_operands`.
+    Attributes:
+        x: Sequences.
+        w: Weights of the inputs.
+        r: Recurrence weights.
+        b: Biases, 0 if omitted.
+        lengths: Steps of each sequence, all if omitted.
+        h: Initial hidden states, 0 if omitted.
+        c: Initial cell states, 0 if omitted.
+        p: Peepholes, 0 if omitted.
     """
 
     x: Array

@@ -40,9 +40,7 @@ _OPS = {
 _REAL = frozenset({"mean", "l2", "logsum", "sumexp"})  # integers are reduced as float64
 _EMPTY = {"mean": math.nan, "logsum": -math.inf, "sumexp": -math.inf}  # of no elements; else 0
 _POOLED = {"mean": "average", "max": "maximum", "min": "minimum"}  # kinds of pooling of images
-_MIN_ELEMENTS_PER_THREAD = (
-    8192  # minimum elements per thread (estimate: more work than starting a thread)
-)
+_MIN_ELEMENTS_PER_THREAD = 8192  # estimate: more work than starting a thread
 
 
 def reduced_axes(low: Lowering, rank: int) -> list[int]:
