@@ -31,7 +31,7 @@ def test_half_precision_is_that_of_the_reference(
     expected = sg.compile_model(graph, "REFERENCE")([array])[0].astype(np.float32)
     # The order of a sum may move its one rounding by a step, the quotient's rounding adds another.
     step = 2**-10 if dtype == "float16" else 2**-7
-    # A logarithm of that sum, one step of it apart, is off by as much whatever it is near.
+    # LogSoftmax: an error of one step in the sum is an absolute error of as much, also near 0.
     near = step if op_type == "LogSoftmax" else 1e-6
     np.testing.assert_allclose(got, expected, rtol=2.01 * step, atol=near)
     assert np.mean(got == expected) > 0.9
