@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, subgraph_node
 from subgraph.partition.property import SubgraphProperty
-from subgraph.partition.replace import Cut, Cutter, put_in
+from subgraph.partition.replace import Cut, Cutter, replace_regions
 from subgraph.partition.selector import SubgraphSelector
 from subgraph.transform.pass_manager import apply_pass
 
@@ -128,4 +128,4 @@ def _as_region(body: Graph, owner: AffinityProperty, name: str) -> Graph:
         return body
     made = owner.make_node(piece.inner, name)
     made.inputs = tuple(piece.inputs)
-    return put_in(body, [Cut(body.nodes, piece, made)])[0]
+    return replace_regions(body, [Cut(body.nodes, piece, made)])[0]

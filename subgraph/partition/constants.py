@@ -1,8 +1,9 @@
-"""Constants as weights: what a region takes from constants reaches its op as a Parameter.
+"""Constants as weights: a region's op gets constants as Parameters.
 
-Constants are nodes of ONNX (Constant), and what follows from them alone: ConstantOfShape, a Cast or
-Transpose of a constant. While a property cuts a graph, their values carry a Parameter, so selectors
-see an initializer; those that a region takes are replaced by it.
+Constants are the outputs of Constant nodes, and of nodes that depend only on these: for example
+ConstantOfShape, or a Cast or Transpose of a constant. While a property cuts a graph, their values
+carry a Parameter, so that selectors see an initializer. A constant that a region uses is replaced
+by its Parameter.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from subgraph.operators.evaluation import evaluate
 from subgraph.operators.operator import is_random
 
 _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
-# The operand that is a shape: an initializer there is a constant, since types follow from it.
+# Index of the operand that is a shape, axes or repeats. A Parameter there counts as a constant,
+# since inferred types depend on its content.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
-# Operators whose result may be constant though no input comes from a constant node.
+# Operators whose result may be constant although no input comes from a constant node.
 _FIRST_CONSTANTS = frozenset({"Constant", *_SHAPE_OPERAND})
 
 
 def constant_array(node: Node) -> Array | None:
-    """Return the array of a Constant node; None for another node, and for strings."""
+    """Return the array of a Constant node; None for other nodes, and for Constants of strings."""
     if node.op_type != "Constant" or node.domain:
         return None
     for key in _VALUES:
@@ -40,7 +42,7 @@ def constant_array(node: Node) -> Array | None:
 
 
 def constant_nodes(graph: Graph) -> list[Node]:
-    """Return the nodes of ``graph`` whose one result follows from constants alone, in order."""
+    """Return the nodes of ``graph`` whose only output is constant, in topological order."""
     inputs = set(graph.inputs)
     known: set[Value] = set()
     found: list[Node] = []
@@ -70,7 +72,10 @@ def _is_constant(node: Node, known: set[Value], inputs: set[Value]) -> bool:
 
 
 def constant_arrays(nodes: Sequence[Node]) -> dict[Value, Array]:
-    """Return what `constant_nodes` compute; without those that fail, which it is not for here."""
+    """Return the arrays that `constant_nodes` compute, by value.
+
+    Nodes that fail are left out: a failure is reported when the model runs.
+    """
     known: dict[Value, Array] = {}
     for node in nodes:
         held = constant_array(node)
@@ -98,16 +103,16 @@ def _operand(value: Value | None, known: Mapping[Value, Array]) -> Array | None:
 def constants_to_weights(
     graph: Graph, names: AbstractSet[str], taken: AbstractSet[str] = frozenset()
 ) -> set[str]:
-    """Replace constants by Parameters, which keep the names of their values; changes ``graph``.
+    """Replace constants of ``graph``, which is changed, by Parameters with the values' names.
 
     Args:
         graph: The graph.
-        names: Names of nodes of `constant_nodes`. One that is a graph output stays, to have its
-            name; so does one that cannot be computed.
-        taken: Names of parameters that are not to be used again, beside those of ``graph``.
+        names: Names of nodes among `constant_nodes`. A node stays if it computes a graph output or
+            strings, or if it fails.
+        taken: Names that new parameters must not have, besides those of the graph's parameters.
 
     Returns:
-        The names of the constants that have become weights.
+        The names of the nodes that have been replaced.
     """
     nodes = constant_nodes(graph)
     names = names & {node.name for node in nodes}
@@ -122,7 +127,7 @@ def constants_to_weights(
         if name not in names or graph.is_output(value) or array.dtype == object:
             continue
         lifted.add(name)
-        # What follows from constants alone and becomes a weight needs no weights itself.
+        # A constant that only replaced constants use needs no Parameter.
         if any(user.name not in names for user in value.uses):
             parameter = Parameter.adopt(_unique(value.name, known), array)
             replaced[value] = Value(value.name, parameter.type, parameter=parameter)
@@ -131,19 +136,19 @@ def constants_to_weights(
 
 
 class ConstantWeights:
-    """The constants of one graph that regions may take as weights, by the numbers of their nodes.
+    """The constants of one graph that regions may use as weights.
 
     Attributes:
-        numbers: Numbers of the nodes that compute constants; no region holds them.
+        numbers: Positions in the graph of the nodes that compute constants; no region has them.
     """
 
     def __init__(self, graph: Graph, skip: AbstractSet[str], names: set[str]) -> None:
         """Find the constants of ``graph``.
 
         Args:
-            graph: The graph; its nodes count in their order.
-            skip: Names of nodes that stay nodes.
-            names: Names of all parameters; those of new ones are added.
+            graph: The graph.
+            skip: Names of nodes that do not become weights.
+            names: Names of all parameters; the names of new ones are added.
         """
         self.numbers: list[int] = []
         self._weights: dict[int, Parameter] = {}
@@ -156,7 +161,7 @@ class ConstantWeights:
             assert value.producer is not None, "only results of nodes are computed"
             self.numbers.append(number[value.producer])
             used = any(node.outputs[0] not in arrays for node in value.uses)
-            # A constant that is a graph output stays, to have its name.
+            # A constant that is a graph output stays a node, which has the output's name.
             if used and not graph.is_output(value) and array.dtype != object:
                 parameter = Parameter.adopt(_unique(value.name, names), array)
                 self._weights[number[value.producer]] = parameter
@@ -165,19 +170,27 @@ class ConstantWeights:
         return bool(self._weights)
 
     def show(self, nodes: Sequence[Node]) -> None:
-        """Let the constants' values carry their Parameters, for selectors and the cut to see."""
+        """Attach the Parameters to the values of the constants, for selectors and the cut."""
         for number, parameter in self._weights.items():
             nodes[number].outputs[0].parameter = parameter
 
     def hide(self, nodes: Sequence[Node]) -> None:
-        """Undo `show`."""
+        """Remove the Parameters that `show` has attached."""
         for number in self._weights:
             nodes[number].outputs[0].parameter = None
 
     def take(
         self, taken: AbstractSet[Parameter | None], nodes: Sequence[Node]
     ) -> dict[Value, Value]:
-        """Return a value over each Parameter in ``taken`` for the constant's, and forget these."""
+        """Return replacements of the constants that regions use, and forget these constants.
+
+        Args:
+            taken: Parameters that regions use.
+            nodes: The graph's nodes by number.
+
+        Returns:
+            A value over the Parameter for each value of these constants.
+        """
         replaced: dict[Value, Value] = {}
         for number, parameter in list(self._weights.items()):
             if parameter in taken:
@@ -188,6 +201,7 @@ class ConstantWeights:
 
 
 def _unique(name: str, taken: set[str]) -> str:
+    """Return the name, with a number if it is in ``taken``, and add it there."""
     unique, number = name, 0
     while unique in taken:
         number += 1

@@ -1,4 +1,4 @@
-"""The whole partition: for each property propose, prune, replace; bodies too; what is recorded."""
+"""The whole partition: propose, prune and replace, for each property and body, with a record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from subgraph.partition.record import (
     Run,
     record_of,
 )
-from subgraph.partition.replace import Cutter, Replacement, ask_node
+from subgraph.partition.replace import Cutter, Replacement, create_node
 from subgraph.partition.search.workspace import Workspace
 from subgraph.partition.selector import Reject
 from subgraph.partition.selector_driver import SelectorDriver
@@ -39,8 +39,14 @@ def partition(
 ) -> Graph:
     """Partition ``graph`` by each property in order and return the new graph.
 
+    Args:
+        graph: The graph; it is not changed.
+        properties: Properties in order of priority.
+        options: Options of the pass; None: the defaults.
+
     Raises:
-        PartitionError: a selector or property misbehaved, or an option does not fit.
+        PartitionError: an option does not fit, or a selector or property raised or answered with an
+            unexpected type.
     """
     options = options or Options()
     check_names(graph, options)
@@ -49,28 +55,32 @@ def partition(
 
 
 def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Options) -> Graph:
-    count = _Count(graph)
-    known = len(count.parameters)
-    current = _Target(graph, fresh=False)
+    shared = _Shared(graph)
+    known = len(shared.parameters)
+    current = _Target(graph, is_copy=False)
     for owner in properties:
         _check_options(owner, options)
         replaced = call_hook(owner, "pre_partition", current.graph, options)
         if replaced is not None:
-            current = _Target(replaced, fresh=False)
-        count.names = OperatorNames(current.graph)
-        current.cut(owner, options, count)
-        _cut_bodies(current.graph, owner, options, count)
+            current = _Target(replaced, is_copy=False)
+        shared.names = OperatorNames(current.graph)
+        current.cut(owner, options, shared)
+        _cut_bodies(current.graph, owner, options, shared)
         replaced = call_hook(owner, "post_partition", current.graph, options)
         if replaced is not None:
-            current = _Target(replaced, fresh=False)
-    if len(count.parameters) > known:  # bodies have some that the graphs around do not list yet
+            current = _Target(replaced, is_copy=False)
+    if len(shared.parameters) > known:  # bodies have some that the graphs around do not list yet
         for level in reversed(current.graph.levels()):
             level.refresh_parameters()
     return current.graph
 
 
 def _check_options(owner: SubgraphProperty, options: Options) -> None:
-    """Check that each option which the pass does not know may be one of the property's own."""
+    """Check that the property takes the options that are not the pass's own.
+
+    Raises:
+        PartitionError: it does not.
+    """
     declared = type(owner).options
     takes_more = type(owner).pre_partition is not SubgraphProperty.pre_partition
     if declared is None and takes_more:
@@ -90,10 +100,16 @@ def _check_options(owner: SubgraphProperty, options: Options) -> None:
 
 
 def call_hook(owner: SubgraphProperty, method: str, graph: Graph, options: Options) -> Graph | None:
-    """Call ``pre_partition`` or ``post_partition``; return the graph that it gives, if any.
+    """Call a property's hook and return the graph that it returns, None if it returns none.
+
+    Args:
+        owner: The property.
+        method: "pre_partition" or "post_partition".
+        graph: The graph that the hook is called with.
+        options: Options of the pass, for ``pre_partition``.
 
     Raises:
-        PartitionError: it raised, or refused the graph.
+        PartitionError: the hook raised, or refused the graph.
     """
     try:
         if method == "pre_partition":
@@ -115,8 +131,8 @@ def call_hook(owner: SubgraphProperty, method: str, graph: Graph, options: Optio
     return answer if isinstance(answer, Graph) else None
 
 
-def _cut_bodies(graph: Graph, owner: SubgraphProperty, options: Options, count: _Count) -> None:
-    """Cut the bodies of the nodes that stay outside; ``graph`` is the pass's own copy."""
+def _cut_bodies(graph: Graph, owner: SubgraphProperty, options: Options, shared: _Shared) -> None:
+    """Cut the bodies of nodes outside of regions; ``graph`` is the pass's own copy."""
     work = [graph]
     while work:
         for node in work.pop().nodes:
@@ -124,14 +140,20 @@ def _cut_bodies(graph: Graph, owner: SubgraphProperty, options: Options, count: 
                 continue
             for key, body in node.attrs.items():
                 if isinstance(body, Graph):
-                    target = _Target(body, fresh=True)
-                    target.cut(owner, options, count)
+                    target = _Target(body, is_copy=True)
+                    target.cut(owner, options, shared)
                     node.attrs[key] = target.graph
                     work.append(target.graph)
 
 
-class _Count:
-    """Numbers the regions of a pass, and knows the names of all parameters and operators."""
+class _Shared:
+    """State that the graph and its bodies share.
+
+    Attributes:
+        next: Number of the next region.
+        parameters: Names of all parameters.
+        names: Checks the operator names of selectors.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.next = 0
@@ -140,20 +162,26 @@ class _Count:
 
 
 class _Target:
-    """A graph that is being cut, and its nodes by number, which stay while properties follow."""
+    """A graph, or body, that properties cut one after the other.
 
-    def __init__(self, graph: Graph, *, fresh: bool) -> None:
+    Attributes:
+        graph: The graph as it is now.
+        work: Its nodes by number; the numbers stay the same for all properties.
+        made: Members of the regions that were replaced.
+    """
+
+    def __init__(self, graph: Graph, *, is_copy: bool) -> None:
         self.graph = graph
         self.work = Workspace.of(graph)
         self.made: list[list[int]] = []
-        self._fresh = fresh
+        self._is_copy = is_copy
         self._constants: ConstantWeights | None = None
 
-    def cut(self, owner: SubgraphProperty, options: Options, count: _Count) -> None:
-        """Cut by one property, again and again until a round changes nothing."""
+    def cut(self, owner: SubgraphProperty, options: Options, shared: _Shared) -> None:
+        """Cut by one property, in rounds until none replaces a region."""
         mark_forced(self.work, options)
         if owner.constant_weights:
-            self._find_constants(options, count)
+            self._find_constants(options, shared)
         earlier = record_of(self.graph.attrs.get(KEY))
         present = {node.name for node in self.graph.nodes if node.subgraph is not None}
         cap = _cap(owner, options)
@@ -162,24 +190,24 @@ class _Target:
         refused: dict[tuple[int, ...], Reject] = {}
         runs: list[Run] = []
         while True:
-            run, again = self._round(owner, options, cap, refused, count)
+            run, again = self._round(owner, options, cap, refused, shared)
             runs.append(run)
             if not again:
                 break
             if cap is not None:
                 cap -= sum(note.status == MADE for note in run.regions)
-        if not self._fresh:
+        if not self._is_copy:
             self._replace(Replacement(self.graph), set())
         if self._constants:
             self._constants.hide(self.work.nodes)
         self.graph.attrs[KEY] = PartitionRecord((*earlier.runs, *runs))
 
-    def _find_constants(self, options: Options, count: _Count) -> None:
-        """Let constants look like weights while a property cuts."""
+    def _find_constants(self, options: Options, shared: _Shared) -> None:
+        """Attach Parameters to constants, so that a property sees them as weights."""
         if self._constants is None:
             skip = options.include | options.exclude
-            self._constants = ConstantWeights(self.graph, skip, count.parameters)
-            if self._constants and not self._fresh:
+            self._constants = ConstantWeights(self.graph, skip, shared.parameters)
+            if self._constants and not self._is_copy:
                 self._replace(Replacement(self.graph), set())
         for number in self._constants.numbers:
             self.work.free[number] = 0
@@ -191,14 +219,14 @@ class _Target:
         options: Options,
         cap: int | None,
         refused: dict[tuple[int, ...], Reject],
-        count: _Count,
+        shared: _Shared,
     ) -> tuple[Run, bool]:
-        driver = SelectorDriver(self.work, owner, count.names)
+        driver = SelectorDriver(self.work, owner, shared.names)
         strategy = options.strategy or owner.strategy
         found = propose(driver, self.made, strategy)
         least = owner.min_size if options.min_size is None else options.min_size
         statuses = prune(found.regions, least, cap, self.work.forced)
-        notes, made = self._make(owner, found.regions, statuses, refused, count, options)
+        notes, made = self._make(owner, found.regions, statuses, refused, shared, options)
         for note, region, node in zip(notes, found.regions, made, strict=True):
             if node is not None:
                 note.node = node.name
@@ -207,8 +235,8 @@ class _Target:
                 for member in region.members:
                     self.work.free[member] = 1
         run = _run(owner, strategy, least, driver, found, notes, options)
-        # Nodes of regions that were not made might form others now: what is left must stay as it
-        # is when the pass is applied again.
+        # The nodes of refused, small or filtered regions might form regions now. Another round
+        # finds them, so that the pass changes nothing when it is applied again.
         again = any(made) and (not all(made) or bool(found.filtered))
         return run, again
 
@@ -218,7 +246,7 @@ class _Target:
         regions: Sequence[Proposal],
         statuses: Sequence[str],
         refused: dict[tuple[int, ...], Reject],
-        count: _Count,
+        shared: _Shared,
         options: Options,
     ) -> tuple[list[RegionNote], list[Node | None]]:
         cutter, replacement = Cutter(self.graph), Replacement(self.graph)
@@ -232,19 +260,19 @@ class _Target:
                 members = list(map(nodes.__getitem__, region.members))
                 if refused and (why := refused.get(tuple(region.members))) is not None:
                     status = REFUSED
-                elif (piece := cutter.cut_out(members, f"{name}_{count.next}")) is None:
+                elif (piece := cutter.cut_out(members, f"{name}_{shared.next}")) is None:
                     status = UNUSED
-                elif isinstance(answer := ask_node(owner, piece, count.next), Reject):
+                elif isinstance(answer := create_node(owner, piece, shared.next), Reject):
                     status, why = REFUSED, answer
                     refused[tuple(region.members)] = answer
-                    count.next += 1
+                    shared.next += 1
                 else:
                     node = answer
-                    note_op(node, owner, count.next, options)
+                    note_op(node, owner, shared.next, options)
                     replacement.add(members, piece, node)
                     if self._constants:
                         weights.update(value.parameter for value in piece.inputs)
-                    count.next += 1
+                    shared.next += 1
             notes.append(RegionNote(region.start, len(region.members), status, "", why))
             made.append(node)
         if any(made):
@@ -252,11 +280,16 @@ class _Target:
         return notes, made
 
     def _replace(self, replacement: Replacement, weights: AbstractSet[Parameter | None]) -> None:
-        """Go on with the graph that ``replacement`` makes; its regions take these weights."""
+        """Continue with the graph that ``replacement`` makes.
+
+        Args:
+            replacement: The regions with their nodes.
+            weights: Parameters that these regions use.
+        """
         self.graph, copies = replacement.finish()
-        self._fresh = True
+        self._is_copy = True
         nodes = self.work.nodes
-        nodes[:] = map(copies.get, nodes, nodes)  # a constant that became a weight is no more
+        nodes[:] = map(copies.get, nodes, nodes)  # constants that became weights have no copy
         if self._constants:
             self.graph.rewire(self._constants.take(weights, nodes))
             self._constants.show(nodes)
@@ -267,7 +300,7 @@ def _cap(owner: SubgraphProperty, options: Options) -> int | None:
 
 
 def mark_forced(work: Workspace, options: Options) -> None:
-    """Mark the nodes that options force in or out."""
+    """Mark the nodes that ``include`` forces into regions; those of ``exclude`` are not free."""
     if options.include or options.exclude:
         for number, name in enumerate(work.names):
             if name in options.include:

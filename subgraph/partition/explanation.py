@@ -1,7 +1,7 @@
-"""Why a node is in its subgraph, or in none: `explain` reads what the partition has recorded.
+"""`explain`: why a node is in its subgraph, or in none, from the record of the partition.
 
 The record (`subgraph.partition.record`) is compact; paths that would have closed a cycle are
-searched for only when somebody asks.
+searched for only when `explain` is called.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Explanation:
         op_type: Its operator.
         subgraph: Name of the subgraph node that holds it, None if it is in none.
         property: Name of the property whose region it is in; None if in none.
-        reasons: One sentence for each thing that decided; the most telling first.
+        reasons: One sentence for each reason, the most specific first.
     """
 
     node: str
@@ -59,11 +59,11 @@ class Explanation:
 
 
 def explain(graph: Graph, node: Node | str) -> Explanation:
-    """Say why a node is in its subgraph, or in none: who refused, over which edge, for what reason.
+    """Say why a node is in its subgraph, or in none: who refused it, over which edge, and why.
 
     Args:
-        graph: A graph that PartitionGraph gave.
-        node: A node, or its name: one that stayed outside, one inside a subgraph, or one of a body.
+        graph: A graph that the pass PartitionGraph returned.
+        node: A node, or its name: outside of subgraphs, inside one, or in a body.
 
     Raises:
         PartitionError: the graph was not partitioned, or has no such node.
@@ -89,14 +89,14 @@ def explain(graph: Graph, node: Node | str) -> Explanation:
     if holders or region:
         return _inside(record, target, holders, region)
     if target.subgraph is not None:
-        return _subgraph_node(record, target)
+        return _of_subgraph_node(record, target)
     return _outside(record, where, target)
 
 
 def _everywhere(graph: Graph) -> Iterator[tuple[Graph, Node, tuple[Node, ...]]]:
-    """Yield nodes with the graph that was cut and the subgraph nodes around them, outermost first.
+    """Yield every node, with the cut graph or body that it is in and the subgraph nodes around it.
 
-    Nodes of the graph itself come before those inside.
+    The subgraph nodes are listed from the outermost. Outer nodes come before inner ones.
     """
     work: list[tuple[Graph, Graph, tuple[Node, ...]]] = [(graph, graph, ())]
     while work:
@@ -131,10 +131,11 @@ def _inside(
     """Explain a node of a subgraph node.
 
     Args:
-        record: What the partition has recorded.
+        record: The record of the partition.
         target: The node.
-        holders: The subgraph nodes around it, outermost first; devices add some of their own.
-        region: The subgraph node that held it before a device compiled it with nodes around.
+        holders: The subgraph nodes around it, outermost first, including those of devices.
+        region: Name of the subgraph node that held the node before a device compiled it together
+            with outer nodes, or None.
     """
     around = {holder.name: holder for holder in holders}
     for run in record.runs:
@@ -147,15 +148,18 @@ def _inside(
             elif run.region[number] != position:
                 continue
             else:
-                reasons = (_how(run, number, note.start),)
+                reasons = (_inclusion(run, number, note.start),)
                 if note.node in around:
-                    reasons += tuple(_apart(run, number, _Place(target, around[note.node])))
+                    reasons += tuple(
+                        _separations(run, number, _Location(target, around[note.node]))
+                    )
             return Explanation(target.name, target.op_type, note.node, run.property, reasons)
     reason = "it was there before the graph was partitioned"
     return Explanation(target.name, target.op_type, region or holders[0].name, None, (reason,))
 
 
-def _how(run: Run, number: int, start: int) -> str:
+def _inclusion(run: Run, number: int, start: int) -> str:
+    """Say how a node came into its region, which started at node number ``start``."""
     name = run.names[number]
     source = run.via[number]
     forced = ", as the option include says" if run.forced.get(name) == "included" else ""
@@ -172,7 +176,7 @@ def _how(run: Run, number: int, start: int) -> str:
     )
 
 
-def _subgraph_node(record: PartitionRecord, target: Node) -> Explanation:
+def _of_subgraph_node(record: PartitionRecord, target: Node) -> Explanation:
     inner = target.subgraph
     assert inner is not None
     for run in record.runs:
@@ -194,7 +198,7 @@ def _outside(record: PartitionRecord, graph: Graph, target: Node) -> Explanation
         if number is None:
             continue
         reasons = list(_reasons(run, number, graph, target))
-        # A later round of a property knows best, if a region of its came to the node at all.
+        # The last round of a property in which a region reached the node decides.
         met = number in run.given_up or number in run.filtered or run.region[number] >= 0
         if met or not by_property.get(run.property):
             by_property[run.property] = reasons
@@ -212,23 +216,23 @@ def _reasons(run: Run, number: int, graph: Graph, target: Node) -> Iterator[str]
     if run.forced.get(target.name) == "excluded":
         yield "the option exclude names it"
         return
-    yield from _apart(run, number, _Place(target))
+    yield from _separations(run, number, _Location(target))
     if number in run.filtered:
-        why = f": {_words(run.dropped[number])}" if number in run.dropped else ""
+        why = f": {_reason_text(run.dropped[number])}" if number in run.dropped else ""
         yield f"filter of selector {run.selector} dropped it from the region's candidates{why}"
     if run.region[number] >= 0:
-        yield _fate(run, run.region[number])
+        yield _outcome(run, run.region[number])
         return
     yield from _refusals(run, number)
 
 
 def _refusals(run: Run, number: int) -> Iterator[str]:
-    """Yield the refusals of a node: those with a user's own words first, each reason once."""
+    """Yield the refusals of a node, each reason once, those of the user's selectors first."""
     found: dict[Any, str] = {}
     for method, source, answer in run.refusals_of(number):
         own = isinstance(answer, Reject) and bool(answer.where)
-        said = _words(answer) if isinstance(answer, Reject) else repr(answer)
-        # The reasons of our own selectors are the same whatever was asked.
+        said = _reason_text(answer) if isinstance(answer, Reject) else repr(answer)
+        # The project's own selectors give the same reason for every question.
         key = (own, said, method if own or not isinstance(answer, Reject) else "")
         found[key] = _refusal(run, number, method, source, answer)
     order = sorted(dict(reversed(found.items())), key=lambda key: not key[0])
@@ -245,15 +249,16 @@ def _refusal(run: Run, number: int, method: int, source: int, answer: Any) -> st
     else:
         what = f"{call}({names[source]!r}, {names[number]!r})"
     if isinstance(answer, Reject):
-        return f"{what} refused: {_words(answer)}"
+        return f"{what} refused: {_reason_text(answer)}"
     return f"{what} said {answer!r}"
 
 
-def _words(refusal: Reject) -> str:
+def _reason_text(refusal: Reject) -> str:
     return f"{refusal.reason} ({refusal.where})" if refusal.where else refusal.reason
 
 
-def _fate(run: Run, position: int) -> str:
+def _outcome(run: Run, position: int) -> str:
+    """Say why a region was not replaced, or the name of its subgraph node."""
     note = run.regions[position]
     region = f"its region of {note.size} node{'s' * (note.size > 1)}"
     if note.size > 1:
@@ -264,7 +269,7 @@ def _fate(run: Run, position: int) -> str:
         case status if status == CAPPED:
             return f"{region} was not among the {run.max_subgraphs} largest (max_subgraphs)"
         case status if status == REFUSED:
-            why = f": {_words(note.why)}" if note.why is not None else ""
+            why = f": {_reason_text(note.why)}" if note.why is not None else ""
             return f"property {run.property!r} refused {region}{why}"
         case status if status == UNUSED:
             return f"nothing uses what {region} computes"
@@ -273,19 +278,24 @@ def _fate(run: Run, position: int) -> str:
 
 
 @attrs.frozen
-class _Place:
-    """Where a node is in the partitioned graph: in a subgraph node, or outside."""
+class _Location:
+    """The place of a node in the partitioned graph.
+
+    Attributes:
+        target: The node.
+        holder: The subgraph node that holds it, or None.
+    """
 
     target: Node
     holder: Node | None = None
 
     @property
     def node(self) -> Node:
-        """The node of the partitioned graph that it is, or that holds it."""
+        """The holder if there is one, else the node itself."""
         return self.holder or self.target
 
     def neighbours(self) -> list[Node]:
-        """Return the nodes of the partitioned graph at the other ends of its own edges."""
+        """Return the nodes of the partitioned graph to which edges of ``target`` lead."""
         if self.holder is None:
             return [*self.target.predecessors(), *self.target.successors()]
         inner = self.holder.subgraph
@@ -299,18 +309,18 @@ class _Place:
         return found
 
 
-def _apart(run: Run, number: int, place: _Place) -> Iterator[str]:
-    """Yield why a node is not in the regions beside it: the cycle that each would have closed."""
+def _separations(run: Run, number: int, location: _Location) -> Iterator[str]:
+    """Yield for each neighbouring region the cycle that it would have closed with the node."""
     beside: dict[int, None] = {}
     if number in run.given_up:
         beside[run.given_up[number]] = None
-    for node in place.neighbours():
+    for node in location.neighbours():
         position = _region_of(run, node)
         if position >= 0 and run.region[number] >= 0:
             beside[position] = None
     beside.pop(run.region[number], None)
     for position in beside:
-        path = _detour(run, position, place)
+        path = _detour(run, position, location)
         if path:
             start = run.names[run.regions[position].start]
             shown = " -> ".join(map(repr, path))
@@ -320,7 +330,11 @@ def _apart(run: Run, number: int, place: _Place) -> Iterator[str]:
 
 
 def _region_of(run: Run, node: Node) -> int:
-    """Return the position of the region that a node of the partitioned graph is, or was in."""
+    """Return the position in ``run.regions`` of a node's region, -1 if it has none.
+
+    The node is one of the partitioned graph: the subgraph node of a region, or a node whose region
+    was not replaced.
+    """
     if node.subgraph is not None:
         made = (k for k, note in enumerate(run.regions) if note.node == node.name)
         return next(made, -1)
@@ -328,19 +342,19 @@ def _region_of(run: Run, node: Node) -> int:
     return -1 if number is None else run.region[number]
 
 
-def _detour(run: Run, position: int, place: _Place) -> list[str]:
-    """Return the names along a path between a region and a node that runs outside of both."""
+def _detour(run: Run, position: int, location: _Location) -> list[str]:
+    """Return the names on a path between a region and a node over a third node; empty if none."""
     if position >= len(run.regions):
         return []
-    graph = place.node.graph
+    graph = location.node.graph
     assert graph is not None, "explain looks at nodes of graphs"
     members = [node for node in graph.nodes if _region_of(run, node) == position]
-    members = [node for node in members if node is not place.node]
-    path = find_detour(members, [place.node]) or find_detour([place.node], members)
+    members = [node for node in members if node is not location.node]
+    path = _find_detour(members, [location.node]) or _find_detour([location.node], members)
     return [node.name for node in path]
 
 
-def find_detour(first: Iterable[Node], last: Iterable[Node]) -> list[Node]:
+def _find_detour(first: Iterable[Node], last: Iterable[Node]) -> list[Node]:
     """Return a shortest path from ``first`` to ``last`` over another node; empty if none."""
     sources, targets = dict.fromkeys(first), frozenset(last)
     before: dict[Node, Node] = {}

@@ -1,12 +1,12 @@
 """Strategy ``selector``: grow a region from a start node breadth first, asking the selector.
 
 The order is MXNet's: from each node first its producers in input order, then its consumers in
-topological order; a node refused over one link may be asked again over another. What differs is
-that growth does not go on from a node that is lost: one that a path links with an earlier candidate
-over a node that cannot join any more. Below such a path a node waits, and goes on if the node in
-its way joins after all; above it a node is barred. So the region holds what is near its start, the
-work stays near the region instead of running through the rest of the graph, and the candidates are
-convex when growth ends. How that is found out is in `search.frontier`; here the selector is asked.
+topological order; a node refused over one link may be asked again over another. Other than MXNet's,
+growth does not continue from a candidate with a path to or from an earlier candidate over a node
+that cannot join. At the lower end of the path the candidate waits, and continues if the node on the
+path joins later; at the upper end it is barred. So the region stays near its start, growth does not
+run through the rest of the graph, and the candidates are convex when it ends. `search.frontier`
+maintains this; here the selector is asked.
 """
 
 from __future__ import annotations
@@ -25,17 +25,26 @@ class Growth:
     """Grows regions in one graph for one property.
 
     Attributes:
-        via: For each node that was a candidate, the node it was found from (itself: the start).
+        driver: Makes selectors and checks their answers.
+        search: The search, which knows the free nodes.
+        via: For each node that was a candidate, the node from which it was found; for a start,
+            itself.
     """
 
     def __init__(self, driver: SelectorDriver, search: Search, via: array[int]) -> None:
-        """Grow over the free nodes of ``search``; fills ``via``."""
+        """Grow over the free nodes of ``search``.
+
+        Args:
+            driver: Makes selectors and checks their answers.
+            search: The search.
+            via: Filled; see the class.
+        """
         self.driver = driver
         self.search = search
         self.via = via
 
     def grow(self, selector: SubgraphSelector, start: int) -> Grown:
-        """Grow from ``start``."""
+        """Return the region that grows from ``start`` by the answers of ``selector``."""
         driver, search, via = self.driver, self.search, self.via
         nodes, forced, refuse = driver.work.nodes, driver.work.forced, driver.refusals.append
         words, asked, answers, go_on = search.words, search.asked, search.answers, search.go_on

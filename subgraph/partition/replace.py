@@ -94,7 +94,7 @@ class Cutter:
         return Piece(inner, inputs, outputs)
 
 
-def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Reject:
+def create_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Reject:
     """Return the node that the property makes of a region, or why it refuses.
 
     The node comes back with the region's outer values as its inputs, by the names that its own had.
@@ -178,7 +178,7 @@ def _compatible(new: ValueType | None, old: ValueType | None) -> bool:
     return type(new) is type(old)
 
 
-def put_in(graph: Graph, cuts: Sequence[Cut]) -> tuple[Graph, dict[Node, Node]]:
+def replace_regions(graph: Graph, cuts: Sequence[Cut]) -> tuple[Graph, dict[Node, Node]]:
     """Return a copy of ``graph`` with every region replaced by its node; see `Replacement`."""
     replacement = Replacement(graph)
     for cut in cuts:

@@ -16,7 +16,7 @@ from subgraph.partition.op_note import OpNote
 from subgraph.partition.options import Options
 from subgraph.partition.property import SubgraphProperty, property_from
 from subgraph.partition.regions import inline_subgraphs
-from subgraph.partition.replace import Piece, ask_node
+from subgraph.partition.replace import Piece, create_node
 from subgraph.partition.selector import Reject
 
 _log = logging.getLogger("subgraph")
@@ -87,7 +87,7 @@ def _remake(node: Node, owner: SubgraphProperty, number: int) -> str:
     assert inner is not None, "only regions have notes"
     behind = [Value(value.name, value.type) for value in inner.inputs]
     try:
-        made = ask_node(owner, Piece(inner, behind, list(node.outputs)), number)
+        made = create_node(owner, Piece(inner, behind, list(node.outputs)), number)
     except PartitionError as error:
         return f"{error}"
     except SubgraphError as error:

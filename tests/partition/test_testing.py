@@ -16,7 +16,7 @@ from subgraph import ops
 from subgraph.graph.graph import copy_node, copy_value
 from subgraph.partition.property import SelectorProperty
 from subgraph.partition.record import KEY
-from subgraph.partition.replace import Cut, Cutter, put_in
+from subgraph.partition.replace import Cut, Cutter, replace_regions
 from subgraph.testing import check_partition, check_property, feeds, graphs, selectors, topologies
 from subgraph.testing.graph_templates import TEMPLATES
 
@@ -45,7 +45,7 @@ def cut_into(graph: sg.Graph, *regions: str) -> sg.Graph:
         piece = Cutter(graph).cut_out(members, f"r{number}")
         assert piece is not None
         cuts.append(Cut(members, piece, sg.subgraph_node(piece.inner, inputs=piece.inputs)))
-    return put_in(graph, cuts)[0]
+    return replace_regions(graph, cuts)[0]
 
 
 def test_right_partitions_pass() -> None:

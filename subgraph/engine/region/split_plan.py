@@ -11,7 +11,7 @@ from subgraph.engine.region.strategy import Request
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.operator import operator_key
 from subgraph.operators.subgraph_op import SubgraphOp, subgraph_node
-from subgraph.partition.replace import Cut, Cutter, put_in
+from subgraph.partition.replace import Cut, Cutter, replace_regions
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.fast_ops import fast_op, gives_size
 
@@ -94,7 +94,7 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
         if piece is not None:
             region = subgraph_node(piece.inner, make_op(piece.inner), inputs=piece.inputs)
             cuts.append(Cut(members, piece, region))
-    made, copies = put_in(graph, cuts)
+    made, copies = replace_regions(graph, cuts)
     if node.bodies:
         _cut_bodies(copies[node], make_op)
     return made
@@ -107,7 +107,7 @@ def _cut_bodies(node: Node, make_op: Callable[[Graph], SubgraphOp]) -> None:
             piece = Cutter(body).cut_out(body.nodes, f"{node.name}_{key}")
             if piece is not None:
                 made = subgraph_node(piece.inner, make_op(piece.inner), inputs=piece.inputs)
-                node.attrs[key] = put_in(body, [Cut(body.nodes, piece, made)])[0]
+                node.attrs[key] = replace_regions(body, [Cut(body.nodes, piece, made)])[0]
 
 
 def _first_like(graph: Graph, node: Node) -> set[Node]:
