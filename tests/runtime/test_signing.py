@@ -127,7 +127,14 @@ def other_region(header: dict[str, Any], body: bytearray) -> None:
     header["pipeline"], header["requests"] = [["x"]], 1 << 40
 
 
-CHANGES = [unchanged, zero_packed, short_packed, no_arena, other_fusion, other_region]
+CHANGES = [
+    unchanged,
+    zero_packed,
+    short_packed,
+    pytest.param(no_arena, marks=pytest.mark.plain_memory),
+    other_fusion,
+    other_region,
+]
 
 
 @pytest.mark.parametrize("key", [None, KEY, bytes(32)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator
@@ -31,7 +32,7 @@ def in_child(check: Callable[[], None]) -> None:
     if child == 0:
         code = 1
         try:
-            faulthandler.dump_traceback_later(60, exit=True)
+            faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
             check()
             code = 0
         except BaseException:

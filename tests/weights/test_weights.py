@@ -68,6 +68,7 @@ def test_another_parameter_of_equal_content_is_another_entry() -> None:
     assert make.calls == 2
 
 
+@pytest.mark.plain_memory
 def test_results_are_read_only_and_aligned_on_demand() -> None:
     cache, w = sg.WeightCache(), sg.Parameter("w", np.arange(101, dtype=np.float32))
     result = cache.get("tail", lambda a: a[1:], w, align=64)

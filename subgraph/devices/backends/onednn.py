@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_size_t, c_void_p
@@ -133,6 +134,7 @@ class _GraphModel:
         for partition in self._partitions:
             weakref.finalize(self, library, "graph_partition_destroy", partition)
         self._programs: dict[tuple[tuple[int, ...], ...], _Program] = {}
+        self._lock = threading.Lock()
 
     def _number(self, name: str) -> int:
         """Return the identity of a tensor."""
@@ -174,9 +176,14 @@ class _GraphModel:
 
     def _program(self, shapes: tuple[tuple[int, ...], ...]) -> _Program:
         """Return the partitions, compiled for shapes of the inputs."""
-        program = self._programs.get(shapes)
-        if program is not None:
+        with self._lock:
+            program = self._programs.pop(shapes, None) or self._compiled(shapes)
+            while len(self._programs) >= _MAX_SHAPES:
+                del self._programs[next(iter(self._programs))]  # the one that was not used longest
+            self._programs[shapes] = program
             return program
+
+    def _compiled(self, shapes: tuple[tuple[int, ...], ...]) -> _Program:
         known = {
             number: onednn_graph.logical(number, shape)
             for number, shape in zip(self._inputs, shapes, strict=True)
@@ -201,9 +208,6 @@ class _GraphModel:
         program = _Program(steps, known)
         for made, _, _ in steps:
             weakref.finalize(program, self._library, "graph_compiled_partition_destroy", made)
-        if len(self._programs) >= _MAX_SHAPES:
-            self._programs.pop(next(iter(self._programs)))
-        self._programs[shapes] = program
         return program
 
     def _ports(self, partition: c_void_p, way: str) -> list[int]:
