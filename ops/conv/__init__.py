@@ -1,1 +1,14 @@
-"""Convolutions: direct, Winograd, depthwise, transposed; floats and bytes share the geometry."""
+"""Convolutions: direct, Winograd, depthwise and transposed.
+
+`choice` picks the algorithm of a convolution (`job`) by estimated cycles, `cpu` emits its steps:
+
+- `direct`, `kernels`, `copy_kernels`: direct convolution over contraction tiles, input copies
+- `winograd`, `winograd_kernels`, `winograd_tile_kernels`, `winograd_axis_kernels`: Winograd's
+- `polyphase`: strided convolutions of few channels, for Winograd's algorithm
+- `depthwise`, `depthwise_kernels`: single channels and small groups
+- `generic_kernels`: everything else, in the plain layout
+- `transpose_cpu`: ConvTranspose, by convolutions of its phases or by products
+
+Sizes and packed weights (`Geometry`) are in `subgraph.ops.movement`; convolutions of integers, in
+`subgraph.ops.quantized`, use them, too.
+"""

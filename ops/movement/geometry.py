@@ -165,12 +165,9 @@ class Geometry:
 
     def arguments(self) -> dict[str, int]:
         """Return the fields of `WindowArguments`, with which kernels of windows are called."""
-        return dict(zip(WindowArguments.fields, self.words(), strict=True))
-
-    def words(self) -> list[int]:
-        """Return the values of the fields of `WindowArguments`, in their order."""
         sizes = (self.source, self.target, self.kernel, self.strides, self.dilations, self.pads)
-        return [value for triple in sizes for value in triple]
+        values = [value for triple in sizes for value in triple]
+        return dict(zip(WindowArguments.fields, values, strict=True))
 
 
 def ints(node: Node, name: str, rank: int, default: int) -> list[int]:
