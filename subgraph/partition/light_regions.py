@@ -1,8 +1,8 @@
-"""Where constants and views go, after the nodes that compute have found their devices.
+"""Placement of constants and views, after all nodes that compute have their devices.
 
-OpenVINO's plugins do the same in a query ("housekeeping nodes"). A region of nothing but constants
-and views of what others compute would cost two transfers and compute nothing; a constant that a
-device refuses by itself goes along, as a weight, with the nodes there that take it.
+OpenVINO's plugins do the same in a query ("housekeeping nodes"). A region of only constants and
+views would cost two transfers and compute nothing. A constant that a device refuses is placed, as a
+weight, with the nodes on the device that use it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def move_light_regions(
     supported: Callable[[str], Container[str]],
     executor: str = "REFERENCE",
 ) -> None:
-    """Give connected constants and views without any other node to a device beside them.
+    """Move regions of only constants and views to a neighbouring device.
 
-    They go to the first device of a consumer, else of a producer, that supports all of them. Where
-    none does, Constant nodes go to the executor; views stay where they are. So do nodes whose
-    metadata names a device.
+    This is the first device of a consumer, or else of a producer, that supports all their nodes. If
+    there is none, regions of only Constant nodes move to the executor and others stay. Nodes whose
+    metadata names a device stay.
 
     Args:
         graph: The graph.
         placed: Device of each node, by name; it is changed.
-        supported: Gives for a device the names of the nodes that it supports; asked once for each.
-        executor: Name of the device that needs no regions.
+        supported: Returns the names of the nodes that a device supports; called once for each.
+        executor: Name of the device that runs single nodes, without regions.
     """
     constants = set(constant_nodes(graph))
     light = {
@@ -62,17 +62,17 @@ def move_light_regions(
 def place_following(
     graph: Graph, placed: dict[str, str], weights: Mapping[str, AbstractSet[str]]
 ) -> set[str]:
-    """Place constants with the nodes that take them as weights, where their devices refuse them.
+    """Place constants with the nodes that use them as weights, on devices that refuse constants.
 
-    Those whose metadata names another device stay there, and so do outputs of the graph.
+    Constants whose metadata names another device stay, and so do outputs of the graph.
 
     Args:
         graph: The graph.
         placed: Device of each node, by name; it is changed.
-        weights: By device the constants that it takes only as weights.
+        weights: For each device the names of the constants that it supports only as weights.
 
     Returns:
-        The names of the constants that are to become weights.
+        The names of the constants that must become weights.
     """
     names = {name for each in weights.values() for name in each}
     following: set[str] = set()
@@ -91,7 +91,7 @@ def place_following(
 
 
 def is_view(node: Node) -> bool:
-    """Return whether a node gives the elements of its first input as they are, in another shape."""
+    """Return whether a node's result is its first input in another shape, without moving data."""
     if node.domain:
         return False
     if node.op_type == "Transpose":
@@ -103,7 +103,7 @@ def is_view(node: Node) -> bool:
 def _connected(
     start: Node, light: set[Node], placed: Mapping[str, str]
 ) -> tuple[dict[Node, None], bool]:
-    """Return the light nodes connected to ``start`` on its device, and whether no others are."""
+    """Return the light nodes connected to ``start`` on its device, and whether all are light."""
     home = placed[start.name]
     members: dict[Node, None] = {start: None}
     alone = True

@@ -1,4 +1,4 @@
-"""Checks that the operator names a `ContainOpSelector` holds are names of operators."""
+"""Checks that the names in a `ContainOpSelector` are names of operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class OperatorNames:
     """Checks the selectors of one property over one graph, each set of names once."""
 
     def __init__(self, graph: Graph) -> None:
-        """Take the names of operators in ``graph``, in its bodies and regions, as known, too."""
+        """Accept all known operators, and those of ``graph``, its bodies and regions."""
         self._graph = graph
         self._checked: set[frozenset[str]] = set()
 
@@ -21,7 +21,7 @@ class OperatorNames:
         """Check the names of ``selector`` that have no domain; others may be of another library.
 
         Raises:
-            PartitionError: a name is of no standard or registered operator, nor of a node.
+            PartitionError: a name is of no standard or registered operator, and not in the graph.
         """
         names = selector.op_types
         if names in self._checked:

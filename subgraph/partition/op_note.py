@@ -1,7 +1,7 @@
-"""What a file notes of the op of a region, so that loading can make the op again.
+"""The note in a file about the op of a region, from which loading makes the op again.
 
-The note is JSON in the metadata of the subgraph node, so it goes through every pass and file. A
-region that runs by the default executor needs none; nor does one that a device has compiled.
+The note is JSON in the metadata of the subgraph node, so passes and files preserve it. Regions that
+run by the default executor or that a device has compiled need no note.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OP_NOTE = "subgraph.op"
 
 @attrs.frozen
 class OpNote:
-    """What a file says of the op of a region.
+    """The note about the op of a region.
 
     Attributes:
         op: Name of the op's class.
@@ -42,12 +42,19 @@ class OpNote:
     unsaved: list[str] = attrs.field(factory=list[str])
 
     def maker(self) -> str:
-        """Return a text that is the same for all regions of one property with the same options."""
+        """Return a key that is equal for all regions of one property with the same options."""
         return json.dumps([self.property, self.version, self.options, self.unsaved])
 
 
 def note_op(node: Node, owner: SubgraphProperty, number: int, options: Options) -> None:
-    """Note in a new subgraph node how to make its op again, if it is the property's own."""
+    """Write into a new subgraph node's metadata how to make its op again, if it has its own op.
+
+    Args:
+        node: The subgraph node.
+        owner: The property that made the node.
+        number: Number of the region in its partition.
+        options: Options of the partition.
+    """
     if not _has_own_op(node):
         return
     held, unsaved = saved_options(owner, options)
@@ -94,7 +101,7 @@ def noted_regions(graph: Graph) -> Iterator[tuple[Node, OpNote]]:
 
 
 def _read_note(text: str) -> OpNote:
-    """Return the note of a file, which may say anything."""
+    """Return the note in a text from a file, which is not trusted."""
     try:
         held: Any = json.loads(text)
         note = OpNote(**held)
@@ -106,7 +113,7 @@ def _read_note(text: str) -> OpNote:
 
 
 def saved_metadata(node: Node) -> Mapping[str, str] | None:
-    """Return a node's metadata as a file has them: with a note of an op that was made by hand."""
+    """Return a node's metadata for a file, with a note if its op was made without a property."""
     known = node.metadata
     if not _has_own_op(node) or (known and OP_NOTE in known):
         return known

@@ -31,11 +31,11 @@ class Options:
 
     Attributes:
         strategy: "selector" (MXNet's order of growth) or "hetero" (OpenVINO's).
-        min_size: Regions of fewer nodes are left as they were.
-        max_subgraphs: At most that many regions of each property, the largest, are made.
-        include: Names of nodes that are taken without asking the selector.
-        exclude: Names of nodes that stay outside.
-        more: Options that only the properties know.
+        min_size: Regions of fewer nodes are not replaced.
+        max_subgraphs: At most so many regions of each property, the largest, are replaced.
+        include: Names of nodes that join regions although the selector is not asked.
+        exclude: Names of nodes that stay outside of regions.
+        more: Options of the properties themselves.
     """
 
     strategy: str | None = None
@@ -58,7 +58,7 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
-        """Return the options that `as_dict` gave.
+        """Return the options from the result of `as_dict`.
 
         Raises:
             PartitionError: one does not fit.
@@ -67,7 +67,7 @@ class Options:
         return cls(more=more, **{name: values[name] for name in OWN if name in values})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all options by name, as ``pre_partition`` gets them."""
+        """Return all options by name, for ``pre_partition``."""
         own = {key: value for key, value in attrs.asdict(self, recurse=False).items() if value}
         own.pop("more", None)
         return {**own, **self.more}
@@ -85,7 +85,7 @@ def check_names(graph: Graph, options: Options) -> None:
     """Check that the names in ``include`` and ``exclude`` are nodes of the graph or its bodies.
 
     Raises:
-        PartitionError: a name is not; the message lists what is near.
+        PartitionError: a name is not; the message lists similar names.
     """
     wanted = options.include | options.exclude
     if not wanted:

@@ -1,6 +1,6 @@
-"""Properties: how regions are found and what replaces them; what an accelerator says of itself.
+"""Properties: how an accelerator finds regions, and the subgraph nodes that replace them.
 
-A `SubgraphProperty` gives the selector and makes the subgraph node. ``graph.attrs
+A `SubgraphProperty` makes the selectors and the subgraph nodes. ``graph.attrs
 ["subgraph_property"]`` holds one, or a list in order of priority, for the pass PartitionGraph;
 `optimize_for` applies one by name.
 """
@@ -27,20 +27,22 @@ from subgraph.system.registry import Registry, defined_at, nearest
 
 
 class SubgraphProperty:
-    """Tells how regions are found and what becomes of them. A child overrides what it needs.
+    """Base of properties: finds regions and makes the nodes that replace them.
+
+    An option of the pass overrides ``strategy``, ``min_size`` and ``max_subgraphs``.
 
     Attributes:
-        name: What messages, records and default node names call it; empty: the registered name,
-            else the class's.
-        strategy: Order of growth, "selector" or "hetero"; the pass's option wins.
-        min_size: Regions of fewer nodes are left as they were; the pass's option wins.
-        max_subgraphs: Only that many regions, the largest, are made; None: all; the option wins.
-        constant_weights: Whether what a region takes from constants (Constant nodes, and what
-            follows from them or from shapes alone) reaches its op as Parameters. Its selectors see
-            the Parameter too, and are not asked about these nodes.
-        version: Version of what it makes, which files keep; loading says where it differs.
-        options: Names of the options of its own, which ``pre_partition`` gets; set in the class,
-            others are refused. None: not said, every option reaches ``pre_partition``.
+        name: Name in messages, records and default node names; "": the registered name, or else
+            that of the class.
+        strategy: Order of growth, "selector" or "hetero".
+        min_size: Regions of fewer nodes are not replaced.
+        max_subgraphs: At most so many regions, the largest, are replaced; None: all.
+        constant_weights: Whether constants (Constant nodes, and nodes that depend only on these or
+            on shapes) reach a region's op as Parameters. Selectors then see the Parameters, and are
+            not asked about these nodes.
+        version: Version of the property's ops, saved in files; loading reports a different one.
+        options: Names of the property's own options, for ``pre_partition``; set in the class. Other
+            options are refused. None: every option is passed to ``pre_partition``.
     """
 
     name: str = ""
@@ -52,19 +54,19 @@ class SubgraphProperty:
     options: ClassVar[Sequence[str] | None] = None
 
     def create_subgraph_selector(self) -> SubgraphSelector:
-        """Return a fresh selector; called for every node at which a region might start."""
+        """Return a fresh selector; called for every node at which a region may start."""
         raise NotImplementedError(
             f"{type(self).__name__} does not say how regions are found: write "
             "create_subgraph_selector"
         )
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | Reject | None:
-        """Return the node that replaces a region, or None or a Reject to leave it as it was.
+        """Return the node that replaces a region, or None or a Reject to refuse the region.
 
         The default node, of op ``_subgraph_op``, runs the inner graph with the default executor.
 
         Args:
-            subgraph: The region. Its inputs have types; one that is a weight has its parameter.
+            subgraph: The region. Its inputs have types; a weight has its parameter.
             subgraph_id: Number of the region, unique in the pass.
         """
         return subgraph_node(subgraph, name=f"{property_name(self)}_{subgraph_id}")
@@ -73,10 +75,10 @@ class SubgraphProperty:
         """Look at the graph before it is cut, or raise to refuse it.
 
         Also called when a saved partition is loaded, before `create_subgraph_node` makes its ops
-        again: with the graph as it was before the cut, and the options of then.
+        again: with the unpartitioned graph and the saved options.
 
         Args:
-            graph: What will be partitioned; it must not be changed.
+            graph: The graph to partition; it must not be changed.
             options: All options of the pass, the property's own among them.
 
         Returns:
@@ -85,14 +87,14 @@ class SubgraphProperty:
         return None
 
     def post_partition(self, graph: Graph) -> Graph | None:
-        """Look at the partitioned graph; return None, or another graph to go on with."""
+        """Look at the partitioned graph; return None, or another graph to continue with."""
         return None
 
     def saved_options(self) -> Mapping[str, Any]:
-        """Return what of the property's own state a saved partition has to keep, plain JSON.
+        """Return the property's own state for saved partitions, as plain JSON by name.
 
-        Loading makes the property by its registered name, without arguments, and gives these to
-        ``pre_partition`` among the options.
+        Loading makes the property by its registered name, without arguments, and passes this state
+        to ``pre_partition`` among the options.
         """
         return {}
 
@@ -175,7 +177,7 @@ def list_properties() -> dict[str, str]:
     """Return the registered properties, those of installed packages too.
 
     Returns:
-        What each one does, the first line of its docstring, by the name that `optimize_for` takes.
+        The first line of each one's docstring, by the name for `optimize_for`.
     """
     return {name: first_line(PROPERTIES.get(name)) for name in sorted(PROPERTIES.names())}
 
@@ -186,17 +188,17 @@ def property_name(owner: SubgraphProperty) -> str:
 
 
 def saved_name(owner: SubgraphProperty) -> str:
-    """Return the name by which a file names a property: a registered one, if it has any."""
+    """Return the name of a property in files: a registered one if there is one."""
     names = [name for name in (owner.name, _names.get(type(owner), "")) if name]
     registered = (name for name in names if PROPERTIES.find(name, named_only=True) is not None)
     return next(registered, property_name(owner))
 
 
 def property_from(thing: Any) -> SubgraphProperty:
-    """Return the property meant by a property, a selector, a class of these, or a name.
+    """Return the property for a property, a selector, a class of these, or a registered name.
 
     Raises:
-        PartitionError: it is none of these; the message says what was got.
+        PartitionError: ``thing`` is none of these, or its class cannot be called.
     """
     if isinstance(thing, SubgraphProperty):
         return thing
@@ -250,7 +252,7 @@ def _by_name(name: str) -> SubgraphProperty:
 
 
 def properties_from(thing: Any) -> list[SubgraphProperty]:
-    """Return the properties meant by one item or a list of items; see `property_from`."""
+    """Return the properties for one item or a list of items; see `property_from`."""
     if isinstance(thing, (list, tuple)):
         items: list[Any] = list(thing)  # pyright: ignore[reportUnknownArgumentType]
         return [property_from(item) for item in items]
@@ -261,13 +263,14 @@ def optimize_for(graph: Graph, name: Any, **options: Any) -> Graph:
     """Partition ``graph`` for an accelerator and return the new graph.
 
     Args:
-        graph: The graph; it stays as it is.
-        name: A registered property or selector by name, or one of these objects, or a list.
+        graph: The graph; it is not changed.
+        name: The registered name of a property or selector, such an object, or a list of these.
         **options: Options of the pass PartitionGraph (strategy, min_size, max_subgraphs, include,
-            exclude); others go to the property's ``pre_partition``.
+            exclude); others are passed to the property's ``pre_partition``.
 
     Raises:
-        PartitionError: the name is unknown, or the selector or property misbehaved.
+        PartitionError: the name is unknown, an option does not fit, or a selector or property
+            raised or answered with an unexpected type.
     """
     from subgraph.transform.pass_manager import apply_pass
 

@@ -13,12 +13,17 @@ from subgraph.partition.search.search import Search
 from subgraph.partition.selector import SubgraphSelector
 from subgraph.partition.selector_driver import SelectorDriver
 
-_MOST_GROWTHS = 8  # of one region, by a selector that keeps state
+_MOST_GROWTHS = 8  # attempts to grow one region by a selector that keeps state (estimate)
 
 
 @attrs.define(slots=True)
 class Proposal:
-    """A region: numbers of its nodes, sorted, and the node at which it started."""
+    """A proposed region.
+
+    Attributes:
+        members: Numbers of its nodes, sorted.
+        start: Number of the node from which it grew.
+    """
 
     members: list[int]
     start: int
@@ -26,14 +31,15 @@ class Proposal:
 
 @attrs.define(slots=True)
 class Proposals:
-    """Everything that one search found.
+    """The result of one search.
 
     Attributes:
         regions: In the order in which they were chosen.
         via: For each node the one it was found from; see `record.Run`.
-        given_up: Nodes that would have closed a cycle, with the position of the region.
-        filtered: Nodes that the filter dropped, with the position of the region they were left
-            out of (the next one, if the filter left nothing).
+        given_up: Nodes that a region gave up since they would have closed a cycle, with the
+            position of the region.
+        filtered: Nodes that the filter dropped, with the position of their region (of the next one
+            if the filter dropped all).
         selector: Name of the selectors' class.
     """
 
@@ -45,15 +51,15 @@ class Proposals:
 
 
 def propose(driver: SelectorDriver, made: Sequence[list[int]], strategy: str) -> Proposals:
-    """Find regions over the free nodes; they are free no more.
+    """Find regions among the free nodes, and mark their nodes as not free.
 
     Args:
         driver: Asks the selectors of one property about the nodes of one graph.
-        made: The regions that were made of this graph before.
-        strategy: How regions grow.
+        made: Members of the regions that were replaced before.
+        strategy: "selector" or "hetero".
 
     Raises:
-        PartitionError: the selector misbehaved.
+        PartitionError: a selector raised or answered with an unexpected type.
     """
     work = driver.work
     found = Proposals([], array("i", [-1]) * len(work.nodes), {}, {})
@@ -103,14 +109,21 @@ def _propose_by_growth(driver: SelectorDriver, search: Search, found: Proposals)
 def _grow_again(
     growth: Growth, start: int, selector: SubgraphSelector, members: list[int], given_up: list[int]
 ) -> tuple[SubgraphSelector, list[int], list[int], list[int]]:
-    """Let a selector that keeps state grow without the nodes that were given up for convexity.
+    """Grow a region again without the nodes that it gave up, for a selector that keeps state.
 
-    What it has counted for them is forgotten: each time it is reset, or a fresh one, and asked from
-    the start. This ends when nothing is given up, or after `_MOST_GROWTHS`.
+    A selector that counts nodes, for example, has counted those too; so each growth begins with a
+    fresh or reset selector. Ends when no node is given up, or after `_MOST_GROWTHS`.
+
+    Args:
+        growth: Grows the region.
+        start: Its start node.
+        selector: The selector of the first growth.
+        members: The nodes of the first growth.
+        given_up: The nodes that the first growth gave up, at least one.
 
     Returns:
-        The selector that was asked last, what has grown, the nodes left out, and the nodes that the
-        last growth has given up. The nodes left out are not free in the search.
+        The last selector, the region's nodes, the nodes that were left out, which are not free in
+        the search, and the nodes that the last growth gave up.
     """
     driver, search = growth.driver, growth.search
     without: list[int] = []
@@ -158,7 +171,15 @@ def _propose_by_device(driver: SelectorDriver, search: Search, found: Proposals)
 def _choose_left(
     search: Search, members: list[int], left: list[int], start: int, found: Proposals
 ) -> None:
-    """Choose what a filter left of a region: each connected part one, made convex again."""
+    """Make regions of the nodes that a filter left: each connected part, shrunk to be convex.
+
+    Args:
+        search: The search.
+        members: The region before the filter.
+        left: The nodes that the filter left, sorted.
+        start: The region's start node.
+        found: The regions are added here.
+    """
     if len(left) == len(members):
         found.regions.append(Proposal(members, start))
         search.choose(members)
@@ -177,10 +198,14 @@ def _choose_left(
 def prune(
     regions: Sequence[Proposal], min_size: int, max_subgraphs: int | None, forced: bytearray
 ) -> list[str]:
-    """Return the status of each region: MADE, SMALL, or CAPPED; of too many the largest stay.
+    """Return the status of each region: MADE, SMALL or CAPPED.
 
-    A region with a node that is forced in is made however small, and before the others. Between
-    regions of one size the one chosen first stays.
+    Args:
+        regions: The proposed regions.
+        min_size: Smaller regions are SMALL unless they have a forced node.
+        max_subgraphs: If more regions remain, those with a forced node, then the largest, then the
+            first are MADE and the others CAPPED; None: no limit.
+        forced: 1 for each node that the option ``include`` names.
     """
     must = [False] * len(regions)
     if any(forced):

@@ -1,6 +1,6 @@
-"""What a partition remembers, in compact form, so that `explain` can say why.
+"""The record of a partition, in compact form, from which `explain` finds reasons.
 
-The record stands under the key `KEY` of the attributes of every graph (and body) that was cut.
+It is the attribute `KEY` of every graph and body that was cut.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ UNUSED = "unused"
 
 @attrs.define(slots=True)
 class RegionNote:
-    """What became of one region.
+    """The outcome of one proposed region.
 
     Attributes:
         start: Number of the node at which it started.
-        size: How many nodes it had.
-        status: MADE, or why it was left as it was: SMALL, CAPPED, REFUSED, UNUSED.
-        node: Name of its subgraph node, if made.
-        why: What the property said, if it refused the region.
+        size: Number of its nodes.
+        status: MADE, or the reason why it was not replaced: SMALL (`min_size`), CAPPED
+            (`max_subgraphs`), REFUSED by the property, or UNUSED (no node uses its results).
+        node: Name of its subgraph node; "" if not made.
+        why: The property's reason, if it refused the region and gave one.
     """
 
     start: int
@@ -49,18 +50,18 @@ class Run:
     Attributes:
         property: The property's name.
         version: The property's version.
-        options: Options of the partition and of the property, as far as they are plain JSON.
-        selector: Name of its selectors' class.
-        strategy: Order of growth.
-        min_size: Size below which regions were left.
-        max_subgraphs: Cap on their number.
+        options: Those options of the partition and of the property that have a JSON form.
+        selector: Name of the selectors' class.
+        strategy: Order of growth, "selector" or "hetero".
+        min_size: Size below which regions were not replaced.
+        max_subgraphs: Most regions to replace, or None.
         names: Name of each node.
-        via: The node from which each was found, itself for a start, -1 if never found.
-        region: The last region that held each node, -1 if none did.
-        given_up: The region that had to give up a node since it would have closed a cycle.
-        filtered: The region whose filter dropped a node.
-        dropped: Why it did, where the filter said so.
-        refusals: What selectors said no to, in the order in which they were asked.
+        via: For each node the one from which it was found; itself for a start, -1 if never found.
+        region: For each node the position of the last region that held it, -1 if none did.
+        given_up: For a node that would have closed a cycle, the region that gave it up.
+        filtered: For a node that a filter dropped, its region.
+        dropped: For such a node the filter's reason, if it gave one.
+        refusals: Refusals of selectors, in the order of the questions.
         regions: All regions.
         forced: Names that were forced in or out by options.
     """
@@ -91,9 +92,9 @@ class Run:
         return self._numbers.get(name)
 
     def refusals_of(self, node: int) -> Iterator[tuple[int, int, Any]]:
-        """Yield method, node asked from and answer of each refusal of ``node``, the last one first.
+        """Yield method, neighbour and answer of each refusal of ``node``, the last one first.
 
-        Of refusals over one edge that follow each other the last counts.
+        Of consecutive refusals over one edge only the last is yielded.
         """
         if self._refusals_of is None:
             self._refusals_of = {}
@@ -124,5 +125,5 @@ class PartitionRecord:
 
 
 def record_of(held: Any) -> PartitionRecord:
-    """Return the record that an attribute holds, an empty one if it holds none."""
+    """Return ``held`` if it is a record, else an empty record."""
     return held if isinstance(held, PartitionRecord) else PartitionRecord()

@@ -1,4 +1,4 @@
-"""Regions undone and taken out: `inline_subgraphs` and `region_model`."""
+"""Undo a partition (`inline_subgraphs`), and extract a region as a model (`region_model`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def inline_subgraphs(graph: Graph) -> Graph:
     ops of the regions are dropped, and so is the record that `explain` reads.
 
     Args:
-        graph: The graph; it stays as it is.
+        graph: The graph; it is not changed.
     """
     require_type(graph, Graph, PartitionError, "a graph")
     found = _inlined(graph, _has_subgraph)
@@ -111,12 +111,12 @@ class _Inlining:
     """Copies of the nodes of a graph, with those of chosen subgraph nodes in their places."""
 
     def __init__(self, graph: Graph, goes: _Chooser, *, note_regions: bool) -> None:
-        """Begin with no nodes.
+        """Begin without nodes.
 
         Args:
             graph: The graph.
-            goes: Whether the nodes of a subgraph node's inner graph take its place.
-            note_regions: Whether these note the outermost subgraph node that held them.
+            goes: Returns whether a subgraph node is replaced by the nodes of its inner graph.
+            note_regions: Whether these nodes note the outermost subgraph node that held them.
         """
         self.nodes: list[Node] = []
         self.opsets = dict(graph.opsets)
@@ -136,8 +136,8 @@ class _Inlining:
 
         Args:
             graph: The graph, or the inner graph of a subgraph node.
-            values: Copies of the values that it takes from outside and gives outside.
-            holder: Name of the subgraph node.
+            values: Copies of the graph's inputs, captures and, for an inner graph, outputs.
+            holder: Name of the subgraph node; "" for the graph itself.
             notes: Metadata for the nodes: the name of the outermost subgraph node around them, and
                 the affinity of the innermost one that has any.
         """
@@ -195,7 +195,7 @@ class _Inlining:
 
 
 def _unique(name: str, holder: str, taken: set[str]) -> str:
-    """Return a name that is free; empty, for the graph to choose, if its region's does not help."""
+    """Return ``name``, or "holder/name" if it is taken; "" lets the graph choose if both are."""
     if name in taken:
         name = f"{holder}/{name}"
         if name in taken:

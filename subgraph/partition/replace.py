@@ -1,4 +1,4 @@
-"""Third step of a partition: cut regions out as inner graphs and put their nodes in; linear."""
+"""Third step of a partition: replace regions by subgraph nodes, in linear time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from subgraph.partition.selector import Reject
 
 
 class Piece(NamedTuple):
-    """A region cut out: its inner graph, and the outer values behind its inputs and outputs."""
+    """A region that was cut out.
+
+    Attributes:
+        inner: The inner graph.
+        inputs: The outer value of each input of the inner graph.
+        outputs: The outer value of each output of the inner graph.
+    """
 
     inner: Graph
     inputs: list[Value]
@@ -22,9 +28,12 @@ class Piece(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A region (its nodes in topological order), its piece, and the node that takes its place.
+    """A region and the node that replaces it.
 
-    The node is in no graph yet; its inputs are values of the graph that has the region.
+    Attributes:
+        members: The region's nodes in topological order.
+        piece: The region as it was cut out.
+        node: The new node, in no graph yet; its inputs are values of the graph with the region.
     """
 
     members: Sequence[Node]
@@ -36,7 +45,7 @@ class Cutter:
     """Cuts regions out of one graph.
 
     Attributes:
-        graph: The graph; it stays as it is.
+        graph: The graph; it is not changed.
     """
 
     def __init__(self, graph: Graph, inputs: Sequence[Value] | None = None) -> None:
@@ -44,14 +53,14 @@ class Cutter:
 
         Args:
             graph: The graph.
-            inputs: Those of its inputs that are no weights; None: all.
+            inputs: The graph's inputs that are not weights; None: all inputs.
         """
         self.graph = graph
         self._inputs = frozenset(graph.inputs if inputs is None else inputs)
         self._outputs = frozenset(graph.outputs)
 
     def cut_out(self, region: Sequence[Node], name: str) -> Piece | None:
-        """Return the region as an inner graph; None if nothing outside uses what it computes.
+        """Return the region as an inner graph; None if its results are not used outside.
 
         Inputs come in the order of their first use, each once; all uses of one parameter are one
         input. Outputs come in the order of the nodes that make them.
@@ -66,7 +75,7 @@ class Cutter:
         weights: dict[Parameter, Value] = {}
 
         def source(value: Value) -> Value:
-            # An input with a default is no weight: who runs the graph may give another array.
+            # An input with a default is no weight: the caller may pass another array.
             parameter = None if value in self._inputs else value.parameter
             copy = None if parameter is None else weights.get(parameter)
             if copy is None:
@@ -81,7 +90,7 @@ class Cutter:
 
         inner = Graph.bare(name, self.graph.opsets)
         inner.fill(copy_nodes(region, values, source, inner), copies)
-        # A value has as many uses inside as its copy: with more, it is used outside too.
+        # The copy lists the uses inside; if the value has more, it is used outside too.
         outputs = [
             value
             for value, copy in values.items()
@@ -95,9 +104,14 @@ class Cutter:
 
 
 def create_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Reject:
-    """Return the node that the property makes of a region, or why it refuses.
+    """Return the node that the property makes of a region, or its refusal.
 
-    The node comes back with the region's outer values as its inputs, by the names that its own had.
+    The node's inputs are replaced by the outer values of the same names.
+
+    Args:
+        property: The property.
+        piece: The region.
+        number: Number of the region in the partition.
 
     Raises:
         PartitionError: the property raised, or the node does not fit the region.
@@ -117,7 +131,7 @@ def create_node(property: SubgraphProperty, piece: Piece, number: int) -> Node |
         ) from error
     if made is None:
         said_no = Reject("create_subgraph_node gave None")
-        said_no.file = ""  # nobody's words
+        said_no.file = ""  # not a reason of the user's code
         return said_no
     if isinstance(made, Reject):
         return made
@@ -187,17 +201,23 @@ def replace_regions(graph: Graph, cuts: Sequence[Cut]) -> tuple[Graph, dict[Node
 
 
 class Replacement:
-    """A copy of a graph in which nodes stand for regions; the graph stays as it is."""
+    """A copy of a graph with regions replaced by nodes; the graph itself is not changed."""
 
     def __init__(self, graph: Graph) -> None:
-        """Begin with no regions."""
+        """Begin without regions."""
         self._graph = graph
         self._values: dict[Value, Value] = {}
         self._copies: dict[Node, Node | None] = dict.fromkeys(graph.nodes)
         self._made: list[Node] = []
 
     def add(self, members: Sequence[Node], piece: Piece, node: Node) -> None:
-        """Let ``node`` take the place of a region; see `Cut`."""
+        """Replace a region by a node.
+
+        Args:
+            members: The region's nodes in topological order.
+            piece: The region as it was cut out.
+            node: The new node, in no graph yet.
+        """
         copies, values = self._copies, self._values
         for member in members:
             copies[member] = node
@@ -225,7 +245,7 @@ class Replacement:
             [copy_value(v, values) for v in graph.inputs],
             [copy_value(v, values) for v in graph.outputs],
             graph.name,
-            # The node of a region stands where the first of its nodes stood.
+            # The node of a region has the position of the region's first node.
             nodes=dict.fromkeys(whole.values()),
             captures=[copy_value(v, values) for v in graph.captures],
             attrs=graph.attrs,
@@ -236,7 +256,7 @@ class Replacement:
         return made, whole
 
     def _name_apart(self, taken: set[str]) -> None:
-        """Give the regions' nodes names of their own, beside those that are taken."""
+        """Rename nodes of regions whose names are in ``taken``, and add all their names to it."""
         for node in self._made:
             name = node.name
             count = 0

@@ -1,4 +1,4 @@
-"""The record of a partition as JSON: what a file holds so that `explain` answers after loading."""
+"""The record of a partition as JSON, for files, so that `explain` answers after loading."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _FALSE, _NONE = -1, -2
 def dump_record(record: PartitionRecord) -> str:
     """Return the JSON text of a record.
 
-    Names of nodes and reasons that several runs share are written once. Of the source files that
-    reasons name only the last part of the path is written.
+    Names of nodes and reasons that several runs share are written once. Source files that reasons
+    name are written without their folder.
     """
     table = _Table()
     runs = [_run(run, table) for run in record.runs]
@@ -59,7 +59,7 @@ class _Table:
             return _NONE if answer is None else _FALSE
         if answer not in self._rejects:
             self._rejects[answer] = len(self.rejects)
-            # The folders are the user's own business.
+            # Without the folder, which is private to the user.
             self.rejects.append((answer.reason, PurePath(answer.file).name, answer.line))
         return self._rejects[answer]
 
@@ -89,10 +89,10 @@ def _run(run: Run, table: _Table) -> dict[str, Any]:
 
 
 def load_record(text: str) -> PartitionRecord:
-    """Return the record of a JSON text, which may come from anybody.
+    """Return the record of a JSON text from an untrusted file.
 
     Raises:
-        ModelError: the text is no record; nothing in it is trusted.
+        ModelError: the text is not a record.
     """
     try:
         held = _Reader(json.loads(text))
@@ -111,7 +111,7 @@ _whole, _text = _is(int), _is(str)
 
 
 def _checked(item: Any, *tests: Callable[[Any], bool]) -> list[Any]:
-    """Return a list whose items pass these tests, one after the other."""
+    """Return ``item`` if it is a list with one element for each test, which the element passes."""
     if not isinstance(item, list) or len(cast("list[Any]", item)) != len(tests):
         raise ValueError(f"{item!r} stands where {len(tests)} items should")
     items = cast("list[Any]", item)
@@ -165,7 +165,7 @@ class _Reader:
                 run["regions"], node, _whole, _STATUSES.__contains__, _text, answer
             )
         ]
-        # The filter may have left nothing of the last region.
+        # A filter that dropped a whole region is noted at the next position, which may not exist.
         region, after = self._below(len(regions), least=-1), self._below(len(regions) + 1)
         limit = run["max_subgraphs"]
         return Run(

@@ -1,7 +1,7 @@
 """Regions of a loaded partition: registered properties make their ops again.
 
-`subgraph.partition.op_note` says what a file notes of an op. Only a property that is registered in
-the loading process makes ops: a file cannot bring code.
+`subgraph.partition.op_note` describes the notes in the file. Only properties that are registered in
+the loading process make ops: a file cannot bring code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHOWN = 3  # names of regions in a warning
 
 
 def restore_ops(graph: Graph, regions: Sequence[tuple[Node, OpNote]]) -> None:
-    """Let registered properties make the ops of a loaded graph's regions again, in place.
+    """Make the ops of a loaded graph's regions again, in place, by registered properties.
 
     A region whose property is not registered here, or refuses it now, keeps the default op; its
     note stays, so that a later load may succeed. Each property's reason is logged once.
@@ -58,7 +58,12 @@ def restore_ops(graph: Graph, regions: Sequence[tuple[Node, OpNote]]) -> None:
 
 
 def _property(note: OpNote, whole: Graph) -> SubgraphProperty | str:
-    """Return the property of a note, as ready as it was to cut; or why there is none."""
+    """Return the property of a note after its ``pre_partition``, or the reason why there is none.
+
+    Args:
+        note: The note.
+        whole: The loaded graph without its partition.
+    """
     if not note.property:
         return f"no property made {note.op}, so nothing can make it again"
     if note.unsaved:
@@ -82,7 +87,7 @@ def _property(note: OpNote, whole: Graph) -> SubgraphProperty | str:
 
 
 def _remake(node: Node, owner: SubgraphProperty, number: int) -> str:
-    """Give a subgraph node the op that the property makes for it; return why not, if not."""
+    """Give a subgraph node a new op by its property; return "", or the reason why it has none."""
     inner = node.subgraph
     assert inner is not None, "only regions have notes"
     behind = [Value(value.name, value.type) for value in inner.inputs]

@@ -1,8 +1,8 @@
-"""Selectors: which nodes a region may hold, said in Python; what the partition asks.
+"""Selectors: Python classes that decide which nodes a region may have.
 
-A `SubgraphSelector` answers four questions about nodes. `Reject` is a no with a reason that
-`explain` shows later. `register_selector` gives a selector a name, so that ``optimize_for`` finds
-it. The partition (`subgraph.partition`) puts the questions.
+The partition (`subgraph.partition`) asks a `SubgraphSelector` four questions about nodes. `Reject`
+is a negative answer with a reason that `explain` shows later. `register_selector` gives a selector
+a name for ``optimize_for``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ from subgraph.system.registry import Registry, defined_at
 
 
 class Reject:
-    """A refusal with its reason: counts as False, and `explain` shows it.
+    """A refusal with a reason: counts as False, and `explain` shows the reason.
 
     Attributes:
-        reason: Why, in the words of who refused.
-        file: Source file of the line that said no.
-        line: Number of that line.
+        reason: The reason, a text of the user's code.
+        file: Source file that made the refusal; "" if it is not the user's code.
+        line: Line of that file.
     """
 
     __slots__ = ("file", "line", "reason")
 
     def __init__(self, reason: str, *, depth: int = 0) -> None:
-        """Refuse because of ``reason``; ``depth`` skips that many frames between user and here."""
+        """Refuse because of ``reason``.
+
+        Args:
+            reason: The reason.
+            depth: Number of stack frames between the user's code and the caller; `file` and `line`
+                are those of the user's code.
+        """
         self.reason = reason
         frame = inspect.currentframe()
         for _ in range(1 + depth):
@@ -50,7 +56,7 @@ class Reject:
 
 
 class SubgraphSelector:
-    """Says which nodes form a region.
+    """Base of selectors: decides which nodes form a region.
 
     Every start node gets a fresh selector, so it may keep state, and one that does overrides
     `reset`. Each question is answered with a bool or a `Reject`; anything else is an error. A child
@@ -70,18 +76,18 @@ class SubgraphSelector:
         return False
 
     def filter(self, candidates: list[Node]) -> list[Node] | Reject:
-        """Return which of the nodes found, given in topological order, the region shall keep.
+        """Return those of the region's candidates, in topological order, that it keeps.
 
         A `Reject` drops them all.
         """
         return candidates
 
     def reset(self) -> None:
-        """Forget the state: the same object, or a copy of it, serves another start node.
+        """Forget the state, so that the object or a copy of it can serve another start node.
 
-        To override it says that the selector keeps state. Where a node that such a selector took
-        has to be given up, because the region would not be convex with it, the selector is reset
-        (or a fresh one made) and the region grows again from its start without that node.
+        A class that overrides this method declares that its selectors keep state. If a node that
+        such a selector accepted must be given up, since the region would not be convex with it, the
+        region grows again from its start without the node, with a reset or fresh selector.
         """
 
 
@@ -108,7 +114,7 @@ class ContainOpSelector(SubgraphSelector):
         """Take the operators' names.
 
         Raises:
-            PartitionError: a single string was given, or what holds no strings.
+            PartitionError: ``op_types`` is a single string, or not a set of strings.
         """
         if isinstance(op_types, str):
             raise PartitionError(
@@ -183,7 +189,7 @@ def list_selectors() -> dict[str, str]:
     """Return the registered selectors.
 
     Returns:
-        What each one does, the first line of its docstring, by the name for ``optimize_for``.
+        The first line of each one's docstring, by the name for ``optimize_for``.
     """
     return {name: first_line(SELECTORS.get(name)) for name in sorted(SELECTORS.names())}
 

@@ -1,4 +1,4 @@
-"""Putting questions to a user's selector: what it answered, and what to say when it raises."""
+"""Questions to a user's selector: checks of its answers, and errors if it raises."""
 
 from __future__ import annotations
 
@@ -16,24 +16,30 @@ from subgraph.partition.selector import ContainOpSelector, Reject, SubgraphSelec
 SELECT, INPUT, OUTPUT = 0, 1, 2
 METHODS = ("select", "select_input", "select_output")
 
-_ANSWERS: tuple[type[Any], ...] = (Reject, bool, np.bool_)  # what says yes or no
+_ANSWERS: tuple[type[Any], ...] = (Reject, bool, np.bool_)  # types of valid answers
 
-# A no: the node it is about, the method, the node it was asked from, the answer.
+# A refusal: the refused node, the index in METHODS, the neighbour that was asked from, the answer.
 Refusal = tuple[int, int, int, Any]
 
 
 class SelectorDriver:
-    """Makes the selectors of one property, and remembers what they refused.
+    """Makes the selectors of one property, asks them, and records their refusals.
 
     Attributes:
-        work: The graph.
-        property: Whose selectors are asked.
-        refusals: What selectors said no to, in the order in which they were asked.
-        dropped: Why a filter dropped nodes, where it said so.
+        work: The graph's nodes by number.
+        property: The property.
+        refusals: Refusals, in the order of the questions.
+        dropped: For nodes that a filter dropped its reason, if it gave one.
     """
 
     def __init__(self, work: Workspace, property: SubgraphProperty, names: OperatorNames) -> None:
-        """Ask about the nodes of ``work``; ``names`` checks which operators are selected."""
+        """Begin without refusals.
+
+        Args:
+            work: The graph's nodes by number.
+            property: The property.
+            names: Checks the operator names of selectors.
+        """
         self.work = work
         self._names = names
         self.property = property
@@ -87,10 +93,14 @@ class SelectorDriver:
         return False
 
     def filter(self, selector: SubgraphSelector, found: list[int]) -> list[int]:
-        """Return which of ``found`` (sorted) the filter leaves, and those forced in, sorted.
+        """Return the nodes that the filter leaves and those that are forced in, sorted.
+
+        Args:
+            selector: The selector of the region.
+            found: The region's nodes, sorted.
 
         Raises:
-            PartitionError: it raised, or gave nodes that were not offered.
+            PartitionError: the filter raised, or returned anything but a list of these nodes.
         """
         # A selector that does not override the method drops nothing: no need to ask.
         if type(selector).filter is SubgraphSelector.filter:
@@ -133,11 +143,18 @@ class SelectorDriver:
     def is_yes(
         self, answer: Any, selector: SubgraphSelector, method: int, node: int, other: int
     ) -> bool:
-        """Return whether an answer is a yes.
+        """Return the truth of an answer.
+
+        Args:
+            answer: The answer.
+            selector: The selector, for the message, as all other arguments.
+            method: Index in METHODS of the question.
+            node: The node asked from.
+            other: The node asked about.
 
         Raises:
-            PartitionError: it is neither: None of a method without a return, a number, a string, a
-                method that was not called, a coroutine, ...
+            PartitionError: the answer is neither a bool nor a Reject, for example None of a method
+                without a return, or a coroutine.
         """
         if isinstance(answer, _ANSWERS):
             return bool(answer)
@@ -149,10 +166,17 @@ class SelectorDriver:
     def fail(
         self, selector: SubgraphSelector, method: int, node: int, other: int, error: Exception
     ) -> NoReturn:
-        """Raise the error that names selector, method and node.
+        """Raise the error for a selector that raised.
+
+        Args:
+            selector: The selector.
+            method: Index in METHODS of the question.
+            node: The node asked from.
+            other: The node asked about.
+            error: The selector's error.
 
         Raises:
-            PartitionError: always.
+            PartitionError: always; it names selector, method and node.
         """
         raise PartitionError(
             f"selector {type(selector).__name__}.{METHODS[method]} raised "
