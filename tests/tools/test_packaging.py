@@ -28,8 +28,11 @@ assert "site-packages" in subgraph.ops.__file__, subgraph.ops.__file__
 x = sg.input("x", (2, 3))
 graph = sg.Graph([x], [sg.ops.Relu(x)])
 array = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
-result = sg.compile_model(graph, "REFERENCE")(x=array)
-assert (result[0] == np.maximum(array, 0)).all()
+devices = sg.Core().available_devices
+assert {"CPU", "REFERENCE"} <= {*devices}, devices
+for device in (*devices, "HETERO:CPU,REFERENCE"):
+    result = sg.compile_model(graph, device)(x=array)
+    assert (result[0] == np.maximum(array, 0)).all(), device
 print("fine")
 """
 
