@@ -124,8 +124,8 @@ REFUSED: list[tuple[str, list[Array], dict[str, Any], int, str]] = [
             said,
         )
         for changed, said in (
-            (WORDS | {"min_gram_length": 2}, "2 to 1 words"),
-            (WORDS | {"min_gram_length": 0}, "0 to 1 words"),
+            (WORDS | {"min_gram_length": 2}, "min_gram_length is 2, max_gram_length 1"),
+            (WORDS | {"min_gram_length": 0}, "min_gram_length is 0, max_gram_length 1"),
             (WORDS | {"ngram_counts": [0, 1]}, "2-grams"),
         )
     ),
