@@ -1,9 +1,9 @@
 """The search's two backends: Python functions on lists, and their machine code on arrays.
 
-Machine code is up to a hundred times as fast, but it must be loaded, and compiled once on a machine
-that has never done so. Below LOAD nodes Python is quicker than loading, and machine code is used
-only if it is loaded; below COMPILE nodes Python is quicker than compiling, and machine code is used
-only if it is in the cache.
+Machine code is up to a hundred times as fast, but it must be loaded, and on a new machine compiled
+once. Below LOAD nodes a search in Python takes less time than loading, so machine code is used only
+if it is loaded already, from LOADED nodes on. Below COMPILE nodes it takes less time than
+compiling, so machine code is used only if it is in the cache.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from subgraph.partition.search.structures import Message, SearchState, field_kinds, leaves
 
+# Least numbers of nodes for machine code that is loaded, cached, or not compiled yet.
 LOADED = 60
 LOAD = 2_000
 COMPILE = 50_000
@@ -26,7 +27,7 @@ Ints = NDArray[np.int32]
 
 
 class SearchCode(Protocol):
-    """Machine code of the search, from whoever can compile it; see `use_code`.
+    """Machine code of the search; the engine, which compiles it, passes it to `use_code`.
 
     Attributes:
         first: Index of the first word of a block that is free for addresses of tables.
@@ -51,18 +52,18 @@ _makers: list[Callable[[], SearchCode]] = []
 
 
 def use_code(make: Callable[[], SearchCode]) -> None:
-    """Let searches of many nodes run as machine code, which ``make`` returns when it is needed."""
+    """Run large searches as machine code, which ``make`` returns at the first need."""
     _makers[:] = [make]
 
 
 class SearchBackend:
-    """The structures with lists for tables, and what does an operation on them.
+    """The structures with lists as tables, and Python functions for the operations.
 
     A table is named by its path, as in ``graph.in_links``.
 
     Attributes:
-        message: What Python says to the search, and the search to Python.
-        run: Does the operation that the message says and returns its result.
+        message: Operation, arguments and results, between Python and the search.
+        run: Does the operation in the message and returns its result.
     """
 
     message: Message
@@ -81,31 +82,37 @@ class SearchBackend:
         return attrgetter(structure)(self._state), name
 
     def place(self, path: str, size: int) -> None:
-        """Give a table that many entries, all 0."""
+        """Replace a table by one of ``size`` zeros."""
         setattr(*self._owner(path), [0] * size)
 
     def took_over(self, path: str, other: str) -> None:
-        """Note that the search has put the table ``other`` in the place of ``path``."""
+        """Note that the search has replaced the table ``path`` by the table ``other``."""
 
     def put(self, path: str, values: Sequence[int] | Ints) -> None:
-        """Fill a table from its beginning."""
+        """Copy values to the beginning of a table."""
         entries = values.tolist() if isinstance(values, np.ndarray) else values
         getattr(*self._owner(path))[: len(entries)] = entries
 
     def read(self, path: str, begin: int, end: int) -> list[int]:
-        """Return entries of a table."""
+        """Return entries of a table.
+
+        Args:
+            path: The table, as in ``graph.in_links``.
+            begin: Index of the first entry.
+            end: Index after the last entry.
+        """
         table: list[int] = getattr(*self._owner(path))
         return table[begin:end]
 
 
 class CompiledSearchBackend(SearchBackend):
-    """The structures as words of one block, tables as arrays, and machine code."""
+    """The structures as a block of 64-bit words, arrays as tables, and machine code."""
 
     def __init__(self, code: SearchCode, count: int, links: int) -> None:
         """Load the code and make tables for ``count`` nodes and ``links`` links."""
         sizes = [0 if kind == "int" else _size(kind, count, links) for _, kind in LEAVES]
         ends = np.cumsum(sizes)
-        # Pages that nobody touches take no memory, so tables of the other strategy are free.
+        # Untouched pages take no memory, so the tables of the unused strategy cost nothing.
         memory = np.zeros(int(ends[-1]), np.int32)
         starts = memory.ctypes.data + (ends - sizes) * memory.itemsize
         self._block = np.zeros(code.first + len(LEAVES), np.int64)
@@ -121,20 +128,26 @@ class CompiledSearchBackend(SearchBackend):
         self.run = code.bind(self._block)
 
     def place(self, path: str, size: int) -> None:
-        """Give a table that many entries, all 0."""
+        """Replace a table by one of ``size`` zeros."""
         array = self._arrays[path] = np.zeros(size, np.int32)
         self._block[self._words[path]] = array.ctypes.data
 
     def took_over(self, path: str, other: str) -> None:
-        """Note that the search has put the table ``other`` in the place of ``path``."""
+        """Note that the search has replaced the table ``path`` by the table ``other``."""
         self._arrays[path] = self._arrays[other]
 
     def put(self, path: str, values: Sequence[int] | Ints) -> None:
-        """Fill a table from its beginning."""
+        """Copy values to the beginning of a table."""
         self._arrays[path][: len(values)] = values
 
     def read(self, path: str, begin: int, end: int) -> list[int]:
-        """Return entries of a table."""
+        """Return entries of a table.
+
+        Args:
+            path: The table, as in ``graph.in_links``.
+            begin: Index of the first entry.
+            end: Index after the last entry.
+        """
         entries: list[int] = self._arrays[path][begin:end].tolist()
         return entries
 
@@ -161,12 +174,12 @@ def make_backend(count: int, links: int, *, compiled: bool | None = None) -> Sea
     """Return a backend for a search in a graph of ``count`` nodes and ``links`` links.
 
     Args:
-        count: How many nodes.
-        links: How many links.
+        count: Number of nodes.
+        links: Number of links.
         compiled: Whether to use machine code; None: by the number of nodes, see `LOAD`.
 
     Raises:
-        ValueError: machine code is asked for, and nobody has said how to make it (`use_code`).
+        ValueError: ``compiled`` is True without a call of `use_code`.
     """
     if compiled is None:
         compiled = _is_compiled(count)

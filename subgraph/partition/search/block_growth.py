@@ -2,9 +2,9 @@
 
 The literal rule of the reference: add or reject one neighbour after the other; whenever a rejected
 node lies on a path between two nodes of the region, take nodes back, last first, and reject them,
-until none does. Here every node outside that leads into the region is known with the first member
-that it leads to (``up``) and the first that leads to it (``down``), so that one look says how far
-to go back. All marks are noted by member, and going back undoes them.
+until none does. Here each node outside that leads into the region is marked with the first member
+that it leads to (``up``) and the first member that leads to it (``down``), so the two marks say how
+many members to take back. Marks are listed by member, and taking a member back removes its marks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ def grow_in_block(
 ) -> int:
     """Grow from ``start``, consumers first, depth first, among the vertices of ``block``.
 
-    What is seen is added to ``seen``.
+    Args:
+        graph: The contracted graph.
+        blocks: Its blocks.
+        growth: Gets the region as ``members``; nodes on which it depends are added to ``seen``.
+        start: The node from which the region grows.
+        block: The block.
 
     Returns:
-        How many nodes of ``members`` the region has.
+        The number of nodes of the region.
     """
     growth.count += 1
     growth.epoch += 1
@@ -66,12 +71,18 @@ def grow_in_block(
 
 
 def in_block(blocks: Blocks, growth: BlockGrowth, vertex: int) -> bool:
-    """Return whether a vertex is in the block of the growth."""
+    """Return whether a vertex is in the block of the growth.
+
+    Args:
+        blocks: The blocks.
+        growth: The growth.
+        vertex: The representative of a node when the blocks were found.
+    """
     return blocks.home[vertex] == growth.block + 1 or blocks.top[growth.block] == vertex
 
 
 def _finish(growth: BlockGrowth) -> None:
-    """Complete what was seen, leave in ``edges`` what was not searched, clear all marks."""
+    """Complete ``seen``, leave only unsearched nodes in ``edges``, and clear all marks."""
     left = 0
     for k in range(growth.edge_count):
         node = growth.edges[k]
@@ -89,7 +100,7 @@ def _finish(growth: BlockGrowth) -> None:
 
 
 def see(growth: BlockGrowth, node: int) -> None:
-    """Note that the outcome depends on ``node``."""
+    """Note that the grown region depends on ``node``."""
     if growth.seen_in[node] != growth.seen_epoch:
         growth.seen_in[node] = growth.seen_epoch
         growth.seen[growth.seen_count] = node
@@ -98,6 +109,12 @@ def see(growth: BlockGrowth, node: int) -> None:
 
 def add(graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, node: int) -> bool:
     """Let ``node`` join, unless a rejected node would then lie between two members.
+
+    Args:
+        graph: The contracted graph.
+        blocks: Its blocks.
+        growth: The growth.
+        node: A free neighbour of a member.
 
     Returns:
         Whether it joined. If not, nothing has changed.
@@ -164,10 +181,10 @@ def _will_spread(growth: BlockGrowth, node: int, mark: int) -> None:
 def _find_above(
     graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, node: int, mark: int
 ) -> bool:
-    """Find what leads to ``node``, which has joined, from behind the first member.
+    """Find the nodes after the first member that lead to ``node``, which has joined.
 
     Returns:
-        Whether a rejected node lies between; then the rest is not complete.
+        Whether one of them is rejected and lies between members; the marks are then incomplete.
     """
     order, rep, place, rejected = graph.order, graph.representative, growth.number, growth.rejected
     stack, up = growth.work, growth.up
@@ -225,7 +242,7 @@ def _find_above(
 
 
 def _mark_between(graph: ContractedGraph, growth: BlockGrowth, begin: int) -> bool:
-    """Mark what is new, in order, if members lead to it; True at the first rejected one."""
+    """Mark new nodes to which members lead, in order; return True at the first rejected one."""
     for k in range(begin, growth.above_end):
         there = growth.above[k]
         earliest = NEVER
@@ -243,7 +260,7 @@ def _mark_between(graph: ContractedGraph, growth: BlockGrowth, begin: int) -> bo
 
 
 def _spread_down(graph: ContractedGraph, growth: BlockGrowth) -> bool:
-    """Pass marks on to what lies between members now; True at the first rejected node."""
+    """Mark nodes that lie between members now; return True at the first rejected one."""
     k = 0
     while k < growth.spread_count:
         source = growth.spread[k]
@@ -261,7 +278,7 @@ def _spread_down(graph: ContractedGraph, growth: BlockGrowth) -> bool:
 
 
 def reject(growth: BlockGrowth, node: int) -> None:
-    """Reject a neighbour; members go back until it lies between no two of them."""
+    """Reject a neighbour; take back members, the last first, until it lies between no two."""
     work = growth.work
     work[0] = node
     count = 1

@@ -10,7 +10,13 @@ from subgraph.partition.search.structures import Blocks, ContractedGraph, PerNod
 
 
 def find_blocks(graph: ContractedGraph, blocks: Blocks, count: int) -> None:
-    """Find the blocks of the undirected contracted graph of ``count`` nodes."""
+    """Find the blocks of the undirected contracted graph.
+
+    Args:
+        graph: The contracted graph.
+        blocks: Gets the blocks.
+        count: Number of nodes.
+    """
     used = 0
     time = 1
     blocks.count = 0
@@ -67,7 +73,13 @@ def _visit(blocks: Blocks, node: int, parent: int, time: int) -> int:
 
 
 def next_neighbour(graph: ContractedGraph, cursor: PerNode, node: int) -> int:
-    """Return the next consumer of a node, or after these the next producer; -1 after the last."""
+    """Return the next consumer of a node, then the next producer; -1 after the last one.
+
+    Args:
+        graph: The contracted graph.
+        cursor: For each node the number of neighbours that were returned; increased by one.
+        node: The node.
+    """
     at = cursor[node]
     cursor[node] = at + 1
     outs = graph.out_end[node] - graph.out_at[node]

@@ -1,7 +1,7 @@
-"""The contracted graph: every chosen region one node, in a topological order.
+"""The contracted graph, in which every chosen region is one node, and its topological order.
 
-All questions of reachability are answered here, so that regions chosen one after another never
-form a cycle together. The order is maintained as Pearce and Kelly do it ("A dynamic topological
+Reachability is decided here on the contracted graph, so that all regions together never form a
+cycle. The order is maintained as Pearce and Kelly do it ("A dynamic topological
 sort algorithm for directed acyclic graphs", 2006): a merge searches only between the positions of
 the region's first and last node, and moves only what it finds there.
 """
@@ -22,11 +22,10 @@ def prepare(graph: ContractedGraph, count: int) -> None:
 
 
 def find_cones(graph: ContractedGraph, region: Region) -> bool:
-    """Find what lies after and before the members, between their first and last position.
+    """Find descendants and ancestors of the members, between their first and last position.
 
     Returns:
-        Whether these sets, descendants and ancestors, have a node in common: the members, which are
-        free, are then not convex.
+        Whether a node is both; the members, which are free, are then not convex.
     """
     region.epoch += 1
     region.descendant_count = 0
@@ -110,7 +109,7 @@ def choose(graph: ContractedGraph, region: Region) -> None:
 
 
 def _reorder(graph: ContractedGraph, region: Region) -> None:
-    """Move what is before the members to the first of all their positions, the rest behind."""
+    """Move ancestors to the first of all the positions, and descendants to the last ones."""
     order, sweep, slots = graph.order, region.sweep, region.slots
     sort_by(order, region.ancestors, 0, region.ancestor_count)
     sort_by(order, region.descendants, 0, region.descendant_count)
@@ -169,11 +168,12 @@ def _contract(graph: ContractedGraph, region: Region) -> None:
 
 
 def shrink(graph: ContractedGraph, region: Region, keep: int, common: bool) -> None:
-    """Make the members a convex, connected part of them that holds ``keep``; after `find_cones`.
+    """Reduce the members to a convex, connected part that holds ``keep``; after `find_cones`.
 
-    First the members from which a path leaves and comes back to ``keep`` go; then, in order, those
-    that a path reaches which has left what stays. What is no longer connected to ``keep`` goes
-    last. What went is in ``moved[:move_count]``. Linear.
+    First members with a path to ``keep`` over a node outside are removed; then, in topological
+    order, members that a path from remaining members reaches over a node outside; last, members
+    that are not connected to ``keep``. Removed members are in ``moved[:move_count]``. Takes linear
+    time.
 
     Args:
         graph: The contracted graph.
@@ -189,14 +189,14 @@ def shrink(graph: ContractedGraph, region: Region, keep: int, common: bool) -> N
 
 
 def mark_inside(region: Region) -> None:
-    """Mark the members as those inside."""
+    """Mark the members in ``inside``."""
     region.epoch += 1
     for k in range(region.size):
         region.inside[region.members[k]] = region.epoch
 
 
 def _drop_detours(graph: ContractedGraph, region: Region, keep: int) -> None:
-    """Leave only those members inside that no path over a node outside connects."""
+    """Unmark members in ``inside`` until no path between members has a node outside."""
     rep, sweep, note = graph.representative, region.sweep, region.note
     marked = region.epoch
     count = 0
@@ -248,9 +248,14 @@ def _drop_detours(graph: ContractedGraph, region: Region, keep: int) -> None:
 
 
 def keep_component(graph: ContractedGraph, region: Region, start: int) -> None:
-    """Make the members those, among the inside ones, that links between these join to ``start``.
+    """Reduce the members to those in ``inside`` that are connected to ``start`` among themselves.
 
-    Those left out are in ``moved[:move_count]``.
+    Removed members are in ``moved[:move_count]``.
+
+    Args:
+        graph: The contracted graph.
+        region: The members, marked in ``inside``.
+        start: A member.
     """
     inside, epoch = region.inside, region.epoch
     region.epoch += 1

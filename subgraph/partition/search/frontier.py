@@ -1,16 +1,16 @@
 """The nodes around a growing region over which paths lead back into it; see `region_growth`.
 
-A node *here* is outside the region and leads into a candidate. It is *open* while it may still join
-from above: it is free, and one of its producers is a queued candidate, or open.
-When it is not, and a candidate leads to it (it is *touched*), the later of the two candidates,
-above and below, has to give way. If that is the one below, the node is *lost*, and what is below a
-lost node waits. If it is the one above, that is barred. Every change is passed on, so the cost is
-linear in what lies around the region between its first position and its candidates.
+A node is HERE if it is outside the region and leads into a candidate. It is OPEN while it may still
+join from above: it is free, and one of its producers is a queued candidate or OPEN. A node is
+TOUCHED if a candidate leads to it. A node that is TOUCHED but not OPEN lies on a path between two
+candidates that it cannot join, so the later one must leave. If that is the lower one, the node is
+LOST, and candidates below a LOST node wait. If it is the upper one, it is barred. Every change is
+passed on, so the cost is linear in the nodes and links around the region.
 
 Of two candidates, the later is the one whose first relative in the region was found later.
 
-What follows from a change is done step by step, without recursion: on a stack of frames, each
-passes on nodes that were found, or judges nodes again whose support has changed, the last first.
+The consequences of a change are processed without recursion, on a stack of frames. A frame passes
+on newly found nodes, or judges nodes again whose support has changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ HERE, TOUCHED, OPEN, LOST = 1, 2, 4, 8
 
 
 def surround(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, start: int) -> None:
-    """Surround the region that starts at ``start``."""
+    """Begin with the region of ``start`` alone.
+
+    Args:
+        graph: The contracted graph.
+        growth: The growth.
+        frontier: The nodes around the region.
+        start: The start node.
+    """
     growth.start = start
     growth.candidates[0] = start
     growth.candidate_count = 1
@@ -34,7 +41,7 @@ def surround(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, s
 
 
 def leave(growth: RegionGrowth, frontier: Frontier) -> None:
-    """Forget the region and what is around it."""
+    """Clear the region and the nodes around it."""
     renew(growth, frontier)
     for k in range(growth.candidate_count):
         node = growth.candidates[k]
@@ -42,7 +49,7 @@ def leave(growth: RegionGrowth, frontier: Frontier) -> None:
 
 
 def renew(growth: RegionGrowth, frontier: Frontier) -> None:
-    """Forget what was judged, after a lost node has joined."""
+    """Clear the nodes around the region, to judge them again after a lost node has joined."""
     growth.stale = 0
     for k in range(frontier.node_count):
         frontier.flags[frontier.nodes[k]] = 0
@@ -58,7 +65,14 @@ def _stays(growth: RegionGrowth, node: int) -> bool:
 
 
 def is_lost(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int) -> bool:
-    """Return whether candidate ``node``, whose producers have been asked about, must wait."""
+    """Return whether a candidate must wait since a lost node leads to it.
+
+    Args:
+        graph: The contracted graph.
+        growth: The growth.
+        frontier: The nodes around the region.
+        node: A candidate whose producers have all been asked about.
+    """
     roots = 0
     for at in range(graph.in_at[node], graph.in_end[node]):
         source = graph.in_links[at]
@@ -78,7 +92,7 @@ def is_lost(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, no
 def _explore(
     graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, roots: int, rank: int
 ) -> None:
-    """Find what leads to the roots on the stack, which lead to the candidate of ``rank``.
+    """Find the nodes that lead to the roots on the stack, which lead to the candidate of ``rank``.
 
     The nodes found are judged; a frame passes them on to the others.
     """
@@ -179,7 +193,14 @@ def _above(graph: ContractedGraph, growth: RegionGrowth, node: int) -> int:
 def add_candidate(
     graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int
 ) -> None:
-    """Take note of a new candidate."""
+    """Add a new candidate and judge the nodes around it again.
+
+    Args:
+        graph: The contracted graph.
+        growth: The growth.
+        frontier: The nodes around the region.
+        node: A node that the selector has accepted.
+    """
     growth.state[node] = QUEUED
     rank = growth.candidate_count
     for at in range(graph.in_at[node], graph.in_end[node]):
@@ -254,7 +275,14 @@ def _pass_below(
 def finish_candidate(
     graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int
 ) -> None:
-    """Take note that all neighbours of a candidate have been asked about."""
+    """Mark a candidate as grown; it no longer supports the nodes below it.
+
+    Args:
+        graph: The contracted graph.
+        growth: The growth.
+        frontier: The nodes around the region.
+        node: A candidate whose neighbours have all been asked about.
+    """
     growth.state[node] = GROWN
     _support_below(graph, frontier, node, -1, _begin_frame(frontier))
     _follow(graph, growth, frontier)
@@ -263,7 +291,7 @@ def finish_candidate(
 def _support_below(
     graph: ContractedGraph, frontier: Frontier, node: int, change: int, frame: int
 ) -> None:
-    """Change the support of what is below ``node``, and let it be judged again."""
+    """Change the support of the nodes below ``node`` by ``change``, and judge them again."""
     for at in range(graph.out_at[node], graph.out_end[node]):
         there = graph.representative[graph.out_links[at]]
         if frontier.flags[there]:
@@ -281,7 +309,7 @@ def _begin_frame(frontier: Frontier) -> int:
 
 
 def _put(frontier: Frontier, frame: int, node: int) -> None:
-    """Let ``node`` be the next that a frame judges; it is in one frame once."""
+    """Make ``node`` the next that a frame judges; a node is in at most one frame."""
     if frontier.work_frame[node]:
         _take_out(frontier, node)
     following = frontier.frame_head[frame]
@@ -305,7 +333,7 @@ def _take_out(frontier: Frontier, node: int) -> None:
 
 
 def _follow(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier) -> None:
-    """Do what all frames say, the last first."""
+    """Process all frames, the last first, until none is left."""
     while frontier.frame_count:
         frame = frontier.frame_count - 1
         if frontier.frame_head[frame] < 0:
@@ -323,7 +351,7 @@ def _follow(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier) ->
 def _announce_next(
     graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, frame: int
 ) -> None:
-    """Pass on what was found about a new node to those that were here before."""
+    """Pass the state of a new node on to consumers that were found before it."""
     at = frontier.frame_at[frame]
     if at == frontier.frame_end[frame]:
         frontier.announced_end = frontier.frame_begin[frame]
@@ -395,7 +423,14 @@ def _bar_next(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, 
 
 
 def lose(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int) -> None:
-    """Let ``node``, a candidate or one outside, be lost, and with it what lies below."""
+    """Mark a node and the nodes below it as lost; lost candidates wait.
+
+    Args:
+        graph: The contracted graph.
+        growth: The growth.
+        frontier: The nodes around the region.
+        node: A candidate, or a node around the region.
+    """
     frontier.losing[0] = node
     size = 1
     while size:

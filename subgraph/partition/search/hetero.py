@@ -37,7 +37,14 @@ NOTHING, FULL = -1, -2
 
 
 def start_roots(graph: ContractedGraph, blocks: Blocks, device: DeviceSearch, count: int) -> None:
-    """Prepare to search among the ``free`` ones of ``count`` nodes."""
+    """Prepare a search among the nodes that are ``free``.
+
+    Args:
+        graph: The contracted graph.
+        blocks: Gets its blocks.
+        device: Gets the roots.
+        count: Number of nodes.
+    """
     for node in range(count):
         blocks.vertex[node] = graph.representative[node]
     find_blocks(graph, blocks, count)
@@ -94,11 +101,19 @@ def find_largest(
     device: DeviceSearch,
     cache: GrowthCache,
 ) -> int:
-    """Return the root of the largest region (of equals, the smallest root); its nodes as members.
+    """Find the largest region; of equal ones, that of the smallest root.
+
+    Args:
+        graph: The contracted graph.
+        region: Gets the members.
+        blocks: Its blocks.
+        growth: Grows in one block at a time.
+        device: The roots.
+        cache: The growths that are still valid.
 
     Returns:
-        NOTHING if there is none, FULL if more room is needed for growths: the search then goes on
-        after `move_kept`.
+        The root; NOTHING if there is no region; FULL if the cache has no room, so that the search
+        must be repeated after `move_growths`.
     """
     while device.changed.count:
         root = device.changed.items[0]
@@ -143,7 +158,7 @@ def _look_at(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, n
 def _grow(
     graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, device: DeviceSearch, root: int
 ) -> None:
-    """Grow from ``root``: the members, what was ``seen`` and the ``limits``."""
+    """Grow from ``root``: fills ``members``, ``seen`` and ``limits``."""
     growth.seen_epoch += 1
     growth.seen_count = device.limits_end = 0
     device.members[0] = root
@@ -182,7 +197,7 @@ def _grow_block(
     entry: int,
     block: int,
 ) -> None:
-    """Let what joins in a block from ``entry`` join the region."""
+    """Add the nodes of a block that grow from ``entry`` to the region."""
     if blocks.refused[block]:
         count = grow_in_block(graph, blocks, growth, entry, block)
         for k in range(count):
@@ -219,7 +234,7 @@ def _limit(growth: BlockGrowth, device: DeviceSearch) -> None:
 def _install(
     graph: ContractedGraph, growth: BlockGrowth, device: DeviceSearch, cache: GrowthCache, root: int
 ) -> None:
-    """Keep the growth of ``root``."""
+    """Store the growth of ``root`` in the cache."""
     begin = at = cache.used
     cache.begin[root] = begin
     cache.member_count[root] = device.size
@@ -252,7 +267,7 @@ def _watch(cache: GrowthCache, root: int, node: int, at: int) -> None:
 
 
 def _drop(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, root: int) -> None:
-    """Forget the growth of ``root``."""
+    """Remove the growth of ``root`` from the cache."""
     begin = cache.begin[root]
     end = begin + cache.member_count[root]
     cache.member_count[root] = cache.seen_count[root] = 0
@@ -274,7 +289,15 @@ def _redo(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, root
 def take(
     graph: ContractedGraph, region: Region, blocks: Blocks, device: DeviceSearch, cache: GrowthCache
 ) -> None:
-    """Take note that the members are free no more; after `contraction.choose`."""
+    """Update roots and cached growths after `contraction.choose` has made a region.
+
+    Args:
+        graph: The contracted graph.
+        region: The members, which are no longer free.
+        blocks: The blocks.
+        device: The roots.
+        cache: The growths; those that have seen a member are dropped.
+    """
     for k in range(region.size):
         node = region.members[k]
         vertex = blocks.vertex[node]
@@ -300,7 +323,14 @@ def take(
 def follow_moves(
     graph: ContractedGraph, region: Region, device: DeviceSearch, cache: GrowthCache
 ) -> None:
-    """Grow again where the nodes that moved, after `contraction.choose`, make a difference."""
+    """Drop the growths that depend on positions which `contraction.choose` has changed.
+
+    Args:
+        graph: The contracted graph.
+        region: Its ``moved`` nodes have new positions.
+        device: The roots; those of dropped growths are grown again.
+        cache: The growths.
+    """
     region.epoch += 1
     count = 0
     for k in range(region.move_count):
@@ -347,7 +377,14 @@ def _is_within_limits(graph: ContractedGraph, cache: GrowthCache, root: int) -> 
 
 
 def count_cached(growth: BlockGrowth, device: DeviceSearch, cache: GrowthCache, count: int) -> int:
-    """Return the room that the growths of ``count`` nodes and the one at hand take."""
+    """Return the number of cache entries of all valid growths and of the current one.
+
+    Args:
+        growth: The current growth in a block.
+        device: The current growth.
+        cache: The valid growths.
+        count: Number of nodes.
+    """
     room = device.size + growth.seen_count + device.limits_end
     for root in range(count):
         if cache.member_count[root]:
@@ -356,7 +393,13 @@ def count_cached(growth: BlockGrowth, device: DeviceSearch, cache: GrowthCache, 
 
 
 def move_growths(cache: GrowthCache, count: int, room: int) -> None:
-    """Move the growths of ``count`` nodes into the new tables, which have that room."""
+    """Move the valid growths into the new tables of the cache.
+
+    Args:
+        cache: The growths.
+        count: Number of nodes.
+        room: Number of entries of the new tables.
+    """
     cache.capacity = room
     for node in range(count):
         cache.watchers[node] = 0

@@ -1,4 +1,4 @@
-"""What a search can be asked for: one entry for Python and for machine code alike."""
+"""The operations of a search, with one entry point for Python and for machine code."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ START_ROOTS = 4
 FIND_LARGEST = 5
 # The same, and make a region of it.
 TAKE_LARGEST = 6
-# words[1] members are free no more.
+# words[1] members are no longer free.
 TAKE = 7
-# Return the room that all growths take.
+# Return the number of cache entries of all growths.
 COUNT_CACHED = 8
 # Move them into the new tables, which have room for words[1].
 MOVE_GROWTHS = 9
@@ -40,7 +40,7 @@ MOVE_GROWTHS = 9
 GROW = 10
 # Go on with the answers; the result is as GROW's.
 ANSWER = 11
-# Make a region of what has grown.
+# Make a region of the nodes that have grown.
 TAKE_GROWN = 12
 
 

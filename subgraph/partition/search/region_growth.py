@@ -39,7 +39,16 @@ def begin_growth(
     message: Message,
     start: int,
 ) -> int:
-    """Begin to grow from ``start``; return how many neighbours to ask about, as `go_on` does."""
+    """Begin to grow from ``start``; the result is that of `go_on`.
+
+    Args:
+        graph: The contracted graph.
+        region: Gets the members when growth ends.
+        growth: The growth.
+        frontier: The nodes around the region.
+        message: Questions and answers.
+        start: The start node.
+    """
     leave(growth, frontier)
     surround(graph, growth, frontier, start)
     growth.queue[0] = start
@@ -56,11 +65,18 @@ def go_on(
     frontier: Frontier,
     message: Message,
 ) -> int:
-    """Take the answers, and go on until there are questions again.
+    """Take the answers, and continue until there are new questions.
+
+    Args:
+        graph: The contracted graph.
+        region: Gets the members when growth ends.
+        growth: The growth.
+        frontier: The nodes around the region.
+        message: Questions and answers.
 
     Returns:
-        How many neighbours of ``candidate`` are ``asked`` about, its producers or consumers as
-        ``phase`` says; 0 when growth has ended.
+        The number of neighbours of ``candidate`` that are ``asked`` about, producers or consumers
+        as ``phase`` says; 0 when growth has ended.
     """
     while True:
         if growth.phase == PICK:
@@ -139,7 +155,7 @@ def _take_consumers(
 
 
 def _resume(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier) -> None:
-    """Judge all candidates anew; queue those that waited and need not any more."""
+    """Judge all candidates again, and queue those that need not wait any more."""
     renew(growth, frontier)
     growth.queue_begin = growth.queue_end = 0
     count = growth.candidate_count
@@ -160,7 +176,7 @@ def _resume(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier) ->
 
 
 def _finish(graph: ContractedGraph, region: Region, growth: RegionGrowth) -> None:
-    """Make what has grown the members, convex and connected; the rest is ``given_up``."""
+    """Make a convex, connected part of the grown nodes the members; the rest is ``given_up``."""
     region.size = growth.given_up_count = 0
     for k in range(growth.candidate_count):
         node = growth.candidates[k]

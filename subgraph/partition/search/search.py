@@ -1,4 +1,4 @@
-"""A search for regions as Python sees it: a graph of links, the operations on it by name."""
+"""The Python interface of a search for regions: links of a graph, and operations by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from subgraph.partition.search import operations
 from subgraph.partition.search.backend import Ints, make_backend
 from subgraph.partition.search.hetero import FULL
 
-# Room for growths at the beginning, in entries a node.
+# Cache entries for growths at the beginning, for each node (estimate; the cache grows when full).
 _ROOM = 8
 
 
@@ -19,10 +19,10 @@ class Links(NamedTuple):
     """The links of a graph as arrays.
 
     Attributes:
-        in_ends: For each node the end of its producers in ``ins``.
+        in_ends: For each node the index in ``ins`` after its last producer.
         ins: Producers of the nodes, one node after the other, distinct, in input order.
-        out_ends: For each node the end of its consumers in ``outs``.
-        outs: Consumers alike, in topological order.
+        out_ends: For each node the index in ``outs`` after its last consumer.
+        outs: Consumers of the nodes, one node after the other, in topological order.
     """
 
     in_ends: Ints
@@ -32,7 +32,7 @@ class Links(NamedTuple):
 
     @classmethod
     def of(cls, in_ends: Ints, ins: Ints) -> Links:
-        """Find the consumers to the producers."""
+        """Find the consumers from the producers; see the attributes of the class."""
         count = len(in_ends)
         consumers = np.repeat(np.arange(count, dtype=np.int32), np.diff(in_ends, prepend=0))
         outs = consumers[np.argsort(ins, kind="stable")]
@@ -41,7 +41,12 @@ class Links(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """What has grown, sorted, and the candidates that had to be given up."""
+    """The result of a growth.
+
+    Attributes:
+        members: The region's nodes, sorted.
+        given_up: Candidates that are not in it, since it would not be convex with them.
+    """
 
     members: list[int]
     given_up: list[int]
@@ -51,10 +56,10 @@ class Search:
     """Nodes 0..n-1 in topological order, and the regions among them.
 
     Attributes:
-        words: What operation is next, its arguments, its results; see `operations`.
-        asked: See `begin_growth`.
-        answers: See `begin_growth`.
-        go_on: Does the operation that the words say.
+        words: The next operation, its arguments and its results; see `operations`.
+        asked: Nodes that the selector is asked about; see `begin_growth`.
+        answers: The answers, 1 or 0; see `begin_growth`.
+        go_on: Does the operation in ``words`` and returns its result.
     """
 
     def __init__(self, links: Links, *, compiled: bool | None = None) -> None:
@@ -93,9 +98,7 @@ class Search:
     def shrink(self, members: Sequence[int], keep: int) -> tuple[list[int], list[int]]:
         """Return a convex, connected part of sorted ``members`` that holds ``keep``, and the rest.
 
-        First the members from which a path leaves and comes back to ``keep`` go; then, in order,
-        those that a path reaches which has left what stays. What is no longer connected to
-        ``keep`` goes last. Linear.
+        See `contraction.shrink`.
         """
         return self._part(operations.SHRINK, members, keep)
 
@@ -118,23 +121,23 @@ class Search:
         return backend.read("region.members", 0, size), backend.read("region.moved", 0, dropped)
 
     def set_free(self, free: Iterable[int]) -> None:
-        """Let the nodes that ``free`` marks with 1 be those that may join regions."""
+        """Set the nodes that may join regions: 1 in ``free`` for each."""
         self._backend.put("graph.free", np.fromiter(free, np.int32, self.count))
 
     def begin_growth(self, start: int) -> int:
         """Begin to grow a region from the free node ``start``; see `region_growth`.
 
         Returns:
-            How many neighbours are ``asked`` about: those of ``words[1]``, its producers or
-            consumers as ``words[2]`` says. To each belongs one of ``answers``, 1 if the region may
-            grow to it, else 0; then `go_on` gives the next number, 0 at the end.
+            The number of neighbours in ``asked``: producers or consumers of node ``words[1]``, as
+            ``words[2]`` says. The caller writes 1 into ``answers`` for each to which the region may
+            grow, else 0, and calls `go_on`, which returns the next number; 0 at the end.
         """
         count = self._do(operations.GROW, start)
         self.words[0] = operations.ANSWER
         return count
 
     def grown(self) -> Grown:
-        """Return what has grown."""
+        """Return the grown region."""
         size, given_up = self.words[1], self.words[2]
         members = self._backend.read("region.members", 0, size)
         return Grown(
@@ -142,11 +145,11 @@ class Search:
         )
 
     def take_grown(self) -> None:
-        """Make a region of what has grown."""
+        """Make a region of the nodes that have grown."""
         self._do(operations.TAKE_GROWN)
 
     def start_roots(self, free: Iterable[int]) -> None:
-        """Let the nodes that ``free`` marks with 1 be those of a device; see `hetero`."""
+        """Begin a search among the nodes of a device, 1 in ``free`` for each; see `hetero`."""
         self.set_free(free)
         self._make_room()
         self._do(operations.START_ROOTS)
@@ -180,6 +183,6 @@ class Search:
             self._backend.took_over(name, new)
 
     def take(self, members: Sequence[int]) -> None:
-        """Let ``members`` of the largest region be free no more, after what is left was chosen."""
+        """Mark ``members`` of the largest region as not free, after `choose` of its parts."""
         self._backend.put("region.members", members)
         self._do(operations.TAKE, len(members))

@@ -1,8 +1,9 @@
 """The functions of the search as machine code; imported only where numba compiles them.
 
-Numba gets a type for each structure, which is the address of a part of a block of words: of each
-field in order the address of the table, the counter itself, or the words of the structure that it
-is. The functions are taken as they stand; where one calls another it finds that one compiled.
+Numba gets a type for each structure: the address of a part of a block of 64-bit words. The part has
+for each field in order the address of a table, the value of a counter, or the words of a nested
+structure. The functions' code objects are compiled unchanged; their globals refer to the compiled
+forms of the functions that they call.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def _store_result(_context: Any, address: Any, value: Any) -> Any:
 
 
 def _compiled(function: Any) -> Any:
-    """Return ``function`` for numba, and with it all functions of the search that it calls."""
+    """Return ``function`` as a numba function that calls the search's others as such."""
     scopes: dict[str, dict[str, Any]] = {module.__name__: {} for module in _MODULES}
     made: dict[Any, Any] = {}
     for module in _MODULES:

@@ -1,4 +1,4 @@
-"""Sorting part of a table, and heaps that know the place of each item; for `structures`."""
+"""Sorting part of a table, and heaps that know the position of each item; for `structures`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from subgraph.partition.search.structures import Heap
 
 
 def sort_by(keys: list[int], items: list[int], begin: int, end: int) -> None:
-    """Sort ``items[begin:end]`` by their keys, all different, in place (heapsort)."""
+    """Sort ``items[begin:end]`` in place: insertion sort up to 12 items, else heapsort.
+
+    Args:
+        keys: For each item its key; all keys are different.
+        items: The items, which index ``keys``.
+        begin: Index of the first item to sort.
+        end: Index after the last item to sort.
+    """
     count = end - begin
     if count <= 12:
         for k in range(begin + 1, end):
@@ -44,12 +51,9 @@ def _sift(keys: list[int], items: list[int], begin: int, at: int, count: int) ->
 
 
 def heap_push(heap: Heap, item: int) -> None:
-    """Put ``item`` in unless it is; the least (key, item) is ``heap.items[0]``.
+    """Add ``item`` unless the heap has it; the least (key, item) is ``heap.items[0]``.
 
-    Args:
-        heap: The heap. ``place`` is for each item its place among ``items`` plus one, ``keys`` its
-            key, which stays while the item is in the heap.
-        item: The item.
+    ``heap.keys`` has the item's key, which must not change while the item is in the heap.
     """
     if not heap.place[item]:
         _rise(heap, heap.count, item)
@@ -57,7 +61,7 @@ def heap_push(heap: Heap, item: int) -> None:
 
 
 def heap_remove(heap: Heap, item: int) -> None:
-    """Take ``item`` out if it is in."""
+    """Remove ``item`` if the heap has it."""
     at = heap.place[item] - 1
     if at < 0:
         return

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-# How long a table is. PerNode: one entry a node and some more. PerLink: room for each link twice,
-# since a region gets a list of its own. Pool: replaced by a longer one when it is full.
+# Sizes of tables. PerNode: one entry for each node and some more. PerLink: two entries for each
+# link, since a region gets its own list of links. Pool: replaced by a longer table when full.
 PerNode = list[int]
 PerLink = list[int]
 Pool = list[int]
 
 
 class Message:
-    """What Python and the search say to each other.
+    """The messages between Python and the search.
 
     Attributes:
         words: An operation, its arguments, its results; see `operations`.
@@ -373,7 +373,7 @@ class SearchState:
 
 
 def field_kinds(structure: type) -> dict[str, str | type]:
-    """Return what each field is: the name of a kind of table, "int", or another structure."""
+    """Return the kind of each field: a kind of table ("PerNode"), "int", or a structure."""
     kinds: dict[str, str] = structure.__annotations__
     return {name: _STRUCTURES.get(kind, kind) for name, kind in kinds.items()}
 

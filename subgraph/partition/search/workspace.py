@@ -1,4 +1,4 @@
-"""A graph as arrays of integers: what the partition searches; built once for each graph.
+"""A graph as arrays of integers, in which the partition searches; built once for each graph.
 
 Node k is ``graph.nodes[k]``, so numbers are a topological order.
 """
@@ -22,9 +22,9 @@ class Workspace:
 
     Attributes:
         nodes: The node of each number; replaced by its copy when a property has cut the graph.
-        links: From each node to its producers, distinct, in input order (captures last), and back.
+        links: Distinct producers of each node in input order (captures last), and consumers.
         free: 1 for each node that may join a region: it is in none, and is not excluded.
-        forced: 1 for each node that is taken without asking.
+        forced: 1 for each node that joins regions although no selector is asked.
         names: Name of each node.
     """
 
@@ -44,7 +44,7 @@ class Workspace:
 
 
 def _links(nodes: Sequence[Node]) -> Links:
-    """Find who takes values from whom; loops over nodes run in C, not in Python."""
+    """Return the links between nodes; loops over nodes run in C to be fast."""
     count = len(nodes)
     outputs = list(map(attrgetter("outputs"), nodes))
     inputs = [node.inputs + node.captures for node in nodes]
