@@ -33,3 +33,12 @@ def exported(model: sg.CompiledModel) -> bytes:
     stream = io.BytesIO()
     model.export_model(stream)
     return stream.getvalue()
+
+
+def ladder() -> sg.Graph:
+    """Return seven elementwise nodes: two diamonds in a row, and an output beside them."""
+    x = sg.input("x", (4,))
+    a, b = ops.Relu(x, name="a"), ops.Sin(x, name="b")
+    c = ops.Add(a, b, name="c")
+    d, e = ops.Tanh(c, name="d"), ops.Cos(c, name="e")
+    return sg.Graph([x], [ops.Sub(d, e, name="f"), ops.Neg(a, name="g")], name="ladder")
