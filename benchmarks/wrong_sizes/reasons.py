@@ -199,7 +199,7 @@ REASONS: Final = (
     Reason("strict", "has no end", "steps of 0 reach no limit", "Range"),
     Reason("strict", "has no elements", "of no numbers there is no largest", "ArgMax ArgMin"),
     Reason("strict", "qk_matmul_output_mode|softmax_precision", _STATED, "Attention"),
-    Reason("strict", "softcap is -", "the standard has 0 for none", "Attention"),
+    Reason("strict", "softcap is (-|nan)", "the standard has 0 for none", "Attention"),
     Reason("strict", "at most 2147483647", _MOST_APART),
     Reason("strict", "size is 0; it must", "a window has at least one place"),
     Reason("strict", "nothing to sample|no elements to take", "no places: no neighbours"),
@@ -245,6 +245,9 @@ REASONS: Final = (
         "ArgMax ArgMin",
         "longer|twice as long|dimension of 2 more",
     ),
+    Reason(
+        "other", "other texts", "an empty text is one part, as in Python", "StringSplit", "empty"
+    ),
     Reason("other", "other texts", "numbers are written as Python writes them", "Cast"),
     Reason("other", "", "0 divided by 0 is NaN", "Celu", "alpha = 0"),
     Reason(
@@ -252,7 +255,7 @@ REASONS: Final = (
         "",
         "all elements are 0: the scale is 0, by the standard's formula",
         "DynamicQuantizeLinear",
-        r"\[all\] = 0|one along|scalar|without dimension",
+        r"\[all\] = 0|one along|scalar|without dimension|empty",
     ),
     Reason("other", "off by nan", "it divides by a variance of 0", "MeanVarianceNormalization"),
     Reason("other", "int64\\(0, ", "the standard says (0, N) of a scalar", "NonZero"),
@@ -288,7 +291,9 @@ REASONS: Final = (
     Reason("lax", r"GetEffectiveAxes|k tensor should be a 1D|squeeze\.h", _ONE_NUMBER),
     Reason("lax", "K input must be a one-dimensional", _ONE_NUMBER, "TopK"),
     Reason("lax", "frame_length input must be scalar", _ONE_NUMBER, "STFT"),
-    Reason("lax", "inferred=1 declared=0", _ONE_NUMBER, "Range"),
+    Reason("lax", "inferred=1 declared=0|should be scalars", _ONE_NUMBER, "Range"),
+    Reason("lax", "must be greater than zero", "a signal is filled up with zeros", "DFT"),
+    Reason("strict", "indices into no elements", "no index names one of none", "GatherND"),
     Reason("lax", "singleton 1D tensor", _ONE_NUMBER, "LabelEncoder"),
     Reason("lax", "Scale and Zero-point must be a scalar", _ONE_NUMBER),
     Reason(
@@ -333,7 +338,7 @@ REASONS: Final = (
         "lax",
         "number of inferred and declared|Can't merge shape info|OutputMLValue",
         "what a body declares of its inputs need not hold",
-        "Loop Scan",
+        "Loop Scan SequenceMap",
     ),
     Reason("lax", "Invalid dim0_offset", "a list without items takes no iteration", "Scan"),
     Reason("lax", "", "the dtype of an empty sequence decides nothing", "SequenceEmpty"),
@@ -344,7 +349,7 @@ REASONS: Final = (
     Reason("lax", "one-dim tensor", "the value is one number of any rank", "ConstantOfShape"),
     Reason(
         "lax",
-        "ngram_indexes|items",
+        "ngram_indexes|ngram_counts|items",
         "places behind the last n-gram are not used",
         "TfIdfVectorizer",
     ),

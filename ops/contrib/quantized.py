@@ -267,8 +267,30 @@ def _scaled_sums(
     return floats if bias is None else call.Add(floats, bias, requires="one_row")
 
 
+def _require_column_scales(scale: Tensor) -> None:
+    """Require one scale of B, or one for each of its columns."""
+    single = scale.rank < 2 or scale.shape[scale.rank - 2] == 1
+    require(single, "b_scale has shape {}; it has one row", list(scale.shape))
+
+
+def integer_to_float_operands(
+    node: Node, _a: Tensor, _b: Tensor, _a_scale: Tensor, b_scale: Tensor, *_: Tensor | None
+) -> None:
+    """Raise ShapeError unless B has one scale, or one for each of its columns."""
+    _require_column_scales(b_scale)
+
+
+def dynamic_quantize_operands(
+    node: Node, _a: Tensor, _b: Tensor, b_scale: Tensor, *_: Tensor | None
+) -> None:
+    """Raise ShapeError unless B has one scale, or one for each of its columns."""
+    _require_column_scales(b_scale)
+
+
 @function(
-    "MatMulIntegerToFloat", "A, B, a_scale, b_scale, a_zero_point?, b_zero_point?, bias? -> Y"
+    "MatMulIntegerToFloat",
+    "A, B, a_scale, b_scale, a_zero_point?, b_zero_point?, bias? -> Y",
+    requires=integer_to_float_operands,
 )
 def matmul_integer_to_float(call: Call) -> Results:
     """Multiply quantized matrices, and scale."""
@@ -278,7 +300,11 @@ def matmul_integer_to_float(call: Call) -> Results:
     return [_scaled_sums(call, sums, a_scale, b_scale, bias, call.dtype(a_scale))]
 
 
-@function("DynamicQuantizeMatMul", "A, B, b_scale, b_zero_point?, bias? -> Y")
+@function(
+    "DynamicQuantizeMatMul",
+    "A, B, b_scale, b_zero_point?, bias? -> Y",
+    requires=dynamic_quantize_operands,
+)
 def dynamic_quantize_matmul(call: Call) -> Results:
     """Multiply A, quantized by its own range, by a quantized matrix."""
     a, b, b_scale, b_zero, bias = call.inputs

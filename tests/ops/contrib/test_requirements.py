@@ -91,7 +91,7 @@ WRONG_BYTES = [
         [floats(3, 4), bytes_of(4, 5), ONE, ZERO, floats(5)],
         {
             0: [floats(3, 5)],
-            2: [*SCALES, np.ones((2, 1, 5), np.float32)],
+            2: [*SCALES, np.ones((2, 1, 5), np.float32), floats(3, 5)],
             3: ZEROS,
             4: [floats(4), floats(1), floats(0), floats(3, 5)],
         },
@@ -99,7 +99,13 @@ WRONG_BYTES = [
     *one_replaced(
         "MatMulIntegerToFloat",
         [XQ, bytes_of(4, 5), ONE, ONE, ZERO, ZERO, floats(5)],
-        {2: SCALES, 3: SCALES, 4: [bytes_of(4)], 5: ZEROS, 6: [floats(4), floats(1)]},
+        {
+            2: SCALES,
+            3: [*SCALES, floats(3, 5)],
+            4: [bytes_of(4)],
+            5: ZEROS,
+            6: [floats(4), floats(1)],
+        },
     ),
 ]
 PACKED: list[Array | None] = [
