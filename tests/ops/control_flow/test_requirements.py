@@ -168,7 +168,7 @@ OTHERS: list[tuple[Use, str]] = [
     (Use("StringConcat", (WORDS, WORDS[:0])), "do not broadcast"),
     (Use("SplitToSequence", (SCORES, ints(2, 2))), "does not fill"),
     (Use("SplitToSequence", (SCORES, np.array(0))), "split is 0"),
-    (Use("TfIdfVectorizer", (ints(1, 2),), POOL), "no places in a pool"),
+    (Use("TfIdfVectorizer", (ints(1, 2),), POOL), "do not fit a pool"),
     (Use("Momentum", STEP, MOMENTUM, domain=TRAINING), "input 3 has shape"),
 ]
 
