@@ -187,7 +187,8 @@ def _multiplier(form: TileForm, layout: ValueLayout) -> Any:
         """Return the address of the weights of a panel at a point."""
         before = first_of(point) * a.output_blocks + panel * nv * values_of(point)
         weights: int = a.weights
-        return weights + before * a.input_blocks * lanes * pixel + point * a.point_padding
+        weights += before * a.input_blocks * lanes * pixel + point * a.point_padding
+        return weights
 
     @register_jitable
     def run_tiles(

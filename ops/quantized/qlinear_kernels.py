@@ -41,8 +41,8 @@ from subgraph.engine.codegen.tile_int import (
 
 from .arguments import QuantizedDepthwiseArguments, QuantizedProductArguments
 from .patches import PatchBox, patch_copier
+from .qlinear_packing import LINE
 from .saturation_kernels import (
-    LINE,
     PAIRS,
     TileStrides,
     guards,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator
@@ -32,7 +31,7 @@ def in_child(check: Callable[[], None]) -> None:
     if child == 0:
         code = 1
         try:
-            faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(60, exit=True, file=2)  # standard error
             check()
             code = 0
         except BaseException:

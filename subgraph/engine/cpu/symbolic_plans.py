@@ -80,14 +80,14 @@ class SymbolicPlans:
             )
         self._unused_in_a_row += 1
         try:
-            plan = make_symbolic_plan(graph, types, groups, self._options, self._weights)
+            made = make_symbolic_plan(graph, types, groups, self._options, self._weights)
         except Exception as error:  # lowerings that do not support symbolic sizes fail in any way
             raise Declined(f"{type(error).__name__}: {error}") from error
-        if plan is None:
+        if made is None:
             raise Declined("the reference computes a part of the plan")
         self.traced += 1
-        self._plans = [plan, *self._plans[: _MAX_PLANS - 1]]
-        return plan.instance(types)
+        self._plans = [made, *self._plans[: _MAX_PLANS - 1]]
+        return made.instance(types)
 
     def forget(self) -> None:
         """Drop all symbolic plans."""

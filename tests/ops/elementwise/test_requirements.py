@@ -97,11 +97,11 @@ MOVEMENT: list[tuple[Use, str]] = [
     (Use("OneHot", (ints(0, 1), ints(3)[0], floats(2)), {"axis": 2}), "axis is 2"),
 ]
 # Indices that lie outside, of slices that have no elements.
-MOVEMENT += [
+WITHOUT_ELEMENTS: list[tuple[Use, str]] = [
     (Use("Gather", (floats(5, 0, 6), ints(-7)), {"axis": 0}), "-7"),
     (Use("GatherND", (floats(5, 0), ints(1, 5).reshape(2, 1))), "outside|out of"),
     (Use("ScatterND", (floats(5, 0), ints(5).reshape(1, 1), floats(1, 0))), "outside|out of"),
-    (Use("Tile", (floats(), np.float32([2]), np.float32(1)), {}, 1), "scalar"),
+    (Use("Tile", (floats(), np.ones(1, np.float32), np.ones((), np.float32)), {}, 1), "scalar"),
     (Use("CausalConvWithState", (floats(2, 4, 0), floats(4, 1, 4))), "no elements"),
 ]
 OF_TWO: list[tuple[Use, str]] = [
@@ -134,7 +134,9 @@ def named(cases: list[tuple[Use, str]]) -> list[Any]:
 
 
 @Devices
-@pytest.mark.parametrize(("use", "why"), named([*ELEMENTWISE, *MOVEMENT, *OF_TWO, *OLD]))
+@pytest.mark.parametrize(
+    ("use", "why"), named([*ELEMENTWISE, *MOVEMENT, *WITHOUT_ELEMENTS, *OF_TWO, *OLD])
+)
 def test_wrong_operands_are_refused(device: str, use: Use, why: str) -> None:
     assert_refused(use, device, why)
 
