@@ -43,15 +43,8 @@ from subgraph.engine.codegen.irtools import (
 )
 from subgraph.system import host
 
-from .primitive_kernels import (
-    apply,
-    constant,
-    element,
-    from_memory,
-    result_dtype,
-    storage,
-    to_memory,
-)
+from .primitive_kernels import apply, result_dtype
+from .vector_kernels import constant, element, from_memory, storage, to_memory
 
 Value = Any
 HEADER = 6  # arguments before the numbers: sizes of rows and tiles
