@@ -1,6 +1,6 @@
-"""Views of argument blocks in kernels: attributes of a declaration as loads from the block.
+"""Views: the fields of an argument block as attributes, inside kernels.
 
-``view_of(Declaration)`` returns what a kernel calls with the address of its block::
+``view_of(Declaration)`` returns a function that makes a view of the address of a block::
 
     arguments = view_of(RowSumArguments)
 
@@ -8,9 +8,9 @@
         a = arguments(args)
         size = a.columns
 
-At run time a view is the address, and an attribute one load at a constant offset; helpers may take
-a view as an argument, and what takes an address takes a view. An attribute that is set is one
-store. This module is imported only when something must be compiled.
+At run time a view is the block's address. Reading an attribute is one load at a constant offset,
+setting one is one store. Functions that kernels call may take views, and a view converts to an
+address where one is expected. This module imports numba, so it is imported only to compile.
 """
 
 from __future__ import annotations
@@ -39,33 +39,42 @@ from subgraph.system.numba_internals import AttributeTemplate, Conversion, cguti
 
 _A = TypeVar("_A", bound=WordBlock)
 _WORD = 8  # bytes
-_ROUND = 4  # words; blocks on the stack are whole vectors of 32 bytes, set to zero by few stores
-DEPTH, HEIGHT, WIDTH = 0, 1, 2  # axes of a field of kind "Triple"
+_ROUND = 4  # words: blocks on the stack are rounded up to 32 bytes, to be zeroed by few stores
+DEPTH, HEIGHT, WIDTH = 0, 1, 2  # axes of a field of kind "Triple", for `along`
 
 
 class ArgumentsView(types.Type):
-    """Numba's type of a view of one declaration's block."""
+    """Numba's type of a view.
+
+    Attributes:
+        declaration: The declaration of the block.
+    """
 
     def __init__(self, declaration: type[WordBlock]) -> None:
         self.declaration = declaration
         super().__init__(f"{declaration.__module__}.{declaration.__qualname__}")
 
     def can_convert_to(self, _context: Any, other: Any) -> Any:
-        """Return that a view is an address where one is expected."""
+        """Tell numba that a view safely converts to int64, the block's address."""
         return Conversion.safe if other == INT64 else None
 
 
 @register_model(ArgumentsView)
 class _Model(models.PrimitiveModel):
+    """Tells numba that a view is represented as an int64."""
+
     def __init__(self, manager: Any, view: ArgumentsView) -> None:
         super().__init__(manager, view, I64)
 
 
 @infer_getattr
 class _Attributes(AttributeTemplate):
+    """Tells numba the types of a view's attributes."""
+
     key = ArgumentsView
 
     def generic_resolve(self, view: ArgumentsView, name: str) -> Any:
+        """Return the type of an attribute; None, which numba reports, if there is no such field."""
         field = view.declaration.fields.get(name)
         if field is None:
             return None
@@ -74,6 +83,7 @@ class _Attributes(AttributeTemplate):
 
 @lower_getattr_generic(ArgumentsView)
 def _read(_context: Any, builder: Any, view: ArgumentsView, block: Any, name: str) -> Any:
+    """Emit the value of an attribute: the word itself, or the address of several words."""
     index, kind = view.declaration.fields[name]
     address = builder.add(block, I64(_WORD * index))
     if kind in ("ReportWords", "Triple", "Words"):
@@ -83,6 +93,7 @@ def _read(_context: Any, builder: Any, view: ArgumentsView, block: Any, name: st
 
 @lower_setattr_generic(ArgumentsView)
 def _write(_context: Any, builder: Any, signature: Any, values: Any, name: str) -> None:
+    """Emit the store of an attribute."""
     block, value = values
     index, kind = signature.args[0].declaration.fields[name]
     if kind == "float":
@@ -92,30 +103,37 @@ def _write(_context: Any, builder: Any, signature: Any, values: Any, name: str) 
 
 @lower_cast(ArgumentsView, types.Integer)
 def _address(_context: Any, _builder: Any, _view: Any, _integer: Any, block: Any) -> Any:
+    """Emit the conversion of a view to the block's address."""
     return block
 
 
 @register_jitable
 def along(triple: int, axis: int) -> int:
-    """Return a number of a field of kind "Triple": along `DEPTH`, `HEIGHT` or `WIDTH`."""
+    """Return an integer of a field of kind "Triple".
+
+    Args:
+        triple: The field's value in a view: the address of its three words.
+        axis: `DEPTH`, `HEIGHT` or `WIDTH`.
+    """
     number: int = ld_i64(triple + _WORD * axis)
     return number
 
 
 def view_of(declaration: type[_A]) -> Callable[[int], _A]:
-    """Return the function that makes a view of an argument block of its address."""
+    """Return ``(address of a block) -> view`` for kernels."""
     made: Callable[[int], _A] = _maker(cast("Any", declaration))
     return made
 
 
 def stack_block(declaration: type[_A]) -> Callable[[], _A]:
-    """Return the function that makes a view of a block of zeros on the kernel's stack."""
+    """Return ``() -> view`` for kernels, of a block on the stack that each call zeroes."""
     made: Callable[[], _A] = _stack_maker(cast("Any", declaration))
     return made
 
 
 @cache
 def _stack_maker(declaration: Any) -> Any:
+    """Return the intrinsic behind `stack_block`."""
     view = ArgumentsView(declaration)
     kind = ir.ArrayType(I64, -(-declaration.block_words // _ROUND) * _ROUND)
 
@@ -132,6 +150,7 @@ def _stack_maker(declaration: Any) -> Any:
 
 @cache
 def _maker(declaration: Any) -> Any:
+    """Return the intrinsic behind `view_of`, which emits no instruction."""
     view = ArgumentsView(declaration)
 
     def codegen(_context: Any, _builder: Any, _signature: Any, values: Any) -> Any:

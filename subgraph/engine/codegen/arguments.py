@@ -1,7 +1,7 @@
-"""Arguments of kernels by name: declared once, given by lowerings, read by kernels of any device.
+"""Declarations of argument blocks: the named arguments of kernels, for lowerings and for kernels.
 
-A kernel gets the address of a block of 64-bit words. A class declares the block, one field for each
-argument, in order; its docstring says what each is, with its unit::
+The first argument of a kernel is the address of a block of 64-bit words. A class declares the
+fields of the block in order; its docstring says what each field is, with its unit::
 
     class RowSumArguments(KernelArguments):
         \"\"\"Arguments of `row_sum`; a work unit is a row.
@@ -14,10 +14,10 @@ Attributes:
         rows: Address
         columns: int
 
-A lowering gives the values by keyword: ``low.emit(kernel, RowSumArguments(rows=x, columns=n),
-units)``. A kernel of the CPU reads them through a view (`subgraph.engine.codegen.argument_views`),
-and the function that launches the kernel of OPENCL gets the object. A type checker sees all three.
-This module is free of numba, since lowerings import it.
+A lowering passes the values by keyword: ``low.emit(kernel, RowSumArguments(rows=x, columns=n),
+units)``. A kernel of CPU reads them through a view (`subgraph.engine.codegen.argument_views`), and
+the function that launches a kernel of OPENCL takes the object itself. A type checker checks all
+three. Lowerings import this module, so it does not import numba.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 
-# An operand, scratch memory, a weight or a kernel to a lowering; to a kernel, where it lies.
+# Types of fields besides int and float: what a lowering passes, and what a kernel gets.
+# An operand, scratch memory, a weight or a kernel; the kernel gets its address.
 Address: TypeAlias = Any
-# A `Report` to a lowering; to a kernel, where its two words lie.
+# A `Report`; the kernel gets the address of its two words.
 ReportWords: TypeAlias = Any
-# Three numbers, along depth, height and width; to a kernel, where they lie: see `along`.
+# Three integers, along depth, height and width; the kernel gets their address (see `along`).
 Triple: TypeAlias = Any
-# Any number of further words, as the last field; to a kernel, where they begin.
+# Any number of integers, only as the last field; the kernel gets the address of the first.
 Words: TypeAlias = Any
 
 Kind = Literal["int", "float", "Address", "ReportWords", "Triple", "Words"]
-# How many words a field takes; those of "Words" are as many as are given.
+# Words of a field in the block. "Words" counts as none, because its values end the block.
 _WIDTHS: dict[str, int] = {
     **{"int": 1, "float": 1, "Address": 1},
     **{"ReportWords": 2, "Triple": 3, "Words": 0},
@@ -44,25 +45,25 @@ _WIDTHS: dict[str, int] = {
 
 
 class WordBlock:
-    """Base of the declarations of blocks of words; a child's fields come after its parents'.
+    """Base of the declarations of blocks. A child's fields come after those of its parents.
 
-    A kernel sets the fields of a block that it makes on its stack
-    (`subgraph.engine.codegen.argument_views.stack_block`), for kernels that it calls.
+    Direct children declare blocks that a kernel fills in on its stack for another kernel that it
+    calls (`subgraph.engine.codegen.argument_views.stack_block`).
 
     Attributes:
-        fields: For each name the index of its first word, and its kind.
-        block_words: Words of the block.
+        fields: For each field its index, in words from the block's begin, and its kind.
+        block_words: Size of the block in words, without those of a field of kind "Words".
     """
 
     fields: ClassVar[dict[str, tuple[int, Kind]]] = {}
     block_words: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
-        """Lay the fields out.
+        """Assign the fields their positions in the block.
 
         Raises:
-            TypeError: a field has no kind of `Kind`, stands behind one of kind "Words", or is in
-                two parents.
+            TypeError: The annotation of a field is none of `Kind`, a field comes after one of kind
+                "Words", or two parents declare it.
         """
         fields: dict[str, tuple[int, Kind]] = {}
         width = 0
@@ -87,9 +88,9 @@ class WordBlock:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class KernelArguments(WordBlock):
-    """Base of the declarations of kernels' arguments, whose objects hold values for a block."""
+    """Base of the declarations of kernels' arguments; an object has the values of one block."""
 
-    # For `words`: gets all values at once; indices of floats; indices of sequences, last first.
+    # For `words`: returns all values at once; indices of floats; indices of sequences, last first.
     _values: ClassVar[Callable[[dict[str, Any]], Any]] = lambda held: ()
     _floats: ClassVar[tuple[int, ...]] = ()
     _sequences: ClassVar[tuple[int, ...]] = ()
@@ -108,10 +109,13 @@ class KernelArguments(WordBlock):
         cls._sequences = tuple(reversed(ends))
 
     def __init__(self, **given: Any) -> None:
-        """Take a value for each field.
+        """Set the fields.
+
+        Args:
+            **given: A value for each field.
 
         Raises:
-            TypeError: one is missing, or there is no such field.
+            TypeError: The value of a field is missing, or a name is no field.
         """
         if given.keys() != self.fields.keys():
             missing = [name for name in self.fields if name not in given]
@@ -124,7 +128,7 @@ class KernelArguments(WordBlock):
         self.__dict__ = given
 
     def words(self) -> list[Any]:
-        """Return the values in the order of the block, as `Lowering.emit` takes them."""
+        """Return the values in the order of the block, sequences expanded, for `Lowering.emit`."""
         found = list(type(self)._values(self.__dict__))
         for place in self._floats:
             found[place] = float(found[place])

@@ -1,7 +1,7 @@
-"""Integer dot products of four bytes at a time into 32 bits: the step of int8 matrix products.
+"""Dot products of bytes, four at a time, into 32-bit sums: the inner step of the int8 GEMM.
 
-Exact on every machine: x86's VNNI instruction does it in one where there is one, else the bytes are
-taken apart, multiplied and added in 32 bits. Nothing saturates.
+One instruction with VNNI (vpdpbusd); otherwise bytes are widened to 16 bits and multiplied and
+added pairwise into 32 bits (vpmaddwd). The results are the same: nothing saturates.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from subgraph.system import host
 
 @cache
 def dot4(lanes: int) -> Any:
-    """Return ``(sums, a, b) -> sums`` that adds four products of bytes to each sum.
+    """Return the intrinsic ``(sums, a, b) -> sums`` that adds four products of bytes to each sum.
 
-    All three are int32 vectors of ``lanes`` elements. The bytes of ``a`` are unsigned, those of
-    ``b`` signed: ``sums[i] + a[i].byte0 * b[i].byte0 + ... + a[i].byte3 * b[i].byte3``.
+    All are int32 vectors of ``lanes`` elements. Bytes of ``a`` are unsigned, those of ``b`` signed:
+    lane i of the result is ``sums[i] + a[i].byte0 * b[i].byte0 + ... + a[i].byte3 * b[i].byte3``,
+    modulo 2**32.
     """
     v = vec_type("int32", lanes)
 
@@ -32,7 +33,14 @@ def dot4(lanes: int) -> Any:
 
 
 def emit_dot4(builder: Any, sums: Any, a: Any, b: Any) -> Any:
-    """Emit what ``dot4`` does, for those who emit LLVM themselves."""
+    """Emit the operation of `dot4`, for loops written in IR.
+
+    Args:
+        builder: LLVM's builder.
+        sums: LLVM vector of i32.
+        a: Vector of as many i32, each four unsigned bytes.
+        b: Vector of as many i32, each four signed bytes.
+    """
     lanes = int(sums.type.count)
     most = 16 if host.has_512_bit_vectors() else 8
     if not host.has_vnni() or lanes < 4 or lanes % 4:
@@ -54,20 +62,23 @@ def emit_dot4(builder: Any, sums: Any, a: Any, b: Any) -> Any:
 
 
 def _numbers(numbers: Sequence[int]) -> Any:
+    """Return a constant vector of i32."""
     return ir.Constant(ir.VectorType(I32, len(numbers)), list(numbers))
 
 
 def _part(builder: Any, value: Any, start: int, count: int) -> Any:
+    """Emit the vector of ``count`` lanes of a vector from lane ``start`` on."""
     undefined = ir.Constant(value.type, ir.Undefined)
     return builder.shuffle_vector(value, undefined, _numbers(range(start, start + count)))
 
 
 def _joined(builder: Any, low: Any, high: Any) -> Any:
+    """Emit the concatenation of two vectors."""
     return builder.shuffle_vector(low, high, _numbers(range(2 * low.type.count)))
 
 
 def _apart(builder: Any, sums: Any, a: Any, b: Any) -> Any:
-    """Add the products of even bytes and those of odd ones."""
+    """Emit `emit_dot4` without VNNI: the products of even bytes, then those of odd ones."""
     words = ir.VectorType(I16, 2 * int(sums.type.count))
     eight = ir.Constant(words, [8] * words.count)
     a, b = builder.bitcast(a, words), builder.bitcast(b, words)
@@ -78,7 +89,13 @@ def _apart(builder: Any, sums: Any, a: Any, b: Any) -> Any:
 
 
 def emit_pairs(builder: Any, a: Any, b: Any) -> Any:
-    """Emit ``a[2i] * b[2i] + a[2i+1] * b[2i+1]`` of 16-bit vectors, in 32 bits."""
+    """Emit ``a[2i] * b[2i] + a[2i+1] * b[2i+1]``, the vector of i32 that (v)pmaddwd returns.
+
+    Args:
+        builder: LLVM's builder.
+        a: Vector of i16, signed.
+        b: Vector of as many i16, signed.
+    """
     lanes = a.type.count // 2
     wide = ir.VectorType(I32, lanes)
     names = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}

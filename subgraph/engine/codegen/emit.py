@@ -1,7 +1,8 @@
-"""Writing LLVM vector IR by hand: what the register tiles and other emitted loops are written with.
+"""A layer over LLVM's builder for loops written in IR: register tiles, strips and panels.
 
-Addresses are 64-bit integers, as in the blocks of words that describe a tile; all vectors of one
-`Emit` have the same width.
+They are emitted instead of compiled by numba where the registers of every value matter. Addresses
+are LLVM int64 in bytes, as in the blocks that describe a tile. All vectors of one `Emit` have the
+same dtype and lanes.
 """
 
 from __future__ import annotations
@@ -26,10 +27,17 @@ _PTR = ir.PointerType()
 
 
 class Emit:
-    """A thin layer over an LLVM builder: addresses are 64-bit integers, vectors have one width.
+    """Emits the operations on vectors of one dtype and width at a builder's position.
 
     Attributes:
-        declaration: That of the block whose words are read by name.
+        declaration: Declaration of the block whose words are read by name.
+        b: LLVM's builder.
+        dtype: Element dtype, ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+        item: Bytes of an element.
+        scalar: LLVM type of an element.
+        vector: LLVM type of a vector.
+        suffix: The vector type as a suffix of intrinsics' names.
     """
 
     declaration: type[WordBlock] = TileBlock
@@ -44,30 +52,41 @@ class Emit:
         self.suffix = f"v{lanes}{'f32' if dtype == 'float32' else 'f64'}"
 
     def const(self, value: int) -> Any:
-        """Return a 64-bit integer constant."""
+        """Return an int64 constant."""
         return ir.Constant(_I64, value)
 
     def fconst(self, value: float) -> Any:
-        """Return a vector with one value in all lanes."""
+        """Return a vector constant with one value in all lanes."""
         return ir.Constant(self.vector, [ir.Constant(self.scalar, value)] * self.lanes)
 
     def word(self, block: Any, index: int | str) -> Any:
-        """Load a word of a block: by index, or a field of the declaration by name."""
+        """Load a 64-bit word of a block.
+
+        Args:
+            block: Address of the block.
+            index: Index of the word, or name of a field of the declaration.
+        """
         index = self.declaration.fields[index][0] if isinstance(index, str) else index
         return self.load_i64(self.b.add(block, self.const(8 * index)))
 
     def put_word(self, block: Any, name: str, value: Any) -> None:
-        """Store a field of a block."""
+        """Store a 64-bit word of a block.
+
+        Args:
+            block: Address of the block.
+            name: Name of a field of the declaration.
+            value: LLVM int64.
+        """
         index = self.declaration.fields[name][0]
         where = self.b.add(block, self.const(8 * index))
         self.b.store(value, self.b.inttoptr(where, _PTR))
 
     def load_i64(self, address: Any) -> Any:
-        """Load one 64-bit integer."""
+        """Load an int64."""
         return self.b.load(self.b.inttoptr(address, _PTR), typ=_I64)
 
     def word_splat(self, block: Any, index: int | str) -> Any:
-        """Load a float64 word and return it in all lanes."""
+        """Load a word that holds a float64; return it in all lanes as the vectors' dtype."""
         value = self.b.bitcast(self.word(block, index), ir.DoubleType())
         if self.dtype == "float32":
             value = self.b.fptrunc(value, self.scalar)
@@ -81,13 +100,13 @@ class Emit:
         return self.b.shuffle_vector(one, undef, zeros)
 
     def broadcast(self, address: Any) -> Any:
-        """Load one element and return it in all lanes."""
+        """Load an element and return it in all lanes."""
         value = self.b.load(self.b.inttoptr(address, _PTR), typ=self.scalar)
         value_align(value, self.item)
         return self.splat(value)
 
     def load(self, address: Any, mask: Any = None) -> Any:
-        """Load a vector; lanes outside ``mask`` become zero and are not touched in memory."""
+        """Load a vector; lanes outside ``mask`` are 0, and their memory is not accessed."""
         pointer = self.b.inttoptr(address, _PTR)
         if mask is None:
             value = self.b.load(pointer, typ=self.vector)
@@ -101,12 +120,18 @@ class Emit:
         )
 
     def shuffle(self, value: Any, picks: Sequence[int]) -> Any:
-        """Return a vector of the elements ``picks`` of a vector."""
+        """Return a vector whose element i is element ``picks[i]`` of a vector."""
         mask = ir.Constant(ir.VectorType(_I32, len(picks)), list(picks))
         return self.b.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
 
     def store(self, value: Any, address: Any, mask: Any = None) -> None:
-        """Store a vector, or its lanes inside ``mask``."""
+        """Store a vector.
+
+        Args:
+            value: The vector.
+            address: Address of its first element.
+            mask: Lanes to store; None for all. The memory of other lanes is not accessed.
+        """
         pointer = self.b.inttoptr(address, _PTR)
         if mask is None:
             value_align(self.b.store(value, pointer), self.item)
@@ -117,16 +142,32 @@ class Emit:
         self.b.call(function, [value, pointer, ir.Constant(_I32, self.item), mask])
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """Return ``a * b + c``, fused where the machine has it."""
+        """Return ``a * b + c``, rounded once where the instruction set has FMA.
+
+        Args:
+            a: First factor, a vector.
+            b: Second factor.
+            c: Addend.
+        """
         return emit_fma(self.b, a, b, c)
 
     def opaque(self, value: Any) -> Any:
-        """Return an integer of which the optimiser knows nothing, so that it stays as it is."""
+        """Return an int64 unchanged, as a value of which the optimiser knows nothing.
+
+        LLVM then neither rewrites it in terms of other values nor derives others from it.
+        """
         kind = ir.FunctionType(_I64, [_I64])
         return self.b.call(ir.InlineAsm(kind, "", "=r,0"), [value])
 
     def multiples(self, step: Any, count: int) -> list[Any]:
-        """Return 0, 1, 2, ... times a step, at most eight of them, in few registers."""
+        """Return ``0 * step, 1 * step, ...`` using few registers.
+
+        Only odd multiples are computed; the others are scaled by 2 or 4 in x86's addressing modes.
+
+        Args:
+            step: LLVM int64.
+            count: Number of multiples, at most 8.
+        """
         b = self.b
         odd = {k: self.opaque(b.mul(step, self.const(k))) for k in (3, 5, 7) if k < count}
         odd[1] = step
@@ -138,15 +179,22 @@ class Emit:
         return [times(i) for i in range(count)]
 
     def fence(self) -> None:
-        """Keep loads on their side: LLVM's scheduler hoists them all and spills accumulators."""
+        """Emit a barrier that loads and stores do not cross when instructions are scheduled.
+
+        Without it LLVM hoists all loads of a loop's body, whose registers spill the accumulators.
+        """
         kind = ir.FunctionType(ir.VoidType(), [])
         self.b.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
 
     def hold(self, slots: Sequence[Any]) -> None:
-        """As `fence`, and what the slots hold is computed before it, where x86 has few registers.
+        """Emit a `fence` before which the slots' values must have been computed.
 
-        Else LLVM finishes some sums of a step in the next one and moves all of them between
-        registers. Halves of vectors keep to the 16 registers of machines whose vectors they are.
+        It is a plain `fence` unless x86 code may use 16 vector registers only: instruction sets
+        with 16, and vectors shorter than the machine's. Without this, LLVM finishes some sums of a
+        step in the next step, and copies all of them between registers.
+
+        Args:
+            slots: Results of `variable` that hold vectors.
         """
         few = not has_32_registers() or self.lanes * self.item < isa().vector_bytes
         if not few or self.lanes == 1 or architecture() != "x86_64":
@@ -158,38 +206,48 @@ class Emit:
         self.b.call(hold, [self.get(slot) for slot in slots])
 
     def prefetch(self, address: Any, *, write: bool = False, near: bool = True) -> None:
-        """Ask for the cache line at an address ahead of its use; not ``near``: past the L1."""
+        """Emit a prefetch of the cache line at an address.
+
+        Args:
+            address: Address of any byte of the line.
+            write: Whether the line will be written.
+            near: Whether to fetch into the L1 cache; otherwise into the L2.
+        """
         kind = ir.FunctionType(ir.VoidType(), [_PTR, _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
         flags = [ir.Constant(_I32, value) for value in (int(write), 3 if near else 2, 1)]
         self.b.call(function, [self.b.inttoptr(address, _PTR), *flags])
 
     def tail_mask(self, count: Any) -> Any:
-        """Return the mask of the first ``count`` lanes."""
+        """Return a mask whose first ``count`` lanes (int64 of any value) are set."""
         return first_lanes(self.b, count, self.lanes)
 
     def variable(self, value: Any) -> Any:
-        """Return a stack slot holding ``value`` (becomes a register)."""
+        """Return a stack slot that holds ``value``; LLVM turns it into registers (mem2reg)."""
         with self.b.goto_entry_block():
             slot = self.b.alloca(value.type)
         self.b.store(value, slot)
         return slot
 
     def get(self, slot: Any) -> Any:
-        """Load a slot of :meth:`variable`."""
+        """Return the value of a slot of `variable`."""
         return self.b.load(slot, typ=slot.allocated_type)
 
     def put(self, slot: Any, value: Any) -> None:
-        """Store into a slot of :meth:`variable`."""
+        """Set the value of a slot of `variable`."""
         self.b.store(value, slot)
 
     def step(self, slot: Any, amount: Any) -> None:
-        """Add to an integer slot."""
+        """Add an int64 to the value of a slot."""
         self.put(slot, self.b.add(self.get(slot), amount))
 
     @contextmanager
     def loop(self, count: Any) -> Generator[Any]:
-        """Run the body ``count`` times (none when it is not positive); give the rounds left."""
+        """Emit the body of a ``with`` as a loop of ``count`` iterations, none if not positive.
+
+        Yields:
+            The number of iterations left, the present one included: 1 in the last.
+        """
         left = self.variable(count)
         head = self.b.append_basic_block("head")
         body = self.b.append_basic_block("body")
@@ -205,7 +263,7 @@ class Emit:
 
     @contextmanager
     def when(self, condition: Any) -> Generator[None]:
-        """Run the body when the condition holds."""
+        """Emit the body of a ``with`` so that it runs if a condition (i1) holds."""
         then = self.b.append_basic_block("then")
         done = self.b.append_basic_block("endif")
         self.b.cbranch(condition, then, done)
@@ -215,17 +273,23 @@ class Emit:
         self.b.position_at_end(done)
 
     def flag(self, flags: Any, bit: int) -> Any:
-        """Return whether a bit of a flag word is set."""
+        """Return whether a flag (an integer with one bit set) is set in an int64."""
         return self.b.icmp_signed("!=", self.b.and_(flags, self.const(bit)), self.const(0))
 
 
 def value_align(instruction: Any, align: int) -> None:
-    """Say that an access is aligned to single elements only."""
+    """Set the alignment, in bytes, that LLVM may assume of a load or store."""
     instruction.align = align
 
 
 def private_function(module: Any, name: str, words: int = 1) -> Any:
-    """Declare a function of some 64-bit words, of this module, that is never inlined."""
+    """Add a function to a module that only the module calls and that is never inlined.
+
+    Args:
+        module: llvmlite's module.
+        name: Name of the function, unique in the module.
+        words: Number of its parameters, all int64.
+    """
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * words), name=name)
     function.linkage = "internal"
     function.attributes.add("noinline")

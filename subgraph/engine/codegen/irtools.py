@@ -1,7 +1,8 @@
-"""Emitting LLVM: types, memory, arithmetic of vectors; what the intrinsics of ``simd`` are made of.
+"""Helpers that emit LLVM IR: types, memory, vector arithmetic. The intrinsics of `simd` use them.
 
-What takes a builder emits instructions with it. Importing this module also teaches numba the
-operators between vectors.
+A function here that takes ``builder`` (llvmlite's IRBuilder) emits instructions at its position and
+returns LLVM values; ``address`` is an LLVM int64, in bytes. ``define`` makes a numba intrinsic of
+such a function. Importing this module also registers the operators between vectors with numba.
 """
 
 from __future__ import annotations
@@ -36,21 +37,27 @@ ELEMENTS: dict[str, tuple[Any, Any, int]] = {
     },
 }
 FLOATS = ("float32", "float64")
+# Emits the body of an intrinsic: (builder, numba's context, LLVM values of the arguments) -> value.
 Emit = Callable[[Any, Any, Sequence[Any]], Any]
 
 
 def is_float(dtype: str) -> bool:
-    """Return whether a vector dtype is a floating-point one."""
+    """Return whether a dtype of vectors is float32 or float64."""
     return dtype in FLOATS
 
 
 def is_signed(dtype: str) -> bool:
-    """Return whether an integer dtype is signed."""
+    """Return whether an integer dtype is a signed one."""
     return not dtype.startswith("uint")
 
 
 class VecType(types.Type):
-    """Numba type of ``<lanes x dtype>``; dtype ``"mask"`` is a vector of bits."""
+    """Numba type of a vector.
+
+    Attributes:
+        dtype_name: Element dtype; ``"mask"`` for single bits.
+        lanes: Number of elements.
+    """
 
     def __init__(self, dtype: str, lanes: int) -> None:
         self.dtype_name = dtype
@@ -59,29 +66,33 @@ class VecType(types.Type):
 
     @property
     def llvm(self) -> Any:
+        """LLVM's vector type."""
         element = I1 if self.dtype_name == "mask" else ELEMENTS[self.dtype_name][1]
         return ir.VectorType(element, self.lanes)
 
 
 @register_model(VecType)
 class _VecModel(models.PrimitiveModel):
+    """Tells numba that a vector is one LLVM value."""
+
     def __init__(self, dmm: Any, fe_type: VecType) -> None:
         super().__init__(dmm, fe_type, fe_type.llvm)
 
 
 @cache
 def vec_type(dtype: str, lanes: int) -> VecType:
-    """Return the numba type of a vector (dtype ``"mask"``: of a mask)."""
+    """Return the numba type of ``lanes`` elements; of a mask for dtype ``"mask"``."""
     return VecType(dtype, lanes)
 
 
 def define(restype: Any, argtypes: Sequence[Any], emit: Emit) -> Any:
-    """Make an intrinsic from its types and what it emits.
+    """Return a numba intrinsic: a function for kernels whose body is emitted as LLVM IR.
 
     Args:
         restype: Numba type of the result, ``VOID`` for none.
-        argtypes: Numba types of the arguments ; numba converts scalars to them.
-        emit: ``emit(builder, context, values)`` returns the LLVM value, or anything when void.
+        argtypes: Numba types of the arguments. Numba converts scalars to them.
+        emit: ``emit(builder, context, values)`` emits the body and returns the LLVM value of the
+            result; its own result is ignored for ``VOID``.
     """
     sig = restype(*argtypes)
 
@@ -92,7 +103,7 @@ def define(restype: Any, argtypes: Sequence[Any], emit: Emit) -> Any:
     def typing(_context: Any, *_args: Any) -> Any:
         return sig, codegen
 
-    # Numba asks the signature for the arity, and takes no variable arguments there.
+    # Numba reads the arity from the signature of `typing`, and does not accept ``*args`` there.
     parameters = [Parameter(f"a{i}", Parameter.POSITIONAL_OR_KEYWORD) for i in range(len(argtypes))]
     context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD)
     vars(typing)["__signature__"] = Signature([context, *parameters])
@@ -100,31 +111,58 @@ def define(restype: Any, argtypes: Sequence[Any], emit: Emit) -> Any:
 
 
 def pointer(builder: Any, address: Any, ty: Any) -> Any:
-    """Turn an int64 address into a pointer to ``ty``."""
+    """Emit the conversion of an address to a pointer.
+
+    Args:
+        builder: LLVM's builder.
+        address: LLVM int64.
+        ty: LLVM type that the pointer points to.
+    """
     return builder.inttoptr(address, ir.PointerType(ty))
 
 
 def load_at(builder: Any, address: Any, ty: Any, align: int) -> Any:
-    """Emit a load of an LLVM type from an address with a known alignment in bytes."""
+    """Emit a load.
+
+    Args:
+        builder: LLVM's builder.
+        address: LLVM int64.
+        ty: LLVM type of the value to load.
+        align: Alignment of the address in bytes that LLVM may assume.
+    """
     loaded = builder.load(pointer(builder, address, ty), typ=ty)
     loaded.align = align
     return loaded
 
 
 def store_at(builder: Any, address: Any, value: Any, align: int) -> None:
-    """Emit a store of a value to an address with a known alignment in bytes."""
+    """Emit a store.
+
+    Args:
+        builder: LLVM's builder.
+        address: LLVM int64.
+        value: LLVM value to store.
+        align: Alignment of the address in bytes that LLVM may assume.
+    """
     stored = builder.store(value, pointer(builder, address, value.type))
     stored.align = align
 
 
 def call_intrinsic(builder: Any, name: str, ty: Any, args: Sequence[Any]) -> Any:
-    """Emit a call of an LLVM intrinsic (or C function) that returns ``ty``."""
+    """Emit a call of an LLVM intrinsic or of a C function.
+
+    Args:
+        builder: LLVM's builder.
+        name: The full name, such as ``"llvm.fma.v8f32"`` or ``"sched_yield"``.
+        ty: LLVM type of the result.
+        args: LLVM values; their types are the function's parameter types.
+    """
     fnty = ir.FunctionType(ty, [a.type for a in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, fnty, name), args)
 
 
 def suffix(ty: Any) -> str:
-    """Return LLVM's name of a type inside intrinsic names, such as ``v16f32``."""
+    """Return the name of an LLVM type as a suffix of intrinsics' names, such as ``v16f32``."""
     if isinstance(ty, ir.VectorType):
         return f"v{ty.count}{suffix(ty.element)}"
     if isinstance(ty, ir.IntType):
@@ -133,7 +171,13 @@ def suffix(ty: Any) -> str:
 
 
 def splat_value(builder: Any, value: Any, lanes: int) -> Any:
-    """Emit a vector with one scalar in every lane."""
+    """Emit a vector with one scalar in every lane.
+
+    Args:
+        builder: LLVM's builder.
+        value: LLVM scalar.
+        lanes: Elements of the vector.
+    """
     ty = ir.VectorType(value.type, lanes)
     undef = ir.Constant(ty, ir.Undefined)
     first = builder.insert_element(undef, value, I32(0))
@@ -141,13 +185,16 @@ def splat_value(builder: Any, value: Any, lanes: int) -> Any:
 
 
 def bf16_to_f32(builder: Any, bits: Any) -> Any:
-    """Emit the widening of bfloat16 bits (i16 or a vector of it): exact."""
+    """Emit the exact conversion of bfloat16 to float32; ``bits``: an i16 or a vector of i16."""
     wide, real = (_vector_like(bits.type, t) for t in (I32, F32))
     return builder.bitcast(builder.shl(builder.zext(bits, wide), wide(_fill(wide, 16))), real)
 
 
 def f32_to_bf16(builder: Any, value: Any) -> Any:
-    """Emit the rounding of float32 to bfloat16 bits, to nearest even; NaN stays a quiet NaN."""
+    """Emit the conversion of float32 (scalar or vector) to bfloat16 as i16, to nearest even.
+
+    NaN stays a quiet NaN.
+    """
     wide, narrow = (_vector_like(value.type, t) for t in (I32, I16))
     bits = builder.bitcast(value, wide)
     odd = builder.and_(builder.lshr(bits, wide(_fill(wide, 16))), wide(_fill(wide, 1)))
@@ -159,16 +206,25 @@ def f32_to_bf16(builder: Any, value: Any) -> Any:
 
 
 def _vector_like(ty: Any, element: Any) -> Any:
+    """Return a scalar type, or the vector of it with as many lanes as ``ty`` if that is one."""
     return ir.VectorType(element, ty.count) if isinstance(ty, ir.VectorType) else element
 
 
 def _fill(ty: Any, value: Any) -> Any:
+    """Return the initializer of a constant of a scalar or vector type, all lanes equal."""
     return [value] * ty.count if isinstance(ty, ir.VectorType) else value
 
 
 def first_lanes(builder: Any, count: Any, lanes: int) -> Any:
-    """Emit the mask of the first ``count`` (int64, any value) of some lanes."""
-    # Narrow lane numbers compare in one instruction; clamping first keeps large counts right.
+    """Emit a mask whose first ``count`` lanes are set.
+
+    Args:
+        builder: LLVM's builder.
+        count: LLVM int64 of any value, also negative or above ``lanes``.
+        lanes: Lanes of the mask.
+    """
+    # Lane numbers of 32 or 16 bits compare in one instruction. The count is clamped before it is
+    # truncated to their width.
     low = builder.select(builder.icmp_signed("<", count, I64(0)), I64(0), count)
     capped = builder.select(builder.icmp_signed(">", low, I64(lanes)), I64(lanes), low)
     width = I32 if lanes <= 16 else I16
@@ -178,10 +234,17 @@ def first_lanes(builder: Any, count: Any, lanes: int) -> Any:
 
 
 def store_masked(builder: Any, address: Any, value: Any, mask: Any, align: int) -> None:
-    """Emit a store of the lanes of a mask; the rest is not touched in memory.
+    """Emit a store of the lanes of a mask; the memory of the other lanes is not accessed.
 
-    Without AVX-512 the instruction is absent, or takes a hundred times as long as a plain store
-    (vmaskmov on AMD): whole vectors are stored plainly, parts lane by lane.
+    Without AVX-512 there is no such instruction, or it takes a hundred times as long as a plain
+    store (vmaskmov on AMD). Then a full mask stores the vector at once, another one lane by lane.
+
+    Args:
+        builder: LLVM's builder.
+        address: LLVM int64, of lane 0.
+        value: LLVM vector.
+        mask: LLVM vector of i1.
+        align: Alignment of the address in bytes, that of one element.
     """
     ty = value.type
     if host.has_masked_stores():
@@ -203,19 +266,28 @@ def store_masked(builder: Any, address: Any, value: Any, mask: Any, align: int) 
 
 
 def align_stack(function: Any) -> None:
-    """Have LLVM align a function's stack to whole vectors, whatever its caller aligned.
+    """Have LLVM align the stack frame of a function to the size of a vector register.
 
-    Else vectors that registers do not suffice for would be kept across two cache lines each, which
-    costs a kernel that keeps many as much as half of its speed. It takes a register for addresses.
+    Callers align the stack to 16 bytes. Vectors that are spilled there would each lie across two
+    cache lines, at a cost of up to half the speed of a kernel that spills many. The alignment
+    occupies one general register.
     """
-    function.attributes.add("nounwind")  # without any other, llvmlite does not write this one
+    function.attributes.add("nounwind")  # llvmlite writes alignstack only next to another
     function.attributes.alignstack = max(16, host.isa().vector_bytes)
 
 
 def store_first(builder: Any, address: Any, value: Any, count: Any, align: int) -> None:
-    """Emit a store of the first ``count`` lanes (int64, any value); the rest is not touched.
+    """Emit a store of the first ``count`` lanes; the memory of the others is not accessed.
 
-    Without masked stores the bits of the count tell which halves, quarters, ... are stored.
+    Without masked stores, a bit of the count decides for each power of two whether as many lanes
+    are stored: half of the vector, then a quarter, and so on.
+
+    Args:
+        builder: LLVM's builder.
+        address: LLVM int64, of lane 0.
+        value: LLVM vector; its lanes are a power of two.
+        count: LLVM int64 of any value, also negative or above the lanes.
+        align: Alignment of the address in bytes, that of one element.
     """
     lanes = value.type.count
     if host.has_masked_stores():
@@ -242,12 +314,19 @@ def store_first(builder: Any, address: Any, value: Any, count: Any, align: int) 
 
 
 def mask_any(builder: Any, mask: Any) -> Any:
+    """Emit whether any lane of a mask is set."""
     whole = ir.IntType(mask.type.count)
     return builder.icmp_unsigned("!=", builder.bitcast(mask, whole), whole(0))
 
 
 def fold(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
-    """Emit a horizontal reduction: halves of the vector are combined until one lane is left."""
+    """Emit the reduction of a vector to a scalar: its halves are combined until one lane is left.
+
+    Args:
+        builder: LLVM's builder.
+        value: LLVM vector; its lanes are a power of two.
+        combine: ``combine(builder, low, high)`` emits the operation on two vectors.
+    """
     lanes = value.type.count
     while lanes > 1:
         low, high = _halves(builder, value)
@@ -256,11 +335,20 @@ def fold(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> A
 
 
 def fold_rows(builder: Any, rows: list[Any], combine: Callable[[Any, Any, Any], Any]) -> Any:
-    """Emit `fold` of as many vectors as they have lanes: one vector of the results."""
+    """Emit the reductions of several vectors at once, each combined as `fold` does.
+
+    Args:
+        builder: LLVM's builder.
+        rows: As many LLVM vectors as each has lanes.
+        combine: As in `fold`.
+
+    Returns:
+        A vector; lane i is the reduction of row i.
+    """
     lanes = rows[0].type.count
     size = lanes
     while size > 1:
-        # Parts of ``size`` lanes belong to a row: their halves, of two vectors at a time.
+        # Each run of ``size`` lanes belongs to one row. Two vectors become one of half runs.
         low, high = (
             ir.Constant(
                 ir.VectorType(I32, lanes),
@@ -277,7 +365,7 @@ def fold_rows(builder: Any, rows: list[Any], combine: Callable[[Any, Any, Any], 
 
 
 def _halves(builder: Any, value: Any) -> tuple[Any, Any]:
-    """Emit the first and the second half of a vector."""
+    """Emit the lower and the upper half of a vector's lanes."""
     half = value.type.count // 2
     undef = ir.Constant(value.type, ir.Undefined)
     low, high = (
@@ -288,7 +376,16 @@ def _halves(builder: Any, value: Any) -> tuple[Any, Any]:
 
 
 def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Emit ``a * b + c``, fused where the instruction set can (never a library call)."""
+    """Emit ``a * b + c`` of floats.
+
+    It is rounded once if the instruction set has FMA, else twice; never a library call.
+
+    Args:
+        builder: LLVM's builder.
+        a: First factor, an LLVM float or vector of floats.
+        b: Second factor.
+        c: Addend.
+    """
     name = "fma" if host.isa().fma else "fmuladd"
     return call_intrinsic(builder, f"llvm.{name}.{suffix(a.type)}", a.type, [a, b, c])
 
@@ -298,7 +395,15 @@ _INT_BINARY = {"+": "add", "-": "sub", "*": "mul", "&": "and_", "|": "or_", "^":
 
 
 def emit_binary(builder: Any, op: str, dtype: str, a: Any, b: Any) -> Any:
-    """Emit an element-wise operator of two vectors."""
+    """Emit an element-wise operator of two vectors.
+
+    Args:
+        builder: LLVM's builder.
+        op: One of ``+ - * /``; of integers also ``& | ^``. Integer division truncates.
+        dtype: Element dtype of the operands.
+        a: Left operand.
+        b: Right operand.
+    """
     if is_float(dtype):
         return getattr(builder, _FLOAT_BINARY[op])(a, b)
     if op == "/":
@@ -307,7 +412,15 @@ def emit_binary(builder: Any, op: str, dtype: str, a: Any, b: Any) -> Any:
 
 
 def emit_compare(builder: Any, op: str, dtype: str, a: Any, b: Any) -> Any:
-    """Emit a comparison of two vectors; with NaN only ``!=`` holds."""
+    """Emit the mask of an element-wise comparison; if an operand is NaN, only ``!=`` holds.
+
+    Args:
+        builder: LLVM's builder.
+        op: One of ``< <= > >= == !=``.
+        dtype: Element dtype of the operands.
+        a: Left operand.
+        b: Right operand.
+    """
     if is_float(dtype):
         compare = builder.fcmp_unordered if op == "!=" else builder.fcmp_ordered
         return compare(op, a, b)
@@ -315,7 +428,16 @@ def emit_compare(builder: Any, op: str, dtype: str, a: Any, b: Any) -> Any:
 
 
 def emit_convert(builder: Any, value: Any, source: str, target: str) -> Any:
-    """Emit the conversion of a vector between two dtypes."""
+    """Emit the conversion of a vector's elements, as a cast of C does.
+
+    Floats beyond the range of an integer target give an unspecified value.
+
+    Args:
+        builder: LLVM's builder.
+        value: LLVM vector.
+        source: Its element dtype.
+        target: Element dtype of the result.
+    """
     ty = ir.VectorType(ELEMENTS[target][1], value.type.count)
     before, after = ELEMENTS[source][2], ELEMENTS[target][2]
     if is_float(source) and is_float(target):
@@ -337,10 +459,20 @@ def emit_convert(builder: Any, value: Any, source: str, target: str) -> Any:
 
 
 def _same_vectors(args: Sequence[Any], count: int) -> bool:
+    """Return whether numba's argument types are ``count`` vectors of one type."""
     return len(args) == count and all(isinstance(a, VecType) and a == args[0] for a in args)
 
 
 def _register_operator(function: Any, arity: int, emit: Any, result_is_mask: bool) -> None:
+    """Register a Python operator between vectors of one type with numba.
+
+    Args:
+        function: The function of module `operator`.
+        arity: Number of operands.
+        emit: ``emit(builder, dtype, operands)`` emits the operation.
+        result_is_mask: Whether the result is a mask; otherwise it has the operands' type.
+    """
+
     class Template(AbstractTemplate):
         def generic(self, args: Any, _kws: Any) -> Any:
             if not _same_vectors(args, arity):
@@ -365,6 +497,8 @@ def _invert(builder: Any, _dtype: str, args: Sequence[Any]) -> Any:
 
 
 def _register_operators() -> None:
+    """Register all operators between vectors."""
+
     def binary(op: str) -> Any:
         def emit(builder: Any, dtype: str, args: Sequence[Any]) -> Any:
             return emit_binary(builder, op, dtype, args[0], args[1])

@@ -1,10 +1,10 @@
-"""Panels: contraction tiles that walk down all rows of a product by themselves.
+"""Panels: register tiles that compute all rows of a product in one call.
 
-Attention multiplies a block of keys, and then of values, with a panel of queries: sums so short
-that calling a tile (``tile.py``) for every few rows costs a sixth of them. A panel reads its words
-once. Its operands lie as attention has them: B and C are rows of ``vectors`` vectors without gaps,
-and of A either the steps or the rows are adjacent elements. The order of additions is that of a
-contraction tile.
+Attention multiplies a block of keys, and then of values, with a panel of queries. These sums are so
+short that calling a contraction tile (`tile`) for every few rows takes a sixth of their time. A
+panel loads its fields once. Its operands have the layout of attention: B and C are rows of
+``vectors`` vectors without gaps, and in A either the steps or the rows are adjacent elements. The
+order of additions is that of a contraction tile.
 """
 
 from __future__ import annotations
@@ -21,12 +21,20 @@ from subgraph.engine.codegen.tiling import (
     TileBlock,
 )
 
-_UNROLL = 8  # steps of a round where both operands are read at constants from two registers
-_UNROLL_HIGH = 2  # the same of high tiles: their rounds are long enough
+_UNROLL = 8  # steps of an iteration, whose operands are at constant offsets from two registers
+_UNROLL_HIGH = 2  # the same for tiles of more than LOW_ROWS rows, whose steps are long enough
 
 
 class _Panel:
-    """Emits a function over tiles of ``rows`` rows times ``vectors`` vectors, one after another."""
+    """Emits adjacent tiles of ``rows`` rows times ``vectors`` vectors.
+
+    Args:
+        e: The emitter.
+        t: Address of the `TileBlock`.
+        rows: Rows of a tile.
+        vectors: Vectors of a row.
+        across: As in `panel`.
+    """
 
     def __init__(self, e: Emit, t: Any, rows: int, vectors: int, across: bool) -> None:
         self.e, self.rows, self.vectors, self.across = e, rows, vectors, across
@@ -60,17 +68,17 @@ class _Panel:
                 e.step(bias, e.const(self.rows * e.item))
 
     def given(self, word: Any) -> Any:
-        """Return whether a word is not 0."""
+        """Return whether (i1) an operand exists: whether its address is not 0."""
         return self.e.b.icmp_signed("!=", word, self.e.const(0))
 
     def each(self, change: Callable[[int, int, Any], Any]) -> None:
-        """Replace every sum."""
+        """Set every accumulator (i, j) of a present ``value`` to ``change(i, j, value)``."""
         for i in range(self.rows):
             for j in range(self.vectors):
                 self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
 
     def sums(self, first: Any) -> None:
-        """Emit the sums of a tile: rounds of some steps, then the rest one by one."""
+        """Emit the sums of a tile whose A begins at ``first``: unrolled, then the remainder."""
         e, b = self.e, self.e.b
         self.each(lambda i, j, v: e.fconst(0.0))
         a, right = e.variable(first), e.variable(self.w["b"])
@@ -84,9 +92,10 @@ class _Panel:
                 e.step(right, e.const(steps * self.row))
 
     def round(self, a: Any, right: Any, steps: int) -> Any:
-        """Emit some steps; return where A goes on."""
+        """Emit ``steps`` steps at two addresses; return the address of A after them."""
         e, b = self.e, self.e.b
-        # Else LLVM derives each address from the one before: a chain as long as the sums.
+        # Otherwise LLVM derives each address from the previous one, a dependent chain that is as
+        # long as that of the sums.
         a, right = e.opaque(a), e.opaque(right)
         for k in range(steps):
             at = k * self.row
@@ -103,7 +112,7 @@ class _Panel:
         return a if self.across else b.add(a, e.const(steps * e.item))
 
     def finish(self, c: Any, bias: Any) -> None:
-        """Emit what is added to the sums, and their stores."""
+        """Emit the epilogue of the tile at ``c``: row bias, accumulation into C, stores."""
         e, b, w = self.e, self.e.b, self.w
         size = e.lanes * e.item
 
@@ -115,7 +124,7 @@ class _Panel:
                 x = e.broadcast(b.add(bias, e.const(i * e.item)))
                 for j in range(self.vectors):
                     e.put(self.acc[i][j], b.fadd(e.get(self.acc[i][j]), x))
-                e.fence()  # else LLVM reads all rows first, and has no registers left for them
+                e.fence()  # otherwise LLVM loads the biases of all rows first, and spills them
         with e.when(self.given(w["start_row"])):
             self.each(lambda i, j, v: b.fadd(e.load(at(i, j)), v))
         with e.when(self.given(w["start"])):
@@ -129,21 +138,21 @@ class _Panel:
 def panel(*, dtype: str, lanes: int, mr: int, nv: int, across: bool) -> Callable[..., None]:
     """Return the kernel that computes ``rows x vectors`` vectors of ``C = A B``.
 
-    Its arguments are ``(address of a TileBlock, rows, vectors, 0)``; ``a``, ``c`` and ``row_bias``
-    are changed. It reads ``a``, ``b``, ``c``, ``steps`` and
+    Its arguments are ``(address of a TileBlock, rows, vectors, 0)``. It reads ``a``, ``b``, ``c``
+    and ``steps`` as a contraction tile does, advances ``a``, ``c`` and ``row_bias`` past the rows,
+    and uses
 
-    * ``a_row``: bytes between the rows of A, whose steps are adjacent elements; with ``across``
-      between the steps of A, whose rows are,
-    * ``row_bias``: one element per row that is added, 0 for none,
-    * ``start_row``: whether C is added to what it held (1), or overwritten (0),
-    * ``start``: a row of vectors that C is multiplied with before it is added, 0 for none.
+    * ``a_row``: bytes between the rows of A; with ``across``, between its steps,
+    * ``row_bias``: address of one element per row that is added; 0 for none,
+    * ``start_row``: 1 to add the sums to C, 0 to overwrite C,
+    * ``start``: address of ``vectors`` vectors: the sums are added to C times these; 0 for none.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
-        lanes: Elements of one vector.
+        lanes: Elements of a vector.
         mr: Most rows of a tile of ``nv`` vectors; one of fewer vectors has more.
         nv: Most vectors of a row.
-        across: The rows of A are adjacent elements, not its steps.
+        across: Whether the rows of A are adjacent elements; otherwise its steps are.
     """
     item, block = item_bytes(dtype), view_of(TileBlock)
 

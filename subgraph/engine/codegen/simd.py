@@ -1,7 +1,8 @@
-"""Numba building blocks that kernels are written with: scalars in memory, vectors, register tiles.
+"""The building blocks of kernels, as numba intrinsics: scalars in memory, atomics, vectors.
 
-Addresses are int64 bytes. ``vec(dtype, lanes)`` returns the operations of one vector type; a kernel
-factory takes the ones it needs into local names and its kernel closes over them::
+Addresses are int64, in bytes. ``ld_*`` and ``st_*`` load and store scalars. ``vec(dtype, lanes)``
+returns the operations of one vector type; a factory assigns those that its kernel uses to local
+names, over which the kernel closes::
 
     def double(*, lanes: int):
         v = vec("float32", lanes)
@@ -13,9 +14,9 @@ factory takes the ones it needs into local names and its kernel closes over them
             t = load(x + 4 * i)
             store(y + 4 * i, t + t)
 
-Vectors know ``+ - * / & | ^ ~``, negation and comparisons (which give a mask) among themselves.
-Every operation also works when a vector is wider than the machine's registers. This module is
-imported only when something must be compiled.
+Between vectors of one type there are ``+ - * / & | ^ ~``, negation, and comparisons, which return a
+mask. A vector may be wider than the machine's registers. This module imports numba, so it is
+imported only to compile.
 """
 
 from __future__ import annotations
@@ -106,10 +107,12 @@ def _store_bool(builder: Any, _context: Any, args: Sequence[Any]) -> None:
     store_at(builder, args[0], builder.zext(args[1], I8), 1)
 
 
+# Bools are bytes, 0 or 1; any byte but 0 is read as True.
 ld_bool = define(types.boolean, [INT64], _load_bool)
 st_bool = define(VOID, [INT64, types.boolean], _store_bool)
 
 
+# float16 and bfloat16 in memory, float32 in registers.
 ld_bf16 = define(types.float32, [INT64], lambda b, c, a: bf16_to_f32(b, load_at(b, a[0], I16, 2)))
 st_bf16 = define(
     VOID,
@@ -120,6 +123,7 @@ ld_f16 = define(types.float32, [INT64], lambda b, c, a: b.fpext(load_at(b, a[0],
 st_f16 = define(
     VOID, [INT64, types.float32], lambda b, c, a: store_at(b, a[0], b.fptrunc(a[1], F16), 2)
 )
+# The bits of a float as an integer: bits_*. The float of some bits: *_bits.
 bits_f32 = define(types.int32, [types.float32], lambda b, c, a: b.bitcast(a[0], I32))
 f32_bits = define(types.float32, [types.int32], lambda b, c, a: b.bitcast(a[0], F32))
 bits_f64 = define(types.int64, [types.float64], lambda b, c, a: b.bitcast(a[0], I64))
@@ -128,6 +132,7 @@ f64_bits = define(types.float64, [types.int64], lambda b, c, a: b.bitcast(a[0], 
 
 # ---------------------------------------------------------------- control, atomics, memory
 
+# The C signature of kernels: see `subgraph.engine.toolchain.kernel`.
 KERNEL_FN = ir.FunctionType(ir.VoidType(), [I64, I64, I64, I64])
 
 
@@ -135,10 +140,13 @@ def _call_kernel(builder: Any, _context: Any, args: Sequence[Any]) -> None:
     builder.call(builder.inttoptr(args[0], KERNEL_FN.as_pointer()), list(args[1:]))
 
 
+# (address of a kernel, its four arguments)
 call_kernel = define(VOID, [INT64] * 5, _call_kernel)
 
 
 def _atomic(operation: str) -> Any:
+    """Return the atomic intrinsic ``(address, operand) -> previous value`` of an int64 word."""
+
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
         return builder.atomic_rmw(operation, pointer(builder, args[0], I64), args[1], "seq_cst")
 
@@ -153,6 +161,7 @@ def _cas(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
     return builder.extract_value(pair, 0)
 
 
+# (address, expected, new) -> previous value: stores ``new`` if the word has the expected value.
 atomic_cas = define(INT64, [INT64] * 3, _cas)
 atomic_load = define(
     INT64,
@@ -166,11 +175,11 @@ atomic_store = define(
 )
 
 
-_YIELD = 1  # number of the instruction among AArch64's hints
+_YIELD = 1  # number of the instruction YIELD among AArch64's hints
 
 
 def _pause(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
-    # Intrinsics rather than assembly, which LLVM reads for this machine's architecture alone.
+    # Intrinsics rather than inline assembly, which llvmlite assembles for this machine only.
     architecture = host.architecture()
     if architecture == "x86_64":
         call_intrinsic(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
@@ -185,6 +194,8 @@ pause = define(VOID, [], _pause)
 
 
 def _prefetch(write: int, locality: int) -> Any:
+    """Return the intrinsic ``(address)`` that prefetches a cache line; see llvm.prefetch."""
+
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
         where = pointer(builder, args[0], I8)
         flags = [I32(write), I32(locality), I32(1)]
@@ -206,7 +217,8 @@ def _memset(builder: Any, _context: Any, args: Sequence[Any]) -> None:
     call_intrinsic(builder, "llvm.memset.p0.i64", ir.VoidType(), [to, args[1], args[2], I1(0)])
 
 
-memcpy = define(VOID, [INT64, INT64, INT64], _memcpy)
+memcpy = define(VOID, [INT64, INT64, INT64], _memcpy)  # (target, source, bytes)
+# (address, byte, count)
 memset = define(VOID, [INT64, types.int8, INT64], _memset)
 
 
@@ -214,10 +226,10 @@ memset = define(VOID, [INT64, types.int8, INT64], _memset)
 
 
 class Vec:
-    """The operations of one vector type; every attribute but the first five is an intrinsic.
+    """The operations of one vector type: every attribute but the first five is an intrinsic.
 
-    ``max(a, b)`` is ``a if a > b else b`` and ``min`` likewise, one instruction each: ``b`` when
-    either is NaN. ``maximum`` and ``minimum`` pass on the NaN of either operand.
+    ``max(a, b)`` is ``a if a > b else b``, so ``b`` if either is NaN, and ``min`` likewise: one
+    instruction each. ``maximum`` and ``minimum`` return NaN if either operand is NaN.
 
     Attributes:
         dtype: Element dtype name.
@@ -228,28 +240,29 @@ class Vec:
         zero: ``() -> vec``.
         splat: ``(scalar) -> vec``.
         iota: ``() -> vec`` of 0, 1, 2, ….
-        load: ``(address) -> vec``; the address need only be aligned to one element.
+        load: ``(address) -> vec``. Here and below an address is aligned to one element.
         store: ``(address, vec)``.
         stream: ``(address, vec)`` past the caches; the address must be aligned to the vector.
-        bcast: ``(address) -> vec`` with the element there in every lane.
-        load_n: ``(address, n) -> vec`` of the first n elements, 0 elsewhere; reads no further.
-        store_n: ``(address, n, vec)``: stores the first n elements only.
-        load_m: ``(address, mask) -> vec``; store_m: ``(address, mask, vec)``.
-        gather: ``(base, indices int32 vec, mask) -> vec``: elements base[index], 0 where masked.
-        fma: ``(a, b, c) -> a * b + c``, fused where the machine can; floats only.
+        bcast: ``(address) -> vec`` with the element at the address in every lane.
+        load_n: ``(address, n) -> vec`` of the first n elements, then 0; reads only these n.
+        store_n: ``(address, n, vec)``: writes only the first n elements.
+        load_m: ``(address, mask) -> vec``, 0 in lanes that are not set, whose memory is not read.
+        store_m: ``(address, mask, vec)``.
+        gather: ``(base, indices int32 vec, mask) -> vec`` of elements base[index]; 0 if not set.
+        fma: ``(a, b, c) -> a * b + c``, rounded once where the machine has FMA; floats only.
         max, min, maximum, minimum: ``(a, b) -> vec``.
-        select: ``(mask, a, b) -> vec``.
-        abs, sqrt, floor, ceil, trunc, rint, copysign: as their names say.
+        select: ``(mask, a, b) -> vec``: a where set, b elsewhere.
+        abs, sqrt, floor, ceil, trunc, rint, copysign: element by element; floats, and abs also of
+            integers.
         isnan: ``(vec) -> mask``; unordered: ``(a, b) -> mask`` of the lanes in which either is NaN.
-        shl, shr: ``(vec, scalar or vec count)``; shr keeps the sign of signed dtypes.
-        sum, hmax, hmin: ``(vec) -> scalar`` in a fixed order (halves folded together).
-        prod: the same for products.
-        row_sum, row_max, row_min, row_prod: ``(address) -> vec``: the same of each of as many
-            vectors as there are lanes, one after the other in memory.
+        shl, shr: ``(vec, vec of counts) -> vec``; shr is arithmetic for signed dtypes.
+        sum, prod, hmax, hmin: ``(vec) -> scalar``, in the order of `irtools.fold`.
+        row_sum, row_max, row_min, row_prod: ``(address) -> vec``: reductions of ``lanes`` adjacent
+            vectors in memory, lane i that of vector i.
         get: ``(vec, lane) -> scalar``; put: ``(vec, lane, scalar) -> vec``.
-        bits: float vec -> int vec of the same bytes; from_bits: back.
-        mask_n: ``(n) -> mask`` of the first n lanes; mask_bits: ``(bits) -> mask``, the lowest bit
-            is the first lane; any, all: ``(mask) -> bool``.
+        bits: float vec -> int vec of the same bytes; from_bits: the inverse.
+        mask_n: ``(n) -> mask`` of the first n lanes; mask_bits: ``(bits) -> mask``, lane i is bit
+            i; any, all: ``(mask) -> bool``.
     """
 
     def __init__(self, dtype: str, lanes: int) -> None:
@@ -311,12 +324,25 @@ class Vec:
         stored.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
 
     def emit_load(self, builder: Any, address: Any, mask: Any) -> Any:
-        """Emit a masked load from an int64 address; masked lanes are 0 and not read."""
+        """Emit ``load_m``.
+
+        Args:
+            builder: LLVM's builder.
+            address: LLVM int64.
+            mask: LLVM vector of i1.
+        """
         args = [pointer(builder, address, self.llvm), I32(self.itemsize), mask, self.llvm(None)]
         return call_intrinsic(builder, f"llvm.masked.load.{suffix(self.llvm)}.p0", self.llvm, args)
 
     def emit_store(self, builder: Any, address: Any, mask: Any, value: Any) -> None:
-        """Emit a masked store to an int64 address."""
+        """Emit ``store_m``.
+
+        Args:
+            builder: LLVM's builder.
+            address: LLVM int64.
+            mask: LLVM vector of i1.
+            value: LLVM vector.
+        """
         store_masked(builder, address, value, mask, self.itemsize)
 
     def _gather(self, builder: Any, _context: Any, args: Sequence[Any]) -> Any:
@@ -431,15 +457,20 @@ class Vec:
 
 @cache
 def vec(dtype: str, lanes: int) -> Vec:
-    """Return the operations of vectors with that many elements of a dtype."""
+    """Return the operations of vectors of ``lanes`` elements of a dtype (a key of ELEMENTS)."""
     return Vec(dtype, lanes)
 
 
 @cache
 def convert(source: str, target: str, lanes: int) -> Any:
-    """Return the intrinsic that converts a vector's elements, as C does.
+    """Return the intrinsic ``(vec) -> vec`` that converts elements as a cast of C does.
 
-    Floats beyond the target integer's range give an unspecified value; see ``convert_sat``.
+    Floats beyond the range of an integer give an unspecified value; see `convert_sat`.
+
+    Args:
+        source: Dtype of the argument.
+        target: Dtype of the result.
+        lanes: Elements of both vectors.
     """
     to = vec_type(target, lanes)
 
@@ -451,7 +482,13 @@ def convert(source: str, target: str, lanes: int) -> Any:
 
 @cache
 def convert_sat(source: str, target: str, lanes: int) -> Any:
-    """Return the float to integer conversion that clamps to the range; NaN gives 0."""
+    """Return the intrinsic ``(vec) -> vec`` from floats to integers that clamps; NaN gives 0.
+
+    Args:
+        source: Dtype of the argument, float32 or float64.
+        target: Dtype of the result, an integer one.
+        lanes: Elements of both vectors.
+    """
     to = vec_type(target, lanes)
 
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
@@ -464,9 +501,12 @@ def convert_sat(source: str, target: str, lanes: int) -> Any:
 
 @cache
 def load_as(storage: str, dtype: str, lanes: int) -> Any:
-    """Return ``(address) -> vec of dtype`` that reads elements stored in another dtype.
+    """Return ``(address) -> vec`` that loads elements of one dtype and converts them to another.
 
-    ``storage`` may also be ``"float16"``, ``"bfloat16"`` or ``"bool"``.
+    Args:
+        storage: Dtype in memory; also ``"float16"``, ``"bfloat16"`` or ``"bool"``.
+        dtype: Dtype of the result.
+        lanes: Elements of the vector.
     """
 
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
@@ -482,7 +522,14 @@ def load_as(storage: str, dtype: str, lanes: int) -> Any:
 
 @cache
 def store_as(dtype: str, storage: str, lanes: int) -> Any:
-    """Return ``(address, vec of dtype)`` that stores elements in another dtype (rounded, cut)."""
+    """Return ``(address, vec)`` that converts elements to another dtype and stores them.
+
+    Args:
+        dtype: Dtype of the vector.
+        storage: Dtype in memory; also ``"float16"``, ``"bfloat16"`` (both to nearest even) or
+            ``"bool"``.
+        lanes: Elements of the vector.
+    """
 
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
         if storage in ("bfloat16", "float16"):
@@ -497,7 +544,13 @@ def store_as(dtype: str, storage: str, lanes: int) -> Any:
 
 @cache
 def rounded_as(dtype: str, storage: str, lanes: int) -> Any:
-    """Return ``(vec) -> vec`` that rounds elements to float16 or bfloat16 and keeps their dtype."""
+    """Return ``(vec) -> vec`` that rounds elements to the values of a narrower float format.
+
+    Args:
+        dtype: Dtype of argument and result, float32 or float64.
+        storage: ``"float16"`` or ``"bfloat16"``.
+        lanes: Elements of the vector.
+    """
 
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
         return _widen(builder, _narrow_bits(builder, args[0], dtype, storage), storage, dtype)
@@ -507,7 +560,7 @@ def rounded_as(dtype: str, storage: str, lanes: int) -> Any:
 
 @cache
 def picked(dtype: str, lanes: int) -> Any:
-    """Return ``(x, places int32 vec) -> vec`` of x's elements at places, if `host.permutes`."""
+    """Return ``(x, indices int32 vec) -> vec`` of elements x[index]; only if `host.permutes` it."""
     v = vec_type(dtype, lanes)
     name = "avx512.permvar.sf.512" if lanes == 16 else "avx2.permps"
 
@@ -518,6 +571,7 @@ def picked(dtype: str, lanes: int) -> Any:
 
 
 def _widen(builder: Any, bits: Any, storage: str, dtype: str) -> Any:
+    """Emit the conversion of a vector of float16 or bfloat16, as i16, to a dtype."""
     lanes = bits.type.count
     if storage == "bfloat16":
         value = bf16_to_f32(builder, bits)
@@ -528,6 +582,7 @@ def _widen(builder: Any, bits: Any, storage: str, dtype: str) -> Any:
 
 
 def _narrow_bits(builder: Any, value: Any, dtype: str, storage: str) -> Any:
+    """Emit the conversion of a vector of a dtype to float16 or bfloat16, as i16."""
     lanes = value.type.count
     single = emit_convert(builder, value, dtype, "float32")
     if storage == "bfloat16":
@@ -537,7 +592,13 @@ def _narrow_bits(builder: Any, value: Any, dtype: str, storage: str) -> Any:
 
 
 def shuffle(dtype: str, lanes: int, picks: Sequence[int]) -> Any:
-    """Return ``(a, b) -> vec`` of the elements ``picks`` of a followed by b."""
+    """Return the intrinsic ``(a, b) -> vec`` that selects elements of two vectors.
+
+    Args:
+        dtype: Dtype of all vectors.
+        lanes: Elements of a and of b.
+        picks: For each element of the result its index in a followed by b.
+    """
     mask = ir.Constant(ir.VectorType(I32, len(picks)), [I32(i) for i in picks])
     v = vec_type(dtype, lanes)
     return define(

@@ -1,11 +1,13 @@
-"""Strips: contraction tiles that walk along a row of pixels by themselves.
+"""Strips: register tiles that compute a whole row of output pixels in one call.
 
-For a sum over few channels, calling a tile costs as much as its multiplications: words to read,
-addresses to derive, loops to set up. A strip does that once for a whole row of outputs. What a
-contraction tile (``tile.py``) reads from its words is a constant here: rows of A lie ``step``
-elements apart, ``steps`` products follow one another without gaps in A and in B, and rows of C and
-of the residual are whole vectors side by side. The order of additions is that of a contraction
-tile.
+If the sum runs over few channels, calling a contraction tile (`tile`) costs as much as its
+multiplications: fields are loaded, addresses computed, loops set up. A strip does that once per row
+of outputs. Strides that a contraction tile reads from its block are constants here: rows of A
+(pixels) are ``step`` elements apart, ``steps`` products follow each other without gaps in A and B,
+and rows of C and of the residual are adjacent whole vectors.
+
+A *strip* broadcasts elements of A, for convolutions over blocked channels; *windows* multiply
+element by element, for depthwise convolutions. The order of additions is that of the tiles.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ _I64 = ir.IntType(64)
 
 
 def _most(mr: int, nv: int, vectors: int) -> int:
-    """Return the most rows of a tile of so many vectors: enough sums to hide their latency."""
+    """Return the most rows of a tile of ``vectors`` vectors.
+
+    A tile of fewer than ``nv`` vectors has more rows than ``mr``, up to 8, so that it has as many
+    independent sums to hide the latency of FMA.
+    """
     return mr if vectors == nv else max(mr, min(8, mr * nv // vectors))
 
 
@@ -42,18 +48,26 @@ most_rows, run_of = register_jitable(_most), register_jitable(tile_run)
 
 
 def strip_sizes(mr: int, nv: int) -> list[tuple[int, int]]:
-    """Return the rows and vectors of the tiles of strips."""
+    """Return the sizes (rows, vectors) of the tiles that are compiled for a strip."""
     return [(r, v) for v in range(1, nv + 1) for r in row_counts(_most(mr, nv, v))]
 
 
 class _Tiles:
-    """Emits a function over tiles of ``rows`` pixels times ``nv`` vectors, one after another."""
+    """The parts of strips and windows that do not depend on the sums.
+
+    Args:
+        e: The emitter.
+        t: Address of the `TileBlock`.
+        rows: Pixels of a tile.
+        nv: Vectors of a pixel.
+        names: Fields of the block that `w` has besides those that are used here.
+    """
 
     def __init__(self, e: Emit, t: Any, rows: int, nv: int, names: Sequence[str]) -> None:
         self.e, self.rows, self.nv = e, rows, nv
         self.vector = e.lanes * e.item
         self.acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(rows)]
-        # Fences would have words read again for every tile.
+        # Loaded once, here: a fence keeps LLVM from reusing a value loaded before it.
         self.w = {name: e.word(t, name) for name in ("start", "start_row", "c_vector", *names)}
         self.flags, self.low, self.high = (
             e.word(t, "flags"),
@@ -62,7 +76,13 @@ class _Tiles:
         )
 
     def tile(self, c: Any, res: Any, sums: Callable[[], None]) -> None:
-        """Emit a tile of outputs at ``c``: start values, sums, residual, bounds, stores."""
+        """Emit one tile: initial values, sums, residual, bounds, stores.
+
+        Args:
+            c: Address of the tile's outputs.
+            res: Address of its residual; 0 for none.
+            sums: Emits the sums.
+        """
         e, b = self.e, self.e.b
         self.start(c)
         sums()
@@ -77,18 +97,18 @@ class _Tiles:
                 e.store(e.get(self.acc[i][j]), self.at(c, i, j))
 
     def at(self, base: Any, i: int, j: int) -> Any:
-        """Return the address of vector (i, j) of C or of the residual."""
+        """Return the address of vector j of pixel i, of C or of the residual at ``base``."""
         b, e = self.e.b, self.e
         return b.add(b.add(base, b.mul(self.w["c_vector"], e.const(j))), e.const(i * self.vector))
 
     def each(self, change: Callable[[int, int, Any], Any]) -> None:
-        """Replace every accumulator."""
+        """Set every accumulator (i, j) of a present ``value`` to ``change(i, j, value)``."""
         for i in range(self.rows):
             for j in range(self.nv):
                 self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
 
     def start(self, c: Any) -> None:
-        """Begin the sums: with zeros, with one bias for all rows, or with what C holds."""
+        """Set the accumulators to C if `start_row` is not 0, else to a bias or zeros."""
         e, b, init = self.e, self.e.b, self.w["start"]
         self.each(lambda i, j, v: e.fconst(0.0))
         with e.when(b.icmp_signed("!=", init, e.const(0))):
@@ -99,7 +119,7 @@ class _Tiles:
 
 
 class _Strip(_Tiles):
-    """Sums over broadcast elements of A times vectors of B."""
+    """Emits a strip, for one size of tile; arguments as of `strip`."""
 
     def __init__(
         self, e: Emit, t: Any, rows: int, nv: int, step: int, steps: int, ahead: bool
@@ -110,7 +130,7 @@ class _Strip(_Tiles):
         self.fetch = Fetch(e, t, nv * self.vector) if ahead else None
 
     def run(self, count: Any) -> None:
-        """Emit ``count`` tiles of a row."""
+        """Emit ``count`` adjacent tiles."""
         e = self.e
         a, c, res = (e.variable(self.w[name]) for name in ("a", "c", "residual"))
         moved = e.const(self.rows * self.vector)
@@ -124,7 +144,7 @@ class _Strip(_Tiles):
             self.fetch.keep(self.t)
 
     def sums(self, first: Any) -> None:
-        """Emit rounds of ``steps`` products, then those of the last block."""
+        """Emit the loops of a tile's sums, whose A begins at ``first``."""
         e, word = self.e, self.w
         at_a, at_b = e.variable(first), e.variable(word["b"])
         with e.loop(word["outer_count"]):
@@ -139,7 +159,7 @@ class _Strip(_Tiles):
             e.step(at_b, word["outer_b"])
 
     def rest(self, a: Any, w: Any, count: Any) -> None:
-        """Emit fewer products than a block has channels, one by one."""
+        """Emit ``count`` products one by one, those of a block that is not full."""
         e = self.e
         with e.loop(count):
             self.round(e.get(a), e.get(w), 1)
@@ -147,7 +167,7 @@ class _Strip(_Tiles):
             e.step(w, e.const(self.nv * self.vector))
 
     def round(self, a: Any, w: Any, steps: int) -> None:
-        """Emit some products: all addresses are constants from two registers."""
+        """Emit ``steps`` products, with all addresses at constant offsets from two registers."""
         e, b = self.e, self.e.b
         a, w = e.opaque(a), e.opaque(w)
         for k in range(steps):
@@ -163,9 +183,10 @@ class _Strip(_Tiles):
 
 
 class _Windows(_Tiles):
-    """Sums over rows of ``taps`` vectors, each pixel loaded once for all the outputs it is in.
+    """Emits windows, for one size of tile; arguments as of `windows`.
 
-    With a ``group`` of channels that is once for each of them: its element in all lanes of a group.
+    Each pixel is loaded once for all outputs whose window it is in; with groups of channels, once
+    per channel of a group, whose element is copied to all lanes of its group.
     """
 
     def __init__(self, e: Emit, t: Any, rows: int, taps: int, step: int, group: int) -> None:
@@ -175,7 +196,7 @@ class _Windows(_Tiles):
         self.taps, self.step, self.group = taps, step, group
 
     def run(self, count: Any) -> None:
-        """Emit the tiles of ``count`` rows; the last of a row may do again what others did."""
+        """Emit the tiles of ``count`` rows; the last tile of a row may overlap the previous one."""
         e, b, word = self.e, self.e.b, self.w
         row, c_row, res_row = (e.variable(word[name]) for name in ("a", "c", "residual"))
         outputs = e.const(self.rows * self.vector)
@@ -201,12 +222,18 @@ class _Windows(_Tiles):
                 e.step(res_row, word["c_row"])
 
     def passed(self, outputs: Any) -> Any:
-        """Return the pixels between windows so many bytes of outputs apart."""
+        """Return the pixels of A between two windows whose outputs are ``outputs`` bytes apart."""
         b, e = self.e.b, self.e
         return b.mul(b.sdiv(outputs, e.const(self.vector)), e.const(self.step))
 
     def sums(self, first: Any, before: Any, after: Any) -> None:
-        """Emit the kernel rows; pixels outside the image, at the ends of a row, are zeros."""
+        """Emit the sums over the rows of a window.
+
+        Args:
+            first: Address of A for the tile's first output.
+            before: Pixels from there that lie outside the image; may be negative.
+            after: The same from the last pixel of the tile's last window backwards.
+        """
         e, b, word = self.e, self.e.b, self.w
         x, w = e.variable(first), e.variable(word["b"])
         row = self.taps * self.vector
@@ -221,7 +248,15 @@ class _Windows(_Tiles):
     def channel(
         self, row: Any, channel: int, weights: Sequence[Any], before: Any, after: Any
     ) -> None:
-        """Emit the products of a row's pixels, of one channel of each group."""
+        """Emit the products of one row of pixels and one channel of each group.
+
+        Args:
+            row: Address of the first pixel.
+            channel: Index of the channel in its group.
+            weights: The ``taps`` vectors of weights.
+            before: As in `sums`.
+            after: As in `sums`.
+        """
         e = self.e
         pixels = (self.rows - 1) * self.step + self.taps
         for p in range(pixels):
@@ -238,7 +273,15 @@ class _Windows(_Tiles):
             e.fence()
 
     def pixel(self, row: Any, p: int, from_end: int, before: Any, after: Any) -> Any:
-        """Return the address of pixel p of a row, or that of zeros where it lies outside."""
+        """Return the address of a pixel, or of zeros if it lies outside the image.
+
+        Args:
+            row: Address of pixel 0.
+            p: Index of the pixel.
+            from_end: Its index from the last pixel backwards.
+            before: As in `sums`.
+            after: As in `sums`.
+        """
         e, b = self.e, self.e.b
         at = b.add(row, e.const(p * self.vector))
         if p < self.taps // 2:
@@ -251,23 +294,25 @@ class _Windows(_Tiles):
 def strip(
     *, dtype: str, lanes: int, mr: int, nv: int, step: int, steps: int, ahead: bool = False
 ) -> Callable[..., None]:
-    """Return the kernel that computes a row of outputs from the words of its first tile.
+    """Return the kernel that computes a row of outputs.
 
-    Its arguments are ``(address of a TileBlock, pixels, vectors, 0)``. It reads the fields that a
-    contraction tile does, but ``a_row``, ``a_step``, ``steps``, those of the middle loop,
-    ``c_row``, the strides of the residual, which are those of C, and ``start_vector``;
-    ``start_row`` only says whether the sums go on from what C holds. ``a``, ``c`` and ``residual``
-    are changed. With ``last_steps`` there is one round less, and that many products follow; only
-    where a round is a block of channels.
+    Its arguments are ``(address of a TileBlock, pixels, vectors, 0)``. The fields have the meaning
+    that they have for a contraction tile, with these differences:
+
+    * ``a_row``, ``a_step``, ``steps``, ``c_row``, ``start_vector`` and the middle loop are not
+      read; the residual has the strides of C.
+    * ``start_row``: not 0 if the sums continue from C, which they then replace.
+    * ``last_steps``: products that follow the inner loop; only if ``steps`` is ``lanes``.
+    * ``a``, ``c``, ``residual`` and, with prefetches, ``ahead`` are advanced past the row.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
-        lanes: Elements of one vector.
+        lanes: Elements of a vector.
         mr: Most rows of a tile of ``nv`` vectors, at most 8; one of fewer vectors has more.
         nv: Most vectors of a row.
-        step: Elements between rows of A.
-        steps: Products of a round of the inner loop.
-        ahead: Bring what lies at `ahead` into the second cache meanwhile; it is moved on.
+        step: Elements between rows (pixels) of A.
+        steps: Products of one iteration of the inner loop.
+        ahead: Whether to prefetch the memory at `TileBlock.ahead` into the L2 cache meanwhile.
     """
     item, block = item_bytes(dtype), view_of(TileBlock)
 
@@ -283,7 +328,8 @@ def strip(
         rows = (begin + left - 1) // max(left, 1)
         count = begin - left * (rows - 1)
         while left > 0:
-            # Tiles come in two heights that differ by one row: none waits for its sums.
+            # Tiles have two heights that differ by one row, so that none is so low that it waits
+            # for the latency of its sums.
             tiles(args, rows, end, count)
             done = rows * count
             t.a = t.a + done * step * item
@@ -299,24 +345,27 @@ def strip(
 def windows(
     *, dtype: str, lanes: int, mr: int, taps: int, step: int, group: int = 1
 ) -> Callable[..., None]:
-    """Return the kernel that computes rows of a depthwise convolution, or of one of small groups.
+    """Return the kernel that computes rows of a depthwise convolution, or of one with small groups.
 
-    Its arguments are ``(address of a TileBlock, pixels of a tile, rows, 0)``. In a row
-    ``middle_count`` rows of A, ``middle_a`` bytes apart, meet as many rows of weights, ``middle_b``
-    bytes apart; rows of outputs are ``a_row`` bytes apart in A, ``c_row`` in C and in the residual.
-    Output i of a row is the window of ``taps`` pixels that begins at pixel ``i * step`` of A.
-    ``outer_count`` tiles make a row; the last one begins ``inner_count`` bytes into it. Of the
-    row's pixels the first ``left`` and the last ``right``, at most ``taps // 2``, lie outside the
-    image and count as ``zeros``. Everything else is as in :func:`strip`.
+    Its arguments are ``(address of a TileBlock, pixels of a tile, rows, 0)``. Fields are used as in
+    `strip`, with these differences:
+
+    * ``middle_count`` rows of A, ``middle_a`` bytes apart, are multiplied with as many rows of
+      weights, ``middle_b`` bytes apart. Output i of a row is the sum over the window of ``taps``
+      pixels that begins at pixel ``i * step``.
+    * Rows of outputs are ``a_row`` bytes apart in A, and ``c_row`` in C and the residual.
+    * ``outer_count`` tiles make a row; the last one begins ``inner_count`` bytes into the outputs.
+    * The first ``left`` and the last ``right`` pixels of a row, at most ``taps // 2`` each, lie
+      outside the image; the vector at ``zeros`` is read instead.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
-        lanes: Elements of one vector.
+        lanes: Elements of a vector.
         mr: Most pixels of a tile, at most 8.
         taps: Pixels of a window.
         step: Pixels between windows.
-        group: Channels of a group, which divide a vector. All that are in it, one after another,
-            have ``taps`` vectors of weights in a row.
+        group: Channels of a group; it divides ``lanes``. A row of weights has ``taps`` vectors for
+            each channel of a group.
     """
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
@@ -338,7 +387,16 @@ def switch(
     sizes: Sequence[tuple[int, int]],
     emit: Callable[[Emit, Any, int, int, Any], None],
 ) -> Any:
-    """Return an intrinsic ``(words, rows, vectors, count)`` that calls the function of a size."""
+    """Return the intrinsic ``(block, rows, vectors, count)`` that calls the function of a size.
+
+    Args:
+        name: Stem of the functions' names.
+        dtype: Element dtype of the emitter's vectors.
+        lanes: Elements of a vector.
+        sizes: Pairs (rows, vectors) for which functions are compiled.
+        emit: ``emit(e, t, rows, vectors, count)`` emits the function of a size; t is the address of
+            the block.
+    """
 
     def define(module: Any, rows: int, vectors: int) -> Any:
         function = private_function(module, f"{name}_{dtype}_{lanes}_{rows}x{vectors}", 2)

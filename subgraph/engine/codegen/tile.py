@@ -1,16 +1,19 @@
-"""Register tiles emitted as LLVM vector IR: the inner loops on which the heavy kernels stand.
+"""Register tiles: the micro-kernels of GEMM and convolution, emitted as LLVM vector IR.
 
-A *contraction tile* computes ``MR x NV`` vectors of ``C = epilogue(sum A * B)`` with all
-accumulators in registers. The sum runs over three nested segment loops and one inner loop; every
-stride is a runtime value, so one compiled tile serves GEMM (any transposition), direct, 1x1,
-grouped, dilated, first-layer and transposed convolution and the point-wise products of Winograd.
-Rows of A are broadcast, rows of B are vectors. Kernels describe a tile by a
-`subgraph.engine.codegen.tiling.TileBlock` and call it through the address of
-``Kernel("subgraph.engine.codegen.tile", "contraction", ...)``: compiled once, whatever the kernel
-around it.
+A *contraction tile* computes ``mr`` rows times ``nv`` vectors of ``C = epilogue(start + sum AB)``
+with all accumulators in registers, as the micro-kernel of BLIS does. A step of the sum broadcasts
+one element of each row of A and multiplies it with ``nv`` vectors of B. The sum runs over four
+nested loops whose strides are run-time values (`TileBlock`), so that one compiled tile serves GEMM
+with any transposition, direct, 1x1, grouped, dilated, first-layer and transposed convolution, and
+the point-wise products of Winograd's algorithm. A *depthwise tile* multiplies element by element.
 
-The order of additions of one output element does not depend on the tile it falls in, so that
-results do not depend on how work is cut.
+A kernel fills in a `subgraph.engine.codegen.tiling.TileBlock` and calls the tile through the
+address of ``Kernel("subgraph.engine.codegen.tile", "contraction", ...)``. Tiles are compiled as
+kernels of their own, once for all kernels that call them: one function for each size up to
+``mr x nv``, and a dispatcher.
+
+The order of additions of an output element does not depend on the size of the tile that computes
+it, so that results do not depend on how work is divided.
 """
 
 from __future__ import annotations
@@ -40,25 +43,35 @@ rows_of = register_jitable(tile_rows)
 
 _I32 = ir.IntType(32)
 _PTR = ir.PointerType()
-_UNROLL = 2
-_TAPS = 4  # of a depthwise tile, whose weights are held at once
-_LINE = 64  # bytes of a line of the caches
+_UNROLL = 2  # steps of one iteration of the general loop
+_TAPS = 4  # steps of a depthwise tile whose weights are in registers at the same time
+_LINE = 64  # bytes of a cache line
 
 
 class Fetch:
-    """Brings what lies at `ahead` into the second cache, `pace` bytes every two steps."""
+    """Emits prefetches into the L2 cache: `TileBlock.pace` bytes at `ahead` per two steps.
+
+    What is prefetched is read after the tile, such as the next panel of B.
+    """
 
     def __init__(self, e: Emit, t: Any, step_bytes: int) -> None:
-        """Begin; a step reads so many bytes of B."""
+        """Load the fields.
+
+        Args:
+            e: The emitter.
+            t: Address of the tile's block.
+            step_bytes: Bytes of B that one step reads.
+        """
         self.e, self.ahead = e, e.variable(e.word(t, "ahead"))
-        # Steps of more than a line fetch as many each: lines left out cost more than all of them.
+        # A step that reads more than a line prefetches as many lines: to skip some of them costs
+        # more than to prefetch all.
         self.lines = max(1, step_bytes // _LINE)
         self.every = 2 if self.lines == 1 else 1
         pace = e.word(t, "pace")
         self.pace = pace if self.every == 2 else e.b.ashr(pace, e.const(1))
 
     def run(self, step: int) -> None:
-        """Emit what step number ``step`` of a round fetches."""
+        """Emit the prefetches of a step; ``step`` is its index in an unrolled iteration."""
         if step % self.every:
             return
         e, at = self.e, self.e.get(self.ahead)
@@ -67,12 +80,29 @@ class Fetch:
         e.step(self.ahead, self.pace)
 
     def keep(self, t: Any) -> None:
-        """Emit that the words know how far it came."""
+        """Store the address that the prefetches have reached back into the block."""
         self.e.put_word(t, "ahead", self.e.get(self.ahead))
 
 
 class _Tile:
-    """The parts that all tiles share: loops over segments, start values, epilogue, stores."""
+    """The parts that all tiles share: the loops, initial values, epilogue and stores.
+
+    Args:
+        e: The emitter.
+        t: Address of the `TileBlock`.
+        mr: Rows of this tile.
+        nv: Vectors of a row of this tile.
+        masked: Whether the last vector of a row has `TileBlock.tail` elements only.
+        ahead: Whether steps prefetch the memory at `TileBlock.ahead`.
+        weights: ``"bfloat16"`` if B is stored so; "" for the tile's dtype.
+        mixed: Whether B is a sum of two matrices; see `contraction`.
+
+    Attributes:
+        acc: Slots of the accumulators, by row and vector.
+        w: Fields of the block that are loaded once.
+        dense: Whether (i1) the steps of A, and the vectors and steps of B, follow each other
+            without gaps.
+    """
 
     def __init__(
         self,
@@ -106,23 +136,31 @@ class _Tile:
         self.acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(mr)]
 
     def at(self, base: Any, rows: Any, columns: Any, i: int, j: int) -> Any:
-        """Return the address of vector (i, j)."""
+        """Return the address of vector j of row i.
+
+        Args:
+            base: Address of vector 0 of row 0.
+            rows: Bytes between rows.
+            columns: Bytes between vectors.
+            i: Row.
+            j: Vector.
+        """
         b, e = self.e.b, self.e
         row = b.add(base, b.mul(rows, e.const(i)))
         return b.add(row, b.mul(columns, e.const(j)))
 
     def lane_mask(self, j: int) -> Any:
-        """Return the mask of vector j of a row, None when it is whole."""
+        """Return the mask of vector j of a row; None if all its lanes exist."""
         return self.mask if j == self.nv - 1 else None
 
     def each(self, change: Callable[[int, int, Any], Any]) -> None:
-        """Replace every accumulator."""
+        """Set every accumulator (i, j) of a present ``value`` to ``change(i, j, value)``."""
         for i in range(self.mr):
             for j in range(self.nv):
                 self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
 
     def right(self, address: Any, j: int) -> Any:
-        """Load vector j of a row of B, widening what is held in less."""
+        """Load vector j of a step of B, in the dtype of the tile."""
         if self.mix is not None:
             addend, copy, sign = self.mix
             e, b = self.e, self.e.b
@@ -131,12 +169,12 @@ class _Tile:
             return value
         if self.weights != "bfloat16":
             return self.e.load(address, self.lane_mask(j))
-        # Packed weights fill whole vectors.
+        # Packed weights are padded to whole vectors, so that no mask is needed.
         bits = load_at(self.e.b, address, ir.VectorType(ir.IntType(16), self.e.lanes), 2)
         return bf16_to_f32(self.e.b, bits)
 
     def start(self) -> None:
-        """Load the accumulators' start values where there are any."""
+        """Set the accumulators to their initial values if `TileBlock.start` is set."""
         e, t = self.e, self.t
         init = e.word(t, "start")
         with e.when(e.b.icmp_signed("!=", init, e.const(0))):
@@ -144,7 +182,7 @@ class _Tile:
             self.each(lambda i, j, v: e.load(self.at(init, irs, ijs, i, j), self.lane_mask(j)))
 
     def announce(self) -> None:
-        """Prefetch what the end of the tile reads and writes: the sums take long enough."""
+        """Prefetch the residual and C, which `finish` accesses after the loops."""
         e, t = self.e, self.t
         res = e.word(t, "residual")
         with e.when(e.b.icmp_signed("!=", res, e.const(0))):
@@ -163,10 +201,12 @@ class _Tile:
         k_step: Callable[[Any, Any], None],
         several: Callable[[Any, Any, Any], Any] | None = None,
     ) -> None:
-        """Run ``k_step(a, b)`` at all addresses of the four loops.
+        """Emit the four loops.
 
-        ``several(at_a, at_b, steps)`` does steps of the inner loop together, where it can, moves
-        the variables of both addresses on and returns how many steps are left.
+        Args:
+            k_step: ``k_step(a, b)`` emits one step at two addresses.
+            several: ``several(at_a, at_b, steps)`` emits a faster loop over some of the steps where
+                it can, advances the address variables, and returns the number of steps left.
         """
         e, t, b, w = self.e, self.t, self.e.b, self.w
         a0, b0 = e.variable(e.word(t, "a")), e.variable(e.word(t, "b"))
@@ -201,22 +241,30 @@ class _Tile:
             e.step(b0, e.word(t, "outer_b"))
 
     def fetch_ahead(self, step: int) -> None:
-        """Bring some of what comes after B into the second cache, in a step of a round."""
+        """Emit the prefetches of a step, if the tile prefetches; see `Fetch.run`."""
         if self.fetch is not None:
             self.fetch.run(step)
 
     def dense_steps(
         self, at_a: Any, at_b: Any, steps: Any, dense_step: Callable[[Any, Any, int], None]
     ) -> Any:
-        """Run the steps of operands without gaps, a block of channels a round; return the rest.
+        """Emit the steps of operands without gaps, unrolled to a block of ``lanes`` channels.
 
-        ``dense_step(a, b, number)`` does one of several steps from one pair of addresses.
+        Args:
+            at_a: Variable with the address of A, which is advanced.
+            at_b: Variable with the address of B, which is advanced.
+            steps: Number of steps.
+            dense_step: ``dense_step(a, b, number)`` emits step ``number`` from a pair of addresses.
+
+        Returns:
+            The number of steps left: 0, or all if the operands have gaps.
         """
         e, b = self.e, self.e.b
         count = b.select(self.dense, steps, e.const(0))
 
         def run(unroll: int) -> None:
-            # Else LLVM derives each address from the one before: a chain as long as the sums.
+            # Otherwise LLVM derives each address from the previous one, a dependent chain that is
+            # as long as that of the sums.
             av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
             for number in range(unroll):
                 if unroll > 1:
@@ -236,7 +284,7 @@ class _Tile:
         return b.sub(steps, count)
 
     def finish(self) -> None:
-        """Add row bias and residual, apply the bounds, store."""
+        """Emit the epilogue: add the row bias and the residual, apply the bounds, store C."""
         e, t, b = self.e, self.t, self.e.b
         rbias = e.word(t, "row_bias")
         with e.when(b.icmp_signed("!=", rbias, e.const(0))):
@@ -262,7 +310,7 @@ class _Tile:
                 e.store(value, self.at(c, crs, cjs, i, j), self.lane_mask(j))
 
     def finish_twice(self) -> None:
-        """Add the sums to C, and to `residual` or subtract them from it; its strides are C's."""
+        """Emit the epilogue of tiles with ``twice``; the strides of `residual` are those of C."""
         e, t, b = self.e, self.t, self.e.b
         c, crs, cjs = self.w["c"], self.w["c_row"], self.w["c_vector"]
 
@@ -293,6 +341,7 @@ def _contraction_body(
     twice: bool = False,
     mixed: bool = False,
 ) -> None:
+    """Emit a contraction tile of one size; arguments as of `_Tile` and `contraction`."""
     tile = _Tile(e, t, mr, nv, masked, ahead, weights, mixed)
     b, w, acc = e.b, tile.w, tile.acc
     lanes_bytes = tile.right_bytes
@@ -302,7 +351,7 @@ def _contraction_body(
 
     def k_step(a: Any, at_b: Any) -> None:
         vectors = [tile.right(b.add(at_b, b.mul(w["b_vector"], e.const(j))), j) for j in range(nv)]
-        base = a
+        base = a  # recomputed every third row: x86 addresses base + stride * 1 or 2 in one operand
         for i in range(mr):
             if i and i % 3 == 0:
                 base = b.add(a, b.mul(w["a_row"], e.const(i)))
@@ -334,6 +383,7 @@ def _contraction_body(
 
 
 def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
+    """Emit a depthwise tile of ``mr`` pixels; see `depthwise`."""
     tile = _Tile(e, t, mr, 1, masked)
     b, w, acc = e.b, tile.w, tile.acc
     tile.start()
@@ -348,7 +398,11 @@ def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
             e.put(acc[i][0], e.fma(x, weight, e.get(acc[i][0])))
 
     def windows(at_a: Any, at_b: Any, steps: Any) -> Any:
-        """Run `_TAPS` steps a round over pixels side by side: each is loaded once for all rows."""
+        """Emit steps in groups of `_TAPS` if rows and steps of A are adjacent vectors.
+
+        Then row i at step k reads the pixel of row i + 1 at step k - 1: each pixel is loaded once
+        for all rows that use it.
+        """
         vector = e.lanes * e.item
         gaps = [b.xor(w[name], e.const(vector)) for name in ("a_row", "a_step", "b_step")]
         beside = b.icmp_signed("==", b.or_(b.or_(gaps[0], gaps[1]), gaps[2]), e.const(0))
@@ -369,6 +423,7 @@ def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
     tile.finish()
 
 
+# The fields that tiles load once, before their loops.
 _LOOP_WORDS = ("a_row", "a_step", "b_step", "b_vector", "steps", "c", "c_row", "c_vector")
 
 
@@ -384,32 +439,41 @@ def contraction(
     twice: bool = False,
     mixed: bool = False,
 ) -> Callable[..., None]:
-    """Return the kernel that runs one contraction tile.
+    """Return the kernel that computes one contraction tile.
 
-    Its arguments are not the usual ones: ``(address of a TileBlock, rows, vectors, 0)`` with
-    rows from :func:`row_counts` and ``1 <= vectors <= nv``.
+    Its arguments are not a kernel's usual ones but ``(address of a TileBlock, rows, vectors, 0)``
+    with rows from `row_counts` and ``1 <= vectors <= nv``.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
-        lanes: Elements of one vector.
+        lanes: Elements of a vector.
         mr: Most rows of a tile.
         nv: Most vectors of a row of a tile.
-        masked: The last vector of every row holds `tail` elements only.
-        ahead: Bring what lies at `ahead` into the second cache meanwhile.
-        weights: ``"bfloat16"``: B is held in it, and widened in registers (packed B only).
-        twice: The sums are added to C, and to `residual` or, with F_MINUS, subtracted from it.
-        mixed: B is the sum of what lies at `b` and, times `sign`, `addend` bytes further; it is
-            stored `sum_copy` bytes further for the next tiles.
+        masked: Whether the last vector of each row has `TileBlock.tail` elements only.
+        ahead: Whether to prefetch the memory at `TileBlock.ahead` into the L2 cache meanwhile.
+        weights: ``"bfloat16"`` if B is stored so and is converted in registers, for packed B only;
+            "" for ``dtype``.
+        twice: For Strassen's algorithm: the sums are added to C, without epilogue, and also to
+            `residual` or, with F_MINUS, subtracted from it.
+        mixed: For Strassen's algorithm: a vector of B is the one at its address plus `sign` times
+            the one `addend` bytes further. It is also stored, `sum_copy` bytes further, for the
+            tiles of the next rows.
     """
     body = partial(_contraction_body, ahead=ahead, weights=weights, twice=twice, mixed=mixed)
     return dispatcher("tile", body, dtype, lanes, mr, nv, masked)
 
 
 def depthwise(*, dtype: str, lanes: int, mr: int, masked: bool) -> Callable[..., None]:
-    """Return the kernel that runs one tile of pixels times channels, called as ``contraction``.
+    """Return the kernel that computes one depthwise tile: pixels times a vector of channels.
 
-    The sum multiplies vectors element by element: row i of A is the vector at ``a + i * a_row``,
-    B one vector per step. ``vectors`` must be 1.
+    It is called like `contraction`, with 1 for ``vectors``. A step multiplies the vector of each
+    row of A, at ``a + row * a_row``, element by element with the vector of B.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+        mr: Most rows (pixels) of a tile.
+        masked: Whether only `TileBlock.tail` channels exist.
     """
     return dispatcher("depthwise", _depthwise_body, dtype, lanes, mr, 1, masked)
 
@@ -424,10 +488,21 @@ def dispatcher(
     masked: bool,
     least: int = 1,
 ) -> Callable[..., None]:
-    """Return a kernel that calls the function of the tile of a size, all of them in its module.
+    """Return the kernel of a family of tiles: one function per size, and a switch that calls it.
 
-    Called with the address of the tile's words, rows and vectors; vectors come ``least`` by
-    ``least``.
+    Its arguments are ``(address of the block, rows, vectors, 0)``. A size that is not compiled
+    computes nothing.
+
+    Args:
+        name: Name of the family, the stem of its functions' names.
+        body: ``body(e, t, rows, vectors, masked)`` emits the function of one size; t is the
+            address of the block.
+        dtype: Element dtype of the emitter's vectors.
+        lanes: Elements of a vector.
+        mr: Most rows; the heights are those of `row_counts`.
+        nv: Most vectors of a row.
+        masked: As in `contraction`; passed on to ``body``.
+        least: Least number of vectors. The numbers are its multiples.
     """
     heights = row_counts(mr)
 
@@ -465,7 +540,7 @@ def dispatcher(
 
 
 def stack_words(count: int) -> Any:
-    """Return an intrinsic ``() -> address`` of ``count`` zeroed words on the kernel's stack."""
+    """Return the intrinsic ``() -> address`` of ``count`` words of 0 on the kernel's stack."""
 
     @intrinsic
     def words(typingctx: Any) -> tuple[Any, Any]:

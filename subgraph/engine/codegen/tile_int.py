@@ -1,21 +1,20 @@
-"""Register tiles of integer products: 8-bit operands, exact 32-bit sums, requantised in registers.
+"""Register tiles of the integer GEMM: 8-bit operands, exact 32-bit sums, requantised in registers.
 
-The integer sister of ``subgraph.engine.codegen.tile``. Rows of A are broadcast four bytes at a
-time, rows of B are vectors of 32-bit sums. Two flavours of a step:
+The integer counterpart of `subgraph.engine.codegen.tile`. A step broadcasts four bytes of each row
+of A and multiplies them with vectors of B, each of which adds to a vector of 32-bit sums. There are
+three flavours of a step:
 
-- ``pairs``: A holds 16-bit integers (a byte less its zero point), B bytes or 16-bit integers; two
-  products are added into 32 bits by the multiply-add of pairs (``vpmaddwd``). Exact: nothing can
-  saturate, and zero points leave no correction.
-- ``quads``: A holds unsigned, B signed bytes; four products by the dot product of ``engine.dot``
-  (VNNI). The zero point of A is part of the bias; what a zero point of B is beyond that of signed
-  bytes is taken from the sums, times the sum of the row of A.
-- ``guarded``: operands as for ``quads``; two products are added up in 16 bits (``vpmaddubsw``),
-  then in 32: three instructions where ``pairs`` has four. A sum that saturates in 16 bits is wrong,
-  so the caller names the steps in which one may, from the bytes that they read and the weights:
-  those are taken back and added again exactly.
+- ``pairs``: A has 16-bit integers (bytes less their zero point), B bytes or 16-bit integers. Two
+  products are added into 32 bits (vpmaddwd). Exact, and zero points need no correction.
+- ``quads``: A has unsigned, B signed bytes. Four products are added at once
+  (`subgraph.engine.codegen.dot`, VNNI). The zero point of A is part of the bias. If a column of B
+  has a zero point as signed bytes, it times the sum of the row of A is subtracted from the sums.
+- ``guarded`` (saturation-checked): operands as for ``quads``. Two products are added in 16 bits
+  (vpmaddubsw), then into 32: three instructions where ``pairs`` needs four. The caller lists the
+  steps in which a 16-bit sum may saturate; their sums are subtracted again and added exactly.
 
-A tile ends with ``round(sum * scale + shift)`` clamped between bounds, plus a zero point: what
-QLinearConv and QLinearMatMul mean, in the order in which ONNX Runtime computes it.
+The epilogue is ``clamp(round(sum * scale + shift)) + zero point``, the requantization of
+QLinearConv and QLinearMatMul, in the order of operations of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -44,37 +43,38 @@ from subgraph.engine.codegen.irtools import (
 from subgraph.engine.codegen.tile import dispatcher
 from subgraph.system import host
 
-BLOCK = 16  # channels of a block, outputs of a store
+BLOCK = 16  # channels of a blocked layout, and outputs of one store
 
 
 class IntegerTileBlock(WordBlock):
-    """Arguments of an integer tile; strides are bytes, 0 for an address means that there is none.
+    """Arguments of an integer tile. Strides are in bytes; an address of 0: no such operand.
 
     Attributes:
-        a: A at row 0.
+        a: A at row 0 and the first iteration of all loops.
         a_row: Stride of A between rows.
-        b: B, read from there on without a gap.
-        outer_count: Iterations of the outermost loop.
-        outer_a: Stride of A along it.
-        middle_count: Iterations of the loop inside that.
-        middle_a: Stride of A along it.
-        inner_count: Iterations of the loop inside that.
-        inner_a: Stride of A along it.
-        steps: Double steps of the innermost loop (a step is four bytes of A).
-        last_steps: Double steps in the last iteration of the outermost loop.
+        b: B, packed: all vectors that the tile reads, in their order, without gaps.
+        outer_count: Iterations of the outer loop.
+        outer_a: Stride of A between them.
+        middle_count: Iterations of the middle loop.
+        middle_a: Stride of A between them.
+        inner_count: Iterations of the inner loop.
+        inner_a: Stride of A between them.
+        steps: Pairs of steps in one iteration of the inner loop; a step is four bytes of A.
+        last_steps: Pairs of steps in the last iteration of the outer loop.
         c: First element of C.
         c_row: Stride of C between rows.
-        c_block: Between blocks of 16 columns.
-        bias: What sums start from, an int32 for each column.
-        scale: float32 for each column.
-        shift: float32 added after scaling, for each column.
-        low: Lower bound of the result without its zero point.
-        high: Upper bound of the result without its zero point.
+        c_block: Stride of C between blocks of 16 columns.
+        bias: Initial values of the sums, an int32 per column.
+        scale: A float32 per column.
+        shift: A float32 per column that is added after scaling.
+        low: Lower bound of the result before its zero point is added.
+        high: Upper bound of the result before its zero point is added.
         zero: Zero point of the result.
-        faults: Steps to be corrected (guarded).
-        fault_list: Two words for each: bytes from A at row 0, bytes from B.
-        row_sums: int32, the sums of rows of A less its zero point; 0: columns have no excess.
-        column_excess: int32 that columns of B are too large by (not in pairs).
+        faults: Number of steps in which sums may have saturated (``guarded`` only).
+        fault_list: Two words per such step: its offset in A at row 0, and in B, in bytes.
+        row_sums: int32 per row: the sum of the row of A less its zero point; 0: columns of B have
+            no zero point.
+        column_excess: int32 per column: the zero point of B as signed bytes (not in ``pairs``).
     """
 
     a: Address
@@ -104,7 +104,7 @@ class IntegerTileBlock(WordBlock):
 
 
 def int_tile() -> tuple[int, int, int]:
-    """Return ``(lanes, mr, nv)``: 32-bit lanes, most rows and vectors of a tile."""
+    """Return ``(lanes, mr, nv)``: 32-bit lanes of a vector, and most rows and vectors of a tile."""
     lanes = max(4, host.lanes("int32"))
     if host.has_32_registers():
         return (lanes, 12, 2) if lanes == BLOCK else (lanes, 6, BLOCK // lanes)
@@ -112,7 +112,7 @@ def int_tile() -> tuple[int, int, int]:
 
 
 def emit_joined(builder: Any, vectors: list[Any]) -> Any:
-    """Emit one vector of the elements of several, a power of two of them."""
+    """Emit the concatenation of vectors of 32-bit integers, a power of two of them."""
     while len(vectors) > 1:
         count = 2 * vectors[0].type.count
         picks = ir.Constant(ir.VectorType(I32, count), list(range(count)))
@@ -124,10 +124,21 @@ def emit_joined(builder: Any, vectors: list[Any]) -> Any:
 
 
 class Requantizer:
-    """Emits the end of integer sums, the same for all kernels."""
+    """Emits the requantization of 32-bit sums, for all kernels of the integer GEMM.
+
+    Attributes:
+        real: LLVM type of a vector of scaled sums, float32.
+    """
 
     def __init__(self, builder: Any, lanes: int, output: str, words: tuple[Any, Any, Any]) -> None:
-        """Take the words low, high (bits of float64) and zero point of the result."""
+        """Emit the constants.
+
+        Args:
+            builder: LLVM's builder.
+            lanes: Elements of a vector of sums.
+            output: Dtype of the result: ``"uint8"``, ``"int8"`` or ``"float32"``.
+            words: Fields low and high (float64 as bits) and zero of `IntegerTileBlock`.
+        """
         self.b = builder
         self.lanes = lanes
         self.output = output
@@ -136,20 +147,29 @@ class Requantizer:
         self.low = splat_value(builder, builder.fptrunc(low, F32), lanes)
         self.high = splat_value(builder, builder.fptrunc(high, F32), lanes)
         self.zero = words[2]
-        # An unbounded float32 result has no bounds that are integers.
+        # The lower bound as an integer. That of an unbounded float32 result, which does not use
+        # it, is -inf, whose conversion would be undefined.
         least = builder.select(
             builder.fcmp_ordered(">", low, ir.DoubleType()(-512.0)), low, ir.DoubleType()(-512.0)
         )
         self.least = builder.add(builder.fptosi(least, I64), self.zero)
 
     def scaled(self, sums: Any, scale: Any, shift: Any) -> Any:
-        """Return the real values of sums, scaled and shifted."""
+        """Return ``sums * scale + shift`` in float32.
+
+        Args:
+            sums: Vector of int32.
+            scale: Vector of float32.
+            shift: Vector of float32.
+        """
         return self.b.fadd(self.b.fmul(self.b.sitofp(sums, self.real), scale), shift)
 
     def packed(self, values: list[Any], order: list[int]) -> Any:
-        """Return 16 bytes: rounded to nearest even between the bounds, plus the zero point.
+        """Return 16 bytes: values rounded to nearest even, clamped, plus the zero point.
 
-        ``order``: the place among all values that each byte comes from.
+        Args:
+            values: Vectors of float32, 16 elements in all.
+            order: For each byte the index of its value.
         """
         b = self.b
         values = [b.select(b.fcmp_ordered("<", v, self.high), v, self.high) for v in values]
@@ -166,7 +186,7 @@ class Requantizer:
         return b.trunc(b.shuffle_vector(joined, undefined, picks), ir.VectorType(I8, BLOCK))
 
     def _rounded(self, value: Any) -> Any:
-        """Return the nearest integers, of two the even one."""
+        """Return values as int32, rounded to nearest even."""
         b, whole = self.b, ir.VectorType(I32, self.lanes)
         if self.lanes == 16 and host.has_512_bit_vectors():
             kept, every, current = ir.Constant(whole, ir.Undefined), I16(-1), I32(4)
@@ -176,10 +196,11 @@ class Requantizer:
         return b.fptosi(value, whole)
 
     def _packed_lanes(self, values: list[Any], order: list[int]) -> Any:
-        """Pack two vectors of eight as AVX2 does: within 128 bits, saturating on the way."""
+        """Return `packed` of two vectors of eight by AVX2's saturating packs of 128-bit lanes."""
         b = self.b
         words, bytes_ = ir.VectorType(I16, BLOCK), ir.VectorType(I8, 2 * BLOCK)
-        # Too small a number becomes the least integer, which saturates to the lower bound.
+        # A float below the range becomes the least integer, which the packs saturate; `least` is
+        # applied to the bytes. The upper bound has been applied to the floats.
         whole = [
             call_intrinsic(b, "llvm.x86.avx.cvt.ps2dq.256", ir.VectorType(I32, 8), [v])
             for v in values
@@ -200,9 +221,15 @@ class Requantizer:
 
 
 def emit_guarded(builder: Any, a: Any, b: Any) -> Any:
-    """Emit the products of four bytes, unsigned by signed, in vectors of eight 32-bit sums.
+    """Emit the sums of four products of bytes, of which pairs saturate in 16 bits (vpmaddubsw).
 
-    Sums of two products saturate at 16 bits.
+    Args:
+        builder: LLVM's builder.
+        a: Vector of eight i32, each four unsigned bytes.
+        b: Vector of eight i32, each four signed bytes.
+
+    Returns:
+        Vector of eight i32.
     """
     byte, word = ir.VectorType(I8, 32), ir.VectorType(I16, 16)
     both = [builder.bitcast(value, byte) for value in (a, b)]
@@ -211,6 +238,7 @@ def emit_guarded(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _load_right(e: Emit, at: Any, lanes: int, flavour: str, weights: str) -> Any:
+    """Load a vector of B for one step: i32 of four bytes, or of ``pairs`` twice as many i16."""
     b = e.b
     if flavour != "pairs":
         return load_at(b, at, ir.VectorType(I32, lanes), 4)
@@ -220,13 +248,20 @@ def _load_right(e: Emit, at: Any, lanes: int, flavour: str, weights: str) -> Any
 
 
 def vector_bytes(flavour: str, weights: str, lanes: int) -> int:
-    """Return the bytes of B that one vector of sums takes in a step."""
+    """Return the bytes of B that a step reads for one vector of sums.
+
+    Args:
+        flavour: As in `product_tile`.
+        weights: As in `product_tile`.
+        lanes: Elements of a vector of sums.
+    """
     return 4 * lanes if flavour != "pairs" or weights == "int16" else 2 * lanes
 
 
 def _body(
     e: Emit, t: Any, rows: int, vectors: int, flavour: str, weights: str, output: str
 ) -> None:
+    """Emit a tile of one size: the loops, the corrections of ``guarded``, and the epilogue."""
     e.declaration = IntegerTileBlock
     b, lanes = e.b, e.lanes
     kind = ir.VectorType(I32, lanes)
@@ -267,7 +302,7 @@ def _body(
     kin, last = e.word(t, "steps"), e.word(t, "last_steps")
     at = [e.variable(e.word(t, "a"))]
     with ExitStack() as loops:
-        # Loops close in reverse order; each then moves on its own address.
+        # Closing a loop first advances the address variable of the level around it.
         for name in ("outer", "middle", "inner"):
             left = loops.enter_context(e.loop(e.word(t, f"{name}_count")))
             if name == "outer":
@@ -275,7 +310,7 @@ def _body(
             loops.callback(_move, e, t, at[-1], f"{name}_a")
             at.append(e.variable(e.get(at[-1])))
         with e.loop(kin):
-            # Else LLVM derives the address of each row from the one before.
+            # Otherwise LLVM derives the address of each row from the previous row's.
             a, at_b = e.opaque(e.get(at[-1])), e.opaque(e.get(right))
             step(a, at_b, 0)
             step(a, at_b, 1)
@@ -293,7 +328,7 @@ def _body(
 
 
 def _take_zeros(e: Emit, t: Any, acc: list[list[Any]]) -> None:
-    """Take from the sums what columns of B are too large by, if they are."""
+    """Subtract row sum times column zero point from the sums, if columns of B have zero points."""
     b, lanes, sums = e.b, e.lanes, e.word(t, "row_sums")
     kind = ir.VectorType(I32, lanes)
     with e.when(b.icmp_signed("!=", sums, I64(0))):
@@ -306,7 +341,7 @@ def _take_zeros(e: Emit, t: Any, acc: list[list[Any]]) -> None:
 
 
 def _row_offsets(e: Emit, step: Any, rows: int) -> list[Any]:
-    """Return the bytes from row 0 to each row, as few registers with scales as possible."""
+    """Return the bytes from row 0 to each row: odd multiples times x86's scales 1, 2, 4 and 8."""
     odd = {k: e.opaque(e.b.mul(step, I64(k))) for k in range(3, rows, 2)}
     odd[1] = step
 
@@ -319,11 +354,12 @@ def _row_offsets(e: Emit, step: Any, rows: int) -> list[Any]:
 
 
 def _move(e: Emit, t: Any, slot: Any, stride: str) -> None:
+    """Advance an address variable by a field of the block."""
     e.step(slot, e.word(t, stride))
 
 
 def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
-    """Requantise the sums and store them."""
+    """Emit the epilogue: requantize the sums and store them; int32 sums are stored as they are."""
     b, lanes = e.b, e.lanes
     c, crs, cjs = e.word(t, "c"), e.word(t, "c_row"), e.word(t, "c_block")
     vectors = len(acc[0])
@@ -356,13 +392,15 @@ def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
 
 
 def product_tile(*, flavour: str, weights: str, output: str) -> Callable[..., None]:
-    """Return the kernel that runs one tile: ``(address of an IntegerTileBlock, rows, vectors, 0)``.
+    """Return the kernel that computes one tile.
+
+    Its arguments are ``(address of an IntegerTileBlock, rows, vectors, 0)``.
 
     Args:
-        flavour: ``"pairs"``, ``"quads"`` or ``"guarded"``, see above.
-        weights: How B is held: ``"int8"``, or ``"int16"`` (``pairs`` only).
-        output: ``"uint8"`` and ``"int8"``; ``"int32"`` for the plain sums; ``"float32"`` for sums
-            that are scaled but not rounded.
+        flavour: ``"pairs"``, ``"quads"`` or ``"guarded"``: see the module.
+        weights: Dtype of B in memory: ``"int8"``, or ``"int16"`` (``pairs`` only).
+        output: ``"uint8"`` or ``"int8"``; ``"int32"`` for the sums themselves; ``"float32"`` for
+            scaled sums that are not rounded.
     """
     lanes, mr, nv = int_tile()
 

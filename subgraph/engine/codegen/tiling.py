@@ -1,7 +1,7 @@
-"""The arguments of register tiles, and how work is cut into them; free of numba.
+"""The argument block of register tiles, and the division of rows into tiles.
 
-A contraction tile (``subgraph.engine.codegen.tile``) reads everything it needs from a block of
-64-bit words, which kernels fill in. Planning code takes the tile sizes from here.
+A kernel fills in a `TileBlock` for each tile that it calls (`subgraph.engine.codegen.tile`).
+Lowerings take the sizes of tiles from here, so this module does not import numba.
 """
 
 from __future__ import annotations
@@ -10,49 +10,55 @@ from subgraph.engine.codegen.arguments import Address, WordBlock
 
 
 class TileBlock(WordBlock):
-    """Arguments of a tile; all strides are bytes, 0 for an address means that there is none.
+    """Arguments of a tile: ``C = epilogue(start + sum of A * B)``.
+
+    The sum runs over four nested loops: outer, middle and inner, whose strides are free (blocks
+    of channels, rows and columns of a convolution's kernel), and the innermost over steps (channels
+    of a block, or k of a GEMM).
+    Strides are in bytes. An address of 0 means that there is no such operand. Strips, panels and
+    windows (`strip`, `panel`) use some fields in ways of their own.
 
     Attributes:
-        a: A at row 0, first segment.
+        a: A at row 0 and the first iteration of all loops.
         a_row: Stride of A between rows.
-        a_step: Between the steps of the innermost loop.
-        b: B at the first segment.
-        b_step: Stride of B between the steps of the innermost loop.
-        b_vector: Between the vectors of one step.
-        outer_count: Iterations of the outermost loop over segments.
-        outer_a: Stride of A along it.
-        outer_b: Stride of B along it.
-        middle_count: Iterations of the loop inside that.
-        middle_a: Stride of A along it.
-        middle_b: Stride of B along it.
-        inner_count: Iterations of the loop inside that.
-        inner_a: Stride of A along it.
-        inner_b: Stride of B along it.
-        steps: Steps of the innermost loop.
+        a_step: Stride of A between steps.
+        b: B at the first vector and the first iteration of all loops.
+        b_step: Stride of B between steps.
+        b_vector: Stride of B between the vectors of one step.
+        outer_count: Iterations of the outer loop.
+        outer_a: Stride of A between them.
+        outer_b: Stride of B between them.
+        middle_count: Iterations of the middle loop.
+        middle_a: Stride of A between them.
+        middle_b: Stride of B between them.
+        inner_count: Iterations of the inner loop.
+        inner_a: Stride of A between them.
+        inner_b: Stride of B between them.
+        steps: Steps in one iteration of the inner loop.
         c: First element of C.
         c_row: Stride of C between rows.
-        c_vector: Between the vectors of one row.
-        start: What the sums start from (bias, or C to continue a sum); 0: zeros.
-        start_row: Its stride between rows.
-        start_vector: Between vectors.
-        row_bias: One element per row that is added at the end.
-        residual: What is added at the end.
+        c_vector: Stride of C between the vectors of one row.
+        start: Initial values of the sums: a bias, or C to continue a sum; 0 for zeros.
+        start_row: Their stride between rows.
+        start_vector: Their stride between vectors.
+        row_bias: One element per row that is added to the sums.
+        residual: Another tensor that is added to the sums.
         residual_row: Its stride between rows.
-        residual_vector: Between vectors.
-        flags: ``F_*`` bits.
-        low: Lower bound of the activation, or its first parameter.
-        high: Upper bound of the activation, or its second parameter.
-        tail: Valid elements of the last vector (masked tiles only).
-        last_steps: Steps of the innermost loop in the last iteration of the outermost; 0: as many
-            as in the others.
-        ahead: What comes after B: tiles with ``ahead`` prefetch it meanwhile.
-        pace: Bytes of it for every two steps of the innermost loop.
-        left: Pixels of a row of windows that lie outside, at its beginning.
-        right: The same at its end.
-        zeros: A vector of zeros.
-        addend: Bytes from B to what is added to it (tiles with ``mixed`` only).
-        sum_copy: Bytes from B to where the sums are stored.
-        sign: The factor of what is added to B.
+        residual_vector: Its stride between vectors.
+        flags: Sum of ``F_*``.
+        low: Lower bound of the result if F_LO is set. Other activations, which kernels apply to C
+            after the tile, keep their first parameter here.
+        high: Upper bound of the result if F_HI is set, else the activation's second parameter.
+        tail: Elements of the last vector of a row that exist (masked tiles only).
+        last_steps: Steps in the last iteration of the outer loop; 0: as many as in the others.
+        ahead: Address of the memory that will be read after B (tiles that prefetch only).
+        pace: Bytes of that memory to prefetch per two steps.
+        left: Pixels of a row that lie outside the image at its begin (windows only).
+        right: Pixels of a row that lie outside the image at its end (windows only).
+        zeros: Address of a vector of zeros (windows only).
+        addend: Bytes from a vector of B to the one that is added to it (tiles with ``mixed`` only).
+        sum_copy: Bytes from a vector of B to where its sum with the addend is stored.
+        sign: Factor of the addend, 1 or -1.
     """
 
     a: Address
@@ -96,24 +102,39 @@ class TileBlock(WordBlock):
     sign: float
 
 
+# Flags of `TileBlock.flags`.
 F_LO = 1  # the result is at least `low`
 F_HI = 2  # the result is at most `high`
-F_MINUS = 4  # the sums are subtracted from `residual` (tiles with ``twice``)
+F_MINUS = 4  # the sums are subtracted from `residual` (tiles with ``twice`` only)
 
-FEW_ROWS = 8  # most rows of few-row tiles, which address each dense operand by one register
+# Tiles of at most this many rows unroll their steps over operands without gaps, each of which then
+# needs one address register (x86's addressing modes reach the multiples of a stride up to 8).
+FEW_ROWS = 8
 
 
 def tile_shape(lanes: int, registers: int) -> tuple[int, int]:
-    """Return ``(mr, nv)``: rows and vectors of the largest tile that stays in registers."""
+    """Return ``(mr, nv)``, rows and vectors of the largest tile whose sums stay in registers.
+
+    Args:
+        lanes: Elements of a vector.
+        registers: Number of vector registers.
+    """
     if registers >= 32 and lanes > 1:
         return 14, 2
     return (6, 2) if lanes > 1 else (4, 2)
 
 
 def tile_rows(left: int, mr: int) -> int:
-    """Return how many rows the next tile takes of ``left``: equal tiles rather than a rest.
+    """Return the rows of the next tile: about equal tiles, rather than full ones and a remainder.
 
-    Usable inside kernels. Only row counts of :func:`row_counts` come out.
+    Kernels call it, too (it compiles with numba).
+
+    Args:
+        left: Rows that are left, at least 1.
+        mr: Most rows of a tile.
+
+    Returns:
+        One of `row_counts`, at most ``left``.
     """
     tiles = (left + mr - 1) // mr
     rows = (left + tiles - 1) // tiles
@@ -123,15 +144,15 @@ def tile_rows(left: int, mr: int) -> int:
 
 
 def tile_run(left: int, mr: int) -> tuple[int, int]:
-    """Return how many rows the next tiles take of ``left``, and how many tiles take as many.
+    """Return the rows of the next tile, and how many tiles in a row have as many.
 
-    Low tiles come in two heights that differ by one row: they wait for their sums. Usable inside
-    kernels.
+    Up to 8 rows, tiles have two heights that differ by one, so that none is so low that it waits
+    for the latency of its sums. Kernels call it, too. Arguments are those of `tile_rows`.
     """
     rows = tile_rows(left, mr)
     return rows, left - (left + rows - 1) // rows * (rows - 1) if rows <= 8 else 1
 
 
 def row_counts(mr: int) -> tuple[int, ...]:
-    """Return the tile heights that are compiled for a largest height ``mr`` (even above 8)."""
+    """Return the tile heights that are compiled, up to ``mr``: all up to 8, even ones above."""
     return tuple(r for r in range(1, mr + 1) if r <= 8 or r % 2 == 0)

@@ -1,6 +1,6 @@
-"""Elements that change places in registers: blocks of ``lanes x lanes``, a few rows, repetitions.
+"""Shuffles of whole vectors: transposition of blocks, interleaving of rows, repetition of elements.
 
-What packs operands, turns layouts and reads masks across their rows is made of the block.
+Packing of operands, conversion of layouts and reductions across columns use the transposition.
 """
 
 from __future__ import annotations
@@ -23,19 +23,29 @@ from subgraph.engine.codegen.irtools import (
 )
 from subgraph.engine.codegen.simd import vec
 
-_LANE_BYTES = 16  # shuffles inside such a part of a register are the cheapest everywhere
+_LANE_BYTES = 16  # of a 128-bit lane, within which shuffles are cheapest on x86 and AArch64
 
 
 def _picked(builder: Any, a: Any, b: Any, picks: Sequence[int]) -> Any:
+    """Emit the vector of the elements ``picks`` of a followed by b."""
     mask = ir.Constant(ir.VectorType(I32, len(picks)), [I32(e) for e in picks])
     return builder.shuffle_vector(a, b, mask)
 
 
 def exchange(builder: Any, rows: list[Any], itemsize: int) -> list[Any]:
-    """Emit the transposition of a square of vectors, one shuffle for each vector and step.
+    """Emit the transposition of ``lanes`` vectors of ``lanes`` elements, in log2(lanes) rounds.
 
-    First every part of 16 bytes with as many rows: to zip the rows of its two halves, as often as
-    row numbers have bits, turns it. Then blocks of parts change places.
+    Each round is one shuffle per vector. The first rounds transpose the squares within 128-bit
+    lanes, by interleaving row i with row i + half as often as a row index has bits (a perfect
+    shuffle each). The others exchange off-diagonal blocks of doubling size.
+
+    Args:
+        builder: LLVM's builder.
+        rows: The vectors, as many as each has lanes, a power of two.
+        itemsize: Bytes of an element.
+
+    Returns:
+        The columns.
     """
     lanes = len(rows)
     part = min(lanes, _LANE_BYTES // itemsize)
@@ -65,10 +75,11 @@ def exchange(builder: Any, rows: list[Any], itemsize: int) -> list[Any]:
 
 @cache
 def transposer(dtype: str, lanes: int) -> Any:
-    """Return ``turn(source, source step, rows, columns, target, target step)``.
+    """Return the intrinsic that transposes a block.
 
-    It copies ``rows x columns`` elements (each at most ``lanes``) so that row i of the source
-    becomes column i of the target; nothing else is read or written. Steps are bytes between rows.
+    Its arguments are ``(source, source step, rows, columns, target, target step)``. Row i of the
+    source becomes column i of the target. ``rows`` and ``columns`` are at most ``lanes``; no other
+    elements are read or written. Steps are bytes between rows.
     """
     v = vec(dtype, lanes)
 
@@ -84,8 +95,8 @@ def transposer(dtype: str, lanes: int) -> Any:
             stored.align = v.itemsize
 
     def part(builder: Any, args: Sequence[Any]) -> None:
-        # Rows that are not there lie anywhere: to touch memory that is not mapped takes hundreds
-        # of cycles, even where the mask is empty.
+        # Rows beyond the block load from the first row, with an empty mask: a masked load whose
+        # address is not mapped takes hundreds of cycles even with an empty mask.
         source, step, height, width, target, to = args
         rows: list[Any] = []
         for i in range(lanes):
@@ -114,11 +125,17 @@ def transposer(dtype: str, lanes: int) -> Any:
 
 @cache
 def zipper(dtype: str, lanes: int, count: int, apart: bool) -> Any:
-    """Return ``zip(source, target, step)`` for ``count`` rows of ``lanes`` elements.
+    """Return ``(source, target, step)``, which interleaves rows, or undoes that.
 
-    It writes elements of the rows in turn: the first of every row, then the second of every row.
-    The rows lie ``step`` bytes apart, what is made of them lies together. With ``apart`` the way
-    back: rows that lie ``step`` bytes apart are made of what lies together.
+    Interleaved are the first elements of all rows, then their second elements, and so on.
+
+    Args:
+        dtype: Dtype of the elements.
+        lanes: Elements of a row.
+        count: Number of rows.
+        apart: False: rows ``step`` bytes apart at ``source`` are written interleaved, without
+            gaps, to ``target``. True: interleaved elements at ``source`` are written as rows
+            ``step`` bytes apart.
     """
     v = vec(dtype, lanes)
 
@@ -148,7 +165,7 @@ def zipper(dtype: str, lanes: int, count: int, apart: bool) -> Any:
 
 
 def _joined(builder: Any, rows: list[Any]) -> Any:
-    """Emit one long vector of vectors."""
+    """Emit the concatenation of vectors, padded by undefined elements to a power of two of them."""
     while len(rows) > 1:
         size = rows[0].type.count
         rows += [ir.Constant(rows[0].type, ir.Undefined)] * (len(rows) % 2)
@@ -160,7 +177,13 @@ def _joined(builder: Any, rows: list[Any]) -> Any:
 
 @cache
 def repeater(dtype: str, lanes: int, times: int) -> Any:
-    """Return ``repeat(source, target)``: ``lanes`` elements, each ``times`` times in a row."""
+    """Return ``(source, target)``, which copies elements, each several times in a row.
+
+    Args:
+        dtype: Dtype of the elements.
+        lanes: Elements that are read.
+        times: How often each is written.
+    """
     v = vec(dtype, lanes)
 
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:

@@ -1,10 +1,12 @@
-"""Elementary functions over vectors, emitted as arithmetic: no calls into a maths library.
+"""Elementary functions of float32 and float64 vectors, emitted as arithmetic without library calls.
 
-``function("exp", dtype, lanes)`` is an intrinsic ``vec -> vec`` for kernels; ``emit(name, builder,
-value)`` is the same for those who emit IR themselves (the epilogues of tiles). Infinities and NaN
-follow IEEE 754; ``tests/engine/test_vmath.py`` states and checks the errors. The polynomials are
-Chebyshev interpolants computed for this file; argument reductions are Cody and Waite's, the scheme
-of the logarithms is that of fdlibm.
+``function("exp", dtype, lanes)`` is the intrinsic ``vec -> vec`` for kernels; ``emit(name, builder,
+value)`` emits the same in loops written in IR. Infinities and NaN follow IEEE 754. The errors, 1 to
+5 units in the last place, are stated and checked in ``tests/engine/codegen/test_vmath.py``.
+
+Polynomials are Chebyshev interpolants computed for this file, coefficients from the constant
+upwards. Arguments are reduced as by Cody and Waite ("Software Manual for the Elementary Functions",
+1980); logarithms follow fdlibm.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ _LOG_SINGLE = (
     -0.114797339,
     0.0697161183,
 )
-# (log((1 + s) / (1 - s)) / s - 2) / s**2 in powers of s**2.
+# (log((1 + s) / (1 - s)) / s - 2) / s**2 in powers of s**2, for quotients between the same roots.
 _LOG_DOUBLE = (
     0.6666666666666666,
     0.4000000000000088,
@@ -119,14 +121,15 @@ _ERF_LARGE = (
 _GELU_MOST = 5.6
 _GELU_OVER = (0.797884544, 0.0678496227, 0.00935414797, 3.37769948e-4, 1.25787058e-5, 4.45995785e-8)
 _GELU_UNDER = (1.0, 0.25170322, 0.0286750981, 1.88523866e-3, 7.33294725e-5, 1.17969616e-6)
-# tanh(x) / x for |x| up to _TANH_MOST likewise (2.1e-8); beyond it tanh is 1 in float32.
+# tanh(x) / x for |x| up to _TANH_MOST likewise (relative error 2.1e-8); beyond it tanh is 1 in
+# float32.
 _TANH_MOST = 9.02
 _TANH_OVER = (1.0, 0.133797273, 0.00349404593, 2.05836568e-05, 1.33192906e-08)
 _TANH_UNDER = (1.0, 0.467130423, 0.0258711167, 0.000328311085, 7.7621138e-07)
 
 
 def _reduced(x: Expr) -> tuple[Expr, Any, Expr]:
-    """Split x = n * ln 2 + r; return r, n as an integer, and e**r - 1."""
+    """Split x = n * ln 2 + r with |r| <= ln(2) / 2; return r, n as an integer, and e**r - 1."""
     f = x.format
     n, exponent = x.nearest(1.0 / math.log(2.0))
     r = n.fma(-f.ln2_high, x)
@@ -135,27 +138,32 @@ def _reduced(x: Expr) -> tuple[Expr, Any, Expr]:
 
 
 def _scales_in_one() -> bool:
-    """Return whether multiplying by a power of two is one instruction that LLVM knows."""
+    """Return whether LLVM multiplies by a power of two in one instruction (since LLVM 22)."""
     return host.has_vscalef() and binding.llvm_version_info >= (22, 0, 0)
 
 
 def _exp(x: Expr) -> Expr:
+    """Return e**x in the full range, with subnormal results."""
     f = x.format
     _, exponent, power = _reduced(x.at_least(f.exp_least).at_most(f.exp_most))
     if _scales_in_one() and x.value.type.count * f.bits >= 128:
         return (power + 1.0).scaled(exponent)
-    # Two factors: one alone cannot reach the subnormal numbers, nor the largest.
+    # 2**n as two factors: n may lie beyond the exponents of normal numbers on both sides.
     half = x.builder.ashr(exponent, x.integer(1))
     rest = x.builder.sub(exponent, half)
     return (power + 1.0) * x.power_of_two(half) * x.power_of_two(rest)
 
 
 def _exp_unbounded(x: Expr, sign: float = 1.0, *, coarse: bool = False) -> Expr:
-    """Return e**(sign * x) where that is a normal number, anything where not.
+    """Return e**(sign * x) if that is a normal number; otherwise the result is unspecified.
 
-    The exponent is added to the bits of the power, whose lowest bits ``shifted`` keeps. ``coarse``
-    saves a step and adds an error of |x| * 2.8e-9 in single precision, where products are not
-    rounded before their sum.
+    n is added to the exponent bits of e**r directly: ``shifted`` holds it in its lowest bits.
+
+    Args:
+        x: The argument.
+        sign: 1.0 or -1.0.
+        coarse: For float32 with FMA: reduce by ln 2 in one part instead of two, which adds a
+            relative error of |x| * 2.8e-9.
     """
     f, builder = x.format, x.builder
     magic = 1.5 * 2.0**f.mantissa
@@ -172,7 +180,7 @@ def _exp_unbounded(x: Expr, sign: float = 1.0, *, coarse: bool = False) -> Expr:
 
 
 def _exp_flushed(x: Expr) -> Expr:
-    """Return e**x for x up to 87 (float64: 708), 0 (or a subnormal number) below minus that."""
+    """Return e**x for x up to 87 (float64: 708); below -87 (-708) 0 or a subnormal number."""
     if _scales_in_one():
         return _exp(x)
     below = x.compare("<", -x.format.exp_normal)
@@ -180,25 +188,27 @@ def _exp_flushed(x: Expr) -> Expr:
 
 
 def _expm1_negative(x: Expr) -> Expr:
-    """Return e**x - 1 for x <= 0 (and a little above)."""
+    """Return e**x - 1 for x <= 0, and for x so little above that 2**n does not overflow."""
     _, exponent, power = _reduced(x.at_least(x.format.expm1_least))
     scale = x.power_of_two(exponent)
     return power.fma(scale, scale - 1.0)
 
 
 def _expm1(x: Expr) -> Expr:
+    """Return e**x - 1 as 2**n * (e**r - 1) + (2**n - 1)."""
     f = x.format
     _, exponent, power = _reduced(x.at_least(f.expm1_least).at_most(f.exp_most))
-    # Half of the factor: the whole overflows before the result does.
+    # With 2**(n - 1), which is doubled at the end: 2**n overflows before the result does.
     scale = x.power_of_two(x.builder.sub(exponent, x.integer(1)))
     large = power.fma(scale, scale - 0.5) * 2.0
-    # Where n = 0 the halves would lose the lowest bits of subnormal results.
+    # For n = 0 halving and doubling would lose the lowest bits of subnormal results.
     small = x.builder.icmp_signed("==", exponent, x.integer(0))
     result = power.where(small, large)
     return x.where(x.compare("==", 0.0), result)
 
 
 def _sigmoid(x: Expr) -> Expr:
+    """Return 1 / (1 + e**-x)."""
     if not _scales_in_one():
         bounded = x.at_most(x.format.exp_normal)
         quotient = x.const(1.0) / (_exp_unbounded(bounded, -1.0) + 1.0)
@@ -209,6 +219,7 @@ def _sigmoid(x: Expr) -> Expr:
 
 
 def _tanh(x: Expr) -> Expr:
+    """Return tanh(x): float32 by a rational function, float64 as -e / (e + 2), e = expm1(-2|x|)."""
     if x.format.single:
         bounded = x.at_least(-_TANH_MOST).at_most(_TANH_MOST)
         square = bounded * bounded
@@ -216,11 +227,12 @@ def _tanh(x: Expr) -> Expr:
         return (over / square.polynomial(_TANH_UNDER)).at_least(-1.0).at_most(1.0)
     e = _expm1_negative(x.abs() * -2.0)
     result = (-e / (e + 2.0)).copysign(x)
-    # Below this tanh(x) rounds to x; the formula would lose subnormal numbers.
+    # Below 1e-9 tanh(x) rounds to x; the formula would lose subnormal numbers.
     return result.where(x.abs().compare(">=", 1e-9), x)
 
 
 def _log(x: Expr) -> Expr:
+    """Return the natural logarithm, for subnormal numbers, 0, infinity and NaN, too."""
     f = x.format
     tiny = x.compare("<", f.least_normal)
     lift = f.mantissa + 1
@@ -240,7 +252,7 @@ def _log(x: Expr) -> Expr:
 
 
 def _log_near_one(g: Expr, n: Expr) -> Expr:
-    """Return log(1 + g) + n ln 2 for 1 + g between the square roots of 1/2 and 2."""
+    """Return log(1 + g) + n * ln 2 for 1 + g between the square roots of 1/2 and 2."""
     f = g.format
     half_square = g * g * 0.5
     if f.single:
@@ -255,7 +267,7 @@ def _log_near_one(g: Expr, n: Expr) -> Expr:
 
 
 def _log1p(x: Expr) -> Expr:
-    # log(1 + x) = log(u) + (x - (u - 1)) / u, where u is 1 + x rounded.
+    """Return log(1 + x) as log(u) + (x - (u - 1)) / u, where u is 1 + x rounded."""
     u = x + 1.0
     correction = (x - (u - 1.0)) / u
     infinite = u.compare("==", math.inf)
@@ -266,6 +278,7 @@ def _log1p(x: Expr) -> Expr:
 
 
 def _erf(x: Expr) -> Expr:
+    """Return the error function; float64: a polynomial up to 1, then 1 - e**-polynomial."""
     if x.format.single:
         return _erf_single(x, math.sqrt(2.0))
     t = x.abs()
@@ -278,7 +291,7 @@ def _erf(x: Expr) -> Expr:
 
 
 def _erf_single(x: Expr, scale: float) -> Expr:
-    """Return erf(scale * x / sqrt(2)) of float32: the coefficients take the scale in."""
+    """Return erf(scale * x / sqrt(2)) of float32, the scale multiplied into the coefficients."""
     most = _GELU_MOST / scale
     bounded = x.at_least(-most).at_most(most)
     square = bounded * bounded
@@ -289,15 +302,17 @@ def _erf_single(x: Expr, scale: float) -> Expr:
 
 
 def _silu(x: Expr) -> Expr:
+    """Return x * sigmoid(x)."""
     if _scales_in_one():
         return x * _sigmoid(x)
     most = x.format.exp_normal
     quotient = x / (_exp_unbounded(x.at_most(most), -1.0) + 1.0)
-    # Where the exponential has no end the product is 0; NaN, as written, of -inf.
+    # Where e**-x exceeds the normal numbers the result is 0; for -inf NaN, as -inf * 0 is.
     return quotient.where(x.compare(">=", -most), x * 0.0)
 
 
 def _gelu(x: Expr) -> Expr:
+    """Return x / 2 * (1 + erf(x / sqrt(2)))."""
     half = x * 0.5
     if not x.format.single:
         return half.fma(_erf(x * math.sqrt(0.5)), half)
@@ -305,7 +320,7 @@ def _gelu(x: Expr) -> Expr:
 
 
 def _softplus(x: Expr) -> Expr:
-    # max(x, 0) + log1p(e**-|x|)
+    """Return log(1 + e**x) as max(x, 0) + log1p(e**-|x|)."""
     zero = x.const(0.0)
     positive = zero.where(x.compare("<", 0.0), x)
     return positive + _log1p(_exp(-x.abs()))
@@ -333,7 +348,14 @@ NAMES = tuple(sorted(_FUNCTIONS))
 
 
 def emit(name: str, builder: Any, value: Any) -> Any:
-    """Emit a function of a float32 or float64 vector (or scalar) and return the LLVM value.
+    """Emit an elementary function; return the LLVM value of the result.
+
+    Args:
+        name: One of ``NAMES``. ``"exp_flushed"`` is exp with a faster end of its range: the
+            argument must not exceed 87 (float64: 708), and results may be 0 where exp's would be
+            subnormal.
+        builder: LLVM's builder.
+        value: Vector or scalar of float32 or float64.
 
     Raises:
         ConfigError: There is no function of that name.
@@ -351,7 +373,7 @@ def function(name: str, dtype: str, lanes: int) -> Any:
     """Return the intrinsic ``(vec) -> vec`` of an elementary function.
 
     Args:
-        name: One of ``NAMES``.
+        name: As in `emit`.
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of the vector.
     """
@@ -361,18 +383,21 @@ def function(name: str, dtype: str, lanes: int) -> Any:
 
 @cache
 def power(dtype: str, lanes: int) -> Any:
-    """Return the intrinsic ``(vec, vec) -> vec`` of ``x ** y``.
+    """Return the intrinsic ``(x vec, y vec) -> vec`` of ``x ** y``, with C's special values.
 
-    float32 is computed in float64 as e**(y log|x|); float64 calls the maths library lane by lane.
+    float32 is computed in float64 as 2**(y * log2|x|); float64 calls the C library lane by lane.
     """
     v = vec_type(dtype, lanes)
     return define(v, [v, v], lambda b, c, a: emit_power(b, a[0], a[1]))
 
 
 def emit_power(builder: Any, x: Any, y: Any) -> Any:
-    """Emit ``x ** y`` of float32 or float64 vectors, as `power` says, and return the LLVM value.
+    """Emit `power`; return the LLVM value of the result.
 
-    The exponents of float32 may be float64.
+    Args:
+        builder: LLVM's builder.
+        x: Vector of float32 or float64.
+        y: Vector of the same type; of float64 for either.
     """
     if x.type.element == F64:
         return call_intrinsic(builder, f"llvm.pow.{suffix(x.type)}", x.type, [x, y])

@@ -1,7 +1,8 @@
-"""Trigonometric functions and their inverses over vectors, for ``vmath``; float64 by call.
+"""Trigonometric functions and their inverses for `vmath`; float64 calls the C library lane by lane.
 
 The polynomials are Chebyshev interpolants computed for this file. Arguments beyond 1 (atan) and 1/2
-(asin, acos) are brought below by the angle that is left to a right one, pi / 2 in two parts.
+(asin, acos) are reduced by the complementary angle, pi / 2 less the result, with pi / 2 in two
+parts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from subgraph.engine.codegen.irtools import F64
 
 from .vector_expr import Expr
 
-_RIGHT, _RIGHT_REST = 1.57079637, -4.37113883e-8  # pi / 2 in float32, and what it is short of it
+_RIGHT, _RIGHT_REST = 1.57079637, -4.37113883e-8  # pi / 2 rounded to float32, and the remainder
 # (atan(x) / x - 1) / x**2 in powers of x**2, |x| up to 1.
 _ATAN = (
     -0.333333317,
@@ -52,18 +53,18 @@ _COS = (
     -2.4799858750748857e-05,
     2.7236822001886194e-07,
 )
-# pi / 2 in two parts of which the first has 33 bits (fdlibm).
+# pi / 2 in two parts, the first of 33 bits, so that its products are exact (fdlibm).
 _HALF_PI = (1.57079632673412561417, 6.07710050650619224932e-11)
-_TRIG_LIMIT = 2.0**19
+_TRIG_LIMIT = 2.0**19  # up to this |x| the two parts of pi / 2 suffice; see `_beyond`
 
 
 def _rest(angle: Expr) -> Expr:
-    """Return pi / 2 minus an angle."""
+    """Return pi / 2 - angle."""
     return angle.const(_RIGHT) - (angle - _RIGHT_REST)
 
 
 def _halves(x: Expr) -> tuple[Expr, Expr]:
-    """Return asin of |x| up to 1/2, and acos of |x| beyond."""
+    """Return asin(|x|), for |x| up to 1/2, and acos(|x|) = 2 asin(sqrt((1 - |x|) / 2)), beyond."""
     a = x.abs()
     square = a * a
     near = (square * a).fma(square.polynomial(_ASIN), a)
@@ -127,7 +128,13 @@ def sincos(x: Expr, quarter: int) -> Expr:
 
 
 def _beyond(x: Expr, near: Expr, name: str) -> Expr:
-    """Return ``near``, or the maths library's function when any |x| is too large for it."""
+    """Return ``near`` where |x| is up to _TRIG_LIMIT, and the C library's result elsewhere.
+
+    Args:
+        x: The argument.
+        near: The result for arguments up to the limit.
+        name: The function, ``"sin"`` or ``"cos"``, called only if any lane is beyond.
+    """
     builder = x.builder
     far = builder.not_(x.abs().compare("<=", _TRIG_LIMIT))
     whole = ir.IntType(x.value.type.count)

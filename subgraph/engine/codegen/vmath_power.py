@@ -1,7 +1,7 @@
-"""``x ** y`` over float32 vectors for ``vmath``: 2**(y log2 |x|) in float64, signs in float32.
+"""``x ** y`` of float32 vectors for `vmath`: 2**(y * log2|x|) in float64, its sign in float32.
 
-The polynomials are Chebyshev interpolants computed for this file; together they err by less than a
-tenth of the last place of float32.
+The polynomials are Chebyshev interpolants computed for this file. Their errors together are less
+than a tenth of a unit in the last place of float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from subgraph.engine.codegen.irtools import F64
 
 from .vector_expr import Expr
 
-# log2((1 + s) / (1 - s)) / s in powers of s**2, for quotients between the roots of 1/2 and 2.
+# log2((1 + s) / (1 - s)) / s in powers of s**2, quotients between the square roots of 1/2 and 2.
 _LOG2 = (
     2.885390081789987,
     0.9617966734515485,
@@ -34,11 +34,12 @@ _EXP2 = (
     0.0001546144469856913,
 )
 _BEYOND = 200.0  # 2**200 is infinite in float32, 2**-200 is 0
+# Of float64: explicit bits of the mantissa, bias of the exponent, bits of the root of 1/2.
 _MANTISSA, _BIAS, _SQRT_HALF = 52, 1023, 0x3FE6A09E667F3BCD
 
 
 def power_single(x: Expr, y: Expr) -> Expr:
-    """Return ``x ** y`` as IEEE 754 says, special values as C's pow; y may be float64."""
+    """Return ``x ** y`` in float32 with the special values of C's pow; y may be float64."""
     builder, ty = x.builder, x.value.type
     wide = ir.VectorType(F64, ty.count)
 
@@ -60,7 +61,7 @@ def power_single(x: Expr, y: Expr) -> Expr:
 
 
 def _log2(x: Expr) -> Expr:
-    """Return the logarithm of float64 that was float32, and no negative number."""
+    """Return log2 of float64 that is not negative and was float32: 0 or a normal number."""
     builder = x.builder
 
     def shifted(number: int) -> Any:
@@ -68,7 +69,7 @@ def _log2(x: Expr) -> Expr:
 
     moved = builder.add(x.bits(), x.integer((_BIAS << _MANTISSA) - _SQRT_HALF))
     biased = builder.lshr(moved, x.integer(_MANTISSA))
-    # Below the mantissa of 2**52 a whole number stands as it is.
+    # An integer in the low bits of the mantissa of 2**52 becomes a float by subtracting 2**52.
     above = builder.or_(biased, shifted(_BIAS + _MANTISSA))
     n = x.from_bits(above) - (2.0**_MANTISSA + _BIAS)
     exponent = builder.shl(biased, x.integer(_MANTISSA))
@@ -76,11 +77,11 @@ def _log2(x: Expr) -> Expr:
     s = (near_one - 1.0) / (near_one + 1.0)
     found = (s * s).polynomial(_LOG2).fma(s, n)
     found = x.const(-math.inf).where(x.compare("==", 0.0), found)
-    return found.where(x.compare("<", math.inf), x)  # infinity and NaN are their logarithms
+    return found.where(x.compare("<", math.inf), x)  # log2 of infinity and of NaN is the same value
 
 
 def _exp2(x: Expr) -> Expr:
-    """Return 2**x for what float32 tells apart; float64."""
+    """Return 2**x in float64, for |x| beyond 200 as for 200: 0 and infinity in float32."""
     builder = x.builder
     bounded = x.at_least(-_BEYOND).at_most(_BEYOND)
     magic = 1.5 * 2.0**_MANTISSA
