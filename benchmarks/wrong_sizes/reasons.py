@@ -195,6 +195,14 @@ REASONS: Final = (
     Reason("strict", "nonpad_kv_seqlen holds", "no length is negative", "Attention"),
     Reason("strict", "does not split into", "all heads have one size", "LinearAttention"),
     Reason("strict", "support vectors|coefficients", "n_supports counts them", "SVMRegressor"),
+    Reason("other", "", "the standard numbers softmax 1", "TreeEnsemble", "post_transform = "),
+    Reason("other", "", "the mean of no integers is left open", "ReduceMean", "empty"),
+    Reason("other", "", "a sum of no products is 0", "MatMulInteger", "empty"),
+    Reason("values", "", "products overflow or vanish in another order", "ReduceProd", "= 1e-40"),
+    Reason(
+        "values", "", "rounding over an epsilon of 0", "InstanceNormalization", "n = (0.0|1e-40)"
+    ),
+    Reason("strict", "spatial_scale is", _NON_FINITE, "RoiAlign"),
     Reason("strict", "in pairs", "elements are rotated in pairs", "RotaryEmbedding"),
     Reason("strict", "has no end", "steps of 0 reach no limit", "Range"),
     Reason("strict", "has no elements", "of no numbers there is no largest", "ArgMax ArgMin"),

@@ -68,6 +68,8 @@ def roi_align_operands(node: Node, x: Tensor, rois: Tensor, images: Tensor) -> N
     choice(node, "mode", "avg", "avg", "max")
     modes = ("half_pixel", "output_half_pixel")
     choice(node, *("coordinate_transformation_mode", "half_pixel"), *modes)
+    scale = float(node.attrs.get("spatial_scale", 1.0))
+    require(math.isfinite(scale), "spatial_scale is {}", scale)
     height, width = x.shape[2:]
     require(height >= 1 and width >= 1, "X has shape {}: nothing to sample", x.shape)
     _require_images(x, known_numbers(images))
@@ -191,6 +193,8 @@ def resize_operands(
         _require_scales(first, x.rank)
         return
     transform = choice(node, *("coordinate_transformation_mode", "half_pixel"), *_TRANSFORMS)
+    interpolates = node.attrs.get("mode", "nearest") not in ("nearest", b"nearest")
+    require(interpolates or not node.attrs.get("antialias", 0), "antialias needs linear or cubic")
     choice(node, *("nearest_mode", "round_prefer_floor"), *_ROUNDINGS)
     policies = ("stretch", "not_larger", "not_smaller")
     choice(node, *("keep_aspect_ratio_policy", "stretch"), *policies)

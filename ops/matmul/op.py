@@ -221,7 +221,7 @@ def einsum_operands(node: Node, *operands: Tensor | None) -> None:
     """
     equation = node.attrs.get("equation", "")
     found = _EQUATION.fullmatch(str(equation).replace(" ", ""))
-    if found is None:
+    if found is None or not equation:
         raise ShapeError(
             f"equation {equation!r} is not well formed; letters, commas, one '...' a term and "
             "'->' make one"

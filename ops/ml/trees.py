@@ -177,6 +177,8 @@ def ensemble_forest(node: Node) -> Forest:
         _children(given, f"nodes_{way}nodeids", given[f"nodes_{way}leafs"], count, leaves)
         for way in ("false", "true")
     ]
+    if len(given["leaf_targetids"]) != leaves:
+        raise ShapeError(f"{len(given['leaf_targetids'])} leaf_targetids for {leaves} leaf_weights")
     filled = np.zeros(leaves, np.int64)
     return Forest(
         roots=_within(np.array(given["tree_roots"], np.int64), count, "tree_roots"),
@@ -301,8 +303,12 @@ def node_list_forest(node: Node) -> Forest:
     weights = numbers_of(given, f"{prefix}_weights")
     if not len(owners) == len(targets) == len(weights) or len(splits) != count:
         raise ShapeError("votes or nodes have attributes of different lengths")
+    orphans = np.nonzero(is_root)[
+        0
+    ]  # of a tree only the first is its root, no node leads to others
+    _, first_of_tree = np.unique(np.asarray(trees)[orphans], return_index=True)
     return Forest(
-        roots=np.nonzero(is_root)[0],
+        roots=np.sort(orphans[first_of_tree]),
         features=np.where(inner, features, 0),
         modes=modes,
         splits=splits,

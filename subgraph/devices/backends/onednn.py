@@ -81,7 +81,8 @@ def _load(requirement: str, title: str) -> Library:
     name = requirement.partition(">=")[0].strip()
     install = f"pip install '{requirement}'"
     if not library_version(name, requirement):
-        raise DeviceError(f"{title} is not installed: {install}")
+        missing = ImportError(f"no package {name}")
+        raise DeviceError(f"{title} is not installed: {install}") from missing
     try:
         files = distribution(name).files or ()
         path = next(file for file in files if file.name == "libdnnl.so.3")

@@ -135,6 +135,8 @@ WRONG_SAMPLES = [
     Use("MaxRoiPool", [X, floats(3, 5)], {"pooled_shape": (2,)}),
     Use("MaxRoiPool", [X, floats(3, 5)], {"pooled_shape": (0, 2)}),
     Use("RoiAlign", [X, ROIS, ints(0)]),
+    Use("RoiAlign", [X, ROIS, ints(0, 1)], {"spatial_scale": float("-inf")}),
+    Use("Resize", [X, None, np.ones(4, np.float32) * 2], {"antialias": 1}),
     Use("RoiAlign", [X[..., :0], ROIS, ints(0, 0)]),
     Use("RoiAlign", [X, ROIS, ints(0, 1, 1)]),
     Use("RoiAlign", [X, floats(2, 5), ints(0, 1)]),
@@ -353,3 +355,14 @@ def test_filters_of_many_taps_take_no_memory_to_plan() -> None:
     assert peak < 8 * taps  # bytes; a list of the taps would take more
     [y] = model([np.ones((1, 1, taps), np.float32)] * 2).values()
     assert y.tolist() == [[[taps]]]
+
+
+def test_maxima_of_padding_alone_have_no_index() -> None:
+    x = sg.input("x", ("n", 1, "h", "w"), "float32")
+    attrs = {"kernel_shape": (2, 5), "pads": (2, 2, 2, 2)}
+    node = sg.Node("MaxPool", [x], outputs=2, version=12, attrs=attrs)
+    graph = sg.Graph([x], node.outputs)
+    array = np.arange(1, 26, dtype=np.float32).reshape(1, 1, 5, 5)
+    wanted, found = (sg.compile_model(graph, device)(x=array) for device in ("REFERENCE", "CPU"))
+    for k in range(2):
+        np.testing.assert_array_equal(found[k], wanted[k])

@@ -120,6 +120,7 @@ WRONG_PRODUCTS = [
     *(
         Use("Einsum", list(given), {"equation": equation})
         for equation, given in (
+            ("", (floats(),)),
             ("ij,jk->ik", (A, floats(5, 2))),
             ("ij,jk->ik", (A,)),
             ("ij,jk->ik", (A, B, B)),

@@ -281,6 +281,23 @@ def test_ensemble_of_version_5(dtype: str, number: int, modes: list[int]) -> Non
     np.testing.assert_allclose(found, powers / powers.sum(1, keepdims=True), rtol=tolerance)
 
 
+def test_nodes_that_no_node_leads_to_have_no_votes() -> None:
+    trees = {
+        "nodes_treeids": [0] * 5,
+        "nodes_nodeids": [0, 1, 2, 3, 4],
+        "nodes_featureids": [1, 3, 0, 0, 0],
+        "nodes_modes": ["BRANCH_LEQ", "BRANCH_LT", "LEAF", "LEAF", "LEAF"],
+        "nodes_values": [0.0, 0.25, 0.0, 0.0, 0.0],
+        "nodes_truenodeids": [1, 2, 0, 0, 0],  # none leads to 3
+        "nodes_falsenodeids": [2, 4, 0, 0, 0],
+        "target_treeids": [0] * 3,
+        "target_nodeids": [2, 3, 4],
+        "target_ids": [0, 1, 1],
+        "target_weights": [0.5, -1.0, 2.0],
+    }
+    _compare("TreeEnsembleRegressor", _X, 1, n_targets=2, **trees)
+
+
 def test_damaged_trees_are_refused() -> None:
     trees = _trees("target", 2, ["BRANCH_LEQ"])
     wrongs: list[dict[str, Any]] = [
