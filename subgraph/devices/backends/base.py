@@ -15,7 +15,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -89,7 +88,7 @@ class Backend(Device):
     title: ClassVar[str]
     dtypes: ClassVar[frozenset[str]]
     empty_tensors: ClassVar[bool] = True
-    library: ModuleType
+    library: Any
 
     # ------------------------------------------------------------------ overridden by children
 
@@ -118,13 +117,21 @@ class Backend(Device):
 
     # ------------------------------------------------------------------ called by Device
 
+    def load(self) -> Any:
+        """Return the library; a child overrides this if the library is no Python module.
+
+        Raises:
+            ImportError: the library is missing or cannot be loaded.
+        """
+        return importlib.import_module(self.module)
+
     def start(self) -> None:
         """Import the library.
 
         Raises:
             DeviceError: the package is missing or too old; the message says what to install.
         """
-        self.library = import_library(self.module, self.requirement, self.title)
+        self.library = import_library(self.module, self.requirement, self.title, self.load)
         self._answers: dict[bytes, str] = {}  # by `_key`: why a model is refused, "" if it is not
 
     def transform(self, graph: Graph, options: Any) -> Graph:
@@ -312,13 +319,16 @@ class _BackendSession(Session):
         return results if outputs is None else fill_outputs(results, outputs)
 
 
-def import_library(module: str, requirement: str, title: str) -> ModuleType:
+def import_library(
+    module: str, requirement: str, title: str, load: Callable[[], Any] | None = None
+) -> Any:
     """Import the package of a backend.
 
     Args:
         module: Name of the module.
         requirement: Requirement for pip, with the oldest version that works.
         title: Name of the library in messages.
+        load: Returns the library, or raises ImportError; None imports the module.
 
     Raises:
         DeviceError: the package is missing, too old, or cannot be imported.
@@ -329,7 +339,7 @@ def import_library(module: str, requirement: str, title: str) -> ModuleType:
     if found and _numbers_of(found) < _numbers_of(oldest):
         raise DeviceError(f"{title} {found} is too old, {oldest} is needed: {install}")
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(module) if load is None else load()
     except ImportError as error:
         raise DeviceError(f"{title} is not installed ({error}): {install}") from error
 
@@ -353,6 +363,33 @@ def _numbers_of(text: str) -> tuple[int, ...]:
             break
         numbers.append(int(digits))
     return tuple(numbers)
+
+
+def parsed_model(model: bytes) -> tuple[Any, int, dict[str, Array]]:
+    """Return a model for a child that translates nodes itself.
+
+    Args:
+        model: A serialized ONNX model of `compile_library_model`.
+
+    Returns:
+        The ``onnx.GraphProto``, the opset version of the standard's operators, and the weights by
+        name, which are copies.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.load_from_string(model)
+    version = next(opset.version for opset in proto.opset_import if not opset.domain)
+    weights = {t.name: numpy_helper.to_array(t).copy() for t in proto.graph.initializer}
+    return proto.graph, version, weights
+
+
+def node_attributes(node: Any) -> dict[str, Any]:
+    """Return the attributes of an ``onnx.NodeProto`` by name; text as str."""
+    from onnx import helper
+
+    found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return {name: v.decode() if isinstance(v, bytes) else v for name, v in found.items()}
 
 
 def reason_of_library(error: BaseException) -> str:

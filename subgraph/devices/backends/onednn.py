@@ -7,8 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_size_t, c_void_p
-from importlib.metadata import PackageNotFoundError, distribution
-from types import ModuleType
+from importlib.metadata import distribution
 from typing import Any
 
 import attrs
@@ -19,10 +18,10 @@ from subgraph.devices.backends.base import (
     Backend,
     BackendOptions,
     LibraryModel,
-    library_version,
+    node_attributes,
+    parsed_model,
 )
 from subgraph.devices.backends.onednn_graph import Form, Library, LogicalTensor
-from subgraph.errors import DeviceError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType
 
@@ -40,15 +39,14 @@ class OnednnDevice(Backend):
     empty_tensors = False
     dtypes = frozenset(("float32", "int64"))
 
-    def start(self) -> None:
-        """Load the library.
-
-        Raises:
-            DeviceError: The package is missing; the message says what to install.
-        """
-        self.library = ModuleType(self.module)
-        self._answers = {}
-        self._shared = _load(self.requirement, self.title)
+    def load(self) -> Library:
+        """Return the library of the installed package, which has no Python module."""
+        try:
+            files = distribution(self.requirement.partition(">=")[0].strip()).files or ()
+            path = next(file for file in files if file.name == "libdnnl.so.3")
+            return Library(str(path.locate()))
+        except (StopIteration, OSError, RuntimeError) as error:
+            raise ImportError(f"libdnnl.so.3 cannot be loaded: {error}") from error
 
     def refusal(self, node: Node) -> str:
         """Refuse operators without a form, scalars, and integers that are not constants."""
@@ -69,26 +67,7 @@ class OnednnDevice(Backend):
 
     def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
         """Return the model as a graph of oneDNN; its partitions are compiled for each shape."""
-        return _GraphModel(self._shared, model, options.INFERENCE_NUM_THREADS)
-
-
-def _load(requirement: str, title: str) -> Library:
-    """Load the library of the installed package.
-
-    Raises:
-        DeviceError: The package is missing, or the library cannot be loaded.
-    """
-    name = requirement.partition(">=")[0].strip()
-    install = f"pip install '{requirement}'"
-    if not library_version(name, requirement):
-        missing = ImportError(f"no package {name}")
-        raise DeviceError(f"{title} is not installed: {install}") from missing
-    try:
-        files = distribution(name).files or ()
-        path = next(file for file in files if file.name == "libdnnl.so.3")
-        return Library(str(path.locate()))
-    except (PackageNotFoundError, StopIteration, OSError, RuntimeError) as error:
-        raise DeviceError(f"{title} cannot be loaded ({error}): {install}") from error
+        return _GraphModel(self.library, model, options.INFERENCE_NUM_THREADS)
 
 
 @attrs.frozen(eq=False)
@@ -108,28 +87,24 @@ class _GraphModel:
     """A graph of oneDNN, whose partitions are compiled when a shape is first run."""
 
     def __init__(self, library: Library, model: bytes, threads: int) -> None:
-        import onnx
-        from onnx import numpy_helper
-
-        body = onnx.load_from_string(model)
+        body, version, weights = parsed_model(model)
         self._library = library
         self._threads = threads
         self._numbers: dict[str, int] = {}
-        weights = {t.name: numpy_helper.to_array(t).copy() for t in body.graph.initializer}
         self._constants = {
             self._number(name): np.ascontiguousarray(array)
             for name, array in weights.items()
             if array.dtype == np.float32
         }
-        ports = [p for p in body.graph.input if p.name not in weights]
+        ports = [p for p in body.input if p.name not in weights]
         self._inputs = [self._number(port.name) for port in ports]
         graph = library.made("graph_graph_create", c_int(1))
         weakref.finalize(self, library, "graph_graph_destroy", graph)
-        self._add_nodes(graph, body, weights)
-        self._outputs = [self._number(port.name) for port in body.graph.output]
+        self._add_nodes(graph, body, version, weights)
+        self._outputs = [self._number(port.name) for port in body.output]
         # An "end" operation keeps an output from being fused away.
-        for k, port in enumerate(body.graph.output):
-            tensor, number = self._logical(port.name), len(body.graph.node) + k
+        for k, port in enumerate(body.output):
+            tensor, number = self._logical(port.name), len(body.node) + k
             onednn_graph.add_operation(library, graph, ("end", {}), number, ((tensor,), ()))
         self._partitions = onednn_graph.partitions_of(library, graph)
         for partition in self._partitions:
@@ -141,17 +116,15 @@ class _GraphModel:
         """Return the identity of a tensor."""
         return self._numbers.setdefault(name, len(self._numbers))
 
-    def _add_nodes(self, graph: c_void_p, body: Any, weights: dict[str, Array]) -> None:
-        from onnx import helper
-
-        infos = (*body.graph.input, *body.graph.value_info, *body.graph.output)
+    def _add_nodes(
+        self, graph: c_void_p, body: Any, version: int, weights: dict[str, Array]
+    ) -> None:
+        infos = (*body.input, *body.value_info, *body.output)
         ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in infos}
         ranks.update({name: array.ndim for name, array in weights.items()})
-        version = next(opset.version for opset in body.opset_import if not opset.domain)
-        for k, node in enumerate(body.graph.node):
-            found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        for k, node in enumerate(body.node):
             form = Form(
-                {n: v.decode() if isinstance(v, bytes) else v for n, v in found.items()},
+                node_attributes(node),
                 version,
                 [ranks[name] if name else -1 for name in node.input],
                 {

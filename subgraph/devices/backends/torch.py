@@ -12,6 +12,8 @@ from subgraph.devices.backends.base import (
     Backend,
     BackendOptions,
     LibraryModel,
+    node_attributes,
+    parsed_model,
     writable_view,
 )
 from subgraph.devices.backends.torch_operators import OPERATORS, Call, Function
@@ -70,26 +72,17 @@ class _TorchModel:
     """A program of PyTorch's functions; several threads may run it at the same time."""
 
     def __init__(self, torch: Any, model: bytes, options: Any) -> None:
-        import onnx
-        from onnx import helper, numpy_helper
-
-        graph = onnx.load_from_string(model)
-        version = next(opset.version for opset in graph.opset_import if not opset.domain)
-        body = graph.graph
+        body, version, weights = parsed_model(model)
         self._torch = torch
         self._threads = options.INFERENCE_NUM_THREADS
-        self._weights = {
-            tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy())
-            for tensor in body.initializer
-        }
+        self._weights = {name: torch.from_numpy(array) for name, array in weights.items()}
         self._inputs = [port.name for port in body.input if port.name not in self._weights]
         self._outputs = [port.name for port in body.output]
         needed = {*self._outputs, *self._weights}
         steps: list[_Step] = []
         for node in reversed(body.node):
-            found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            text = {k: v.decode() if isinstance(v, bytes) else v for k, v in found.items()}
-            function = OPERATORS[node.op_type](Call(torch, text, version, len(node.output)))
+            call = Call(torch, node_attributes(node), version, len(node.output))
+            function = OPERATORS[node.op_type](call)
             released = tuple({*node.input} - needed - {""})
             needed.update(released)
             steps.append(_Step(function, tuple(node.input), tuple(node.output), released))
