@@ -303,10 +303,10 @@ def node_list_forest(node: Node) -> Forest:
     weights = numbers_of(given, f"{prefix}_weights")
     if not len(owners) == len(targets) == len(weights) or len(splits) != count:
         raise ShapeError("votes or nodes have attributes of different lengths")
-    orphans = np.nonzero(is_root)[
-        0
-    ]  # of a tree only the first is its root, no node leads to others
-    _, first_of_tree = np.unique(np.asarray(trees)[orphans], return_index=True)
+    # Other nodes that no node leads to, behind the first of their tree, are never visited.
+    (orphans,) = np.nonzero(is_root)
+    tree_of_orphan = np.array(trees, np.int64)[orphans]
+    first_of_tree = np.unique(tree_of_orphan, return_index=True)[1]
     return Forest(
         roots=np.sort(orphans[first_of_tree]),
         features=np.where(inner, features, 0),

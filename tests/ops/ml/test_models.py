@@ -282,7 +282,7 @@ def test_ensemble_of_version_5(dtype: str, number: int, modes: list[int]) -> Non
 
 
 def test_nodes_that_no_node_leads_to_have_no_votes() -> None:
-    trees = {
+    trees: dict[str, Any] = {
         "nodes_treeids": [0] * 5,
         "nodes_nodeids": [0, 1, 2, 3, 4],
         "nodes_featureids": [1, 3, 0, 0, 0],
