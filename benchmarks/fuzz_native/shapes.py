@@ -155,6 +155,8 @@ def _ended(model: Any, given: Sequence[Any]) -> Any:
 
 
 def _compare(name: str, expected: Any, got: Any, case: str) -> None:
+    if any(isinstance(ended, sg.LimitError) for ended in (expected, got)):
+        return  # devices need different amounts of memory for one model
     refused = [isinstance(ended, sg.SubgraphError) for ended in (expected, got)]
     if all(refused):
         return

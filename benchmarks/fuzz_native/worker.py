@@ -20,6 +20,8 @@ _MAX_INPUT_BYTES = 1 << 14  # bytes
 # By the clock, for machine code that does not end, which `outcome.HANG_SECONDS` cannot interrupt.
 _HANG_SECONDS = 1800
 _MEMORY_MIB = 4096  # address space of the process
+# Budget of the values of a run: a changed size may ask for any number of elements.
+_MEMORY_LIMIT = "256M"
 
 
 def _plain_modules() -> Iterator[str]:
@@ -96,6 +98,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeat", nargs="*", type=Path)
     options = parser.parse_args(given)
     warnings.simplefilter("ignore")
+    os.environ.setdefault("SUBGRAPH_MEMORY_LIMIT", _MEMORY_LIMIT)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_MIB << 20, _MEMORY_MIB << 20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if options.repeat:
