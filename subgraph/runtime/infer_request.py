@@ -104,7 +104,8 @@ class InferRequest:
         self._run = self._results = None
         try:
             values = call_pinned(snapshot, self._run_stages, bound)
-            self._refuse_if_cancelled()
+            if self._cancel.wanted:
+                self._refuse_if_cancelled()
             self._results = results = self.model.wrap(values)
         except BaseException as error:
             self._name_in(error)
@@ -141,10 +142,14 @@ class InferRequest:
             raise
 
     def _begin(self) -> None:
+        # The flags are tested here, before the methods are called that test them again, because
+        # calls of methods are a large part of a small model's run.
         with self._lock:
-            self._refuse_if_busy()
+            if self._busy_in:
+                self._refuse_if_busy()
             self._busy_in = os.getpid()
-            self._cancel.reset()
+            if self._cancel.wanted:
+                self._cancel.reset()
 
     def _refuse_if_busy(self) -> None:
         if self.is_busy:
