@@ -227,9 +227,10 @@ def _filtered(
 def convolution_transpose(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Infer the type of ConvTranspose.
 
-    ``auto_pad=VALID``, ``output_shape`` and unknown sizes are left to the inference of the onnx
-    package. SAME gives ``stride`` pixels for each of the input, or all if there are fewer, as
-    onnx.reference and ONNX Runtime have it; onnx's inference adds ``output_padding`` to that.
+    ``auto_pad=VALID`` and unknown sizes are left to the inference of the onnx package. SAME gives
+    ``stride`` pixels for each of the input, or all if there are fewer, as onnx.reference and ONNX
+    Runtime have it; onnx's inference adds ``output_padding`` to that. An ``output_shape`` is taken
+    as it is; onnx's inference leaves out sizes that are smaller than the input's.
 
     Args:
         node: The node, with the attributes of windows.
@@ -238,13 +239,20 @@ def convolution_transpose(node: Node, types: Types, values: Values) -> list[Valu
     """
     x, w = tensor(types[0]), tensor(types[1])
     auto = text(node.attrs.get("auto_pad", "NOTSET"))
-    if x is None or w is None or auto == "VALID" or node.attrs.get("output_shape"):
+    if x is None or w is None:
         return infer_by_onnx(node, types, values)
     sizes, taps = list(x.shape or ()), list(w.shape or ())
+    groups = int(node.attrs.get("group", 1))
+    asked = node.attrs.get("output_shape")
+    if asked and len(sizes) >= 3:
+        made = taps[1] if len(taps) == len(sizes) else None
+        channels = made * groups if isinstance(made, int) else None
+        return [TensorType(x.dtype, (sizes[0], channels, *map(int, asked[2 - len(sizes) :])))]
+    if asked or auto == "VALID":
+        return infer_by_onnx(node, types, values)
     known = all(isinstance(dim, int) for dim in (*sizes[1:], *taps))
     if not known or len(sizes) != len(taps) or len(sizes) < 3 or sizes[1] != taps[0]:
         return infer_by_onnx(node, types, values)
-    groups = int(node.attrs.get("group", 1))
     count = len(sizes) - 2
     strides, dilations = (numbers(node, name, count, 1) for name in ("strides", "dilations"))
     pads, more = numbers(node, "pads", 2 * count, 0), numbers(node, "output_padding", count, 0)

@@ -47,6 +47,28 @@ def test_auto_pad_gives_the_sizes_of_onnx_runtime(
 
 
 @pytest.mark.parametrize("device", ["REFERENCE", "CPU", "OPENCL"])
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("wanted", [(5, 5), (2, 1), (9, 4), (20, 2), (3, 2, 5, 3)])
+def test_output_shape_smaller_than_the_input(
+    wanted: tuple[int, ...], batch: int, device: str
+) -> None:
+    x = np.random.default_rng(0).standard_normal((batch, 3, 9, 4), np.float32)
+    w = np.random.default_rng(1).standard_normal((3, 2, 3, 2), np.float32)
+    ports = [sg.input(name, a.shape, "float32") for name, a in (("x", x), ("w", w))]
+    attrs = {"strides": [2, 1], "output_padding": [1, 0], "output_shape": wanted}
+    whole = sg.Graph(ports, [sg.Node("ConvTranspose", ports, attrs=attrs, version=11).outputs[0]])
+    graph = sg.passes.apply_pass(whole, "InferTypes")
+    assert graph.outputs[0].type == sg.TensorType("float32", (batch, 2, *wanted[-2:]))
+    model = sg.to_onnx(graph)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    [sizes] = [a for a in model.graph.node[0].attribute if a.name == "output_shape"]
+    sizes.ints[:] = wanted[-2:]  # ONNX Runtime takes no sizes of batch and channels
+    [expected] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x, "w": w})
+    compiled = sg.compile_model(graph, device, {"RUNTIME_FALLBACK": False})
+    np.testing.assert_allclose(compiled([x, w])[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU", "OPENCL"])
 @pytest.mark.parametrize("op", ["Conv", "ConvInteger", "ConvTranspose"])
 def test_empty_lists_count_as_left_out(op: str, device: str) -> None:
     dtype = np.dtype(np.uint8 if op == "ConvInteger" else np.float32)
