@@ -25,7 +25,7 @@ def _no_crews_beside_others() -> None:  # pyright: ignore[reportUnusedFunction]
     if "PYTEST_XDIST_WORKER" in os.environ:
         from subgraph.engine.toolchain import compile_workers
 
-        compile_workers._MOST_WORKERS = 0  # pyright: ignore[reportConstantRedefinition]
+        compile_workers._MAX_WORKERS = 0  # pyright: ignore[reportConstantRedefinition]
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ define i64 @entry(i64 %x, double %y) {
 def _entries() -> list[tuple[str, Path, bytes]]:
     """Return key, path and content of entries: an object file, code without symbols, an image."""
     needs = objectfile.undefined_symbols(_object())
-    image = objectfile.linked(_object(), "entry", needs)
+    image = objectfile.link_image(_object(), "entry", needs)
     codes = [loader.ObjectCode(needs, _object()), loader.ObjectCode((), b"\xc3" * 99, 0)]
     if image is not None:  # None: the linker does not support this processor
         codes.append(loader.ObjectCode(needs, image.data, image.start))
@@ -140,6 +140,6 @@ def _link(draw: Draw) -> None:
         needs = objectfile.undefined_symbols(bytes(data))
     except ValueError:
         needs = ("sin",)
-    image = objectfile.linked(bytes(data), "entry", needs)
+    image = objectfile.link_image(bytes(data), "entry", needs)
     if image is not None:
         _check_image("entry", loader.ObjectCode(needs, image.data, image.start))

@@ -8,7 +8,7 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.simd import ld_i32, picked, vec
+from subgraph.engine.codegen.simd import ld_i32, permute, vec
 
 from .arguments import BlendAcrossArguments, BlendArguments, BlendNearbyArguments
 
@@ -133,7 +133,7 @@ def nearby(*, dtype: str, lanes: int) -> Function:
         lanes: Elements of a vector, and results of a block.
     """
     arguments = view_of(BlendNearbyArguments)
-    v, places_of, pick = vec(dtype, lanes), vec("int32", lanes), picked(dtype, lanes)
+    v, places_of, pick = vec(dtype, lanes), vec("int32", lanes), permute(dtype, lanes)
     load, load_n, load_m, store, store_n = v.load, v.load_n, v.load_m, v.store, v.store_n
     mask_n, fma, select = v.mask_n, v.fma, v.select
     load_places, load_places_n, item = places_of.load, places_of.load_n, v.itemsize

@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import DEPTH, HEIGHT, WIDTH, along, view_of
 from subgraph.engine.codegen.simd import convert, ld, st, vec
-from subgraph.engine.codegen.transpose import zipper
+from subgraph.engine.codegen.transpose import interleaver
 
 from .arguments import GridSampleArguments
 
@@ -260,7 +260,7 @@ def _vector_neighbours_2d(lanes: int, zeros: bool, corners: bool) -> Function:
     largest, least_of, isnan = v.max, v.min, v.isnan
     repeat, choose, store_numbers = numbers_of.splat, numbers_of.select, numbers_of.store
     fewer, whole_of = numbers_of.min, convert("float32", "int32", lanes)
-    apart, row, real = zipper("float32", lanes, 2, True), 4 * lanes, np.float32
+    apart, row, real = interleaver("float32", lanes, 2, True), 4 * lanes, np.float32
 
     @register_jitable
     def neighbours(number: Any, size: int) -> Any:

@@ -15,7 +15,7 @@ from subgraph.engine.codegen.irtools import ELEMENTS
 from subgraph.engine.codegen.simd import ld as loads
 from subgraph.engine.codegen.simd import ld_i32, ld_i64, memcpy, memset, vec
 from subgraph.engine.codegen.simd import st as stores
-from subgraph.engine.codegen.transpose import repeater, transposer, zipper
+from subgraph.engine.codegen.transpose import interleaver, repeater, transposer
 from subgraph.ops.elementwise.byte_arguments import ByteTableArguments, ClearPaddingArguments
 
 from .arguments import (
@@ -182,7 +182,7 @@ def zip_rows(*, item: int, lanes: int, count: int, apart: bool) -> Callable[...,
         apart: Take interleaved rows apart instead of interleaving rows.
     """
     arguments = view_of(ZipArguments)
-    zip_block = zipper(WORDS[item], lanes, count, apart)
+    zip_block = interleaver(WORDS[item], lanes, count, apart)
     load, store = loads(WORDS[item]), stores(WORDS[item])
     from_item, to_item = (count * item, item) if apart else (item, count * item)
 

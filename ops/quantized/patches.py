@@ -126,7 +126,7 @@ def patch_copier(dtype: str, flavour: str, source: str) -> Any:
 
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
-        flavour: ``"pairs"``, ``"quads"`` or ``"guarded"``.
+        flavour: ``"pairs"``, ``"quads"`` or ``"checked"``.
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
     """
     one, sixteen, clear, clear_block = _element(dtype, flavour)

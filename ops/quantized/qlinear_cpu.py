@@ -139,7 +139,7 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
         y_block=g.pixels * BLOCK,
     )
     bounds: Argument = 0
-    if tile.flavour == "guarded":
+    if tile.flavour == "checked":
         taps = g.kernel[1] * (1 if width_merged else g.kernel[2])
         make = guards(tile, g.groups, (blocks, taps, inner), runs)
         bounds = q.low.weight(f"bounds of {recipe}", make, q.w, *zero_point_sources(q.w_zero))

@@ -18,7 +18,7 @@ from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import Address, WordBlock
-from subgraph.engine.codegen.dot import dot4, emit_pairs
+from subgraph.engine.codegen.dot import dot4, emit_pair_products
 from subgraph.engine.codegen.emit import Emit, private_function
 from subgraph.engine.codegen.irtools import I16, I32, I64, load_at, store_at
 from subgraph.engine.codegen.simd import (
@@ -35,7 +35,7 @@ from subgraph.engine.codegen.tile_int import (
     BLOCK,
     IntegerTileBlock,
     Requantizer,
-    int_tile,
+    integer_tile_shape,
     vector_bytes,
 )
 
@@ -114,19 +114,19 @@ def product(
 
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
-        output: Dtype of the output; see ``tile_int.product_tile``.
-        flavour: ``"pairs"``, ``"quads"`` or ``"guarded"`` (not for images).
+        output: Dtype of the output; see ``tile_int.integer_contraction``.
+        flavour: ``"pairs"``, ``"quads"`` or ``"checked"`` (not for images).
         weights: Dtype of the packed weights, ``"int8"`` or ``"int16"``.
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
     """
     arguments = view_of(QuantizedProductArguments)
-    lanes, _, nv = int_tile()
+    lanes, _, nv = integer_tile_shape()
     copy_patch = patch_copier(dtype, flavour, source)
     load_zero = ld_i8 if dtype == "int8" else ld_u8
     width, step_bytes = nv * lanes, vector_bytes(flavour, weights, lanes)
     item = 1 if output in ("uint8", "int8") else 4
     tailed, flip = source == "rows", 128 if dtype == "int8" else 0
-    correcting, shifting = flavour == "guarded", tailed and flavour != "pairs"
+    correcting, shifting = flavour == "checked", tailed and flavour != "pairs"
     find_largest, find_faults = guards()
     sum_rows, start_sums = _row_sums(lanes, flip), _start_sums(flip)
     choose_tile = _tile_chooser(step_bytes, find_faults)
@@ -279,7 +279,7 @@ def _start_sums(flip: int) -> Any:
 
 
 def _tile_chooser(step_bytes: int, find_faults: Any) -> Any:
-    """Return ``f(product, t, bounds, scratch, vectors)``: the tile of a panel (guarded).
+    """Return ``f(product, t, bounds, scratch, vectors)``: the tile of a panel (checked).
 
     ``step_bytes`` are those of a vector of weights.
     """
@@ -300,8 +300,8 @@ def _tile_chooser(step_bytes: int, find_faults: Any) -> Any:
         strides.step = step_bytes * vectors
         reach, to = scratch + product.largest_at, scratch + product.faults_at
         count = find_faults(product, bounds, reach, to, most, strides)
-        t.faults = count
-        t.fault_list = to
+        t.saturated_count = count
+        t.saturated_steps = to
         tile: int = product.tile if count <= most else product.quads_tile
         return tile
 
@@ -343,7 +343,7 @@ def _panel_runner(item: int, tailed: bool) -> Any:
         item: Bytes of an element of the output.
         tailed: The output may have fewer columns than the vectors of a panel.
     """
-    lanes, mr, nv = int_tile()
+    lanes, mr, nv = integer_tile_shape()
     width = nv * lanes
 
     @register_jitable
@@ -431,7 +431,7 @@ def _depthwise_tile(output: str) -> Any:
                         one, two, ir.Constant(ir.VectorType(I32, BLOCK), picks)
                     )
                     total = e.get(acc[i][j])
-                    e.put(acc[i][j], b.add(total, emit_pairs(b, mixed, w[j])))
+                    e.put(acc[i][j], b.add(total, emit_pair_products(b, mixed, w[j])))
             e.step(table, I64(16))
             e.step(weights, I64(64))
         end = Requantizer(b, half, output, (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero")))

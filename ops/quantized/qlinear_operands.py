@@ -180,11 +180,11 @@ def choose_tile(q: QuantizedOperands, *, source: PatchSource) -> Tile:
     forced = q.low.options.get("INTEGER_FLAVOUR")
     quads = host.has_vnni() if forced is None else forced == "quads"
     # The pixels of an image are large bytes in few channels: most steps would need corrections.
-    guarded = host.prefers_pmaddubsw() and source != "image" and forced in (None, "guarded")
+    checked = host.prefers_pmaddubsw() and source != "image" and forced in (None, "checked")
     fits = fits_int8(q.w, q.w_zero)
     # The excess of other zero points is corrected by sums of rows, which windows do not have.
-    if (quads or guarded) and (fits or source == "rows"):
-        return integer_tile("quads" if quads else "guarded", "int8")
+    if (quads or checked) and (fits or source == "rows"):
+        return integer_tile("quads" if quads else "checked", "int8")
     return integer_tile("pairs", "int8" if fits else "int16")
 
 

@@ -20,7 +20,7 @@ BLOCK = 16  # channels of a block, outputs of a store: ``tile_int.BLOCK``, witho
 LINE = 16  # bounds that `saturation_kernels` compares at a time; rows of bounds are padded to it
 
 # How a step of an integer tile multiplies; see `subgraph.engine.codegen.tile_int`.
-Flavour = Literal["pairs", "quads", "guarded"]
+Flavour = Literal["pairs", "quads", "checked"]
 # What a patch is copied from; see `subgraph.ops.quantized.patches`.
 PatchSource = Literal["blocked", "image", "rows"]
 
@@ -55,7 +55,7 @@ class Tile:
 
 
 def integer_tile(flavour: Flavour, weights: str) -> Tile:
-    """Return the tile of this machine; the same choice as ``tile_int.int_tile``, without numba."""
+    """Return the tile of this machine, as ``tile_int.integer_tile_shape`` does, without numba."""
     lanes = max(4, host.lanes("int32"))
     if host.has_32_registers():
         mr, nv = (12, 2) if lanes == BLOCK else (6, BLOCK // lanes)

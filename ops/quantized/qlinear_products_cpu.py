@@ -133,7 +133,7 @@ def _emit_product(node: Node, q: QuantizedOperands) -> None:
     )
     weight = q.low.weight(recipe, of_rows(packed(tile, 1, runs)), q.w, *zeros)
     bounds: Argument = 0
-    if tile.flavour == "guarded":
+    if tile.flavour == "checked":
         make = of_rows(guards(tile, 1, (1, 1, double_steps), runs))
         bounds = q.low.weight(f"bounds of {recipe}", make, q.w)
 

@@ -108,7 +108,7 @@ def _scratch_areas(
     # A tile may read up to 64 bytes after the last pixel; their weights are zero.
     largest_at = faults_at = nbytes = round_up(patch + 64, 64)
     faults = 0
-    if tile.flavour == "guarded":
+    if tile.flavour == "checked":
         taps = g.kernel[1] * (1 if shape.width_merged else g.kernel[2])
         # A quarter of the steps: with more corrections the exact tile is faster (estimate).
         faults = shape.blocks * taps * shape.inner // 2
@@ -155,7 +155,7 @@ def emit_tiles(
     if not in_place:
         scratch = low.scratch(scratch_bytes, per_worker=True)
         scratch_bytes = scratch.nbytes
-    guarded = tile.flavour == "guarded"
+    checked = tile.flavour == "checked"
     least, most, zero = q.bounds
     arguments = QuantizedProductArguments(
         x=q.x,
@@ -192,7 +192,7 @@ def emit_tiles(
         excess=weights.excess,
         row_sums_at=areas.row_sums_at,
         weights_image=weights_image,
-        quads_tile=_tile_kernel("quads", tile, q) if guarded else 0,
+        quads_tile=_tile_kernel("quads", tile, q) if checked else 0,
         bounds=weights.bounds,
         largest_at=areas.largest_at,
         faults_at=areas.faults_at,
@@ -217,6 +217,6 @@ def emit_tiles(
 def _tile_kernel(flavour: Flavour, tile: Tile, q: QuantizedOperands) -> Kernel:
     """Return the integer tile of a flavour."""
     return Kernel(
-        "subgraph.engine.codegen.tile_int", "product_tile",
+        "subgraph.engine.codegen.tile_int", "integer_contraction",
         flavour=flavour, weights=tile.weights, output=q.output,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Finds the steps of a guarded product whose 16-bit sums may saturate ("faults").
+"""Finds the steps of a saturation-checked product whose 16-bit sums may saturate ("faults").
 
 The tile adds two products in 16 bits. Their sum fits if the larger of the two bytes is at most
 32767 / (the largest sum of two weights of one sign): these bounds are packed with the weights

@@ -79,8 +79,8 @@ class WordBlock:
                 continue
             if kind not in _WIDTHS:
                 raise TypeError(f"{cls.__name__}.{name} is {kind}; it must be one of {[*_WIDTHS]}")
-            if any(known == "Words" for _, known in fields.values()):
-                raise TypeError(f"{cls.__name__}.{name} stands behind words of any number")
+            if any(previous == "Words" for _, previous in fields.values()):
+                raise TypeError(f"{cls.__name__}.{name} follows a field of kind Words")
             fields[name] = (width, kind)
             width += _WIDTHS[kind]
         cls.fields, cls.block_words = fields, width
@@ -91,7 +91,7 @@ class KernelArguments(WordBlock):
     """Base of the declarations of kernels' arguments; an object has the values of one block."""
 
     # For `words`: returns all values at once; indices of floats; indices of sequences, last first.
-    _values: ClassVar[Callable[[dict[str, Any]], Any]] = lambda held: ()
+    _values: ClassVar[Callable[[dict[str, Any]], Any]] = lambda values: ()
     _floats: ClassVar[tuple[int, ...]] = ()
     _sequences: ClassVar[tuple[int, ...]] = ()
 
@@ -103,35 +103,35 @@ class KernelArguments(WordBlock):
             cls._values = itemgetter(*fields)
         elif fields:
             [only] = fields
-            cls._values = lambda held: (held[only],)
+            cls._values = lambda values: (values[only],)
         cls._floats = tuple(k for k, kind in enumerate(kinds) if kind == "float")
         ends = [k for k, kind in enumerate(kinds) if kind in ("Triple", "Words")]
         cls._sequences = tuple(reversed(ends))
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **values: Any) -> None:
         """Set the fields.
 
         Args:
-            **given: A value for each field.
+            **values: A value for each field.
 
         Raises:
             TypeError: The value of a field is missing, or a name is no field.
         """
-        if given.keys() != self.fields.keys():
-            missing = [name for name in self.fields if name not in given]
-            unknown = [name for name in given if name not in self.fields]
+        if values.keys() != self.fields.keys():
+            missing = [name for name in self.fields if name not in values]
+            unknown = [name for name in values if name not in self.fields]
             raise TypeError(
                 f"{type(self).__name__}: without {missing}"
                 if missing
                 else f"{type(self).__name__} has no fields {unknown}"
             )
-        self.__dict__ = given
+        self.__dict__ = values
 
     def words(self) -> list[Any]:
         """Return the values in the order of the block, sequences expanded, for `Lowering.emit`."""
-        found = list(type(self)._values(self.__dict__))
-        for place in self._floats:
-            found[place] = float(found[place])
-        for place in self._sequences:
-            found[place : place + 1] = found[place]
-        return found
+        words = list(type(self)._values(self.__dict__))
+        for k in self._floats:
+            words[k] = float(words[k])
+        for k in self._sequences:
+            words[k : k + 1] = words[k]
+        return words

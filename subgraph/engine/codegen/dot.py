@@ -12,7 +12,15 @@ from typing import Any
 
 from llvmlite import ir
 
-from subgraph.engine.codegen.irtools import I16, I32, call_intrinsic, define, vec_type
+from subgraph.engine.codegen.irtools import (
+    I16,
+    I32,
+    call_intrinsic,
+    concatenate,
+    define,
+    shuffle_vectors,
+    vec_type,
+)
 from subgraph.system import host
 
 
@@ -44,51 +52,34 @@ def emit_dot4(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     lanes = int(sums.type.count)
     most = 16 if host.has_512_bit_vectors() else 8
     if not host.has_vnni() or lanes < 4 or lanes % 4:
-        return _apart(builder, sums, a, b)
+        return _dot4_by_pairs(builder, sums, a, b)
     if lanes <= most:
         if host.is_emulated():
-            return _apart(builder, sums, a, b)
+            return _dot4_by_pairs(builder, sums, a, b)
         name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
         return call_intrinsic(builder, name, sums.type, [sums, a, b])
-    parts = [
-        emit_dot4(builder, *(_part(builder, value, start, most) for value in (sums, a, b)))
-        for start in range(0, lanes, most)
-    ]
-    while len(parts) > 1:
-        parts = [
-            _joined(builder, low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)
-        ]
-    return parts[0]
+    parts: list[Any] = []
+    for start in range(0, lanes, most):
+        lanes_of_part = range(start, start + most)
+        operands = [shuffle_vectors(builder, each, None, lanes_of_part) for each in (sums, a, b)]
+        parts.append(emit_dot4(builder, *operands))
+    return concatenate(builder, parts)
 
 
-def _numbers(numbers: Sequence[int]) -> Any:
-    """Return a constant vector of i32."""
-    return ir.Constant(ir.VectorType(I32, len(numbers)), list(numbers))
-
-
-def _part(builder: Any, value: Any, start: int, count: int) -> Any:
-    """Emit the vector of ``count`` lanes of a vector from lane ``start`` on."""
-    undefined = ir.Constant(value.type, ir.Undefined)
-    return builder.shuffle_vector(value, undefined, _numbers(range(start, start + count)))
-
-
-def _joined(builder: Any, low: Any, high: Any) -> Any:
-    """Emit the concatenation of two vectors."""
-    return builder.shuffle_vector(low, high, _numbers(range(2 * low.type.count)))
-
-
-def _apart(builder: Any, sums: Any, a: Any, b: Any) -> Any:
+def _dot4_by_pairs(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     """Emit `emit_dot4` without VNNI: the products of even bytes, then those of odd ones."""
     words = ir.VectorType(I16, 2 * int(sums.type.count))
     eight = ir.Constant(words, [8] * words.count)
     a, b = builder.bitcast(a, words), builder.bitcast(b, words)
     even = builder.and_(a, ir.Constant(words, [255] * words.count))
-    sums = builder.add(sums, emit_pairs(builder, even, builder.ashr(builder.shl(b, eight), eight)))
+    sums = builder.add(
+        sums, emit_pair_products(builder, even, builder.ashr(builder.shl(b, eight), eight))
+    )
     odd = builder.lshr(a, eight)
-    return builder.add(sums, emit_pairs(builder, odd, builder.ashr(b, eight)))
+    return builder.add(sums, emit_pair_products(builder, odd, builder.ashr(b, eight)))
 
 
-def emit_pairs(builder: Any, a: Any, b: Any) -> Any:
+def emit_pair_products(builder: Any, a: Any, b: Any) -> Any:
     """Emit ``a[2i] * b[2i] + a[2i+1] * b[2i+1]``, the vector of i32 that (v)pmaddwd returns.
 
     Args:
@@ -103,11 +94,6 @@ def emit_pairs(builder: Any, a: Any, b: Any) -> Any:
         return call_intrinsic(builder, f"llvm.x86.{names[lanes]}", wide, [a, b])
     full = ir.VectorType(I32, 2 * lanes)
     product = builder.mul(builder.sext(a, full), builder.sext(b, full))
-    undefined = ir.Constant(full, ir.Undefined)
-    halves = [
-        builder.shuffle_vector(
-            product, undefined, ir.Constant(wide, [2 * i + odd for i in range(lanes)])
-        )
-        for odd in (0, 1)
-    ]
-    return builder.add(*halves)
+    even = shuffle_vectors(builder, product, None, range(0, 2 * lanes, 2))
+    odd = shuffle_vectors(builder, product, None, range(1, 2 * lanes, 2))
+    return builder.add(even, odd)

@@ -15,14 +15,19 @@ from llvmlite import ir
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.arguments import WordBlock
-from subgraph.engine.codegen.irtools import ELEMENTS
-from subgraph.engine.codegen.simd import emit_fma, first_lanes
+from subgraph.engine.codegen.irtools import (
+    ELEMENTS,
+    I32,
+    I64,
+    emit_fma,
+    first_lanes,
+    shuffle_vectors,
+    splat_value,
+)
 from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.system.host import architecture, has_32_registers, isa
 from subgraph.system.numba_internals import cgutils
 
-_I32 = ir.IntType(32)
-_I64 = ir.IntType(64)
 _PTR = ir.PointerType()
 
 
@@ -53,7 +58,7 @@ class Emit:
 
     def const(self, value: int) -> Any:
         """Return an int64 constant."""
-        return ir.Constant(_I64, value)
+        return ir.Constant(I64, value)
 
     def fconst(self, value: float) -> Any:
         """Return a vector constant with one value in all lanes."""
@@ -83,7 +88,7 @@ class Emit:
 
     def load_i64(self, address: Any) -> Any:
         """Load an int64."""
-        return self.b.load(self.b.inttoptr(address, _PTR), typ=_I64)
+        return self.b.load(self.b.inttoptr(address, _PTR), typ=I64)
 
     def word_splat(self, block: Any, index: int | str) -> Any:
         """Load a word that holds a float64; return it in all lanes as the vectors' dtype."""
@@ -94,15 +99,12 @@ class Emit:
 
     def splat(self, value: Any) -> Any:
         """Return a vector with a scalar in all lanes."""
-        undef = ir.Constant(self.vector, ir.Undefined)
-        one = self.b.insert_element(undef, value, ir.Constant(_I32, 0))
-        zeros = ir.Constant(ir.VectorType(_I32, self.lanes), [0] * self.lanes)
-        return self.b.shuffle_vector(one, undef, zeros)
+        return splat_value(self.b, value, self.lanes)
 
     def broadcast(self, address: Any) -> Any:
         """Load an element and return it in all lanes."""
         value = self.b.load(self.b.inttoptr(address, _PTR), typ=self.scalar)
-        value_align(value, self.item)
+        set_alignment(value, self.item)
         return self.splat(value)
 
     def load(self, address: Any, mask: Any = None) -> Any:
@@ -110,19 +112,16 @@ class Emit:
         pointer = self.b.inttoptr(address, _PTR)
         if mask is None:
             value = self.b.load(pointer, typ=self.vector)
-            value_align(value, self.item)
+            set_alignment(value, self.item)
             return value
-        kind = ir.FunctionType(self.vector, [_PTR, _I32, mask.type, self.vector])
+        kind = ir.FunctionType(self.vector, [_PTR, I32, mask.type, self.vector])
         name = f"llvm.masked.load.{self.suffix}.p0"
         function = cgutils.get_or_insert_function(self.b.module, kind, name)
-        return self.b.call(
-            function, [pointer, ir.Constant(_I32, self.item), mask, self.fconst(0.0)]
-        )
+        return self.b.call(function, [pointer, ir.Constant(I32, self.item), mask, self.fconst(0.0)])
 
     def shuffle(self, value: Any, picks: Sequence[int]) -> Any:
         """Return a vector whose element i is element ``picks[i]`` of a vector."""
-        mask = ir.Constant(ir.VectorType(_I32, len(picks)), list(picks))
-        return self.b.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
+        return shuffle_vectors(self.b, value, None, picks)
 
     def store(self, value: Any, address: Any, mask: Any = None) -> None:
         """Store a vector.
@@ -134,12 +133,12 @@ class Emit:
         """
         pointer = self.b.inttoptr(address, _PTR)
         if mask is None:
-            value_align(self.b.store(value, pointer), self.item)
+            set_alignment(self.b.store(value, pointer), self.item)
             return
-        kind = ir.FunctionType(ir.VoidType(), [self.vector, _PTR, _I32, mask.type])
+        kind = ir.FunctionType(ir.VoidType(), [self.vector, _PTR, I32, mask.type])
         name = f"llvm.masked.store.{self.suffix}.p0"
         function = cgutils.get_or_insert_function(self.b.module, kind, name)
-        self.b.call(function, [value, pointer, ir.Constant(_I32, self.item), mask])
+        self.b.call(function, [value, pointer, ir.Constant(I32, self.item), mask])
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """Return ``a * b + c``, rounded once where the instruction set has FMA.
@@ -156,7 +155,7 @@ class Emit:
 
         LLVM then neither rewrites it in terms of other values nor derives others from it.
         """
-        kind = ir.FunctionType(_I64, [_I64])
+        kind = ir.FunctionType(I64, [I64])
         return self.b.call(ir.InlineAsm(kind, "", "=r,0"), [value])
 
     def multiples(self, step: Any, count: int) -> list[Any]:
@@ -186,7 +185,7 @@ class Emit:
         kind = ir.FunctionType(ir.VoidType(), [])
         self.b.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
 
-    def hold(self, slots: Sequence[Any]) -> None:
+    def fence_values(self, slots: Sequence[Any]) -> None:
         """Emit a `fence` before which the slots' values must have been computed.
 
         It is a plain `fence` unless x86 code may use 16 vector registers only: instruction sets
@@ -202,8 +201,8 @@ class Emit:
             return
         kind = ir.FunctionType(ir.VoidType(), [self.vector] * len(slots))
         text = "x," * len(slots) + "~{memory}"
-        hold = ir.InlineAsm(kind, "", text, side_effect=True)
-        self.b.call(hold, [self.get(slot) for slot in slots])
+        fence = ir.InlineAsm(kind, "", text, side_effect=True)
+        self.b.call(fence, [self.get(slot) for slot in slots])
 
     def prefetch(self, address: Any, *, write: bool = False, near: bool = True) -> None:
         """Emit a prefetch of the cache line at an address.
@@ -213,9 +212,9 @@ class Emit:
             write: Whether the line will be written.
             near: Whether to fetch into the L1 cache; otherwise into the L2.
         """
-        kind = ir.FunctionType(ir.VoidType(), [_PTR, _I32, _I32, _I32])
+        kind = ir.FunctionType(ir.VoidType(), [_PTR, I32, I32, I32])
         function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
-        flags = [ir.Constant(_I32, value) for value in (int(write), 3 if near else 2, 1)]
+        flags = [ir.Constant(I32, value) for value in (int(write), 3 if near else 2, 1)]
         self.b.call(function, [self.b.inttoptr(address, _PTR), *flags])
 
     def tail_mask(self, count: Any) -> Any:
@@ -277,7 +276,7 @@ class Emit:
         return self.b.icmp_signed("!=", self.b.and_(flags, self.const(bit)), self.const(0))
 
 
-def value_align(instruction: Any, align: int) -> None:
+def set_alignment(instruction: Any, align: int) -> None:
     """Set the alignment, in bytes, that LLVM may assume of a load or store."""
     instruction.align = align
 
@@ -290,7 +289,7 @@ def private_function(module: Any, name: str, words: int = 1) -> Any:
         name: Name of the function, unique in the module.
         words: Number of its parameters, all int64.
     """
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * words), name=name)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * words), name=name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     function.attributes.add("nounwind")

@@ -38,7 +38,7 @@ ELEMENTS: dict[str, tuple[Any, Any, int]] = {
 }
 FLOATS = ("float32", "float64")
 # Emits the body of an intrinsic: (builder, numba's context, LLVM values of the arguments) -> value.
-Emit = Callable[[Any, Any, Sequence[Any]], Any]
+EmitBody = Callable[[Any, Any, Sequence[Any]], Any]
 
 
 def is_float(dtype: str) -> bool:
@@ -85,7 +85,7 @@ def vec_type(dtype: str, lanes: int) -> VecType:
     return VecType(dtype, lanes)
 
 
-def define(restype: Any, argtypes: Sequence[Any], emit: Emit) -> Any:
+def define(restype: Any, argtypes: Sequence[Any], emit: EmitBody) -> Any:
     """Return a numba intrinsic: a function for kernels whose body is emitted as LLVM IR.
 
     Args:
@@ -181,7 +181,32 @@ def splat_value(builder: Any, value: Any, lanes: int) -> Any:
     ty = ir.VectorType(value.type, lanes)
     undef = ir.Constant(ty, ir.Undefined)
     first = builder.insert_element(undef, value, I32(0))
-    return builder.shuffle_vector(first, undef, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+    return shuffle_vectors(builder, first, None, [0] * lanes)
+
+
+def shuffle_vectors(builder: Any, a: Any, b: Any | None, picks: Sequence[int]) -> Any:
+    """Emit a vector of some elements of one or two vectors.
+
+    Args:
+        builder: LLVM's builder.
+        a: LLVM vector.
+        b: Another of the same type; None for one whose elements are not picked.
+        picks: For each element of the result its index in a followed by b.
+    """
+    other = ir.Constant(a.type, ir.Undefined) if b is None else b
+    mask = ir.Constant(ir.VectorType(I32, len(picks)), [I32(i) for i in picks])
+    return builder.shuffle_vector(a, other, mask)
+
+
+def concatenate(builder: Any, vectors: Sequence[Any]) -> Any:
+    """Emit one vector of several, padded by undefined elements to a power of two of them."""
+    while len(vectors) > 1:
+        if len(vectors) % 2:
+            vectors = [*vectors, ir.Constant(vectors[0].type, ir.Undefined)]
+        picks = range(2 * vectors[0].type.count)
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [shuffle_vectors(builder, low, high, picks) for low, high in pairs]
+    return vectors[0]
 
 
 def bf16_to_f32(builder: Any, bits: Any) -> Any:
@@ -319,7 +344,7 @@ def mask_any(builder: Any, mask: Any) -> Any:
     return builder.icmp_unsigned("!=", builder.bitcast(mask, whole), whole(0))
 
 
-def fold(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
+def reduce_lanes(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
     """Emit the reduction of a vector to a scalar: its halves are combined until one lane is left.
 
     Args:
@@ -334,13 +359,13 @@ def fold(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> A
     return builder.extract_element(value, I32(0))
 
 
-def fold_rows(builder: Any, rows: list[Any], combine: Callable[[Any, Any, Any], Any]) -> Any:
-    """Emit the reductions of several vectors at once, each combined as `fold` does.
+def reduce_rows(builder: Any, rows: list[Any], combine: Callable[[Any, Any, Any], Any]) -> Any:
+    """Emit the reductions of several vectors at once, each combined as `reduce_lanes` does.
 
     Args:
         builder: LLVM's builder.
         rows: As many LLVM vectors as each has lanes.
-        combine: As in `fold`.
+        combine: As in `reduce_lanes`.
 
     Returns:
         A vector; lane i is the reduction of row i.
@@ -350,14 +375,13 @@ def fold_rows(builder: Any, rows: list[Any], combine: Callable[[Any, Any, Any], 
     while size > 1:
         # Each run of ``size`` lanes belongs to one row. Two vectors become one of half runs.
         low, high = (
-            ir.Constant(
-                ir.VectorType(I32, lanes),
-                [I32(i) for i in range(2 * lanes) if (i % size >= size // 2) == upper],
-            )
+            [i for i in range(2 * lanes) if (i % size >= size // 2) == upper]
             for upper in (False, True)
         )
         rows = [
-            combine(builder, builder.shuffle_vector(a, b, low), builder.shuffle_vector(a, b, high))
+            combine(
+                builder, shuffle_vectors(builder, a, b, low), shuffle_vectors(builder, a, b, high)
+            )
             for a, b in zip(rows[::2], rows[1::2], strict=True)
         ]
         size //= 2
@@ -367,12 +391,8 @@ def fold_rows(builder: Any, rows: list[Any], combine: Callable[[Any, Any, Any], 
 def _halves(builder: Any, value: Any) -> tuple[Any, Any]:
     """Emit the lower and the upper half of a vector's lanes."""
     half = value.type.count // 2
-    undef = ir.Constant(value.type, ir.Undefined)
-    low, high = (
-        ir.Constant(ir.VectorType(I32, half), [I32(start + i) for i in range(half)])
-        for start in (0, half)
-    )
-    return builder.shuffle_vector(value, undef, low), builder.shuffle_vector(value, undef, high)
+    low, high = range(half), range(half, 2 * half)
+    return shuffle_vectors(builder, value, None, low), shuffle_vectors(builder, value, None, high)
 
 
 def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:

@@ -15,14 +15,12 @@ from typing import Any
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import Emit
-from subgraph.engine.codegen.strip import most_rows, run_of, strip_sizes, switch
-from subgraph.engine.codegen.tiling import (
-    FEW_ROWS,
-    TileBlock,
-)
+from subgraph.engine.codegen.strip import most_rows, next_tiles, strip_sizes
+from subgraph.engine.codegen.tile import size_switch
+from subgraph.engine.codegen.tiling import FEW_ROWS, TileBlock
 
 _UNROLL = 8  # steps of an iteration, whose operands are at constant offsets from two registers
-_UNROLL_HIGH = 2  # the same for tiles of more than LOW_ROWS rows, whose steps are long enough
+_UNROLL_MANY_ROWS = 2  # the same for tiles of more than FEW_ROWS rows, whose steps are long enough
 
 
 class _Panel:
@@ -64,11 +62,11 @@ class _Panel:
             self.finish(e.get(c), e.get(bias))
             e.step(a, below)
             e.step(c, e.const(self.rows * self.row))
-            with e.when(self.given(e.get(bias))):
+            with e.when(self.is_set(e.get(bias))):
                 e.step(bias, e.const(self.rows * e.item))
 
-    def given(self, word: Any) -> Any:
-        """Return whether (i1) an operand exists: whether its address is not 0."""
+    def is_set(self, word: Any) -> Any:
+        """Return whether (i1) a field is not 0."""
         return self.e.b.icmp_signed("!=", word, self.e.const(0))
 
     def each(self, change: Callable[[int, int, Any], Any]) -> None:
@@ -82,7 +80,7 @@ class _Panel:
         e, b = self.e, self.e.b
         self.each(lambda i, j, v: e.fconst(0.0))
         a, right = e.variable(first), e.variable(self.w["b"])
-        unroll = _UNROLL if self.rows <= FEW_ROWS else _UNROLL_HIGH
+        unroll = _UNROLL if self.rows <= FEW_ROWS else _UNROLL_MANY_ROWS
         for steps, rounds in (
             (unroll, b.ashr(self.w["steps"], e.const(unroll.bit_length() - 1))),
             (1, b.and_(self.w["steps"], e.const(unroll - 1))),
@@ -119,15 +117,15 @@ class _Panel:
         def at(i: int, j: int) -> Any:
             return b.add(c, e.const(i * self.row + j * size))
 
-        with e.when(self.given(bias)):
+        with e.when(self.is_set(bias)):
             for i in range(self.rows):
                 x = e.broadcast(b.add(bias, e.const(i * e.item)))
                 for j in range(self.vectors):
                     e.put(self.acc[i][j], b.fadd(e.get(self.acc[i][j]), x))
                 e.fence()  # otherwise LLVM loads the biases of all rows first, and spills them
-        with e.when(self.given(w["start_row"])):
+        with e.when(self.is_set(w["start_row"])):
             self.each(lambda i, j, v: b.fadd(e.load(at(i, j)), v))
-        with e.when(self.given(w["start"])):
+        with e.when(self.is_set(w["start"])):
             factors = [e.load(b.add(w["start"], e.const(j * size))) for j in range(self.vectors)]
             self.each(lambda i, j, v: e.fma(e.load(at(i, j)), factors[j], v))
         for i in range(self.rows):
@@ -160,14 +158,14 @@ def panel(*, dtype: str, lanes: int, mr: int, nv: int, across: bool) -> Callable
         _Panel(e, t, rows, vectors, across).run(count)
 
     name = "panel_across" if across else "panel"
-    tiles = switch(name, dtype, lanes, strip_sizes(mr, nv), emit)
+    tiles = size_switch(name, dtype, lanes, strip_sizes(mr, nv), emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         t = block(args)
         left, most = begin, most_rows(mr, nv, end)
         line = item if across else t.a_row
         while left > 0:
-            rows, count = run_of(left, most)
+            rows, count = next_tiles(left, most)
             tiles(args, rows, end, count)
             done = rows * count
             left -= done

@@ -31,39 +31,38 @@ from numba import types
 from subgraph.engine.codegen.irtools import (
     ELEMENTS,
     F16,
+    F32,
     I1,
     I8,
     I16,
+    I32,
+    I64,
+    INT64,
+    VOID,
     bf16_to_f32,
+    call_intrinsic,
+    define,
+    emit_binary,
+    emit_compare,
+    emit_convert,
+    emit_fma,
     f32_to_bf16,
+    first_lanes,
     is_float,
     is_signed,
+    load_at,
     mask_any,
+    pointer,
+    reduce_lanes,
+    reduce_rows,
+    shuffle_vectors,
+    splat_value,
+    store_at,
+    store_first,
+    store_masked,
+    suffix,
+    vec_type,
 )
-from subgraph.engine.codegen.irtools import F32 as F32
-from subgraph.engine.codegen.irtools import F64 as F64
-from subgraph.engine.codegen.irtools import I32 as I32
-from subgraph.engine.codegen.irtools import I64 as I64
-from subgraph.engine.codegen.irtools import INT64 as INT64
-from subgraph.engine.codegen.irtools import VOID as VOID
-from subgraph.engine.codegen.irtools import VecType as VecType
-from subgraph.engine.codegen.irtools import call_intrinsic as call_intrinsic
-from subgraph.engine.codegen.irtools import define as define
-from subgraph.engine.codegen.irtools import emit_binary as emit_binary
-from subgraph.engine.codegen.irtools import emit_compare as emit_compare
-from subgraph.engine.codegen.irtools import emit_convert as emit_convert
-from subgraph.engine.codegen.irtools import emit_fma as emit_fma
-from subgraph.engine.codegen.irtools import first_lanes as first_lanes
-from subgraph.engine.codegen.irtools import fold as fold
-from subgraph.engine.codegen.irtools import fold_rows as fold_rows
-from subgraph.engine.codegen.irtools import load_at as load_at
-from subgraph.engine.codegen.irtools import pointer as pointer
-from subgraph.engine.codegen.irtools import splat_value as splat_value
-from subgraph.engine.codegen.irtools import store_at as store_at
-from subgraph.engine.codegen.irtools import store_first as store_first
-from subgraph.engine.codegen.irtools import store_masked as store_masked
-from subgraph.engine.codegen.irtools import suffix as suffix
-from subgraph.engine.codegen.irtools import vec_type as vec_type
 from subgraph.system import host
 
 # ---------------------------------------------------------------- scalars in memory
@@ -81,12 +80,10 @@ def _scalar_store(dtype: str) -> Any:
 
 _LOADS = {dtype: _scalar_load(dtype) for dtype in ELEMENTS}
 _STORES = {dtype: _scalar_store(dtype) for dtype in ELEMENTS}
-ld_i64, ld_i32, ld_i16, ld_i8 = (_LOADS[d] for d in ("int64", "int32", "int16", "int8"))
-ld_u64, ld_u32, ld_u16, ld_u8 = (_LOADS[d] for d in ("uint64", "uint32", "uint16", "uint8"))
+ld_i64, ld_i32, ld_i8, ld_u8 = (_LOADS[d] for d in ("int64", "int32", "int8", "uint8"))
 ld_f32, ld_f64 = _LOADS["float32"], _LOADS["float64"]
 st_i64, st_i32, st_i16, st_i8 = (_STORES[d] for d in ("int64", "int32", "int16", "int8"))
-st_u64, st_u32, st_u16, st_u8 = (_STORES[d] for d in ("uint64", "uint32", "uint16", "uint8"))
-st_f32, st_f64 = _STORES["float32"], _STORES["float64"]
+st_u8, st_f32, st_f64 = (_STORES[d] for d in ("uint8", "float32", "float64"))
 
 
 def ld(dtype: str) -> Any:
@@ -123,11 +120,9 @@ ld_f16 = define(types.float32, [INT64], lambda b, c, a: b.fpext(load_at(b, a[0],
 st_f16 = define(
     VOID, [INT64, types.float32], lambda b, c, a: store_at(b, a[0], b.fptrunc(a[1], F16), 2)
 )
-# The bits of a float as an integer: bits_*. The float of some bits: *_bits.
+# The bits of a float as an integer.
 bits_f32 = define(types.int32, [types.float32], lambda b, c, a: b.bitcast(a[0], I32))
-f32_bits = define(types.float32, [types.int32], lambda b, c, a: b.bitcast(a[0], F32))
 bits_f64 = define(types.int64, [types.float64], lambda b, c, a: b.bitcast(a[0], I64))
-f64_bits = define(types.float64, [types.int64], lambda b, c, a: b.bitcast(a[0], F64))
 
 
 # ---------------------------------------------------------------- control, atomics, memory
@@ -193,18 +188,13 @@ def _pause(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
 pause = define(VOID, [], _pause)
 
 
-def _prefetch(write: int, locality: int) -> Any:
-    """Return the intrinsic ``(address)`` that prefetches a cache line; see llvm.prefetch."""
-
-    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
-        where = pointer(builder, args[0], I8)
-        flags = [I32(write), I32(locality), I32(1)]
-        call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [where, *flags])
-
-    return define(VOID, [INT64], emit)
+def _prefetch(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+    for_reading, into_l1, data = I32(0), I32(3), I32(1)
+    operands = [pointer(builder, args[0], I8), for_reading, into_l1, data]
+    call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), operands)
 
 
-prefetch, prefetch_l2, prefetch_w = _prefetch(0, 3), _prefetch(0, 2), _prefetch(1, 3)
+prefetch = define(VOID, [INT64], _prefetch)
 
 
 def _memcpy(builder: Any, _context: Any, args: Sequence[Any]) -> None:
@@ -256,13 +246,12 @@ class Vec:
             integers.
         isnan: ``(vec) -> mask``; unordered: ``(a, b) -> mask`` of the lanes in which either is NaN.
         shl, shr: ``(vec, vec of counts) -> vec``; shr is arithmetic for signed dtypes.
-        sum, prod, hmax, hmin: ``(vec) -> scalar``, in the order of `irtools.fold`.
+        sum, prod, hmax, hmin: ``(vec) -> scalar``, in the order of `irtools.reduce_lanes`.
         row_sum, row_max, row_min, row_prod: ``(address) -> vec``: reductions of ``lanes`` adjacent
             vectors in memory, lane i that of vector i.
         get: ``(vec, lane) -> scalar``; put: ``(vec, lane, scalar) -> vec``.
         bits: float vec -> int vec of the same bytes; from_bits: the inverse.
-        mask_n: ``(n) -> mask`` of the first n lanes; mask_bits: ``(bits) -> mask``, lane i is bit
-            i; any, all: ``(mask) -> bool``.
+        mask_n: ``(n) -> mask`` of the first n lanes; any, all: ``(mask) -> bool``.
     """
 
     def __init__(self, dtype: str, lanes: int) -> None:
@@ -296,9 +285,6 @@ class Vec:
             lambda b, c, a: splat_value(b, load_at(b, a[0], self.element, size), lanes),
         )
         self.mask_n = define(m, [INT64], lambda b, c, a: first_lanes(b, a[0], lanes))
-        self.mask_bits = define(
-            m, [INT64], lambda b, c, a: b.bitcast(b.trunc(a[0], ir.IntType(lanes)), m.llvm)
-        )
         self.load_m = define(v, [INT64, m], lambda b, c, a: self.emit_load(b, a[0], a[1]))
         self.store_m = define(
             VOID, [INT64, m, v], lambda b, c, a: self.emit_store(b, a[0], a[1], a[2])
@@ -360,28 +346,34 @@ class Vec:
     def _arithmetic(self) -> None:
         v, m, dtype = self.type, self.mask_type, self.dtype
 
-        def pick(op: str, propagate: bool) -> Any:
+        def pick(op: str) -> Any:
             def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
-                chosen = builder.select(
-                    emit_compare(builder, op, dtype, args[0], args[1]), args[0], args[1]
-                )
-                if propagate and is_float(dtype):
-                    nan = builder.fcmp_unordered("uno", args[0], args[0])
-                    chosen = builder.select(nan, args[0], chosen)
-                return chosen
+                return builder.select(emit_compare(builder, op, dtype, *args), *args)
 
             return define(v, [v, v], emit)
 
-        self.max, self.min = pick(">", False), pick("<", False)
-        self.maximum, self.minimum = pick(">", True), pick("<", True)
+        self.max, self.min = pick(">"), pick("<")
+        self.maximum = define(v, [v, v], lambda b, c, a: self._extreme(">")(b, *a))
+        self.minimum = define(v, [v, v], lambda b, c, a: self._extreme("<")(b, *a))
         self.select = define(v, [m, v, v], lambda b, c, a: b.select(a[0], a[1], a[2]))
         self.any = define(types.boolean, [m], lambda b, c, a: mask_any(b, a[0]))
         self.all = define(types.boolean, [m], lambda b, c, a: b.not_(mask_any(b, b.not_(a[0]))))
 
+    def _extreme(self, op: str) -> Callable[[Any, Any, Any], Any]:
+        """Return the emitter of maximum (``">"``) or minimum; NaN if either operand is NaN."""
+
+        def emit(builder: Any, a: Any, b: Any) -> Any:
+            chosen = builder.select(emit_compare(builder, op, self.dtype, a, b), a, b)
+            if is_float(self.dtype):
+                chosen = builder.select(builder.fcmp_unordered("uno", a, a), a, chosen)
+            return chosen
+
+        return emit
+
     def _reductions(self) -> None:
         def reduction(combine: Callable[[Any, Any, Any], Any]) -> Any:
             def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
-                return fold(builder, args[0], combine)
+                return reduce_lanes(builder, args[0], combine)
 
             return define(self.scalar, [self.type], emit)
 
@@ -390,27 +382,17 @@ class Vec:
                 steps = (I64(k * self.lanes * self.itemsize) for k in range(self.lanes))
                 at = [builder.add(args[0], step) for step in steps]
                 rows = [load_at(builder, address, self.llvm, self.itemsize) for address in at]
-                return fold_rows(builder, rows, combine)
+                return reduce_rows(builder, rows, combine)
 
             return define(self.type, [INT64], emit)
-
-        def extreme(op: str) -> Callable[[Any, Any, Any], Any]:
-            def combine(builder: Any, a: Any, b: Any) -> Any:
-                chosen = builder.select(emit_compare(builder, op, self.dtype, a, b), a, b)
-                if is_float(self.dtype):
-                    nan = builder.fcmp_unordered("uno", a, a)
-                    chosen = builder.select(nan, a, chosen)
-                return chosen
-
-            return combine
 
         def binary(op: str) -> Callable[[Any, Any, Any], Any]:
             return lambda b, x, y: emit_binary(b, op, self.dtype, x, y)
 
         self.sum, self.prod = reduction(binary("+")), reduction(binary("*"))
-        self.hmax, self.hmin = reduction(extreme(">")), reduction(extreme("<"))
+        self.hmax, self.hmin = reduction(self._extreme(">")), reduction(self._extreme("<"))
         self.row_sum, self.row_prod = of_rows(binary("+")), of_rows(binary("*"))
-        self.row_max, self.row_min = of_rows(extreme(">")), of_rows(extreme("<"))
+        self.row_max, self.row_min = of_rows(self._extreme(">")), of_rows(self._extreme("<"))
 
     def _floats(self) -> None:
         v, ty = self.type, self.llvm
@@ -559,7 +541,7 @@ def rounded_as(dtype: str, storage: str, lanes: int) -> Any:
 
 
 @cache
-def picked(dtype: str, lanes: int) -> Any:
+def permute(dtype: str, lanes: int) -> Any:
     """Return ``(x, indices int32 vec) -> vec`` of elements x[index]; only if `host.permutes` it."""
     v = vec_type(dtype, lanes)
     name = "avx512.permvar.sf.512" if lanes == 16 else "avx2.permps"
@@ -599,8 +581,9 @@ def shuffle(dtype: str, lanes: int, picks: Sequence[int]) -> Any:
         lanes: Elements of a and of b.
         picks: For each element of the result its index in a followed by b.
     """
-    mask = ir.Constant(ir.VectorType(I32, len(picks)), [I32(i) for i in picks])
     v = vec_type(dtype, lanes)
     return define(
-        vec_type(dtype, len(picks)), [v, v], lambda b, c, a: b.shuffle_vector(a[0], a[1], mask)
+        vec_type(dtype, len(picks)),
+        [v, v],
+        lambda b, c, a: shuffle_vectors(b, a[0], a[1], picks),
     )

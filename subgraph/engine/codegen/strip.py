@@ -16,14 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic, register_jitable
+from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
-from subgraph.engine.codegen.emit import Emit, private_function
-from subgraph.engine.codegen.tile import Fetch
+from subgraph.engine.codegen.emit import Emit
+from subgraph.engine.codegen.tile import Prefetcher, size_switch
 from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
@@ -31,8 +29,6 @@ from subgraph.engine.codegen.tiling import (
     row_counts,
     tile_run,
 )
-
-_I64 = ir.IntType(64)
 
 
 def _most(mr: int, nv: int, vectors: int) -> int:
@@ -44,7 +40,7 @@ def _most(mr: int, nv: int, vectors: int) -> int:
     return mr if vectors == nv else max(mr, min(8, mr * nv // vectors))
 
 
-most_rows, run_of = register_jitable(_most), register_jitable(tile_run)
+most_rows, next_tiles = register_jitable(_most), register_jitable(tile_run)
 
 
 def strip_sizes(mr: int, nv: int) -> list[tuple[int, int]]:
@@ -127,7 +123,7 @@ class _Strip(_Tiles):
         loops = ("outer_count", "outer_a", "outer_b", "inner_count", "inner_a", "inner_b")
         super().__init__(e, t, rows, nv, ("a", "b", "c", "residual", *loops, "last_steps"))
         self.t, self.row_bytes, self.steps = t, step * e.item, steps
-        self.fetch = Fetch(e, t, nv * self.vector) if ahead else None
+        self.fetch = Prefetcher(e, t, nv * self.vector) if ahead else None
 
     def run(self, count: Any) -> None:
         """Emit ``count`` adjacent tiles."""
@@ -141,7 +137,7 @@ class _Strip(_Tiles):
             with e.when(e.b.icmp_signed("!=", e.get(res), e.const(0))):
                 e.step(res, moved)
         if self.fetch is not None:
-            self.fetch.keep(self.t)
+            self.fetch.store_position(self.t)
 
     def sums(self, first: Any) -> None:
         """Emit the loops of a tile's sums, whose A begins at ``first``."""
@@ -179,7 +175,7 @@ class _Strip(_Tiles):
                 x = e.broadcast(b.add(a, e.const(i * self.row_bytes + k * e.item)))
                 for j in range(self.nv):
                     e.put(self.acc[i][j], e.fma(x, right[j], e.get(self.acc[i][j])))
-                e.hold(self.acc[i])
+                e.fence_values(self.acc[i])
 
 
 class _Windows(_Tiles):
@@ -319,7 +315,7 @@ def strip(
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
         _Strip(e, t, rows, vectors, step, steps, ahead).run(count)
 
-    tiles = switch(f"strip_{step}_{steps}", dtype, lanes, strip_sizes(mr, nv), emit)
+    tiles = size_switch(f"strip_{step}_{steps}", dtype, lanes, strip_sizes(mr, nv), emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         t = block(args)
@@ -372,56 +368,9 @@ def windows(
         _Windows(e, t, rows, taps, step, group).run(count)
 
     sizes = [(r, 1) for r in range(1, mr + 1)]
-    tiles = switch(f"windows_{taps}_{step}_{group}", dtype, lanes, sizes, emit)
+    tiles = size_switch(f"windows_{taps}_{step}_{group}", dtype, lanes, sizes, emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         tiles(args, begin, 1, end)
 
     return kernel
-
-
-def switch(
-    name: str,
-    dtype: str,
-    lanes: int,
-    sizes: Sequence[tuple[int, int]],
-    emit: Callable[[Emit, Any, int, int, Any], None],
-) -> Any:
-    """Return the intrinsic ``(block, rows, vectors, count)`` that calls the function of a size.
-
-    Args:
-        name: Stem of the functions' names.
-        dtype: Element dtype of the emitter's vectors.
-        lanes: Elements of a vector.
-        sizes: Pairs (rows, vectors) for which functions are compiled.
-        emit: ``emit(e, t, rows, vectors, count)`` emits the function of a size; t is the address of
-            the block.
-    """
-
-    def define(module: Any, rows: int, vectors: int) -> Any:
-        function = private_function(module, f"{name}_{dtype}_{lanes}_{rows}x{vectors}", 2)
-        builder = ir.IRBuilder(function.append_basic_block("entry"))
-        emit(Emit(builder, dtype, lanes), function.args[0], rows, vectors, function.args[1])
-        builder.ret_void()
-        return function
-
-    @intrinsic
-    def tiles(typingctx: Any, block: Any, rows: Any, vectors: Any, count: Any) -> tuple[Any, Any]:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            most = max(rows for rows, _ in sizes) + 1
-            index = builder.add(builder.mul(args[2], _I64(most)), args[1])
-            done = builder.append_basic_block("strip_done")
-            switch = builder.switch(index, done)
-            for r, v in sizes:
-                function = define(builder.module, r, v)
-                case = builder.append_basic_block("strip")
-                switch.add_case(_I64(v * most + r), case)
-                with builder.goto_block(case):
-                    builder.call(function, [args[0], args[3]])
-                    builder.branch(done)
-            builder.position_at_end(done)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 4), codegen
-
-    return tiles

@@ -10,7 +10,7 @@ the point-wise products of Winograd's algorithm. A *depthwise tile* multiplies e
 A kernel fills in a `subgraph.engine.codegen.tiling.TileBlock` and calls the tile through the
 address of ``Kernel("subgraph.engine.codegen.tile", "contraction", ...)``. Tiles are compiled as
 kernels of their own, once for all kernels that call them: one function for each size up to
-``mr x nv``, and a dispatcher.
+``mr x nv``, and a switch that calls it.
 
 The order of additions of an output element does not depend on the size of the tile that computes
 it, so that results do not depend on how work is divided.
@@ -18,8 +18,7 @@ it, so that results do not depend on how work is divided.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -27,7 +26,7 @@ from numba import types
 from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.codegen.emit import Emit, private_function
-from subgraph.engine.codegen.irtools import I64, bf16_to_f32, load_at
+from subgraph.engine.codegen.irtools import I16, I64, bf16_to_f32, load_at
 from subgraph.engine.codegen.tiling import (
     F_HI,
     F_LO,
@@ -41,14 +40,12 @@ from subgraph.system.numba_internals import cgutils
 rows_of = register_jitable(tile_rows)
 
 
-_I32 = ir.IntType(32)
-_PTR = ir.PointerType()
 _UNROLL = 2  # steps of one iteration of the general loop
 _TAPS = 4  # steps of a depthwise tile whose weights are in registers at the same time
 _LINE = 64  # bytes of a cache line
 
 
-class Fetch:
+class Prefetcher:
     """Emits prefetches into the L2 cache: `TileBlock.pace` bytes at `ahead` per two steps.
 
     What is prefetched is read after the tile, such as the next panel of B.
@@ -79,7 +76,7 @@ class Fetch:
             e.prefetch(e.b.add(at, e.const(line * _LINE)), near=False)
         e.step(self.ahead, self.pace)
 
-    def keep(self, t: Any) -> None:
+    def store_position(self, t: Any) -> None:
         """Store the address that the prefetches have reached back into the block."""
         self.e.put_word(t, "ahead", self.e.get(self.ahead))
 
@@ -121,7 +118,7 @@ class _Tile:
             (e.word(t, "addend"), e.word(t, "sum_copy"), e.word_splat(t, "sign")) if mixed else None
         )
         self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
-        self.fetch = Fetch(e, t, nv * self.right_bytes) if ahead else None
+        self.fetch = Prefetcher(e, t, nv * self.right_bytes) if ahead else None
         self.w = {name: e.word(t, name) for name in _LOOP_WORDS}
         self.mask = e.tail_mask(e.word(t, "tail")) if masked else None
         b, vector = e.b, self.right_bytes
@@ -170,7 +167,7 @@ class _Tile:
         if self.weights != "bfloat16":
             return self.e.load(address, self.lane_mask(j))
         # Packed weights are padded to whole vectors, so that no mask is needed.
-        bits = load_at(self.e.b, address, ir.VectorType(ir.IntType(16), self.e.lanes), 2)
+        bits = load_at(self.e.b, address, ir.VectorType(I16, self.e.lanes), 2)
         return bf16_to_f32(self.e.b, bits)
 
     def start(self) -> None:
@@ -181,7 +178,7 @@ class _Tile:
             irs, ijs = e.word(t, "start_row"), e.word(t, "start_vector")
             self.each(lambda i, j, v: e.load(self.at(init, irs, ijs, i, j), self.lane_mask(j)))
 
-    def announce(self) -> None:
+    def prefetch_outputs(self) -> None:
         """Prefetch the residual and C, which `finish` accesses after the loops."""
         e, t = self.e, self.t
         res = e.word(t, "residual")
@@ -199,14 +196,14 @@ class _Tile:
     def loops(
         self,
         k_step: Callable[[Any, Any], None],
-        several: Callable[[Any, Any, Any], Any] | None = None,
+        unrolled: Callable[[Any, Any, Any], Any] | None = None,
     ) -> None:
         """Emit the four loops.
 
         Args:
             k_step: ``k_step(a, b)`` emits one step at two addresses.
-            several: ``several(at_a, at_b, steps)`` emits a faster loop over some of the steps where
-                it can, advances the address variables, and returns the number of steps left.
+            unrolled: ``unrolled(at_a, at_b, steps)`` emits a faster loop over some steps
+                where it can, advances the address variables, and returns the number of steps left.
         """
         e, t, b, w = self.e, self.t, self.e.b, self.w
         a0, b0 = e.variable(e.word(t, "a")), e.variable(e.word(t, "b"))
@@ -219,11 +216,11 @@ class _Tile:
                 a2, b2 = e.variable(e.get(a1)), e.variable(e.get(b1))
                 with e.loop(e.word(t, "inner_count")):
                     a3, b3 = e.variable(e.get(a2)), e.variable(e.get(b2))
-                    rest = several(a3, b3, kin) if several else kin
+                    rest = unrolled(a3, b3, kin) if unrolled else kin
                     with e.loop(b.ashr(rest, e.const(_UNROLL.bit_length() - 1))):
                         av, bv = e.get(a3), e.get(b3)
                         for number in range(_UNROLL):
-                            self.fetch_ahead(number)
+                            self.prefetch_step(number)
                             k_step(av, bv)
                             av = b.add(av, w["a_step"])
                             bv = b.add(bv, w["b_step"])
@@ -240,8 +237,8 @@ class _Tile:
             e.step(a0, e.word(t, "outer_a"))
             e.step(b0, e.word(t, "outer_b"))
 
-    def fetch_ahead(self, step: int) -> None:
-        """Emit the prefetches of a step, if the tile prefetches; see `Fetch.run`."""
+    def prefetch_step(self, step: int) -> None:
+        """Emit the prefetches of a step, if the tile prefetches; see `Prefetcher.run`."""
         if self.fetch is not None:
             self.fetch.run(step)
 
@@ -268,7 +265,7 @@ class _Tile:
             av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
             for number in range(unroll):
                 if unroll > 1:
-                    self.fetch_ahead(number)
+                    self.prefetch_step(number)
                 dense_step(av, bv, number)
             e.put(at_a, b.add(av, e.const(unroll * e.item)))
             e.put(at_b, b.add(bv, e.const(unroll * self.nv * self.right_bytes)))
@@ -330,22 +327,10 @@ class _Tile:
                 change(other, b.fadd)
 
 
-def _contraction_body(
-    e: Emit,
-    t: Any,
-    mr: int,
-    nv: int,
-    masked: bool,
-    ahead: bool = False,
-    weights: str = "",
-    twice: bool = False,
-    mixed: bool = False,
-) -> None:
-    """Emit a contraction tile of one size; arguments as of `_Tile` and `contraction`."""
-    tile = _Tile(e, t, mr, nv, masked, ahead, weights, mixed)
-    b, w, acc = e.b, tile.w, tile.acc
-    lanes_bytes = tile.right_bytes
-    tile.announce()
+def _emit_contraction(tile: _Tile, twice: bool) -> None:
+    """Emit a contraction tile of one size; ``twice`` as in `contraction`."""
+    e, b, w, acc, mr, nv = tile.e, tile.e.b, tile.w, tile.acc, tile.mr, tile.nv
+    tile.prefetch_outputs()
     if not twice:
         tile.start()
 
@@ -358,34 +343,34 @@ def _contraction_body(
             x = e.broadcast(b.add(base, b.mul(w["a_row"], e.const(i % 3))))
             for j in range(nv):
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
-            e.hold(acc[i])
+            e.fence_values(acc[i])
 
-    low = mr <= FEW_ROWS
-    offsets = e.multiples(w["a_row"], mr) if low else []
+    few_rows = mr <= FEW_ROWS
+    offsets = e.multiples(w["a_row"], mr) if few_rows else []
 
     def dense_step(a: Any, at_b: Any, number: int) -> None:
-        step = number * nv * lanes_bytes
-        vectors = [tile.right(b.add(at_b, e.const(step + j * lanes_bytes)), j) for j in range(nv)]
+        step = number * nv * tile.right_bytes
+        offsets_b = [e.const(step + j * tile.right_bytes) for j in range(nv)]
+        vectors = [tile.right(b.add(at_b, offset), j) for j, offset in enumerate(offsets_b)]
         for i in range(mr):
             x = e.broadcast(b.add(b.add(a, offsets[i]), e.const(number * e.item)))
             for j in range(nv):
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
-            e.hold(acc[i])
+            e.fence_values(acc[i])
 
     def dense_steps(at_a: Any, at_b: Any, steps: Any) -> Any:
         return tile.dense_steps(at_a, at_b, steps, dense_step)
 
-    tile.loops(k_step, dense_steps if low else None)
+    tile.loops(k_step, dense_steps if few_rows else None)
     if twice:
         tile.finish_twice()
     else:
         tile.finish()
 
 
-def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
-    """Emit a depthwise tile of ``mr`` pixels; see `depthwise`."""
-    tile = _Tile(e, t, mr, 1, masked)
-    b, w, acc = e.b, tile.w, tile.acc
+def _emit_depthwise(tile: _Tile) -> None:
+    """Emit a depthwise tile of one size; see `depthwise`."""
+    e, b, w, acc, mr = tile.e, tile.e.b, tile.w, tile.acc, tile.mr
     tile.start()
 
     def k_step(a: Any, at_b: Any) -> None:
@@ -419,7 +404,7 @@ def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
             e.put(at_b, b.add(at, e.const(_TAPS * vector)))
         return b.sub(steps, b.mul(rounds, e.const(_TAPS)))
 
-    tile.loops(k_step, None if masked else windows)
+    tile.loops(k_step, windows if tile.mask is None else None)
     tile.finish()
 
 
@@ -459,8 +444,14 @@ def contraction(
             the one `addend` bytes further. It is also stored, `sum_copy` bytes further, for the
             tiles of the next rows.
     """
-    body = partial(_contraction_body, ahead=ahead, weights=weights, twice=twice, mixed=mixed)
-    return dispatcher("tile", body, dtype, lanes, mr, nv, masked)
+
+    def emit(e: Emit, t: Any, rows: int, vectors: int, _count: Any) -> None:
+        tile = _Tile(e, t, rows, vectors, masked, ahead, weights, mixed)
+        _emit_contraction(tile, twice)
+
+    sizes = [(rows, vectors) for vectors in range(1, nv + 1) for rows in row_counts(mr)]
+    name = "masked_tile" if masked else "tile"
+    return tile_kernel(size_switch(name, dtype, lanes, sizes, emit))
 
 
 def depthwise(*, dtype: str, lanes: int, mr: int, masked: bool) -> Callable[..., None]:
@@ -475,68 +466,73 @@ def depthwise(*, dtype: str, lanes: int, mr: int, masked: bool) -> Callable[...,
         mr: Most rows (pixels) of a tile.
         masked: Whether only `TileBlock.tail` channels exist.
     """
-    return dispatcher("depthwise", _depthwise_body, dtype, lanes, mr, 1, masked)
+
+    def emit(e: Emit, t: Any, rows: int, _vectors: int, _count: Any) -> None:
+        _emit_depthwise(_Tile(e, t, rows, 1, masked))
+
+    sizes = [(rows, 1) for rows in row_counts(mr)]
+    name = "masked_depthwise" if masked else "depthwise"
+    return tile_kernel(size_switch(name, dtype, lanes, sizes, emit))
 
 
-def dispatcher(
-    name: str,
-    body: Callable[[Emit, Any, int, int, bool], None],
-    dtype: str,
-    lanes: int,
-    mr: int,
-    nv: int,
-    masked: bool,
-    least: int = 1,
-) -> Callable[..., None]:
-    """Return the kernel of a family of tiles: one function per size, and a switch that calls it.
-
-    Its arguments are ``(address of the block, rows, vectors, 0)``. A size that is not compiled
-    computes nothing.
+def tile_kernel(tiles: Any) -> Callable[..., None]:
+    """Return the kernel ``(address of the block, rows, vectors, 0)`` that computes one tile.
 
     Args:
-        name: Name of the family, the stem of its functions' names.
-        body: ``body(e, t, rows, vectors, masked)`` emits the function of one size; t is the
-            address of the block.
+        tiles: The tiles by size, as `size_switch` returns them.
+    """
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        tiles(args, begin, end, worker)
+
+    return kernel
+
+
+def size_switch(
+    name: str,
+    dtype: str,
+    lanes: int,
+    sizes: Sequence[tuple[int, int]],
+    emit: Callable[[Emit, Any, int, int, Any], None],
+) -> Any:
+    """Return the intrinsic ``(block, rows, vectors, count)`` that calls the function of a size.
+
+    Args:
+        name: Stem of the functions' names.
         dtype: Element dtype of the emitter's vectors.
         lanes: Elements of a vector.
-        mr: Most rows; the heights are those of `row_counts`.
-        nv: Most vectors of a row.
-        masked: As in `contraction`; passed on to ``body``.
-        least: Least number of vectors. The numbers are its multiples.
+        sizes: Pairs (rows, vectors) for which functions are compiled.
+        emit: ``emit(e, t, rows, vectors, count)`` emits the function of a size; t is the address of
+            the block.
     """
-    heights = row_counts(mr)
 
     def define(module: Any, rows: int, vectors: int) -> Any:
-        full = f"{name}_{dtype}_{lanes}_{rows}x{vectors}{'m' if masked else ''}"
-        function = private_function(module, full)
+        function = private_function(module, f"{name}_{dtype}_{lanes}_{rows}x{vectors}", 2)
         builder = ir.IRBuilder(function.append_basic_block("entry"))
-        body(Emit(builder, dtype, lanes), function.args[0], rows, vectors, masked)
+        emit(Emit(builder, dtype, lanes), function.args[0], rows, vectors, function.args[1])
         builder.ret_void()
         return function
 
     @intrinsic
-    def dispatch(typingctx: Any, block: Any, rows: Any, vectors: Any) -> tuple[Any, Any]:
+    def tiles(typingctx: Any, block: Any, rows: Any, vectors: Any, count: Any) -> tuple[Any, Any]:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            index = builder.add(builder.mul(args[2], _i(mr + 1)), args[1])
+            most = max(rows for rows, _ in sizes) + 1
+            index = builder.add(builder.mul(args[2], I64(most)), args[1])
             done = builder.append_basic_block("tile_done")
             switch = builder.switch(index, done)
-            for v in range(least, nv + 1, least):
-                for r in heights:
-                    function = define(builder.module, r, v)
-                    case = builder.append_basic_block("tile")
-                    switch.add_case(_i(v * (mr + 1) + r), case)
-                    with builder.goto_block(case):
-                        builder.call(function, [args[0]])
-                        builder.branch(done)
+            for r, v in sizes:
+                function = define(builder.module, r, v)
+                case = builder.append_basic_block("tile")
+                switch.add_case(I64(v * most + r), case)
+                with builder.goto_block(case):
+                    builder.call(function, [args[0], args[3]])
+                    builder.branch(done)
             builder.position_at_end(done)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64, types.int64), codegen
+        return types.void(*[types.int64] * 4), codegen
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        dispatch(args, begin, end)
-
-    return kernel
+    return tiles
 
 
 def stack_words(count: int) -> Any:
@@ -553,7 +549,3 @@ def stack_words(count: int) -> Any:
         return types.int64(), codegen
 
     return words
-
-
-def _i(value: int) -> Any:
-    return ir.Constant(I64, value)

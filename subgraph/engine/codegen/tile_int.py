@@ -1,4 +1,4 @@
-"""Register tiles of the integer GEMM: 8-bit operands, exact 32-bit sums, requantised in registers.
+"""Register tiles of the integer GEMM: 8-bit operands, exact 32-bit sums, requantized in registers.
 
 The integer counterpart of `subgraph.engine.codegen.tile`. A step broadcasts four bytes of each row
 of A and multiplies them with vectors of B, each of which adds to a vector of 32-bit sums. There are
@@ -9,7 +9,7 @@ three flavours of a step:
 - ``quads``: A has unsigned, B signed bytes. Four products are added at once
   (`subgraph.engine.codegen.dot`, VNNI). The zero point of A is part of the bias. If a column of B
   has a zero point as signed bytes, it times the sum of the row of A is subtracted from the sums.
-- ``guarded`` (saturation-checked): operands as for ``quads``. Two products are added in 16 bits
+- ``checked`` (saturation-checked): operands as for ``quads``. Two products are added in 16 bits
   (vpmaddubsw), then into 32: three instructions where ``pairs`` needs four. The caller lists the
   steps in which a 16-bit sum may saturate; their sums are subtracted again and added exactly.
 
@@ -26,7 +26,7 @@ from typing import Any
 from llvmlite import ir
 
 from subgraph.engine.codegen.arguments import Address, WordBlock
-from subgraph.engine.codegen.dot import emit_dot4, emit_pairs
+from subgraph.engine.codegen.dot import emit_dot4, emit_pair_products
 from subgraph.engine.codegen.emit import Emit
 from subgraph.engine.codegen.irtools import (
     F32,
@@ -35,12 +35,15 @@ from subgraph.engine.codegen.irtools import (
     I32,
     I64,
     call_intrinsic,
+    concatenate,
     load_at,
+    shuffle_vectors,
     splat_value,
     store_at,
     suffix,
 )
-from subgraph.engine.codegen.tile import dispatcher
+from subgraph.engine.codegen.tile import size_switch, tile_kernel
+from subgraph.engine.codegen.tiling import row_counts
 from subgraph.system import host
 
 BLOCK = 16  # channels of a blocked layout, and outputs of one store
@@ -70,8 +73,8 @@ class IntegerTileBlock(WordBlock):
         low: Lower bound of the result before its zero point is added.
         high: Upper bound of the result before its zero point is added.
         zero: Zero point of the result.
-        faults: Number of steps in which sums may have saturated (``guarded`` only).
-        fault_list: Two words per such step: its offset in A at row 0, and in B, in bytes.
+        saturated_count: Number of steps in which sums may have saturated (``checked`` only).
+        saturated_steps: Two words per such step: its offset in A at row 0, and in B, in bytes.
         row_sums: int32 per row: the sum of the row of A less its zero point; 0: columns of B have
             no zero point.
         column_excess: int32 per column: the zero point of B as signed bytes (not in ``pairs``).
@@ -97,30 +100,18 @@ class IntegerTileBlock(WordBlock):
     low: float
     high: float
     zero: int
-    faults: int
-    fault_list: Address
+    saturated_count: int
+    saturated_steps: Address
     row_sums: Address
     column_excess: Address
 
 
-def int_tile() -> tuple[int, int, int]:
+def integer_tile_shape() -> tuple[int, int, int]:
     """Return ``(lanes, mr, nv)``: 32-bit lanes of a vector, and most rows and vectors of a tile."""
     lanes = max(4, host.lanes("int32"))
     if host.has_32_registers():
         return (lanes, 12, 2) if lanes == BLOCK else (lanes, 6, BLOCK // lanes)
     return (lanes, 6, 2) if lanes == 8 else (lanes, 2, BLOCK // lanes)
-
-
-def emit_joined(builder: Any, vectors: list[Any]) -> Any:
-    """Emit the concatenation of vectors of 32-bit integers, a power of two of them."""
-    while len(vectors) > 1:
-        count = 2 * vectors[0].type.count
-        picks = ir.Constant(ir.VectorType(I32, count), list(range(count)))
-        vectors = [
-            builder.shuffle_vector(low, high, picks)
-            for low, high in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
-    return vectors[0]
 
 
 class Requantizer:
@@ -180,10 +171,8 @@ class Requantizer:
         for value in values:
             value = b.select(b.fcmp_ordered(">", value, self.low), value, self.low)
             whole.append(b.add(self._rounded(value), zero))
-        joined = emit_joined(b, whole)
-        undefined = ir.Constant(joined.type, ir.Undefined)
-        picks = ir.Constant(ir.VectorType(I32, BLOCK), order)
-        return b.trunc(b.shuffle_vector(joined, undefined, picks), ir.VectorType(I8, BLOCK))
+        ordered = shuffle_vectors(b, concatenate(b, whole), None, order)
+        return b.trunc(ordered, ir.VectorType(I8, BLOCK))
 
     def _rounded(self, value: Any) -> Any:
         """Return values as int32, rounded to nearest even."""
@@ -212,15 +201,13 @@ class Requantizer:
         packed = call_intrinsic(b, f"llvm.x86.avx2.{name}", bytes_, [short, short])
         four = [0, 4, 1, 5] if order[4] == 4 else [0, 1, 4, 5]
         quads = b.bitcast(packed, ir.VectorType(I32, 8))
-        picks = ir.Constant(ir.VectorType(I32, 4), four)
-        quads = b.shuffle_vector(quads, ir.Constant(quads.type, ir.Undefined), picks)
-        found = b.bitcast(quads, ir.VectorType(I8, BLOCK))
+        found = b.bitcast(shuffle_vectors(b, quads, None, four), ir.VectorType(I8, BLOCK))
         least = splat_value(b, b.trunc(self.least, I8), BLOCK)
         compare = b.icmp_unsigned if self.output == "uint8" else b.icmp_signed
         return b.select(compare(">", found, least), found, least)
 
 
-def emit_guarded(builder: Any, a: Any, b: Any) -> Any:
+def emit_saturating_products(builder: Any, a: Any, b: Any) -> Any:
     """Emit the sums of four products of bytes, of which pairs saturate in 16 bits (vpmaddubsw).
 
     Args:
@@ -234,100 +221,133 @@ def emit_guarded(builder: Any, a: Any, b: Any) -> Any:
     byte, word = ir.VectorType(I8, 32), ir.VectorType(I16, 16)
     both = [builder.bitcast(value, byte) for value in (a, b)]
     sums = call_intrinsic(builder, "llvm.x86.avx2.pmadd.ub.sw", word, both)
-    return emit_pairs(builder, sums, ir.Constant(word, [1] * 16))
-
-
-def _load_right(e: Emit, at: Any, lanes: int, flavour: str, weights: str) -> Any:
-    """Load a vector of B for one step: i32 of four bytes, or of ``pairs`` twice as many i16."""
-    b = e.b
-    if flavour != "pairs":
-        return load_at(b, at, ir.VectorType(I32, lanes), 4)
-    if weights == "int16":
-        return load_at(b, at, ir.VectorType(I16, 2 * lanes), 2)
-    return b.sext(load_at(b, at, ir.VectorType(I8, 2 * lanes), 1), ir.VectorType(I16, 2 * lanes))
+    return emit_pair_products(builder, sums, ir.Constant(word, [1] * 16))
 
 
 def vector_bytes(flavour: str, weights: str, lanes: int) -> int:
     """Return the bytes of B that a step reads for one vector of sums.
 
     Args:
-        flavour: As in `product_tile`.
-        weights: As in `product_tile`.
+        flavour: As in `integer_contraction`.
+        weights: As in `integer_contraction`.
         lanes: Elements of a vector of sums.
     """
     return 4 * lanes if flavour != "pairs" or weights == "int16" else 2 * lanes
 
 
-def _body(
-    e: Emit, t: Any, rows: int, vectors: int, flavour: str, weights: str, output: str
-) -> None:
-    """Emit a tile of one size: the loops, the corrections of ``guarded``, and the epilogue."""
-    e.declaration = IntegerTileBlock
-    b, lanes = e.b, e.lanes
-    kind = ir.VectorType(I32, lanes)
-    bias = e.word(t, "bias")
-    start = [load_at(b, b.add(bias, I64(4 * lanes * j)), kind, 4) for j in range(vectors)]
-    acc = [[e.variable(start[j]) for j in range(vectors)] for _ in range(rows)]
-    if flavour != "pairs":
-        _take_zeros(e, t, acc)
-    ars, size = e.word(t, "a_row"), vector_bytes(flavour, weights, lanes)
-    right = e.variable(e.word(t, "b"))
+class _IntegerTile:
+    """Emits a tile of one size.
 
-    offsets = _row_offsets(e, ars, rows)
+    Args:
+        e: The emitter.
+        t: Address of the `IntegerTileBlock`.
+        rows: Rows of the tile.
+        vectors: Vectors of a row.
+        flavour: As in `integer_contraction`.
+        weights: As in `integer_contraction`.
 
-    def step(a: Any, at_b: Any, number: int, *, correct: bool = False) -> None:
+    Attributes:
+        acc: Slots of the sums, by row and vector.
+        offsets: Bytes of A from row 0 to each row.
+        right: Slot of the address of B.
+        vector_bytes: Bytes of B that a step reads for one vector of sums.
+    """
+
+    def __init__(
+        self, e: Emit, t: Any, rows: int, vectors: int, flavour: str, weights: str
+    ) -> None:
+        e.declaration = IntegerTileBlock
+        self.e, self.t, self.vectors, self.flavour, self.weights = e, t, vectors, flavour, weights
+        b, kind, bias = e.b, ir.VectorType(I32, e.lanes), e.word(t, "bias")
+        start = [load_at(b, b.add(bias, I64(4 * e.lanes * j)), kind, 4) for j in range(vectors)]
+        self.acc = [[e.variable(start[j]) for j in range(vectors)] for _ in range(rows)]
+        if flavour != "pairs":
+            _subtract_zero_points(e, t, self.acc)
+        row = e.word(t, "a_row")
+        self.vector_bytes = vector_bytes(flavour, weights, e.lanes)
+        self.right = e.variable(e.word(t, "b"))
+        self.offsets = _row_offsets(e, row, rows)
+
+    def loops(self) -> None:
+        """Emit the four loops."""
+        e, t, b = self.e, self.t, self.e.b
+        steps, last = e.word(t, "steps"), e.word(t, "last_steps")
+        at = [e.variable(e.word(t, "a"))]
+        with ExitStack() as loops:
+            # Closing a loop first advances the address variable of the level around it.
+            for name in ("outer", "middle", "inner"):
+                left = loops.enter_context(e.loop(e.word(t, f"{name}_count")))
+                if name == "outer":
+                    steps = b.select(b.icmp_signed("==", left, I64(1)), last, steps)
+                loops.callback(_move, e, t, at[-1], f"{name}_a")
+                at.append(e.variable(e.get(at[-1])))
+            with e.loop(steps):
+                # Otherwise LLVM derives the address of each row from the previous row's.
+                a, at_b = e.opaque(e.get(at[-1])), e.opaque(e.get(self.right))
+                self.step(a, at_b, 0, self.add_products)
+                self.step(a, at_b, 1, self.add_products)
+                e.put(at[-1], b.add(a, I64(8)))
+                e.put(self.right, b.add(at_b, I64(2 * self.vector_bytes * self.vectors)))
+
+    def correct_saturated(self) -> None:
+        """Emit the exact computation of the steps whose 16-bit sums may have saturated."""
+        e, t, b = self.e, self.t, self.e.b
+        entry = e.variable(e.word(t, "saturated_steps"))
+        with e.loop(e.word(t, "saturated_count")):
+            at = e.get(entry)
+            a = b.add(e.word(t, "a"), e.load_i64(at))
+            at_b = b.add(e.word(t, "b"), e.load_i64(b.add(at, I64(8))))
+            self.step(a, at_b, 0, self.replace_products)
+            e.put(entry, b.add(at, I64(16)))
+
+    def step(self, a: Any, at_b: Any, number: int, change: Callable[[Any, Any, Any], Any]) -> None:
+        """Emit a step: every sum becomes ``change(sum, bytes of A, vector of B)``.
+
+        Args:
+            a: Address of row 0 of A.
+            at_b: Address of B.
+            number: Steps from these addresses to the step.
+            change: Emits the new value of a vector of sums.
+        """
+        e, b, lanes = self.e, self.e.b, self.e.lanes
+        vectors, size = self.vectors, self.vector_bytes
         columns = [
-            _load_right(e, b.add(at_b, I64(size * (number * vectors + j))), lanes, flavour, weights)
-            for j in range(vectors)
+            self.load_right(b.add(at_b, I64(size * (number * vectors + j)))) for j in range(vectors)
         ]
-        for i in range(rows):
-            at = b.add(b.add(a, offsets[i]), I64(4 * number))
+        for offset, sums in zip(self.offsets, self.acc, strict=True):
+            at = b.add(b.add(a, offset), I64(4 * number))
             x = splat_value(b, load_at(b, at, I32, 1), lanes)
-            for j in range(vectors):
-                held = e.get(acc[i][j])
-                if flavour == "quads":
-                    e.put(acc[i][j], emit_dot4(b, held, x, columns[j]))
-                elif flavour == "guarded":
-                    sums = emit_guarded(b, x, columns[j])
-                    if correct:
-                        held = b.sub(emit_dot4(b, held, x, columns[j]), sums)
-                    else:
-                        held = b.add(held, sums)
-                    e.put(acc[i][j], held)
-                else:
-                    pairs = b.bitcast(x, ir.VectorType(I16, 2 * lanes))
-                    e.put(acc[i][j], b.add(held, emit_pairs(b, pairs, columns[j])))
+            for slot, column in zip(sums, columns, strict=True):
+                e.put(slot, change(e.get(slot), x, column))
             e.fence()
 
-    kin, last = e.word(t, "steps"), e.word(t, "last_steps")
-    at = [e.variable(e.word(t, "a"))]
-    with ExitStack() as loops:
-        # Closing a loop first advances the address variable of the level around it.
-        for name in ("outer", "middle", "inner"):
-            left = loops.enter_context(e.loop(e.word(t, f"{name}_count")))
-            if name == "outer":
-                kin = b.select(b.icmp_signed("==", left, I64(1)), last, kin)
-            loops.callback(_move, e, t, at[-1], f"{name}_a")
-            at.append(e.variable(e.get(at[-1])))
-        with e.loop(kin):
-            # Otherwise LLVM derives the address of each row from the previous row's.
-            a, at_b = e.opaque(e.get(at[-1])), e.opaque(e.get(right))
-            step(a, at_b, 0)
-            step(a, at_b, 1)
-            e.put(at[-1], b.add(a, I64(8)))
-            e.put(right, b.add(at_b, I64(2 * size * vectors)))
-    if flavour == "guarded":
-        place = e.variable(e.word(t, "fault_list"))
-        with e.loop(e.word(t, "faults")):
-            fault = e.get(place)
-            a = b.add(e.word(t, "a"), e.load_i64(fault))
-            at_b = b.add(e.word(t, "b"), e.load_i64(b.add(fault, I64(8))))
-            step(a, at_b, 0, correct=True)
-            e.put(place, b.add(fault, I64(16)))
-    _finish(e, t, acc, output)
+    def load_right(self, at: Any) -> Any:
+        """Load a vector of B: i32 of four bytes, or of ``pairs`` twice as many i16."""
+        b, lanes = self.e.b, self.e.lanes
+        if self.flavour != "pairs":
+            return load_at(b, at, ir.VectorType(I32, lanes), 4)
+        words = ir.VectorType(I16, 2 * lanes)
+        if self.weights == "int16":
+            return load_at(b, at, words, 2)
+        return b.sext(load_at(b, at, ir.VectorType(I8, 2 * lanes), 1), words)
+
+    def add_products(self, sums: Any, x: Any, column: Any) -> Any:
+        """Return sums plus the products of a step, of which those of ``checked`` may saturate."""
+        b = self.e.b
+        if self.flavour == "quads":
+            return emit_dot4(b, sums, x, column)
+        if self.flavour == "checked":
+            return b.add(sums, emit_saturating_products(b, x, column))
+        pairs = b.bitcast(x, ir.VectorType(I16, 2 * self.e.lanes))
+        return b.add(sums, emit_pair_products(b, pairs, column))
+
+    def replace_products(self, sums: Any, x: Any, column: Any) -> Any:
+        """Return sums with the exact products of a step instead of those that may saturate."""
+        saturating = emit_saturating_products(self.e.b, x, column)
+        return self.e.b.sub(emit_dot4(self.e.b, sums, x, column), saturating)
 
 
-def _take_zeros(e: Emit, t: Any, acc: list[list[Any]]) -> None:
+def _subtract_zero_points(e: Emit, t: Any, acc: list[list[Any]]) -> None:
     """Subtract row sum times column zero point from the sums, if columns of B have zero points."""
     b, lanes, sums = e.b, e.lanes, e.word(t, "row_sums")
     kind = ir.VectorType(I32, lanes)
@@ -391,21 +411,28 @@ def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
         e.fence()
 
 
-def product_tile(*, flavour: str, weights: str, output: str) -> Callable[..., None]:
+def integer_contraction(*, flavour: str, weights: str, output: str) -> Callable[..., None]:
     """Return the kernel that computes one tile.
 
     Its arguments are ``(address of an IntegerTileBlock, rows, vectors, 0)``.
 
     Args:
-        flavour: ``"pairs"``, ``"quads"`` or ``"guarded"``: see the module.
+        flavour: ``"pairs"``, ``"quads"`` or ``"checked"``: see the module.
         weights: Dtype of B in memory: ``"int8"``, or ``"int16"`` (``pairs`` only).
         output: ``"uint8"`` or ``"int8"``; ``"int32"`` for the sums themselves; ``"float32"`` for
             scaled sums that are not rounded.
     """
-    lanes, mr, nv = int_tile()
+    lanes, mr, nv = integer_tile_shape()
 
-    def body(e: Emit, t: Any, rows: int, vectors: int, _masked: bool) -> None:
-        _body(e, t, rows, vectors, flavour, weights, output)
+    def emit(e: Emit, t: Any, rows: int, vectors: int, _count: Any) -> None:
+        tile = _IntegerTile(e, t, rows, vectors, flavour, weights)
+        tile.loops()
+        if flavour == "checked":
+            tile.correct_saturated()
+        _finish(e, t, tile.acc, output)
 
     name = f"int_{flavour}_{weights}_{output}"
-    return dispatcher(name, body, "float32", lanes, mr, nv, False, max(1, BLOCK // lanes))
+    # A store needs the vectors of a whole block of outputs.
+    group = max(1, BLOCK // lanes)
+    sizes = [(rows, vectors) for vectors in range(group, nv + 1, group) for rows in row_counts(mr)]
+    return tile_kernel(size_switch(name, "float32", lanes, sizes, emit))

@@ -12,13 +12,14 @@ from typing import Any
 from llvmlite import ir
 
 from subgraph.engine.codegen.irtools import (
-    I32,
     I64,
     INT64,
     VOID,
+    concatenate,
     define,
     first_lanes,
     load_at,
+    shuffle_vectors,
     store_at,
 )
 from subgraph.engine.codegen.simd import vec
@@ -26,13 +27,7 @@ from subgraph.engine.codegen.simd import vec
 _LANE_BYTES = 16  # of a 128-bit lane, within which shuffles are cheapest on x86 and AArch64
 
 
-def _picked(builder: Any, a: Any, b: Any, picks: Sequence[int]) -> Any:
-    """Emit the vector of the elements ``picks`` of a followed by b."""
-    mask = ir.Constant(ir.VectorType(I32, len(picks)), [I32(e) for e in picks])
-    return builder.shuffle_vector(a, b, mask)
-
-
-def exchange(builder: Any, rows: list[Any], itemsize: int) -> list[Any]:
+def emit_transpose(builder: Any, rows: list[Any], itemsize: int) -> list[Any]:
     """Emit the transposition of ``lanes`` vectors of ``lanes`` elements, in log2(lanes) rounds.
 
     Each round is one shuffle per vector. The first rounds transpose the squares within 128-bit
@@ -54,22 +49,22 @@ def exchange(builder: Any, rows: list[Any], itemsize: int) -> list[Any]:
     ]
     high = [e + part // 2 for e in low]
     for _ in range(part.bit_length() - 1):
-        zipped: list[Any] = []
+        interleaved: list[Any] = []
         for first in range(0, lanes, part):
             for i in range(first, first + part // 2):
                 pair = rows[i], rows[i + part // 2]
-                zipped += [_picked(builder, *pair, picks) for picks in (low, high)]
-        rows = zipped
+                interleaved += [shuffle_vectors(builder, *pair, picks) for picks in (low, high)]
+        rows = interleaved
     step = part
     while step < lanes:
         keep = [e if not e & step else e - step + lanes for e in range(lanes)]
         take = [e + step if not e & step else e + lanes for e in range(lanes)]
-        turned = list(rows)
+        exchanged = list(rows)
         for i in range(lanes):
             if not i & step:
-                turned[i] = _picked(builder, rows[i], rows[i + step], keep)
-                turned[i + step] = _picked(builder, rows[i], rows[i + step], take)
-        rows, step = turned, step * 2
+                exchanged[i] = shuffle_vectors(builder, rows[i], rows[i + step], keep)
+                exchanged[i + step] = shuffle_vectors(builder, rows[i], rows[i + step], take)
+        rows, step = exchanged, step * 2
     return rows
 
 
@@ -89,7 +84,7 @@ def transposer(dtype: str, lanes: int) -> Any:
         for i in range(lanes):
             at = builder.add(source, builder.mul(step, I64(i)))
             rows.append(load_at(builder, at, v.llvm, v.itemsize))
-        for i, row in enumerate(exchange(builder, rows, v.itemsize)):
+        for i, row in enumerate(emit_transpose(builder, rows, v.itemsize)):
             at = builder.add(target, builder.mul(to, I64(i)))
             stored = builder.store(row, builder.inttoptr(at, ir.PointerType()))
             stored.align = v.itemsize
@@ -105,7 +100,7 @@ def transposer(dtype: str, lanes: int) -> Any:
             at = builder.select(inside, builder.add(source, builder.mul(step, I64(i))), source)
             rows.append(v.emit_load(builder, at, first_lanes(builder, count, lanes)))
         wanted = first_lanes(builder, height, lanes)
-        for i, row in enumerate(exchange(builder, rows, v.itemsize)):
+        for i, row in enumerate(emit_transpose(builder, rows, v.itemsize)):
             with builder.if_then(builder.icmp_signed(">", width, I64(i))):
                 at = builder.add(target, builder.mul(to, I64(i)))
                 v.emit_store(builder, at, wanted, row)
@@ -124,7 +119,7 @@ def transposer(dtype: str, lanes: int) -> Any:
 
 
 @cache
-def zipper(dtype: str, lanes: int, count: int, apart: bool) -> Any:
+def interleaver(dtype: str, lanes: int, count: int, inverse: bool) -> Any:
     """Return ``(source, target, step)``, which interleaves rows, or undoes that.
 
     Interleaved are the first elements of all rows, then their second elements, and so on.
@@ -133,7 +128,7 @@ def zipper(dtype: str, lanes: int, count: int, apart: bool) -> Any:
         dtype: Dtype of the elements.
         lanes: Elements of a row.
         count: Number of rows.
-        apart: False: rows ``step`` bytes apart at ``source`` are written interleaved, without
+        inverse: False: rows ``step`` bytes apart at ``source`` are written interleaved, without
             gaps, to ``target``. True: interleaved elements at ``source`` are written as rows
             ``step`` bytes apart.
     """
@@ -145,34 +140,22 @@ def zipper(dtype: str, lanes: int, count: int, apart: bool) -> Any:
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
         source, target, step = args
         together = I64(lanes * v.itemsize)
-        steps = (together, step) if apart else (step, together)
+        steps = (together, step) if inverse else (step, together)
         rows = [
             load_at(builder, at(builder, source, steps[0], k), v.llvm, v.itemsize)
             for k in range(count)
         ]
-        joined = _joined(builder, rows)
-        empty = ir.Constant(joined.type, ir.Undefined)
+        joined = concatenate(builder, rows)
         for k in range(count):
             made = range(k * lanes, (k + 1) * lanes)
-            if apart:
+            if inverse:
                 picks = [i * count + k for i in range(lanes)]
             else:
                 picks = [i % count * lanes + i // count for i in made]
-            row = _picked(builder, joined, empty, picks)
+            row = shuffle_vectors(builder, joined, None, picks)
             store_at(builder, at(builder, target, steps[1], k), row, v.itemsize)
 
     return define(VOID, [INT64] * 3, emit)
-
-
-def _joined(builder: Any, rows: list[Any]) -> Any:
-    """Emit the concatenation of vectors, padded by undefined elements to a power of two of them."""
-    while len(rows) > 1:
-        size = rows[0].type.count
-        rows += [ir.Constant(rows[0].type, ir.Undefined)] * (len(rows) % 2)
-        rows = [
-            _picked(builder, rows[i], rows[i + 1], range(2 * size)) for i in range(0, len(rows), 2)
-        ]
-    return rows[0]
 
 
 @cache
@@ -188,10 +171,9 @@ def repeater(dtype: str, lanes: int, times: int) -> Any:
 
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
         row = load_at(builder, args[0], v.llvm, v.itemsize)
-        empty = ir.Constant(v.llvm, ir.Undefined)
         for k in range(times):
             picks = [(k * lanes + i) // times for i in range(lanes)]
             at = builder.add(args[1], I64(k * lanes * v.itemsize))
-            store_at(builder, at, _picked(builder, row, empty, picks), v.itemsize)
+            store_at(builder, at, shuffle_vectors(builder, row, None, picks), v.itemsize)
 
     return define(VOID, [INT64] * 2, emit)

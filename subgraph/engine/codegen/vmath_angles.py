@@ -58,12 +58,12 @@ _HALF_PI = (1.57079632673412561417, 6.07710050650619224932e-11)
 _TRIG_LIMIT = 2.0**19  # up to this |x| the two parts of pi / 2 suffice; see `_beyond`
 
 
-def _rest(angle: Expr) -> Expr:
+def _complement(angle: Expr) -> Expr:
     """Return pi / 2 - angle."""
     return angle.const(_RIGHT) - (angle - _RIGHT_REST)
 
 
-def _halves(x: Expr) -> tuple[Expr, Expr]:
+def _asin_and_acos(x: Expr) -> tuple[Expr, Expr]:
     """Return asin(|x|), for |x| up to 1/2, and acos(|x|) = 2 asin(sqrt((1 - |x|) / 2)), beyond."""
     a = x.abs()
     square = a * a
@@ -83,25 +83,25 @@ def atan(x: Expr) -> Expr:
     t = (1.0 / a).where(large, a)
     square = t * t
     angle = (square * t).fma(square.polynomial(_ATAN), t)
-    return _rest(angle).where(large, angle).copysign(x)
+    return _complement(angle).where(large, angle).copysign(x)
 
 
 def asin(x: Expr) -> Expr:
     """Emit the arc sine; NaN beyond -1 and 1."""
     if not x.format.single:
         return x.libm("asin")
-    near, far = _halves(x)
-    return near.where(x.abs().compare("<=", 0.5), _rest(far)).copysign(x)
+    near, far = _asin_and_acos(x)
+    return near.where(x.abs().compare("<=", 0.5), _complement(far)).copysign(x)
 
 
 def acos(x: Expr) -> Expr:
     """Emit the arc cosine; NaN beyond -1 and 1."""
     if not x.format.single:
         return x.libm("acos")
-    near, far = _halves(x)
-    opposite = _rest(far) + x.const(_RIGHT)
+    near, far = _asin_and_acos(x)
+    opposite = _complement(far) + x.const(_RIGHT)
     far = opposite.where(x.compare("<", 0.0), far)
-    return _rest(near.copysign(x)).where(x.abs().compare("<=", 0.5), far)
+    return _complement(near.copysign(x)).where(x.abs().compare("<=", 0.5), far)
 
 
 def sincos(x: Expr, quarter: int) -> Expr:

@@ -162,7 +162,7 @@ class Iterations:
                 buffer.reserve(done - first, stop - first, most)
                 self._copies_after[k, 1] = buffer.address(done - first)
             self._set(abi.ITERATIONS_LIMIT, stop)
-            self._program.rouse()
+            self._program.wake_helpers()
             status = self._call()
             done = int(self._block[abi.ITERATIONS_DONE // abi.WORD])
         del items  # the program has read them

@@ -61,7 +61,7 @@ _DECIDING: dict[str, tuple[int, ...]] = {
     "TopK": (1,),
     "Trim": (1,),
 }
-_READ = Kernel("subgraph.engine.program.size_kernels", "resize")
+_READ = Kernel("subgraph.engine.program.size_kernels", "compute_sizes")
 _MAX_NUMBERS_PER_READ = 8  # that one reading step reads
 _MAX_READ_STEPS = 32  # reading steps of a plan
 # Plans are made for at least this size: guards that hold for 0, 1 or another small size often fail

@@ -171,7 +171,7 @@ class ExecutablePlan:
         if guard_pages.MODE:
             self._arena = _GuardedArena(symbolic_plan.areas(numbers), instance.arena_bytes)
         self._bind_ports(*symbolic_plan.ports(numbers))
-        self._segments[0].resize(symbolic_plan.rows.filled(numbers))
+        self._segments[0].set_sizes(symbolic_plan.rows.filled(numbers))
         self._run_staged = self._make_staged()
 
     def _move_weight(self, k: int, weight: WeightEntry | Array, patch: Patch) -> None:
@@ -260,7 +260,7 @@ class ExecutablePlan:
         first = self.epoch is None
         size = self._weight_bytes() if first else 0
         if size >= _LARGE_WEIGHT_BYTES:
-            loader.rest()  # the kernels are linked, and the memory is needed
+            loader.release_llvm()  # the kernels are linked, and the memory is needed
         if self._threads > 1 and size >= _MIN_THREADED_WEIGHT_BYTES:
             parallel_map(self._update_weight, work, self._threads)
         else:

@@ -138,7 +138,7 @@ def read(
         if cache_key(kernel, isa) != key:
             return None
         kernels.append(kernel)
-    toolchain.carry(_read_code(description["code"], file))
+    toolchain.add_imported_code(_read_code(description["code"], file))
     numbers = _StoredNumbers(file.array(description["numbers"]))
     sources: dict[Parameter, None] = {}
     weights: list[tuple[WeightEntry | Array, Patch]] = []

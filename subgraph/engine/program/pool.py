@@ -3,7 +3,7 @@
 A pool of ``size`` threads has ``size - 1`` helpers; the calling thread is the first. After the last
 step of a program helpers spin for some microseconds and then sleep, so that an idle pool takes no
 processor time. Where possible they sleep on a futex, which the walker wakes by itself
-(`walker_kernels`); elsewhere on a condition of Python, which `Pool.rouse` notifies before a run.
+(`walker_kernels`); elsewhere on a condition of Python, which `Pool.wake_helpers` notifies.
 
 No program ever waits for a helper to arrive. A pool without helpers (after a fork), or one that
 another program uses, makes the program run on fewer threads and never blocks it.
@@ -183,7 +183,7 @@ class Pool:
             self.started = True
             weakref.finalize(self, _stop, state, tuple(self._threads), wake).atexit = False
 
-    def rouse(self) -> None:
+    def wake_helpers(self) -> None:
         """Start the helpers, or wake those that sleep in Python; called before a program runs."""
         if not self.started:
             self.start()
@@ -199,7 +199,7 @@ class Pool:
                 _stop(self._state, tuple(self._threads), self._wake)
                 self._threads = []
 
-    def forget_threads(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the pool in a forked child, which has no helpers and whose locks may be held."""
         self._lock = threading.Lock()
         self._state.wakened = threading.Condition()
@@ -284,7 +284,7 @@ def _close_all() -> None:
 def _after_fork() -> None:
     _states.clear()
     for pool in list(_pools):
-        pool.forget_threads()
+        pool.reset_after_fork()
 
 
 atexit.register(_close_all)

@@ -131,19 +131,19 @@ class Program:
             block[offset // abi.WORD] = value
         return block
 
-    def resize(self, sizes: NDArray[np.int64]) -> None:
+    def set_sizes(self, sizes: NDArray[np.int64]) -> None:
         """Set the work units and grains of all steps: int64 (steps, 2)."""
         self.rows[:, 2:] = sizes
 
     def run(self) -> bool:
         """Run all steps; return False if `cancel` or a `misfit` stopped the run before the last."""
-        self.rouse()
+        self.wake_helpers()
         return not self._call()
 
-    def rouse(self) -> None:
+    def wake_helpers(self) -> None:
         """Start or wake the pool's helpers, before a run."""
         if self._pool is not None:
-            self._pool.rouse()
+            self._pool.wake_helpers()
 
     @property
     def block_address(self) -> int:
@@ -168,7 +168,7 @@ class Program:
         """
         times = np.zeros((len(self.rows), 2), np.int64)
         block = self._make_block(times.ctypes.data)
-        self.rouse()
+        self.wake_helpers()
         return not entry(block.ctypes.data)(), times
 
     def running(self) -> list[int]:

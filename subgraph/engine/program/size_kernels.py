@@ -24,15 +24,15 @@ from subgraph.engine.program import abi
 (_CEIL, _FLOOR, _TRUNC, _SINGLE, _EQ, _LT, _LE, _FEQ, _FLT, _FLE) = range(22, 32)
 # A product below this as float64 fits in int64: 2**63 less two units in its last place, which
 # rounding of the product can hide.
-_MOST_WHOLE = 2.0**63 - 2.0**11
-_MOST_EXACT = 1 << 53  # up to here float64 represents every integer
-_LEAST = -(1 << 63)  # the least int64, whose negative does not fit
+_INT64_BOUND = 2.0**63 - 2.0**11
+_FLOAT64_INTEGER_BOUND = 1 << 53  # up to here float64 represents every integer
+_INT64_MIN = -(1 << 63)  # the least int64, whose negative does not fit
 _STEP = abi.WORD * abi.SIZE_CODE_WORDS  # bytes of a row of code
 _PATCH = abi.WORD * abi.SIZE_PATCH_WORDS  # bytes of a row of patches
 
 
 @register_jitable
-def _whole(code: int, one: int, other: int) -> Any:
+def _integer_result(code: int, one: int, other: int) -> Any:
     """Return the result of an operation on integers; for "float", the bits of the float64.
 
     Args:
@@ -74,7 +74,7 @@ def _whole(code: int, one: int, other: int) -> Any:
 
 @register_jitable
 def _overflows(code: int, one: int, other: int) -> Any:
-    """Return whether a result does not fit in 64 bits, or is not exact; arguments as `_whole`'s.
+    """Return whether a result is not exact in 64 bits; arguments as `_integer_result`'s.
 
     Python, with which the plan was made, computes sizes with unbounded integers.
     """
@@ -84,24 +84,24 @@ def _overflows(code: int, one: int, other: int) -> Any:
     if code == _SUB:
         return ((a ^ b) & (a ^ (a - b))) < 0
     if code == _MUL:
-        return abs(float(a) * float(b)) >= _MOST_WHOLE
+        return abs(float(a) * float(b)) >= _INT64_BOUND
     if _FLOORDIV <= code <= _MOD:
-        return b == -1 and a == _LEAST
+        return b == -1 and a == _INT64_MIN
     if code == _ABS:
-        return a == _LEAST
+        return a == _INT64_MIN
     if code == _SHL:
-        return b < 0 or b > 62 or abs(float(a) * 2.0**b) >= _MOST_WHOLE
+        return b < 0 or b > 62 or abs(float(a) * 2.0**b) >= _INT64_BOUND
     if code == _SHR:
         return b < 0 or b > 63
     if code == _FLOAT:
-        return a < -_MOST_EXACT or a > _MOST_EXACT
+        return a < -_FLOAT64_INTEGER_BOUND or a > _FLOAT64_INTEGER_BOUND
     if _CEIL <= code <= _TRUNC:
-        return not abs(ld_f64(one)) < _MOST_WHOLE
+        return not abs(ld_f64(one)) < _INT64_BOUND
     return False
 
 
 @register_jitable
-def _floating(code: int, one: int, other: int) -> Any:
+def _float_result(code: int, one: int, other: int) -> Any:
     """Return the result of an operation on floats: an integer, or the bits of a float64."""
     a, b = ld_f64(one), ld_f64(other)
     if code == _FADD:
@@ -129,7 +129,7 @@ def _floating(code: int, one: int, other: int) -> Any:
 
 @register_jitable
 def _holds(code: int, one: int, other: int) -> Any:
-    """Return the outcome of a comparison; arguments as `_whole`'s."""
+    """Return the outcome of a comparison; arguments as `_integer_result`'s."""
     if code == _EQ:
         return ld_i64(one) == ld_i64(other)
     if code == _LT:
@@ -143,7 +143,7 @@ def _holds(code: int, one: int, other: int) -> Any:
     return ld_f64(one) <= ld_f64(other)
 
 
-def resize() -> Callable[..., None]:
+def compute_sizes() -> Callable[..., None]:
     """Return the kernel that reads integers, runs the code and applies the patches of a block.
 
     Its argument words are the address of the block (`abi.SIZE_READ` and the following) and that of
@@ -170,9 +170,9 @@ def resize() -> Callable[..., None]:
                 atomic_cas(ld_i64(block + abi.SIZE_STOP), 0, abi.MISFIT)
                 return
             elif code < _FADD:
-                st_i64(target, _whole(code, one, other))
+                st_i64(target, _integer_result(code, one, other))
             else:
-                st_i64(target, _floating(code, one, other))
+                st_i64(target, _float_result(code, one, other))
             row += _STEP
         row = ld_i64(block + abi.SIZE_PATCHES)
         stop = row + _PATCH * ld_i64(block + abi.SIZE_PATCHES + abi.WORD)

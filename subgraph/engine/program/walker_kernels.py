@@ -32,20 +32,15 @@ from typing import Any
 from llvmlite import ir
 from numba import njit, types
 
+from subgraph.engine.codegen.irtools import I32, I64, VOID, call_intrinsic, define, pointer
 from subgraph.engine.codegen.simd import (
-    I32,
-    I64,
-    VOID,
     atomic_add,
     atomic_cas,
     atomic_load,
     atomic_store,
-    call_intrinsic,
     call_kernel,
-    define,
     ld_i64,
     pause,
-    pointer,
     st_i64,
 )
 from subgraph.engine.program import abi

@@ -24,17 +24,17 @@ def show(done: int, total: int, doing: str) -> None:
         total: Number of kernels that it has compiled or knows that it must compile.
         doing: Factory name of the kernel whose compilation begins or ended.
     """
-    if _is_watched():
+    if _is_interactive():
         _write(f"compiling kernels for this machine, once: {done}/{total} ({doing})")
 
 
-def end() -> None:
+def clear() -> None:
     """Remove the line."""
     if _shown:
         _write("")
 
 
-def _is_watched() -> bool:
+def _is_interactive() -> bool:
     """Return whether a person can see the standard error: a terminal or a notebook cell."""
     stream: Any = sys.stderr
     try:

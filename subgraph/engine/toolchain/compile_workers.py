@@ -24,8 +24,8 @@ from subgraph.weights.parallel import start_threads
 
 # Kernels per worker: starting an interpreter and importing numba costs about as much as compiling
 # this many (estimate).
-_LEAST_PER_WORKER = 3
-_MOST_WORKERS = 15  # bounds the memory of the processes (estimate)
+_MIN_KERNELS_PER_WORKER = 3
+_MAX_WORKERS = 15  # bounds the memory of the processes (estimate)
 _DONE = "done"
 # The program of a worker. Its first line of input is this process's ``sys.path``.
 _START = (
@@ -36,11 +36,11 @@ _START = (
 _Report = Callable[[Kernel, float | None], None]
 
 
-def worthwhile_workers(kernels: int) -> int:
+def worker_count(kernels: int) -> int:
     """Return how many worker processes to start for a number of kernels; 0 to compile here."""
     if not Path(sys.executable or "none").stem.startswith(("python", "pypy")):
         return 0  # Python is embedded: the executable is not an interpreter
-    return max(0, min(host.core_count() - 1, kernels // _LEAST_PER_WORKER, _MOST_WORKERS))
+    return max(0, min(host.core_count() - 1, kernels // _MIN_KERNELS_PER_WORKER, _MAX_WORKERS))
 
 
 def compile_kernels(
@@ -62,12 +62,12 @@ def compile_kernels(
         KernelError: ``compile_here`` raised it. No further kernel is started then.
     """
     tasks: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
-    left: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
+    failed: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
     for kernel in kernels:
         tasks.put(kernel)
     feeders = start_threads(
         threading.Thread(
-            target=_feed, args=(tasks, left, report), name="subgraph-compile", daemon=True
+            target=_feed, args=(tasks, failed, report), name="subgraph-compile", daemon=True
         )
         for _ in range(workers)
     )
@@ -78,7 +78,7 @@ def compile_kernels(
         _drain(tasks, lambda _: None)  # after an error no worker starts another kernel
         for feeder in feeders:
             feeder.join()
-    _drain(left, compile_here)
+    _drain(failed, compile_here)
 
 
 def _drain(tasks: queue.SimpleQueue[Kernel], use: Callable[[Kernel], None]) -> None:
@@ -121,12 +121,12 @@ class _Worker:
 
 
 def _feed(
-    tasks: queue.SimpleQueue[Kernel], left: queue.SimpleQueue[Kernel], report: _Report
+    tasks: queue.SimpleQueue[Kernel], failed: queue.SimpleQueue[Kernel], report: _Report
 ) -> None:
     """Send kernels to one worker until the queue is empty; the body of a feeder thread.
 
     The worker starts with the first kernel. A kernel that it does not compile, also because its
-    process cannot start or has died, is put into ``left``.
+    process cannot start or has died, is put into ``failed``.
     """
     worker: _Worker | None = None
 
@@ -142,14 +142,14 @@ def _feed(
         if done:
             report(kernel, time.perf_counter() - start)
         else:
-            left.put(kernel)
+            failed.put(kernel)
 
     _drain(tasks, ask)
     if worker is not None:
         worker.close()
 
 
-def _frozen(value: Any) -> Any:
+def _with_tuples(value: Any) -> Any:
     """Return an option of a variant as it was before JSON: lists become tuples."""
     return value if isinstance(value, int | float | str) else tuple(value)
 
@@ -165,7 +165,7 @@ def work(compile_to_cache: Callable[[Kernel], None]) -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # a kernel module may print
     for line in sys.stdin:
         module, factory, variant = cast("tuple[str, str, dict[str, Any]]", json.loads(line))
-        options = {name: _frozen(value) for name, value in variant.items()}
+        options = {name: _with_tuples(value) for name, value in variant.items()}
         try:
             compile_to_cache(Kernel(module, factory, **options))
         except Exception:

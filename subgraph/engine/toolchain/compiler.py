@@ -8,7 +8,7 @@
 
 Numba by itself would optimise every function alone and then again after linking. To leave that out
 takes interfaces that numba does not document (`subgraph.system.numba_internals`). If this version
-of numba lacks one, step 1 is numba's public ``cfunc`` (`_lower_plainly`), whose optimised result
+of numba lacks one, step 1 is numba's public ``cfunc`` (`_lower_by_cfunc`), whose optimised result
 passes through step 3 once more: slower to compile, and for this machine's architecture only.
 
 This module imports numba; it is itself imported only when a kernel must be compiled.
@@ -114,7 +114,7 @@ def _start_wrapper(module: Any, symbol: str) -> tuple[Any, Any]:
     return wrapper, ir.IRBuilder(wrapper.append_basic_block("entry"))
 
 
-def _lower_plainly(function: Any, symbol: str) -> Any:
+def _lower_by_cfunc(function: Any, symbol: str) -> Any:
     """Return the LLVM module that defines ``symbol``, made by numba's public interface alone.
 
     Raises:
@@ -134,8 +134,8 @@ def _lower_plainly(function: Any, symbol: str) -> Any:
     # Numba's C function takes Python's lock to report errors. The wrapper calls the function that
     # it wraps, by numba's calling convention: status(result *, error **, arguments ...).
     name = made.native_name.removeprefix("cfunc.")
-    places = [each for each in module.functions if each.name == name]
-    if len(places) != 1 or len(list(places[0].arguments)) != 2 + len(signature.args):
+    candidates = [each for each in module.functions if each.name == name]
+    if len(candidates) != 1 or len(list(candidates[0].arguments)) != 2 + len(signature.args):
         raise DeviceError(
             "this version of numba calls functions in a way that is not known; install one that "
             "setup.cfg names"
@@ -191,7 +191,7 @@ def _optimised(function: Any, symbol: str, isa: Isa) -> Any:
         module = _lower(function, symbol, isa)
     except internals.MissingInterface as error:
         _LOG.warning("numba is used by its public interface, which takes longer: %s", error)
-        module = _lower_plainly(function, symbol)
+        module = _lower_by_cfunc(function, symbol)
     for item in (*module.functions, *module.global_variables):
         if not item.is_declaration and item.name != symbol:
             item.linkage = "internal"

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from subgraph.engine.toolchain import targets
-from subgraph.engine.toolchain.objectfile import linked
+from subgraph.engine.toolchain.objectfile import link_image
 from subgraph.errors import DeviceError
 from subgraph.system.objectcache import ObjectCode
 from subgraph.weights.mapped_files import release_library
@@ -55,7 +55,7 @@ def _jit() -> Any:
     return binding.create_lljit_compiler(targets.machine())
 
 
-def rest() -> None:
+def release_llvm() -> None:
     """Give the pages of LLVM's own library back to the system if it is loaded.
 
     They are tens of megabytes, needed for compiling and linking only, and are read again on use.
@@ -139,7 +139,7 @@ def as_image(symbol: str, code: ObjectCode) -> ObjectCode:
     Raises:
         KernelError: The function's offset lies outside the image: the code is damaged.
     """
-    image = linked(code.data, symbol, code.needs) if code.start is None else None
+    image = link_image(code.data, symbol, code.needs) if code.start is None else None
     made = code if image is None else ObjectCode(code.needs, image.data, image.start)
     if made.start is not None and not 0 <= made.start < len(made.data) - _WORD * len(made.needs):
         raise KernelError(

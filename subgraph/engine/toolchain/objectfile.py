@@ -68,7 +68,7 @@ def undefined_symbols(data: bytes) -> tuple[str, ...]:
     return tuple(sorted(names - {"_GLOBAL_OFFSET_TABLE_"}))  # a symbol that linkers define
 
 
-def linked(data: bytes, symbol: str, needs: tuple[str, ...]) -> Image | None:
+def link_image(data: bytes, symbol: str, needs: tuple[str, ...]) -> Image | None:
     """Link an object file; return its image, or None if LLVM has to link it.
 
     Args:
@@ -79,11 +79,11 @@ def linked(data: bytes, symbol: str, needs: tuple[str, ...]) -> Image | None:
     try:
         file = _File(data)
         return _image(file, symbol, needs) if file.machine == _X86_64 else None
-    except (_Other, KeyError, struct.error, IndexError, OverflowError, ValueError):
+    except (_Unsupported, KeyError, struct.error, IndexError, OverflowError, ValueError):
         return None
 
 
-class _Other(Exception):
+class _Unsupported(Exception):
     """The object has a section or a relocation that this linker does not handle."""
 
 
@@ -153,7 +153,7 @@ def _image(file: _File, symbol: str, needs: tuple[str, ...]) -> Image:
     """Place an object's sections, append jumps and table, and apply the relocations.
 
     Raises:
-        _Other: The object has a section or a relocation that this linker does not handle.
+        _Unsupported: The object has a section or a relocation that this linker does not handle.
     """
     image, offsets = bytearray(), dict[int, int]()
     for number, section in enumerate(file.sections):
@@ -161,18 +161,18 @@ def _image(file: _File, symbol: str, needs: tuple[str, ...]) -> Image:
         if section.flags & _SHF_ALLOC and section.kind != _SHT_X86_64_UNWIND:
             is_code_or_constants = section.kind == _SHT_PROGBITS and not section.flags & _SHF_WRITE
             if not is_code_or_constants or section.align > _MOST_ALIGN:
-                raise _Other
+                raise _Unsupported
             _pad(image, max(section.align, _LEAST_ALIGN))
             offsets[number] = len(image)
             image += file.content(section)
-    jumps, table = _add_needs(image, needs)
+    jumps, table = _add_jumps_and_table(image, needs)
 
     def target(symbol: _Symbol, kind: int) -> int:
         """Return the offset in the image to which a relocation of a type refers."""
         if symbol.section == _SHN_UNDEF and kind in (_R_X86_64_PLT32, *_R_X86_64_GOTPCREL):
             return (jumps if kind == _R_X86_64_PLT32 else table)[symbol.name]
         if symbol.section >= _SHN_LORESERVE or kind not in (_R_X86_64_PC32, _R_X86_64_PLT32):
-            raise _Other
+            raise _Unsupported
         return offsets[symbol.section] + symbol.value
 
     for section in file.sections:
@@ -186,7 +186,9 @@ def _image(file: _File, symbol: str, needs: tuple[str, ...]) -> Image:
     return Image(bytes(image), start)
 
 
-def _add_needs(image: bytearray, needs: tuple[str, ...]) -> tuple[dict[str, int], dict[str, int]]:
+def _add_jumps_and_table(
+    image: bytearray, needs: tuple[str, ...]
+) -> tuple[dict[str, int], dict[str, int]]:
     """Append the jumps and the table; return the offset of each name's jump and of its entry."""
     _pad(image, _LEAST_ALIGN)
     jumps, table = len(image), len(image) + _WORD * len(needs)

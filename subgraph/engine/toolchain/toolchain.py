@@ -4,7 +4,7 @@ The code of a kernel is looked for, in this order, among
 
 1. the functions that this process has loaded (`address`),
 2. the kernels that came with the package (`prebuilt`),
-3. the code of an exported and signed model that this process imported (`carry`),
+3. the code of an exported and signed model that this process imported (`add_imported_code`),
 4. the user's cache folder (`subgraph.system.objectcache`),
 
 and is compiled and written to the cache if it is in none of them. A process that compiles nothing
@@ -74,14 +74,14 @@ class Statistics:
 
 
 statistics = Statistics()
-_Named = tuple[str, ObjectCode]  # a function's symbol and the code that defines it
+_Definition = tuple[str, ObjectCode]  # a function's symbol and the code that defines it
 # Held while kernels are looked for, compiled and loaded. It is also taken around a fork, so that a
 # child never inherits a half-done compilation.
 lock = held_while_forking(threading.RLock())
 _statistics_lock = free_in_child(threading.Lock())
 _addresses: dict[tuple[Kernel, host.Isa], int] = {}
 _listeners: list[Callable[[CompileEvent], None]] = []
-_carried: dict[str, ObjectCode] = {}  # by cache key: see `carry`
+_imported: dict[str, ObjectCode] = {}  # by cache key: see `add_imported_code`
 _recorded: dict[Kernel, None] | None = None  # what `recording` yields; None outside of it
 
 
@@ -114,7 +114,7 @@ def address(kernel: Kernel) -> int:
         with lock:
             found = _addresses.get((kernel, isa))
             if found is None:
-                found = _addresses[kernel, isa] = _obtain(kernel, isa)
+                found = _addresses[kernel, isa] = _load_or_compile(kernel, isa)
     return found
 
 
@@ -170,13 +170,13 @@ def addresses(kernels: Iterable[Kernel]) -> dict[Kernel, int]:
     return {kernel: _addresses[kernel, isa] for kernel in wanted}
 
 
-def carry(codes: Mapping[str, ObjectCode]) -> None:
+def add_imported_code(codes: Mapping[str, ObjectCode]) -> None:
     """Add the code that an imported model brought along to the sources of stored code.
 
     Args:
         codes: Code by cache key. The caller has checked the model's signature, as it is executed.
     """
-    _carried.update(codes)
+    _imported.update(codes)
 
 
 def object_code(kernel: Kernel) -> ObjectCode | None:
@@ -191,26 +191,26 @@ def native_code(text: str) -> ObjectCode | None:
     return None if found is None else loader.as_image(*found)
 
 
-def _stored(kernel: Kernel, isa: host.Isa) -> Iterator[_Named]:
+def _stored(kernel: Kernel, isa: host.Isa) -> Iterator[_Definition]:
     """Yield the symbol and code of a kernel from each place that stores it, the best first."""
     packed = prebuilt.find(kernel, isa)
     if packed is not None:
         yield packed
-    yield from _of_key(cache_key(kernel, isa))
+    yield from _stored_under(cache_key(kernel, isa))
 
 
-def _stored_text(text: str, isa: host.Isa) -> Iterator[_Named]:
+def _stored_text(text: str, isa: host.Isa) -> Iterator[_Definition]:
     """Yield the symbol and code of an assembly text from each place that stores it."""
     packed = prebuilt.find_text(text, isa)
     if packed is not None:
         yield packed
-    yield from _of_key(text_key(text, isa))
+    yield from _stored_under(text_key(text, isa))
 
 
-def _of_key(key: str) -> Iterator[_Named]:
+def _stored_under(key: str) -> Iterator[_Definition]:
     """Yield the entries of a cache key: of an imported model, and of the cache folder."""
-    if key in _carried:
-        yield _symbol(key), _carried[key]
+    if key in _imported:
+        yield _symbol(key), _imported[key]
     code = objectcache.read(key)
     if code is not None:
         yield _symbol(key), code
@@ -229,7 +229,7 @@ def _expecting(count: int) -> Generator[None]:
     finally:
         with _statistics_lock:
             statistics.expected = statistics.compiled
-        compile_display.end()
+        compile_display.clear()
 
 
 def _compile_absent(kernels: list[Kernel]) -> None:
@@ -247,7 +247,7 @@ def _compile_absent(kernels: list[Kernel]) -> None:
             )
         else:
             _LOG.warning("compiling %d kernel(s) for this process", len(kernels))
-    workers = compile_workers.worthwhile_workers(len(kernels))
+    workers = compile_workers.worker_count(len(kernels))
     with _expecting(len(kernels)):
         if workers and writable:  # workers pass their results through the cache folder
             compile_workers.compile_kernels(kernels, workers, compile_to_cache, _report)
@@ -267,7 +267,7 @@ def compile_for_level(kernel: Kernel) -> ObjectCode:
     """
     isa = host.isa()
     key = prebuilt.kernel_key(kernel.description)
-    return _made_ahead(
+    return _code_to_ship(
         cache_key(kernel, isa), lambda: _compile(kernel, prebuilt.symbol_of(key), isa)
     )
 
@@ -275,10 +275,12 @@ def compile_for_level(kernel: Kernel) -> ObjectCode:
 def assemble_for_level(text: str) -> ObjectCode:
     """Return `native`'s code of a text to be shipped with the package, as `compile_for_level`."""
     key = prebuilt.kernel_key(text)
-    return _made_ahead(text_key(text, host.isa()), lambda: _assemble(text, prebuilt.symbol_of(key)))
+    return _code_to_ship(
+        text_key(text, host.isa()), lambda: _assemble(text, prebuilt.symbol_of(key))
+    )
 
 
-def _made_ahead(key: str, make: Callable[[], ObjectCode]) -> ObjectCode:
+def _code_to_ship(key: str, make: Callable[[], ObjectCode]) -> ObjectCode:
     """Return code with the features that its compilation queried, from the cache if possible.
 
     Args:
@@ -307,7 +309,7 @@ def compile_to_cache(kernel: Kernel) -> None:
         _addresses[kernel, isa] = loader.load([(_symbol(key), code)])[0]
 
 
-def _load_together(codes: dict[Kernel, _Named], isa: host.Isa) -> None:
+def _load_together(codes: dict[Kernel, _Definition], isa: host.Isa) -> None:
     """Load kernels in one batch; after an error none is loaded, and `address` loads each alone."""
     if not codes:
         return
@@ -342,7 +344,7 @@ def native(text: str) -> int:
         isa = host.isa()
         found = _load_first("native code", _stored_text(text, isa))
         if found is None:
-            found = _store_and_load(
+            found = _compile_and_load(
                 "native code", text_key(text, isa), lambda symbol: _assemble(text, symbol)
             )
         return found
@@ -410,21 +412,21 @@ def recording() -> Generator[dict[Kernel, None]]:
 
 
 @cache
-def _nothing() -> Any:
+def _empty_kernel() -> Any:
     """Return an empty function with the signature of a kernel."""
     words = [ctypes.c_int64] * 4
     return ctypes.CFUNCTYPE(None, *words)(lambda *_words: None)
 
 
-def _obtain(kernel: Kernel, isa: host.Isa) -> int:
+def _load_or_compile(kernel: Kernel, isa: host.Isa) -> int:
     """Load a kernel's stored code, or compile it; return the function's address."""
     if _recorded is not None:
         _recorded[kernel] = None
-        return ctypes.cast(_nothing(), ctypes.c_void_p).value or 0
+        return ctypes.cast(_empty_kernel(), ctypes.c_void_p).value or 0
     found = _load_first(kernel.description, _stored(kernel, isa))
     if found is None:
         with _expecting(1):
-            found = _store_and_load(
+            found = _compile_and_load(
                 kernel.description,
                 cache_key(kernel, isa),
                 lambda symbol: _compile(kernel, symbol, isa),
@@ -432,7 +434,7 @@ def _obtain(kernel: Kernel, isa: host.Isa) -> int:
     return found
 
 
-def _load_first(what: str, stored: Iterable[_Named]) -> int | None:
+def _load_first(what: str, stored: Iterable[_Definition]) -> int | None:
     """Load the first code that can be loaded; return its address, None if none can.
 
     Args:
@@ -452,7 +454,7 @@ def _load_first(what: str, stored: Iterable[_Named]) -> int | None:
     return None
 
 
-def _store_and_load(what: str, key: str, make: Callable[[str], ObjectCode]) -> int:
+def _compile_and_load(what: str, key: str, make: Callable[[str], ObjectCode]) -> int:
     """Compile code, write it to the cache and load it; return its address.
 
     Args:

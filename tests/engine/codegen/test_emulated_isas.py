@@ -123,5 +123,7 @@ def test_integer_tiles_are_one_instruction_a_step(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(host, "isa", lambda: isa)
     module = "subgraph.engine.codegen.tile_int"
     for flavour in ("quads", "pairs"):
-        tile = Kernel(module, "product_tile", flavour=flavour, weights="int8", output="int32")
+        tile = Kernel(
+            module, "integer_contraction", flavour=flavour, weights="int8", output="int32"
+        )
         assert examine(tile, "sapphirerapids") == []

@@ -213,6 +213,6 @@ def _run(code: SizeCode, dims: Sequence[int]) -> bool:
     words = [base, len(dims), read.itemsize, stop.ctypes.data, rows.ctypes.data, len(rows), 0, 0]
     block: Array = np.array(words, np.int64)
     args: Array = np.array([block.ctypes.data, read.ctypes.data], np.int64)
-    kernel = Kernel("subgraph.engine.program.size_kernels", "resize")
+    kernel = Kernel("subgraph.engine.program.size_kernels", "compute_sizes")
     Program([Step(kernel.address, args.ctypes.data, 1)]).run()
     return not stop[0]

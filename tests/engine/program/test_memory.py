@@ -46,7 +46,7 @@ def test_kernels_are_linked_again_after_the_library_gave_its_pages_back() -> Non
     for activation in (ops.Relu, ops.Tanh, ops.Sigmoid):
         graph = sg.Graph([x], [activation(ops.MatMul(x, sg.parameter("w", w)))])
         want = sg.compile_model(graph, "REFERENCE")(data)[0]
-        loader.rest()
+        loader.release_llvm()
         np.testing.assert_allclose(sg.compile_model(graph, "CPU")(data)[0], want, rtol=1e-5)
     binding.initialize_native_target()  # kernels that are kept linked do not load it
     assert mapped.release_library("libllvmlite") > 1 << 20

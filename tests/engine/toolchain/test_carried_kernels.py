@@ -33,7 +33,7 @@ import subgraph as sg
 from subgraph.engine.toolchain import toolchain
 model = sg.import_model(sys.argv[1], "CPU")
 result = model(np.ones((2, 16), np.float32))[0]
-carried = len(toolchain._carried)
+carried = len(toolchain._imported)
 print(json.dumps([result.tolist() == [[16.0] * 8] * 2, toolchain.statistics.compiled, carried > 0]))
 """
 

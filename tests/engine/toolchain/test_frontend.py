@@ -91,7 +91,7 @@ def test_numba_is_left_as_it_was(tmp_path: Path) -> None:
 def public(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let numba have no internals; return the names of the kernels that are compiled without."""
     compiled: list[str] = []
-    lower = compiler._lower_plainly
+    lower = compiler._lower_by_cfunc
 
     def missing() -> Any:
         raise numba_internals.MissingInterface("no such thing")
@@ -101,9 +101,9 @@ def public(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lower(function, symbol)
 
     monkeypatch.setattr(numba_internals, "pieces", missing)
-    monkeypatch.setattr(compiler, "_lower_plainly", plainly)
+    monkeypatch.setattr(compiler, "_lower_by_cfunc", plainly)
     monkeypatch.setattr(toolchain, "_addresses", {})
-    monkeypatch.setattr(compile_workers, "worthwhile_workers", lambda _kernels: 0)
+    monkeypatch.setattr(compile_workers, "worker_count", lambda _kernels: 0)
     return compiled
 
 

@@ -22,7 +22,7 @@ from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain import compile_workers, keys, loader, targets, toolchain
 from subgraph.engine.toolchain.compiler import object_and_assembly
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.engine.toolchain.objectfile import linked, undefined_symbols
+from subgraph.engine.toolchain.objectfile import link_image, undefined_symbols
 from subgraph.engine.toolchain.toolchain import CompileEvent, KernelError
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.system import host, processor
@@ -427,12 +427,14 @@ def test_code_that_does_not_hold_together_is_not_loaded(start: int, needs: tuple
 def test_objects_that_are_no_image_are_left_to_llvm() -> None:
     text = "@state = global i64 0\ndefine void @entry() {\n store i64 1, ptr @state\n ret void\n}"
     data = bytes(targets.machine().emit_object(binding.parse_assembly(text)))
-    assert linked(data, "entry", undefined_symbols(data)) is None  # it writes to memory of its own
+    assert (
+        link_image(data, "entry", undefined_symbols(data)) is None
+    )  # it writes to memory of its own
     good = bytes(targets.machine().emit_object(binding.parse_assembly(PARTS)))
-    assert linked(good, "other", undefined_symbols(good)) is None
-    assert linked(good, "entry", ()) is None
+    assert link_image(good, "other", undefined_symbols(good)) is None
+    assert link_image(good, "entry", ()) is None
     for size in range(0, len(good), 61):
-        linked(good[:size], "entry", undefined_symbols(good))  # None, or whole: it never raises
+        link_image(good[:size], "entry", undefined_symbols(good))  # None, or whole: it never raises
     code = ObjectCode(undefined_symbols(data), data)
     assert loader.load([("entry", code)]) != [0]
 
@@ -485,9 +487,9 @@ def test_host_facts() -> None:
 
 CROWD = """
 import json, sys
-from subgraph.engine.toolchain import toolchain, compile_workers as compile_crew
+from subgraph.engine.toolchain import toolchain, compile_workers
 from subgraph.engine.toolchain.kernel import Kernel
-compile_crew.worthwhile_workers = lambda kernels: 2
+compile_workers.worker_count = lambda kernels: 2
 events = []
 toolchain.watch_compilation(events.append)
 kernels = [Kernel("tests.support.engine.kernels", "scale", lanes=n) for n in (1, 2, 4, 8, 16, 32)]
@@ -507,9 +509,9 @@ def test_many_kernels_are_compiled_by_several_processes(tmp_path: Path) -> None:
 
 BAD_CROWD = """
 import json
-from subgraph.engine.toolchain import toolchain, compile_workers as compile_crew
+from subgraph.engine.toolchain import toolchain, compile_workers
 from subgraph.engine.toolchain.kernel import Kernel
-compile_crew.worthwhile_workers = lambda kernels: 1
+compile_workers.worker_count = lambda kernels: 1
 good = [Kernel("tests.support.engine.kernels", "scale", lanes=n) for n in (1, 2, 4)]
 try:
     toolchain.prepare([Kernel("tests.support.engine.kernels", "broken"), *good])
@@ -524,12 +526,12 @@ def test_an_error_in_a_crew_reaches_the_caller(tmp_path: Path) -> None:
 
 
 def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_workers, "_MOST_WORKERS", 15)
+    monkeypatch.setattr(compile_workers, "_MAX_WORKERS", 15)
     monkeypatch.setattr(host, "core_count", lambda: 4)
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
-    assert [compile_workers.worthwhile_workers(n) for n in (0, 2, 3, 6, 100)] == [0, 0, 1, 2, 3]
+    assert [compile_workers.worker_count(n) for n in (0, 2, 3, 6, 100)] == [0, 0, 1, 2, 3]
     monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
-    assert compile_workers.worthwhile_workers(100) == 0
+    assert compile_workers.worker_count(100) == 0
 
 
 def test_quotas_of_control_groups(tmp_path: Path) -> None:
