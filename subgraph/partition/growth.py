@@ -1,7 +1,7 @@
 """Strategy ``selector``: grow a region from a start node breadth first, asking the selector.
 
 The order is MXNet's: from each node first its producers in input order, then its consumers in
-topological order; a node refused over one link may be asked again over another. Other than MXNet's,
+topological order; a node refused over one edge may be asked again over another. Other than MXNet's,
 growth does not continue from a candidate with a path to or from an earlier candidate over a node
 that cannot join. At the lower end of the path the candidate waits, and continues if the node on the
 path joins later; at the upper end it is barred. So the region stays near its start, growth does not
@@ -47,14 +47,14 @@ class Growth:
         """Return the region that grows from ``start`` by the answers of ``selector``."""
         driver, search, via = self.driver, self.search, self.via
         nodes, forced, refuse = driver.work.nodes, driver.work.forced, driver.refusals.append
-        words, asked, answers, go_on = search.words, search.asked, search.answers, search.go_on
+        command, asked, answers, run = search.command, search.asked, search.answers, search.run
         question: Callable[[Any, Any], Any]
         via[start] = start
         count = search.begin_growth(start)
         while count:
-            node = words[1]
+            node = command[1]
             this = nodes[node]
-            if words[2] == PRODUCERS:
+            if command[2] == PRODUCERS:
                 method, question = INPUT, selector.select_input
             else:
                 method, question = OUTPUT, selector.select_output
@@ -70,5 +70,5 @@ class Growth:
                     via[other] = node
                 else:
                     refuse((other, method, node, answer))
-            count = go_on()
+            count = run()
         return search.grown()

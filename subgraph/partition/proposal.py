@@ -63,9 +63,9 @@ def propose(driver: SelectorDriver, made: Sequence[list[int]], strategy: str) ->
     """
     work = driver.work
     found = Proposals([], array("i", [-1]) * len(work.nodes), {}, {})
-    search = Search(work.links)
+    search = Search(work.edges)
     for members in made:
-        search.choose(members)
+        search.contract(members)
     if strategy == "hetero":
         _propose_by_device(driver, search, found)
     else:
@@ -96,9 +96,9 @@ def _propose_by_growth(driver: SelectorDriver, search: Search, found: Proposals)
         first = len(found.regions)
         if len(left) == len(members):
             found.regions.append(Proposal(members, start))
-            search.take_grown()
+            search.contract_grown()
         else:
-            _choose_left(search, members, left, start, found)
+            _contract_filtered(search, members, left, start, found)
         for region in found.regions[first:]:
             for node in region.members:
                 free[node] = 0
@@ -153,7 +153,7 @@ def _propose_by_device(driver: SelectorDriver, search: Search, found: Proposals)
     found.selector = next(iter(kinds)).__name__ if kinds else ""
     search.start_roots(taken)
     keeps_all = all(kind.filter is SubgraphSelector.filter for kind in kinds)
-    while (best := search.largest(take=keeps_all)) is not None:
+    while (best := search.largest(contract=keeps_all)) is not None:
         start, members = best
         for node in members:
             found.via[node] = start
@@ -161,14 +161,14 @@ def _propose_by_device(driver: SelectorDriver, search: Search, found: Proposals)
             found.regions.append(Proposal(members, start))
         else:
             left = driver.filter_device(members, start)
-            _choose_left(search, members, left, start, found)
-            search.take(members)
+            _contract_filtered(search, members, left, start, found)
+            search.claim(members)
     for region in found.regions:
         for node in region.members:
             work.free[node] = 0
 
 
-def _choose_left(
+def _contract_filtered(
     search: Search, members: list[int], left: list[int], start: int, found: Proposals
 ) -> None:
     """Make regions of the nodes that a filter left: each connected part, shrunk to be convex.
@@ -182,7 +182,7 @@ def _choose_left(
     """
     if len(left) == len(members):
         found.regions.append(Proposal(members, start))
-        search.choose(members)
+        search.contract(members)
         return
     for node in set(members).difference(left):
         found.filtered[node] = len(found.regions)
@@ -192,7 +192,7 @@ def _choose_left(
         for node in rest:
             found.given_up[node] = len(found.regions)
         found.regions.append(Proposal(convex, first))
-        search.choose(convex)
+        search.contract(convex)
 
 
 def prune(

@@ -14,8 +14,7 @@ import pytest
 
 from subgraph.engine.program.search_code import CompiledSearch
 from subgraph.partition.search.backend import use_code
-from subgraph.partition.search.search import Links as SearchLinks
-from subgraph.partition.search.search import Search
+from subgraph.partition.search.search import Edges, Search
 
 use_code(CompiledSearch)
 Links = list[list[int]]
@@ -105,15 +104,15 @@ def fast(
 ) -> list[list[tuple[int, list[int]]]]:
     ends = np.cumsum([len(sources) for sources in preds], dtype=np.int32)
     ins = np.array([source for sources in preds for source in sources], np.int32)
-    links = SearchLinks.of(ends, ins)
+    edges = Edges.of(ends, ins)
     out: list[list[tuple[int, list[int]]]] = []
     for mine in devices:
-        search = Search(links, compiled=compiled)
+        search = Search(edges, compiled=compiled)
         for _, members in chain.from_iterable(out):
-            search.choose(members)
+            search.contract(members)
         search.start_roots(k in mine for k in range(len(preds)))
         regions: list[tuple[int, list[int]]] = []
-        while (best := search.largest(take=True)) is not None:
+        while (best := search.largest(contract=True)) is not None:
             regions.append(best)
         out.append(regions)
     return out

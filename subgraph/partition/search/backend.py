@@ -59,7 +59,7 @@ def use_code(make: Callable[[], SearchCode]) -> None:
 class SearchBackend:
     """The structures with lists as tables, and Python functions for the operations.
 
-    A table is named by its path, as in ``graph.in_links``.
+    A table is named by its path, as in ``graph.producers``.
 
     Attributes:
         message: Operation, arguments and results, between Python and the search.
@@ -69,26 +69,26 @@ class SearchBackend:
     message: Message
     run: Callable[[], int]
 
-    def __init__(self, count: int, links: int) -> None:
-        """Make tables for ``count`` nodes and ``links`` links."""
-        from subgraph.partition.search.operations import serve
+    def __init__(self, count: int, edges: int) -> None:
+        """Make tables for ``count`` nodes and ``edges`` edges."""
+        from subgraph.partition.search.operations import execute
 
-        self._state = state = _make(SearchState, count, links)
+        self._state = state = _zeroed(SearchState, count, edges)
         self.message = state.message
-        self.run = lambda: serve(state)
+        self.run = lambda: execute(state)
 
     def _owner(self, path: str) -> tuple[Any, str]:
         structure, _, name = path.rpartition(".")
         return attrgetter(structure)(self._state), name
 
-    def place(self, path: str, size: int) -> None:
+    def allocate(self, path: str, size: int) -> None:
         """Replace a table by one of ``size`` zeros."""
         setattr(*self._owner(path), [0] * size)
 
-    def took_over(self, path: str, other: str) -> None:
-        """Note that the search has replaced the table ``path`` by the table ``other``."""
+    def replace(self, path: str, other: str) -> None:
+        """Note that the search has replaced table ``path`` by table ``other``."""
 
-    def put(self, path: str, values: Sequence[int] | Ints) -> None:
+    def write(self, path: str, values: Sequence[int] | Ints) -> None:
         """Copy values to the beginning of a table."""
         entries = values.tolist() if isinstance(values, np.ndarray) else values
         getattr(*self._owner(path))[: len(entries)] = entries
@@ -97,7 +97,7 @@ class SearchBackend:
         """Return entries of a table.
 
         Args:
-            path: The table, as in ``graph.in_links``.
+            path: The table, as in ``graph.producers``.
             begin: Index of the first entry.
             end: Index after the last entry.
         """
@@ -108,9 +108,9 @@ class SearchBackend:
 class CompiledSearchBackend(SearchBackend):
     """The structures as a block of 64-bit words, arrays as tables, and machine code."""
 
-    def __init__(self, code: SearchCode, count: int, links: int) -> None:
-        """Load the code and make tables for ``count`` nodes and ``links`` links."""
-        sizes = [0 if kind == "int" else _size(kind, count, links) for _, kind in LEAVES]
+    def __init__(self, code: SearchCode, count: int, edges: int) -> None:
+        """Load the code and make tables for ``count`` nodes and ``edges`` edges."""
+        sizes = [0 if kind == "int" else _size(kind, count, edges) for _, kind in LEAVES]
         ends = np.cumsum(sizes)
         # Untouched pages take no memory, so the tables of the unused strategy cost nothing.
         memory = np.zeros(int(ends[-1]), np.int32)
@@ -127,16 +127,16 @@ class CompiledSearchBackend(SearchBackend):
             setattr(self.message, name, self._arrays[f"message.{name}"].data)
         self.run = code.bind(self._block)
 
-    def place(self, path: str, size: int) -> None:
+    def allocate(self, path: str, size: int) -> None:
         """Replace a table by one of ``size`` zeros."""
         array = self._arrays[path] = np.zeros(size, np.int32)
         self._block[self._words[path]] = array.ctypes.data
 
-    def took_over(self, path: str, other: str) -> None:
-        """Note that the search has replaced the table ``path`` by the table ``other``."""
+    def replace(self, path: str, other: str) -> None:
+        """Note that the search has replaced table ``path`` by table ``other``."""
         self._arrays[path] = self._arrays[other]
 
-    def put(self, path: str, values: Sequence[int] | Ints) -> None:
+    def write(self, path: str, values: Sequence[int] | Ints) -> None:
         """Copy values to the beginning of a table."""
         self._arrays[path][: len(values)] = values
 
@@ -144,7 +144,7 @@ class CompiledSearchBackend(SearchBackend):
         """Return entries of a table.
 
         Args:
-            path: The table, as in ``graph.in_links``.
+            path: The table, as in ``graph.producers``.
             begin: Index of the first entry.
             end: Index after the last entry.
         """
@@ -155,27 +155,27 @@ class CompiledSearchBackend(SearchBackend):
 LEAVES = list(leaves(SearchState))
 
 
-def _make(structure: type, count: int, links: int) -> Any:
+def _zeroed(structure: type, count: int, edges: int) -> Any:
     """Return a structure with lists of zeros for its tables."""
     made = structure()
     for name, kind in field_kinds(structure).items():
         if isinstance(kind, type):
-            setattr(made, name, _make(kind, count, links))
+            setattr(made, name, _zeroed(kind, count, edges))
         else:
-            setattr(made, name, 0 if kind == "int" else [0] * _size(kind, count, links))
+            setattr(made, name, 0 if kind == "int" else [0] * _size(kind, count, edges))
     return made
 
 
-def _size(kind: str, count: int, links: int) -> int:
-    return {"PerNode": count + 2, "PerLink": 2 * links + 4 * count + 16, "Pool": 4}[kind]
+def _size(kind: str, count: int, edges: int) -> int:
+    return {"PerNode": count + 2, "PerEdge": 2 * edges + 4 * count + 16, "Pool": 4}[kind]
 
 
-def make_backend(count: int, links: int, *, compiled: bool | None = None) -> SearchBackend:
-    """Return a backend for a search in a graph of ``count`` nodes and ``links`` links.
+def make_backend(count: int, edges: int, *, compiled: bool | None = None) -> SearchBackend:
+    """Return a backend for a search in a graph of ``count`` nodes and ``edges`` edges.
 
     Args:
         count: Number of nodes.
-        links: Number of links.
+        edges: Number of edges.
         compiled: Whether to use machine code; None: by the number of nodes, see `LOAD`.
 
     Raises:
@@ -183,7 +183,7 @@ def make_backend(count: int, links: int, *, compiled: bool | None = None) -> Sea
     """
     if compiled is None:
         compiled = _is_compiled(count)
-    return CompiledSearchBackend(_code(), count, links) if compiled else SearchBackend(count, links)
+    return CompiledSearchBackend(_code(), count, edges) if compiled else SearchBackend(count, edges)
 
 
 def _is_compiled(count: int) -> bool:

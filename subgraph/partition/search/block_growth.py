@@ -1,10 +1,19 @@
 """One growth of strategy ``hetero`` inside a block: grow, reject, roll back.
 
 The literal rule of the reference: add or reject one neighbour after the other; whenever a rejected
-node lies on a path between two nodes of the region, take nodes back, last first, and reject them,
-until none does. Here each node outside that leads into the region is marked with the first member
-that it leads to (``up``) and the first member that leads to it (``down``), so the two marks say how
-many members to take back. Marks are listed by member, and taking a member back removes its marks.
+node lies on a path between two members, take members back, last first, and reject them, until none
+does. Members have a rank, their position in the order of joining.
+
+Here each node outside from which a path leads to a member has two labels: the least rank of such a
+member (``min_descendant_rank``), and, if it lies between two members, the least rank of a member
+from which a path leads to it (``min_ancestor_rank``). A rejected node must never have both. If a
+node is rejected that has, the greater label is the rank of the first member to take back. Labels
+are listed by the member whose joining caused them, so that taking it back removes them.
+
+Invariant between two steps: no rejected node lies between two members. Each label is set at most
+once before it is removed. So the steps take linear time in the edges of labelled nodes, those of
+members that are taken back included, and one scan of ``pruned`` for each member that comes before
+all earlier ones in the order.
 """
 
 from __future__ import annotations
@@ -13,7 +22,7 @@ from subgraph.partition.search.blocks import next_neighbour
 from subgraph.partition.search.sorting import sort_by
 from subgraph.partition.search.structures import BlockGrowth, Blocks, ContractedGraph
 
-NEVER = 1 << 30
+INFINITE = 1 << 30
 
 
 def grow_in_block(
@@ -24,47 +33,47 @@ def grow_in_block(
     Args:
         graph: The contracted graph.
         blocks: Its blocks.
-        growth: Gets the region as ``members``; nodes on which it depends are added to ``seen``.
+        growth: Gets the region as ``members``; nodes on which it depends are added to
+            ``dependencies``.
         start: The node from which the region grows.
         block: The block.
 
     Returns:
         The number of nodes of the region.
     """
-    growth.count += 1
     growth.epoch += 1
-    growth.size = growth.joined_count = growth.edge_count = growth.rejected_count = 0
-    growth.above_end = growth.reached_end = growth.pruned_end = 0
-    growth.first = NEVER
+    growth.size = growth.joined_count = growth.boundary_count = growth.rejected_count = 0
+    growth.ancestor_count = growth.descendant_count = growth.pruned_count = 0
+    growth.first_position = INFINITE
     growth.block = block
-    add(graph, blocks, growth, start)
+    try_to_join(graph, blocks, growth, start)
     growth.stack[0] = start
     growth.cursor[start] = 0
     depth = 1
     while depth:
         node = growth.stack[depth - 1]
-        if not growth.number[node]:  # rolled back: its neighbours are not followed
+        if not growth.rank[node]:  # rolled back: its neighbours are not followed
             depth -= 1
             continue
-        link = next_neighbour(graph, growth.cursor, node)
-        if link < 0:
+        unmerged = next_neighbour(graph, growth.cursor, node)
+        if unmerged < 0:
             depth -= 1
             continue
-        there = graph.representative[link]
+        neighbour = graph.representative[unmerged]
         if (
-            growth.number[there]
-            or growth.rejected[there]
-            or not in_block(blocks, growth, blocks.vertex[link])
+            growth.rank[neighbour]
+            or growth.rejected[neighbour]
+            or not in_block(blocks, growth, blocks.vertex[unmerged])
         ):
             continue
-        if not graph.free[there]:
-            reject(growth, there)
-        elif add(graph, blocks, growth, there):
-            growth.stack[depth] = there
-            growth.cursor[there] = 0
+        if not graph.free[neighbour]:
+            reject(growth, neighbour)
+        elif try_to_join(graph, blocks, growth, neighbour):
+            growth.stack[depth] = neighbour
+            growth.cursor[neighbour] = 0
             depth += 1
         else:
-            reject(growth, there)
+            reject(growth, neighbour)
     count = growth.size
     _finish(growth)
     return count
@@ -78,36 +87,36 @@ def in_block(blocks: Blocks, growth: BlockGrowth, vertex: int) -> bool:
         growth: The growth.
         vertex: The representative of a node when the blocks were found.
     """
-    return blocks.home[vertex] == growth.block + 1 or blocks.top[growth.block] == vertex
+    return blocks.parent_block[vertex] == growth.block + 1 or blocks.top[growth.block] == vertex
 
 
 def _finish(growth: BlockGrowth) -> None:
-    """Complete ``seen``, leave only unsearched nodes in ``edges``, and clear all marks."""
+    """Complete the dependencies, leave only unexplored nodes in ``boundary``, clear all labels."""
     left = 0
-    for k in range(growth.edge_count):
-        node = growth.edges[k]
+    for k in range(growth.boundary_count):
+        node = growth.boundary[k]
         if growth.explored_epoch[node] != growth.epoch:
-            growth.edges[left] = node
+            growth.boundary[left] = node
             left += 1
-            see(growth, node)
-    growth.edge_count = left
+            depend_on(growth, node)
+    growth.boundary_count = left
     for k in range(growth.joined_count):
-        see(growth, growth.joined[k])
+        depend_on(growth, growth.joined[k])
     for k in range(growth.rejected_count):
         growth.rejected[growth.rejected_nodes[k]] = 0
-        see(growth, growth.rejected_nodes[k])
+        depend_on(growth, growth.rejected_nodes[k])
     _undo(growth, 0)
 
 
-def see(growth: BlockGrowth, node: int) -> None:
+def depend_on(growth: BlockGrowth, node: int) -> None:
     """Note that the grown region depends on ``node``."""
-    if growth.seen_in[node] != growth.seen_epoch:
-        growth.seen_in[node] = growth.seen_epoch
-        growth.seen[growth.seen_count] = node
-        growth.seen_count += 1
+    if growth.dependency_epoch[node] != growth.root_epoch:
+        growth.dependency_epoch[node] = growth.root_epoch
+        growth.dependencies[growth.dependency_count] = node
+        growth.dependency_count += 1
 
 
-def add(graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, node: int) -> bool:
+def try_to_join(graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, node: int) -> bool:
     """Let ``node`` join, unless a rejected node would then lie between two members.
 
     Args:
@@ -117,162 +126,217 @@ def add(graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, node: int) 
         node: A free neighbour of a member.
 
     Returns:
-        Whether it joined. If not, nothing has changed.
+        Whether it joined.
     """
-    rep, place, rejected, up = graph.representative, growth.number, growth.rejected, growth.up
-    alone = True
-    for at in range(graph.in_at[node], graph.in_end[node]):
-        there = rep[graph.in_links[at]]
-        if not place[there]:
-            alone = False
-            if rejected[there]:
-                for above in range(graph.in_at[there], graph.in_end[there]):
-                    if place[rep[graph.in_links[above]]]:
-                        return False
-    near = False
-    for at in range(graph.out_at[node], graph.out_end[node]):
-        there = rep[graph.out_links[at]]
-        if up[there]:
-            if rejected[there]:
-                return False
-            near = near or not growth.down[there]
-    number = growth.size
-    growth.members[number] = node
-    growth.size += 1
-    place[node] = number + 1
-    growth.saved_above_end[number] = growth.above_end
-    growth.saved_reached_end[number] = growth.reached_end
-    growth.saved_up[number] = up[node]
-    growth.saved_down[number] = growth.down[node]
-    growth.saved_first[number] = growth.first
-    growth.saved_pruned_end[number] = growth.pruned_end
-    up[node] = growth.down[node] = 0
-    growth.spread_count = 0
-    if near:
-        _will_spread(growth, node, number + 1)
-    broken = False
-    if not (alone and graph.order[node] >= growth.first):
-        broken = _find_above(graph, blocks, growth, node, number + 1)
-    if broken or (growth.spread_count and _spread_down(graph, growth)):
-        go_back(growth, number)
+    if _has_rejected_producer_between(graph, growth, node):
         return False
+    joins_between = False  # whether a consumer will lie between ``node`` and another member
+    for edge in range(graph.out_begin[node], graph.out_end[node]):
+        neighbour = graph.representative[graph.consumers[edge]]
+        if growth.min_descendant_rank[neighbour]:
+            if growth.rejected[neighbour]:
+                return False
+            joins_between = joins_between or not growth.min_ancestor_rank[neighbour]
+    rank = growth.size
+    _append_member(growth, node)
+    growth.pending_count = 0
+    if joins_between:
+        _enqueue(growth, node, rank + 1)
+    if _label_ancestors(graph, blocks, growth, node, rank + 1) or _propagate_down(graph, growth):
+        roll_back(growth, rank)
+        return False
+    _note_joined(growth, node, rank)
+    return True
+
+
+def _has_rejected_producer_between(graph: ContractedGraph, growth: BlockGrowth, node: int) -> bool:
+    """Return whether a rejected producer of ``node`` is a consumer of a member."""
+    for edge in range(graph.in_begin[node], graph.in_end[node]):
+        neighbour = graph.representative[graph.producers[edge]]
+        if growth.rejected[neighbour]:
+            for above in range(graph.in_begin[neighbour], graph.in_end[neighbour]):
+                if growth.rank[graph.representative[graph.producers[above]]]:
+                    return True
+    return False
+
+
+def _append_member(growth: BlockGrowth, node: int) -> None:
+    """Append ``node`` to the members, and save what `_undo` restores."""
+    rank = growth.size
+    growth.members[rank] = node
+    growth.size += 1
+    growth.rank[node] = rank + 1
+    growth.saved_ancestor_count[rank] = growth.ancestor_count
+    growth.saved_descendant_count[rank] = growth.descendant_count
+    growth.saved_min_descendant_rank[rank] = growth.min_descendant_rank[node]
+    growth.saved_min_ancestor_rank[rank] = growth.min_ancestor_rank[node]
+    growth.saved_first_position[rank] = growth.first_position
+    growth.saved_pruned_count[rank] = growth.pruned_count
+    growth.min_descendant_rank[node] = growth.min_ancestor_rank[node] = 0
+
+
+def _note_joined(growth: BlockGrowth, node: int, rank: int) -> None:
+    """Note that ``node`` stays a member for now, and the nodes that its joining has found."""
     if growth.joined_epoch[node] != growth.epoch:
         growth.joined_epoch[node] = growth.epoch
         growth.joined[growth.joined_count] = node
         growth.joined_count += 1
-    for k in range(growth.saved_above_end[number], growth.above_end):
-        growth.explored_epoch[growth.above[k]] = growth.epoch
-        see(growth, growth.above[k])
-    for k in range(growth.saved_pruned_end[number], growth.pruned_end):
-        there = growth.pruned[k]
-        if growth.edge_epoch[there] != growth.epoch:
-            growth.edge_epoch[there] = growth.epoch
-            growth.edges[growth.edge_count] = there
-            growth.edge_count += 1
-    return True
+    for k in range(growth.saved_ancestor_count[rank], growth.ancestor_count):
+        growth.explored_epoch[growth.ancestors[k]] = growth.epoch
+        depend_on(growth, growth.ancestors[k])
+    for k in range(growth.saved_pruned_count[rank], growth.pruned_count):
+        outside = growth.pruned[k]
+        if growth.boundary_epoch[outside] != growth.epoch:
+            growth.boundary_epoch[outside] = growth.epoch
+            growth.boundary[growth.boundary_count] = outside
+            growth.boundary_count += 1
 
 
-def _will_spread(growth: BlockGrowth, node: int, mark: int) -> None:
-    growth.spread[growth.spread_count] = node
-    growth.spread_mark[growth.spread_count] = mark
-    growth.spread_count += 1
+def _enqueue(growth: BlockGrowth, node: int, label: int) -> None:
+    """Note that nodes below ``node`` may get ``label``, a rank plus one."""
+    growth.pending[growth.pending_count] = node
+    growth.pending_rank[growth.pending_count] = label
+    growth.pending_count += 1
 
 
-def _find_above(
-    graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, node: int, mark: int
+def _label_ancestors(
+    graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, node: int, label: int
 ) -> bool:
-    """Find the nodes after the first member that lead to ``node``, which has joined.
+    """Label the nodes after the first member from which a path leads to ``node``.
+
+    Args:
+        graph: The contracted graph.
+        blocks: Its blocks.
+        growth: The growth.
+        node: The member that has joined last.
+        label: Its rank plus one.
 
     Returns:
-        Whether one of them is rejected and lies between members; the marks are then incomplete.
+        Whether one of them is rejected and lies between members; the labels are then incomplete.
     """
-    order, rep, place, rejected = graph.order, graph.representative, growth.number, growth.rejected
-    stack, up = growth.work, growth.up
-    begin = growth.above_end
-    size = 0  # a node above a rejected one stands on the stack as its complement
-    if order[node] < growth.first:
-        growth.first = order[node]
-        for k in range(growth.pruned_end):
-            there = growth.pruned[k]
-            if order[there] > growth.first and not up[there] and not place[there]:
-                up[there] = mark
-                growth.above[growth.above_end] = there
-                growth.above_end += 1
-                stack[size] = there
-                size += 1
-    first = growth.first
-    closed = size > 0  # whether some member leads to what is found
-    stack[size] = node
+    begin = growth.ancestor_count
+    size = _label_pruned(graph, growth, node, label)
+    is_between = size > 0  # whether a path leads from a member to what is found
+    growth.work[size] = node
     size += 1
     while size:
         size -= 1
-        here = stack[size]
-        above = here < 0
-        if above:
-            here = ~here
-        elif rejected[here]:
-            above = True
-        graph.links_followed += graph.in_end[here] - graph.in_at[here]
-        for at in range(graph.in_at[here], graph.in_end[here]):
-            link = graph.in_links[at]
-            if not in_block(blocks, growth, blocks.vertex[link]):
+        current = growth.work[size]
+        is_above_rejected = current < 0  # such nodes are on the stack as their complement
+        if is_above_rejected:
+            current = ~current
+        elif growth.rejected[current]:
+            is_above_rejected = True
+        for edge in range(graph.in_begin[current], graph.in_end[current]):
+            unmerged = graph.producers[edge]
+            if not in_block(blocks, growth, blocks.vertex[unmerged]):
                 continue
-            there = rep[link]
-            if place[there] or growth.down[there]:
-                if above:
+            neighbour = graph.representative[unmerged]
+            if growth.rank[neighbour] or growth.min_ancestor_rank[neighbour]:
+                if is_above_rejected:
                     return True
-                closed = True
-            elif up[there]:
+                is_between = True
+            elif growth.min_descendant_rank[neighbour]:
                 continue
-            elif order[there] < first:
-                if not growth.is_pruned[there]:
-                    growth.is_pruned[there] = 1
-                    growth.pruned[growth.pruned_end] = there
-                    growth.pruned_end += 1
+            elif graph.order[neighbour] < growth.first_position:
+                _prune(growth, neighbour)
             else:
-                up[there] = mark
-                growth.above[growth.above_end] = there
-                growth.above_end += 1
-                stack[size] = ~there if above else there
+                _label_ancestor(growth, neighbour, label)
+                growth.work[size] = ~neighbour if is_above_rejected else neighbour
                 size += 1
-    if closed and growth.above_end > begin:
-        sort_by(order, growth.above, begin, growth.above_end)
-        return _mark_between(graph, growth, begin)
+    if is_between and growth.ancestor_count > begin:
+        sort_by(graph.order, growth.ancestors, begin, growth.ancestor_count)
+        return _label_between(graph, growth, begin)
     return False
 
 
-def _mark_between(graph: ContractedGraph, growth: BlockGrowth, begin: int) -> bool:
-    """Mark new nodes to which members lead, in order; return True at the first rejected one."""
-    for k in range(begin, growth.above_end):
-        there = growth.above[k]
-        earliest = NEVER
-        for at in range(graph.in_at[there], graph.in_end[there]):
-            source = graph.representative[graph.in_links[at]]
-            mark = growth.number[source] or growth.down[source]
-            if mark and mark < earliest:
-                earliest = mark
-        if earliest != NEVER:
-            if growth.rejected[there]:
+def _label_pruned(graph: ContractedGraph, growth: BlockGrowth, node: int, label: int) -> int:
+    """Label the pruned nodes that come after ``node``, if it is the new first member.
+
+    Args:
+        graph: The contracted graph.
+        growth: The growth; these nodes are put into ``work``.
+        node: The member that has joined last.
+        label: Its rank plus one.
+
+    Returns:
+        The number of these nodes.
+    """
+    size = 0
+    if graph.order[node] < growth.first_position:
+        growth.first_position = graph.order[node]
+        for k in range(growth.pruned_count):
+            pruned = growth.pruned[k]
+            if (
+                graph.order[pruned] > growth.first_position
+                and not growth.min_descendant_rank[pruned]
+                and not growth.rank[pruned]
+            ):
+                _label_ancestor(growth, pruned, label)
+                growth.work[size] = pruned
+                size += 1
+    return size
+
+
+def _label_ancestor(growth: BlockGrowth, node: int, label: int) -> None:
+    growth.min_descendant_rank[node] = label
+    growth.ancestors[growth.ancestor_count] = node
+    growth.ancestor_count += 1
+
+
+def _prune(growth: BlockGrowth, node: int) -> None:
+    """Note that the search ends at ``node``, which comes before the first member."""
+    if not growth.is_pruned[node]:
+        growth.is_pruned[node] = 1
+        growth.pruned[growth.pruned_count] = node
+        growth.pruned_count += 1
+
+
+def _label_between(graph: ContractedGraph, growth: BlockGrowth, begin: int) -> bool:
+    """Label the new nodes to which a path leads from a member, in order.
+
+    Args:
+        graph: The contracted graph.
+        growth: The growth.
+        begin: Index of the first new node among ``ancestors``.
+
+    Returns:
+        Whether one of them is rejected; the labels are then incomplete.
+    """
+    for k in range(begin, growth.ancestor_count):
+        node = growth.ancestors[k]
+        least = INFINITE
+        for edge in range(graph.in_begin[node], graph.in_end[node]):
+            neighbour = graph.representative[graph.producers[edge]]
+            label = growth.rank[neighbour] or growth.min_ancestor_rank[neighbour]
+            if label and label < least:
+                least = label
+        if least != INFINITE:
+            if growth.rejected[node]:
                 return True
-            growth.down[there] = earliest
-            _will_spread(growth, there, earliest)
+            growth.min_ancestor_rank[node] = least
+            _enqueue(growth, node, least)
     return False
 
 
-def _spread_down(graph: ContractedGraph, growth: BlockGrowth) -> bool:
-    """Mark nodes that lie between members now; return True at the first rejected one."""
+def _propagate_down(graph: ContractedGraph, growth: BlockGrowth) -> bool:
+    """Label the nodes that lie between members now.
+
+    Returns:
+        Whether one of them is rejected; the labels are then incomplete.
+    """
     k = 0
-    while k < growth.spread_count:
-        source = growth.spread[k]
-        for at in range(graph.out_at[source], graph.out_end[source]):
-            there = graph.representative[graph.out_links[at]]
-            if growth.up[there] and not growth.down[there]:
-                if growth.rejected[there]:
+    while k < growth.pending_count:
+        node, label = growth.pending[k], growth.pending_rank[k]
+        for edge in range(graph.out_begin[node], graph.out_end[node]):
+            neighbour = graph.representative[graph.consumers[edge]]
+            if growth.min_descendant_rank[neighbour] and not growth.min_ancestor_rank[neighbour]:
+                if growth.rejected[neighbour]:
                     return True
-                growth.down[there] = growth.spread_mark[k]
-                growth.reached[growth.reached_end] = there
-                growth.reached_end += 1
-                _will_spread(growth, there, growth.spread_mark[k])
+                growth.min_ancestor_rank[neighbour] = label
+                growth.descendants[growth.descendant_count] = neighbour
+                growth.descendant_count += 1
+                _enqueue(growth, neighbour, label)
         k += 1
     return False
 
@@ -286,11 +350,11 @@ def reject(growth: BlockGrowth, node: int) -> None:
         count -= 1
         node = work[count]
         _mark_rejected(growth, node)
-        if growth.down[node]:
-            number = max(growth.down[node], growth.up[node]) - 1
-            last = growth.size
-            go_back(growth, number)
-            for k in range(number, last):
+        if growth.min_ancestor_rank[node]:
+            rank = max(growth.min_ancestor_rank[node], growth.min_descendant_rank[node]) - 1
+            size = growth.size
+            roll_back(growth, rank)
+            for k in range(rank, size):
                 work[count] = growth.members[k]
                 count += 1
 
@@ -302,29 +366,30 @@ def _mark_rejected(growth: BlockGrowth, node: int) -> None:
         growth.rejected_count += 1
 
 
-def go_back(growth: BlockGrowth, number: int) -> None:
-    """Take back all members from ``number`` on, and reject them."""
-    for k in range(number, growth.size):
+def roll_back(growth: BlockGrowth, rank: int) -> None:
+    """Take back all members from ``rank`` on, and reject them."""
+    for k in range(rank, growth.size):
         _mark_rejected(growth, growth.members[k])
-    _undo(growth, number)
+    _undo(growth, rank)
 
 
-def _undo(growth: BlockGrowth, number: int) -> None:
-    while growth.size > number:
+def _undo(growth: BlockGrowth, rank: int) -> None:
+    """Take back all members from ``rank`` on, with the labels that their joining caused."""
+    while growth.size > rank:
         growth.size -= 1
         last = growth.size
         node = growth.members[last]
-        while growth.reached_end > growth.saved_reached_end[last]:
-            growth.reached_end -= 1
-            growth.down[growth.reached[growth.reached_end]] = 0
-        while growth.above_end > growth.saved_above_end[last]:
-            growth.above_end -= 1
-            there = growth.above[growth.above_end]
-            growth.up[there] = growth.down[there] = 0
-        while growth.pruned_end > growth.saved_pruned_end[last]:
-            growth.pruned_end -= 1
-            growth.is_pruned[growth.pruned[growth.pruned_end]] = 0
-        growth.up[node] = growth.saved_up[last]
-        growth.down[node] = growth.saved_down[last]
-        growth.first = growth.saved_first[last]
-        growth.number[node] = 0
+        while growth.descendant_count > growth.saved_descendant_count[last]:
+            growth.descendant_count -= 1
+            growth.min_ancestor_rank[growth.descendants[growth.descendant_count]] = 0
+        while growth.ancestor_count > growth.saved_ancestor_count[last]:
+            growth.ancestor_count -= 1
+            ancestor = growth.ancestors[growth.ancestor_count]
+            growth.min_descendant_rank[ancestor] = growth.min_ancestor_rank[ancestor] = 0
+        while growth.pruned_count > growth.saved_pruned_count[last]:
+            growth.pruned_count -= 1
+            growth.is_pruned[growth.pruned[growth.pruned_count]] = 0
+        growth.min_descendant_rank[node] = growth.saved_min_descendant_rank[last]
+        growth.min_ancestor_rank[node] = growth.saved_min_ancestor_rank[last]
+        growth.first_position = growth.saved_first_position[last]
+        growth.rank[node] = 0

@@ -1,9 +1,16 @@
-"""The contracted graph, in which every chosen region is one node, and its topological order.
+"""The contracted graph, in which every region is one node, and its topological order.
 
-Reachability is decided here on the contracted graph, so that all regions together never form a
-cycle. The order is maintained as Pearce and Kelly do it ("A dynamic topological
-sort algorithm for directed acyclic graphs", 2006): a merge searches only between the positions of
-the region's first and last node, and moves only what it finds there.
+A region is contracted: its first member represents it, and takes over the edges of all members to
+nodes outside. A region is contracted only if its members are convex, so the contracted graph has no
+cycle, which is the invariant of all regions together (docs/partition.md, number 4). To be convex is
+decided on the contracted graph: no node outside is an ancestor of one member and a descendant of
+another.
+
+The topological order is maintained as by D. J. Pearce and P. H. J. Kelly, "A dynamic topological
+sort algorithm for directed acyclic graphs" (ACM Journal of Experimental Algorithmics 11, 2006): a
+contraction searches only between the positions of the region's first and last member, and moves
+only the nodes that it finds there. With n such nodes and e edges at them it takes O(n log n + e);
+the logarithm is that of sorting.
 """
 
 from __future__ import annotations
@@ -12,13 +19,13 @@ from subgraph.partition.search.sorting import sort_by
 from subgraph.partition.search.structures import ContractedGraph, Region
 
 
-def prepare(graph: ContractedGraph, count: int) -> None:
-    """Start without regions; the links are in their tables."""
+def reset(graph: ContractedGraph, count: int) -> None:
+    """Start without regions; the edges of ``count`` nodes are in their tables."""
     for node in range(count):
         graph.representative[node] = node
         graph.order[node] = node
-    graph.in_used = graph.in_end[count - 1] if count else 0
-    graph.out_used = graph.out_end[count - 1] if count else 0
+    graph.producers_end = graph.in_end[count - 1] if count else 0
+    graph.consumers_end = graph.out_end[count - 1] if count else 0
 
 
 def find_cones(graph: ContractedGraph, region: Region) -> bool:
@@ -33,259 +40,306 @@ def find_cones(graph: ContractedGraph, region: Region) -> bool:
     first = last = graph.order[region.members[0]]
     for k in range(region.size):
         member = region.members[k]
-        region.inside[member] = region.epoch
+        region.member_epoch[member] = region.epoch
         position = graph.order[member]
         first = min(first, position)
         last = max(last, position)
     if last - first < region.size:  # nothing lies between
         return False
-    rep = graph.representative
     for k in range(region.size):
-        member = region.members[k]
-        for at in range(graph.out_at[member], graph.out_end[member]):
-            _reach_descendant(graph, region, rep[graph.out_links[at]], last)
-        graph.links_followed += graph.out_end[member] - graph.out_at[member]
+        _visit_consumers(graph, region, region.members[k], last)
     k = 0
     while k < region.descendant_count:
-        node = region.descendants[k]
+        _visit_consumers(graph, region, region.descendants[k], last)
         k += 1
-        for at in range(graph.out_at[node], graph.out_end[node]):
-            _reach_descendant(graph, region, rep[graph.out_links[at]], last)
-        graph.links_followed += graph.out_end[node] - graph.out_at[node]
-    common = False
+    is_common = False
     for k in range(region.size):
-        member = region.members[k]
-        for at in range(graph.in_at[member], graph.in_end[member]):
-            common = _reach_ancestor(graph, region, rep[graph.in_links[at]], first) or common
-        graph.links_followed += graph.in_end[member] - graph.in_at[member]
+        is_common = _visit_producers(graph, region, region.members[k], first) or is_common
     k = 0
     while k < region.ancestor_count:
-        node = region.ancestors[k]
+        is_common = _visit_producers(graph, region, region.ancestors[k], first) or is_common
         k += 1
-        for at in range(graph.in_at[node], graph.in_end[node]):
-            common = _reach_ancestor(graph, region, rep[graph.in_links[at]], first) or common
-        graph.links_followed += graph.in_end[node] - graph.in_at[node]
-    return common
+    return is_common
 
 
-def _reach_descendant(graph: ContractedGraph, region: Region, node: int, last: int) -> None:
-    if (
-        graph.order[node] < last
-        and region.descendant_epoch[node] != region.epoch
-        and region.inside[node] != region.epoch
-    ):
-        region.descendant_epoch[node] = region.epoch
-        region.descendants[region.descendant_count] = node
-        region.descendant_count += 1
+def _visit_consumers(graph: ContractedGraph, region: Region, node: int, last: int) -> None:
+    """Add the consumers of ``node`` before the position ``last`` to the descendants."""
+    epoch = region.epoch
+    for edge in range(graph.out_begin[node], graph.out_end[node]):
+        neighbour = graph.representative[graph.consumers[edge]]
+        if (
+            graph.order[neighbour] < last
+            and region.descendant_epoch[neighbour] != epoch
+            and region.member_epoch[neighbour] != epoch
+        ):
+            region.descendant_epoch[neighbour] = epoch
+            region.descendants[region.descendant_count] = neighbour
+            region.descendant_count += 1
 
 
-def _reach_ancestor(graph: ContractedGraph, region: Region, node: int, first: int) -> bool:
-    if (
-        graph.order[node] > first
-        and region.ancestor_epoch[node] != region.epoch
-        and region.inside[node] != region.epoch
-    ):
-        region.ancestor_epoch[node] = region.epoch
-        region.ancestors[region.ancestor_count] = node
-        region.ancestor_count += 1
-        return region.descendant_epoch[node] == region.epoch
-    return False
+def _visit_producers(graph: ContractedGraph, region: Region, node: int, first: int) -> bool:
+    """Add the producers of ``node`` after the position ``first`` to the ancestors.
+
+    Returns:
+        Whether one of them is a descendant too.
+    """
+    epoch = region.epoch
+    is_common = False
+    for edge in range(graph.in_begin[node], graph.in_end[node]):
+        neighbour = graph.representative[graph.producers[edge]]
+        if (
+            graph.order[neighbour] > first
+            and region.ancestor_epoch[neighbour] != epoch
+            and region.member_epoch[neighbour] != epoch
+        ):
+            region.ancestor_epoch[neighbour] = epoch
+            region.ancestors[region.ancestor_count] = neighbour
+            region.ancestor_count += 1
+            is_common = is_common or region.descendant_epoch[neighbour] == epoch
+    return is_common
 
 
-def choose(graph: ContractedGraph, region: Region) -> None:
+def contract(graph: ContractedGraph, region: Region) -> None:
     """Make a region of the members, sorted, which are free and convex; after `find_cones`.
 
-    The first member is the region's representative. ``moved[:move_count]`` are the other nodes
+    The first member is the region's representative. ``moved[:moved_count]`` are the nodes outside
     whose position has changed.
     """
-    region.move_count = 0
+    region.moved_count = 0
     for k in range(region.size):
         graph.free[region.members[k]] = 0
     if region.size == 1:
         return
     if region.ancestor_count or region.descendant_count:
         _reorder(graph, region)
-    _contract(graph, region)
+    _merge_edges(graph, region)
 
 
 def _reorder(graph: ContractedGraph, region: Region) -> None:
-    """Move ancestors to the first of all the positions, and descendants to the last ones."""
-    order, sweep, slots = graph.order, region.sweep, region.slots
+    """Make the members adjacent in the order: ancestors, members, descendants.
+
+    These share out the positions that they had together. One position for the members is enough;
+    their others remain unused.
+    """
+    order, nodes, positions = graph.order, region.visit_order, region.positions
     sort_by(order, region.ancestors, 0, region.ancestor_count)
     sort_by(order, region.descendants, 0, region.descendant_count)
     count = 0
     for k in range(region.ancestor_count):
-        sweep[count] = region.ancestors[k]
+        nodes[count] = region.ancestors[k]
         count += 1
     for k in range(region.size):
-        sweep[count] = region.members[k]
+        nodes[count] = region.members[k]
         count += 1
     for k in range(region.descendant_count):
-        sweep[count] = region.descendants[k]
+        nodes[count] = region.descendants[k]
         count += 1
-    sort_by(order, sweep, 0, count)
+    sort_by(order, nodes, 0, count)
     for k in range(count):
-        slots[k] = order[sweep[k]]
+        positions[k] = order[nodes[k]]
     for k in range(region.ancestor_count):
-        _move(graph, region, region.ancestors[k], slots[k])
+        _set_position(graph, region, region.ancestors[k], positions[k])
+    last_positions = count - region.descendant_count
     for k in range(region.descendant_count):
-        _move(graph, region, region.descendants[k], slots[count - region.descendant_count + k])
-    order[region.members[0]] = slots[region.ancestor_count]
+        _set_position(graph, region, region.descendants[k], positions[last_positions + k])
+    order[region.members[0]] = positions[region.ancestor_count]
 
 
-def _move(graph: ContractedGraph, region: Region, node: int, slot: int) -> None:
-    if graph.order[node] != slot:
-        graph.order[node] = slot
-        region.moved[region.move_count] = node
-        region.move_count += 1
+def _set_position(graph: ContractedGraph, region: Region, node: int, position: int) -> None:
+    if graph.order[node] != position:
+        graph.order[node] = position
+        region.moved[region.moved_count] = node
+        region.moved_count += 1
 
 
-def _contract(graph: ContractedGraph, region: Region) -> None:
+def _merge_edges(graph: ContractedGraph, region: Region) -> None:
+    """Let the first member represent all; its new edges are those that leave the region."""
     first = region.members[0]
-    in_begin, out_begin = graph.in_used, graph.out_used
+    in_begin, out_begin = graph.producers_end, graph.consumers_end
     region.epoch += 1
     for k in range(region.size):
         graph.representative[region.members[k]] = first
     for k in range(region.size):
         member = region.members[k]
-        for at in range(graph.in_at[member], graph.in_end[member]):
-            other = graph.in_links[at]
-            if graph.representative[other] != first and region.note[other] != region.epoch:
-                region.note[other] = region.epoch
-                graph.in_links[graph.in_used] = other
-                graph.in_used += 1
+        for edge in range(graph.in_begin[member], graph.in_end[member]):
+            neighbour = graph.producers[edge]
+            if graph.representative[neighbour] != first and region.mark[neighbour] != region.epoch:
+                region.mark[neighbour] = region.epoch
+                graph.producers[graph.producers_end] = neighbour
+                graph.producers_end += 1
     region.epoch += 1
     for k in range(region.size):
         member = region.members[k]
-        for at in range(graph.out_at[member], graph.out_end[member]):
-            other = graph.out_links[at]
-            if graph.representative[other] != first and region.note[other] != region.epoch:
-                region.note[other] = region.epoch
-                graph.out_links[graph.out_used] = other
-                graph.out_used += 1
-    graph.in_at[first], graph.in_end[first] = in_begin, graph.in_used
-    graph.out_at[first], graph.out_end[first] = out_begin, graph.out_used
+        for edge in range(graph.out_begin[member], graph.out_end[member]):
+            neighbour = graph.consumers[edge]
+            if graph.representative[neighbour] != first and region.mark[neighbour] != region.epoch:
+                region.mark[neighbour] = region.epoch
+                graph.consumers[graph.consumers_end] = neighbour
+                graph.consumers_end += 1
+    graph.in_begin[first], graph.in_end[first] = in_begin, graph.producers_end
+    graph.out_begin[first], graph.out_end[first] = out_begin, graph.consumers_end
 
 
-def shrink(graph: ContractedGraph, region: Region, keep: int, common: bool) -> None:
-    """Reduce the members to a convex, connected part that holds ``keep``; after `find_cones`.
+def shrink(graph: ContractedGraph, region: Region, anchor: int, is_common: bool) -> None:
+    """Reduce the members to a convex, connected part that holds ``anchor``; after `find_cones`.
 
-    First members with a path to ``keep`` over a node outside are removed; then, in topological
+    First members with a path to ``anchor`` over a node outside are removed; then, in topological
     order, members that a path from remaining members reaches over a node outside; last, members
-    that are not connected to ``keep``. Removed members are in ``moved[:move_count]``. Takes linear
-    time.
+    that are not connected to ``anchor``. Takes linear time but for sorting.
 
     Args:
         graph: The contracted graph.
-        region: The members.
-        keep: A member.
-        common: What `find_cones` returned.
+        region: The members; those that leave are ``removed[:removed_count]``.
+        anchor: A member.
+        is_common: The result of `find_cones`.
     """
-    if common:
-        _drop_detours(graph, region, keep)
+    if is_common:
+        _remove_detours(graph, region, anchor)
     else:
-        mark_inside(region)
-    keep_component(graph, region, keep)
+        mark_members(region)
+    restrict_to_component(graph, region, anchor)
 
 
-def mark_inside(region: Region) -> None:
-    """Mark the members in ``inside``."""
+def mark_members(region: Region) -> None:
+    """Mark the members in ``member_epoch``."""
     region.epoch += 1
     for k in range(region.size):
-        region.inside[region.members[k]] = region.epoch
+        region.member_epoch[region.members[k]] = region.epoch
 
 
-def _drop_detours(graph: ContractedGraph, region: Region, keep: int) -> None:
-    """Unmark members in ``inside`` until no path between members has a node outside."""
-    rep, sweep, note = graph.representative, region.sweep, region.note
-    marked = region.epoch
+def _remove_detours(graph: ContractedGraph, region: Region, anchor: int) -> None:
+    """Unmark members in ``member_epoch`` until no path between members has a node outside."""
+    nodes, marked = region.visit_order, region.epoch
     count = 0
     for k in range(region.size):
-        sweep[count] = region.members[k]
+        nodes[count] = region.members[k]
         count += 1
     for k in range(region.ancestor_count):
         if region.descendant_epoch[region.ancestors[k]] == marked:
-            sweep[count] = region.ancestors[k]
+            nodes[count] = region.ancestors[k]
             count += 1
-    sort_by(graph.order, sweep, 0, count)
-    leads = region.epoch + 1  # to keep, inside all the way
-    strays = region.epoch + 2  # to keep, over a node outside
-    region.epoch += 2
-    for k in range(count - 1, -1, -1):
-        node = sweep[k]
-        for at in range(graph.out_at[node], graph.out_end[node]):
-            there = rep[graph.out_links[at]]
-            if note[there] == strays:
-                note[node] = strays
-                break
-            if there == keep or note[there] == leads:
-                if region.inside[node] != marked:
-                    note[node] = strays
-                    break
-                note[node] = leads
-    stays = region.epoch + 1
-    reached = region.epoch + 2  # from what stays, over a node outside
-    region.epoch += 2
-    for k in range(count):
-        node = sweep[k]
-        taken = region.inside[node] == marked and note[node] != strays
-        lost = False
-        for at in range(graph.in_at[node], graph.in_end[node]):
-            there = rep[graph.in_links[at]]
-            if note[there] == reached or (not taken and note[there] == stays):
-                lost = True
-                break
-        if lost:
-            note[node] = reached
-        elif taken:
-            note[node] = stays
-            region.inside[node] = stays
-    region.epoch = stays + 2
+    sort_by(graph.order, nodes, 0, count)
+    detour = _mark_detours_to_anchor(graph, region, anchor, count, marked)
+    stays = _mark_reached_by_detours(graph, region, count, marked, detour)
+    region.epoch += 1
     for k in range(region.size):
         member = region.members[k]
-        if region.inside[member] == stays:
-            region.inside[member] = region.epoch
+        if region.member_epoch[member] == stays:
+            region.member_epoch[member] = region.epoch
 
 
-def keep_component(graph: ContractedGraph, region: Region, start: int) -> None:
-    """Reduce the members to those in ``inside`` that are connected to ``start`` among themselves.
-
-    Removed members are in ``moved[:move_count]``.
+def _mark_detours_to_anchor(
+    graph: ContractedGraph, region: Region, anchor: int, count: int, marked: int
+) -> int:
+    """Mark the nodes with a path to ``anchor`` over a node outside.
 
     Args:
         graph: The contracted graph.
-        region: The members, marked in ``inside``.
-        start: A member.
+        region: ``visit_order[:count]`` are the members and the nodes between them, in order.
+        anchor: A member.
+        count: Number of these nodes.
+        marked: The entry of ``member_epoch`` for members.
+
+    Returns:
+        The entry of ``mark`` for these nodes.
     """
-    inside, epoch = region.inside, region.epoch
+    mark = region.mark
+    inside = region.epoch + 1  # a path to the anchor stays among members
+    detour = region.epoch + 2  # a path to the anchor has a node outside
+    region.epoch += 2
+    for k in range(count - 1, -1, -1):
+        node = region.visit_order[k]
+        for edge in range(graph.out_begin[node], graph.out_end[node]):
+            neighbour = graph.representative[graph.consumers[edge]]
+            if mark[neighbour] == detour:
+                mark[node] = detour
+                break
+            if neighbour == anchor or mark[neighbour] == inside:
+                if region.member_epoch[node] != marked:
+                    mark[node] = detour
+                    break
+                mark[node] = inside
+    return detour
+
+
+def _mark_reached_by_detours(
+    graph: ContractedGraph, region: Region, count: int, marked: int, detour: int
+) -> int:
+    """Mark, in topological order, the members that may stay in ``member_epoch``.
+
+    A member leaves if it is on a detour, or if a path from one that stays reaches it over a node
+    outside.
+
+    Args:
+        graph: The contracted graph.
+        region: ``visit_order[:count]`` are the members and the nodes between them, in order.
+        count: Number of these nodes.
+        marked: The entry of ``member_epoch`` for members until now.
+        detour: The entry of ``mark`` for nodes on a detour.
+
+    Returns:
+        The entry of ``member_epoch`` for members that stay.
+    """
+    mark = region.mark
+    stays = region.epoch + 1
+    reached = region.epoch + 2  # from one that stays, over a node outside
+    region.epoch += 2
+    for k in range(count):
+        node = region.visit_order[k]
+        may_stay = region.member_epoch[node] == marked and mark[node] != detour
+        is_reached = False
+        for edge in range(graph.in_begin[node], graph.in_end[node]):
+            neighbour = graph.representative[graph.producers[edge]]
+            if mark[neighbour] == reached or (not may_stay and mark[neighbour] == stays):
+                is_reached = True
+                break
+        if is_reached:
+            mark[node] = reached
+        elif may_stay:
+            mark[node] = stays
+            region.member_epoch[node] = stays
+    return stays
+
+
+def restrict_to_component(graph: ContractedGraph, region: Region, start: int) -> None:
+    """Reduce the members to those that are connected to ``start`` among themselves.
+
+    Args:
+        graph: The contracted graph.
+        region: The members, marked in ``member_epoch``, perhaps not all; those that leave are
+            ``removed[:removed_count]``.
+        start: A marked member.
+    """
+    marked = region.epoch
     region.epoch += 1
-    region.sweep[0] = start
-    inside[start] = region.epoch
+    region.visit_order[0] = start
+    region.member_epoch[start] = region.epoch
     count = 1
     k = 0
     while k < count:
-        node = region.sweep[k]
+        node = region.visit_order[k]
         k += 1
-        for at in range(graph.in_at[node], graph.in_end[node]):
-            there = graph.in_links[at]
-            if inside[there] == epoch:
-                inside[there] = region.epoch
-                region.sweep[count] = there
-                count += 1
-        for at in range(graph.out_at[node], graph.out_end[node]):
-            there = graph.out_links[at]
-            if inside[there] == epoch:
-                inside[there] = region.epoch
-                region.sweep[count] = there
-                count += 1
-    region.move_count = 0
+        for edge in range(graph.in_begin[node], graph.in_end[node]):
+            count = _visit_member(region, graph.producers[edge], marked, count)
+        for edge in range(graph.out_begin[node], graph.out_end[node]):
+            count = _visit_member(region, graph.consumers[edge], marked, count)
+    region.removed_count = 0
     size = 0
     for k in range(region.size):
         member = region.members[k]
-        if inside[member] == region.epoch:
+        if region.member_epoch[member] == region.epoch:
             region.members[size] = member
             size += 1
         else:
-            region.moved[region.move_count] = member
-            region.move_count += 1
+            region.removed[region.removed_count] = member
+            region.removed_count += 1
     region.size = size
+
+
+def _visit_member(region: Region, node: int, marked: int, count: int) -> int:
+    """Append ``node`` to ``visit_order[:count]`` if it is a marked member; return the new count."""
+    if region.member_epoch[node] != marked:
+        return count
+    region.member_epoch[node] = region.epoch
+    region.visit_order[count] = node
+    return count + 1

@@ -1,27 +1,29 @@
 """Strategy ``hetero``: grow from every root, keep the largest region, repeat (OpenVINO's rule).
 
-The reference grows anew from all roots after every region that it makes. Here nothing is grown
-twice without need:
+The rule is the one of OpenVINO's wiki page HeteroPluginArchitecture. It grows anew from all roots
+after every region; a root is a free node that no region of an earlier root covers. Here the growths
+are cached, and the result is the same:
 
-- A growth depends only on what it has looked at. It is valid until a node among that joins a
-  region, or a move in the topological order brings one before its members that its search had left
-  out.
-- Roots count in order, and a node that an earlier root's region holds is no root. How many earlier
-  roots hold a node is counted, so that a change is passed on to the roots behind it alone.
-- Growth in one biconnected block of the graph does not depend on any other: all ways between them
-  go through one node. So blocks are grown one by one from the node by which they are entered, and
-  only those behind members that stay; a block of free nodes alone joins as a whole.
-- Two nodes side by side between the same two neighbours, as in a wide diamond, are twins: to swap
-  them changes nothing, so their regions are alike. While the first is a root, the second need not
-  be grown: its region is of the same size, and covers no later root that the first does not.
+- A growth depends only on the nodes that it has looked at. It is valid until one of these joins a
+  region, or a change of the topological order moves a node at which its search has ended behind one
+  of its members: its constraints say which nodes must stay before which.
+- How many earlier roots cover a node is counted, so that a change is passed on only to later roots.
+- Growth in one block of the graph does not depend on any other block, since all paths between them
+  go through one node. So it goes down the block-cut tree, block by block, behind members that stay.
+  A block of free nodes alone joins as a whole.
+- Twins are two nodes with the same producer and the same consumer, adjacent in the lists of both,
+  as in a wide diamond. Swapping them changes nothing. While the first is a root, the second is not
+  grown: its region has the same size and covers no later root that the first one's does not.
 
-The limits of a growth are the nodes at which its searches ended, and those that must stay behind
-these in the order.
+The cost of a growth is given at `block_growth`. With k roots that are grown again after each region
+it is k times that; in the benchmark's families of graphs few are, so that time grows almost
+linearly with the graph (docs/partition.md). The rule of the cache and of twins is not from the
+literature; lists of watchers are known from the watched literals of SAT solvers.
 """
 
 from __future__ import annotations
 
-from subgraph.partition.search.block_growth import NEVER, grow_in_block, see
+from subgraph.partition.search.block_growth import INFINITE, depend_on, grow_in_block
 from subgraph.partition.search.blocks import find_blocks
 from subgraph.partition.search.sorting import heap_push, heap_remove
 from subgraph.partition.search.structures import (
@@ -49,33 +51,34 @@ def start_roots(graph: ContractedGraph, blocks: Blocks, device: DeviceSearch, co
         blocks.vertex[node] = graph.representative[node]
     find_blocks(graph, blocks, count)
     for block in range(blocks.count):
-        refused = int(not graph.free[blocks.top[block]])
+        not_free = int(not graph.free[blocks.top[block]])
         for k in range(blocks.begin[block], blocks.end[block]):
-            refused += not graph.free[blocks.nodes[k]]
-        blocks.refused[block] = refused
+            not_free += not graph.free[blocks.nodes[k]]
+        blocks.not_free[block] = not_free
     _find_twins(graph, device, count)
     for node in range(count):
         if graph.free[node] and not _is_shadowed(graph, device, node):
-            heap_push(device.changed, node)
+            heap_push(device.dirty, node)
 
 
 def _find_twins(graph: ContractedGraph, device: DeviceSearch, count: int) -> None:
     """Find for each node its twin just before it, and the reverse, both plus one.
 
-    Twins have one producer and one consumer, the same, and stand side by side in the lists of both.
+    Twins have one producer and one consumer, the same, and are adjacent in the lists of both.
     """
     for node in range(count):
-        for at in range(graph.in_at[node], graph.in_end[node]):
-            device.link_index[graph.in_links[at]] = at
+        for edge in range(graph.in_begin[node], graph.in_end[node]):
+            device.edge_index[graph.producers[edge]] = edge
     for node in range(count):
-        if graph.representative[node] == node and graph.out_end[node] - graph.out_at[node] > 2:
-            for at in range(graph.out_at[node] + 1, graph.out_end[node]):
-                one, two = graph.out_links[at - 1], graph.out_links[at]
+        if graph.representative[node] == node and graph.out_end[node] - graph.out_begin[node] > 2:
+            for edge in range(graph.out_begin[node] + 1, graph.out_end[node]):
+                one, two = graph.consumers[edge - 1], graph.consumers[edge]
                 if (
                     _has_one_each(graph, one)
                     and _has_one_each(graph, two)
-                    and graph.out_links[graph.out_at[one]] == graph.out_links[graph.out_at[two]]
-                    and device.link_index[two] == device.link_index[one] + 1
+                    and graph.consumers[graph.out_begin[one]]
+                    == graph.consumers[graph.out_begin[two]]
+                    and device.edge_index[two] == device.edge_index[one] + 1
                 ):
                     device.previous_twin[two] = one + 1
                     device.next_twin[one] = two + 1
@@ -83,14 +86,15 @@ def _find_twins(graph: ContractedGraph, device: DeviceSearch, count: int) -> Non
 
 def _has_one_each(graph: ContractedGraph, node: int) -> bool:
     return (
-        graph.in_end[node] - graph.in_at[node] == 1
-        and graph.out_end[node] - graph.out_at[node] == 1
+        graph.in_end[node] - graph.in_begin[node] == 1
+        and graph.out_end[node] - graph.out_begin[node] == 1
     )
 
 
 def _is_shadowed(graph: ContractedGraph, device: DeviceSearch, root: int) -> bool:
+    """Return whether the twin before ``root`` is a root, so that ``root`` is not grown."""
     twin = device.previous_twin[root] - 1
-    return twin >= 0 and graph.free[twin] != 0 and device.holders[twin] == 0
+    return twin >= 0 and graph.free[twin] != 0 and device.cover_count[twin] == 0
 
 
 def find_largest(
@@ -113,54 +117,55 @@ def find_largest(
 
     Returns:
         The root; NOTHING if there is no region; FULL if the cache has no room, so that the search
-        must be repeated after `move_growths`.
+        must be repeated after `compact_cache`.
     """
-    while device.changed.count:
-        root = device.changed.items[0]
-        heap_remove(device.changed, root)
-        known = cache.member_count[root] > 0
-        if not graph.free[root] or device.holders[root] or _is_shadowed(graph, device, root):
-            if known:
-                _drop(graph, device, cache, root)
-        elif not known:
+    while device.dirty.count:
+        root = device.dirty.items[0]
+        heap_remove(device.dirty, root)
+        is_cached = cache.member_count[root] > 0
+        if not graph.free[root] or device.cover_count[root] or _is_shadowed(graph, device, root):
+            if is_cached:
+                _invalidate(graph, device, cache, root)
+        elif not is_cached:
             _grow(graph, blocks, growth, device, root)
-            if cache.used + device.size + growth.seen_count + device.limits_end > cache.capacity:
-                _push_dirty(device, root)
+            entries = device.size + growth.dependency_count + device.constraints_end
+            if cache.used + entries > cache.capacity:
+                _mark_dirty(device, root)
                 return FULL
-            _install(graph, growth, device, cache, root)
-    if not device.largest.count:
+            _store(graph, growth, device, cache, root)
+    if not device.by_size.count:
         return NOTHING
-    root = device.largest.items[0]
+    root = device.by_size.items[0]
     region.size = cache.member_count[root]
     for k in range(region.size):
         region.members[k] = cache.nodes[cache.begin[root] + k]
     return root
 
 
-def _push_dirty(device: DeviceSearch, node: int) -> None:
-    heap_push(device.changed, node)
+def _mark_dirty(device: DeviceSearch, node: int) -> None:
+    heap_push(device.dirty, node)
 
 
-def _look_again(
+def _recheck_with_twin(
     graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, node: int
 ) -> None:
     """Note that ``node`` or its twin may have become a root, or may be none any more."""
-    _look_at(graph, device, cache, node)
+    _recheck(graph, device, cache, node)
     if device.next_twin[node]:
-        _look_at(graph, device, cache, device.next_twin[node] - 1)
+        _recheck(graph, device, cache, device.next_twin[node] - 1)
 
 
-def _look_at(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, node: int) -> None:
-    if cache.member_count[node] or (graph.free[node] and not device.holders[node]):
-        _push_dirty(device, node)
+def _recheck(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, node: int) -> None:
+    if cache.member_count[node] or (graph.free[node] and not device.cover_count[node]):
+        _mark_dirty(device, node)
 
 
 def _grow(
     graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, device: DeviceSearch, root: int
 ) -> None:
-    """Grow from ``root``: fills ``members``, ``seen`` and ``limits``."""
-    growth.seen_epoch += 1
-    growth.seen_count = device.limits_end = 0
+    """Grow from ``root``: members and constraints of ``device``, dependencies of ``growth``."""
+    growth.root_epoch += 1
+    growth.dependency_count = device.constraints_end = 0
     device.members[0] = root
     device.size = 1
     device.entries[0] = root
@@ -168,25 +173,25 @@ def _grow(
     count = 1
     while count:
         count -= 1
-        entry, behind = device.entries[count], device.entry_blocks[count]
-        block = blocks.home[entry] or blocks.first_block[entry]
+        entry, came_from = device.entries[count], device.entry_blocks[count]
+        block = blocks.parent_block[entry] or blocks.first_child[entry]
         while block:
-            if block != behind:
+            if block != came_from:
                 begin = device.size
                 _grow_block(graph, blocks, growth, device, entry, block - 1)
                 for k in range(begin, device.size):
                     node = device.members[k]
-                    if blocks.first_block[node]:  # it is in other blocks too
+                    if blocks.first_child[node]:  # it is in other blocks too
                         device.entries[count] = node
                         device.entry_blocks[count] = block
                         count += 1
             block = (
-                blocks.first_block[entry]
-                if block == blocks.home[entry]
-                else blocks.next_block[block - 1]
+                blocks.first_child[entry]
+                if block == blocks.parent_block[entry]
+                else blocks.next_sibling[block - 1]
             )
     for k in range(device.size):
-        see(growth, device.members[k])
+        depend_on(growth, device.members[k])
 
 
 def _grow_block(
@@ -198,12 +203,12 @@ def _grow_block(
     block: int,
 ) -> None:
     """Add the nodes of a block that grow from ``entry`` to the region."""
-    if blocks.refused[block]:
+    if blocks.not_free[block]:
         count = grow_in_block(graph, blocks, growth, entry, block)
         for k in range(count):
             _join(device, entry, growth.members[k])
-        if growth.edge_count:
-            _limit(growth, device)
+        if growth.boundary_count:
+            _add_constraints(growth, device)
     else:
         _join(device, entry, blocks.top[block])
         for k in range(blocks.begin[block], blocks.end[block]):
@@ -216,157 +221,162 @@ def _join(device: DeviceSearch, entry: int, node: int) -> None:
         device.size += 1
 
 
-def _limit(growth: BlockGrowth, device: DeviceSearch) -> None:
-    """Add the limits of the last growth in a block."""
-    at = device.limits_end
-    device.limits[at] = growth.edge_count
-    device.limits[at + 1] = growth.joined_count
+def _add_constraints(growth: BlockGrowth, device: DeviceSearch) -> None:
+    """Add the constraints of the last growth in a block."""
+    at = device.constraints_end
+    device.constraints[at] = growth.boundary_count
+    device.constraints[at + 1] = growth.joined_count
     at += 2
-    for k in range(growth.edge_count):
-        device.limits[at] = growth.edges[k]
+    for k in range(growth.boundary_count):
+        device.constraints[at] = growth.boundary[k]
         at += 1
     for k in range(growth.joined_count):
-        device.limits[at] = growth.joined[k]
+        device.constraints[at] = growth.joined[k]
         at += 1
-    device.limits_end = at
+    device.constraints_end = at
 
 
-def _install(
+def _store(
     graph: ContractedGraph, growth: BlockGrowth, device: DeviceSearch, cache: GrowthCache, root: int
 ) -> None:
     """Store the growth of ``root`` in the cache."""
     begin = at = cache.used
     cache.begin[root] = begin
     cache.member_count[root] = device.size
-    cache.seen_count[root] = growth.seen_count
+    cache.dependency_count[root] = growth.dependency_count
     for k in range(device.size):
         cache.nodes[at] = device.members[k]
         at += 1
-    for k in range(growth.seen_count):
-        _watch(cache, root, growth.seen[k], at)
+    for k in range(growth.dependency_count):
+        _add_watcher(cache, root, growth.dependencies[k], at)
         at += 1
-    for k in range(device.limits_end):
-        cache.nodes[at] = device.limits[k]
+    for k in range(device.constraints_end):
+        cache.nodes[at] = device.constraints[k]
         at += 1
     cache.end[root] = cache.used = at
-    device.largest.keys[root] = -device.size
-    heap_push(device.largest, root)
+    device.by_size.keys[root] = -device.size
+    heap_push(device.by_size, root)
     for k in range(begin, begin + device.size):
         node = cache.nodes[k]
         if node > root:
-            device.holders[node] += 1
-            if device.holders[node] == 1:
-                _look_again(graph, device, cache, node)
+            device.cover_count[node] += 1
+            if device.cover_count[node] == 1:
+                _recheck_with_twin(graph, device, cache, node)
 
 
-def _watch(cache: GrowthCache, root: int, node: int, at: int) -> None:
+def _add_watcher(cache: GrowthCache, root: int, node: int, at: int) -> None:
     cache.nodes[at] = node
-    cache.root[at] = root
-    cache.next[at] = cache.watchers[node]
-    cache.watchers[node] = at + 1
+    cache.watching_root[at] = root
+    cache.next_watcher[at] = cache.first_watcher[node]
+    cache.first_watcher[node] = at + 1
 
 
-def _drop(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, root: int) -> None:
+def _invalidate(
+    graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, root: int
+) -> None:
     """Remove the growth of ``root`` from the cache."""
     begin = cache.begin[root]
     end = begin + cache.member_count[root]
-    cache.member_count[root] = cache.seen_count[root] = 0
+    cache.member_count[root] = cache.dependency_count[root] = 0
     cache.end[root] = 0
-    heap_remove(device.largest, root)
+    heap_remove(device.by_size, root)
     for k in range(begin, end):
         node = cache.nodes[k]
         if node > root:
-            device.holders[node] -= 1
-            if not device.holders[node] and graph.free[node]:
-                _look_again(graph, device, cache, node)
+            device.cover_count[node] -= 1
+            if not device.cover_count[node] and graph.free[node]:
+                _recheck_with_twin(graph, device, cache, node)
 
 
-def _redo(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, root: int) -> None:
-    _drop(graph, device, cache, root)
-    _push_dirty(device, root)
+def _regrow(graph: ContractedGraph, device: DeviceSearch, cache: GrowthCache, root: int) -> None:
+    """Remove the growth of ``root`` from the cache, and grow again if it still is a root."""
+    _invalidate(graph, device, cache, root)
+    _mark_dirty(device, root)
 
 
-def take(
+def claim(
     graph: ContractedGraph, region: Region, blocks: Blocks, device: DeviceSearch, cache: GrowthCache
 ) -> None:
-    """Update roots and cached growths after `contraction.choose` has made a region.
+    """Update roots and cached growths after `contraction.contract` has made a region.
 
     Args:
         graph: The contracted graph.
         region: The members, which are no longer free.
         blocks: The blocks.
         device: The roots.
-        cache: The growths; those that have seen a member are dropped.
+        cache: The growths; those that depend on a member are removed.
     """
     for k in range(region.size):
         node = region.members[k]
         vertex = blocks.vertex[node]
-        if blocks.home[vertex]:
-            blocks.refused[blocks.home[vertex] - 1] += 1
-        block = blocks.first_block[vertex]
+        if blocks.parent_block[vertex]:
+            blocks.not_free[blocks.parent_block[vertex] - 1] += 1
+        block = blocks.first_child[vertex]
         while block:
-            blocks.refused[block - 1] += 1
-            block = blocks.next_block[block - 1]
+            blocks.not_free[block - 1] += 1
+            block = blocks.next_sibling[block - 1]
     for k in range(region.size):
-        _look_again(graph, device, cache, region.members[k])
+        _recheck_with_twin(graph, device, cache, region.members[k])
     for k in range(region.size):
         node = region.members[k]
-        at = cache.watchers[node]
-        cache.watchers[node] = 0
+        at = cache.first_watcher[node]
+        cache.first_watcher[node] = 0
         while at:
-            root = cache.root[at - 1]
-            if _is_current(cache, root, at - 1):
-                _redo(graph, device, cache, root)
-            at = cache.next[at - 1]
+            root = cache.watching_root[at - 1]
+            if _is_valid_entry(cache, root, at - 1):
+                _regrow(graph, device, cache, root)
+            at = cache.next_watcher[at - 1]
 
 
-def follow_moves(
+def invalidate_moved(
     graph: ContractedGraph, region: Region, device: DeviceSearch, cache: GrowthCache
 ) -> None:
-    """Drop the growths that depend on positions which `contraction.choose` has changed.
+    """Remove the growths that depend on positions which `contraction.contract` has changed.
 
     Args:
         graph: The contracted graph.
         region: Its ``moved`` nodes have new positions.
-        device: The roots; those of dropped growths are grown again.
+        device: The roots; those of removed growths are grown again.
         cache: The growths.
     """
     region.epoch += 1
     count = 0
-    for k in range(region.move_count):
+    for k in range(region.moved_count):
         node = region.moved[k]
-        at = cache.watchers[node]
-        last = 0
+        at = cache.first_watcher[node]
+        previous = 0
         while at:
-            root = cache.root[at - 1]
-            following = cache.next[at - 1]
-            if _is_current(cache, root, at - 1):
-                if device.moved_epoch[root] != region.epoch:
-                    device.moved_epoch[root] = region.epoch
-                    device.moved_roots[count] = root
+            root = cache.watching_root[at - 1]
+            following = cache.next_watcher[at - 1]
+            if _is_valid_entry(cache, root, at - 1):
+                if device.affected_epoch[root] != region.epoch:
+                    device.affected_epoch[root] = region.epoch
+                    device.affected_roots[count] = root
                     count += 1
-                last = at
-            elif last:
-                cache.next[last - 1] = following
+                previous = at
+            elif previous:
+                cache.next_watcher[previous - 1] = following
             else:
-                cache.watchers[node] = following
+                cache.first_watcher[node] = following
             at = following
     for k in range(count):
-        if not _is_within_limits(graph, cache, device.moved_roots[k]):
-            _redo(graph, device, cache, device.moved_roots[k])
+        if not _satisfies_constraints(graph, cache, device.affected_roots[k]):
+            _regrow(graph, device, cache, device.affected_roots[k])
 
 
-def _is_current(cache: GrowthCache, root: int, at: int) -> bool:
+def _is_valid_entry(cache: GrowthCache, root: int, at: int) -> bool:
+    """Return whether an entry still belongs to the growth of ``root``."""
     return cache.begin[root] <= at < cache.end[root]
 
 
-def _is_within_limits(graph: ContractedGraph, cache: GrowthCache, root: int) -> bool:
+def _satisfies_constraints(graph: ContractedGraph, cache: GrowthCache, root: int) -> bool:
+    """Return whether all boundary nodes of a growth still come before the nodes that joined."""
     order, nodes = graph.order, cache.nodes
-    at = cache.begin[root] + cache.member_count[root] + cache.seen_count[root]
+    at = cache.begin[root] + cache.member_count[root] + cache.dependency_count[root]
     while at < cache.end[root]:
         middle = at + 2 + nodes[at]
         end = middle + nodes[at + 1]
-        first = NEVER
+        first = INFINITE
         for k in range(middle, end):
             first = min(first, order[nodes[k]])
         for k in range(at + 2, middle):
@@ -376,7 +386,7 @@ def _is_within_limits(graph: ContractedGraph, cache: GrowthCache, root: int) -> 
     return True
 
 
-def count_cached(growth: BlockGrowth, device: DeviceSearch, cache: GrowthCache, count: int) -> int:
+def count_entries(growth: BlockGrowth, device: DeviceSearch, cache: GrowthCache, count: int) -> int:
     """Return the number of cache entries of all valid growths and of the current one.
 
     Args:
@@ -385,39 +395,41 @@ def count_cached(growth: BlockGrowth, device: DeviceSearch, cache: GrowthCache, 
         cache: The valid growths.
         count: Number of nodes.
     """
-    room = device.size + growth.seen_count + device.limits_end
+    room = device.size + growth.dependency_count + device.constraints_end
     for root in range(count):
         if cache.member_count[root]:
             room += cache.end[root] - cache.begin[root]
     return room
 
 
-def move_growths(cache: GrowthCache, count: int, room: int) -> None:
+def compact_cache(cache: GrowthCache, count: int, room: int) -> None:
     """Move the valid growths into the new tables of the cache.
 
     Args:
         cache: The growths.
         count: Number of nodes.
-        room: Number of entries of the new tables.
+        room: Number of entries of each new table.
     """
     cache.capacity = room
     for node in range(count):
-        cache.watchers[node] = 0
+        cache.first_watcher[node] = 0
     used = 0
     for root in range(count):
         if not cache.member_count[root]:
             continue
         begin = used
-        seen = cache.begin[root] + cache.member_count[root]
+        watchers = cache.begin[root] + cache.member_count[root]
         for k in range(cache.begin[root], cache.end[root]):
             node = cache.nodes[k]
             cache.new_nodes[used] = node
-            if seen <= k < seen + cache.seen_count[root]:
-                cache.new_root[used] = root
-                cache.new_next[used] = cache.watchers[node]
-                cache.watchers[node] = used + 1
+            if watchers <= k < watchers + cache.dependency_count[root]:
+                cache.new_watching_root[used] = root
+                cache.new_next_watcher[used] = cache.first_watcher[node]
+                cache.first_watcher[node] = used + 1
             used += 1
         cache.begin[root] = begin
         cache.end[root] = used
     cache.used = used
-    cache.nodes, cache.root, cache.next = cache.new_nodes, cache.new_root, cache.new_next
+    cache.nodes = cache.new_nodes
+    cache.watching_root = cache.new_watching_root
+    cache.next_watcher = cache.new_next_watcher

@@ -6,18 +6,23 @@ its producers or all its consumers; the next begins with the answers.
 
 from __future__ import annotations
 
-from subgraph.partition.search.contraction import find_cones, keep_component, mark_inside, shrink
+from subgraph.partition.search.contraction import (
+    find_cones,
+    mark_members,
+    restrict_to_component,
+    shrink,
+)
 from subgraph.partition.search.frontier import (
-    GROWN,
+    EXPANDED,
     QUEUED,
     WAITING,
     add_candidate,
+    clear_frontier,
+    clear_region,
     finish_candidate,
-    is_lost,
-    leave,
-    lose,
-    renew,
-    surround,
+    is_behind_detour,
+    mark_detour,
+    start_region,
 )
 from subgraph.partition.search.sorting import sort_by
 from subgraph.partition.search.structures import (
@@ -39,26 +44,26 @@ def begin_growth(
     message: Message,
     start: int,
 ) -> int:
-    """Begin to grow from ``start``; the result is that of `go_on`.
+    """Begin to grow from ``start``; the result is that of `continue_growth`.
 
     Args:
         graph: The contracted graph.
         region: Gets the members when growth ends.
         growth: The growth.
-        frontier: The nodes around the region.
+        frontier: The nodes outside.
         message: Questions and answers.
         start: The start node.
     """
-    leave(growth, frontier)
-    surround(graph, growth, frontier, start)
+    clear_region(growth, frontier)
+    start_region(graph, growth, frontier, start)
     growth.queue[0] = start
     growth.queue_begin = 0
     growth.queue_end = 1
     growth.phase = PICK
-    return go_on(graph, region, growth, frontier, message)
+    return continue_growth(graph, region, growth, frontier, message)
 
 
-def go_on(
+def continue_growth(
     graph: ContractedGraph,
     region: Region,
     growth: RegionGrowth,
@@ -71,7 +76,7 @@ def go_on(
         graph: The contracted graph.
         region: Gets the members when growth ends.
         growth: The growth.
-        frontier: The nodes around the region.
+        frontier: The nodes outside.
         message: Questions and answers.
 
     Returns:
@@ -82,7 +87,7 @@ def go_on(
         if growth.phase == PICK:
             if growth.queue_begin == growth.queue_end:
                 if growth.stale:
-                    _resume(graph, growth, frontier)
+                    _requeue_waiting(graph, growth, frontier)
                 if growth.queue_begin == growth.queue_end:
                     _finish(graph, region, growth)
                     return 0
@@ -91,9 +96,9 @@ def go_on(
             if growth.state[growth.candidate] == QUEUED:
                 _ask(graph, growth, message, growth.candidate, PRODUCERS)
         elif growth.phase == PRODUCERS:
-            _take_producers(graph, growth, frontier, message, growth.candidate)
+            _process_producers(graph, growth, frontier, message, growth.candidate)
         else:
-            _take_consumers(graph, growth, frontier, message, growth.candidate)
+            _process_consumers(graph, growth, frontier, message, growth.candidate)
         if growth.phase != PICK and growth.ask_count:
             return growth.ask_count
 
@@ -101,98 +106,107 @@ def go_on(
 def _ask(
     graph: ContractedGraph, growth: RegionGrowth, message: Message, node: int, phase: int
 ) -> None:
+    """Begin a phase: ask about the neighbours of ``node`` that may join."""
     growth.phase = phase
     growth.ask_count = 0
-    links = graph.in_links if phase == PRODUCERS else graph.out_links
-    begin = graph.in_at[node] if phase == PRODUCERS else graph.out_at[node]
+    neighbours = graph.producers if phase == PRODUCERS else graph.consumers
+    begin = graph.in_begin[node] if phase == PRODUCERS else graph.out_begin[node]
     end = graph.in_end[node] if phase == PRODUCERS else graph.out_end[node]
-    for at in range(begin, end):
-        other = links[at]
-        if not growth.state[other] and graph.free[other] and not growth.barred[other]:
-            message.asked[growth.ask_count] = other
+    for edge in range(begin, end):
+        neighbour = neighbours[edge]
+        if not growth.state[neighbour] and graph.free[neighbour] and not growth.barred[neighbour]:
+            message.asked[growth.ask_count] = neighbour
             growth.ask_count += 1
 
 
 def _join(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, node: int) -> None:
+    """Add a candidate, last in the queue."""
     add_candidate(graph, growth, frontier, node)
     growth.queue[growth.queue_end] = node
     growth.queue_end += 1
 
 
-def _take_producers(
+def _process_producers(
     graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, message: Message, node: int
 ) -> None:
-    cut_off = False
+    """Take the answers about the producers of ``node``; ask about its consumers if it may stay."""
+    may_wait = False  # whether a producer is outside, or waits
     k = 0
-    for at in range(graph.in_at[node], graph.in_end[node]):
-        other = graph.in_links[at]
-        if k < growth.ask_count and message.asked[k] == other:
+    for edge in range(graph.in_begin[node], graph.in_end[node]):
+        neighbour = graph.producers[edge]
+        if k < growth.ask_count and message.asked[k] == neighbour:
             if message.answers[k]:
-                _join(graph, growth, frontier, other)
+                _join(graph, growth, frontier, neighbour)
             else:
-                cut_off = True
+                may_wait = True
             k += 1
-        elif not growth.state[other] or growth.state[other] == WAITING:
-            cut_off = True
-    if cut_off and is_lost(graph, growth, frontier, node) and node != growth.start:
-        lose(graph, growth, frontier, node)
+        elif not growth.state[neighbour] or growth.state[neighbour] == WAITING:
+            may_wait = True
+    if may_wait and is_behind_detour(graph, growth, frontier, node) and node != growth.start:
+        mark_detour(graph, growth, frontier, node)
     if growth.state[node] == QUEUED:
         _ask(graph, growth, message, node, CONSUMERS)
     else:
         growth.phase = PICK
 
 
-def _take_consumers(
+def _process_consumers(
     graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, message: Message, node: int
 ) -> None:
+    """Take the answers about the consumers of ``node``, which is then expanded."""
     for k in range(growth.ask_count):
         if message.answers[k]:
             _join(graph, growth, frontier, message.asked[k])
-    growth.complete[node] = 1
+    growth.expanded[node] = 1
     if growth.state[node] == QUEUED:
         finish_candidate(graph, growth, frontier, node)
     growth.phase = PICK
 
 
-def _resume(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier) -> None:
-    """Judge all candidates again, and queue those that need not wait any more."""
-    renew(growth, frontier)
+def _requeue_waiting(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier) -> None:
+    """Classify all nodes again, and queue the candidates that need not wait any more."""
+    clear_frontier(growth, frontier)
     growth.queue_begin = growth.queue_end = 0
     count = growth.candidate_count
     for k in range(count):
         node = growth.candidates[k]
-        growth.waited[node] = growth.state[node] == WAITING and not growth.complete[node]
+        growth.was_waiting[node] = growth.state[node] == WAITING and not growth.expanded[node]
         if growth.state[node]:
-            growth.state[node] = GROWN if growth.complete[node] else QUEUED
+            growth.state[node] = EXPANDED if growth.expanded[node] else QUEUED
     for k in range(count):
         node = growth.candidates[k]
-        if growth.state[node] and is_lost(graph, growth, frontier, node) and node != growth.start:
-            lose(graph, growth, frontier, node)
+        if (
+            growth.state[node]
+            and is_behind_detour(graph, growth, frontier, node)
+            and node != growth.start
+        ):
+            mark_detour(graph, growth, frontier, node)
     for k in range(count):
         node = growth.candidates[k]
-        if growth.waited[node] and growth.state[node] == QUEUED:
+        if growth.was_waiting[node] and growth.state[node] == QUEUED:
             growth.queue[growth.queue_end] = node
             growth.queue_end += 1
 
 
 def _finish(graph: ContractedGraph, region: Region, growth: RegionGrowth) -> None:
-    """Make a convex, connected part of the grown nodes the members; the rest is ``given_up``."""
+    """Make a convex, connected part of the expanded candidates the members; give up the rest."""
     region.size = growth.given_up_count = 0
     for k in range(growth.candidate_count):
         node = growth.candidates[k]
-        if growth.state[node] == GROWN:
+        if growth.state[node] == EXPANDED:
             region.members[region.size] = node
             region.size += 1
         else:
             growth.given_up[growth.given_up_count] = node
             growth.given_up_count += 1
-    sort_by(graph.representative, region.members, 0, region.size)  # free nodes stand for themselves
+    # Free nodes represent themselves, so this sorts by number.
+    sort_by(graph.representative, region.members, 0, region.size)
     if growth.given_up_count:
-        mark_inside(region)
-        keep_component(graph, region, growth.start)
+        mark_members(region)
+        restrict_to_component(graph, region, growth.start)
     if find_cones(graph, region):
         shrink(graph, region, growth.start, True)
-        for k in range(region.move_count):
-            growth.given_up[growth.given_up_count] = region.moved[k]
+        for k in range(region.removed_count):
+            growth.given_up[growth.given_up_count] = region.removed[k]
             growth.given_up_count += 1
         find_cones(graph, region)

@@ -198,9 +198,9 @@ def search(*, result: int, state_at: int) -> Callable[[int, int, int, int], None
         result: Offset of the word in the block that gets the result.
         state_at: Offset of the words of the search's state.
     """
-    serve = _compiled(operations.serve)
+    execute = _compiled(operations.execute)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        _store_result(args + result, serve(_state_at(args + state_at)))
+        _store_result(args + result, execute(_state_at(args + state_at)))
 
     return kernel

@@ -26,15 +26,16 @@ def sort_by(keys: list[int], items: list[int], begin: int, end: int) -> None:
             items[at] = item
         return
     for k in range(count // 2 - 1, -1, -1):
-        _sift(keys, items, begin, k, count)
+        _sift_down(keys, items, begin, k, count)
     for last in range(count - 1, 0, -1):
         item = items[begin]
         items[begin] = items[begin + last]
         items[begin + last] = item
-        _sift(keys, items, begin, 0, last)
+        _sift_down(keys, items, begin, 0, last)
 
 
-def _sift(keys: list[int], items: list[int], begin: int, at: int, count: int) -> None:
+def _sift_down(keys: list[int], items: list[int], begin: int, at: int, count: int) -> None:
+    """Restore the max-heap ``items[begin:begin + count]`` below its entry ``at``."""
     item = items[begin + at]
     key = keys[item]
     while True:
@@ -55,17 +56,17 @@ def heap_push(heap: Heap, item: int) -> None:
 
     ``heap.keys`` has the item's key, which must not change while the item is in the heap.
     """
-    if not heap.place[item]:
-        _rise(heap, heap.count, item)
+    if not heap.index[item]:
+        _sift_up(heap, heap.count, item)
         heap.count += 1
 
 
 def heap_remove(heap: Heap, item: int) -> None:
     """Remove ``item`` if the heap has it."""
-    at = heap.place[item] - 1
+    at = heap.index[item] - 1
     if at < 0:
         return
-    heap.place[item] = 0
+    heap.index[item] = 0
     heap.count -= 1
     length = heap.count
     moved = heap.items[length]
@@ -75,28 +76,29 @@ def heap_remove(heap: Heap, item: int) -> None:
         child = 2 * at + 1
         if child >= length:
             break
-        if child + 1 < length and _before(heap, heap.items[child + 1], heap.items[child]):
+        if child + 1 < length and _is_less(heap, heap.items[child + 1], heap.items[child]):
             child += 1
-        if not _before(heap, heap.items[child], moved):
+        if not _is_less(heap, heap.items[child], moved):
             break
         heap.items[at] = heap.items[child]
-        heap.place[heap.items[at]] = at + 1
+        heap.index[heap.items[at]] = at + 1
         at = child
-    _rise(heap, at, moved)
+    _sift_up(heap, at, moved)
 
 
-def _rise(heap: Heap, at: int, item: int) -> None:
+def _sift_up(heap: Heap, at: int, item: int) -> None:
+    """Put ``item`` at index ``at`` of a heap, or above."""
     while at > 0:
-        above = (at - 1) // 2
-        if not _before(heap, item, heap.items[above]):
+        parent = (at - 1) // 2
+        if not _is_less(heap, item, heap.items[parent]):
             break
-        heap.items[at] = heap.items[above]
-        heap.place[heap.items[at]] = at + 1
-        at = above
+        heap.items[at] = heap.items[parent]
+        heap.index[heap.items[at]] = at + 1
+        at = parent
     heap.items[at] = item
-    heap.place[item] = at + 1
+    heap.index[item] = at + 1
 
 
-def _before(heap: Heap, one: int, two: int) -> bool:
+def _is_less(heap: Heap, one: int, two: int) -> bool:
     keys = heap.keys
     return keys[one] < keys[two] or (keys[one] == keys[two] and one < two)

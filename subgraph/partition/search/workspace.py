@@ -13,23 +13,23 @@ import attrs
 import numpy as np
 
 from subgraph.graph.graph import Graph, Node
-from subgraph.partition.search.search import Links
+from subgraph.partition.search.search import Edges
 
 
 @attrs.define(slots=True)
 class Workspace:
-    """The nodes of a graph and the links between them.
+    """The nodes of a graph and the edges between them.
 
     Attributes:
         nodes: The node of each number; replaced by its copy when a property has cut the graph.
-        links: Distinct producers of each node in input order (captures last), and consumers.
+        edges: Distinct producers of each node in input order (captures last), and consumers.
         free: 1 for each node that may join a region: it is in none, and is not excluded.
         forced: 1 for each node that joins regions although no selector is asked.
         names: Name of each node.
     """
 
     nodes: list[Node]
-    links: Links
+    edges: Edges
     free: bytearray
     forced: bytearray
     names: list[str]
@@ -40,11 +40,11 @@ class Workspace:
         nodes = list(graph.nodes)
         free = bytearray([node.subgraph is None for node in nodes])
         names = [node.name for node in nodes]
-        return cls(nodes, _links(nodes), free, bytearray(len(nodes)), names)
+        return cls(nodes, _edges(nodes), free, bytearray(len(nodes)), names)
 
 
-def _links(nodes: Sequence[Node]) -> Links:
-    """Return the links between nodes; loops over nodes run in C to be fast."""
+def _edges(nodes: Sequence[Node]) -> Edges:
+    """Return the edges between nodes; loops over nodes run in C to be fast."""
     count = len(nodes)
     outputs = list(map(attrgetter("outputs"), nodes))
     inputs = [node.inputs + node.captures for node in nodes]
@@ -57,4 +57,4 @@ def _links(nodes: Sequence[Node]) -> Links:
     _, first = np.unique(pairs, return_index=True)
     pairs = pairs[np.sort(first)]
     ends = np.cumsum(np.bincount(pairs // count, minlength=count))
-    return Links.of(ends.astype(np.int32), (pairs % count).astype(np.int32))
+    return Edges.of(ends.astype(np.int32), (pairs % count).astype(np.int32))
