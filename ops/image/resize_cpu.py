@@ -23,7 +23,7 @@ from subgraph.ops.elementwise.cpu import cast_to, emit_expression, source, tempo
 from subgraph.ops.elementwise.expressions import Expression, text
 from subgraph.ops.movement.cpu import element_bytes, known
 from subgraph.ops.movement.op import Repeats
-from subgraph.ops.movement.tables_cpu import emit_take, emit_take_last_axes
+from subgraph.ops.movement.tables_cpu import emit_take, emit_take_last_axes, table_size
 from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import BlendAcrossArguments, BlendArguments, BlendNearbyArguments
@@ -175,25 +175,18 @@ def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str)
         images = together and axis in last_two
         shape_after = [*shape]
         for done in last_two if images else (axis,):
-            shape_after[done] = _count(tables[done])
+            shape_after[done] = table_size(tables[done])
         target = y if shape_after == list(y.shape) else temporary(low, x.dtype, shape_after)
         if images:
             emit_take_last_axes(low, place, target, shape, tables, item=item)
         else:
-            found = tables[axis]
-            table = found.table() if isinstance(found, Repeats) else found
-            emit_take(low, place, target, shape, axis, table, item=item, pad=pad)
+            emit_take(low, place, target, shape, axis, tables[axis], item=item, pad=pad)
         place, shape = target, shape_after
 
 
 def _inside(table: Array | Repeats) -> bool:
     """Return whether no element of a table lies outside the region of interest."""
     return isinstance(table, Repeats) or bool((table >= 0).all())
-
-
-def _count(table: Array | Repeats) -> int:
-    """Return the number of output elements of a table."""
-    return table.count if isinstance(table, Repeats) else len(table)
 
 
 def _repeats(transform: str, rounding: str) -> bool:

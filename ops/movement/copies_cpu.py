@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any
 
+import attrs
 import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Weight
@@ -29,13 +30,52 @@ _MIN_ZIPPED_ELEMENTS = 8  # elements of the shortest rows for which it is used (
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
-class _Ends(TypedDict):
-    """The first arguments of all kernels that copy (`Transfer`)."""
+@attrs.frozen(eq=False)
+class StridedCopy:
+    """A copy of an array from strides to strides, its dimensions merged as far as possible.
+
+    Attributes:
+        source: Memory that is read.
+        target: Memory that is written; each element at most once.
+        source_offset: Bytes of the source before the first element that is read.
+        target_offset: Bytes of the target before the first element that is written.
+        item: Bytes of an element: 1, 2, 4 or 8.
+        dims: Sizes of the array.
+        origin: Elements between neighbours in the source, along each dimension.
+        goal: Elements between neighbours in the target.
+    """
 
     source: Place
     target: Place
     source_offset: int
     target_offset: int
+    item: int
+    dims: Ints
+    origin: Ints
+    goal: Ints
+
+    @property
+    def ends(self) -> dict[str, Any]:
+        """The first arguments of all kernels that copy (`Transfer`)."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "source_offset": self.source_offset,
+            "target_offset": self.target_offset,
+        }
+
+    @property
+    def moved(self) -> int:
+        """Bytes that are read and written."""
+        return 2 * self.item * math.prod(self.dims)
+
+    def outer(self, dimensions: Sequence[int]) -> dict[str, Any]:
+        """Return the arguments of kernels for the loops over ``dimensions``."""
+        dims, item = self.dims, self.item
+        words = [
+            w for d in dimensions for w in (dims[d], self.origin[d] * item, self.goal[d] * item)
+        ]
+        return {"outer": len(dimensions), "dims": words}
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -48,7 +88,6 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-@primitive
 def emit_copy(
     low: Lowering,
     source: Place,
@@ -76,33 +115,26 @@ def emit_copy(
     """
     if 0 in shape:
         return
+    offsets = from_offset * item, to_offset * item
     if item == 16:
         # Complex numbers: pairs of 8 bytes.
         shape, item = (*shape, 2), 8
         from_strides = (*(2 * s for s in from_strides), 1)
         to_strides = (*(2 * s for s in to_strides), 1)
-        from_offset, to_offset = 2 * from_offset, 2 * to_offset
     dims, (origin, goal) = collapse(shape, [from_strides, to_strides])
-    if len(dims) == 1 and dims[0] == 1:
-        origin = goal = (1,)
-    ends = _Ends(
-        source=source,
-        target=target,
-        source_offset=from_offset * item,
-        target_offset=to_offset * item,
-    )
-    if _emit_zip(low, ends, dims, origin, goal, item):
+    emit_strided_copy(low, StridedCopy(source, target, *offsets, item, dims, origin, goal))
+
+
+@primitive
+def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
+    """Emit the step of a copy."""
+    if len(copy.dims) == 1 and copy.dims[0] == 1:
+        copy = attrs.evolve(copy, origin=(1,), goal=(1,))
+    if _emit_zip(low, copy) or _emit_transpose(low, copy):
         return
-    if _emit_transpose(low, ends, dims, origin, goal, item):
-        return
-    item, dims, origin, goal = _widen(item, dims, origin, goal)
-    dims, origin, goal = _longest_last(dims, origin, goal)
+    copy = _longest_last(_widen(copy))
+    dims, origin, goal, item = copy.dims, copy.origin, copy.goal, copy.item
     size, rows = dims[-1], dims[-2] if len(dims) > 1 else 1
-    outer = [
-        word * scale
-        for triple in zip(dims[:-2], origin[:-2], goal[:-2], strict=True)
-        for word, scale in zip(triple, (1, item, item), strict=True)
-    ]
     block = smaller(size, _UNIT_BYTES // item)
     row_block = larger(1, smaller(rows, _UNIT_BYTES // (block * item)))
     whole = origin[-1] == goal[-1] == 1
@@ -110,7 +142,7 @@ def emit_copy(
         "subgraph.ops.movement.kernels", "copy", item=item, kind="rows" if whole else "strided"
     )
     arguments = CopyArguments(
-        **ends,
+        **copy.ends,
         row_size=size,
         row_block=block,
         rows=rows,
@@ -119,40 +151,40 @@ def emit_copy(
         target_row=goal[-2] * item if len(dims) > 1 else 0,
         source_step=origin[-1] * item,
         target_step=goal[-1] * item,
-        outer=len(dims[:-2]),
-        dims=outer,
+        **copy.outer(range(len(dims) - 2)),
     )
     units = math.prod(dims[:-2]) * -(-rows // row_block) * -(-size // block)
     grain = larger(1, _MIN_BYTES_PER_THREAD // (block * row_block * item))
-    low.emit(kernel, arguments, units, grain=grain, bytes=2 * item * math.prod(dims))
+    low.emit(kernel, arguments, units, grain=grain, bytes=copy.moved)
 
 
-def _transposed_dimension(dims: Ints, origin: Ints, goal: Ints) -> int | None:
+def _transposed_dimension(copy: StridedCopy) -> int | None:
     """Return the dimension that is contiguous in the source, if the copy is a transposition."""
-    if len(dims) < 2 or goal[-1] != 1 or origin[-1] in (0, 1) or dims[-1] < 4:
+    dims, origin = copy.dims, copy.origin
+    if len(dims) < 2 or copy.goal[-1] != 1 or origin[-1] in (0, 1) or dims[-1] < 4:
         return None
     found = [d for d in range(len(dims) - 1) if origin[d] == 1]
     # A few columns (the channels of an image) are faster copied one after the other.
     return found[0] if len(found) == 1 and dims[found[0]] > 4 else None
 
 
-def _longest_last(dims: Ints, origin: Ints, goal: Ints) -> tuple[Ints, Ints, Ints]:
+def _longest_last(copy: StridedCopy) -> StridedCopy:
     """Return the dimensions ordered so that the inner loop of a strided copy is a long one."""
-    last = len(dims) - 1
+    dims, origin, goal = copy.dims, copy.origin, copy.goal
     if (origin[-1] == 1 and goal[-1] == 1) or dims[-1] >= 16:
-        return dims, origin, goal
+        return copy
     longest = max(range(len(dims)), key=lambda d: (dims[d], d))
-    order = [d for d in range(last + 1) if d != longest] + [longest]
-    picked = ([part[d] for d in order] for part in (dims, origin, goal))
-    first, second, third = (tuple(part) for part in picked)
-    return first, second, third
+    order = [d for d in range(len(dims)) if d != longest] + [longest]
+    dims, origin, goal = (tuple(part[d] for d in order) for part in (dims, origin, goal))
+    return attrs.evolve(copy, dims=dims, origin=origin, goal=goal)
 
 
-def _emit_zip(low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, item: int) -> bool:
+def _emit_zip(low: Lowering, copy: StridedCopy) -> bool:
     """Emit the copy if it only interleaves a few rows or takes them apart; return whether it does.
 
     The channels of an image between the layouts NCHW and NHWC are such rows.
     """
+    dims, origin, goal, item = copy.dims, copy.origin, copy.goal, copy.item
     last = len(dims) - 1
     for d in range(last):
         together = (origin[d], goal[d], goal[last]) == (1, dims[last], 1) and dims[
@@ -170,8 +202,6 @@ def _emit_zip(low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, 
     if lanes < min(_MIN_ZIPPED_ELEMENTS, low.lanes(_UNSIGNED[item])):
         return False
     rest = [e for e in range(last) if e != d]
-    outer = [w for e in rest for w in (dims[e], origin[e] * item, goal[e] * item)]
-    step = (origin if together else goal)[few] * item
     block = _UNIT_BYTES // (dims[few] * item) // lanes * lanes
     kernel = Kernel(
         "subgraph.ops.movement.kernels",
@@ -182,28 +212,25 @@ def _emit_zip(low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, 
         apart=not together,
     )
     arguments = ZipArguments(
-        **ends,
+        **copy.ends,
         row_size=dims[long],
         row_block=block,
-        row_step=step,
-        outer=len(rest),
-        dims=outer,
+        row_step=(origin if together else goal)[few] * item,
+        **copy.outer(rest),
     )
     units = math.prod(dims[e] for e in rest) * -(-dims[long] // block)
     grain = max(1, _MIN_BYTES_PER_THREAD // (min(block, dims[long]) * dims[few] * item))
-    low.emit(kernel, arguments, units, grain=grain, bytes=2 * item * math.prod(dims))
+    low.emit(kernel, arguments, units, grain=grain, bytes=copy.moved)
     return True
 
 
-def _emit_transpose(
-    low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, item: int
-) -> bool:
+def _emit_transpose(low: Lowering, copy: StridedCopy) -> bool:
     """Emit the copy if it transposes matrices; return whether it does."""
-    transposed = _transposed_dimension(dims, origin, goal)
+    transposed = _transposed_dimension(copy)
     if transposed is None:
         return False
+    dims, item = copy.dims, copy.item
     rest = [d for d in range(len(dims) - 1) if d != transposed]
-    outer = [w for d in rest for w in (dims[d], origin[d] * item, goal[d] * item)]
     columns, rows = dims[transposed], dims[-1]
     lanes = min(16, low.lanes(_UNSIGNED[item]))
     if not has_masked_stores():
@@ -212,38 +239,35 @@ def _emit_transpose(
             lanes //= 2
     kernel = Kernel("subgraph.ops.movement.kernels", "transpose", item=item, lanes=lanes)
     arguments = TransposeArguments(
-        **ends,
+        **copy.ends,
         columns=columns,
         rows=rows,
-        source_row=origin[-1] * item,
-        target_row=goal[transposed] * item,
+        source_row=copy.origin[-1] * item,
+        target_row=copy.goal[transposed] * item,
         columns_block=_TILE_ELEMENTS,
         rows_block=_TILE_ELEMENTS,
-        outer=len(rest),
-        dims=outer,
+        **copy.outer(rest),
     )
     count = math.prod(dims[d] for d in rest)
     units = count * -(-columns // _TILE_ELEMENTS) * -(-rows // _TILE_ELEMENTS)
     tile = smaller(columns, _TILE_ELEMENTS) * smaller(rows, _TILE_ELEMENTS)
     grain = larger(1, _MIN_BYTES_PER_THREAD // (tile * item))
-    moved = 2 * item * math.prod(dims)
-    low.emit(kernel, arguments, units, grain=grain, bytes=moved)
+    low.emit(kernel, arguments, units, grain=grain, bytes=copy.moved)
     return True
 
 
-def _widen(item: int, dims: Ints, origin: Ints, goal: Ints) -> tuple[int, Ints, Ints, Ints]:
+def _widen(copy: StridedCopy) -> StridedCopy:
     """Return the copy with each short contiguous row as one wider element, if that is possible."""
-    size = dims[-1]
-    if len(dims) < 2 or origin[-1] != 1 or goal[-1] != 1 or size * item not in (2, 4, 8):
-        return item, dims, origin, goal
-    steps = (*origin[:-1], *goal[:-1])
-    if size == 1 or any(s % size for s in steps):
-        return item, dims, origin, goal
-    narrow = tuple(s // size for s in origin[:-1]), tuple(s // size for s in goal[:-1])
-    return item * size, dims[:-1], *narrow
+    dims, origin, goal = copy.dims, copy.origin, copy.goal
+    size, item = dims[-1], dims[-1] * copy.item
+    if len(dims) < 2 or origin[-1] != 1 or goal[-1] != 1 or item not in (2, 4, 8):
+        return copy
+    if size == 1 or any(s % size for s in (*origin[:-1], *goal[:-1])):
+        return copy
+    origin, goal = tuple(s // size for s in origin[:-1]), tuple(s // size for s in goal[:-1])
+    return attrs.evolve(copy, item=item, dims=dims[:-1], origin=origin, goal=goal)
 
 
-@primitive
 def emit_fill(
     low: Lowering,
     target: Place,

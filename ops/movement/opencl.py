@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from subgraph.engine.planner.lowering import (
     Argument,
     Lowering,
@@ -22,12 +20,12 @@ from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_sha
 from subgraph.opencl.runtime import ClSource
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.opencl_code import line, word
-from subgraph.ops.shared.strides import collapse
 
-from .arguments import ReverseSequenceArguments, TriluArguments
+from .arguments import FillArguments, ReverseSequenceArguments, TakeArguments, TriluArguments
+from .copies_cpu import Place, StridedCopy
 from .op import Repeats
+from .tables_cpu import emit_take, table_size
 
-Place = Operand | Scratch | Weight
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 # A CPU's work-item copies a whole row of _MIN_ROW_ELEMENTS or more; there must be a row for each
 # _ELEMENTS_PER_ROW elements of a row, or 4 rows, so that several compute units have work
@@ -86,56 +84,25 @@ def _source(item: int, **defines: int) -> ClSource:
 
 
 @cl_primitive
-def emit_copy(
-    low: Lowering,
-    source: Place,
-    target: Place,
-    shape: Sequence[int],
-    from_strides: Sequence[int],
-    to_strides: Sequence[int],
-    *,
-    item: int,
-    from_offset: int = 0,
-    to_offset: int = 0,
-) -> None:
-    """Launch a copy from strides to strides; OPENCL's form of ``copies_cpu.emit_copy``.
-
-    Args:
-        low: Collects the plan's launches.
-        source: Memory that is read.
-        target: Memory that is written; each element at most once.
-        shape: Sizes of the array.
-        from_strides: Elements between neighbours in the source; may be 0 or negative.
-        to_strides: Elements between neighbours in the target.
-        item: Bytes of an element: 1, 2, 4, 8 or 16.
-        from_offset: Elements of the source before the first that is read.
-        to_offset: Elements of the target before the first that is written.
+def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
+    """Launch a copy.
 
     Raises:
-        Unsupported: More than 7 dimensions remain after merging.
+        Unsupported: It has more than 7 dimensions.
     """
     assert isinstance(low, ClLowering)
-    if 0 in shape:
-        return
-    if item == 16:
-        # Complex numbers: pairs of 8 bytes.
-        shape, item = (*shape, 2), 8
-        from_strides = (*(2 * s for s in from_strides), 1)
-        to_strides = (*(2 * s for s in to_strides), 1)
-        from_offset, to_offset = 2 * from_offset, 2 * to_offset
-    dims, (origin, goal) = collapse(shape, [from_strides, to_strides])
+    dims, origin, goal, item = copy.dims, copy.origin, copy.goal, copy.item
     size, step, stride = dims[-1], origin[-1], goal[-1]
     if len(dims) > _MAX_DIMENSIONS:
         raise Unsupported(f"a copy over {len(dims)} dimensions that do not merge")
     levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MAX_DIMENSIONS
     count = math.prod(dims)
     ends: list[Argument] = [
-        as_unsigned(source, item),
-        from_offset,
-        as_unsigned(target, item),
-        to_offset,
+        as_unsigned(copy.source, item),
+        copy.source_offset // item,
+        as_unsigned(copy.target, item),
+        copy.target_offset // item,
     ]
-    moved = 2 * count * item
     rows = count // size
     if (
         not low.traits.is_gpu
@@ -147,11 +114,11 @@ def emit_copy(
         outer += _innermost_first(goal[:-1], levels - 1, 0, _MAX_DIMENSIONS - 1)
         words: list[Argument] = [rows, size, step, stride, *outer, *ends]
         program = _source(item, LEVELS=levels)
-        low.launch(program, "copy_rows", words, (rows,), (1,), bytes=moved)
+        low.launch(program, "copy_rows", words, (rows,), (1,), bytes=copy.moved)
         return
     words = [count, *_innermost_first(dims, levels, 1)[:-1]]
     words += [*_innermost_first(origin, levels, 0), *_innermost_first(goal, levels, 0), *ends]
-    low.launch(_source(item, LEVELS=levels), "copy", words, *line(low, count), bytes=moved)
+    low.launch(_source(item, LEVELS=levels), "copy", words, *line(low, count), bytes=copy.moved)
 
 
 def _innermost_first(
@@ -166,71 +133,34 @@ def _innermost_first(
     return [*inner, *[fill] * (slots - 1 - len(inner)), padded[0]]
 
 
-@cl_primitive
-def emit_fill(low: Lowering, target: Place, size: int, value: Array | Operand) -> None:
-    """Launch a fill with one value; OPENCL's form of ``copies_cpu.emit_fill``.
-
-    Args:
-        low: Collects the plan's launches and constants.
-        target: Memory that is written.
-        size: Number of elements.
-        value: The element, an array or operand of one element.
+def _item(kernel: Kernel) -> int:
+    """Return the bytes of a kernel's elements.
 
     Raises:
         Unsupported: An element has more than 8 bytes.
     """
-    assert isinstance(low, ClLowering)
-    item = value.itemsize
+    variant: dict[str, Any] = dict(kernel.variant)
+    item = int(variant["item"])
     if item not in _UNSIGNED:
-        raise Unsupported(f"a fill with elements of {item} bytes")
-    element: Place
-    element = value if isinstance(value, Operand) else low.weight("element", np.array, value)
-    words: list[Argument] = [size, as_unsigned(target, item), as_unsigned(element, item)]
-    low.launch(_source(item, LEVELS=2), "fill", words, *line(low, size), bytes=size * item)
+        raise Unsupported(f"{kernel.factory} with elements of {item} bytes")
+    return item
 
 
-@cl_primitive
-def emit_take(
-    low: Lowering,
-    source_: Operand | Scratch,
-    target: Operand | Scratch,
-    shape: Sequence[int],
-    axis: int,
-    table: Array,
-    *,
-    item: int,
-    pad: Operand | Array | None = None,
-) -> None:
-    """Launch the selection of slices by a table; OPENCL's form of ``tables_cpu.emit_take``.
+@cl_kernel("subgraph.ops.movement.kernels", "fill")
+def fill(low: ClLowering, kernel: Kernel, a: FillArguments) -> None:
+    """Launch a fill with one value."""
+    item = _item(kernel)
+    words = [a.size, as_unsigned(a.target, item), as_unsigned(a.value, item)]
+    low.launch(_source(item, LEVELS=2), "fill", words, *line(low, a.size))
 
-    Args:
-        low: Collects the plan's launches and constants.
-        source_: The array.
-        target: The result; ``shape`` with ``len(table)`` slices along the axis.
-        shape: Sizes of the source.
-        axis: The axis.
-        table: For each slice of the result its index in the source, or -1 for the pad element.
-        item: Bytes of an element.
-        pad: The pad element, an array or operand of one element; None: zero bytes.
 
-    Raises:
-        Unsupported: An element has more than 8 bytes.
-    """
-    assert isinstance(low, ClLowering)
-    if item not in _UNSIGNED:
-        raise Unsupported(f"elements of {item} bytes taken along an axis")
-    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    held = low.weight("table", np.array, np.ascontiguousarray(table, np.int64))
-    element: Place
-    if isinstance(pad, Operand):
-        element = pad
-    else:
-        element = low.weight("element", np.array, np.zeros(16, np.uint8) if pad is None else pad)
-    count = outer * len(table) * inner
-    words: list[Argument] = [count, as_unsigned(source_, item), as_unsigned(target, item), held]
-    words += [as_unsigned(element, item), shape[axis], len(table), inner]
-    source = _source(item, LEVELS=2)
-    low.launch(source, "take", words, *line(low, count), bytes=2 * count * item)
+@cl_kernel("subgraph.ops.movement.kernels", "take")
+def take(low: ClLowering, kernel: Kernel, a: TakeArguments) -> None:
+    """Launch the selection of slices by a table."""
+    item, count = _item(kernel), a.outer * a.taken * a.inner
+    words = [count, as_unsigned(a.x, item), as_unsigned(a.y, item), a.table]
+    words += [as_unsigned(a.pad, item), a.axis_size, a.taken, a.inner]
+    low.launch(_source(item, LEVELS=2), "take", words, *line(low, count))
 
 
 @cl_primitive
@@ -243,31 +173,24 @@ def emit_take_last_axes(
     *,
     item: int,
 ) -> None:
-    """Launch selections along the last two axes; OPENCL's ``tables_cpu.emit_take_last_axes``.
+    """Launch a selection along each of the last two axes; see ``tables_cpu``.
 
     Args:
         low: Collects the plan's launches and constants.
         source_: The array.
         target: The result.
         shape: Sizes of the source.
-        tables: For the last or the last but one axis, the index in the source of each element of
-            the result; an axis without a table is copied as it is.
+        tables: The table of each axis.
         item: Bytes of an element.
     """
     axes = [axis for axis in (len(shape) - 2, len(shape) - 1) if axis in tables]
-    listed = {axis: tables[axis] for axis in axes}
-    indices = {a: t.table() if isinstance(t, Repeats) else t for a, t in listed.items()}
-    axes.sort(key=lambda axis: len(indices[axis]) / shape[axis])  # shrink first, enlarge last
+    axes.sort(key=lambda axis: table_size(tables[axis]) / shape[axis])  # shrink first, enlarge last
     for axis in axes:
-        after = [*shape[:axis], len(indices[axis]), *shape[axis + 1 :]]
+        table = tables[axis]
+        after = [*shape[:axis], table_size(table), *shape[axis + 1 :]]
         memory = target if axis == axes[-1] else low.scratch(math.prod(after) * item)
-        emit_take(low, source_, memory, shape, axis, indices[axis], item=item)
+        emit_take(low, source_, memory, shape, axis, table, item=item)
         source_, shape = memory, after
-
-
-def _item(kernel: Kernel) -> int:
-    variant: dict[str, Any] = dict(kernel.variant)
-    return int(variant["item"])
 
 
 @cl_kernel("subgraph.ops.movement.kernels", "trilu")

@@ -21,14 +21,13 @@ _UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
 _REPEATED = (1, 2, 3, 4)  # repetitions of the elements of a row that need no table
 
 
-@primitive
 def emit_take(
     low: Lowering,
     source_: Operand | Scratch,
     target: Operand | Scratch,
     shape: Sequence[int],
     axis: int,
-    table: Array,
+    table: Array | Repeats,
     *,
     item: int,
     pad: Operand | Array | None = None,
@@ -45,12 +44,12 @@ def emit_take(
         item: Bytes of an element.
         pad: The pad element, an array or operand of one element; None: zero bytes.
     """
+    table = table.table() if isinstance(table, Repeats) else table
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     block = max(1, min(len(table), _TABLE_BYTES // max(inner * item, 1)))
     held = low.weight("table", np.array, np.ascontiguousarray(table, np.int64))
-    element = low.weight("element", np.array, np.zeros(16, np.uint8)) if pad is None else pad
-    if isinstance(element, np.ndarray):
-        element = low.weight("element", np.array, element)
+    pad = np.zeros(16, np.uint8) if pad is None else pad
+    element = pad if isinstance(pad, Operand) else low.weight("element", np.array, pad)
     run, run_size = _longest_run(table)
     arguments = TakeArguments(
         x=source_,
@@ -102,15 +101,8 @@ def emit_take_last_axes(
         tables[len(shape) + axis] if len(shape) + axis in tables else np.arange(before[axis])
         for axis in (-2, -1)
     )
-    row_count, column_count = (
-        table.count if isinstance(table, Repeats) else len(table) for table in (rows, columns)
-    )
-    times = columns.times if isinstance(columns, Repeats) else column_count // before[1]
-    regular = isinstance(columns, Repeats) or (
-        times > 0 and np.array_equal(columns, np.arange(column_count) // times)
-    )
-    if times not in _REPEATED or not regular:
-        times = 0
+    row_count, column_count = table_size(rows), table_size(columns)
+    times = _repetitions(columns, before[1])
     lanes = low.lanes({1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[item])
     kernel = Kernel(
         "subgraph.ops.movement.kernels", "take_last_axes", item=item, lanes=lanes, times=times
@@ -139,6 +131,20 @@ def emit_take_last_axes(
     grain = larger(1, _UNIT_BYTES // (block * row_bytes))
     moved = images * (math.prod(before) * item + row_count * row_bytes)
     low.emit(kernel, arguments, images * -(-row_count // block), grain=grain, bytes=moved)
+
+
+def table_size(table: Array | Repeats) -> int:
+    """Return the number of elements of a table."""
+    return table.count if isinstance(table, Repeats) else len(table)
+
+
+def _repetitions(table: Array | Repeats, size: int) -> int:
+    """Return how often each of ``size`` indices is repeated; 0 if the kernel reads the table."""
+    times = table.times if isinstance(table, Repeats) else len(table) // size
+    if times not in _REPEATED:
+        return 0
+    regular = isinstance(table, Repeats) or np.array_equal(table, np.arange(len(table)) // times)
+    return times if regular else 0
 
 
 def _longest_run(table: Array) -> tuple[int, int]:
