@@ -5,10 +5,10 @@ from __future__ import annotations
 from subgraph.graph.graph import Node
 from subgraph.operators.requirements import (
     Tensor,
-    choice,
     is_known,
     require,
     require_axis,
+    require_choice,
     require_dtype,
     require_rank,
     require_shape,
@@ -123,7 +123,7 @@ def linear_attention_operands(
     require_shape("value", value, (batch, tokens, value.shape[2]), "one for each query")
     state = (batch, kv_heads, key_size, value_size)
     require_shape("past_state", past, state, "a matrix for each head")
-    rule = choice(node, "update_rule", "gated_delta", *_RULES)
+    rule = require_choice(node, "update_rule", "gated_delta", *_RULES)
     require("g" not in _RULES[rule] or decay is not None, "update_rule {!r} needs decay", rule)
     require("d" not in _RULES[rule] or beta is not None, "update_rule {!r} needs beta", rule)
     for name, gate, other in (("decay", decay, kv_heads * key_size), ("beta", beta, 1)):
@@ -183,7 +183,7 @@ def tensor_scatter_operands(
     require_dtype("update", update, cache.dtype)
     axis = require_axis(node, cache.rank, default=-2)
     require(axis != 0, "axis is 0, the dimension of the samples")
-    mode = choice(node, "mode", "linear", "linear", "circular")
+    mode = require_choice(node, "mode", "linear", "linear", "circular")
     require_rank("update", update, cache.rank)
     count, capacity = update.shape[axis], cache.shape[axis]
     shape = (*cache.shape[:axis], count, *cache.shape[axis + 1 :])

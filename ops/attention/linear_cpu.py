@@ -5,9 +5,9 @@ from __future__ import annotations
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.operators.requirements import decoded
 from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
-from subgraph.ops.elementwise.expressions import text
 
 from .arguments import LinearAttentionArguments
 
@@ -25,7 +25,7 @@ def linear_attention(node: Node, low: Lowering) -> None:
     """Lower LinearAttention: every update rule, shared heads, a state as input and output."""
     query, key, value = (low.input(k) for k in range(3))
     y, past = low.output(), low.optional(3)
-    rule = text(node.attrs.get("update_rule", "gated_delta"))
+    rule = decoded(node.attrs.get("update_rule", "gated_delta"))
     if rule not in _RULES or y.size == 0:
         raise Unsupported(f"LinearAttention with update_rule {rule!r}, or an empty output")
     gated, delta = _RULES[rule]

@@ -23,8 +23,8 @@ from subgraph.operators.requirements import (
     require_dtype,
     require_rank,
     require_shape,
+    require_whole_number,
     require_within,
-    whole_number,
 )
 
 from . import decoding
@@ -136,7 +136,7 @@ def attention_operands(
     precision = DTYPE_OF_ONNX.get(node.attrs.get("softmax_precision", 1), "")
     require("float" in precision, "softmax_precision {} is no float", precision)
     for name in ("left_window_size", "right_window_size"):
-        whole_number(node, name, -1, least=-1)
+        require_whole_number(node, name, -1, least=-1)
 
 
 def _require_mask(mask: Tensor | None, scores: tuple[int, int, int, int]) -> None:

@@ -13,20 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.constants import contiguous_array
+from subgraph.engine.planner.constants import derived_operand
 from subgraph.engine.planner.lowering import (
     Lowering,
     Operand,
-    Storage,
     Unsupported,
-    Weight,
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, TensorType
+from subgraph.operators.requirements import decoded
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
-from subgraph.ops.elementwise.expressions import Expression, text
+from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.indexing.arguments import OneHotArguments
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes
@@ -89,13 +88,12 @@ def viewed(low: Lowering, operand: Operand, shape: Sequence[int]) -> Operand:
     Returns:
         An operand over the same memory; for a constant, over a weight computed from it.
     """
-    same = Operand(operand.name, operand.dtype, tuple(shape))
-    same.storage, same.offset = operand.storage, operand.offset
+    shape = tuple(shape)
     if operand.constant:
-        recipe, make = f"as {same.shape}", partial(_reshaped, shape=same.shape)
-        same.derived = low.weight(recipe, make, operand)
-        plain = Weight("plain", contiguous_array, (same.derived,))
-        same.storage, same.offset = Storage("weight", operand.nbytes, weight=plain), 0
+        weight = low.weight(f"as {shape}", partial(_reshaped, shape=shape), operand)
+        return derived_operand(operand.name, operand.dtype, shape, weight)
+    same = Operand(operand.name, operand.dtype, shape)
+    same.storage, same.offset = operand.storage, operand.offset
     return same
 
 
@@ -160,7 +158,7 @@ def einsum(node: Node, low: Lowering) -> None:
     """Lower Einsum from left to right: each pair of operands is one batched matrix product."""
     operands = [low.input(k) for k in range(len(low.inputs))]
     y = low.output()
-    terms, result = _equation(text(node.attrs["equation"]), [o.rank for o in operands])
+    terms, result = _equation(decoded(node.attrs["equation"]), [o.rank for o in operands])
     if y.size == 0:
         return
     if any(o.size == 0 for o in operands):
@@ -257,13 +255,6 @@ def _ordered(low: Lowering, x: Operand, names: str, order: str) -> Operand:
     return transposed
 
 
-def _view(x: Operand, shape: Sequence[int]) -> Operand:
-    """Return the same memory with another shape."""
-    same = Operand(x.name, x.dtype, tuple(shape), known=x.known, parameter=None)
-    same.storage, same.offset = x.storage, x.offset
-    return same
-
-
 def _contract(
     low: Lowering,
     first: tuple[Operand, str],
@@ -292,12 +283,14 @@ def _contract(
     columns = "".join(c for c in names_b if c not in names_a)
     count, m, n, k = (math.prod(sizes[c] for c in part) for part in (batch, rows, columns, summed))
     # A view holds the memory that its operand has now. Copy operands whose memory is set later.
-    left = _view(_owned(low, _ordered(low, a, names_a, batch + rows + summed)), (count, m, k))
-    right = _view(_owned(low, _ordered(low, b, names_b, batch + summed + columns)), (count, k, n))
+    left = viewed(low, _owned(low, _ordered(low, a, names_a, batch + rows + summed)), (count, m, k))
+    right = viewed(
+        low, _owned(low, _ordered(low, b, names_b, batch + summed + columns)), (count, k, n)
+    )
     product = temporary(low, a.dtype, (count, m, n))
     delegate(low, "MatMul", [left, right], product)
     names = batch + rows + columns
-    return _view(product, [sizes[c] for c in names]), names
+    return viewed(low, product, [sizes[c] for c in names]), names
 
 
 def _owned(low: Lowering, x: Operand) -> Operand:

@@ -25,7 +25,7 @@ from subgraph.operators.requirements import (
     require_same_dtype,
     require_shape,
     require_single,
-    whole_number,
+    require_whole_number,
 )
 
 Operand = ValueType | Tensor | None
@@ -149,7 +149,7 @@ def joined_operands(node: Node, items: Operand) -> None:
     The rank of the tensors of a ConcatFromSequence is not known here.
     """
     _sequence(items)
-    whole_number(node, "axis", least=-MAX_RANK - 1, most=MAX_RANK)
+    require_whole_number(node, "axis", least=-MAX_RANK - 1, most=MAX_RANK)
 
 
 def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:

@@ -9,10 +9,10 @@ import math
 
 import attrs
 
+from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import Argument, Layout, Lowering, Scratch, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.movement.arguments import PackArguments, WinogradOfPanelsArguments
 from subgraph.ops.movement.geometry import (
@@ -164,7 +164,7 @@ def _direct(job: Job, *, plain: bool) -> None:
 def _banded(job: Job) -> None:
     """Run a grouped convolution as one group; each panel reads only the input blocks it needs."""
     low, of = job.low, job.of
-    table = low.weight("conv bands", unchanged, band_table(job.g, of))
+    table = low.weight("conv bands", contiguous_array, band_table(job.g, of))
     recipe = f"conv bands {of.nv}x{of.lanes} groups {job.g.groups}"
     weight = job.weight(recipe, band_weights(job.g, of))
     g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
@@ -178,11 +178,6 @@ def _banded(job: Job) -> None:
         flops=job.g.flops,
     )  # fmt: skip
     convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
-
-
-def unchanged(array: Array) -> Array:
-    """Return the array itself: the recipe of a constant."""
-    return array
 
 
 def _depthwise(job: Job) -> None:

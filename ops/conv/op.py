@@ -10,13 +10,13 @@ from subgraph.operators.inference import infer_by_onnx
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
-    numbers,
+    decoded,
     require,
     require_dtype,
+    require_numbers,
     require_shape,
-    whole_number,
+    require_whole_number,
 )
-from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.pool.windows import (
     INT8,
@@ -155,16 +155,18 @@ def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | Non
     shapes = list(w.shape), list(x.shape)
     require(w.rank == x.rank, "filters of shape {} for an input of shape {}", *shapes)
     require(w.shape[0] == x.shape[1], "filters of shape {} for an input of shape {}", *shapes)
-    group = whole_number(node, "group", 1, least=1)
+    group = require_whole_number(node, "group", 1, least=1)
     require(x.shape[1] % group == 0, "{} channels do not divide into {} groups", x.shape[1], group)
     require_shape("B", bias, (w.shape[1] * group,), "one for each output channel")
     require_kernel_shape(node, w.shape[2:])
     count = x.rank - 2
     windows = windows_of(node, count)
-    extra = numbers(node, "output_padding", count, 0, 0, MAX_EXTENT)
+    extra = require_numbers(node, "output_padding", count, 0, 0, MAX_EXTENT)
     asked = node.attrs.get("output_shape")
     if asked:
-        numbers(node, "output_shape", count + 2 if len(asked) > count else count, 0, 0, MAX_EXTENT)
+        require_numbers(
+            node, "output_shape", count + 2 if len(asked) > count else count, 0, 0, MAX_EXTENT
+        )
     for k, (size, taps) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True)):
         require(size >= 1, "X has shape {}: no elements to take filters times", shapes[1])
         reach = (taps - 1) * windows.dilations[k] + 1
@@ -238,7 +240,7 @@ def convolution_transpose(node: Node, types: Types, values: Values) -> list[Valu
         values: Known contents of the inputs.
     """
     x, w = tensor(types[0]), tensor(types[1])
-    auto = text(node.attrs.get("auto_pad", "NOTSET"))
+    auto = decoded(node.attrs.get("auto_pad", "NOTSET"))
     if x is None or w is None:
         return infer_by_onnx(node, types, values)
     sizes, taps = list(x.shape or ()), list(w.shape or ())
@@ -254,8 +256,13 @@ def convolution_transpose(node: Node, types: Types, values: Values) -> list[Valu
     if not known or len(sizes) != len(taps) or len(sizes) < 3 or sizes[1] != taps[0]:
         return infer_by_onnx(node, types, values)
     count = len(sizes) - 2
-    strides, dilations = (numbers(node, name, count, 1) for name in ("strides", "dilations"))
-    pads, more = numbers(node, "pads", 2 * count, 0), numbers(node, "output_padding", count, 0)
+    strides, dilations = (
+        require_numbers(node, name, count, 1) for name in ("strides", "dilations")
+    )
+    pads, more = (
+        require_numbers(node, "pads", 2 * count, 0),
+        require_numbers(node, "output_padding", count, 0),
+    )
     pixels: list[Dim] = []
     for k, (size, tap) in enumerate(zip(sizes[2:], taps[2:], strict=True)):
         assert isinstance(size, int), "sizes are known here"

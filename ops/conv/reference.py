@@ -15,7 +15,7 @@ import numpy as np
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import standard, variant
-from subgraph.ops.elementwise.expressions import text
+from subgraph.operators.requirements import decoded
 
 _SHAPING = ("auto_pad", "output_padding", "output_shape", "pads")
 # An empty one counts as left out.
@@ -51,7 +51,7 @@ def _conv_pads(
 ) -> list[tuple[int, int]]:
     """Return the pads of Conv before and after each axis."""
     rank = len(sizes)
-    how = text(node.attrs.get("auto_pad", "NOTSET"))
+    how = decoded(node.attrs.get("auto_pad", "NOTSET"))
     if how == "VALID":
         return [(0, 0)] * rank
     if how == "NOTSET":
@@ -80,7 +80,7 @@ def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if inputs[1].shape[1] == 0:  # no output channels
         filters = np.zeros((inputs[1].shape[0], 1, *inputs[1].shape[2:]), inputs[1].dtype)
         return [conv_transpose(node, [inputs[0], filters])[0][:, :0]]
-    wanted, auto = node.attrs.get("output_shape"), text(node.attrs.get("auto_pad", "NOTSET"))
+    wanted, auto = node.attrs.get("output_shape"), decoded(node.attrs.get("auto_pad", "NOTSET"))
     if wanted is None and not auto.startswith("SAME"):
         return [_grouped(node, inputs)]
     x, weight = inputs[:2]

@@ -17,14 +17,12 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.constants import contiguous_array
+from subgraph.engine.planner.constants import derived_operand
 from subgraph.engine.planner.lowering import (
     Argument,
     Lowering,
     Operand,
-    Storage,
     Unsupported,
-    Weight,
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
@@ -287,11 +285,8 @@ def _transposed_weights(low: Lowering, w: Operand, groups: int) -> Operand:
     def make(weight: Array) -> Array:
         return np.ascontiguousarray(weight.reshape(groups, inputs, flat).swapaxes(1, 2))
 
-    transposed = Operand(f"{w.name}.transposed", w.dtype, (groups, flat, inputs))
-    transposed.derived = low.weight(f"conv transpose columns of {groups} groups", make, w)
-    plain = Weight("plain", contiguous_array, (transposed.derived,))
-    transposed.storage = Storage("weight", transposed.nbytes, weight=plain)
-    return transposed
+    weight = low.weight(f"conv transpose columns of {groups} groups", make, w)
+    return derived_operand(f"{w.name}.transposed", w.dtype, (groups, flat, inputs), weight)
 
 
 def _window(parts: Sequence[Phase]) -> tuple[int, int]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from subgraph.dtypes import FLOATS, HALF_FLOATS, compute_dtype
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
+from subgraph.operators.requirements import decoded
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = frozenset((*FLOATS, *INTEGERS, "bool"))
@@ -203,7 +204,7 @@ def _pow(e: Expression, node: Node, args: list[Term]) -> Term:
 
 
 def _bit_shift(e: Expression, node: Node, args: list[Term]) -> Term:
-    return e("shl" if text(node.attrs["direction"]) == "LEFT" else "shr", args[0], args[1])
+    return e("shl" if decoded(node.attrs["direction"]) == "LEFT" else "shr", args[0], args[1])
 
 
 def _prelu(e: Expression, node: Node, args: list[Term]) -> Term:
@@ -242,7 +243,7 @@ def _celu(e: Expression, node: Node, args: list[Term]) -> Term:
 def _gelu(e: Expression, node: Node, args: list[Term]) -> Term:
     x = args[0]
     _real(node, x)
-    if text(node.attrs.get("approximate", "none")) != "tanh":
+    if decoded(node.attrs.get("approximate", "none")) != "tanh":
         return e("gelu", x)
     # x / 2 * (1 + tanh(u)) is x * sigmoid(2 u).
     inner = e("add", e("mul", e("mul", e("mul", x, x), x), 0.044715), x)
@@ -527,11 +528,6 @@ def canonical_order(
     for k in range(len(kinds)):
         place.setdefault(f"i{k}", len(place))
     return tuple(written), [int(name[1:]) for name in place]
-
-
-def text(value: Any) -> str:
-    """Return a string attribute as str."""
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def dtype_of_value(value: Value) -> str:

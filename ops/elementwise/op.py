@@ -14,11 +14,11 @@ from subgraph.graph.types import DTYPE_OF_ONNX, Array, Shape, TensorType, ValueT
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
-    choice,
     require,
     require_axis,
     require_broadcast,
     require_broadcast_together,
+    require_choice,
     require_dtype,
     require_same_dtype,
     require_shape,
@@ -40,7 +40,7 @@ def unary_operands(node: Node, x: Tensor) -> None:
 
 def gelu_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless ``approximate`` is "none" or "tanh" (ONNX Gelu, opset 20)."""
-    choice(node, "approximate", "none", "none", "tanh")
+    require_choice(node, "approximate", "none", "none", "tanh")
 
 
 def identity_operands(node: Node, x: ValueType | Tensor) -> None:
@@ -49,7 +49,7 @@ def identity_operands(node: Node, x: ValueType | Tensor) -> None:
 
 def cast_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless ``round_mode`` is one of the standard (ONNX Cast, opsets 1 to 28)."""
-    choice(node, "round_mode", "up", "up", "down", "nearest")
+    require_choice(node, "round_mode", "up", "up", "down", "nearest")
 
 
 def cast_like_operands(node: Node, x: Tensor, like: Tensor) -> None:
@@ -106,7 +106,7 @@ def binary_operands(node: Node, a: Tensor, b: Tensor) -> None:
     if node.op_type != "Pow":
         require_same_dtype(a, b)
     if node.op_type == "BitShift":
-        choice(node, "direction", "", "LEFT", "RIGHT")
+        require_choice(node, "direction", "", "LEFT", "RIGHT")
     if not is_legacy_broadcast(node):
         require_broadcast_together(a, b)
         return

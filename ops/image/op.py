@@ -14,16 +14,16 @@ from subgraph.operators.inference import infer_by_onnx
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
-    choice,
     is_known,
     known_numbers,
-    numbers,
     require,
     require_axes,
+    require_choice,
     require_dtype,
+    require_numbers,
     require_rank,
     require_shape,
-    whole_number,
+    require_whole_number,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.movement.op import input_or_attribute
@@ -63,11 +63,11 @@ def roi_align_operands(node: Node, x: Tensor, rois: Tensor, images: Tensor) -> N
     require_shape("rois", rois, (rois.shape[0], 4), "x1, y1, x2, y2 of each region")
     require_shape("batch_indices", images, rois.shape[:1], "one for each region")
     for name in ("output_height", "output_width"):
-        whole_number(node, name, 1, least=1, most=MAX_EXTENT)
-    whole_number(node, "sampling_ratio", 0, least=0, most=_MAX_SAMPLING_RATIO)
-    choice(node, "mode", "avg", "avg", "max")
+        require_whole_number(node, name, 1, least=1, most=MAX_EXTENT)
+    require_whole_number(node, "sampling_ratio", 0, least=0, most=_MAX_SAMPLING_RATIO)
+    require_choice(node, "mode", "avg", "avg", "max")
     modes = ("half_pixel", "output_half_pixel")
-    choice(node, *("coordinate_transformation_mode", "half_pixel"), *modes)
+    require_choice(node, *("coordinate_transformation_mode", "half_pixel"), *modes)
     scale = float(node.attrs.get("spatial_scale", 1.0))
     require(math.isfinite(scale), "spatial_scale is {}", scale)
     height, width = x.shape[2:]
@@ -95,7 +95,7 @@ def max_roi_pool_operands(node: Node, x: Tensor, rois: Tensor) -> None:
     require_rank("rois", rois, 2)
     require_shape("rois", rois, (rois.shape[0], 5), "image, x1, y1, x2, y2 of each region")
     require(bool(node.attrs.get("pooled_shape")), "pooled_shape is missing")
-    numbers(node, "pooled_shape", 2, 1, 1, MAX_EXTENT)
+    require_numbers(node, "pooled_shape", 2, 1, 1, MAX_EXTENT)
 
 
 def grid_sample_operands(node: Node, x: Tensor, grid: Tensor) -> None:
@@ -113,8 +113,8 @@ def grid_sample_operands(node: Node, x: Tensor, grid: Tensor) -> None:
     require(fits, "grid has shape {}, which is no place for each dimension of {}", *shapes)
     require(all(size >= 1 for size in x.shape[2:]), "X has shape {}: nothing to sample", shapes[1])
     modes = ("nearest", "linear", "bilinear", "cubic", "bicubic")
-    choice(node, *("mode", "linear"), *modes)
-    choice(node, "padding_mode", "zeros", "zeros", "border", "reflection")
+    require_choice(node, *("mode", "linear"), *modes)
+    require_choice(node, "padding_mode", "zeros", "zeros", "border", "reflection")
 
 
 def affine_grid_operands(node: Node, theta: Tensor, size: Tensor) -> None:
@@ -143,7 +143,7 @@ def image_decoder_operands(node: Node, stream: Tensor) -> None:
     """Raise ShapeError unless the stream is a row of bytes (ONNX ImageDecoder, opset 20)."""
     require_dtype("encoded_stream", stream, "uint8")
     require_rank("encoded_stream", stream, 1)
-    choice(node, "pixel_format", "RGB", "RGB", "BGR", "Grayscale")
+    require_choice(node, "pixel_format", "RGB", "RGB", "BGR", "Grayscale")
 
 
 def upsample_operands(node: Node, x: Tensor, scales: Tensor | None = None) -> None:
@@ -154,7 +154,7 @@ def upsample_operands(node: Node, x: Tensor, scales: Tensor | None = None) -> No
         x: The input.
         scales: A factor of at least 1 for each dimension; None before opset 9.
     """
-    choice(node, "mode", "nearest", "nearest", "linear", "bilinear")
+    require_choice(node, "mode", "nearest", "nearest", "linear", "bilinear")
     if scales is not None:
         _require_scales(scales, x.rank, least=1)
         return
@@ -186,18 +186,20 @@ def resize_operands(
         scales: A factor for each axis; None if ``sizes`` says how large the output is.
         sizes: The output's size along each axis; None if there are scales.
     """
-    choice(node, "mode", "nearest", "nearest", "linear", "cubic")
+    require_choice(node, "mode", "nearest", "nearest", "linear", "cubic")
     if node.version == 10:
         if first is None:
             raise ShapeError("scales are missing")
         _require_scales(first, x.rank)
         return
-    transform = choice(node, *("coordinate_transformation_mode", "half_pixel"), *_TRANSFORMS)
+    transform = require_choice(
+        node, *("coordinate_transformation_mode", "half_pixel"), *_TRANSFORMS
+    )
     interpolates = node.attrs.get("mode", "nearest") not in ("nearest", b"nearest")
     require(interpolates or not node.attrs.get("antialias", 0), "antialias needs linear or cubic")
-    choice(node, *("nearest_mode", "round_prefer_floor"), *_ROUNDINGS)
+    require_choice(node, *("nearest_mode", "round_prefer_floor"), *_ROUNDINGS)
     policies = ("stretch", "not_larger", "not_smaller")
-    choice(node, *("keep_aspect_ratio_policy", "stretch"), *policies)
+    require_choice(node, *("keep_aspect_ratio_policy", "stretch"), *policies)
     axes = node.attrs.get("axes")
     count = len(require_axes(x.rank, axes)) if axes else x.rank
     why = f"one for each of {count} axes"

@@ -19,8 +19,9 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import plain
 from subgraph.graph.types import Array, numpy_dtype
+from subgraph.operators.requirements import decoded
 from subgraph.ops.elementwise.cpu import cast_to, emit_expression, source, temporary
-from subgraph.ops.elementwise.expressions import Expression, text
+from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.movement.cpu import element_bytes, known
 from subgraph.ops.movement.op import Repeats
 from subgraph.ops.movement.tables_cpu import emit_take, emit_take_last_axes, table_size
@@ -62,9 +63,9 @@ def resize(node: Node, low: Lowering) -> None:
     """Lower Resize and Upsample."""
     x, y = low.input(0), low.output()
     old = node.op_type == "Upsample" or node.version == 10
-    mode = text(node.attrs.get("mode", "nearest")).replace("bilinear", "linear")
-    transform = text(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
-    rounding = text(node.attrs.get("nearest_mode", "round_prefer_floor"))
+    mode = decoded(node.attrs.get("mode", "nearest")).replace("bilinear", "linear")
+    transform = decoded(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
+    rounding = decoded(node.attrs.get("nearest_mode", "round_prefer_floor"))
     if old:
         transform, rounding = "asymmetric", "outwards"
     if y.size == 0:
@@ -118,7 +119,7 @@ def _scales(low: Lowering, old: bool, axes: Sequence[int]) -> list[float]:
     if "height_scale" in node.attrs:
         return [1.0, 1.0, float(node.attrs["height_scale"]), float(node.attrs["width_scale"])]
     sizes = _content(low, 3)
-    policy = text(node.attrs.get("keep_aspect_ratio_policy", "stretch"))
+    policy = decoded(node.attrs.get("keep_aspect_ratio_policy", "stretch"))
     if sizes is None:
         raise Unsupported(f"{node.op_type} without scales and sizes")
     if policy == "stretch":

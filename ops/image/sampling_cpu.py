@@ -9,8 +9,8 @@ from subgraph.dtypes import FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.operators.requirements import decoded
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
-from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import tiles
@@ -52,7 +52,7 @@ def roi_align(node: Node, low: Lowering) -> None:
     emit_range_check(low, numbers, "batch_indices", 0, x.shape[0] - 1)
     images = cast_to(low, numbers, "int64")
     usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
-    half = text(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
+    half = decoded(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
     ratio = int(node.attrs.get("sampling_ratio", 0))
     channels, height, width = x.shape[1:]
     shared: dict[str, Any] = {
@@ -82,7 +82,7 @@ def roi_align(node: Node, low: Lowering) -> None:
         low.emit(kernel, checked, 1, bytes=regions.nbytes)
     bins = math.prod(y.shape[2:])
     grain = max(1, _MIN_PIXELS_PER_THREAD // (4 * bins))
-    if text(node.attrs.get("mode", "avg")) == "max":
+    if decoded(node.attrs.get("mode", "avg")) == "max":
         kernel = Kernel("subgraph.ops.image.roi_kernels", "roi_largest", dtype=converted.dtype)
         arguments = RoiAlignArguments(**common)
         low.emit(kernel, arguments, y.size // bins, grain=grain, bytes=4 * y.nbytes)
@@ -156,7 +156,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
     grid = grid if grid.dtype in ("float32", "float64") else cast_to(low, grid, "float32")
     places = math.prod(y.shape[2:])
     usual = "bilinear" if 0 < node.version < 20 else "linear"
-    mode = text(node.attrs.get("mode", usual))
+    mode = decoded(node.attrs.get("mode", usual))
     mode = _MODES.get(mode, mode)
     around = _TAPS.get(mode, 1) ** rank
     of = tiles(converted.dtype)
@@ -173,7 +173,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
         lanes=of.lanes,
         grid=grid.dtype,
         mode=mode,
-        padding=text(node.attrs.get("padding_mode", "zeros")),
+        padding=decoded(node.attrs.get("padding_mode", "zeros")),
         corners=bool(node.attrs.get("align_corners", 0)),
         blocked=blocks,
     )

@@ -9,8 +9,9 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, low
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger, smaller
+from subgraph.operators.requirements import decoded
 from subgraph.ops.elementwise.cpu import cast_to
-from subgraph.ops.elementwise.expressions import INTEGERS, text
+from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes, emit_view
 from subgraph.ops.shared.range_check_cpu import emit_range_check
@@ -155,7 +156,7 @@ def emit_gather_elements(
 
 def _reduction(node: Node, dtype: str) -> tuple[str, str]:
     """Return the reduction and the dtype in which it computes ("": elements are only copied)."""
-    reduction = text(node.attrs.get("reduction", "none"))
+    reduction = decoded(node.attrs.get("reduction", "none"))
     if reduction == "none":
         return reduction, ""
     if dtype not in (*FLOATS, *INTEGERS):
@@ -267,7 +268,7 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
     if axis == 0:
         raise Unsupported("TensorScatter along the samples")
     _copy_data(low, cache, y)
-    if first is not None and text(node.attrs.get("mode", "linear")) != "circular":
+    if first is not None and decoded(node.attrs.get("mode", "linear")) != "circular":
         emit_range_check(low, first, "write_indices", 0, cache.shape[axis] - update.shape[axis])
     if update.size == 0 or y.size == 0:
         return
@@ -282,7 +283,7 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
         count=update.shape[axis],
         row_bytes=row,
     )
-    circular = text(node.attrs.get("mode", "linear")) == "circular"
+    circular = decoded(node.attrs.get("mode", "linear")) == "circular"
     kernel = Kernel(
         "subgraph.ops.indexing.kernels",
         "tensor_scatter",

@@ -14,10 +14,10 @@ from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     Tensor,
-    choice,
     is_known,
     require,
     require_axis,
+    require_choice,
     require_dtype,
     require_shape,
     require_within,
@@ -68,7 +68,7 @@ def scatter_elements_operands(node: Node, x: Tensor, indices: Tensor, updates: T
     require_dtype("indices", indices, *_INDICES)
     require_dtype("updates", updates, x.dtype)
     require_shape("updates", updates, indices.shape, "one for each index")
-    choice(node, "reduction", "none", *_REDUCTIONS)
+    require_choice(node, "reduction", "none", *_REDUCTIONS)
     _require_inside(node, x, indices)
 
 
@@ -133,7 +133,7 @@ def scatter_nd_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor)
     """
     require_dtype("indices", indices, "int64")
     require_dtype("updates", updates, x.dtype)
-    choice(node, "reduction", "none", *_REDUCTIONS)
+    require_choice(node, "reduction", "none", *_REDUCTIONS)
     _index_tuples(node, x, indices)
     depth = indices.shape[-1]
     if is_known(depth):

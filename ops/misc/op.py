@@ -8,10 +8,10 @@ from subgraph.graph.graph import Node
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
-    choice,
     int_list,
     require,
     require_axes,
+    require_choice,
     require_dtype,
     require_rank,
     require_same_dtype,
@@ -35,7 +35,7 @@ def loss_operands(node: Node, scores: Tensor, labels: Tensor, weight: Tensor | N
     require_dtype("labels", labels, "int64", "int32")
     shape = (scores.shape[0], *scores.shape[2:])
     require_shape("labels", labels, shape, "those of the scores without the classes")
-    choice(node, "reduction", "mean", "mean", "sum", "none")
+    require_choice(node, "reduction", "mean", "mean", "sum", "none")
     classes = scores.shape[1]
     require_shape("weight", weight, (classes,), "one for each class")
     known, ignored = labels.known, node.attrs.get("ignore_index")
@@ -84,7 +84,7 @@ def causal_convolution_operands(
     require_shape("bias", bias, (channels,), "one for each channel")
     state = (batch, channels, taps - 1)
     require_shape("past_state", past_state, state, "as many places as a filter has before its last")
-    choice(node, "activation", "none", "none", "silu", "swish")
+    require_choice(node, "activation", "none", "none", "silu", "swish")
 
 
 def shape_attribute(node: Node) -> None:
@@ -173,7 +173,7 @@ def step_operands(node: Node, rate: Tensor, count: Tensor, *tensors: Tensor) -> 
     require_single("R", rate)
     require_single("T", count)
     if node.op_type == "Momentum":
-        choice(node, "mode", "", "standard", "nesterov")
+        require_choice(node, "mode", "", "standard", "nesterov")
     groups = 4 if node.op_type == "Adam" else 3
     many = len(tensors) // groups
     require(len(tensors) == many * groups, "{} tensors in groups of {}", len(tensors), groups)

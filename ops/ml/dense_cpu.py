@@ -10,22 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.constants import contiguous_array
+from subgraph.engine.planner.constants import contiguous_array, derived_operand
 from subgraph.engine.planner.lowering import (
     Lowering,
     Operand,
-    Storage,
     Unsupported,
-    Weight,
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, dtype_of
 from subgraph.operators.reference import attributes
+from subgraph.operators.requirements import decoded
 from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
-from subgraph.ops.elementwise.expressions import Expression, Term, text
+from subgraph.ops.elementwise.expressions import Expression, Term
 from subgraph.ops.indexing.arguments import OneHotArguments
 from subgraph.ops.reduce.cpu import emit_argminmax, emit_reduction
 from subgraph.ops.shared.range_check_cpu import emit_range_check
@@ -49,11 +48,8 @@ def weight_operand(low: Lowering, recipe: str, array: Array) -> Operand:
         array: The array.
     """
     array = np.ascontiguousarray(array)
-    operand = Operand(f"{low.node.name} {recipe}", dtype_of(array), array.shape)
-    operand.derived = low.weight(f"ml {recipe}", contiguous_array, array)
-    plain = Weight("plain", contiguous_array, (operand.derived,))
-    operand.storage = Storage("weight", operand.nbytes, weight=plain)
-    return operand
+    weight = low.weight(f"ml {recipe}", contiguous_array, array)
+    return derived_operand(f"{low.node.name} {recipe}", dtype_of(array), array.shape, weight)
 
 
 def emit_transform(low: Lowering, name: str, scores: Operand, y: Operand) -> None:
@@ -166,7 +162,7 @@ def normalizer(node: Node, low: Lowering) -> None:
     """Lower Normalizer: rows divided by their norms where these are not 0."""
     x = samples_of(low)
     y = viewed(low, low.output(), x.shape)
-    op = _NORMS.get(text(attributes(node)["norm"]))
+    op = _NORMS.get(decoded(attributes(node)["norm"]))
     if op is None or not x.size:
         raise Unsupported("a Normalizer of an empty tensor, or with an unknown norm")
     norm = temporary(low, x.dtype, (x.shape[0], 1))
@@ -324,7 +320,7 @@ def _regressor(node: Node) -> tuple[Array, Array]:
 def linear_regressor(node: Node, low: Lowering) -> None:
     """Lower LinearRegressor."""
     weights, added = prepared(node, _regressor)
-    x, y, name = samples_of(low), low.output(), text(attributes(node)["post_transform"])
+    x, y, name = samples_of(low), low.output(), decoded(attributes(node)["post_transform"])
     scores = scores_operand(low, name, y)
     emit_linear(low, x, weights, added, scores)
     emit_transform(low, name, scores, y)
@@ -339,7 +335,7 @@ def linear_classifier(node: Node, low: Lowering) -> None:
     count = len(added)
     if given["classlabels_strings"] or count < 2 or len(labels) < count:
         raise Unsupported("string labels, or two classes with one score")
-    y, name = low.output(1), text(given["post_transform"])
+    y, name = low.output(1), decoded(given["post_transform"])
     scores = scores_operand(low, name, y)
     emit_linear(low, x, weights, added, scores)
     classes = temporary(low, "int64", (x.shape[0],))

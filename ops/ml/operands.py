@@ -16,11 +16,11 @@ from subgraph.graph.types import ValueType
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import (
     Tensor,
-    choice,
     require,
+    require_choice,
     require_dtype,
     require_rank,
-    whole_number,
+    require_whole_number,
 )
 
 from .scores import prepared
@@ -38,9 +38,9 @@ def map_operands(node: Node, x: ValueType | Tensor) -> None:
 
 def cast_map_operands(node: Node, x: ValueType | Tensor) -> None:
     """Raise ShapeError unless the attributes name a type and a form, and a width if sparse."""
-    choice(node, "cast_to", "TO_FLOAT", "TO_FLOAT", "TO_STRING", "TO_INT64")
-    if choice(node, "map_form", "DENSE", "DENSE", "SPARSE") == "SPARSE":
-        whole_number(node, "max_map", 1, least=1)
+    require_choice(node, "cast_to", "TO_FLOAT", "TO_FLOAT", "TO_STRING", "TO_INT64")
+    if require_choice(node, "map_form", "DENSE", "DENSE", "SPARSE") == "SPARSE":
+        require_whole_number(node, "max_map", 1, least=1)
 
 
 def _features(x: Tensor) -> int:
@@ -69,7 +69,7 @@ def imputer_operands(node: Node, x: Tensor) -> None:
 
 def normalizer_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the input has rank 1 or 2, and the standard knows the norm."""
-    choice(node, "norm", "MAX", "MAX", "L1", "L2")
+    require_choice(node, "norm", "MAX", "MAX", "L1", "L2")
     _features(x)
 
 
@@ -138,7 +138,7 @@ def linear_classifier_operands(node: Node, x: Tensor) -> None:
 def _linear(node: Node, x: Tensor, scores: int) -> None:
     """Require a linear model of so many scores that fits the samples ``x``."""
     given, features = attributes(node), _features(x)
-    choice(node, "post_transform", "NONE", *TRANSFORMS)
+    require_choice(node, "post_transform", "NONE", *TRANSFORMS)
     count, added = len(given["coefficients"] or ()), len(given["intercepts"] or ())
     fits = scores >= 1 and count == scores * features
     require(fits, "{} coefficients for {} scores of {} features", count, scores, features)
@@ -148,8 +148,8 @@ def _linear(node: Node, x: Tensor, scores: int) -> None:
 def svm_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless samples have as many features as support vectors."""
     regresses = node.op_type == "SVMRegressor"
-    choice(node, "post_transform", "NONE", *TRANSFORMS)
-    choice(node, "kernel_type", "LINEAR", "LINEAR", "POLY", "RBF", "SIGMOID")
+    require_choice(node, "post_transform", "NONE", *TRANSFORMS)
+    require_choice(node, "kernel_type", "LINEAR", "LINEAR", "POLY", "RBF", "SIGMOID")
     given = len(node.attrs.get("kernel_params") or ())
     require(given in (0, 3), "kernel_params has {} numbers; it needs 0 or 3", given)
     svm = prepared(node, regressor_svm if regresses else classifier_svm)
@@ -165,15 +165,15 @@ def svm_operands(node: Node, x: Tensor) -> None:
 def regressor_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the features and targets of the trees exist."""
     targets = attributes(node)["n_targets"]
-    choice(node, "aggregate_function", "SUM", *AGGREGATES)
-    choice(node, "post_transform", "NONE", *TRANSFORMS)
+    require_choice(node, "aggregate_function", "SUM", *AGGREGATES)
+    require_choice(node, "post_transform", "NONE", *TRANSFORMS)
     _trees(prepared(node, node_list_forest), x, targets)
 
 
 def classifier_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the features and classes of the trees exist."""
     given = attributes(node)
-    choice(node, "post_transform", "NONE", *TRANSFORMS)
+    require_choice(node, "post_transform", "NONE", *TRANSFORMS)
     labels = given["classlabels_strings"] or given["classlabels_int64s"] or ()
     _trees(prepared(node, node_list_forest), x, len(labels))
 

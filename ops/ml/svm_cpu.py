@@ -19,9 +19,10 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
+from subgraph.operators.requirements import decoded
 from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, temporary
-from subgraph.ops.elementwise.expressions import Expression, Term, text
+from subgraph.ops.elementwise.expressions import Expression, Term
 
 from .arguments import (
     DistancesArguments,
@@ -161,7 +162,7 @@ def svm_regressor(node: Node, low: Lowering) -> None:
     """Lower SVMRegressor; with ``one_class`` the score is 1 or -1."""
     given, model = attributes(node), prepared(node, _regressor)
     x, y = samples_of(low), low.output()
-    name = "NONE" if given["one_class"] else text(given["post_transform"])
+    name = "NONE" if given["one_class"] else decoded(given["post_transform"])
     scores = scores_operand(low, name, y)
     if not _emit_linear_scores(low, model, x, scores):
         found = temporary(low, "float32", (x.shape[0], len(model.svm.vectors)))
@@ -182,7 +183,7 @@ def svm_regressor(node: Node, low: Lowering) -> None:
 def svm_classifier(node: Node, low: Lowering) -> None:
     """Lower SVMClassifier whose labels are numbers."""
     given, model = attributes(node), prepared(node, _classifier)
-    x, y, name = samples_of(low), low.output(1), text(given["post_transform"])
+    x, y, name = samples_of(low), low.output(1), decoded(given["post_transform"])
     labels = np.array(given["classlabels_ints"] or (), np.int64)
     classes, pairs = len(given["vectors_per_class"]), len(model.rows)
     samples = x.shape[0]

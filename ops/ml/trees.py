@@ -17,7 +17,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
-from subgraph.operators.requirements import choices
+from subgraph.operators.requirements import require_choices
 
 from .scores import label_array, prepared, rows, transformed, two_scores
 
@@ -277,7 +277,7 @@ def node_list_forest(node: Node) -> Forest:
     trees, numbers = given["nodes_treeids"] or (), given["nodes_nodeids"] or ()
     count = len(numbers)
     index_of = {key: k for k, key in enumerate(zip(trees, numbers, strict=True))}
-    choices(node, "nodes_modes", _MODES)
+    require_choices(node, "nodes_modes", _MODES)
     modes = np.array([_MODES[mode] for mode in given["nodes_modes"] or ()], np.int64)
     if len(index_of) < count or len(modes) != count:
         raise ShapeError("a node of the trees is listed twice or has no mode")

@@ -18,7 +18,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
-from subgraph.ops.elementwise.expressions import text
+from subgraph.operators.requirements import decoded
 
 from .arguments import BLOCK_SAMPLES, NODE_BYTES, EnsembleArguments
 from .dense_cpu import emit_transform, scores_operand
@@ -149,7 +149,7 @@ def tree_ensemble_regressor(node: Node, low: Lowering) -> None:
     """Lower TreeEnsembleRegressor."""
     given, packed = attributes(node), prepared(node, _packed_node_list)
     base = numbers_of(given, "base_values")
-    _emit(low, packed, text(given["aggregate_function"]), text(given["post_transform"]), base)
+    _emit(low, packed, decoded(given["aggregate_function"]), decoded(given["post_transform"]), base)
 
 
 @lowering("TreeEnsembleClassifier", domain=ML, dtypes={"float32"})
@@ -161,9 +161,9 @@ def tree_ensemble_classifier(node: Node, low: Lowering) -> None:
     if given["classlabels_strings"] or not labels.size:
         raise Unsupported("string labels")
     if len(labels) == 2 and packed.one_target and base.size < 2:
-        _emit_pair(low, packed, text(given["post_transform"]), base, labels)
+        _emit_pair(low, packed, decoded(given["post_transform"]), base, labels)
         return
-    _emit(low, packed, "SUM", text(given["post_transform"]), base, labels)
+    _emit(low, packed, "SUM", decoded(given["post_transform"]), base, labels)
 
 
 def _emit_pair(

@@ -24,10 +24,11 @@ from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import is_symbolic
 from subgraph.graph.types import Array, numpy_dtype
+from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.elementwise.cpu import emit_expression, source
-from subgraph.ops.elementwise.expressions import Expression, text
+from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.required import LOSSES, REQUIRED_OF
 from subgraph.ops.shared.strides import contiguous, normal_axis
@@ -345,7 +346,7 @@ def depth_to_space(node: Node, low: Lowering) -> None:
     n, c, h, w = x.shape
     b = int(node.attrs["blocksize"])
     rest = c // (b * b)
-    if text(node.attrs.get("mode", "DCR")) == "DCR":
+    if decoded(node.attrs.get("mode", "DCR")) == "DCR":
         dims, order = (n, b, b, rest, h, w), (0, 3, 4, 1, 5, 2)
     else:
         dims, order = (n, rest, b, b, h, w), (0, 1, 4, 2, 5, 3)
@@ -357,7 +358,7 @@ def space_to_depth(node: Node, low: Lowering) -> None:
     """Lower SpaceToDepth, which moves blocks of pixels into channels."""
     n, c, h, w = low.input(0).shape
     b = int(node.attrs["blocksize"])
-    by_channel = text(node.attrs.get("mode", "DCR")) == "CRD"
+    by_channel = decoded(node.attrs.get("mode", "DCR")) == "CRD"
     order = (0, 1, 3, 5, 2, 4) if by_channel else (0, 3, 5, 1, 2, 4)
     _permute(low, (n, c, h // b, b, w // b, b), order)
 
@@ -425,7 +426,7 @@ def pad(node: Node, low: Lowering) -> None:
     """Lower Pad of all modes; negative pads cut elements off."""
     x, y = low.input(0), low.output()
     item = element_bytes(x)
-    mode = text(node.attrs.get("mode", "constant"))
+    mode = decoded(node.attrs.get("mode", "constant"))
     amounts = known_ints(low, 1, "pads") or [int(v) for v in node.attrs.get("paddings", ())]
     axes = known_ints(low, 3, "axes") if low.optional(3) is not None else None
     axes = list(range(x.rank)) if axes is None else [normal_axis(a, x.rank) for a in axes]

@@ -12,6 +12,7 @@ import numpy as np
 from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
+from subgraph.operators.requirements import decoded
 from subgraph.ops.shared.tile_planning import Tiles, round_up
 
 from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd, pack_winograd_strided
@@ -197,8 +198,7 @@ def triple(values: Sequence[int], fill: int) -> Triple:
 
 def auto_pad(node: Node) -> str:
     """Return the attribute ``auto_pad`` as text."""
-    value: Any = node.attrs.get("auto_pad", "NOTSET")
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return decoded(node.attrs.get("auto_pad", "NOTSET"))
 
 
 def pads_before(

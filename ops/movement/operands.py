@@ -12,13 +12,13 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import ValueType
 from subgraph.operators.requirements import (
     Tensor,
-    choice,
     int_list,
     is_known,
     require,
     require_axes,
     require_axis,
     require_broadcast_together,
+    require_choice,
     require_dtype,
     require_rank,
     require_same_dtype,
@@ -240,7 +240,7 @@ def pad_operands(
         value: The element of constant padding, one number of x's dtype; None: 0.
         axes: The padded axes, 1-D; None: all.
     """
-    mode = choice(node, "mode", "constant", *_PAD_MODES)
+    mode = require_choice(node, "mode", "constant", *_PAD_MODES)
     require_single("constant_value", value, x.dtype)
     padded = int_list(node, "axes", axes)
     count = x.rank

@@ -14,7 +14,7 @@ from subgraph.operators.requirements import (
     require_broadcast,
     require_dtype,
     require_shape,
-    whole_number,
+    require_whole_number,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.shared.strides import normal_axis
@@ -72,7 +72,7 @@ def group_normalization_operands(node: Node, x: Tensor, scale: Tensor, bias: Ten
         bias: Added, shaped as ``scale``.
     """
     _require_channels(x)
-    groups = whole_number(node, "num_groups", least=1)
+    groups = require_whole_number(node, "num_groups", least=1)
     channels = x.shape[1]
     require(channels % groups == 0, "{} channels do not divide into {} groups", channels, groups)
     old = 0 < node.version < 21
@@ -114,14 +114,14 @@ def batch_normalization_operands(
 def local_response_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless there are channels, and ``size`` is positive (1 to 13)."""
     _require_channels(x)
-    whole_number(node, "size", least=1)
+    require_whole_number(node, "size", least=1)
 
 
 def lp_normalization_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axis exists and ``p`` is 1 or 2 (1 to 22)."""
     require_dtype("the input", x, *FLOATS)
     require_axis(node, x.rank, -1)
-    whole_number(node, "p", 2, least=1, most=2)
+    require_whole_number(node, "p", 2, least=1, most=2)
 
 
 def mean_variance_operands(node: Node, x: Tensor) -> None:

@@ -7,7 +7,13 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType, ValueType
 from subgraph.operators.operator import declare
-from subgraph.operators.requirements import Tensor, numbers, require, require_dtype, whole_number
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_dtype,
+    require_numbers,
+    require_whole_number,
+)
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
 
@@ -21,10 +27,10 @@ def pool_operands(node: Node, x: Tensor) -> None:
     require_image(x)
     require(bool(node.attrs.get("kernel_shape")), "kernel_shape is missing")
     count = x.rank - 2
-    kernel = numbers(node, "kernel_shape", count, 1, 1, MAX_EXTENT)
+    kernel = require_numbers(node, "kernel_shape", count, 1, 1, MAX_EXTENT)
     _require_pixels(x)
     require_windows(node, x.shape[2:], kernel)
-    whole_number(node, "storage_order", 0, least=0, most=1)
+    require_whole_number(node, "storage_order", 0, least=0, most=1)
     _require_power(node)
 
 

@@ -13,11 +13,11 @@ from subgraph.graph.types import Dim, Shape
 from subgraph.operators.requirements import (
     Tensor,
     checked_numbers,
+    decoded,
     require,
     require_shape,
-    whole_number,
+    require_whole_number,
 )
-from subgraph.ops.elementwise.expressions import text
 
 # Greatest stride, dilation, number of taps and pad, so that positions fit in 64 bits.
 MAX_EXTENT = 2**31 - 1
@@ -52,7 +52,7 @@ def windows_of(node: Node, count: int) -> Windows:
     strides, dilations, pads = held.get("strides"), held.get("dilations"), held.get("pads")
     return _windows(
         count,
-        text(held.get("auto_pad", "NOTSET")),
+        decoded(held.get("auto_pad", "NOTSET")),
         tuple(strides) if strides else None,
         tuple(dilations) if dilations else None,
         tuple(pads) if pads else None,
@@ -123,7 +123,7 @@ def require_filters(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> No
     """
     require_image(x)
     require(w.rank == x.rank, "the filters {} and the input {} differ in rank", w, x)
-    group = whole_number(node, "group", 1, least=1)
+    group = require_whole_number(node, "group", 1, least=1)
     outputs, taken, channels = w.shape[0], w.shape[1], x.shape[1]
     if not channels == taken * group:
         raise ShapeError(f"{channels} channels; the filters take {taken} in each of {group} groups")

@@ -7,6 +7,7 @@ import math
 import attrs
 import numpy as np
 
+from subgraph.engine.planner.constants import contiguous_array
 from subgraph.engine.planner.lowering import (
     Argument,
     Lowering,
@@ -59,14 +60,6 @@ def _zero_point(operand: Operand | None) -> Array:
     if operand.known is None:
         raise Unsupported("a zero point that is computed at run time")
     return operand.known.astype(np.int32).reshape(-1)
-
-
-def _as_given(array: Array) -> Array:
-    return array
-
-
-def _constant(low: Lowering, array: Array) -> Weight:
-    return low.weight("integer constant", _as_given, np.ascontiguousarray(array))
 
 
 def _check(*operands: Operand) -> None:
@@ -218,7 +211,7 @@ def _rows_of_weights(
 
     rows = low.weight(f"integer rows {outputs}x{g.inputs}x{g.taps} of {w.dtype}", bytes_of, w)
     sums = low.weight(f"integer row sums of {w.dtype} less {zeros.tolist()}", row_sums, w)
-    return rows, _constant(low, za), sums
+    return rows, low.weight("integer constant", contiguous_array, za), sums
 
 
 def _emit_windows(

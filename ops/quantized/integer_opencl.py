@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 
 from subgraph.dtypes import HALF_FLOATS
-from subgraph.engine.planner.constants import contiguous_array
-from subgraph.engine.planner.lowering import Operand, Storage, Unsupported, Weight
+from subgraph.engine.planner.constants import derived_operand
+from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering
@@ -83,12 +83,9 @@ def _centred_weight(
         wide: Array = array.astype("int32")
         return wide if point is None else wide - point.astype("int32").reshape(shape)
 
-    made = Operand(f"{x.name} centred", "int32", x.shape)
     operands = [x] if zero is None else [x, zero]
-    made.derived = low.weight(f"less the zero point of shape {shape}", make, *operands)
-    plain = Weight("plain", contiguous_array, (made.derived,))
-    made.storage = Storage("weight", made.nbytes, weight=plain)
-    return made
+    weight = low.weight(f"less the zero point of shape {shape}", make, *operands)
+    return derived_operand(f"{x.name} centred", "int32", x.shape, weight)
 
 
 def _multiply(low: ClLowering, a: Operand, b: Operand, out: Operand) -> None:

@@ -8,22 +8,20 @@ from functools import partial
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.constants import contiguous_array
+from subgraph.engine.planner.constants import derived_operand
 from subgraph.engine.planner.lowering import (
     Argument,
     Lowering,
     Operand,
-    Storage,
     Unsupported,
-    Weight,
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
+from subgraph.operators.requirements import decoded
 from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.movement.packing import pack_matrices, packed_size
 from subgraph.ops.shared.range_check_cpu import emit_range_check
@@ -133,7 +131,7 @@ def read_cells(node: Node, low: Lowering) -> Cells:
         peepholes=low.optional(7) if node.op_type == "LSTM" else None,
         activations=activations(node, node.op_type, directions),
         batch_first=batch_first,
-        backwards=text(node.attrs.get("direction", "forward")) == "reverse",
+        backwards=decoded(node.attrs.get("direction", "forward")) == "reverse",
         linear=node.op_type == "GRU" and bool(node.attrs.get("linear_before_reset", 0)),
         coupled=node.op_type == "LSTM" and bool(node.attrs.get("input_forget", 0)),
         clip=float(node.attrs.get("clip") or 0.0),
@@ -153,7 +151,7 @@ def activations(node: Node, kind: str, directions: int) -> tuple[Activations, ..
         Unsupported: One is unknown, or there are too few.
     """
     usual = DEFAULT_ACTIVATIONS[kind]
-    given = [text(name).lower() for name in node.attrs.get("activations") or usual * directions]
+    given = [decoded(name).lower() for name in node.attrs.get("activations") or usual * directions]
     unknown = [name for name in given if name not in ACTIVATION_DEFAULTS]
     if unknown or len(given) < len(usual) * directions:
         raise Unsupported(f"{node.op_type} with activations {given}")
@@ -241,11 +239,8 @@ def _constant(
         make: Computes the array.
         source: The weight that it is computed from.
     """
-    made = Operand(f"{source.name}.{recipe}", source.dtype, shape)
-    made.derived = low.weight(recipe, make, source)
-    plain = Weight("plain", contiguous_array, (made.derived,))
-    made.storage = Storage("weight", made.nbytes, weight=plain)
-    return made
+    weight = low.weight(recipe, make, source)
+    return derived_operand(f"{source.name}.{recipe}", source.dtype, shape, weight)
 
 
 def input_products(low: Lowering, c: Cells, padded: int) -> Operand:

@@ -21,15 +21,15 @@ from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import (
     Tensor,
-    choice,
+    decoded,
     require,
+    require_choice,
     require_dtype,
     require_rank,
     require_shape,
     require_within,
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.elementwise.op import Types, Values, tensor
 
 from .arguments import GATES
@@ -93,10 +93,10 @@ def require_directions(node: Node) -> int:
     """
     # "foward" is the default of GRU-1, misspelt in the standard.
     names = ("forward", "foward", "reverse", "bidirectional")
-    direction = choice(node, "direction", "forward", *names)
+    direction = require_choice(node, "direction", "forward", *names)
     directions = 2 if direction == "bidirectional" else 1
     given = node.attrs.get("activations") or ()
-    for name in map(text, given):
+    for name in map(decoded, given):
         known = name.lower() in _ACTIVATIONS
         require(known, "activations has {!r}; each is one of {}", name, ", ".join(_ACTIVATIONS))
     each = len(DEFAULT_ACTIVATIONS.get(node.op_type, DEFAULT_ACTIVATIONS["LSTM"]))

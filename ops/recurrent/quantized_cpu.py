@@ -17,8 +17,8 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
+from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import Tiles, round_up, tiles
 
@@ -75,7 +75,7 @@ def read_quantized_cells(node: Node, low: Lowering) -> Cells:
         peepholes=holes,
         activations=activations(node, "LSTM", directions),
         batch_first=False,
-        backwards=text(node.attrs.get("direction", "forward")) == "reverse",
+        backwards=decoded(node.attrs.get("direction", "forward")) == "reverse",
         linear=False,
         coupled=bool(node.attrs.get("input_forget", 0)),
         clip=float(node.attrs.get("clip") or 0.0),

@@ -24,14 +24,14 @@ from subgraph.operators.operator import declare
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import (
     Tensor,
-    choice,
+    decoded,
     require,
     require_broadcast_together,
+    require_choice,
     require_dtype,
     require_rank,
-    whole_number,
+    require_whole_number,
 )
-from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.ml.scores import prepared
 
 from .patterns import regex_full_match
@@ -62,7 +62,7 @@ def pool_of(node: Node) -> Pool:
     """
     given = attributes(node)
     words = [int(word) for word in given["pool_int64s"] or ()]
-    pool: Sequence[Any] = words or [text(word) for word in given["pool_strings"] or ()]
+    pool: Sequence[Any] = words or [decoded(word) for word in given["pool_strings"] or ()]
     starts = [*(int(n) for n in given["ngram_counts"]), len(pool)]
     if any(a > b for a, b in itertools.pairwise([0, *starts])):
         raise ShapeError(f"ngram_counts {starts[:-1]} do not fit a pool of {len(pool)} words")
@@ -95,7 +95,7 @@ def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return how often each n-gram of the pool occurs in a row of words, or its weight."""
     given, x = attributes(node), inputs[0]
     pool = prepared(node, pool_of)
-    skip, mode = int(given["max_skip_count"]), text(given["mode"])
+    skip, mode = int(given["max_skip_count"]), decoded(given["mode"])
     if skip < 0:
         raise ShapeError(f"max_skip_count is {skip}; it must not be negative")
     if mode not in ("TF", "IDF", "TFIDF"):
@@ -155,7 +155,7 @@ def string_concat(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 def string_split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the parts of each string, padded by "", and the number of parts."""
     given, x = attributes(node), _texts(inputs[0])
-    delimiter = text(given["delimiter"] or "") or None
+    delimiter = decoded(given["delimiter"] or "") or None
     most = -1 if given["maxsplit"] is None else int(given["maxsplit"])
     parts = [item.split(delimiter, most) for item in x.reshape(-1)]
     counts = np.array([len(part) for part in parts], np.int64)
@@ -173,7 +173,7 @@ def string_normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     The attribute ``locale`` is not used: Python's case mapping does not depend on it.
     """
     given, x = attributes(node), _texts(inputs[0])
-    change = text(given["case_change_action"])
+    change = decoded(given["case_change_action"])
     if change not in ("LOWER", "UPPER", "NONE"):
         raise ShapeError(f"case_change_action {change!r}; it is LOWER, UPPER or NONE")
     if x.ndim not in (1, 2):
@@ -182,7 +182,7 @@ def string_normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     def changed(word: str) -> str:
         return {"LOWER": word.lower, "UPPER": word.upper}.get(change, lambda: word)()
 
-    stopwords = {text(word) for word in given["stopwords"] or ()}
+    stopwords = {decoded(word) for word in given["stopwords"] or ()}
     exact = bool(given["is_case_sensitive"])
     stopwords = stopwords if exact else set(map(changed, stopwords))
     found: list[str] = []
@@ -230,7 +230,7 @@ def string_operands(node: Node, x: Tensor) -> None:
 def normalizer_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the input is one row of strings (ONNX, 10)."""
     require_dtype("X", x, "string")
-    choice(node, "case_change_action", "NONE", "LOWER", "UPPER", "NONE")
+    require_choice(node, "case_change_action", "NONE", "LOWER", "UPPER", "NONE")
     require_rank("X", x, 1, 2)
     require(x.rank == 1 or x.shape[0] == 1, "X has shape {}; it is one row", list(x.shape))
 
@@ -238,8 +238,8 @@ def normalizer_operands(node: Node, x: Tensor) -> None:
 def tfidf_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the attributes fit each other, and X has rank 2 or less (ONNX, 9)."""
     prepared(node, pool_of)
-    choice(node, "mode", "", "TF", "IDF", "TFIDF")
-    whole_number(node, "max_skip_count", least=0)
+    require_choice(node, "mode", "", "TF", "IDF", "TFIDF")
+    require_whole_number(node, "max_skip_count", least=0)
     require_rank("X", x, 0, 1, 2)
 
 

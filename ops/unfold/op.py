@@ -20,15 +20,15 @@ from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     Tensor,
-    choice,
     is_known,
     known_numbers,
-    numbers,
     require,
+    require_choice,
     require_dtype,
+    require_numbers,
     require_rank,
     require_shape,
-    whole_number,
+    require_whole_number,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.pool.windows import MAX_EXTENT, require_filters, require_image, windows_of
@@ -60,7 +60,7 @@ def deform_conv_operands(
     for name, operand in (("W", w), ("offset", offset), ("B", bias), ("mask", mask)):
         require_dtype(name, operand, x.dtype)
     require_filters(node, x, w, bias)
-    offsets = whole_number(node, "offset_group", 1, least=1)
+    offsets = require_whole_number(node, "offset_group", 1, least=1)
     channels, count = x.shape[1], x.rank - 2
     require(
         channels % offsets == 0,
@@ -141,7 +141,7 @@ def max_unpool_operands(
     require_shape("I", indices, x.shape, "one for each element of the input")
     count = x.rank - 2
     require(bool(node.attrs.get("kernel_shape")), "kernel_shape is missing")
-    kernel = numbers(node, "kernel_shape", count, 1, 1, MAX_EXTENT)
+    kernel = require_numbers(node, "kernel_shape", count, 1, 1, MAX_EXTENT)
     windows = windows_of(node, count)
     image: list[int] = [
         (size - 1) * windows.strides[k] - sum(windows.pads[k]) + kernel[k]
@@ -178,8 +178,8 @@ def blocks_of_pixels_operands(node: Node, x: Tensor) -> None:
     For DepthToSpace and SpaceToDepth.
     """
     require_rank("input", x, 4)
-    size = whole_number(node, "blocksize", least=1, most=MAX_EXTENT)
-    choice(node, "mode", "DCR", "DCR", "CRD")
+    size = require_whole_number(node, "blocksize", least=1, most=MAX_EXTENT)
+    require_choice(node, "mode", "DCR", "DCR", "CRD")
     deep = node.op_type == "DepthToSpace"
     parts, split = (size * size, x.shape[1:2]) if deep else (size, x.shape[2:])
     for dim in split:

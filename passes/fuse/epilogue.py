@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from subgraph.graph.graph import Node, Value
+from subgraph.operators.requirements import decoded
 from subgraph.passes._patterns import (
     FLOATS,
     MATCHERS,
@@ -156,7 +157,7 @@ def _take_activation(context: Context, chain: _Chain) -> None:
         numbers = found
     elif name in _NUMBERS:
         numbers = tuple(float(user.attrs.get(key, default)) for key, default in _NUMBERS[name])
-        if name == "Gelu" and _text(user.attrs.get("approximate", "none")) == "tanh":
+        if name == "Gelu" and decoded(user.attrs.get("approximate", "none")) == "tanh":
             name = "GeluTanh"
         if name == "Swish" and numbers == (1.0,):
             name, numbers = "Silu", ()
@@ -190,7 +191,3 @@ def _take_spelled_out(context: Context, chain: _Chain) -> bool:
                 return True
         near = [user for node in near for user in node.successors()][:16]
     return False
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

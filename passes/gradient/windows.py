@@ -18,6 +18,7 @@ from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, TensorType
 from subgraph.operators.reference import attributes
+from subgraph.operators.requirements import decoded
 
 from .rules import RULES as SIMPLE
 from .rules import OptionalValue, Rule, op
@@ -83,8 +84,7 @@ def _window(node: Node, kernel: Sequence[int], x: Value, y: Value) -> _Window:
         (o - 1) * s + (k - 1) * d + 1
         for o, s, k, d in zip(made, strides, kernel, dilations, strict=True)
     ]
-    auto = options.get("auto_pad") or "NOTSET"
-    auto = auto.decode() if isinstance(auto, bytes) else str(auto)
+    auto = decoded(options.get("auto_pad") or "NOTSET")
     if auto == "NOTSET":
         starts = list((options.get("pads") or [0] * 2 * rank)[:rank])
     elif auto == "VALID":

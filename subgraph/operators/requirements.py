@@ -351,7 +351,7 @@ def require_axes(rank: int, axes: Sequence[int]) -> list[int]:
     return found
 
 
-def whole_number(
+def require_whole_number(
     node: Node, name: str, default: int = 0, *, least: int | None = None, most: int | None = None
 ) -> int:
     """Return an attribute that is one whole number.
@@ -376,7 +376,12 @@ def whole_number(
     return number
 
 
-def choice(node: Node, name: str, default: str, *allowed: str) -> str:
+def decoded(value: object, errors: str = "strict") -> str:
+    """Return a string attribute, which is str or UTF-8 bytes, as str; errors as in bytes.decode."""
+    return value.decode(errors=errors) if isinstance(value, bytes) else str(value)
+
+
+def require_choice(node: Node, name: str, default: str, *allowed: str) -> str:
     """Return a string attribute that must be one of several words.
 
     Args:
@@ -388,14 +393,13 @@ def choice(node: Node, name: str, default: str, *allowed: str) -> str:
     Raises:
         ShapeError: the attribute is another word.
     """
-    given = node.attrs.get(name, default)
-    word = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
+    word = decoded(node.attrs.get(name, default), "replace")
     if word not in allowed:
         raise ShapeError(f"{name} is {word[:64]!r}; it must be one of {', '.join(allowed)}")
     return word
 
 
-def choices(node: Node, name: str, allowed: Collection[str]) -> None:
+def require_choices(node: Node, name: str, allowed: Collection[str]) -> None:
     """Raise ShapeError unless each item of a list of strings is one of several words.
 
     Args:
@@ -403,8 +407,8 @@ def choices(node: Node, name: str, allowed: Collection[str]) -> None:
         name: Name of the attribute; it may be omitted.
         allowed: The allowed words.
     """
-    for given in node.attrs.get(name) or ():
-        word = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
+    for item in node.attrs.get(name) or ():
+        word = decoded(item, "replace")
         if word not in allowed:
             raise ShapeError(
                 f"{name} has {word[:64]!r}; it must be one of {', '.join(sorted(allowed))}"
@@ -420,7 +424,7 @@ def known_numbers(operand: Tensor | None) -> list[int] | None:
     return whole if len(whole) == len(found) else None
 
 
-def numbers(
+def require_numbers(
     node: Node,
     name: str,
     count: int,
@@ -452,7 +456,7 @@ def checked_numbers(
     least: int | None = None,
     most: int | None = None,
 ) -> list[int]:
-    """Return the numbers of an attribute's value, checked like those of `numbers`.
+    """Return the numbers of an attribute's value, checked like those of `require_numbers`.
 
     Args:
         name: Name for messages.

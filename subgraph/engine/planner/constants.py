@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Operand, Weight
+from subgraph.engine.planner.lowering import Operand, Storage, Weight
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import Parameter
@@ -238,3 +238,18 @@ class Weights:
 def contiguous_array(array: Array) -> Array:
     """Return an array in C order: the recipe of a weight that kernels read in plain layout."""
     return np.ascontiguousarray(array)
+
+
+def derived_operand(name: str, dtype: str, shape: Sequence[int], weight: Weight) -> Operand:
+    """Return an operand whose content is ``weight``, in the plain layout.
+
+    Args:
+        name: Its name, for messages.
+        dtype: Its dtype.
+        shape: Its shape.
+        weight: Computes an array of that dtype and shape.
+    """
+    made = Operand(name, dtype, tuple(shape), derived=weight)
+    plain = Weight("plain", contiguous_array, (weight,))
+    made.storage = Storage("weight", made.nbytes, weight=plain)
+    return made

@@ -18,13 +18,14 @@ from subgraph.engine.planner.block_width import float_block
 from subgraph.engine.planner.branches import plan_if
 from subgraph.engine.planner.concrete_types import (
     MAX_SHAPE_ELEMENTS,
+    concrete,
     infer_concrete,
     is_shape_like,
     propagate_concrete,
 )
 from subgraph.engine.planner.constants import (
-    contiguous_array,
     derive,
+    derived_operand,
     evaluate_weight,
     parameters_of,
 )
@@ -38,7 +39,6 @@ from subgraph.engine.planner.lowering import (
     Storage,
     Unsupported,
     ValueNeeded,
-    Weight,
 )
 from subgraph.engine.planner.memory import Life, assign_offsets, join_in_place, lives_of
 from subgraph.engine.planner.plan_types import (
@@ -348,15 +348,10 @@ class Planner:
             return False
         for k, (value, type_) in enumerate(zip(node.outputs, types, strict=True)):
             assert isinstance(type_, TensorType)
-            operand = Operand.of(value.name, type_)
+            weight = derive(node, inputs, k, type_)
+            operand = derived_operand(value.name, type_.dtype, concrete(type_), weight)
             self._check_size(node, operand.nbytes)
             self.derived_bytes += operand.nbytes
-            operand.derived = derive(node, inputs, k, type_)
-            operand.storage = Storage(
-                "weight",
-                operand.nbytes,
-                weight=Weight("plain", contiguous_array, (operand.derived,)),
-            )
             self.operands[value] = operand
         return True
 
