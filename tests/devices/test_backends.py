@@ -17,7 +17,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.backends import base
 from subgraph.graph.types import Array
-from tests.support.backends import PACKAGES, installed, is_missing
+from tests.support.backends import PACKAGES, installed, is_missing, unusable
 
 INSTALLED = installed(*PACKAGES)
 NEVER_FOR_ALL = {"refusals"}  # ONNX Runtime refuses nothing that the kit tries
@@ -235,7 +235,7 @@ def test_backends_are_listed_and_start_only_when_named() -> None:
     states = {state.name: state for state in sg.backends()}
     assert set(states) == set(PACKAGES)
     for name, state in states.items():
-        assert bool(state.problem) == is_missing(name), state
+        assert bool(state.problem) == bool(unusable(name)), state
         assert is_missing(name) == ("pip install" in state.problem)
 
 

@@ -106,6 +106,13 @@ class OpenvinoProperty(BackendProperty):
     device = "OPENVINO"
 
 
+@register_property("tensorrt")
+class TensorrtProperty(BackendProperty):
+    """Regions that TensorRT runs."""
+
+    device = "TENSORRT"
+
+
 @register_property("torch")
 class TorchProperty(BackendProperty):
     """Regions that PyTorch runs."""

@@ -1,0 +1,161 @@
+"""TENSORRT without a card: the networks that TensorRT parses and builds, refits, exported engines.
+
+TensorRT-RTX builds engines on a machine without a card. What runs on one is tested with the other
+backends, in test_backends.py and test_backend_operators.py, where there is one.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.devices.backends import tensorrt
+from subgraph.devices.backends.base import library_model_of
+from subgraph.devices.backends.cuda import Card
+from subgraph.devices.backends.tensorrt_engine import EngineModel, network_and_weights
+from subgraph.graph.types import Array
+from tests.devices.test_backend_operators import USES
+from tests.support.backends import installed, no_package
+
+needs_package = pytest.mark.skipif(bool(no_package("TENSORRT")), reason=no_package("TENSORRT"))
+needs_rtx = pytest.mark.skipif(
+    bool(no_package("TENSORRT")) or tensorrt.TensorrtDevice.module != "tensorrt_rtx",
+    reason="tensorrt-rtx, which builds engines without a card, is not the installed TensorRT",
+)
+
+
+class Cardless(tensorrt.TensorrtDevice):
+    """TENSORRT on a machine without a card: it parses and builds, and runs nothing."""
+
+    def find_card(self) -> Card | None:
+        return None
+
+
+@pytest.fixture
+def core() -> sg.Core:
+    made = sg.Core()
+    made.register_device("CARDLESS", Cardless)
+    return made
+
+
+def dense(rows: int | str = 3) -> tuple[sg.Graph, sg.Parameter]:
+    x = sg.input("x", type=sg.TensorType("float32", (rows, 6)))
+    w = sg.parameter("w", np.ones((6, 4), np.float32))
+    assert w.parameter is not None
+    return sg.Graph([x], [ops.Softmax(ops.Relu(ops.MatMul(x, w)))], "dense"), w.parameter
+
+
+def engines_of(model: sg.CompiledModel) -> EngineModel:
+    op = model.graph.nodes[0].op
+    assert isinstance(op, tensorrt.TensorrtOp)
+    found = op.compiled()
+    assert isinstance(found, EngineModel)
+    return found
+
+
+def reasons(core: sg.Core, *outputs: sg.Value, inputs: list[sg.Value]) -> str:
+    found = core.query_model(sg.Graph(inputs, outputs, "refused"), "CARDLESS")
+    return "; ".join(found.reasons.values())
+
+
+@needs_rtx
+def test_operators_are_built(core: sg.Core) -> None:
+    """All that a query takes, the library builds; what it refuses has the library's reason."""
+    refused: list[str] = []
+    for case in USES:
+        first = case.inputs[0]
+        assert first is not None
+        x = sg.input("x", first.shape, first.dtype.name)
+        rest = [
+            None if a is None else sg.parameter(f"w{k}", a) for k, a in enumerate(case.inputs[1:])
+        ]
+        made = sg.Node(case.op, [x, *rest], version=case.version, attrs=case.attrs)
+        graph = sg.Graph([x], made.outputs, "use")
+        found = core.query_model(graph, "CARDLESS")
+        refused += found.reasons.values()
+        if found:
+            [(low, high, plan)] = engines_of(core.compile_model(graph, "CARDLESS")).plans()
+            assert low == high == (first.shape,)
+            assert len(plan) > 1000
+    assert len(refused) == 1
+    assert "does not support dilations" in refused[0]
+
+
+@needs_rtx
+@pytest.mark.parametrize("weights", ["inside", "inputs"])
+@pytest.mark.parametrize("precision", ["f32", "tf32"])
+def test_an_engine_for_a_range_of_shapes(core: sg.Core, weights: str, precision: str) -> None:
+    graph, _ = dense("N")
+    config = {"WEIGHTS": weights, "PRECISION": precision}
+    compiled = core.compile_model(graph, "CARDLESS", config)
+    found = engines_of(compiled)
+    assert found.plans() == []  # no run has had a size yet
+    options = core.device("CARDLESS").options_for(config)
+    op = compiled.graph.nodes[0].op
+    assert isinstance(op, tensorrt.TensorrtOp)
+    model = library_model_of(op.subgraph, op.inputs)
+    rest = ((6, 4),) if weights == "inputs" else ()
+    low, best, high = (((n, 6), *rest) for n in (1, 2, 9))
+    assert len(found.builder.plan(model, options, (low, best, high))) > 1000
+    with pytest.raises(RuntimeError, match=r"[Pp]rofile"):
+        found.builder.plan(model, options, (high, best, low))
+
+
+@needs_package
+def test_refusals(core: sg.Core) -> None:
+    x = sg.input("x", type=sg.TensorType("float32", (3, 3)))
+    assert "UNSUPPORTED_NODE" in reasons(core, ops.Det(x), inputs=[x])
+    assert "sizes of the outputs" in reasons(core, ops.NonZero(x), inputs=[x])
+    shape = sg.input("shape", type=sg.TensorType("int64", (2,)))
+    taken = reasons(core, ops.Reshape(x, shape), inputs=[x, shape])
+    assert "decide shapes, and are not constant" in taken
+    wide = sg.input("wide", type=sg.TensorType("float64", (3, 3)))
+    assert "not used for float64" in reasons(core, ops.Relu(wide), inputs=[wide])
+
+
+@needs_rtx
+def test_exported_models_have_the_engine(core: sg.Core) -> None:
+    model = core.compile_model(dense()[0], "CARDLESS")
+    file = io.BytesIO()
+    model.export_model(file)
+    [stored] = engines_of(model).stored
+    assert engines_of(core.import_model(file.getvalue(), "CARDLESS")).stored == [stored]
+
+
+def clipped(largest: float, weight: Array) -> bytes:
+    x = sg.input("x", type=sg.TensorType("float32", (3, 6)))
+    w, high = sg.parameter("w", weight), sg.parameter("high", np.float32(largest))
+    graph = sg.Graph([x], [ops.Clip(ops.MatMul(x, w), None, high)], "clipped")
+    return library_model_of(graph, [0])
+
+
+def test_values_that_a_refit_replaces() -> None:
+    """Operands that the parser reads, as the bounds of Clip, make another network."""
+    weight = np.ones((6, 4), np.float32)
+    network, digests = network_and_weights(clipped(1, weight))
+    assert len(digests) == 1
+    same, changed = network_and_weights(clipped(1, 2 * weight))
+    assert same == network
+    assert digests.keys() == changed.keys()
+    assert digests != changed
+    assert network_and_weights(clipped(2, weight))[0] != network
+
+
+@pytest.mark.parametrize("device", installed("TENSORRT"))
+@pytest.mark.parametrize("shapes", ["range", "exact"])
+def test_refit_on_a_card(device: str, shapes: str) -> None:
+    graph, parameter = dense("N")
+    config: dict[str, Any] = {"WEIGHTS": "refit", "SHAPES": shapes, "RUNTIME_FALLBACK": False}
+    model = sg.compile_model(graph, device, config)
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        parameter.assign(rng.standard_normal((6, 4)).astype(np.float32))
+        for count in (2, 5, 3):
+            x = rng.standard_normal((count, 6)).astype(np.float32)
+            wanted = sg.compile_model(graph, "REFERENCE")(x=x)[0]
+            np.testing.assert_allclose(model(x=x)[0], wanted, atol=1e-5)
