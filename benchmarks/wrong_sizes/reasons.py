@@ -37,7 +37,7 @@ class Reason:
         return not self.operators or case.node.op_type in self.operators.split()
 
 
-_EXTREME = r"\] = (nan|-?inf|-?1e\+38)|= (nan|-?inf|1e\+38) for|nan\] for"
+_EXTREME = r"\] = (nan|-?inf|-?1e\+38)|= (nan|-?inf|1e\+38) for|[\[ ](nan|-?inf)[,\]].* for"
 _HUGE = r"\] = -?[0-9]{10,}"
 _SUMS = (
     "ReduceL1 ReduceL2 ReduceMean ReduceProd ReduceSum ReduceSumSquare ReduceLogSum ReduceLogSumExp"
@@ -188,7 +188,7 @@ REASONS: Final = (
         "Incompatible dimensions",
         "a number besides 0 transposes",
         "TransposeMatMul FusedMatMul",
-        "trans[AB] = ",
+        "trans(Batch)?[AB] = ",
     ),
     Reason("strict", "a mask or bias of shape", "a mask knows all keys", "Attention QAttention"),
     Reason("strict", "attn_mask has shape", "a mask broadcasts to the scores", "Attention"),
@@ -203,6 +203,29 @@ REASONS: Final = (
         "values", "", "rounding over an epsilon of 0", "InstanceNormalization", "n = (0.0|1e-40)"
     ),
     Reason("strict", "spatial_scale is", _NON_FINITE, "RoiAlign"),
+    Reason("strict", "output_(height|width) is 0", "there is at least one bin", "RoiAlign"),
+    Reason("strict", "pads is .*at least 0", "the standard says 0 and above", "ConvTranspose"),
+    Reason("strict", "output_shape is .*at least 0", "no size is negative", "ConvTranspose"),
+    Reason("strict", "equation '' is not", "an equation names its operands' axes", "Einsum"),
+    Reason("strict", "no elements to pool", "of no numbers there is no largest", "GlobalMaxPool"),
+    Reason("strict", "b_scale has shape", "one scale for each column", "MatMulIntegerToFloat"),
+    Reason("strict", "do not broadcast", "what is added has the result's sizes", "FusedConv"),
+    Reason(
+        *("strict", "do not broadcast", "a position for each token", "EmbedLayerNormalization"),
+        damage="i8 with a last dimension",
+    ),
+    Reason(
+        *("other", "off by inf where values reach 6.55e", "a masked score is -inf, as in the body"),
+        *("Attention", "qk_matmul_output_mode = "),
+    ),
+    Reason("other", "", "one place lies at -1, as onnx.reference's", "AffineGrid", r"size\[.*= 1$"),
+    Reason("lax", "Incompatible dimensions", "no heads attend to none", "Attention", "Q empty"),
+    Reason("lax", "at least 1, got 0", "rows without elements need no norm", damage="empty"),
+    Reason("lax", "negative final split", "parts beyond the elements are empty", "Split"),
+    Reason("lax", "Single dimension value", "of no strings one empty string is left"),
+    Reason("lax", "dynamic_quantize_matmul", "batches of matrices", "MatMulIntegerToFloat"),
+    Reason("lax", "Integer overflow", "channels that do not exist add nothing", "LRN", "size = "),
+    Reason("other", "", "a variance of 0 over an epsilon of 0", "BatchNormalization", "n = 0.0"),
     Reason("strict", "in pairs", "elements are rotated in pairs", "RotaryEmbedding"),
     Reason("strict", "has no end", "steps of 0 reach no limit", "Range"),
     Reason("strict", "has no elements", "of no numbers there is no largest", "ArgMax ArgMin"),
@@ -244,7 +267,7 @@ REASONS: Final = (
         "no row is there; it reads what lies behind",
         "GatherBlockQuantized",
     ),
-    Reason("strict", "elements; N, K", "the attributes say the sizes", "MatMulNBits"),
+    Reason("strict", "elements; by N, K", "the attributes say the sizes", "MatMulNBits"),
     Reason("strict", "of blocks, but|elements; .* has one", "one scale for all", "QLinearSoftmax"),
     Reason(
         "other",
@@ -272,13 +295,16 @@ REASONS: Final = (
     Reason("other", "", _OVERFLOW, "Pow", r"= [0-9]{2}"),
     Reason("other", "", "no pad is negative", "AveragePool LpPool MaxPool", "strides = .*[0-9]{6}"),
     Reason("other", r"\(\d+, 1\)|for .*\(\d+,\)", _ONE_NUMBER, "Range"),
-    Reason("other", "", "the largest end of a backward slice is its begin", "Slice", "= -"),
+    Reason(
+        *("other", "", "the largest end of a backward slice is its begin", "Slice"),
+        damage="= (-|2147483647)",
+    ),
     Reason("values", "", "a window of nothing but pads has no mean", "AveragePool", "pads = "),
     Reason("other", "", _OVERFLOW, "Pow ReduceLogSumExp ReduceProd QGemm", _HUGE),
     Reason("other", "", "exp of integers is computed in double precision", "ReduceLogSumExp"),
     Reason("other", "", _OVERFLOW, "ReduceProd", r"\[all\] = "),
-    Reason("other", "float32\\(", "what a body declares of its inputs need not hold", "Scan"),
-    Reason("other", "", "an empty list of axes names none", "Squeeze", "empty"),
+    Reason("other", "float32\\(", "what a body declares of its inputs need not hold", "Loop Scan"),
+    Reason("other", "", "an empty list of axes names none", "Squeeze", "empty|axes one shorter"),
     Reason(
         "other",
         "",
@@ -295,6 +321,7 @@ REASONS: Final = (
     ),
     Reason("lax", "dimension size is known", _SHOWN_SIZES),
     Reason("lax", r"'sizes' \(0\) must be same as rank", _SHOWN_SIZES, "Resize"),
+    Reason("lax", "does not match the number of axes", _SHOWN_SIZES, "Resize"),
     Reason("lax", "must have the shape set for all outputs", _SHOWN_SIZES, "LinearAttention"),
     Reason("lax", r"GetEffectiveAxes|k tensor should be a 1D|squeeze\.h", _ONE_NUMBER),
     Reason("lax", "K input must be a one-dimensional", _ONE_NUMBER, "TopK"),
@@ -335,13 +362,17 @@ REASONS: Final = (
     ),
     Reason("lax", "min_ <= max_", "of bounds in reverse order the upper one holds", "Clip"),
     Reason("lax", "Pad reflect", "what is reflected repeats, as in NumPy"),
+    Reason("lax", "zero effective input extent", "an empty axis without pads needs no edge", "Pad"),
     Reason("lax", "zero points shape and scales", "two zero points of 4 bits share a byte"),
     Reason("lax", "is expected to have", "it takes fewer ranks; sums and scales broadcast here"),
     Reason(
         "strict", "conditions for", "a condition behind the last slice selects nothing", "Compress"
     ),
     Reason("lax", "attention_helper", "a mask may know fewer keys than there are", "Attention"),
-    Reason("lax", "must be less than max", "output_shape says the sizes", "ConvTranspose"),
+    Reason(
+        *("lax", "must be less than max|output_shape is inconsistent"),
+        *("output_shape says the sizes", "ConvTranspose"),
+    ),
     Reason(
         "lax",
         "number of inferred and declared|Can't merge shape info|OutputMLValue",
@@ -351,7 +382,10 @@ REASONS: Final = (
     Reason("lax", "Invalid dim0_offset", "a list without items takes no iteration", "Scan"),
     Reason("lax", "", "the dtype of an empty sequence decides nothing", "SequenceEmpty"),
     Reason("lax", "hidden_size", "the weights say it too", "LSTM GRU RNN"),
-    Reason("lax", "GetAttr", "an attribute that is left out has its default", "RegexFullMatch"),
+    Reason(
+        *("lax", "GetAttr|No attribute with", "an attribute that is left out has its default"),
+        *("RegexFullMatch LabelEncoder FusedGemm", "without"),
+    ),
     Reason("lax", "feature size", "features are the last axis", "Scaler Imputer"),
     Reason("lax", "Failed to allocate", "it has less memory"),
     Reason("lax", "one-dim tensor", "the value is one number of any rank", "ConstantOfShape"),

@@ -213,7 +213,9 @@ def qgemm(call: Call) -> Results:
     bias = None
     if c is not None:
         scale = call.Mul(a_scale, b_scale)
-        if call.rank(c) == 1 and (call.shape(c) != (1,) or call.shape(b_scale) in ((), (1,))):
+        one_scale, sizes = call.shape(b_scale) in ((), (1,)), call.shape(c)
+        # A size that is not known may be 1; DequantizeLinear does not broadcast to the scales.
+        if len(sizes) == 1 and (one_scale or (isinstance(sizes[0], int) and sizes[0] != 1)):
             bias = call.DequantizeLinear(c, scale, axis=0)
         else:
             bias = call.Mul(call.cast(c, "float32"), scale)

@@ -40,7 +40,10 @@ def _unpacked(call: Call, packed_weights: Any, bits: int) -> Any:
     shifted = call.Div(call.Unsqueeze(packed_weights, axes(call, -1)), shifts)
     numbers = call.BitwiseAnd(shifted, call.constant((1 << bits) - 1, "uint8"))
     unchanged = [0] * (call.rank(packed_weights) - 1)
-    return call.Reshape(numbers, axes(call, *unchanged, -1))
+    last = call.shape(packed_weights)[-1]
+    # Reshape cannot compute a size (-1) if another dimension is empty.
+    size = last * (8 // bits) if isinstance(last, int) else -1
+    return call.Reshape(numbers, axes(call, *unchanged, size))
 
 
 def _first_columns(call: Call, x: Any, count: int) -> Any:

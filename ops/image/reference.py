@@ -71,19 +71,27 @@ def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence
     return [standard(node, given)[0][none]]
 
 
-def _exact(scales: Array, sizes: Sequence[int]) -> Array:
-    """Return scales in float64 for which floor(size * scale) is what float32 gives.
+def exact_scale(scale: float, size: int) -> float:
+    """Return a scale for which floor(size * scale) in float64 is the size that float32 gives.
+
+    The size of the result is computed in float32, in which 0.7 times 10 is 7 and not below.
 
     Args:
-        scales: The scales, float32.
-        sizes: Sizes of the axes that they scale.
+        scale: The stated scale, a float32 number above 0.
+        size: Size of the axis that it scales.
     """
+    after = math.floor(float(np.float32(size) * np.float32(scale)))
+    if math.floor(size * scale) == after:
+        return scale
+    return math.nextafter(after / max(size, 1), math.inf)
+
+
+def _exact(scales: Array, sizes: Sequence[int]) -> Array:
+    """Return the scales of axes, each as `exact_scale` returns it."""
     if len(scales) != len(sizes):
         return scales
-    before = np.array(sizes, np.float64)
-    after = np.floor(before.astype(np.float32) * scales.astype(np.float32)).astype(np.float64)
-    missed = np.floor(before * scales) != after
-    return np.where(missed, np.nextafter(after / np.maximum(before, 1), np.inf), scales)
+    pairs = zip(scales.tolist(), sizes, strict=True)
+    return np.array([exact_scale(scale, size) for scale, size in pairs])
 
 
 def grid_sample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

@@ -28,6 +28,7 @@ from subgraph.ops.movement.tables_cpu import emit_take, emit_take_last_axes, tab
 from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import BlendAcrossArguments, BlendArguments, BlendNearbyArguments
+from .reference import exact_scale
 
 _TILE = 8192  # elements of a work unit; an estimate
 _GATHER_COST = 4  # cost of a gathered element relative to one of a contiguous load; an estimate
@@ -113,7 +114,12 @@ def _scales(low: Lowering, old: bool, axes: Sequence[int]) -> list[float]:
     node, x, y = low.node, low.input(0), low.output()
     scales = _content(low, 1 if old else 2)
     if scales is not None:
-        return [float(s) for s in scales.reshape(-1)]
+        stated = [float(s) for s in scales.reshape(-1)]
+        if old:
+            return stated
+        # Plans by integer scales may serve several sizes, and need no correction.
+        pairs = zip(stated, axes, strict=True)
+        return [s if s.is_integer() else exact_scale(s, int(x.shape[a])) for s, a in pairs]
     if "scales" in node.attrs:
         return [float(s) for s in node.attrs["scales"]]
     if "height_scale" in node.attrs:

@@ -189,6 +189,14 @@ GIVEN: list[tuple[str, list[Array], dict[str, Any], int, Any]] = [
         13,
         np.array([2**63 - 1, 2**63 - 1, 5, 5]),
     ),
+    (
+        # In float64, 10 times 0.7 (a float32 number) is below 7, and no position is exactly 1.5.
+        "Resize",
+        [np.arange(10, dtype=np.float32), floats(0), np.array([0.7], np.float32)],
+        {"mode": "nearest", "coordinate_transformation_mode": "align_corners"},
+        13,
+        np.array([0, 1, 3, 4, 6, 7, 9], np.float32),
+    ),
     ("OneHot", [ints(1, -1, 3), ints(4), floats(2)], {}, 9, 2 * EYE[[1, 3, 3]] - 1),
     ("OneHot", [ints(1, -1, 3), ints(4), floats(2)], {}, 11, 2 * EYE[[1, 3, 3]] - 1),
     (

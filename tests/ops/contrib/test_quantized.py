@@ -165,6 +165,16 @@ def test_gemm(
     check("QGemm", inputs, constants=range(1, 9), rtol=1e-4, atol=1e-3, **form)
 
 
+@pytest.mark.parametrize("count", [1, 9])
+def test_gemm_adds_a_bias_of_unknown_size(count: int) -> None:
+    a, a_scale, a_zero = quantized((4, 17), np.uint8, 30)
+    b = rng(31).integers(-64, 64, (17, 9)).astype(np.int8)
+    b_scale, b_zero = rng(32).uniform(0.01, 0.05, 9).astype(np.float32), np.zeros(9, np.int8)
+    c = rng(33).integers(-5000, 5000, count).astype(np.int32)
+    inputs = [a, a_scale, a_zero, b, b_scale, b_zero, c, *scale_of(np.uint8, 34, 0.2)]
+    check("QGemm", inputs, constants=[1, 2, 3, 4, 5, 7, 8], symbolic=True)
+
+
 def test_gemm_without_zero_points_runs_by_integers() -> None:
     a, a_scale, a_zero = quantized((5, 64), np.uint8, 35)
     b = rng(36).integers(-64, 64, (64, 32)).astype(np.int8)

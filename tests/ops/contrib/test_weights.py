@@ -87,7 +87,7 @@ def test_weights_are_unpacked_once() -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zero", [False, True])
-@pytest.mark.parametrize("indices", [(3,), (2, 3)])
+@pytest.mark.parametrize("indices", [(3,), (2, 3), (0,)])
 def test_rows_of_a_table(bits: int, zero: bool, indices: tuple[int, ...]) -> None:
     packed, scales, zeros = packed_weights(20, 64, bits, 16)
     rows = np.random.default_rng(3).integers(0, 20, indices)
