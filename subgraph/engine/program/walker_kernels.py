@@ -187,6 +187,28 @@ def _help(pool: int, worker: int) -> None:
         atomic_add(pool + abi.POOL_REMAINING, -done)
 
 
+@_helper
+def _sleep(pool: int, seen: int, worker: int) -> int:
+    """Sleep on the futex until a step is published; the helper's own part of waking it.
+
+    Args:
+        pool: Address of the pool's state.
+        seen: Sequence number of the last step that the helper has seen.
+        worker: Index of the helper.
+
+    Returns:
+        The word at POOL_ASLEEP: 2 if the walker has moved the helper to other cores, else 1.
+    """
+    asleep = pool + abi.POOL_TICKETS + worker * abi.LINE + abi.POOL_ASLEEP
+    atomic_store(asleep, 1)
+    atomic_add(pool + abi.POOL_SLEEPERS, 1)
+    futex_wait(pool + abi.POOL_SEQUENCE, seen & 0xFFFFFFFF)
+    atomic_add(pool + abi.POOL_SLEEPERS, -1)
+    found: int = atomic_load(asleep)
+    atomic_store(asleep, 0)
+    return found
+
+
 def worker(*, sleep: bool) -> Function:
     """Return the kernel of a helper: it runs slices of published steps until the pool stops.
 
@@ -198,23 +220,11 @@ def worker(*, sleep: bool) -> Function:
             runs on the pool, and the helper sleeps in Python.
     """
 
-    def wait(pool: int, seen: int, worker: int) -> int:
-        asleep = pool + abi.POOL_TICKETS + worker * abi.LINE + abi.POOL_ASLEEP
-        atomic_store(asleep, 1)
-        atomic_add(pool + abi.POOL_SLEEPERS, 1)
-        futex_wait(pool + abi.POOL_SEQUENCE, seen & 0xFFFFFFFF)
-        atomic_add(pool + abi.POOL_SLEEPERS, -1)
-        found: int = atomic_load(asleep)
-        atomic_store(asleep, 0)
-        return found
-
-    doze = _helper(wait)
-
     def kernel(pool: int, seen: int, _end: int, worker: int) -> None:
         limit = ld_i64(pool + abi.POOL_SPINS)
         idle = 0
         rounds = 0
-        placed = False
+        moved = False
         while True:
             current = atomic_load(pool + abi.POOL_SEQUENCE)
             if current != seen:
@@ -224,14 +234,14 @@ def worker(*, sleep: bool) -> Function:
                 if atomic_load(pool + abi.POOL_STOP) != 0:
                     return
                 _help(pool, worker)
-                if sleep and placed:
+                if sleep and moved:
                     set_cores(0, pool + abi.POOL_CORES)
-                    placed = False
+                    moved = False
             elif idle < limit:
                 idle += 1
                 pause()
             elif sleep:
-                placed |= doze(pool, seen, worker) == 2
+                moved |= _sleep(pool, seen, worker) == 2
                 idle = 0
             elif rounds < _PATIENCE:
                 # The program for which Python woke the helper may start a little later.
@@ -265,39 +275,39 @@ def wake() -> Function:
     return kernel
 
 
-def walk(*, sleep: bool) -> Function:
-    """Return the walker, the kernel that runs a program: its first argument is a run block.
+@_helper
+def _move_sleepers(pool: int) -> None:
+    """Restrict all sleeping helpers to other cores than the one this thread runs on."""
+    cores, others = pool + abi.POOL_CORES, pool + abi.POOL_OTHER_CORES
+    own = own_core()
+    if own < 0 or own >= 8 * abi.LINE or get_cores(0, cores) != 0:
+        return
+    some = 0
+    for k in range(abi.LINE // abi.WORD):
+        word = ld_i64(cores + k * abi.WORD)
+        if k == own >> 6:
+            word &= ~(1 << (own & 63))
+        st_i64(others + k * abi.WORD, word)
+        some |= word
+    if some == 0:
+        return
+    for worker in range(1, ld_i64(pool + abi.POOL_SIZE)):
+        line = pool + abi.POOL_TICKETS + worker * abi.LINE
+        if atomic_cas(line + abi.POOL_ASLEEP, 1, 2) == 1:
+            set_cores(ld_i64(line + abi.POOL_THREAD), others)
 
-    The inner functions take addresses: ``pool`` of the pool's state, ``row`` of a program's row.
+
+def _publisher(*, sleep: bool) -> Function:
+    """Return ``f(pool, row, units, threads, grain)``, which publishes a step to a pool's helpers.
+
+    The step is divided into one region per thread. ``pool`` is the address of the pool's state,
+    ``row`` that of the step's row, ``grain`` the least units that a thread takes.
 
     Args:
-        sleep: Whether idle helpers sleep on a futex, so that the walker must wake them.
+        sleep: Whether helpers sleep on a futex, so that they must be woken.
     """
 
-    def place(pool: int) -> None:
-        """Restrict all sleeping helpers to other cores than the one this thread runs on."""
-        cores, others = pool + abi.POOL_CORES, pool + abi.POOL_OTHER_CORES
-        own = own_core()
-        if own < 0 or own >= 8 * abi.LINE or get_cores(0, cores) != 0:
-            return
-        some = 0
-        for k in range(abi.LINE // abi.WORD):
-            word = ld_i64(cores + k * abi.WORD)
-            if k == own >> 6:
-                word &= ~(1 << (own & 63))
-            st_i64(others + k * abi.WORD, word)
-            some |= word
-        if some == 0:
-            return
-        for worker in range(1, ld_i64(pool + abi.POOL_SIZE)):
-            line = pool + abi.POOL_TICKETS + worker * abi.LINE
-            if atomic_cas(line + abi.POOL_ASLEEP, 1, 2) == 1:
-                set_cores(ld_i64(line + abi.POOL_THREAD), others)
-
-    place_elsewhere = _helper(place)
-
     def publish(pool: int, row: int, units: int, threads: int, grain: int) -> None:
-        """Publish a step, divided into a region per thread, and wake the helpers."""
         size = (units >> abi.TICKET_BITS) + 1
         total = (units + size - 1) // size
         st_i64(pool + abi.POOL_KERNEL, ld_i64(row + abi.ROW_KERNEL))
@@ -312,25 +322,34 @@ def walk(*, sleep: bool) -> Function:
             atomic_store(pool + abi.POOL_TICKETS + region * abi.LINE, word)
         atomic_add(pool + abi.POOL_SEQUENCE, 1)
         if sleep and atomic_load(pool + abi.POOL_SLEEPERS) > 0:
-            place_elsewhere(pool)
+            _move_sleepers(pool)
             futex_wake(pool + abi.POOL_SEQUENCE, abi.MAX_THREADS)
 
-    share_step = _helper(publish)
+    return _helper(publish)
 
-    def finish(pool: int) -> None:
-        """Wait until all slices of the published step are finished, and unpublish it."""
-        limit = ld_i64(pool + abi.POOL_SPINS)
-        spins = 0
-        while atomic_load(pool + abi.POOL_REMAINING) > 0:
-            if spins < limit:
-                spins += 1
-                pause()
-            else:
-                # The thread with the last slices may be waiting for this core.
-                yield_core()
-        atomic_store(pool + abi.POOL_BUSY, 0)
 
-    await_rest = _helper(finish)
+@_helper
+def _await_slices(pool: int) -> None:
+    """Wait until all slices of the published step are finished, and unpublish it."""
+    limit = ld_i64(pool + abi.POOL_SPINS)
+    spins = 0
+    while atomic_load(pool + abi.POOL_REMAINING) > 0:
+        if spins < limit:
+            spins += 1
+            pause()
+        else:
+            # The thread with the last slices may be waiting for this core.
+            yield_core()
+    atomic_store(pool + abi.POOL_BUSY, 0)
+
+
+def walk(*, sleep: bool) -> Function:
+    """Return the walker, the kernel that runs a program: its first argument is a run block.
+
+    Args:
+        sleep: Whether idle helpers sleep on a futex, so that the walker must wake them.
+    """
+    publish = _publisher(sleep=sleep)
 
     def kernel(run: int, _begin: int, _end: int, _worker: int) -> None:
         row = ld_i64(run + abi.RUN_ROWS)
@@ -362,9 +381,9 @@ def walk(*, sleep: bool) -> Function:
                 ):
                     parts = 1
             if parts > 1:
-                share_step(pool, row, units, parts, grain)
+                publish(pool, row, units, parts, grain)
                 _help(pool, 0)
-                await_rest(pool)
+                _await_slices(pool)
             else:
                 call_kernel(ld_i64(row + abi.ROW_KERNEL), ld_i64(row + abi.ROW_ARGS), 0, units, 0)
             if times != 0:
