@@ -34,8 +34,8 @@ import numpy as np
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.devices.placement.profiles import Profile, write_profile
 from subgraph.devices.plugins.cpu import CpuDevice
-from subgraph.devices.profiles import Profile, write_profile
 from subgraph.tools.cli_inputs import input_arrays
 
 

@@ -514,9 +514,9 @@ def _add_measuring_commands(command: AddCommand) -> None:
     text = "steps to show (default 25)"
     sub.add_argument("--top", type=at_least(1), default=25, metavar="N", help=text)
     sub.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto")
-    text = "time each node alone on each of these devices, in order of priority, and transfers"
+    text = "time each region alone on each of these devices, in order of priority, and whole runs"
     sub.add_argument("--devices", default="", metavar="A,B", help=text)
-    text = "write the times of nodes and transfers, for HETERO's placement by cost (PROFILE)"
+    text = "write the times, for the option PROFILE of HETERO and AUTO (PLACEMENT=COST)"
     sub.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
 
     sub = command("accuracy", accuracy)

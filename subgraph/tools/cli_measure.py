@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 import subgraph as sg
+from subgraph.devices.virtual import split_config
 from subgraph.tools.cli_inputs import compiled_model, input_arrays, parse_assignments, ports
-from subgraph.tools.cli_output import Output, Row, op_name
+from subgraph.tools.cli_output import Output, Row
 
 
 def bench(args: argparse.Namespace) -> None:
@@ -32,12 +33,13 @@ def bench(args: argparse.Namespace) -> None:
 def profile(args: argparse.Namespace) -> None:
     """Show time, FLOP/s and bandwidth of each kernel of a run, next to the machine's peak.
 
-    With --devices or --output: the time of each node, and of transfers, on each device.
+    With --devices or --output: the time of each region on each device, of transfers and of whole
+    runs; and where PLACEMENT=COST runs each region, and why.
     """
     from subgraph.tools.profiling import Limits, core_limit, profile_model, write_trace
 
     if args.devices or args.output is not None:
-        _profile_nodes(args)
+        _profile_regions(args)
         return
     out = Output(args)
     with out.progress("loading and compiling"):
@@ -81,38 +83,41 @@ def warmup(args: argparse.Namespace) -> None:
     out.finish(facts)
 
 
-def _profile_nodes(args: argparse.Namespace) -> None:
-    """Time every node alone on each device, and transfers, for HETERO's placement by cost."""
-    from subgraph.devices.placement import place_by_cost, placement_cost
-    from subgraph.devices.profiles import measure, write_profile
+def _profile_regions(args: argparse.Namespace) -> None:
+    """Time regions and whole runs on each device, and transfers, for placement by cost."""
+    from subgraph.devices.placement.chooser import HeteroPlacement, MeasuredPlacement
+    from subgraph.devices.placement.profiles import write_profile
 
     out = Output(args)
     core = sg.default_core()
     graph = sg.load(args.model)
     arrays = input_arrays(ports(graph), args.input, parse_assignments(args.dim), args.seed)
     devices = [core.device(name) for name in (args.devices or args.device).split(",")]
-    names = [device.name for device in devices]
+    config = parse_assignments(args.config)
+    configs = split_config(config, {}, devices, "subgraph profile")
+    options = MeasuredPlacement("COST", "")
+    placement = HeteroPlacement(devices, configs, core.device, options)
     with out.progress("measuring"):
-        measured = measure(graph, devices, arrays, repeats=args.repeat)
-    times, link = measured.times, measured.link
+        measured = placement.measured(graph, arrays, repeats=args.repeat)
     facts: Row = {
-        "transfer us": round(link.latency * 1e6, 2),
-        "transfer GB/s": round(link.bandwidth * 1e-9, 2),
+        "transfer us": round(measured.link.latency * 1e6, 2),
+        "transfer GB/s": round(measured.link.bandwidth * 1e-9, 2),
     }
     if args.output is not None:
         write_profile(args.output, measured)
         facts["file"] = str(args.output)
-    known = [node.name for node in graph.nodes if any(node.name in times[d] for d in names)]
-    if len(known) == len(graph.nodes):
-        first = {n: next(d for d in names if n in times[d]) for n in known}
-        best = place_by_cost(graph, names, times, link)
-        facts["ms by priority"] = placement_cost(graph, first, times, link) * 1e3
-        facts["ms by cost"] = placement_cost(graph, best, times, link) * 1e3
+    facts |= {f"ms of a run, {name}": round(s * 1e3, 3) for name, s in measured.runs.items()}
+    facts["alone"] = placement.table["alone"] or "no: several devices together are faster"
     rows: list[Row] = [
-        {"node": node.name, "operator": op_name(node)}
-        | {f"{d} us": round(times[d][node.name] * 1e6, 2) for d in names if node.name in times[d]}
-        for node in graph.nodes
+        {"region": row["region"], "nodes": row["nodes"], "device": row["device"]}
+        | {f"{d.name} us": _us(row["seconds"].get(d.name)) for d in devices}
+        | {"transfers us": _us(row["transfer_seconds"]), "why": row["reason"]}
+        for row in placement.table["regions"]
     ]
-    out.table("time of each node alone", rows)
+    out.table("time of each region alone, and where it runs", rows)
     out.facts(facts)
     out.finish({"rows": rows, **facts})
+
+
+def _us(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e6, 2)

@@ -18,9 +18,9 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.devices import profiles
-from subgraph.devices.placement import Link, place_by_cost, placement_cost, transfers
-from subgraph.devices.profiles import measure, measure_link, read_profile, write_profile
+from subgraph.devices.placement import profiles
+from subgraph.devices.placement.cost import Link, place_by_cost, placement_cost, transfers
+from subgraph.devices.placement.profiles import measure, measure_link, read_profile, write_profile
 from subgraph.devices.query import origins
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system.registry import Registry
@@ -530,8 +530,9 @@ def test_transfers_are_counted_once_for_each_device_that_reads() -> None:
 def test_measured_times_are_kept_on_disk(tmp_path: Path, core: sg.Core) -> None:
     devices = [core.device("MYDEV"), core.device("REFERENCE")]
     profile = measure(net(), devices, {"x": X})
-    assert set(profile.times["MYDEV"]) == {"mm", "add", "relu"}
-    assert set(profile.times["REFERENCE"]) == {"mm", "add", "relu", "sig"}
+    assert profile.regions == {"mm to relu": ["mm", "add", "relu"], "sig": ["sig"]}
+    assert set(profile.times["MYDEV"]) == {"mm to relu"}
+    assert set(profile.times["REFERENCE"]) == {"mm to relu", "sig"}
     path = tmp_path / "times.json"
     write_profile(path, profile)
     assert read_profile(path) == profile
@@ -539,6 +540,7 @@ def test_measured_times_are_kept_on_disk(tmp_path: Path, core: sg.Core) -> None:
     for bad in (
         "{}",
         text.replace("latency", "late"),
+        text.replace('"regions": {', '"regions": {"r": 1, '),
         text.replace('"bandwidth": ', '"bandwidth": -'),
     ):
         path.write_text(bad)

@@ -18,8 +18,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.devices.placement import Link
-from subgraph.devices.profiles import Profile, write_profile
+from subgraph.devices.placement.cost import Link
+from subgraph.devices.placement.profiles import Profile, write_profile
 from subgraph.graph.types import Array
 from tests.support.simulated_device import Simulated, X, check, expected, seven, two_devices
 
@@ -119,7 +119,6 @@ def test_options_reach_the_devices(devices: Any) -> None:
         ({"KNOBB": 1}, "did you mean 'KNOB'"),
         ({"A": {"KNOB": -1}}, "A: option 'KNOB'"),
         ({"C": {"KNOB": 1}}, "no option 'C'"),
-        ({"PLACEMENT": "COST"}, "needs PROFILE"),
     ):
         with pytest.raises(sg.ConfigError, match=message):
             core.compile_model(seven(), "HETERO:A,B", config)

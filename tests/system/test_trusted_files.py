@@ -21,7 +21,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import subgraph as sg
-from subgraph.devices.profiles import read_profile
+from subgraph.devices.placement.profiles import read_profile
 from subgraph.engine.toolchain import toolchain
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl import runtime

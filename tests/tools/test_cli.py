@@ -405,7 +405,10 @@ def test_measured_times_place_nodes(capsys: pytest.CaptureFixture[str], tmp_path
     path = tmp_path / "times.json"
     answer = run_json(capsys, "profile", DIGITS, "--devices", "CPU,REFERENCE", "-o", path)
     assert {"CPU us", "REFERENCE us"} <= set(answer["rows"][0])
-    assert answer["ms by cost"] <= answer["ms by priority"]
+    runs = {name: answer[f"ms of a run, {name}"] for name in ("CPU", "REFERENCE")}
+    assert answer["alone"] == min(runs, key=runs.__getitem__)
+    assert {row["device"] for row in answer["rows"]} == {answer["alone"]}
+    assert all(row["why"] for row in answer["rows"])
     assert answer["transfer us"] >= 0
     assert answer["transfer GB/s"] > 0
     config = ["--config", "PLACEMENT=COST", "--config", f"PROFILE={path}"]

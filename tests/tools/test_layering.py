@@ -73,6 +73,7 @@ ORDER = [
     "passes.precision",
     "passes.gradient",
     "passes.fuse",
+    "devices.placement",
     "devices.plugins",
     "devices.backends",
     "face",

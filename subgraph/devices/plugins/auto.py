@@ -2,34 +2,38 @@
 
 Candidates are the devices of "AUTO:A,B", or all that are available: graphics processors and
 accelerators, then CPU, then others, REFERENCE last. With ``MEASURE`` each candidate runs the model
-and the fastest is chosen.
+and the fastest is chosen. With ``PLACEMENT=COST`` each candidate also runs regions of the model,
+and HETERO runs the model if several devices together are faster than each alone.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import IO, Any
 
 import attrs
-import numpy as np
 
 from subgraph.devices.calls import query_on
 from subgraph.devices.device import Config, Device
+from subgraph.devices.placement.chooser import (
+    PROFILE_ABOUT,
+    HeteroPlacement,
+    MeasuredPlacement,
+    with_affinities,
+)
+from subgraph.devices.placement.profiles import sample_inputs, seconds_of_runs
 from subgraph.devices.virtual import VirtualDevice, device_names, split_config
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
-from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.operators.subgraph_op import ProfileEntry, Session
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.runner import Runner
 from subgraph.runtime.settings import DeviceOptions, option, options_among
-from subgraph.runtime.signature import Port
 from subgraph.system.exiting import uninterrupted
 from subgraph.weights.parallel import start_threads
 
@@ -43,6 +47,13 @@ class AutoOptions(DeviceOptions):
 
     DEVICE_PRIORITIES: str = option("", "candidates in order; empty: all devices, best first")
     MEASURE: bool = option(False, "run the model on each candidate and keep the fastest")
+    PLACEMENT: str = option(
+        "PRIORITY",
+        "the whole model on one device; or each region where a request takes least time, by "
+        "measured times (COST)",
+        values=("PRIORITY", "COST"),
+    )
+    PROFILE: str = option("", PROFILE_ABOUT, saved=False)
     START_ON_CPU: bool = option(True, "run on CPU while another device compiles")
 
 
@@ -84,8 +95,10 @@ class AutoDevice(VirtualDevice):
         return options, devices, split_config(config, own, devices, self.name)
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
-        """Return the nodes that the first candidate supports."""
-        _, devices, configs = self._split(config)
+        """Return the nodes that the first candidate supports; by cost the device of each node."""
+        options, devices, configs = self._split(config)
+        if options.PLACEMENT == "COST":
+            return self._by_cost(devices, configs, options).place(graph)
         return query_on(devices[0], graph, configs[devices[0].name] or None)
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
@@ -95,6 +108,8 @@ class AutoDevice(VirtualDevice):
             DeviceError: no candidate can run the model; the message has the reason of each.
         """
         options, devices, configs = self._split(config)
+        if options.PLACEMENT == "COST":
+            return self._placed(graph, devices, configs, options)
         if options.MEASURE and len(devices) > 1:
             return self._fastest(graph, devices, configs)
         first, starter = devices[0], next((d for d in devices if d.name == _START_DEVICE), None)
@@ -125,25 +140,51 @@ class AutoDevice(VirtualDevice):
     ) -> CompiledModel:
         return self.known_core.compile_model(graph, device.name, configs[device.name] or None)
 
+    def _by_cost(
+        self,
+        devices: Sequence[Device],
+        configs: Mapping[str, dict[str, Any]],
+        options: AutoOptions,
+    ) -> HeteroPlacement:
+        measured = MeasuredPlacement("COST", options.PROFILE)
+        return HeteroPlacement(devices, configs, self.peer, measured)
+
+    def _placed(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: dict[str, dict[str, Any]],
+        options: AutoOptions,
+    ) -> CompiledModel:
+        """Compile for the placement by measured times, by HETERO if it has several devices."""
+        placement = self._by_cost(devices, configs, options)
+        homes = placement.place(graph)
+        alone = next((d for d in devices if d.name == placement.table["alone"]), None)
+        if alone is not None:
+            model = self._compile_one(graph, alone, configs)
+        else:
+            names = ",".join(device.name for device in devices)
+            marked = with_affinities(graph, homes)
+            model = self.known_core.compile_model(marked, f"HETERO:{names}", configs)
+        model.metrics["PLACEMENT_TABLE"] = placement.table
+        return model
+
     def _fastest(
         self, graph: Graph, devices: Sequence[Device], configs: dict[str, dict[str, Any]]
     ) -> CompiledModel:
-        best: tuple[float, CompiledModel] | None = None
+        models: dict[str, CompiledModel] = {}
         failures: list[str] = []
         for device in devices:
             try:
-                model = self._compile_one(graph, device, configs)
-                seconds = seconds_per_run(model)
+                models[device.name] = self._compile_one(graph, device, configs)
             except ConfigError:
                 raise
             except SubgraphError as error:
                 failures.append(f"{device.name}: {error}")
-                continue
-            if best is None or seconds < best[0]:
-                best = (seconds, model)
-        if best is None:
+        if not models:
             raise DeviceError(f"no device can run {graph.name!r}: {'; '.join(failures)}")
-        return best[1]
+        seconds = seconds_of_runs(models, sample_inputs(graph))
+        return models[min(seconds, key=seconds.__getitem__)]
 
     def request_range(self) -> tuple[int, int, int]:
         """Return the range up to the largest number of any candidate."""
@@ -164,37 +205,6 @@ def _rank(device: Device) -> tuple[int, str]:
         if device.metrics().get("DEVICE_TYPE") in ("gpu", "accelerator"):
             return 0, device.name
     return (2 if device.name.startswith("OPENCL") else 3), device.name
-
-
-def seconds_per_run(model: CompiledModel, repeats: int = 3) -> float:
-    """Return the least time of a few runs on random inputs; unknown dimensions are 1.
-
-    Args:
-        model: The model.
-        repeats: Number of runs after a first one.
-
-    Raises:
-        DeviceError: an input is not a tensor.
-    """
-    generator = np.random.default_rng(0)
-    inputs = {p.name: _sample(p, generator) for p in model.inputs if p.default is None}
-    model(inputs)
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        model(inputs)
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def _sample(port: Port, generator: np.random.Generator) -> Any:
-    if not isinstance(port.type, TensorType):
-        raise DeviceError(f"input {port.name!r} is {port.type or 'unknown'}: AUTO cannot measure")
-    shape = [d if isinstance(d, int) else 1 for d in port.type.shape or ()]
-    dtype = numpy_dtype(port.type.dtype)
-    if dtype.kind in "fc":
-        return generator.standard_normal(shape).astype(dtype)
-    return np.zeros(shape, dtype)
 
 
 class AutoModel(CompiledModel):

@@ -23,8 +23,13 @@ from subgraph.devices.calls import known_properties, require_support
 from subgraph.devices.device import Config, Device
 from subgraph.devices.export import region_nodes
 from subgraph.devices.fallback import DeviceFallback, add_fallback, compile_region
-from subgraph.devices.hetero_placement import HeteroPlacement, MeasuredPlacement
-from subgraph.devices.placement import transfers, value_bytes
+from subgraph.devices.placement.chooser import (
+    PROFILE_ABOUT,
+    HeteroPlacement,
+    MeasuredPlacement,
+)
+from subgraph.devices.placement.cost import transfers, value_bytes
+from subgraph.devices.placement.table import PlacementTable
 from subgraph.devices.query import QueryResult
 from subgraph.devices.region_dump import dump_regions
 from subgraph.devices.virtual import VirtualDevice, device_names, split_config
@@ -61,9 +66,7 @@ class HeteroOptions(DeviceOptions):
         "requests a second, in one stage for each device (STAGES)",
         values=("PRIORITY", "COST", "STAGES"),
     )
-    PROFILE: str = option(
-        "", "file with measured times, for PLACEMENT=COST and STAGES", saved=False
-    )
+    PROFILE: str = option("", PROFILE_ABOUT, saved=False)
     TRANSFER_LATENCY: float = option(
         0.0, "seconds that one transfer takes; 0: as measured in PROFILE", minimum=0
     )
@@ -126,8 +129,8 @@ class HeteroDevice(VirtualDevice):
         options, devices, configs = self._configured(config)
         whole = without_default_regions(graph)
         work = graph.clone() if whole is graph else whole
-        refused = self._assign(work, devices, configs, options)
-        return self._cut_and_compile(graph, work, devices, configs, options, refused)
+        placed = self._assign(work, devices, configs, options)
+        return self._cut_and_compile(graph, work, devices, configs, options, placed)
 
     def compile_with_fallback(
         self,
@@ -162,7 +165,9 @@ class HeteroDevice(VirtualDevice):
             for node in each.nodes:
                 node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}
         self._assign(work, devices, configs, options, known)
-        return self._cut_and_compile(graph, work, devices, configs, options, {})
+        return self._cut_and_compile(
+            graph, work, devices, configs, options, {"REFUSED_AFFINITIES": {}}
+        )
 
     def _cut_and_compile(
         self,
@@ -171,7 +176,7 @@ class HeteroDevice(VirtualDevice):
         devices: Sequence[Device],
         configs: Mapping[str, Config],
         options: HeteroOptions,
-        refused: dict[str, str],
+        placed: Mapping[str, Any],
     ) -> CompiledModel:
         """Return the model of a graph.
 
@@ -181,14 +186,14 @@ class HeteroDevice(VirtualDevice):
             devices: The devices, in order of priority.
             configs: Options by the device's name.
             options: Options of HETERO.
-            refused: Reasons by name of the nodes whose original affinity was not possible.
+            placed: Metrics of the placement.
         """
         names = dict.fromkeys((*(d.name for d in devices), *affinities_in(work)))
         all_devices = [self.peer(name) for name in names]
         own = [d.name for d in all_devices if not d.without_regions]
         cut = cut_by_affinity(work, own)
         self._compile_regions(cut, all_devices, configs, options)
-        return self._finished(cut, options, configs, source=graph, refused=refused)
+        return self._finished(cut, options, configs, placed, source=graph)
 
     def _assign(
         self,
@@ -197,13 +202,14 @@ class HeteroDevice(VirtualDevice):
         configs: Mapping[str, Config],
         options: HeteroOptions,
         known: Mapping[str, str] | None = None,
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         """Write the device of every node, including those in bodies, into its metadata.
 
         Constants that a device supports only as weights of other nodes become weights.
 
         Returns:
-            Reasons by name of the nodes whose original affinity was not possible.
+            Metrics: the reasons by name of the nodes whose original affinity was not possible, and
+            the table of a placement by measured times.
 
         Raises:
             UnsupportedOpError: no device supports some node.
@@ -213,7 +219,7 @@ class HeteroDevice(VirtualDevice):
         refused: dict[str, str] = {}
         while work:
             current = work.pop()
-            placed = placement.place(current, known)
+            placed = placement.place(current, known, body=current is not graph)
             known = None
             refused.update(placed.refused)
             if placed.weights:
@@ -232,7 +238,8 @@ class HeteroDevice(VirtualDevice):
         if len(names) > len(graph.parameters):
             for level in reversed(graph.levels()):
                 level.refresh_parameters()
-        return refused
+        table = {"PLACEMENT_TABLE": placement.table} if placement.table else {}
+        return {"REFUSED_AFFINITIES": refused, **table}
 
     def _compile_regions(
         self,
@@ -263,9 +270,9 @@ class HeteroDevice(VirtualDevice):
         cut: Graph,
         options: HeteroOptions,
         configs: Mapping[str, Config],
+        placed: Mapping[str, Any],
         source: Graph | None = None,
         stored: StoredWeights | None = None,
-        refused: Mapping[str, str] | None = None,
     ) -> CompiledModel:
         if options.DUMP_DIR:
             dump_regions(cut, options.DUMP_DIR)
@@ -280,7 +287,7 @@ class HeteroDevice(VirtualDevice):
                 "TRANSFERS": len(moved),
                 "TRANSFER_BYTES": sum(value_bytes(value) for value, _, _ in moved),
                 "NUMBER_OF_SUBGRAPHS": sum(1 for _ in region_nodes(cut)),
-                "REFUSED_AFFINITIES": dict(refused or {}),
+                **placed,
             },
             pipeline=_stages(cut, homes) if options.PIPELINE else (),
             source=source,
@@ -312,9 +319,11 @@ class HeteroDevice(VirtualDevice):
                     others = []
                 node.op = _imported_op(node.subgraph, device, others, configs, options)
         self._compile_regions(graph, list(all_devices.values()), configs, options)
-        metrics = header["metrics"]
-        refused: Mapping[str, str] = metrics.get("REFUSED_AFFINITIES", {})
-        return self._finished(graph, options, configs, stored=stored, refused=refused)
+        found: Mapping[str, Any] = header["metrics"]
+        placed: dict[str, Any] = {"REFUSED_AFFINITIES": found.get("REFUSED_AFFINITIES", {})}
+        if "PLACEMENT_TABLE" in found:
+            placed["PLACEMENT_TABLE"] = PlacementTable(found["PLACEMENT_TABLE"])
+        return self._finished(graph, options, configs, placed, stored=stored)
 
     def request_range(self) -> tuple[int, int, int]:
         """Return up to one request on each device."""

@@ -2,7 +2,7 @@
 
 The nodes, in topological order, are divided into consecutive stages, one for each device. Different
 requests are in different stages at the same time, so the slowest stage limits the number of
-requests per second. `subgraph.devices.placement` minimises the time of a single request instead.
+requests per second. `subgraph.devices.placement.cost` minimises the time of a request instead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 
-from subgraph.devices.placement import Link, value_bytes
+from subgraph.devices.placement.cost import Link, value_bytes
 from subgraph.graph.graph import Graph, Node
 
 Times = Mapping[str, Mapping[str, float]]

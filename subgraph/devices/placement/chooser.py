@@ -1,24 +1,45 @@
-"""Placement for HETERO: the device of each node, by priority, affinity or measured times."""
+"""The device of each node, for HETERO and AUTO: by priority, affinity or measured times."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from typing import Any
 
 import attrs
 
 from subgraph.devices.affinity_cut import REFERENCE
 from subgraph.devices.calls import query_on
 from subgraph.devices.device import Config, Device
-from subgraph.devices.placement import Link, place_by_cost
-from subgraph.devices.profiles import read_profile
+from subgraph.devices.placement.cost import Link, place_by_cost
+from subgraph.devices.placement.profiles import (
+    MIXED,
+    Profile,
+    measure,
+    read_profile,
+    sample_inputs,
+    seconds_of_runs,
+    write_profile,
+)
+from subgraph.devices.placement.regions import with_regions
+from subgraph.devices.placement.stages import place_in_stages
+from subgraph.devices.placement.table import PlacementTable
 from subgraph.devices.query import QueryResult
-from subgraph.devices.stage_placement import place_in_stages
-from subgraph.errors import ConfigError, DeviceError
+from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import AFFINITY
 from subgraph.partition.light_regions import move_light_regions, place_following
+from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.system.registry import nearest
+from subgraph.transform.pass_manager import apply_pass
+
+_log = logging.getLogger("subgraph")
+PROFILE_ABOUT = (  # of the option of HETERO and AUTO
+    "file with measured times, for PLACEMENT=COST and STAGES; it is written if it does not exist"
+)
 
 
 @attrs.frozen
@@ -27,7 +48,8 @@ class MeasuredPlacement:
 
     Attributes:
         kind: "COST" for the least time of a request, "STAGES" for the most requests per second.
-        profile: Path of a file with measured times.
+        profile: Path of a file with measured times. If there is none, the times are measured and
+            written; "": they are measured for each placement.
         latency: Seconds of a transfer; 0: as measured.
         bandwidth: Bytes per second of transfers; 0: as measured.
     """
@@ -37,9 +59,17 @@ class MeasuredPlacement:
     latency: float = 0.0
     bandwidth: float = 0.0
 
+    def link(self, measured: Link) -> Link:
+        """Return the cost of transfers: as measured, unless an option says otherwise."""
+        return Link(self.latency or measured.latency, self.bandwidth or measured.bandwidth)
+
 
 class HeteroPlacement:
-    """Chooses the device of each node of a graph."""
+    """Chooses the device of each node of a graph.
+
+    Attributes:
+        table: Where each measured region of the last graph runs, and why.
+    """
 
     def __init__(
         self,
@@ -60,22 +90,29 @@ class HeteroPlacement:
         self._configs = configs
         self._find = find
         self._measured = measured
+        self.table = PlacementTable()
 
-    def place(self, graph: Graph, known: Mapping[str, str] | None = None) -> QueryResult:
-        """Return the device of each node of a graph; bodies are not placed.
+    def place(
+        self, graph: Graph, known: Mapping[str, str] | None = None, *, body: bool = False
+    ) -> QueryResult:
+        """Return the device of each node of a graph; the bodies of its nodes are not placed.
 
         Args:
             graph: The graph.
             known: Query result of the first device; None: it is queried.
+            body: Whether the graph is a body itself; its nodes are placed by priority.
 
         Raises:
-            ConfigError: an affinity names an unknown device, or there are no measured times.
+            ConfigError: an affinity names an unknown device.
+            DeviceError: times have to be measured, and no inputs can be made.
         """
         placed, reasons, weights = self._by_priority(graph, known)
-        if self._measured is not None:
-            placed.update(self._by_times(graph, self._measured, placed))
+        measured = None if body else self._measured
+        if measured is not None:
+            profile = self._profile(graph, measured.profile)
+            placed.update(self._by_times(graph, measured, profile, placed))
         refused = self._apply_affinities(graph, placed)
-        if self._measured is None:
+        if measured is None:
             move_light_regions(graph, placed, lambda name: self._query(self._find(name), graph))
         # The default executor calls the own ops of regions, even if REFERENCE is not in the list.
         placed.update((node.name, REFERENCE) for node in graph.nodes if node.subgraph is not None)
@@ -136,31 +173,76 @@ class HeteroPlacement:
         return {node.name for node in nested if any(map(is_divided, node.bodies))}
 
     def _by_times(
-        self, graph: Graph, options: MeasuredPlacement, placed: Mapping[str, str]
+        self,
+        graph: Graph,
+        options: MeasuredPlacement,
+        profile: Profile,
+        placed: Mapping[str, str],
     ) -> dict[str, str]:
         """Return the devices of the nodes in ``placed`` that have measured times."""
-        if not options.profile:
-            raise ConfigError(
-                f"PLACEMENT={options.kind} needs PROFILE: a file of measured times, as "
-                "`subgraph profile --devices A,B -o FILE` writes it"
-            )
-        profile = read_profile(options.profile)
         names = [device.name for device in self._devices]
+        cut = with_regions(apply_pass(graph, "InferTypes"), profile.regions)
+        members = {node.name: profile.regions.get(node.name, [node.name]) for node in cut.nodes}
         usable: dict[str, dict[str, float]] = {name: {} for name in names}
         for device in self._devices:
             times = profile.times.get(device.name, {})
             supported = self._query(device, graph)
-            usable[device.name] = {n: times[n] for n in supported if n in times}
-        fixed = {n: d for n, d in placed.items() if not any(n in row for row in usable.values())}
-        link = Link(
-            options.latency or profile.link.latency,
-            options.bandwidth or profile.link.bandwidth,
-        )
+            for region, inside in members.items():
+                if region in times and all(name in supported for name in inside):
+                    usable[device.name][region] = times[region]
+        link = options.link(profile.link)
+        alone = ""
         if options.kind == "STAGES":
-            found = place_in_stages(graph, names, usable, link)
+            found = place_in_stages(cut, names, usable, link)
         else:
-            found = place_by_cost(graph, names, usable, link, fixed)
-        return {name: device for name, device in found.items() if name in placed}
+            timed = {region for row in usable.values() for region in row}
+            homes = {name: placed.get(inside[0], "") for name, inside in members.items()}
+            fixed = {name: home for name, home in homes.items() if name not in timed}
+            found = place_by_cost(cut, names, usable, link, fixed)
+            if link == profile.link:
+                alone = profile.fastest_alone()
+                found.update(dict.fromkeys(usable.get(alone, ()), alone))
+        self.table = PlacementTable.of(cut, found, usable, link, profile.runs, alone)
+        devices = {name: home for region, home in found.items() for name in members[region]}
+        return {name: home for name, home in devices.items() if name in placed}
+
+    def _profile(self, graph: Graph, path: str) -> Profile:
+        """Return the measured times of a file, or measure and write them if there is none."""
+        if path and os.path.exists(path):
+            return read_profile(path)
+        _log.info("measuring %r on %s", graph.name, ", ".join(d.name for d in self._devices))
+        found = self.measured(graph, sample_inputs(graph))
+        if path:
+            write_profile(path, found)
+        return found
+
+    def measured(self, graph: Graph, inputs: Mapping[str, Any], *, repeats: int = 10) -> Profile:
+        """Measure the regions of a graph, then whole runs on each device and on all together.
+
+        Args:
+            graph: The graph.
+            inputs: Its inputs by name.
+            repeats: Runs of each region.
+        """
+        profile = measure(graph, self._devices, inputs, repeats=repeats, configs=self._configs)
+        core = next((device.core for device in self._devices if device.core is not None), None)
+        if core is None or len(self._devices) < 2:
+            return profile
+        models: dict[str, CompiledModel] = {}
+        for device in self._devices:
+            with suppress(DeviceError, UnsupportedOpError):
+                config = self._configs.get(device.name) or None
+                models[device.name] = core.compile_model(graph, device.name, config)
+        placed, _, _ = self._by_priority(graph, None)
+        placed.update(self._by_times(graph, MeasuredPlacement("COST", ""), profile, placed))
+        if len(set(placed.values())) > 1:
+            names = ",".join(device.name for device in self._devices)
+            config = {name: dict(each) for name, each in self._configs.items() if each}
+            marked = with_affinities(graph, placed)
+            models[MIXED] = core.compile_model(marked, f"HETERO:{names}", config)
+        profile = attrs.evolve(profile, runs=seconds_of_runs(models, inputs))
+        self._by_times(graph, MeasuredPlacement("COST", ""), profile, placed)  # the final table
+        return profile
 
     def _apply_affinities(self, graph: Graph, placed: dict[str, str]) -> dict[str, str]:
         """Place nodes on the devices that their metadata names, if these support them.
@@ -195,3 +277,12 @@ class HeteroPlacement:
             raise ConfigError(
                 f"node {node.name!r} has affinity {wanted!r}; {nearest(wanted, names)}: {error}"
             ) from error
+
+
+def with_affinities(graph: Graph, homes: Mapping[str, str]) -> Graph:
+    """Return a copy of a graph whose nodes have these affinities, by name, besides their own."""
+    copy = graph.clone()
+    for node in copy.nodes:
+        if node.name in homes:
+            node.metadata = {AFFINITY: homes[node.name], **(node.metadata or {})}
+    return copy

@@ -1,0 +1,1 @@
+"""The device of each node: by priority, by affinity, or by measured times of regions."""
