@@ -31,6 +31,7 @@ from subgraph.engine.executable.argument_layout import (
 )
 from subgraph.engine.executable.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.executable.size_code import SizeCode
+from subgraph.engine.executable.symbolic_plan import InputAxis
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Unsupported
 from subgraph.engine.planner.memory import Life, assign_offsets
 from subgraph.engine.planner.plan import Planner
@@ -46,10 +47,8 @@ from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache
 
 ValueOf = Callable[[Value], Array]  # the content of a value in an earlier run
-InputAxis = tuple[int, int]  # a dimension: the position of an input, and the axis
-StatePairs = Sequence[
-    tuple[int, int]
-]  # an output, and the input that reads it in the next iteration
+# Positions of an output, and of the input that reads it in the next iteration.
+StatePairs = Sequence[tuple[int, int]]
 # Positions of the inputs whose content decides a shape, by operator.
 _DECIDING: dict[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
@@ -240,7 +239,7 @@ def make_data_dependent_plan(
     while True:
         planner = _DataDependentPlanner(graph, types, options, value_of, growing_axes)
         plan = planner.plan()
-        more = [place for place in _growing_axes_of(plan, pairs) if place not in growing_axes]
+        more = [axis for axis in _growing_axes_of(plan, pairs) if axis not in growing_axes]
         if not more:
             break
         growing_axes += more

@@ -113,11 +113,7 @@ class ExecutablePlan:
         self._arena_patch = layout.arena
         kernels = [*(step[0] for step in layout.steps), *(k for k, _ in layout.kernels)]
         addresses = toolchain.addresses([*kernels, *runtime_kernels(pool)])
-        if guard_pages.MODE:
-            begins = [begin for _, begin, *_ in layout.steps]
-            self._words = guard_pages.argument_blocks(layout.words, begins)
-        else:
-            self._words = _aligned_words(layout.words)
+        self._words = _copied_words(layout)
         self._slot: ReportSlot | None = None
         if layout.reports:
             slot: Array = np.zeros(SLOT_WORDS, np.int64)
@@ -127,12 +123,7 @@ class ExecutablePlan:
             patch.put(self._words, addresses[kernel])
         self._entry_patches: list[tuple[WeightEntry, Patch]] = []
         self._arrays: list[Array] = []
-        for weight, patch in layout.weights:
-            if isinstance(weight, WeightEntry):
-                self._entry_patches.append((weight, patch))
-            else:
-                assert not isinstance(weight, SymbolicConstant), "an instance holds arrays"
-                self._arrays.append(self._bind_array(weight, patch))
+        self._bind_weights(layout)
         self._changes = ChangedEntries([entry for entry, _ in self._entry_patches])
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
         self.inputs: list[BoundPort] = []
@@ -189,6 +180,15 @@ class ExecutablePlan:
         array = self._entry_arrays[k]
         if array is not None:
             patch.put(self._words, array.ctypes.data)
+
+    def _bind_weights(self, layout: ArgumentLayout) -> None:
+        """Bind constant arrays to the words; the other weights are bound by `refresh`."""
+        for weight, patch in layout.weights:
+            if isinstance(weight, WeightEntry):
+                self._entry_patches.append((weight, patch))
+            else:
+                assert not isinstance(weight, SymbolicConstant), "an instance holds arrays"
+                self._arrays.append(self._bind_array(weight, patch))
 
     def _bind_array(self, array: Array, patch: Patch) -> Array:
         array = guard_pages.guarded_copy(array) if guard_pages.MODE else array
@@ -439,7 +439,11 @@ def _run_one_to_one(
     return run
 
 
-def _aligned_words(words: Array) -> Array:
+def _copied_words(layout: ArgumentLayout) -> Array:
+    """Return a copy of the argument words that begins on a cache line."""
+    words = layout.words
+    if guard_pages.MODE:
+        return guard_pages.argument_blocks(words, [begin for _, begin, *_ in layout.steps])
     array = aligned_empty((max(len(words), 1),), np.dtype(np.int64), 64)
     array[: len(words)] = words
     return array

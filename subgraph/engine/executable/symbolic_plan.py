@@ -211,7 +211,7 @@ class SymbolicPlan:
         """
         self.versions = plan.versions
         self._groups = groups
-        varying = {place for group in groups for place in group}
+        varying = {axis for group in groups for axis in group}
         self._fixed = [
             [None if (k, axis) in varying else dim for axis, dim in enumerate(type_.shape or ())]
             for k, type_ in enumerate(types)

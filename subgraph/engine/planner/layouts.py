@@ -1,7 +1,7 @@
 """Layouts: the choice between plain and blocked values, and the conversions between them.
 
 Convolutions use the blocked layout, ``[N, ceil(C / lanes), *spatial, lanes]``, the ``nChw16c`` of
-oneDNN. Later values stay in it as long as the lowerings support it. Blocks of bytes (quantised
+oneDNN. Later values stay in it as long as the lowerings support it. Blocks of bytes (quantized
 values) have 16 channels, and the lanes beyond C are undefined. A value is converted at most once,
 before the first node that needs the other layout. A conversion that moves no data is a view.
 """
@@ -50,7 +50,7 @@ def block_lanes(dtype: str, float_block: int = 0) -> int:
 
 
 class LayoutAssigner:
-    """Assigns a layout to the values of each node in turn, and emits conversions.
+    """Assigns a layout to the values of one node after the other, and emits conversions.
 
     Attributes:
         reorders: Number of conversions that move data.
@@ -92,8 +92,8 @@ class LayoutAssigner:
             rule: Its lowering rule.
             inputs: Its operands, None where one is omitted.
             types: Types of its outputs.
-            attempt: Lowers the node with given inputs; the flag says whether the outputs are
-                blocked.
+            attempt: ``attempt(inputs, blocked)`` lowers the node; ``blocked`` is the layout of its
+                outputs.
 
         Raises:
             Unsupported: The node cannot be lowered in either layout.

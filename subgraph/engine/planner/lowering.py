@@ -34,7 +34,7 @@ from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.operator import operator_key
 from subgraph.operators.shape_values import concretized
-from subgraph.system import guard_pages
+from subgraph.system import guard_pages, host
 from subgraph.system.registry import Files, Registry, defined_at
 
 Layout = Literal["plain", "blocked"]
@@ -391,15 +391,11 @@ class Lowering:
 
     def lanes(self, dtype: str) -> int:
         """Return the number of elements of a dtype in one vector of this machine."""
-        from subgraph.system.host import lanes
-
-        return lanes(dtype)
+        return host.lanes(dtype)
 
     def permutes(self, dtype: str) -> bool:
         """Return whether one instruction can permute the elements of a vector arbitrarily."""
-        from subgraph.system.host import permutes
-
-        return permutes(dtype, self.lanes(dtype))
+        return host.permutes(dtype, self.lanes(dtype))
 
     def block_lanes(self, dtype: str) -> int:
         """Return the channels of a block of floats, in the blocked layout."""

@@ -117,14 +117,18 @@ def join_in_place(pairs: Iterable[tuple[Operand, Operand, int]], lives: Lives) -
     Returns:
         The number of outputs that overwrite an input.
     """
-    joined = 0
-    for output, source, step in pairs:
-        if _may_overwrite(output, source, step, lives):
-            joined += 1
-    return joined
+    return sum(_join(output, source, step, lives) for output, source, step in pairs)
 
 
-def _may_overwrite(output: Operand, source: Operand, step: int, lives: Lives) -> bool:
+def _join(output: Operand, source: Operand, step: int, lives: Lives) -> bool:
+    """Let an output overwrite an input, if no later step reads the input; return whether it does.
+
+    Args:
+        output: The output.
+        source: The input.
+        step: The step that computes the output.
+        lives: The lives; they are updated.
+    """
     target, memory = output.storage, source.storage
     if target is None or memory is None or output.offset:
         return False
