@@ -32,13 +32,49 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
         past: There is a state to begin with; else it is zero.
     """
     arguments = view_of(LinearAttentionArguments)
-    load, store = ld(dtype), st(dtype)
-    item, real = item_bytes(dtype), np.dtype(dtype).type
+    store, item, real = st(dtype), item_bytes(dtype), np.dtype(dtype).type
+    update, read_state = _updater(dtype, gated, delta), _state_reader(dtype)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        tokens, heads, kv_heads = a.tokens, a.heads, a.kv_heads
+        size = a.key_size * a.value_size * item
+        scale, shared = real(a.scale), heads // kv_heads
+        difference = a.scratch + worker * a.scratch_bytes
+        for unit in range(begin, end):
+            sample, kv_head = unit // kv_heads, unit % kv_heads
+            state = a.state + unit * size
+            if past:
+                memcpy(state, a.past + unit * size, size)
+            else:
+                for i in range(size // item):
+                    store(state + i * item, real(0))
+            for t in range(tokens):
+                token = sample * tokens + t
+                update(a, token, kv_head, state, difference)
+                for head in range(kv_head * shared, (kv_head + 1) * shared):
+                    read_state(a, token, head, state, scale)
+
+    return kernel
+
+
+def _updater(dtype: str, gated: bool, delta: bool) -> Any:
+    """Return ``f(a, token, kv_head, state, difference)``; the parameters: `linear_attention`."""
+    load, store, item = ld(dtype), st(dtype), item_bytes(dtype)
 
     @register_jitable
     def update(
         a: LinearAttentionArguments, token: int, kv_head: int, state: int, difference: int
     ) -> None:
+        """Update the state of a head by a token.
+
+        Args:
+            a: The kernel's arguments.
+            token: Index of the token among those of all samples.
+            kv_head: Head of the keys and values.
+            state: Address of the state, ``[keys, values]``.
+            difference: Scratch for a value.
+        """
         keys, values, heads = a.key_size, a.value_size, a.kv_heads
         key = a.key + (token * heads + kv_head) * keys * item
         value = a.value + (token * heads + kv_head) * values * item
@@ -70,10 +106,19 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
             for j in range(values):
                 store(row + j * item, load(row + j * item) + factor * load(value + j * item))
 
+    return update
+
+
+def _state_reader(dtype: str) -> Any:
+    """Return ``f(a, token, head, state, scale)``, which multiplies a query by the state."""
+    load, store = ld(dtype), st(dtype)
+    item, real = item_bytes(dtype), np.dtype(dtype).type
+
     @register_jitable
     def read_state(
         a: LinearAttentionArguments, token: int, head: int, state: int, scale: Any
     ) -> None:
+        """Write the result of a query: the product of the scaled query and the state."""
         keys, values, heads = a.key_size, a.value_size, a.heads
         query = a.query + (token * heads + head) * keys * item
         y = a.y + (token * heads + head) * values * item
@@ -85,24 +130,4 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
             for j in range(values):
                 store(y + j * item, load(y + j * item) + factor * load(row + j * item))
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        tokens, heads, kv_heads = a.tokens, a.heads, a.kv_heads
-        size = a.key_size * a.value_size * item
-        scale, shared = real(a.scale), heads // kv_heads
-        difference = a.scratch + worker * a.scratch_bytes
-        for unit in range(begin, end):
-            sample, kv_head = unit // kv_heads, unit % kv_heads
-            state = a.state + unit * size
-            if past:
-                memcpy(state, a.past + unit * size, size)
-            else:
-                for i in range(size // item):
-                    store(state + i * item, real(0))
-            for t in range(tokens):
-                token = sample * tokens + t
-                update(a, token, kv_head, state, difference)
-                for head in range(kv_head * shared, (kv_head + 1) * shared):
-                    read_state(a, token, head, state, scale)
-
-    return kernel
+    return read_state

@@ -7,6 +7,7 @@ panels of `kernels.attention` take as long for one query as for a panel's full w
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba.extending import register_jitable
 
@@ -29,54 +30,14 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
     """
     arguments = view_of(FewQueriesArguments)
     v = vec(dtype, lanes)
-    load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
-    splat, zero, maximum, hmax, sum_of = v.splat, v.zero, v.maximum, v.hmax, v.sum
+    load_n, store_n, splat, zero = v.load_n, v.store_n, v.splat, v.zero
     load1, store1 = ld(dtype), st(dtype)
-    exp = function("exp_flushed", dtype, lanes)
-    along_rows, along_columns = row_products(dtype, lanes)
     item = item_bytes(dtype)
-    size = lanes * item
-    lowest = float("-inf")
-
-    @register_jitable
-    def soften(scores: int, mask: int, seen: int, room: int) -> float:
-        """Replace the scores of a row by weights; return their sum.
-
-        ``seen`` keys are visible; the row has ``room`` elements, whole vectors, and the rest gets
-        weight 0. ``mask`` is added to the scores; 0: none.
-        """
-        if mask != 0:
-            for k in range(0, seen, lanes):
-                n, at = min(lanes, seen - k), k * item
-                store_n(scores + at, n, load(scores + at) + load_n(mask + at, n))
-        for k in range(seen, room):
-            store1(scores + k * item, lowest)
-        top = splat(lowest)
-        for at in range(0, room * item, size):
-            top = maximum(top, load(scores + at))
-        most = hmax(top)
-        # -inf - -inf is NaN; so the weights of a row that sees no key are 0.
-        base = splat(most if most != lowest else 0.0)
-        total = zero()
-        for at in range(0, room * item, size):
-            weight = exp(load(scores + at) - base)
-            store(scores + at, weight)
-            total = total + weight
-        whole: float = sum_of(total)
-        return whole
-
-    @register_jitable
-    def score(a: FewQueriesArguments, q: int, k: int, scores: int, row: int) -> None:
-        """Write the scaled scores of the queries of a head, ``row`` bytes for each."""
-        rows, keys = a.queries, a.keys
-        for i in range(rows):
-            for at in range(0, row, size):
-                store(scores + i * row + at, zero())
-        depth, step, scale = a.key_size, a.q_row, a.scale
-        if across:
-            along_rows(rows, depth, q, step, item, k, a.k_element, scores, row, keys, scale)
-        else:
-            along_columns(rows, depth, q, step, k, a.k_row, scores, row, keys, scale)
+    along_rows, along_columns = row_products(dtype, lanes)
+    soften, score = (
+        _softmax_row(dtype, lanes),
+        _scorer(dtype, lanes, across, along_rows, along_columns),
+    )
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -113,3 +74,66 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
                     store_n(at, n, load_n(at, n) / splat(total))
 
     return kernel
+
+
+def _softmax_row(dtype: str, lanes: int) -> Any:
+    """Return ``f(scores, mask, seen, room)``: the softmax of a row, before it is divided."""
+    v = vec(dtype, lanes)
+    load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
+    splat, zero, maximum, hmax, sum_of = v.splat, v.zero, v.maximum, v.hmax, v.sum
+    store1, exp = st(dtype), function("exp_flushed", dtype, lanes)
+    item = item_bytes(dtype)
+    size, lowest = lanes * item, float("-inf")
+
+    @register_jitable
+    def soften(scores: int, mask: int, seen: int, room: int) -> float:
+        """Replace the scores of a row by weights; return their sum.
+
+        ``seen`` keys are visible; the row has ``room`` elements, whole vectors, and the rest gets
+        weight 0. ``mask`` is added to the scores; 0: none.
+        """
+        if mask != 0:
+            for k in range(0, seen, lanes):
+                n, at = min(lanes, seen - k), k * item
+                store_n(scores + at, n, load(scores + at) + load_n(mask + at, n))
+        for k in range(seen, room):
+            store1(scores + k * item, lowest)
+        top = splat(lowest)
+        for at in range(0, room * item, size):
+            top = maximum(top, load(scores + at))
+        most = hmax(top)
+        # -inf - -inf is NaN; so the weights of a row that sees no key are 0.
+        base = splat(most if most != lowest else 0.0)
+        total = zero()
+        for at in range(0, room * item, size):
+            weight = exp(load(scores + at) - base)
+            store(scores + at, weight)
+            total = total + weight
+        whole: float = sum_of(total)
+        return whole
+
+    return soften
+
+
+def _scorer(dtype: str, lanes: int, across: bool, along_rows: Any, along_columns: Any) -> Any:
+    """Return ``f(a, q, k, scores, row)``: the scores of a head.
+
+    The parameters are those of `few_queries`, and the functions of `row_products`.
+    """
+    v, item = vec(dtype, lanes), item_bytes(dtype)
+    store, zero, size = v.store, v.zero, lanes * item
+
+    @register_jitable
+    def score(a: FewQueriesArguments, q: int, k: int, scores: int, row: int) -> None:
+        """Write the scaled scores of the queries of a head, ``row`` bytes for each."""
+        rows, keys = a.queries, a.keys
+        for i in range(rows):
+            for at in range(0, row, size):
+                store(scores + i * row + at, zero())
+        depth, step, scale = a.key_size, a.q_row, a.scale
+        if across:
+            along_rows(rows, depth, q, step, item, k, a.k_element, scores, row, keys, scale)
+        else:
+            along_columns(rows, depth, q, step, k, a.k_row, scores, row, keys, scale)
+
+    return score

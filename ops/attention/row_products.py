@@ -17,11 +17,67 @@ def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
     of B its elements are ``aks`` apart, else contiguous), ``depth`` terms of each sum, rows or
     columns of B (``ldb`` apart), rows of C (``crs`` apart), ``count`` columns of C.
     """
+    item = item_bytes(dtype)
+    (add_eight, add_one), (dot_four, dot_one) = _row_adders(dtype, lanes), _dots(dtype, lanes)
+
+    @register_jitable
+    def along_rows(
+        m: int,
+        depth: int,
+        a: int,
+        ars: int,
+        aks: int,
+        b: int,
+        ldb: int,
+        c: int,
+        crs: int,
+        count: int,
+        alpha: float,
+    ) -> None:
+        """Add the product, eight rows of B at a time while they are in the cache."""
+        whole = depth // 8 * 8
+        for k in range(0, whole, 8):
+            for i in range(m):
+                add_eight(c + i * crs, a + i * ars + k * aks, aks, b + k * ldb, ldb, count, alpha)
+        for k in range(whole, depth):
+            for i in range(m):
+                add_one(c + i * crs, a + i * ars + k * aks, b + k * ldb, count, alpha)
+
+    @register_jitable
+    def along_columns(
+        m: int,
+        depth: int,
+        a: int,
+        ars: int,
+        b: int,
+        ldb: int,
+        c: int,
+        crs: int,
+        count: int,
+        alpha: float,
+    ) -> None:
+        """Add the product, four columns of B at a time."""
+        whole = count // 4 * 4
+        for j in range(0, whole, 4):
+            for i in range(m):
+                dot_four(c + i * crs + j * item, a + i * ars, b + j * ldb, ldb, depth, alpha)
+        for j in range(whole, count):
+            for i in range(m):
+                dot_one(c + i * crs + j * item, a + i * ars, b + j * ldb, depth, alpha)
+
+    return along_rows, along_columns
+
+
+def _row_adders(dtype: str, lanes: int) -> tuple[Any, Any]:
+    """Return two functions that add products of elements of a row of A with their rows of B to C.
+
+    ``add_eight(c, a, aks, b, ldb, count, alpha)`` adds those of eight elements of A, which are
+    ``aks`` bytes apart, and ``add_one(c, a, b, count, alpha)`` those of one. Rows have ``count``
+    elements; those of B are ``ldb`` bytes apart.
+    """
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
-    zero, splat, fma, total = v.zero, v.splat, v.fma, v.sum
-    load1, store1 = ld(dtype), st(dtype)
-    item = item_bytes(dtype)
+    splat, fma, load1, item = v.splat, v.fma, ld(dtype), item_bytes(dtype)
 
     @register_jitable
     def add_eight(c: int, a: int, aks: int, b: int, ldb: int, count: int, alpha: float) -> None:
@@ -58,28 +114,18 @@ def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
             n, at = min(lanes, count - j), j * item
             store_n(c + at, n, fma(factor, load_n(b + at, n), load_n(c + at, n)))
 
-    @register_jitable
-    def along_rows(
-        m: int,
-        depth: int,
-        a: int,
-        ars: int,
-        aks: int,
-        b: int,
-        ldb: int,
-        c: int,
-        crs: int,
-        count: int,
-        alpha: float,
-    ) -> None:
-        """Add the product, eight rows of B at a time while they are in the cache."""
-        whole = depth // 8 * 8
-        for k in range(0, whole, 8):
-            for i in range(m):
-                add_eight(c + i * crs, a + i * ars + k * aks, aks, b + k * ldb, ldb, count, alpha)
-        for k in range(whole, depth):
-            for i in range(m):
-                add_one(c + i * crs, a + i * ars + k * aks, b + k * ldb, count, alpha)
+    return add_eight, add_one
+
+
+def _dots(dtype: str, lanes: int) -> tuple[Any, Any]:
+    """Return two functions that add dot products of a row of A with columns of B to a row of C.
+
+    ``dot_four(c, a, b, ldb, depth, alpha)`` multiplies by four columns, ``ldb`` bytes apart, and
+    ``dot_one(c, a, b, depth, alpha)`` by one. Rows of A and columns of B have ``depth`` elements.
+    """
+    v = vec(dtype, lanes)
+    load, load_n, zero, fma, total = v.load, v.load_n, v.zero, v.fma, v.sum
+    load1, store1, item = ld(dtype), st(dtype), item_bytes(dtype)
 
     @register_jitable
     def dot_four(c: int, a: int, b: int, ldb: int, depth: int, alpha: float) -> None:
@@ -119,26 +165,4 @@ def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
             s = fma(load_n(a + at, n), load_n(b + at, n), s)
         store1(c, load1(c) + total(s + t) * alpha)
 
-    @register_jitable
-    def along_columns(
-        m: int,
-        depth: int,
-        a: int,
-        ars: int,
-        b: int,
-        ldb: int,
-        c: int,
-        crs: int,
-        count: int,
-        alpha: float,
-    ) -> None:
-        """Add the product, four columns of B at a time."""
-        whole = count // 4 * 4
-        for j in range(0, whole, 4):
-            for i in range(m):
-                dot_four(c + i * crs + j * item, a + i * ars, b + j * ldb, ldb, depth, alpha)
-        for j in range(whole, count):
-            for i in range(m):
-                dot_one(c + i * crs + j * item, a + i * ars, b + j * ldb, depth, alpha)
-
-    return along_rows, along_columns
+    return dot_four, dot_one
