@@ -98,26 +98,11 @@ def check_sample_count(*, dtype: str) -> Function:
     return kernel
 
 
-def roi_average(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of `RoiAverageArguments`: RoiAlign whose bins are averages.
-
-    The weight of a pixel in a bin is the product of a weight of its row and one of its column. So
-    the rows of a bin are summed first, a vector of columns at a time, and then the columns. The
-    weights serve all channels of a work unit.
-
-    Args:
-        dtype: ``"float32"`` or ``"float64"``.
-        lanes: Elements of a vector.
-    """
-    arguments = view_of(RoiAverageArguments)
-    v = vec(dtype, lanes)
-    load_all, store_all, load_n, fma, splat, nothing = (
-        *(v.load, v.store, v.load_n),
-        *(v.fma, v.splat, v.zero),
-    )
+def _axis_weights(dtype: str) -> Function:
+    """Return ``f(entries, start, extent, samples, size)``: what a bin samples along one axis."""
     load, store, line_of, put_line = ld(dtype), st(dtype), ld("int64"), st("int64")
-    item, real = item_bytes(dtype), np.dtype(dtype).type
-    read, around = _bins(dtype)
+    real = np.dtype(dtype).type
+    _, around = _bins(dtype)
 
     @register_jitable
     def add(entries: int, count: int, line: int, weight: Any) -> int:
@@ -136,6 +121,13 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
         """List the rows or columns that a bin samples, with their weights; return how many.
 
         Coordinates rise or fall monotonically, so that a line met before is one of the last three.
+
+        Args:
+            entries: Address of the list.
+            start: First coordinate of the bin, in pixels.
+            extent: Size of the bin along the axis, in pixels.
+            samples: Samples of the bin along the axis.
+            size: Pixels of the image along the axis.
         """
         count = 0
         share = real(1) / real(max(samples, 1))
@@ -147,47 +139,71 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
                 count = add(entries, count, high, far * share)
         return count
 
+    return add_line_weights
+
+
+def _dense_bins(dtype: str, lanes: int) -> tuple[Function, Function]:
+    """Return two functions that average a row of bins by sums of whole rows of pixels."""
+    v = vec(dtype, lanes)
+    load_all, store_all, load_n, fma, splat, nothing = (
+        *(v.load, v.store, v.load_n),
+        *(v.fma, v.splat, v.zero),
+    )
+    load, store, line_of = ld(dtype), st(dtype), ld("int64")
+    item, real = item_bytes(dtype), np.dtype(dtype).type
+
     @register_jitable
     def add_rows(
-        image: int, width: int, rows: int, count: int, low: int, high: int, to: int
+        image: int, width: int, rows: int, count: int, first: int, end: int, sums: int
     ) -> None:
-        """Write the weighted sums of rows, for the columns from ``low`` to ``high``."""
-        for column in range(low, high, lanes):
+        """Write the weighted sums of ``count`` rows, for the columns from ``first`` to ``end``."""
+        for column in range(first, end, lanes):
             total = nothing()
             rest = width - column
             for k in range(count):
                 at = image + (line_of(rows + k * _ENTRY) * width + column) * item
                 value = load_all(at) if rest >= lanes else load_n(at, rest)
                 total = fma(splat(load(rows + k * _ENTRY + 8)), value, total)
-            store_all(to + column * item, total)
+            store_all(sums + column * item, total)
 
     @register_jitable
-    def one_row(columns: int, most: int, counts: int, bins: int, sums: int, y: int) -> None:
+    def add_sums(columns: int, width: int, counts: int, bins: int, sums: int, y: int) -> None:
         """Write a row of bins from the weighted sums of their rows."""
         for j in range(bins):
             total = real(0)
-            at = columns + j * most * _ENTRY
+            at = columns + j * width * _ENTRY
             for _ in range(line_of(counts + 8 * j)):
                 total += load(at + 8) * load(sums + line_of(at) * item)
                 at += _ENTRY
             store(y + j * item, total)
 
+    return add_rows, add_sums
+
+
+def _sparse_bins(dtype: str) -> Function:
+    """Return the function that averages a row of bins pixel by pixel."""
+    load, store, line_of = ld(dtype), st(dtype), ld("int64")
+    item, real = item_bytes(dtype), np.dtype(dtype).type
+
     @register_jitable
-    def add_columns(
-        image: int,
-        width: int,
-        rows: int,
-        count: int,
-        columns: int,
-        most: int,
-        counts: int,
-        bins: int,
-        y: int,
+    def add_pixels(
+        image: int, width: int, rows: int, count: int, columns: int, counts: int, bins: int, y: int
     ) -> None:
-        """Write a row of bins pixel by pixel: faster if they sample few of many columns."""
+        """Write a row of bins pixel by pixel: faster if they sample few of many columns.
+
+        Args:
+            image: Address of the channel.
+            width: Width of the image in pixels; also the entries of each list of columns.
+            rows: Address of the list of rows.
+            count: Entries of that list.
+            columns: Address of the lists of columns, one for each bin.
+            counts: Address of the numbers of their entries, int64.
+            bins: Bins across.
+            y: Address of the results.
+        """
         for j in range(bins):
             total = real(0)
-            at = columns + j * most * _ENTRY
+            at = columns + j * width * _ENTRY
             for _ in range(line_of(counts + 8 * j)):
                 column = image + line_of(at) * item
                 each = real(0)
@@ -199,49 +215,62 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
                 at += _ENTRY
             store(y + j * item, total)
 
+    return add_pixels
+
+
+def roi_average(*, dtype: str, lanes: int) -> Function:
+    """Return the kernel of `RoiAverageArguments`: RoiAlign whose bins are averages.
+
+    The weight of a pixel in a bin is the product of a weight of its row and one of its column. So
+    the rows of a bin are summed first, a vector of columns at a time, and then the columns. The
+    weights serve all channels of a work unit.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+    """
+    arguments = view_of(RoiAverageArguments)
+    item, real = item_bytes(dtype), np.dtype(dtype).type
+    read, _ = _bins(dtype)
+    add_line_weights, line_of, put_line = _axis_weights(dtype), ld("int64"), st("int64")
+    (add_rows, add_sums), add_pixels = _dense_bins(dtype, lanes), _sparse_bins(dtype)
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         channels, height, width = a.channels, a.height, a.width
-        bins_down, bins_across, each = a.bins_down, a.bins_across, a.unit_channels
+        bins_down, bins_across, block = a.bins_down, a.bins_across, a.unit_channels
         rows = a.scratch + worker * a.scratch_step
         counts = rows + height * _ENTRY
         columns = counts + 8 * bins_across
         sums = columns + bins_across * width * _ENTRY
-        blocks = (channels + each - 1) // each
+        blocks = (channels + block - 1) // block
         plane = height * width * item
         for unit in range(begin, end):
-            number, first = unit // blocks, unit % blocks * each
-            image, top, left, high, wide, down, across = read(a, number)
-            low, beyond, taken = width, 0, 0
+            region, first = unit // blocks, unit % blocks * block
+            image, top, left, high, wide, down, across = read(a, region)
+            first_column, end_column, entries = width, 0, 0
             for j in range(bins_across):
                 at = columns + j * width * _ENTRY
                 count = add_line_weights(at, left + real(j) * wide, wide, across, width)
                 put_line(counts + 8 * j, count)
-                taken += count
+                entries += count
                 for k in range(count):
                     line = line_of(at + k * _ENTRY)
-                    low, beyond = min(low, line), max(beyond, line + 1)
-            dense = beyond - low <= lanes * taken
+                    first_column = min(first_column, line)
+                    end_column = max(end_column, line + 1)
+            dense = end_column - first_column <= lanes * entries
             x = a.x + (image * channels + first) * plane
-            y = a.y + (number * channels + first) * bins_down * bins_across * item
+            y = a.y + (region * channels + first) * bins_down * bins_across * item
             for i in range(bins_down):
                 count = add_line_weights(rows, top + real(i) * high, high, down, height)
-                for c in range(min(each, channels - first)):
+                for c in range(min(block, channels - first)):
                     to = y + (c * bins_down + i) * bins_across * item
                     if dense:
-                        add_rows(x + c * plane, width, rows, count, low, beyond, sums)
-                        one_row(columns, width, counts, bins_across, sums, to)
+                        add_rows(x + c * plane, width, rows, count, first_column, end_column, sums)
+                        add_sums(columns, width, counts, bins_across, sums, to)
                     else:
-                        add_columns(
-                            x + c * plane,
-                            width,
-                            rows,
-                            count,
-                            columns,
-                            width,
-                            counts,
-                            bins_across,
-                            to,
+                        add_pixels(
+                            x + c * plane, width, rows, count, columns, counts, bins_across, to
                         )
 
     return kernel

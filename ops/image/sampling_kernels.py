@@ -112,6 +112,37 @@ def grid_sample(
     return kernel
 
 
+@register_jitable
+def _reflected(x: float, least: float, most: float) -> float:
+    """Return a coordinate reflected at both ends until it lies in [least, most]."""
+    extent = most - least
+    if extent <= 0:
+        return least
+    outside = least - x if x < least else x - most
+    if not outside > 0:
+        return x
+    periods = clamped_floor(outside / extent)
+    rest = outside - periods * extent
+    from_least = (periods % 2 == 0) == (x < least)
+    return least + rest if from_least else most - rest
+
+
+def _padded_pixel(padding: str) -> Function:
+    """Return ``f(at, size, least, most)``: the pixel that a padding puts at an index."""
+    zeros, border = padding == "zeros", padding == "border"
+
+    @register_jitable
+    def pixel(at: int, size: int, least: float, most: float) -> int:
+        """Return the pixel that the padding puts at index ``at``, -1 for none."""
+        if zeros:
+            return at if 0 <= at < size else -1
+        if not border:
+            at = int(_reflected(float(at), least, most))
+        return min(max(at, 0), size - 1)
+
+    return pixel
+
+
 def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Function:
     """Return ``f(table, number, size)``: pixels and weights around a coordinate of the grid.
 
@@ -121,29 +152,7 @@ def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Func
     put_place, put_weight, real = st("int64"), st("float64"), np.dtype(grid).type
     taps, zeros, border = _TAPS[mode], padding == "zeros", padding == "border"
     nearest, cubic = mode == "nearest", mode == "cubic"
-
-    @register_jitable
-    def reflected(x: float, least: float, most: float) -> float:
-        """Return a coordinate reflected at both ends until it lies in [least, most]."""
-        extent = most - least
-        if extent <= 0:
-            return least
-        outside = least - x if x < least else x - most
-        if not outside > 0:
-            return x
-        periods = clamped_floor(outside / extent)
-        rest = outside - periods * extent
-        from_least = (periods % 2 == 0) == (x < least)
-        return least + rest if from_least else most - rest
-
-    @register_jitable
-    def pixel(at: int, size: int, least: float, most: float) -> int:
-        """Return the pixel that the padding puts at index ``at``, -1 for none."""
-        if zeros:
-            return at if 0 <= at < size else -1
-        if not border:
-            at = int(reflected(float(at), least, most))
-        return min(max(at, 0), size - 1)
+    pixel = _padded_pixel(padding)
 
     @register_jitable
     def weight(distance: float) -> float:
@@ -174,7 +183,7 @@ def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Func
             if border:
                 at = min(max(at, 0.0), size - 1.0)
             elif not zeros:
-                at = reflected(at, least, most)
+                at = _reflected(at, least, most)
         first = int(at) if nearest else clamped_floor(at) - (1 if cubic else 0)
         for k in range(taps):
             put_place(table + 8 * k, pixel(first + k, size, least, most))
