@@ -69,8 +69,7 @@ class IntegerProductArguments(KernelArguments):
         b_sums: Sums of the columns of B, int32.
         b_zeros: Zero points of the columns of B, int32, padded to whole panels.
         sums_step: Elements between the sums of columns of matrices.
-        scale: Factor of the sums, float32; 0 for a result of int32.
-        row_scales: 1 if there is a scale for each row ``[group][m]``, 0 for each column.
+        scale: Factors of the sums, float32, ``[group][m]``; 0 for a result of int32.
         c_zero: Zero point of the result.
         scratch: For each worker at least 8 rows of a panel of int32.
         scratch_bytes: Bytes between the areas of workers.
@@ -91,7 +90,6 @@ class IntegerProductArguments(KernelArguments):
     b_zeros: Address
     sums_step: int
     scale: Address
-    row_scales: int
     c_zero: int
     scratch: Address
     scratch_bytes: int

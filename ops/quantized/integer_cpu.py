@@ -108,7 +108,6 @@ def _emit(
         b_zeros=sides.zb,
         sums_step=sides.columns,
         scale=scale,
-        row_scales=1,
         c_zero=zero,
         scratch=scratch,
         scratch_bytes=scratch.nbytes,

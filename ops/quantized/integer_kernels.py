@@ -128,27 +128,19 @@ def quads_s8(*, dtype: str) -> Callable[..., None]:
     return kernel
 
 
-def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
-    """Return the kernel of `ColumnsArguments`, which copies the windows of a convolution (im2col).
-
-    A panel is ``lanes * vectors`` pixels wide. K runs over (kd, kh, kw, channel).
-
-    Args:
-        lanes: int32 elements of a vector.
-        vectors: Vectors of a panel.
-    """
-    arguments = view_of(ColumnsArguments)
-    width = lanes * vectors
+def _line_copier(lanes: int) -> Any:
+    """Return ``f(windows, source, to, start, stop, run, pad)``, which copies pixels of a row."""
     v = vec("int32", lanes)
-    load, store, splat, dot = v.load, v.store, v.splat, dot4(lanes)
+    load, store = v.load, v.store
 
     @register_jitable
     def fill(to: int, start: int, stop: int, value: int) -> None:
+        """Set pixels of four channels, from ``start`` to ``stop``, to the bytes of ``value``."""
         for p in range(start, stop):
             st_i32(to + 4 * p, value)
 
     @register_jitable
-    def line(
+    def copy_line(
         windows: ColumnsArguments, source: int, to: int, start: int, stop: int, run: int, pad: int
     ) -> None:
         """Copy pixels of one row for one tap and four channels.
@@ -177,8 +169,20 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
             for p in range(start, stop):
                 st_i32(to + 4 * p, ld_i32(source + 4 * p * stride))
 
+    return copy_line
+
+
+def _row_copier(lanes: int, width: int) -> Any:
+    """Return ``f(windows, x, to, pixel, run)``: all of K for pixels of one row of the output.
+
+    Args:
+        lanes: int32 elements of a vector.
+        width: Pixels of a panel.
+    """
+    copy_line = _line_copier(lanes)
+
     @register_jitable
-    def row(windows: ColumnsArguments, x: int, to: int, pixel: int, run: int) -> None:
+    def copy_row(windows: ColumnsArguments, x: int, to: int, pixel: int, run: int) -> None:
         """Copy all of K for pixels of one row of the output.
 
         Args:
@@ -214,8 +218,26 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
                     source = x + ((d * height + h) * wide + w) * 4
                     for q in range(quads):
                         pad = windows.pad if q < quads - 1 else windows.last_pad
-                        line(windows, source + q * plane, to, start, stop, run, pad)
+                        copy_line(windows, source + q * plane, to, start, stop, run, pad)
                         to += width * 4
+
+    return copy_row
+
+
+def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
+    """Return the kernel of `ColumnsArguments`, which copies the windows of a convolution (im2col).
+
+    A panel is ``lanes * vectors`` pixels wide. K runs over (kd, kh, kw, channel).
+
+    Args:
+        lanes: int32 elements of a vector.
+        vectors: Vectors of a panel.
+    """
+    arguments = view_of(ColumnsArguments)
+    width = lanes * vectors
+    v = vec("int32", lanes)
+    load, store, splat, dot = v.load, v.store, v.splat, dot4(lanes)
+    copy_row = _row_copier(lanes, width)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         windows = arguments(args)
@@ -234,7 +256,7 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
             done = 0
             while done < count:
                 run = min(count - done, ow_n - (first + done) % ow_n)
-                row(windows, windows.x + matrix * size, base + 4 * done, first + done, run)
+                copy_row(windows, windows.x + matrix * size, base + 4 * done, first + done, run)
                 done += run
             sums = windows.sums + (matrix * panels * width + first) * 4
             for j in range(0, width, lanes):
@@ -257,44 +279,9 @@ def product(*, lanes: int, vectors: int, rows: int, output: str) -> Callable[...
             the zero point is added, and the result clamped.
     """
     arguments = view_of(IntegerProductArguments)
-    v, f = vec("int32", lanes), vec("float32", lanes)
-    load, store, splat, store_n = v.load, v.store, v.splat, v.store_n
-    to_float, to_int = convert("int32", "float32", lanes), convert("float32", "int32", lanes)
-    f_load, f_splat, f_bcast, rint = f.load, f.splat, f.bcast, f.rint
-    f_max, f_min = f.max, f.min
     full, one = _tile(lanes, rows, vectors), _tile(lanes, 1, vectors)
     width = lanes * vectors
-    item = 4 if output == "int32" else 1
-    least, most = (0.0, 255.0) if output == "uint8" else (-128.0, 127.0)
-    plain = output == "int32"
-
-    @register_jitable
-    def finish(
-        product: IntegerProductArguments, sums: int, group: int, matrix: int, row: int, first: int
-    ) -> None:
-        """Subtract the share of zero points from one row of a panel, requantize and store it."""
-        n = product.n
-        index = group * product.m + row
-        za, ra = ld_i32(product.a_zeros + 4 * index), ld_i32(product.a_sums + 4 * index)
-        sb = product.b_sums + 4 * (matrix * product.sums_step + first)
-        to = product.c + ((matrix * product.m + row) * n + first) * item
-        for j in range(0, min(width, n - first), lanes):
-            total = load(sums + 4 * j) - splat(za) * load(sb + 4 * j)
-            total = total - splat(ra) * load(product.b_zeros + 4 * (first + j))
-            if product.bias != 0:
-                total = total + splat(ld_i32(product.bias + 4 * index))
-            count = min(lanes, n - first - j)
-            if plain:
-                store_n(to + 4 * j, count, total)
-            else:
-                if product.row_scales != 0:
-                    scale = f_bcast(product.scale + 4 * index)
-                else:
-                    scale = f_load(product.scale + 4 * (first + j))
-                real = rint(to_float(total) * scale) + f_splat(float(product.c_zero))
-                store(sums + 4 * j, to_int(f_min(f_splat(most), f_max(f_splat(least), real))))
-                for i in range(count):
-                    st_u8(to + j + i, ld_i32(sums + 4 * (j + i)) & 255)
+    finish = _row_finisher(lanes, width, output)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
@@ -319,3 +306,60 @@ def product(*, lanes: int, vectors: int, rows: int, output: str) -> Callable[...
                 finish(product, scratch + i * width * 4, group, matrix, row + i, panel * width)
 
     return kernel
+
+
+def _row_finisher(lanes: int, width: int, output: str) -> Any:
+    """Return ``f(product, sums, group, matrix, row, first)``, which writes a row of a panel.
+
+    Args:
+        lanes: int32 elements of a vector.
+        width: Columns of a panel.
+        output: As of `product`.
+    """
+    v, reals = vec("int32", lanes), vec("float32", lanes)
+    load, store, splat, store_n = v.load, v.store, v.splat, v.store_n
+    to_float, to_int = convert("int32", "float32", lanes), convert("float32", "int32", lanes)
+    splat_real, bcast, rint = reals.splat, reals.bcast, reals.rint
+    largest_of, least_of = reals.max, reals.min
+    item = 4 if output == "int32" else 1
+    least, most = (0.0, 255.0) if output == "uint8" else (-128.0, 127.0)
+    plain = output == "int32"
+
+    @register_jitable
+    def finish(
+        product: IntegerProductArguments, sums: int, group: int, matrix: int, row: int, first: int
+    ) -> None:
+        """Subtract the share of zero points from one row of a panel, requantize and store it.
+
+        Args:
+            product: The arguments.
+            sums: Address of the row's sums, int32.
+            group: The left side.
+            matrix: The right side.
+            row: Row of the result.
+            first: First column of the panel.
+        """
+        n = product.n
+        index = group * product.m + row
+        za, ra = ld_i32(product.a_zeros + 4 * index), ld_i32(product.a_sums + 4 * index)
+        sb = product.b_sums + 4 * (matrix * product.sums_step + first)
+        to = product.c + ((matrix * product.m + row) * n + first) * item
+        for j in range(0, min(width, n - first), lanes):
+            total = load(sums + 4 * j) - splat(za) * load(sb + 4 * j)
+            total = total - splat(ra) * load(product.b_zeros + 4 * (first + j))
+            if product.bias != 0:
+                total = total + splat(ld_i32(product.bias + 4 * index))
+            count = min(lanes, n - first - j)
+            if plain:
+                store_n(to + 4 * j, count, total)
+            else:
+                scale = bcast(product.scale + 4 * index)
+                real = rint(to_float(total) * scale) + splat_real(float(product.c_zero))
+                store(
+                    sums + 4 * j,
+                    to_int(least_of(splat_real(most), largest_of(splat_real(least), real))),
+                )
+                for i in range(count):
+                    st_u8(to + j + i, ld_i32(sums + 4 * (j + i)) & 255)
+
+    return finish
