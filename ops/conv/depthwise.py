@@ -48,66 +48,44 @@ def emit_depthwise(
         out: Output in the blocked layout.
         act: The activation.
     """
-    whole = out.sizes is None and out.steps == (1, 1, 1)
-    windows = whole and has_windows(of, g)
+    windows = out.whole and has_windows(of, g)
     blocks = -(-g.groups * g.inputs // of.lanes)
     pixel = of.lanes * of.item
-    sizes = out.sizes or g.target
-    rows = g.target[1]
-
-    def strip_bytes() -> int:
-        return g.reach(0, 1) * g.reach(1, rows) * g.reach(2, g.target[2]) * pixel
-
-    scratch: Argument = 0
-    scratch_bytes = 0
     outer = g.images * blocks * g.target[0]
-    if windows:
-        tile = of.windows(g.kernel[2], g.strides[2], g.inputs)
-        mr = of.window_rows(g.kernel[2])
-        while low.threads > 1 < rows and outer * -(-g.target[1] // rows) < 4 * low.threads:
-            rows = -(-rows // 2)
-    else:
-        tile, mr = of.depthwise(), of.mr
-        while rows > 1 and strip_bytes() > caches().l2 // 4:
-            rows = -(-rows // 2)
-        if g.padded:
-            scratch = low.scratch(strip_bytes(), per_worker=True)
-            scratch_bytes = scratch.nbytes
+    rows = _window_rows(g, outer, low.threads) if windows else _strip_rows(g, pixel)
     image_in = blocks * math.prod(g.source) * pixel
-    image_out = blocks * math.prod(sizes) * pixel
+    image_out = blocks * math.prod(out.sizes or g.target) * pixel
     common: dict[str, Any] = {
         **g.arguments(),
+        **act.arguments(),
         "x": x,
         "weights": weight,
         "y": out.y,
         "bias": bias,
         "residual": out.residual,
         "blocks": blocks,
-        "tile": tile,
-        "activation": act.kernel,
-        "flags": act.flags,
-        "low": act.low,
-        "high": act.high,
         "rows": rows,
         "x_image": image_in,
         "y_image": image_out,
         "residual_image": image_out,
     }
     if windows:
-        arguments: KernelArguments = WindowRowsArguments(group_channels=g.inputs, **common)
+        name, mr = "windows", of.window_rows(g.kernel[2])
+        tile = of.windows(g.kernel[2], g.strides[2], g.inputs)
+        arguments: KernelArguments = WindowRowsArguments(
+            tile=tile, group_channels=g.inputs, **common
+        )
     else:
+        name, mr = "depthwise", of.mr
+        scratch = low.scratch(_strip_bytes(g, rows, pixel), per_worker=True) if g.padded else None
         arguments = DepthwiseArguments(
-            scratch=scratch,
-            scratch_bytes=scratch_bytes,
-            y_column=out.steps[2],
-            y_row=out.steps[1] * sizes[2],
-            y_plane=out.steps[0] * sizes[1] * sizes[2],
-            y_block=math.prod(sizes),
-            y_offset=out.offset * pixel,
+            tile=of.depthwise(),
+            scratch=scratch or 0,
+            scratch_bytes=scratch.nbytes if scratch else 0,
+            **out.strides(g.target, pixel),
             **common,
         )
     units = outer * -(-g.target[1] // rows)
-    name = "windows" if windows else "depthwise"
     low.emit(
         Kernel("subgraph.ops.conv.depthwise_kernels", name, dtype=of.dtype, lanes=of.lanes, mr=mr),
         arguments,
@@ -116,3 +94,24 @@ def emit_depthwise(
         flops=g.flops,
         bytes=g.images * (image_in + image_out),
     )
+
+
+def _window_rows(g: Geometry, outer: int, threads: int) -> int:
+    """Return the rows of a unit of `windows`, few enough for four units of each thread."""
+    rows = g.target[1]
+    while threads > 1 < rows and outer * -(-g.target[1] // rows) < 4 * threads:
+        rows = -(-rows // 2)
+    return rows
+
+
+def _strip_bytes(g: Geometry, rows: int, pixel: int) -> int:
+    """Return the bytes of the input that ``rows`` output rows read, with pixels of ``pixel``."""
+    return g.reach(0, 1) * g.reach(1, rows) * g.reach(2, g.target[2]) * pixel
+
+
+def _strip_rows(g: Geometry, pixel: int) -> int:
+    """Return the rows of a unit of `depthwise`, whose input fills a quarter of the L2 cache."""
+    rows = g.target[1]
+    while rows > 1 and _strip_bytes(g, rows, pixel) > caches().l2 // 4:
+        rows = -(-rows // 2)
+    return rows

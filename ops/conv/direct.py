@@ -49,6 +49,27 @@ class DirectOutput:
     offset: int
     sizes: tuple[int, int, int] | None = None
 
+    @property
+    def whole(self) -> bool:
+        """Whether the outputs are all pixels of y."""
+        return self.sizes is None and self.steps == (1, 1, 1)
+
+    def strides(self, target: tuple[int, int, int], pixel: int) -> dict[str, int]:
+        """Return the arguments of kernels that say where each output lies in y.
+
+        Args:
+            target: Spatial sizes of the convolution's output.
+            pixel: Bytes of a pixel of a block.
+        """
+        depth, height, width = self.sizes or target
+        return {
+            "y_column": self.steps[2],
+            "y_row": self.steps[1] * width,
+            "y_plane": self.steps[0] * height * width,
+            "y_block": depth * height * width,
+            "y_offset": self.offset * pixel,
+        }
+
 
 @attrs.define
 class DirectTiling:
@@ -93,6 +114,24 @@ class DirectTiling:
         """Whether the kernel's rows are dilated, so that copied boxes have unused rows."""
         return self.copies_input and not self.gathered and self.g.dilations[1] > 1
 
+    @property
+    def pixel(self) -> int:
+        """Bytes of a pixel of an input block."""
+        return self.of.item * (1 if self.plain else self.of.lanes)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights of a group."""
+        outputs = round_up(self.g.outputs, self.of.lanes)
+        return self.blocks_in * self.g.taps * self.pixel * outputs
+
+    @property
+    def joined(self) -> int:
+        """Most units of the same pixels that a thread may run as one."""
+        if self.joined_panels >= self.panels:
+            return -(-self.panels // self.unit_panels)
+        return max(1, self.joined_panels // self.unit_panels)
+
     def reads(self) -> int:
         """Return the bytes of the input that a segment of a unit reads."""
         g = self.g
@@ -100,7 +139,7 @@ class DirectTiling:
             pixels = self.rows * self.columns * g.taps
         else:
             pixels = g.reach(0, 1) * g.reach(1, self.rows) * g.reach(2, self.columns)
-        return self.segment * pixels * self.of.item * (1 if self.plain else self.of.lanes)
+        return self.segment * pixels * self.pixel
 
     def boxes(self) -> int:
         """Return the number of boxes of output pixels, over all images and groups."""
@@ -359,39 +398,19 @@ def emit_direct(
         table: Bands of the panels (`band_table`); 0: every panel reads all input blocks.
         flops: Operations to report, without those on zeros in the weights; 0: those of ``g``.
     """
-    lanes, item = of.lanes, of.item
-    pixel = (1 if plain else lanes) * item
-    blocks_out = -(-g.outputs // lanes)
     tiling = direct_tiling(of, g, plain, table != 0, low.threads)
-    whole = g.groups == g.target[0] == 1 and out.steps == (1, 1, 1) and out.sizes is None
-    if (
-        low.threads > 1
-        and tiling.gathered
-        and tiling.boxes() <= low.threads
-        and whole
-        and table == 0
-    ):
+    may_share = low.threads > 1 and tiling.gathered and table == 0 and out.whole
+    if may_share and g.groups == g.target[0] == 1 and tiling.boxes() <= low.threads:
         x, g = _gather_first(low, of, g, x)
-        tiling = direct_tiling(of, g, plain, table != 0, low.threads)
-    blocks_in = tiling.blocks_in
-    weights = blocks_in * g.taps * (1 if plain else lanes) * blocks_out * lanes * item
-    scratch: Argument = 0
-    scratch_bytes = 0
-    if tiling.copies_input:
-        scratch = low.scratch(tiling.reads(), per_worker=True)
-        scratch_bytes = scratch.nbytes
+        tiling = direct_tiling(of, g, plain, False, low.threads)
+    pixel, blocks_out = of.lanes * of.item, -(-g.outputs // of.lanes)
+    scratch = low.scratch(tiling.reads(), per_worker=True) if tiling.copies_input else None
+    image_in = g.groups * tiling.blocks_in * math.prod(g.source) * tiling.pixel
+    image_out = g.groups * blocks_out * math.prod(out.sizes or g.target) * pixel
+    # Weights from memory that serve few pixels are prefetched.
+    ahead = tiling.weight_bytes > caches().l2 and g.pixels <= 64 * of.mr
     # With few-row tiles a thread runs all panels of its pixels, which are in its own cache.
     over_pixels = not tiling.copies_input and not (of.few_rows and low.threads > 1)
-    if tiling.joined_panels >= tiling.panels:
-        joined = -(-tiling.panels // tiling.unit_panels)
-    else:
-        joined = max(1, tiling.joined_panels // tiling.unit_panels)
-    sizes = out.sizes or g.target
-    pixels = math.prod(sizes)
-    image_in = g.groups * blocks_in * math.prod(g.source) * pixel
-    image_out = g.groups * blocks_out * pixels * lanes * item
-    # Weights from memory that serve few pixels are prefetched.
-    ahead = weights > caches().l2 and g.pixels <= 64 * of.mr
     arguments = DirectArguments(
         x=x,
         weights=weight,
@@ -399,34 +418,27 @@ def emit_direct(
         bias=bias,
         residual=out.residual,
         groups=g.groups,
-        input_blocks=blocks_in,
+        input_blocks=tiling.blocks_in,
         output_blocks=blocks_out,
         **g.arguments(),
         tile=of.contraction(ahead=ahead),
-        activation=act.kernel,
-        flags=act.flags,
-        low=act.low,
-        high=act.high,
+        **act.arguments(),
         rows=tiling.rows,
         columns=tiling.columns,
         panels=tiling.unit_panels,
-        scratch=scratch,
-        scratch_bytes=scratch_bytes,
+        scratch=scratch or 0,
+        scratch_bytes=scratch.nbytes if scratch else 0,
         over_pixels=int(over_pixels),
         x_image=image_in,
         y_image=image_out,
         residual_image=image_out,
-        y_column=out.steps[2],
-        y_row=out.steps[1] * sizes[2],
-        y_plane=out.steps[0] * sizes[1] * sizes[2],
-        y_block=pixels,
-        y_offset=out.offset * lanes * item,
+        **out.strides(g.target, pixel),
         bands=table,
         rest=tiling.rest,
         segment=tiling.segment,
         gathered=int(tiling.gathered),
         strip=0 if out.steps[2] != 1 else _strip(tiling, ahead),
-        joined=joined,
+        joined=tiling.joined,
     )
     count = tiling.units()
     flops = flops or g.flops
@@ -436,5 +448,5 @@ def emit_direct(
         count,
         grain=grain(count, flops),
         flops=flops,
-        bytes=image_in * g.images + weights * g.groups + image_out * g.images,
+        bytes=image_in * g.images + tiling.weight_bytes * g.groups + image_out * g.images,
     )

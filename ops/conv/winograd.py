@@ -79,10 +79,7 @@ def emit_winograd(
         output_blocks=t.blocks_out,
         **g.arguments(),
         tile=of.strip(of.lanes, of.lanes, ahead=True) if of.few_rows else of.contraction(),
-        activation=act.kernel,
-        flags=act.flags,
-        low=act.low,
-        high=act.high,
+        **act.arguments(),
         tiles=t.tiles,
         in_place=int(t.in_place),
         panels=t.unit_panels,
@@ -101,26 +98,8 @@ def emit_winograd(
     )
     variant = {"stride": stride} if stride > 1 else taps_variant(g.kernel[1])
     kernel = Kernel("subgraph.ops.conv.winograd_kernels", "winograd", m=m, **variant, **of.variant)
-    moved_in, moved_out = g.images * image_in, g.images * t.blocks_out * g.pixels * pixel
-    moved = t.values * t.panels * t.blocks_in * pixel * of.width  # weights
-    flops = 2 * winograd_values(g, m) * g.kernel[0] * g.inputs * g.outputs
-    if not t.staged:
-        units = -(-t.total // t.tiles) * -(-t.panels // t.unit_panels)
-        least = larger(grain(units, g.flops), t.together) if low.threads > 1 else 0
-        moved += moved_in + moved_out
-        low.emit(kernel, arguments(stage=0), units, grain=least, flops=flops, bytes=moved)
-        return
-    value_bytes = t.total * pixel * t.values * t.blocks_in
-    sum_bytes = t.total * pixel * t.points * t.blocks_out
-    stages = (
-        (t.blocks_in, _PRODUCTS_PER_BYTE * value_bytes, 0, moved_in + value_bytes),
-        (t.products, g.flops, flops, moved + value_bytes + sum_bytes),
-        (t.blocks_out, _PRODUCTS_PER_BYTE * sum_bytes, 0, moved_out + sum_bytes),
-    )
-    for stage, (units, work, counted, bytes_moved) in enumerate(stages, 1):
-        least = grain(units, work)
-        step = arguments(stage=stage)
-        low.emit(kernel, step, units, grain=least, flops=counted, bytes=bytes_moved)
+    for stage, step in _stages(of, g, t, m, low.threads).items():
+        low.emit(kernel, arguments(stage=stage), **step)
 
 
 @attrs.frozen
@@ -164,6 +143,39 @@ class _Tiling:
         """Return the vectors of values and sums of a unit; see `WinogradArguments`."""
         sums = (1 if self.in_place else self.points) * (self.unit_panels * of.nv + 1)
         return (self.values * (self.blocks_in + 1) + sums) * (self.tiles | 1)
+
+
+def _stages(of: Tiles, g: Geometry, t: _Tiling, m: int, threads: int) -> dict[int, dict[str, int]]:
+    """Return units, grain, flops and bytes of each step, by the ``stage`` of its arguments.
+
+    Args:
+        of: The contraction tiles.
+        g: Sizes of the convolution.
+        t: Its tiling.
+        m: Outputs of a tile along an axis.
+        threads: Threads that share the units.
+    """
+    pixel = of.lanes * of.item
+    inputs = g.images * -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
+    outputs = g.images * t.blocks_out * g.pixels * pixel
+    weights = t.values * t.panels * t.blocks_in * pixel * of.width
+    flops = 2 * winograd_values(g, m) * g.kernel[0] * g.inputs * g.outputs
+    if not t.staged:
+        units = -(-t.total // t.tiles) * -(-t.panels // t.unit_panels)
+        least = larger(grain(units, g.flops), t.together) if threads > 1 else 0
+        moved = weights + inputs + outputs
+        return {0: {"units": units, "grain": least, "flops": flops, "bytes": moved}}
+    values = t.total * pixel * t.values * t.blocks_in
+    sums = t.total * pixel * t.points * t.blocks_out
+    stages = (
+        (t.blocks_in, _PRODUCTS_PER_BYTE * values, 0, inputs + values),
+        (t.products, g.flops, flops, weights + values + sums),
+        (t.blocks_out, _PRODUCTS_PER_BYTE * sums, 0, outputs + sums),
+    )
+    return {
+        stage: {"units": units, "grain": grain(units, work), "flops": counted, "bytes": moved}
+        for stage, (units, work, counted, moved) in enumerate(stages, 1)
+    }
 
 
 def _tiling(of: Tiles, g: Geometry, m: int, threads: int) -> _Tiling:

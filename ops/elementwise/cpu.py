@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import attrs
 import numpy as np
@@ -25,7 +26,6 @@ from subgraph.engine.planner.lowering import (
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.graph.types import Array
@@ -129,59 +129,32 @@ def emit_expression(
     Raises:
         Unsupported: An operand does not broadcast in the layout.
     """
-    target = results[0][1]
-    if any(o.shape != target.shape or o.layout != target.layout for _, o in results):
+    outputs = [operand for _, operand in results]
+    target = outputs[0]
+    if any(o.shape != target.shape or o.layout != target.layout for o in outputs):
         raise Unsupported("outputs of a fused chain differ in shape or layout")
     if target.size == 0:
         return
     if _emit_table(low, expression, sources, results):
         _finish(low, sources, [target], keeps_zero)
         return
-    blocks = [s.operand for s in sources if s.layout == "blocked" == target.layout]
-    if any(isinstance(o, Operand) and o.lanes != target.lanes for o in blocks):
-        raise Unsupported("blocks of another size: the dtypes differ in width")
-    sizes = [compute_dtype(dtype) for dtype in (*expression.dtypes, *(o.dtype for _, o in results))]
-    lanes = min(low.lanes("uint8" if d == "bool" else d) for d in (*sizes, *_work(expression)))
-    operands: list[Operand | Weight]
-    if target.layout == "blocked":
-        if any(s.shape != target.shape for s in sources):
-            lanes = min(lanes, target.lanes)  # a block of channels repeats along the pixels
-        operands, shape, strides = _blocked(low, sources, target)
-        strides += [contiguous(shape)] * len(results)
-        dims, strides, periodic = _merge_blocks(shape, strides, lanes)
-    elif any(s.layout == "blocked" for s in sources):
-        raise Unsupported("inputs in the blocked layout, but a result in the plain one")
-    else:
-        operands = [s.operand for s in sources]
-        strides = [broadcast_strides(s.shape, target.shape) for s in sources]
-        strides += [contiguous(target.shape)] * len(results)
-        dims, strides = collapse(target.shape, strides)
-        periodic = [False] * len(strides)
-    modes = tuple(
-        "p" if period else ("v" if steps[-1] else "s")
-        for steps, period in zip(strides, periodic, strict=True)
-    )
-    if dims[-1] == 1:
-        modes = tuple("v" for _ in modes)
-    outputs = [o for _, o in results]
-    program, order = canonical_order(expression.instructions, modes[: len(sources)])
+    walk = _walk(low, expression, sources, outputs)
+    program, order = canonical_order(expression.instructions, walk.modes[: len(sources)])
     name = {f"i{old}": f"i{new}" for new, old in enumerate(order)}
     kernel = Kernel(
         "subgraph.ops.elementwise.kernels",
         "run",
         program=program,
         inputs=tuple(expression.dtypes[k] for k in order),
-        modes=tuple(modes[k] for k in order),
+        modes=tuple(walk.modes[k] for k in order),
         outputs=tuple(f"{name.get(term.name, term.name)}:{o.dtype}" for term, o in results),
-        outer=max(len(dims) - 2, 0),
-        lanes=lanes,
+        outer=max(len(walk.dims) - 2, 0),
+        lanes=walk.lanes,
     )
-    operands = [operands[k] for k in order]
-    strides = [*(strides[k] for k in order), *strides[len(order) :]]
+    operands = [*(walk.operands[k] for k in order), *outputs]
+    strides = [*(walk.strides[k] for k in order), *walk.strides[len(order) :]]
     items = [item_bytes(sources[k].dtype) for k in order] + [o.itemsize for o in outputs]
-    arguments, units, tile = _kernel_arguments(
-        expression, dims, strides, [*operands, *outputs], items
-    )
+    arguments, units, tile = _kernel_arguments(expression, walk.dims, strides, operands, items)
     moved = sum(s.operand.nbytes for s in sources if isinstance(s.operand, Operand))
     low.emit(
         kernel,
@@ -192,6 +165,62 @@ def emit_expression(
         bytes=moved + sum(o.nbytes for o in outputs),
     )
     _finish(low, sources, outputs, keeps_zero)
+
+
+class _Walk(NamedTuple):
+    """How the kernel `run` traverses its inputs and outputs.
+
+    Attributes:
+        operands: The inputs.
+        dims: Dimensions, merged as far as possible.
+        strides: Strides of inputs and outputs along them, in elements.
+        modes: How the kernel reads each along the last dimension: "v" contiguous, "s" one element,
+            "p" a block of channels that repeats.
+        lanes: Elements of a vector.
+    """
+
+    operands: Sequence[Operand | Weight]
+    dims: Ints
+    strides: Sequence[Ints]
+    modes: tuple[str, ...]
+    lanes: int
+
+
+def _walk(
+    low: Lowering, expression: Expression, sources: Sequence[Source], outputs: Sequence[Operand]
+) -> _Walk:
+    """Return how the kernel traverses the operands of an expression.
+
+    Raises:
+        Unsupported: An input does not broadcast in the layout.
+    """
+    target = outputs[0]
+    blocks = [s.operand for s in sources if s.layout == "blocked" == target.layout]
+    if any(isinstance(o, Operand) and o.lanes != target.lanes for o in blocks):
+        raise Unsupported("blocks of another size: the dtypes differ in width")
+    sizes = [compute_dtype(dtype) for dtype in (*expression.dtypes, *(o.dtype for o in outputs))]
+    lanes = min(low.lanes("uint8" if d == "bool" else d) for d in (*sizes, *_work(expression)))
+    if target.layout == "blocked":
+        if any(s.shape != target.shape for s in sources):
+            lanes = min(lanes, target.lanes)  # a block of channels repeats along the pixels
+        operands, shape, strides = _blocked(low, sources, target)
+        strides += [contiguous(shape)] * len(outputs)
+        dims, strides, periodic = _merge_blocks(shape, strides, lanes)
+    elif any(s.layout == "blocked" for s in sources):
+        raise Unsupported("inputs in the blocked layout, but a result in the plain one")
+    else:
+        operands = [s.operand for s in sources]
+        strides = [broadcast_strides(s.shape, target.shape) for s in sources]
+        strides += [contiguous(target.shape)] * len(outputs)
+        dims, strides = collapse(target.shape, strides)
+        periodic = [False] * len(strides)
+    modes = tuple(
+        "p" if period else ("v" if steps[-1] else "s")
+        for steps, period in zip(strides, periodic, strict=True)
+    )
+    if dims[-1] == 1:
+        modes = tuple("v" for _ in modes)
+    return _Walk(operands, dims, strides, modes, lanes)
 
 
 def _finish(
@@ -454,10 +483,7 @@ def emit_cast(low: Lowering, x: Operand, y: Operand) -> None:
         Unsupported: The kernels do not take one of the dtypes.
     """
     e = Expression()
-    try:
-        result = e.cast(e.input(x.dtype), y.dtype)
-    except UnsupportedOpError as error:
-        raise Unsupported(str(error)) from error
+    result = e.cast(e.input(x.dtype), y.dtype)
     emit_expression(low, e, [source(x, y.shape)], [(result, y)])
 
 
@@ -500,11 +526,8 @@ def elementwise(node: Node, low: Lowering) -> None:
         _lower_in_groups(low, operands)
         return
     e = Expression()
-    try:
-        terms = [e.input(operand.dtype) for operand in operands]
-        result = expand(e, node, terms)
-    except UnsupportedOpError as error:
-        raise Unsupported(str(error)) from error
+    terms = [e.input(operand.dtype) for operand in operands]
+    result = expand(e, node, terms)
     sources = [source(operand) for operand in operands]
     if len(operands) == 2:
         sources[1] = source(operands[1], _legacy_shape(node, operands[0], operands[1]))
@@ -529,15 +552,12 @@ def _lower_in_groups(low: Lowering, operands: Sequence[Operand]) -> None:
         group = [*partial_result, *operands[first : first + _MAX_OPERANDS - 1]]
         last = first + _MAX_OPERANDS - 1 >= len(operands)
         e = Expression()
-        try:
-            terms = [e.input(operand.dtype) for operand in group]
-            result = terms[0]
-            for term in terms[1:]:
-                result = e(name, result, term)
-            if last and node.op_type == "Mean":
-                result = e("div", result, float(len(operands)))
-        except UnsupportedOpError as error:
-            raise Unsupported(str(error)) from error
+        terms = [e.input(operand.dtype) for operand in group]
+        result = terms[0]
+        for term in terms[1:]:
+            result = e(name, result, term)
+        if last and node.op_type == "Mean":
+            result = e("div", result, float(len(operands)))
         target = y if last else temporary(low, y.dtype, y.shape)
         emit_expression(low, e, [source(operand) for operand in group], [(result, target)])
         partial_result = [target]
@@ -548,10 +568,7 @@ def cast_like(node: Node, low: Lowering) -> None:
     """Lower a cast to the dtype of the second input, whose elements are not read."""
     e = Expression()
     x = low.input(0)
-    try:
-        result = e.cast(e.input(x.dtype), low.output().dtype)
-    except UnsupportedOpError as error:
-        raise Unsupported(str(error)) from error
+    result = e.cast(e.input(x.dtype), low.output().dtype)
     emit_expression(low, e, [source(x)], [(result, low.output())], keeps_zero=True)
 
 
@@ -563,11 +580,8 @@ def fused(node: Node, low: Lowering) -> None:
         raise Unsupported("a fused chain without its inner graph")
     operands = [low.input(k) for k in range(len(low.inputs))]
     e = Expression()
-    try:
-        terms = [e.input(operand.dtype) for operand in operands]
-        results = expand_graph(e, inner, terms)
-    except UnsupportedOpError as error:
-        raise Unsupported(str(error)) from error
+    terms = [e.input(operand.dtype) for operand in operands]
+    results = expand_graph(e, inner, terms)
     if len(e.instructions) > MAX_FUSED:
         raise Unsupported(f"a fused chain of {len(e.instructions)} instructions")
     keeps = all(n.op_type in _KEEPS_ZERO for n in inner.nodes) or (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from subgraph.dtypes import FLOATS, HALF_FLOATS, compute_dtype
-from subgraph.errors import UnsupportedOpError
+from subgraph.engine.planner.lowering import Unsupported
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
 from subgraph.operators.requirements import decoded
@@ -55,10 +55,10 @@ class Expression:
         """Add an input and return its term.
 
         Raises:
-            UnsupportedOpError: The kernels do not take the dtype.
+            Unsupported: The kernels do not take the dtype.
         """
         if dtype not in DTYPES:
-            raise UnsupportedOpError(f"elementwise kernels do not take dtype {dtype}")
+            raise Unsupported(f"elementwise kernels do not take dtype {dtype}")
         self.dtypes.append(dtype)
         return Term(f"i{len(self.dtypes) - 1}", dtype)
 
@@ -90,10 +90,10 @@ class Expression:
         """Convert to another dtype, with the rounding of a store in that dtype.
 
         Raises:
-            UnsupportedOpError: The kernels do not produce the dtype.
+            Unsupported: The kernels do not produce the dtype.
         """
         if dtype not in DTYPES:
-            raise UnsupportedOpError(f"elementwise kernels do not give dtype {dtype}")
+            raise Unsupported(f"elementwise kernels do not give dtype {dtype}")
         if x.dtype == dtype:
             return x
         name = x.name
@@ -141,10 +141,10 @@ def _real(node: Node, x: Term) -> None:
     """Check that an operand is of a floating-point dtype.
 
     Raises:
-        UnsupportedOpError: It is not.
+        Unsupported: It is not.
     """
     if x.dtype not in FLOATS:
-        raise UnsupportedOpError(f"{node.op_type} of {x.dtype}")
+        raise Unsupported(f"{node.op_type} of {x.dtype}")
 
 
 def _primitive(name: str) -> Expand:
@@ -451,12 +451,12 @@ def expand(e: Expression, node: Node, args: Sequence[Term]) -> Term:
         args: Terms of the node's inputs, in order, without omitted ones.
 
     Raises:
-        UnsupportedOpError: The operator is not elementwise, or its dtype is not supported.
+        Unsupported: The operator is not elementwise, or its dtype is not supported.
     """
     rules = EXPANSIONS if node.op_type in EXPANSIONS else _CONVERSIONS
     rule = rules.get(node.op_type) if node.domain == "" else None
     if rule is None:
-        raise UnsupportedOpError(f"{node.op_type} is no elementwise operator")
+        raise Unsupported(f"{node.op_type} is no elementwise operator")
     return rule(e, node, list(args))
 
 
@@ -472,13 +472,13 @@ def expand_graph(e: Expression, graph: Graph, inputs: Sequence[Term]) -> list[Te
         The terms of the graph's outputs.
 
     Raises:
-        UnsupportedOpError: A node is not elementwise, or a dtype is not supported.
+        Unsupported: A node is not elementwise, or a dtype is not supported.
     """
     terms: dict[Value, Term] = dict(zip(graph.inputs, inputs, strict=True))
     for node in graph.nodes:
         args = [_term(e, terms, value) for value in node.inputs if value is not None]
         if node.op_type == "Constant":
-            raise UnsupportedOpError("a Constant inside a fused chain; make it an input")
+            raise Unsupported("a Constant inside a fused chain; make it an input")
         terms[node.outputs[0]] = expand(e, node, args)
     return [_term(e, terms, value) for value in graph.outputs]
 
@@ -486,7 +486,7 @@ def expand_graph(e: Expression, graph: Graph, inputs: Sequence[Term]) -> list[Te
 def _term(e: Expression, terms: dict[Value, Term], value: Value) -> Term:
     found = terms.get(value)
     if found is None:
-        raise UnsupportedOpError(f"value {value.name!r} does not come from inside the fused chain")
+        raise Unsupported(f"value {value.name!r} does not come from inside the fused chain")
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import attrs
 import numpy as np
 
 from subgraph.engine.codegen.tiling import FEW_ROWS
@@ -209,24 +210,17 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
         ends = (a.operand, a.row_step), b_word, similar, product.out
         emit_strassen(low, of, *ends, (m, n, depth), init, residual, product.act)
         return
-    _blocks_of_panels(
-        low,
-        product,
-        left=a,
-        right=(b_word, row_of_b),
-        of=of,
-        sizes=sizes,
-        steps=(steps[0], b_steps, steps[2]),
-        ends=(init, residual),
-    )
+    ends = init, residual
+    steps = [steps[0], b_steps, steps[2]]
+    product = attrs.evolve(product, a=a)
+    _blocks_of_panels(low, product, of, (b_word, row_of_b), sizes, steps, ends)
 
 
 def _blocks_of_panels(
     low: Lowering,
     product: Product,
-    left: Matrix,
-    right: tuple[Argument, int],
     of: Tiles,
+    right: tuple[Argument, int],
     sizes: Sequence[int],
     steps: Sequence[Sequence[int]],
     ends: tuple[Argument, Argument],
@@ -235,37 +229,28 @@ def _blocks_of_panels(
 
     Args:
         low: Collects the plan's steps and scratch memory.
-        product: The product.
-        left: A, with batches merged by `_batch`.
-        right: B, and the bytes between its rows, 0 if it is packed into panels.
+        product: The product, its batch merged by `_batch`.
         of: The contraction tiles.
+        right: B, and the bytes between its rows, 0 if it is packed into panels.
         sizes: Sizes of the three levels of the batch.
         steps: Strides of A, B and the result along these levels, in elements.
         ends: The initial values of sums (one per column) and the residual; 0: none.
     """
-    a, (b_word, row_of_b), (init, residual) = left, right, ends
-    act, item, count = product.act, of.item, math.prod(sizes)
+    a, item, count = product.a, of.item, math.prod(sizes)
     m, n, depth = a.rows, product.b.columns, a.columns
-    flops = 2 * count * m * n * depth
     panels = -(-n // of.width)
-    packed_a = a.row_step * item % 4096 == 0 and a.column_step == 1 and m >= 8 and panels > 2
-    packed_a = packed_a or (a.row_step != 1 and a.column_step != 1)
-    kc = _pass_depth(depth) if packed_a else max(depth, 1)
-    mb, pb = _blocks(low.threads, count, m, panels, of, packed_a)
-    scratch: Argument = 0
-    scratch_bytes = 0
-    if packed_a:
-        scratch = low.scratch(mb * (kc + 16) * item, per_worker=True)
-        scratch_bytes = scratch.nbytes
-    units = count * -(-m // mb) * -(-panels // pb)
+    packed = _packs_left(a, item, panels)
+    kc = _pass_depth(depth) if packed else max(depth, 1)
+    mb, pb = _blocks(low.threads, count, m, panels, of, packed)
+    scratch = low.scratch(mb * (kc + 16) * item, per_worker=True) if packed else None
     batch = batch_steps(sizes, steps, item, of.weight_item)
     arguments = GemmArguments(
         a=a.operand,
-        b=b_word,
+        b=right[0],
         c=product.out,
-        init=init,
+        init=ends[0],
         row_init=0,
-        residual=residual,
+        residual=ends[1],
         m=m,
         n=n,
         k=depth,
@@ -273,24 +258,23 @@ def _blocks_of_panels(
         a_column=a.column_step * item,
         c_row=n * item,
         residual_row=n * item,
-        b_row=row_of_b,
+        b_row=right[1],
         tile=of.contraction(ahead=True),
         masked_tile=of.contraction(masked=True, ahead=True),
-        activation=act.kernel,
-        flags=act.flags,
-        low=act.low,
-        high=act.high,
+        **product.act.arguments(),
         block_rows=mb,
         block_panels=pb,
         pass_depth=kc,
-        scratch=scratch,
-        scratch_bytes=scratch_bytes,
+        scratch=scratch or 0,
+        scratch_bytes=scratch.nbytes if scratch else 0,
         **batch,
         residual_step0=batch["c_step0"],
         residual_step1=batch["c_step1"],
         residual_step2=batch["c_step2"],
         rows_first=1 if m > mb else 0,
     )
+    units = count * -(-m // mb) * -(-panels // pb)
+    flops = 2 * count * m * n * depth
     moved = (a.operand.size + 2 * count * m * n) * item + count * n * depth * of.weight_item
     low.emit(
         Kernel("subgraph.ops.matmul.kernels", "gemm", **of.variant),
@@ -300,6 +284,13 @@ def _blocks_of_panels(
         flops=flops,
         bytes=moved,
     )
+
+
+def _packs_left(a: Matrix, item: int, panels: int) -> bool:
+    """Return whether units pack their rows of A: rows of one cache set, or scattered elements."""
+    if a.row_step * item % 4096 == 0 and a.column_step == 1 and a.rows >= 8 and panels > 2:
+        return True
+    return a.row_step != 1 and a.column_step != 1
 
 
 def _pass_depth(depth: int) -> int:

@@ -109,25 +109,11 @@ def emit_strassen(
         residual: Matrix added at the end; 0: none.
         act: The activation.
     """
-    (a, row_step), (m, n, depth) = left, sizes
-    item = of.item
-    # Row blocks and passes do not depend on the number of threads, and so neither do the results.
-    blocks = -(-m // _MAX_BLOCK_ROWS)
-    mb = round_up(-(-m // blocks), 2)
-    room = caches().l2 * 3 // 4 // (_SUMS * item * (mb // 2))
-    most = max(64, min(room, _MAX_PASS_DEPTH))
-    passes = -(-depth // 2 // most)
-    kc = round_up(-(-depth // 2 // passes), of.lanes)
-    pairs = n // of.width // 2
-    row_blocks = -(-m // mb)
-    pb = min(pairs, _MAX_BLOCK_PAIRS)
-    if low.threads > 1:
-        pb = min(pb, _MAX_SHARED_BLOCK_PAIRS, -(-pairs * row_blocks // low.threads))
-        pb = even_part(pairs, pb, row_blocks, low.threads)
-    units = row_blocks * -(-pairs // pb)
+    (a, row_step), (m, n, depth), item = left, sizes, of.item
+    mb, pb, kc = _block(of, m, n, depth, low.threads)
     row = (kc + _ROW_PADDING) * item
-    room = _SUMS * (mb // 2) * row + (kc + 2 * mb) * of.width * item
-    scratch = low.scratch(room, per_worker=True)
+    sums = mb // 2 * row
+    scratch = low.scratch(_SUMS * sums + (kc + 2 * mb) * of.width * item, per_worker=True)
     arguments = StrassenArguments(
         a=a,
         b=weight,
@@ -140,28 +126,40 @@ def emit_strassen(
         a_row=row_step * item,
         tile=of.contraction(ahead=True),
         twice_tile=of.contraction(ahead=True, twice=True),
-        activation=act.kernel,
-        flags=act.flags,
-        low=act.low,
-        high=act.high,
+        **act.arguments(),
         block_rows=mb,
         block_pairs=pb,
         pass_depth=kc,
         scratch=scratch,
         scratch_bytes=scratch.nbytes,
         sum_row=row,
-        sum_bytes=mb // 2 * row,
+        sum_bytes=sums,
         mixed_tile=of.contraction(ahead=True, twice=True, mixed=True),
         similar=similar,
     )
-    flops = 2 * m * n * depth
-    moved = (a.size + 2 * m * n + n * depth) * item
-    kernel = Kernel("subgraph.ops.matmul.strassen_kernels", "product", **of.variant)
+    flops, units = 2 * m * n * depth, -(-m // mb) * -(-(n // of.width // 2) // pb)
     low.emit(
-        kernel,
+        Kernel("subgraph.ops.matmul.strassen_kernels", "product", **of.variant),
         arguments,
         units,
         grain=grain(units, flops),
         flops=flops * 7 // 8,
-        bytes=moved,
+        bytes=(a.size + 2 * m * n + n * depth) * item,
     )
+
+
+def _block(of: Tiles, m: int, n: int, depth: int, threads: int) -> tuple[int, int, int]:
+    """Return the rows of a block, its pairs of panels, and the steps of a pass in each half of K.
+
+    Rows and steps do not depend on the number of threads, and so neither do the results.
+    """
+    rows = round_up(-(-m // -(-m // _MAX_BLOCK_ROWS)), 2)
+    fitting = caches().l2 * 3 // 4 // (_SUMS * of.item * (rows // 2))
+    passes = -(-depth // 2 // max(64, min(fitting, _MAX_PASS_DEPTH)))
+    steps = round_up(-(-depth // 2 // passes), of.lanes)
+    all_pairs, row_blocks = n // of.width // 2, -(-m // rows)
+    pairs = min(all_pairs, _MAX_BLOCK_PAIRS)
+    if threads > 1:
+        pairs = min(pairs, _MAX_SHARED_BLOCK_PAIRS, -(-all_pairs * row_blocks // threads))
+        pairs = even_part(all_pairs, pairs, row_blocks, threads)
+    return rows, pairs, steps

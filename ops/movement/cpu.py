@@ -20,7 +20,6 @@ from subgraph.engine.planner.lowering import (
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import is_symbolic
 from subgraph.graph.types import Array, numpy_dtype
@@ -265,11 +264,7 @@ def repeat(low: Lowering, x: Operand, y: Operand) -> None:
         Unsupported: No kernel moves this dtype.
     """
     e = Expression()
-    try:
-        term = e.input(x.dtype)
-    except UnsupportedOpError as error:
-        raise Unsupported(f"Expand of {x.dtype}") from error
-    emit_expression(low, e, [source(x)], [(term, y)])
+    emit_expression(low, e, [source(x)], [(e.input(x.dtype), y)])
 
 
 @lowering("Tile")

@@ -7,7 +7,6 @@ import numpy as np
 from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term
@@ -101,12 +100,8 @@ def dynamic(node: Node, low: Lowering) -> None:
     step = e("div", span, 255)
     origin = e("max", e("min", e("div", e("neg", bottom), step), 255), 0)
     point = e.cast(e("rint", origin), "uint8")
-    try:
-        emit_expression(
-            low, e, [source(largest, ()), source(smallest, ())], [(step, scale), (point, zero)]
-        )
-    except UnsupportedOpError as error:
-        raise Unsupported(str(error)) from error
+    bounds = [source(largest, ()), source(smallest, ())]
+    emit_expression(low, e, bounds, [(step, scale), (point, zero)])
     e = Expression()
     value, factor, offset = e.input("float32"), e.input("float32"), e.input("uint8")
     result = saturated(e, e("div", value, factor), offset, "uint8")

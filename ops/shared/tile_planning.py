@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import attrs
 
@@ -220,6 +221,15 @@ class Activation:
     low: float
     high: float
     keeps_zero: bool = True
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the fields with which kernels over tiles are called."""
+        return {
+            "activation": self.kernel,
+            "flags": self.flags,
+            "low": self.low,
+            "high": self.high,
+        }
 
 
 NO_ACTIVATION = Activation(0, 0, 0.0, 0.0)
