@@ -39,6 +39,21 @@ class Box(WordBlock):
 _box = stack_block(Box)
 
 
+@register_jitable
+def taps_inside(first: int, last: int, taps: int, dilation: int, size: int) -> tuple[int, int]:
+    """Return the first tap of neighbouring windows inside the image, and the number of such taps.
+
+    Args:
+        first: Pixel that the first tap of the first window reads.
+        last: Pixel that the first tap of the last window reads.
+        taps: Taps along the axis.
+        dilation: Pixels from a tap to the next one.
+        size: Pixels of the image along the axis.
+    """
+    begin = max(0, (dilation - 1 - last) // dilation)
+    return begin, max(0, min(taps, (size - first + dilation - 1) // dilation) - begin)
+
+
 def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> Any:
     """Return the compiled function that copies a box of an image and fills in the pixels outside.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from numba.extending import register_jitable
 
@@ -10,12 +11,10 @@ from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.simd import call_kernel
 from subgraph.engine.codegen.tile import rows_of, stack_words
-from subgraph.engine.codegen.tiling import (
-    TileBlock,
-)
+from subgraph.engine.codegen.tiling import TileBlock
 
 from .arguments import DepthwiseArguments, WindowRowsArguments
-from .copy_kernels import Box, strip_copier
+from .copy_kernels import Box, strip_copier, taps_inside
 
 _tile_block = stack_block(TileBlock)
 _box = stack_block(Box)
@@ -23,19 +22,18 @@ _NEAR = 256  # vectors of outputs that fit in the L1 cache until their activatio
 _zeros = stack_words(8)  # as many bytes as the widest vector
 
 
-@register_jitable
-def taps_inside(first: int, last: int, taps: int, dilation: int, size: int) -> tuple[int, int]:
-    """Return the first tap of neighbouring windows inside the image, and the number of such taps.
+class _Source(NamedTuple):
+    """The pixels that the output rows of a unit read, in place or as they are copied to scratch.
 
-    Args:
-        first: Pixel that the first tap of the first window reads.
-        last: Pixel that the first tap of the last window reads.
-        taps: Taps along the axis.
-        dilation: Pixels from a tap to the next one.
-        size: Pixels of the image along the axis.
+    Attributes:
+        x: Address of the pixel that the first tap of the first output reads.
+        row_bytes: Bytes between rows.
+        plane_bytes: Bytes between planes.
     """
-    begin = max(0, (dilation - 1 - last) // dilation)
-    return begin, max(0, min(taps, (size - first + dilation - 1) // dilation) - begin)
+
+    x: int
+    row_bytes: int
+    plane_bytes: int
 
 
 def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
@@ -47,90 +45,164 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         mr: Most pixels of a tile.
     """
     arguments = view_of(DepthwiseArguments)
-    item = item_bytes(dtype)
-    pixel = lanes * item
-    copy_strip = strip_copier(dtype, lanes, False)
+    pixel = lanes * item_bytes(dtype)
+    set_strides, load_rows = _stride_setter(pixel), _row_loader(dtype, lanes)
+    run_row = _row_runner(pixel, mr)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        t, where = _tile_block(), _box()
-        blocks = a.blocks
-        depth, height, width = a.image_depth, a.image_height, a.image_width
-        od_n, oh_n, ow_n = a.output_depth, a.output_height, a.output_width
-        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
-        sd, sh, sw = a.stride_depth, a.stride_height, a.stride_width
-        dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
-        rb, scratch = a.rows, a.scratch
+        t, window = _tile_block(), _box()
+        set_strides(a, t)
+        scratch = a.scratch
         if scratch != 0:
             scratch += worker * a.scratch_bytes
-        tile, activate = a.tile, a.activation
-        row_blocks = (oh_n + rb - 1) // rb
-        taps = kd * kh * kw
-        t.a_row = sw * pixel
-        t.a_step = dw * pixel
+        row_blocks = (a.output_height + a.rows - 1) // a.rows
+        taps = a.kernel_depth * a.kernel_height * a.kernel_width
+        for unit in range(begin, end):
+            first_row = unit % row_blocks * a.rows
+            plane = unit // row_blocks % a.output_depth
+            block = unit // row_blocks // a.output_depth % a.blocks
+            image = unit // row_blocks // a.output_depth // a.blocks
+            rows = min(a.rows, a.output_height - first_row)
+            source = load_rows(a, window, scratch, image, block, plane, first_row, rows)
+            t.outer_a = a.dilation_depth * source.plane_bytes
+            t.middle_a = a.dilation_height * source.row_bytes
+            t.start = a.bias + block * pixel if a.bias != 0 else 0
+            to = (block * a.y_block + plane * a.y_plane + first_row * a.y_row) * pixel + a.y_offset
+            y = a.y + image * a.y_image + to
+            residual = a.residual
+            if residual != 0:
+                residual += image * a.residual_image + to
+            for row in range(rows):
+                above = (first_row + row) * a.stride_height - a.pad_height
+                first, count = taps_inside(
+                    above, above, a.kernel_height, a.dilation_height, a.image_height
+                )
+                t.middle_count = count
+                weights = a.weights + (block * taps + first * a.kernel_width) * pixel
+                x = source.x + row * a.stride_height * source.row_bytes + first * t.middle_a
+                at = row * a.y_row * pixel
+                run_row(a, t, x, weights, y + at, residual + at if residual != 0 else 0)
+
+    return kernel
+
+
+def _stride_setter(pixel: int) -> Any:
+    """Return ``f(a, t)``, which sets the fields of a depthwise tile that are always the same.
+
+    ``pixel`` is the bytes of a pixel.
+    """
+
+    @register_jitable
+    def set_strides(a: DepthwiseArguments, t: TileBlock) -> None:
+        t.a_row = a.stride_width * pixel
+        t.a_step = a.dilation_width * pixel
         t.b_step = pixel
-        t.outer_count = kd
+        t.outer_count = a.kernel_depth
         t.inner_count = 1
-        t.outer_b = kh * kw * pixel
-        t.middle_b = kw * pixel
-        along, down = a.y_column * pixel, a.y_row * pixel
-        t.c_row = along
-        t.residual_row = along
+        t.outer_b = a.kernel_height * a.kernel_width * pixel
+        t.middle_b = a.kernel_width * pixel
+        t.c_row = a.y_column * pixel
+        t.residual_row = a.y_column * pixel
         t.flags = a.flags
         t.low = a.low
         t.high = a.high
-        for unit in range(begin, end):
-            oh = unit % row_blocks * rb
-            od = unit // row_blocks % od_n
-            block = unit // row_blocks // od_n % blocks
-            image = unit // row_blocks // od_n // blocks
-            rows = min(rb, oh_n - oh)
-            x = a.x + image * a.x_image + block * depth * height * width * pixel
-            d0, h0, w0 = od * sd - a.pad_depth, oh * sh - a.pad_height, -a.pad_width
-            row, plane = width * pixel, height * width * pixel
-            if scratch == 0:
-                x += d0 * plane + h0 * row + w0 * pixel
-            else:
-                where.depth = d0
-                where.row = h0
-                where.column = w0
-                where.depths = (kd - 1) * dd + 1
-                where.rows = (rows - 1) * sh + (kh - 1) * dh + 1
-                where.columns = (ow_n - 1) * sw + (kw - 1) * dw + 1
-                copy_strip(a, 1, x, scratch, where)
-                row = where.columns * pixel
-                plane = where.rows * row
-                x = scratch
-            t.outer_a = dd * plane
-            t.middle_a = dh * row
-            t.start = a.bias + block * pixel if a.bias != 0 else 0
-            out = (block * a.y_block + od * a.y_plane) * pixel + oh * down + a.y_offset
-            y = a.y + image * a.y_image + out
-            res = a.residual
-            if res != 0:
-                res += image * a.residual_image + out
-            for r in range(rows):
-                first, count = taps_inside(h0 + r * sh, h0 + r * sh, kh, dh, height)
-                t.middle_count = count
-                above = first * dh * row
-                weights = a.weights + (block * taps + first * kw) * pixel
-                i = 0
-                while i < ow_n:
-                    m = rows_of(ow_n - i, mr)
-                    at = r * down + i * along
-                    left = w0 + i * sw
-                    first, count = taps_inside(left, left + (m - 1) * sw, kw, dw, width)
-                    t.steps = count
-                    t.b = weights + first * pixel
-                    t.a = x + r * sh * row + above + (i * sw + first * dw) * pixel
-                    t.c = y + at
-                    t.residual = res + at if res != 0 else 0
-                    call_kernel(tile, t, m, 1, 0)
-                    if activate != 0:
-                        call_kernel(activate, t, m, 1, 0)
-                    i += m
 
-    return kernel
+    return set_strides
+
+
+def _row_loader(dtype: str, lanes: int) -> Any:
+    """Return ``f(a, window, scratch, image, block, plane, row, rows)``: the `_Source` of rows.
+
+    The outputs are ``rows`` rows from ``row`` on, in a plane of a block of channels. With scratch,
+    the box of pixels that they read is copied there; ``window`` is memory for that box's sizes.
+    """
+    copy_strip = strip_copier(dtype, lanes, False)
+    pixel = lanes * item_bytes(dtype)
+
+    @register_jitable
+    def load_rows(
+        a: DepthwiseArguments,
+        window: Box,
+        scratch: int,
+        image: int,
+        block: int,
+        plane: int,
+        row: int,
+        rows: int,
+    ) -> _Source:
+        depth = plane * a.stride_depth - a.pad_depth
+        top = row * a.stride_height - a.pad_height
+        row_bytes = a.image_width * pixel
+        plane_bytes = a.image_height * row_bytes
+        x = a.x + image * a.x_image + block * a.image_depth * plane_bytes
+        if scratch == 0:
+            x += depth * plane_bytes + top * row_bytes - a.pad_width * pixel
+            return _Source(x, row_bytes, plane_bytes)
+        columns = (a.output_width - 1) * a.stride_width + (a.kernel_width - 1) * a.dilation_width
+        window.depth = depth
+        window.row = top
+        window.column = -a.pad_width
+        window.depths = (a.kernel_depth - 1) * a.dilation_depth + 1
+        window.rows = (rows - 1) * a.stride_height + (a.kernel_height - 1) * a.dilation_height + 1
+        window.columns = columns + 1
+        copy_strip(a, 1, x, scratch, window)
+        row_bytes = window.columns * pixel
+        return _Source(scratch, row_bytes, window.rows * row_bytes)
+
+    return load_rows
+
+
+def _row_runner(pixel: int, mr: int) -> Any:
+    """Return ``f(a, t, x, weights, y, residual)``, which computes a row of outputs.
+
+    ``x`` is the address of the pixel that the first tap reads, ``weights`` that of its weights;
+    ``y`` and ``residual`` (0: none) are those of the first output.
+
+    Args:
+        pixel: Bytes of a pixel.
+        mr: Most pixels of a tile.
+    """
+
+    @register_jitable
+    def run_row(
+        a: DepthwiseArguments, t: TileBlock, x: int, weights: int, y: int, residual: int
+    ) -> None:
+        outputs, stride, pad = a.output_width, a.stride_width, a.pad_width
+        taps, dilation, width = a.kernel_width, a.dilation_width, a.image_width
+        tile, activate, along = a.tile, a.activation, t.c_row
+        i = 0
+        while i < outputs:
+            pixels = rows_of(outputs - i, mr)
+            left = i * stride - pad
+            first, count = taps_inside(left, left + (pixels - 1) * stride, taps, dilation, width)
+            t.steps = count
+            t.b = weights + first * pixel
+            t.a = x + (i * stride + first * dilation) * pixel
+            t.c = y + i * along
+            t.residual = residual + i * along if residual != 0 else 0
+            call_kernel(tile, t, pixels, 1, 0)
+            if activate != 0:
+                call_kernel(activate, t, pixels, 1, 0)
+            i += pixels
+
+    return run_row
+
+
+class _RowCalls(NamedTuple):
+    """How the rows of `windows` are computed by calls of its tile.
+
+    Attributes:
+        windows: Windows of a tile.
+        first: First output row whose windows lie inside the image along the height.
+        last: The output row after the last one of these.
+        most: Most of these rows that one call computes.
+    """
+
+    windows: int
+    first: int
+    last: int
+    most: int
 
 
 def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
@@ -145,70 +217,102 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
     """
     arguments = view_of(WindowRowsArguments)
     pixel = lanes * item_bytes(dtype)
+    set_tile, run_rows = _window_setter(pixel, mr), _window_row_runner(pixel)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         t = _tile_block()
-        blocks = a.blocks
-        height, width = a.image_height, a.image_width
-        oh_n, ow_n = a.output_height, a.output_width
-        kh, kw = a.kernel_height, a.kernel_width
-        sh, dh = a.stride_height, a.dilation_height
-        ph, pw = a.pad_height, a.pad_width
-        rb = a.rows
-        windows, activate = a.tile, a.activation
-        row_blocks = (oh_n + rb - 1) // rb
-        row_weights = a.group_channels * kw * pixel
-        t.middle_a = dh * width * pixel
-        t.middle_b = row_weights
-        t.c_row = pixel
+        t.zeros = _zeros()
+        calls = set_tile(a, t)
+        row_blocks = (a.output_height + a.rows - 1) // a.rows
+        for unit in range(begin, end):
+            row = unit % row_blocks * a.rows
+            block = unit // row_blocks % a.blocks
+            image = unit // row_blocks // a.blocks
+            t.start = a.bias + block * pixel if a.bias != 0 else 0
+            run_rows(a, t, calls, image, block, row, min(row + a.rows, a.output_height))
+
+    return kernel
+
+
+def _window_setter(pixel: int, mr: int) -> Any:
+    """Return ``f(a, t)``, which sets the fields of ``t`` that are always the same.
+
+    It returns the `_RowCalls` of the arguments.
+
+    Args:
+        pixel: Bytes of a pixel.
+        mr: Most windows of a row of windows.
+    """
+
+    @register_jitable
+    def set_tile(a: WindowRowsArguments, t: TileBlock) -> _RowCalls:
+        width, outputs = a.image_width, a.output_width
+        stride, dilation, pad = a.stride_height, a.dilation_height, a.pad_height
+        windows = rows_of(outputs, mr)
+        t.a_row = stride * width * pixel
+        t.middle_a = dilation * width * pixel
+        t.middle_b = a.group_channels * a.kernel_width * pixel
+        t.c_row = outputs * pixel
+        t.outer_count = (outputs + windows - 1) // windows
+        t.inner_count = (outputs - windows) * pixel
+        t.left = a.pad_width
+        t.right = max(0, (outputs - 1) * a.stride_width - a.pad_width + a.kernel_width - width)
         t.flags = a.flags
         t.low = a.low
         t.high = a.high
-        t.zeros = _zeros()
-        tile = rows_of(ow_n, mr)
-        tiles = (ow_n + tile - 1) // tile
-        t.outer_count = tiles
-        t.inner_count = (ow_n - tile) * pixel
-        t.a_row = sh * width * pixel
-        t.c_row = ow_n * pixel
-        t.left = pw
-        t.right = max(0, (ow_n - 1) * a.stride_width - pw + kw - width)
         # Rows whose windows lie inside the image run in one call; with an activation, as many as
         # stay in the L1 cache until it reads them.
-        middle = (ph + sh - 1) // sh
-        after = max(middle, (height + ph - (kh - 1) * dh - 1) // sh + 1)
-        most = oh_n if activate == 0 else max(1, _NEAR // ow_n)
-        for unit in range(begin, end):
-            oh = unit % row_blocks * rb
-            block = unit // row_blocks % blocks
-            image = unit // row_blocks // blocks
-            x = a.x + image * a.x_image + (block * height * width - pw) * pixel
-            weights = a.weights + block * kh * row_weights
-            t.start = a.bias + block * pixel if a.bias != 0 else 0
-            stop = min(oh + rb, oh_n)
-            r = oh
-            while r < stop:
-                h = r * sh - ph
-                first, last, count = 0, kh, 1
-                if r >= middle and r < after:
-                    count = min(most, min(after, stop) - r)
-                else:
-                    first = (-h + dh - 1) // dh if h < 0 else 0
-                    last = min(kh, (height - h + dh - 1) // dh)
-                out = (block * oh_n + r) * ow_n * pixel
-                y = a.y + image * a.y_image + out
-                res = a.residual
-                t.middle_count = last - first
-                t.a = x + (h + first * dh) * width * pixel
-                t.b = weights + first * row_weights
-                t.c = y
-                t.residual = res + image * a.residual_image + out if res != 0 else 0
-                call_kernel(windows, t, tile, count, 0)
-                if activate != 0:
-                    t.c_row = pixel
-                    call_kernel(activate, t, count * ow_n, 1, 0)
-                    t.c_row = ow_n * pixel
-                r += count
+        first = (pad + stride - 1) // stride
+        below = a.image_height + pad - (a.kernel_height - 1) * dilation - 1
+        most = a.output_height if a.activation == 0 else max(1, _NEAR // outputs)
+        return _RowCalls(windows, first, max(first, below // stride + 1), most)
 
-    return kernel
+    return set_tile
+
+
+def _window_row_runner(pixel: int) -> Any:
+    """Return ``f(a, t, calls, image, block, row, stop)``: the outputs of the rows before ``stop``.
+
+    ``pixel`` is the bytes of a pixel.
+    """
+
+    @register_jitable
+    def run_rows(
+        a: WindowRowsArguments,
+        t: TileBlock,
+        calls: _RowCalls,
+        image: int,
+        block: int,
+        row: int,
+        stop: int,
+    ) -> None:
+        height, taps, row_bytes = a.image_height, a.kernel_height, a.image_width * pixel
+        stride, dilation, pad = a.stride_height, a.dilation_height, a.pad_height
+        tile, activate = a.tile, a.activation
+        along, tap_bytes = t.c_row, t.middle_b
+        x = a.x + image * a.x_image + block * height * row_bytes - a.pad_width * pixel
+        weights = a.weights + block * taps * tap_bytes
+        while row < stop:
+            above = row * stride - pad
+            first, last, count = 0, taps, 1
+            if row >= calls.first and row < calls.last:
+                count = min(calls.most, min(calls.last, stop) - row)
+            else:
+                first = (-above + dilation - 1) // dilation if above < 0 else 0
+                last = min(taps, (height - above + dilation - 1) // dilation)
+            to = (block * a.output_height + row) * along
+            residual = a.residual
+            t.middle_count = last - first
+            t.a = x + (above + first * dilation) * row_bytes
+            t.b = weights + first * tap_bytes
+            t.c = a.y + image * a.y_image + to
+            t.residual = residual + image * a.residual_image + to if residual != 0 else 0
+            call_kernel(tile, t, calls.windows, count, 0)
+            if activate != 0:
+                t.c_row = pixel
+                call_kernel(activate, t, count * a.output_width, 1, 0)
+                t.c_row = along
+            row += count
+
+    return run_rows
