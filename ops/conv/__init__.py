@@ -2,8 +2,9 @@
 
 `choice` picks the algorithm of a convolution (`job`) by estimated cycles, `cpu` emits its steps:
 
-- `direct`, `kernels`, `copy_kernels`: direct convolution over contraction tiles, input copies
-- `winograd`, `winograd_kernels`, `winograd_tile_kernels`, `winograd_axis_kernels`: Winograd's
+- `direct`, `kernels`, `direct_tile_kernels`, `copy_kernels`: direct convolution over contraction
+  tiles, input copies
+- `winograd`, `winograd_kernels`, `winograd_tile_kernels`: Winograd's
 - `polyphase`: strided convolutions of few channels, for Winograd's algorithm
 - `depthwise`, `depthwise_kernels`: single channels and small groups
 - `generic_kernels`: everything else, in the plain layout

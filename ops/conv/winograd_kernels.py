@@ -26,26 +26,79 @@ Volumes, with any kernel along D: the planes that an output reads are further in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import stack_block, view_of
-from subgraph.engine.codegen.simd import call_kernel
+from subgraph.engine.codegen.simd import call_kernel, vec
 from subgraph.engine.codegen.tile import rows_of
-from subgraph.engine.codegen.tiling import TileBlock
+from subgraph.engine.codegen.tiling import F_HI, F_LO, TileBlock
 
 from .arguments import WinogradArguments
 from .winograd_tile_kernels import (
+    Epilogue,
+    OutputTile,
+    TileAddresses,
     TileForm,
-    ValueLayout,
-    input_transform,
-    output_transform,
-    value_layout,
+    tile_prefetcher,
+    tile_transform,
+    tile_writer,
 )
 
 _tile_block = stack_block(TileBlock)
+
+
+class _Grid(NamedTuple):
+    """The tiles of a plane of outputs; the full ones come before the short ones.
+
+    Attributes:
+        down: Tiles along the height.
+        across: Tiles along the width.
+        full_down: Full tiles along the height.
+        full_across: Full tiles along the width.
+    """
+
+    down: int
+    across: int
+    full_down: int
+    full_across: int
+
+
+class _Place(NamedTuple):
+    """Where a tile is.
+
+    Attributes:
+        plane: Index of its plane among those of the outputs of all images.
+        row: Index of the tile along the height.
+        column: Index of the tile along the width.
+    """
+
+    plane: int
+    row: int
+    column: int
+
+
+class ValueLayout(NamedTuple):
+    """Compiled functions that say where tiles are in the image, and their values in scratch.
+
+    Attributes:
+        tile_capacity: ``f(a)``: tiles for which a unit has memory.
+        values_of: ``f(point)``: values of a tile at a point, for each input channel.
+        first_of: ``f(point)``: values of a tile at all points before.
+        values_offset: ``f(a, point)``: bytes before the values of a point.
+        tile_grid: ``f(a)``: the `_Grid` of the arguments.
+        start_of: ``f(tile, full)``: first output of a tile along an axis.
+    """
+
+    tile_capacity: Any
+    values_of: Any
+    first_of: Any
+    values_offset: Any
+    tile_grid: Any
+    start_of: Any
 
 
 def winograd(
@@ -64,26 +117,54 @@ def winograd(
     """
     arguments = view_of(WinogradArguments)
     form = TileForm(dtype, lanes, mr, nv, m, stride, taps)
-    n, side, item, pixel, low = form.n, form.side, form.item, form.pixel, form.few_rows
-    layout = value_layout(form)
-    tile_capacity = layout.tile_capacity
-    transform_input, transform_output = (
-        input_transform(form, layout),
-        output_transform(form, layout),
-    )
+    low, points = form.few_rows, form.side**2
+    layout = _value_layout(form)
+    tile_grid, set_tiles = layout.tile_grid, _tile_setter(form)
+    divide = _scratch_divider(form, layout)
+    transform_input = _input_transform(form, layout)
+    transform_output = _output_transform(form, layout)
     multiply = _multiplier(form, layout)
     run_stage = _stage_runner(form, layout, transform_input, multiply, transform_output)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         t, finished = _tile_block(), _tile_block()
-        tiles, pb = a.tiles, a.panels
+        set_tiles(a, t, finished)
         scratch = a.scratch + worker * a.scratch_bytes
-        out_blocks = a.output_blocks
-        panels = (out_blocks + nv - 1) // nv
-        panel_blocks = (panels + pb - 1) // pb
-        across, down = (a.output_width + m - 1) // m, (a.output_height + m - 1) // m
-        total = a.images * a.output_depth * across * down
+        if low and a.stage != 0:
+            run_stage(a, t, finished, begin, end, scratch)
+            return
+        panels = (a.output_blocks + nv - 1) // nv
+        panel_blocks = (panels + a.panels - 1) // a.panels
+        grid = tile_grid(a)
+        total = a.images * a.output_depth * grid.across * grid.down
+        values, c = divide(a, scratch)
+        transformed = -1
+        for unit in range(begin, end):
+            block, panel = unit // panel_blocks, unit % panel_blocks * a.panels
+            first = block * a.tiles
+            count = min(a.tiles, total - first)
+            if block != transformed:
+                transform_input(a, first, count, 0, a.input_blocks, scratch, values)
+                transformed = block
+            last_panel = min(panels, panel + a.panels)
+            for point in range(points):
+                multiply(a, t, point, panel, last_panel, panel, first, count, values, c)
+            last_block = min(a.output_blocks, last_panel * nv)
+            transform_output(a, finished, first, count, panel * nv, last_block, scratch, c)
+
+    return kernel
+
+
+def _tile_setter(form: TileForm) -> Any:
+    """Return ``f(a, t, finished)``, which sets the fields that are always the same.
+
+    ``t`` is the block of the contraction tiles, ``finished`` that of the activation.
+    """
+    item, pixel = form.item, form.pixel
+
+    @register_jitable
+    def set_tiles(a: WinogradArguments, t: TileBlock, finished: TileBlock) -> None:
         t.outer_count = 1
         t.middle_count = 1
         t.inner_count = 1
@@ -93,29 +174,22 @@ def winograd(
         finished.c_vector = pixel
         finished.low = a.low
         finished.high = a.high
-        if low and a.stage != 0:
-            run_stage(a, t, finished, begin, end, scratch)
-            return
-        values = scratch + 2 * n * n * pixel
-        c = values + n * n * tile_capacity(a) * (a.input_blocks + 1) * pixel
-        if a.in_place:
-            c = values
-            values += (pb * nv + 1) * tile_capacity(a) * pixel
-        transformed = -1
-        for unit in range(begin, end):
-            block, panel = unit // panel_blocks, unit % panel_blocks * pb
-            first = block * tiles
-            count = min(tiles, total - first)
-            if block != transformed:
-                transform_input(a, first, count, 0, a.input_blocks, scratch, values)
-                transformed = block
-            last_panel = min(panels, panel + pb)
-            for point in range(side * side):
-                multiply(a, t, point, panel, last_panel, panel, first, count, values, c)
-            last_block = min(out_blocks, last_panel * nv)
-            transform_output(a, finished, first, count, panel * nv, last_block, scratch, c)
 
-    return kernel
+    return set_tiles
+
+
+def _scratch_divider(form: TileForm, layout: ValueLayout) -> Any:
+    """Return ``f(a, scratch)``: the addresses of the values and of the sums in scratch."""
+    n, nv, pixel, tile_capacity = form.n, form.nv, form.pixel, layout.tile_capacity
+
+    @register_jitable
+    def divide(a: WinogradArguments, scratch: int) -> tuple[int, int]:
+        values = scratch + 2 * n * n * pixel
+        if a.in_place:
+            return values + (a.panels * nv + 1) * tile_capacity(a) * pixel, values
+        return values, values + n * n * tile_capacity(a) * (a.input_blocks + 1) * pixel
+
+    return divide
 
 
 def _stage_runner(
@@ -153,87 +227,210 @@ def _stage_runner(
     return run_stage
 
 
+def _value_layout(form: TileForm) -> ValueLayout:
+    """Return the functions that locate tiles and their values."""
+    m, pixel, strided, low = form.m, form.pixel, form.strided, form.few_rows
+
+    @register_jitable
+    def tile_capacity(a: WinogradArguments) -> int:
+        """Return the tile capacity of a unit; odd, so that points use different cache sets."""
+        return a.tiles | 1 if low else a.tiles
+
+    @register_jitable
+    def values_of(point: int) -> int:
+        """Return the number of values of a tile at a point, for each input channel."""
+        if not strided:
+            return 1
+        return (1 if point // 3 == 2 else 2) * (1 if point % 3 == 2 else 2)
+
+    @register_jitable
+    def first_of(point: int) -> int:
+        """Return the number of values at all points before this one."""
+        if not strided:
+            return point
+        i, j = point // 3, point % 3
+        return 10 * i + (2 * j if i == 2 else 4 * j)
+
+    @register_jitable
+    def tile_grid(a: WinogradArguments) -> _Grid:
+        """Return the `_Grid` of the arguments."""
+        down, across = (a.output_height + m - 1) // m, (a.output_width + m - 1) // m
+        full_down = max(0, a.output_height - down * (m - 1))
+        return _Grid(down, across, full_down, max(0, a.output_width - across * (m - 1)))
+
+    @register_jitable
+    def start_of(tile: int, full: int) -> int:
+        """Return the first output of a tile along an axis whose first ``full`` tiles are full."""
+        return tile * m - max(0, tile - full)
+
+    @register_jitable
+    def values_offset(a: WinogradArguments, point: int) -> int:
+        """Return the offset of the values of a point, in bytes."""
+        if not strided:
+            return point * (a.input_blocks + 1) * tile_capacity(a) * pixel
+        return (first_of(point) * a.input_blocks + point) * tile_capacity(a) * pixel
+
+    return ValueLayout(tile_capacity, values_of, first_of, values_offset, tile_grid, start_of)
+
+
+@register_jitable
+def _place_of(grid: _Grid, tile: int) -> _Place:
+    """Return where a tile is, whose index is that among all tiles."""
+    row = tile // grid.across % grid.down
+    return _Place(tile // (grid.across * grid.down), row, tile % grid.across)
+
+
+@register_jitable
+def _next_place(grid: _Grid, at: _Place) -> _Place:
+    """Return where the next tile is."""
+    plane, row, column = at.plane, at.row, at.column + 1
+    if column == grid.across:
+        row, column = row + 1, 0
+    if row == grid.down:
+        plane, row = plane + 1, 0
+    return _Place(plane, row, column)
+
+
+@register_jitable
+def _next_addresses(grid: _Grid, at: _Place, of: TileAddresses, row: int) -> TileAddresses:
+    """Return the addresses of the values (sums) of the tile after that at place ``at``.
+
+    ``row`` is the bytes between tiles. A short tile has no values of its own at infinity.
+    """
+    full_row, full_column = at.row < grid.full_down, at.column < grid.full_across
+    return TileAddresses(
+        of.finite + row,
+        of.below + (row if full_row else 0),
+        of.right + (row if full_column else 0),
+        of.corner + (row if full_row and full_column else 0),
+    )
+
+
+def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
+    """Return ``f(a, first, count, begin, end, scratch, values)``.
+
+    It transforms the input blocks from ``begin`` to before ``end`` of ``count`` tiles from tile
+    ``first`` on, and stores their values from address ``values`` on.
+    """
+    n, pixel, low, stride = form.n, form.pixel, form.few_rows, form.stride
+    tile_capacity, values_offset = layout.tile_capacity, layout.values_offset
+    tile_grid, start_of = layout.tile_grid, layout.start_of
+    transform_tile, prefetch_tile = tile_transform(form, values_offset), tile_prefetcher(n, pixel)
+
+    @register_jitable
+    def transform_input(
+        a: WinogradArguments,
+        first: int,
+        count: int,
+        begin: int,
+        end: int,
+        scratch: int,
+        values: int,
+    ) -> None:
+        grid = tile_grid(a)
+        row = pixel if low else (a.input_blocks + 1) * pixel
+        step, apart = values_offset(a, 1), tile_capacity(a) * pixel if low else pixel
+        depth, slices = a.image_depth, a.output_depth
+        blocks, area = a.input_blocks // a.kernel_depth, a.image_height * a.image_width * pixel
+        # Neighbouring tiles read neighbouring pixels and write neighbouring values.
+        for block in range(begin, end):
+            above = block // blocks * a.dilation_depth - a.pad_depth
+            at = _place_of(grid, first)
+            # A short tile's values at infinity are unused: the next full tile overwrites them.
+            to = TileAddresses(values, values, values, values)
+            for _ in range(count):
+                d = at.plane % slices * a.stride_depth + above
+                x = a.x + at.plane // slices * a.x_image + (block % blocks * depth + d) * area
+                h0 = start_of(at.row, grid.full_down) * stride - a.pad_height
+                w0 = start_of(at.column, grid.full_across) * stride - a.pad_width
+                if d < 0 or d >= depth:
+                    h0 = -n  # none of its rows lies inside the image
+                target = to
+                to = _next_addresses(grid, at, to, row)
+                at = _next_place(grid, at)
+                if low and n == 6:
+                    h1, w1 = start_of(at.row, grid.full_down), start_of(at.column, grid.full_across)
+                    prefetch_tile(a, x, h1 - a.pad_height, w1 - a.pad_width)
+                transform_tile(a, x, h0, w0, scratch, target, block, step, apart)
+
+    return transform_input
+
+
+def _output_transform(form: TileForm, layout: ValueLayout) -> Any:
+    """Return ``f(a, finished, first, count, block, last_block, scratch, c)``.
+
+    It transforms the sums from address ``c`` on, of the output blocks from ``block`` to before
+    ``last_block`` of ``count`` tiles from tile ``first`` on, and stores the outputs.
+    """
+    nv, pixel, low = form.nv, form.pixel, form.few_rows
+    v = vec(form.dtype, form.lanes)
+    load, zero, splat = v.load, v.zero, v.splat
+    tile_capacity, tile_grid = layout.tile_capacity, layout.tile_grid
+    locate_output, write_tile = _output_locator(form, layout), tile_writer(form)
+
+    @register_jitable
+    def transform_output(
+        a: WinogradArguments,
+        finished: TileBlock,
+        first: int,
+        count: int,
+        block: int,
+        last_block: int,
+        scratch: int,
+        c: int,
+    ) -> None:
+        grid = tile_grid(a)
+        c_row = (a.panels * nv + 1) * pixel
+        point = tile_capacity(a) * c_row
+        row, apart = (pixel, tile_capacity(a) * pixel) if low else (c_row, pixel)
+        least, most = splat(-math.inf), splat(math.inf)
+        if a.flags & F_LO:
+            least = splat(a.low)
+        if a.flags & F_HI:
+            most = splat(a.high)
+        for b in range(block, last_block):
+            channel_block, bias = b + a.first_block, zero()
+            if a.bias != 0:
+                bias = load(a.bias + channel_block * pixel)
+            epilogue = Epilogue(bias, least, most)
+            s = c + (b - block) * apart
+            at, sums = _place_of(grid, first), TileAddresses(s, s, s, s)
+            for _ in range(count):
+                tile = locate_output(a, grid, at, channel_block)
+                write_tile(a, finished, sums, point, scratch, tile, epilogue)
+                sums = _next_addresses(grid, at, sums, row)
+                at = _next_place(grid, at)
+
+    return transform_output
+
+
+def _output_locator(form: TileForm, layout: ValueLayout) -> Any:
+    """Return ``f(a, grid, at, block)``: the `OutputTile` at a place, of a block of y."""
+    m, pixel, start_of = form.m, form.pixel, layout.start_of
+
+    @register_jitable
+    def locate_output(a: WinogradArguments, grid: _Grid, at: _Place, block: int) -> OutputTile:
+        height, width, slices = a.output_height, a.output_width, a.output_depth
+        image, slice_ = at.plane // slices, at.plane % slices
+        row, column = start_of(at.row, grid.full_down), start_of(at.column, grid.full_across)
+        to = (((block * slices + slice_) * height + row) * width + column) * pixel
+        residual = a.residual
+        if residual != 0:
+            residual += image * a.residual_image + to
+        rows = min(m if at.row < grid.full_down else m - 1, height - row)
+        columns = min(m if at.column < grid.full_across else m - 1, width - column)
+        return OutputTile(a.y + image * a.y_image + to, residual, rows, columns)
+
+    return locate_output
+
+
 def _multiplier(form: TileForm, layout: ValueLayout) -> Any:
     """Return the function that multiplies the values at a point by the weights of panels."""
-    lanes, mr, nv, m, side = form.lanes, form.mr, form.nv, form.m, form.side
-    pixel, low = form.pixel, form.few_rows
-    tile_capacity, values_of, first_of = layout.tile_capacity, layout.values_of, layout.first_of
-    values_offset, full_tiles = layout.values_offset, layout.full_tiles
-
-    @register_jitable
-    def values_at(a: WinogradArguments, point: int, first: int, count: int) -> int:
-        """Return how many of ``count`` tiles from tile ``first`` on have values at a point."""
-        inf_i, inf_j = point // side == side - 1, point % side == side - 1
-        if not (inf_i or inf_j):
-            return count
-        across, down = (a.output_width + m - 1) // m, (a.output_height + m - 1) // m
-        columns = full_tiles(a.output_width) if inf_j else across
-        rows = full_tiles(a.output_height) if inf_i else down
-        if rows == down and columns == across:
-            return count
-        i, j = first // across % down, first % across
-        found = 0
-        for _ in range(count):
-            found += 1 if i < rows and j < columns else 0
-            j += 1
-            if j == across:
-                i, j = i + 1, 0
-            if i == down:
-                i = 0
-        return found
-
-    @register_jitable
-    def weights_at(a: WinogradArguments, point: int, panel: int) -> int:
-        """Return the address of the weights of a panel at a point."""
-        before = first_of(point) * a.output_blocks + panel * nv * values_of(point)
-        weights: int = a.weights
-        weights += before * a.input_blocks * lanes * pixel + point * a.point_padding
-        return weights
-
-    @register_jitable
-    def run_tiles(
-        a: WinogradArguments, t: TileBlock, count: int, vectors: int, values: int, c: int
-    ) -> None:
-        """Run the contraction tiles of a panel at a point, from values to the sums at ``c``."""
-        i = 0
-        while i < count:
-            rows = rows_of(count - i, mr)
-            t.a = values + i * t.a_row
-            t.c = c + i * t.c_row
-            call_kernel(a.tile, t, rows, vectors, 0)
-            i += rows
-
-    @register_jitable
-    def run_strips(
-        a: WinogradArguments,
-        t: TileBlock,
-        count: int,
-        vectors: int,
-        steps: int,
-        values: int,
-        c: int,
-        next_weights: int,
-    ) -> None:
-        """Run the strips of a panel at a point, one segment of the sums after the other.
-
-        ``next_weights`` is the address of the weights used next, which are prefetched.
-        """
-        most = a.segment
-        t.inner_b = lanes * vectors * pixel
-        t.pace = 2 * vectors * pixel // ((count + mr - 1) // mr)
-        done = 0
-        while done < steps:
-            part = min(most, steps - done)
-            rest = a.rest if done + part == steps else 0
-            t.inner_count = part - 1 if rest != 0 else part
-            t.last_steps = rest
-            t.start_row = done
-            t.a = values + done * t.inner_a
-            t.c = c
-            t.ahead = t.b + part * t.inner_b if done + part < steps else next_weights
-            call_kernel(a.tile, t, count, vectors, 0)
-            t.b = t.b + part * t.inner_b
-            done += part
+    lanes, nv, pixel, low = form.lanes, form.nv, form.pixel, form.few_rows
+    tile_capacity, values_of = layout.tile_capacity, layout.values_of
+    values_offset = layout.values_offset
+    values_at, weights_at = _value_counter(form, layout), _weights_locator(form, layout)
+    run_tiles, run_strips = _tile_runner(form), _strip_runner(form)
 
     @register_jitable
     def multiply(
@@ -279,3 +476,105 @@ def _multiplier(form: TileForm, layout: ValueLayout) -> Any:
                 run_tiles(a, t, count, vectors, values + values_offset(a, point), at)
 
     return multiply
+
+
+def _value_counter(form: TileForm, layout: ValueLayout) -> Any:
+    """Return ``f(a, point, first, count)``: how many tiles have values at a point."""
+    side, tile_grid = form.side, layout.tile_grid
+
+    @register_jitable
+    def values_at(a: WinogradArguments, point: int, first: int, count: int) -> int:
+        """Return how many of ``count`` tiles from tile ``first`` on have values at a point."""
+        inf_i, inf_j = point // side == side - 1, point % side == side - 1
+        if not (inf_i or inf_j):
+            return count
+        grid = tile_grid(a)
+        columns = grid.full_across if inf_j else grid.across
+        rows = grid.full_down if inf_i else grid.down
+        if rows == grid.down and columns == grid.across:
+            return count
+        at, found = _place_of(grid, first), 0
+        for _ in range(count):
+            found += 1 if at.row < rows and at.column < columns else 0
+            at = _next_place(grid, at)
+        return found
+
+    return values_at
+
+
+def _weights_locator(form: TileForm, layout: ValueLayout) -> Any:
+    """Return ``f(a, point, panel)``: the address of the weights of a panel at a point."""
+    lanes, nv, pixel = form.lanes, form.nv, form.pixel
+    values_of, first_of = layout.values_of, layout.first_of
+
+    @register_jitable
+    def weights_at(a: WinogradArguments, point: int, panel: int) -> int:
+        before = first_of(point) * a.output_blocks + panel * nv * values_of(point)
+        weights: int = a.weights
+        weights += before * a.input_blocks * lanes * pixel + point * a.point_padding
+        return weights
+
+    return weights_at
+
+
+def _tile_runner(form: TileForm) -> Any:
+    """Return ``f(a, t, count, vectors, values, c)``, which runs the tiles of a panel at a point.
+
+    They multiply the values of ``count`` tiles from address ``values`` on by ``vectors`` blocks of
+    output channels, and store the sums at ``c``.
+    """
+    mr = form.mr
+
+    @register_jitable
+    def run_tiles(
+        a: WinogradArguments, t: TileBlock, count: int, vectors: int, values: int, c: int
+    ) -> None:
+        i = 0
+        while i < count:
+            rows = rows_of(count - i, mr)
+            t.a = values + i * t.a_row
+            t.c = c + i * t.c_row
+            call_kernel(a.tile, t, rows, vectors, 0)
+            i += rows
+
+    return run_tiles
+
+
+def _strip_runner(form: TileForm) -> Any:
+    """Return ``f(a, t, count, vectors, steps, values, c, next_weights)``.
+
+    It runs the strips of a panel at a point, one segment of the sums after the other: ``steps``
+    input blocks in all. ``next_weights`` is the address of the weights used next, which are
+    prefetched; the other arguments are those of `_tile_runner`.
+    """
+    lanes, mr, pixel = form.lanes, form.mr, form.pixel
+
+    @register_jitable
+    def run_strips(
+        a: WinogradArguments,
+        t: TileBlock,
+        count: int,
+        vectors: int,
+        steps: int,
+        values: int,
+        c: int,
+        next_weights: int,
+    ) -> None:
+        most = a.segment
+        t.inner_b = lanes * vectors * pixel
+        t.pace = 2 * vectors * pixel // ((count + mr - 1) // mr)
+        done = 0
+        while done < steps:
+            part = min(most, steps - done)
+            rest = a.rest if done + part == steps else 0
+            t.inner_count = part - 1 if rest != 0 else part
+            t.last_steps = rest
+            t.start_row = done
+            t.a = values + done * t.inner_a
+            t.c = c
+            t.ahead = t.b + part * t.inner_b if done + part < steps else next_weights
+            call_kernel(a.tile, t, count, vectors, 0)
+            t.b = t.b + part * t.inner_b
+            done += part
+
+    return run_strips

@@ -1,12 +1,10 @@
-"""Winograd's transforms of tiles along both axes, and where their values and sums are stored.
+"""Winograd's transforms of a tile: along one axis, and along both.
 
-`winograd_kernels` has the algorithm and its source, `winograd_axis_kernels` the transforms along
-one axis.
+`winograd_kernels` has the algorithm and its source.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import attrs
@@ -14,10 +12,11 @@ from numba.extending import register_jitable
 
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.simd import call_kernel, prefetch, vec
-from subgraph.engine.codegen.tiling import F_HI, F_LO, FEW_ROWS, TileBlock
+from subgraph.engine.codegen.tiling import FEW_ROWS, TileBlock
 
 from .arguments import WinogradArguments
-from .winograd_axis_kernels import backward_along, finisher, forward_along, storer
+
+_A, _B = 2.0 / 3.0, 1.5  # F(4) evaluates at 0, A, -A, B, -B and infinity
 
 
 @attrs.frozen
@@ -73,84 +72,243 @@ class TileForm:
         return self.lanes * self.item
 
 
-class ValueLayout(NamedTuple):
-    """Compiled functions that say where tiles are in the image, and their values in scratch.
+class TileAddresses(NamedTuple):
+    """Addresses of the values (or sums) of a tile at the first point of each kind.
+
+    Short tiles have no values at infinity, so values of neighbouring tiles are apart by point.
 
     Attributes:
-        tile_capacity: ``f(arguments)``: tiles for which a unit has memory.
-        values_of: ``f(point)``: values of a tile at a point, for each input channel.
-        first_of: ``f(point)``: values of a tile at all points before.
-        values_offset: ``f(arguments, point)``: bytes before the values of a point.
-        full_tiles: ``f(outputs)``: full tiles along an axis.
-        start_of: ``f(tile, full)``: first output of a tile along an axis.
+        finite: Points with two finite coordinates.
+        below: Points in the row of infinity.
+        right: Points in the column of infinity.
+        corner: The point at infinity along both axes.
     """
 
-    tile_capacity: Any
-    values_of: Any
-    first_of: Any
-    values_offset: Any
-    full_tiles: Any
-    start_of: Any
+    finite: int
+    below: int
+    right: int
+    corner: int
 
 
-def value_layout(form: TileForm) -> ValueLayout:
-    """Return the functions that locate tiles and their values."""
-    m, pixel, strided, low = form.m, form.pixel, form.strided, form.few_rows
+class OutputTile(NamedTuple):
+    """The outputs of a tile that lie inside the image.
 
-    @register_jitable
-    def tile_capacity(a: WinogradArguments) -> int:
-        """Return the tile capacity of a unit; odd, so that points use different cache sets."""
-        return a.tiles | 1 if low else a.tiles
-
-    @register_jitable
-    def values_of(point: int) -> int:
-        """Return the number of values of a tile at a point, for each input channel."""
-        if not strided:
-            return 1
-        return (1 if point // 3 == 2 else 2) * (1 if point % 3 == 2 else 2)
-
-    @register_jitable
-    def first_of(point: int) -> int:
-        """Return the number of values at all points before this one."""
-        if not strided:
-            return point
-        i, j = point // 3, point % 3
-        return 10 * i + (2 * j if i == 2 else 4 * j)
-
-    @register_jitable
-    def full_tiles(outputs: int) -> int:
-        """Return the number of full tiles along an axis; the others are short."""
-        return max(0, outputs - (outputs + m - 1) // m * (m - 1))
-
-    @register_jitable
-    def start_of(tile: int, full: int) -> int:
-        """Return the first output of a tile along an axis whose first ``full`` tiles are full."""
-        return tile * m - max(0, tile - full)
-
-    @register_jitable
-    def values_offset(a: WinogradArguments, point: int) -> int:
-        """Return the offset of the values of a point, in bytes."""
-        if not strided:
-            return point * (a.input_blocks + 1) * tile_capacity(a) * pixel
-        return (first_of(point) * a.input_blocks + point) * tile_capacity(a) * pixel
-
-    return ValueLayout(tile_capacity, values_of, first_of, values_offset, full_tiles, start_of)
-
-
-def input_transform(form: TileForm, layout: ValueLayout) -> Any:
-    """Return ``f(a, first, count, begin, end, scratch, values)``.
-
-    It transforms the input blocks from ``begin`` to before ``end`` of ``count`` tiles from tile
-    ``first`` on, and stores their values from address ``values`` on.
+    Attributes:
+        y: Address of the first output.
+        residual: Address of its residual; 0: none.
+        rows: Number of rows.
+        columns: Number of columns.
     """
-    m, n, pixel, low, stride = form.m, form.n, form.pixel, form.few_rows, form.stride
-    tile_capacity, values_offset = layout.tile_capacity, layout.values_offset
-    full_tiles, start_of = layout.full_tiles, layout.start_of
-    transform_tile = _tile_transform(form, values_offset)
+
+    y: int
+    residual: int
+    rows: int
+    columns: int
+
+
+class Epilogue(NamedTuple):
+    """Vectors that finish a block of output channels.
+
+    Attributes:
+        bias: The bias.
+        low: Lower bounds of the outputs.
+        high: Upper bounds of the outputs.
+    """
+
+    bias: Any
+    low: Any
+    high: Any
+
+
+def forward_along(v: Any, n: int) -> Any:
+    """Return ``f(source, step)``, which transforms n pixels along an axis to n vectors of values.
+
+    ``source`` is the address of the first pixel's vector, ``step`` the bytes to the next one.
+    """
+    load, fma, splat = v.load, v.fma, v.splat
+
+    @register_jitable
+    def forward2(s: int, ss: int) -> Any:
+        d0, d1, d2, d3 = load(s), load(s + ss), load(s + 2 * ss), load(s + 3 * ss)
+        return d0 - d2, d1 + d2, d2 - d1, d1 - d3
+
+    a, b = _A, _B
+    a2, b2 = a * a, b * b
+
+    @register_jitable
+    def forward4(s: int, ss: int) -> Any:
+        d0, d1, d2 = load(s), load(s + ss), load(s + 2 * ss)
+        d3, d4, d5 = load(s + 3 * ss), load(s + 4 * ss), load(s + 5 * ss)
+        first = fma(splat(-(a2 + b2)), d2, d0 + d4)
+        even_a, odd_a = fma(splat(-b2), d2, d4), fma(splat(-b2), d1, d3)
+        even_b, odd_b = fma(splat(-a2), d2, d4), fma(splat(-a2), d1, d3)
+        last = fma(splat(-(a2 + b2)), d3, d1 + d5)
+        return (
+            first,
+            fma(splat(a), odd_a, even_a),
+            fma(splat(-a), odd_a, even_a),
+            fma(splat(b), odd_b, even_b),
+            fma(splat(-b), odd_b, even_b),
+            last,
+        )
+
+    @register_jitable
+    def forward_strided(s: int, ss: int) -> Any:
+        d0, d1, d2 = load(s), load(s + ss), load(s + 2 * ss)
+        d3, d4 = load(s + 3 * ss), load(s + 4 * ss)
+        # Even and odd inputs at point 0 and at point 1, even inputs at infinity.
+        return d0 - d2, d1 - d3, d2, d3, d4 - d2
+
+    return {4: forward2, 5: forward_strided, 6: forward4}[n]
+
+
+def backward_along(v: Any, m: int, n: int) -> Any:
+    """Return ``f(source, step, last)``, which transforms products along an axis to m outputs.
+
+    ``source`` is the address of the vector at point 0, ``step`` the bytes to that of the next
+    point, ``last`` the address of the vector at infinity, which only the last output needs.
+
+    Args:
+        v: The vector operations (``subgraph.engine.codegen.simd.vec``).
+        m: Outputs of a tile along the axis.
+        n: Inputs of a tile along the axis: 4, 6, or 5 with stride 2.
+    """
+    load, fma, splat = v.load, v.fma, v.splat
+
+    @register_jitable
+    def backward2(s: int, ss: int, last: int) -> Any:
+        m0, m1, m2, m3 = load(s), load(s + ss), load(s + 2 * ss), load(last)
+        return m0 + m1 + m2, m1 - m2 - m3
+
+    a, b = _A, _B
+    a2, b2, a3, b3 = a * a, b * b, a * a * a, b * b * b
+
+    @register_jitable
+    def backward4(s: int, ss: int, last: int) -> Any:
+        m1, m2 = load(s + ss), load(s + 2 * ss)
+        sum_a, diff_a = m1 + m2, m1 - m2
+        m3, m4 = load(s + 3 * ss), load(s + 4 * ss)
+        sum_b, diff_b = m3 + m4, m3 - m4
+        cubes = fma(splat(b3), diff_b, load(last))
+        return (
+            load(s) + sum_a + sum_b,
+            fma(splat(a), diff_a, splat(b) * diff_b),
+            fma(splat(a2), sum_a, splat(b2) * sum_b),
+            fma(splat(a3), diff_a, cubes),
+        )
+
+    @register_jitable
+    def backward3(s: int, ss: int, last: int) -> Any:
+        m1, m2, m3, m4 = load(s + ss), load(s + 2 * ss), load(s + 3 * ss), load(s + 4 * ss)
+        sum_a, diff_a, sum_b, diff_b = m1 + m2, m1 - m2, m3 + m4, m3 - m4
+        return (
+            load(s) + sum_a + sum_b,
+            fma(splat(a), diff_a, splat(b) * diff_b),
+            fma(splat(a2), sum_a, fma(splat(b2), sum_b, load(last))),
+        )
+
+    @register_jitable
+    def backward2_of_6(s: int, ss: int, last: int) -> Any:
+        m1, m2, m3, m4 = load(s + ss), load(s + 2 * ss), load(s + 3 * ss), load(s + 4 * ss)
+        odd = fma(splat(b), m3 - m4, load(last))
+        return load(s) + (m1 + m2) + (m3 + m4), fma(splat(a), m1 - m2, odd)
+
+    @register_jitable
+    def backward_strided(s: int, ss: int, last: int) -> Any:
+        m0, m1, m2 = load(s), load(s + ss), load(last)
+        return m0 + m1, m1 + m2
+
+    if n == 6:
+        return {2: backward2_of_6, 3: backward3, 4: backward4}[m]
+    return backward2 if n == 4 else backward_strided
+
+
+def storer(v: Any, count: int) -> Any:
+    """Return ``f(values, target, step, last)``, which stores ``count`` vectors.
+
+    They are stored from address ``target`` on, ``step`` bytes apart, and the last one at ``last``.
+    """
+    store = v.store
+
+    @register_jitable
+    def store2(d: Any, to: int, step: int, last: int) -> None:
+        store(to, d[0])
+        store(last, d[1])
+
+    @register_jitable
+    def store3(d: Any, to: int, step: int, last: int) -> None:
+        store2(d, to, step, to + step)
+        store(last, d[2])
+
+    @register_jitable
+    def store4(d: Any, to: int, step: int, last: int) -> None:
+        store2(d, to, step, to + step)
+        store2(d[2:], to + 2 * step, step, last)
+
+    @register_jitable
+    def store5(d: Any, to: int, step: int, last: int) -> None:
+        store4(d, to, step, to + 3 * step)
+        store(last, d[4])
+
+    @register_jitable
+    def store6(d: Any, to: int, step: int, last: int) -> None:
+        store4(d, to, step, to + 3 * step)
+        store2(d[4:], to + 4 * step, step, last)
+
+    return {2: store2, 3: store3, 4: store4, 5: store5, 6: store6}[count]
+
+
+def finisher(v: Any, m: int) -> Any:
+    """Return ``f(values, bias, low, high, y, residual, row, rows)``: the end of a tile's column.
+
+    It adds the bias and the residual (address 0: none) to the first ``rows`` of the m values,
+    clamps them to ``low`` and ``high`` and stores them from address ``y`` on, ``row`` bytes apart.
+    """
+    load, store, at_least, at_most = v.load, v.store, v.max, v.min
+
+    @register_jitable
+    def finish(value: Any, bias: Any, low: Any, high: Any, y: int, res: int, down: int) -> None:
+        value = value + bias
+        if res != 0:
+            value = value + load(res + down)
+        store(y + down, at_most(high, at_least(low, value)))
+
+    @register_jitable
+    def finish2(
+        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
+    ) -> None:
+        finish(d[0], bias, low, high, y, res, 0)
+        if rows > 1:
+            finish(d[1], bias, low, high, y, res, row)
+
+    @register_jitable
+    def finish3(
+        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
+    ) -> None:
+        finish2(d, bias, low, high, y, res, row, rows)
+        if rows > 2:
+            finish(d[2], bias, low, high, y, res, 2 * row)
+
+    @register_jitable
+    def finish4(
+        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
+    ) -> None:
+        finish3(d, bias, low, high, y, res, row, rows)
+        if rows > 3:
+            finish(d[3], bias, low, high, y, res, 3 * row)
+
+    return {2: finish2, 3: finish3, 4: finish4}[m]
+
+
+def tile_prefetcher(n: int, pixel: int) -> Any:
+    """Return ``f(a, x, h0, w0)``, which prefetches n x n pixels of ``pixel`` bytes each.
+
+    They begin at row ``h0`` and column ``w0`` of a block of an image at address ``x``. The
+    transform of inputs is bound by loads.
+    """
 
     @register_jitable
     def prefetch_tile(a: WinogradArguments, x: int, h0: int, w0: int) -> None:
-        """Prefetch the inputs of a tile: the transform is bound by loads."""
         row = a.image_width * pixel
         s = x + h0 * row + w0 * pixel
         for _ in range(n):
@@ -158,94 +316,26 @@ def input_transform(form: TileForm, layout: ValueLayout) -> Any:
                 prefetch(s + line)
             s += row
 
-    @register_jitable
-    def transform_input(
-        a: WinogradArguments,
-        first: int,
-        count: int,
-        begin: int,
-        end: int,
-        scratch: int,
-        values: int,
-    ) -> None:
-        across, down = (a.output_width + m - 1) // m, (a.output_height + m - 1) // m
-        columns, lines = full_tiles(a.output_width), full_tiles(a.output_height)
-        blocks = a.input_blocks
-        area = a.image_height * a.image_width * pixel
-        row = pixel if low else (blocks + 1) * pixel
-        step, apart = values_offset(a, 1), tile_capacity(a) * pixel if low else pixel
-        depth, slices, own = a.image_depth, a.output_depth, blocks // a.kernel_depth
-        # Neighbouring tiles read neighbouring pixels and write neighbouring values.
-        for b in range(begin, end):
-            above = b // own * a.dilation_depth - a.pad_depth
-            plane, i, j = first // (across * down), first // across % down, first % across
-            # A short tile's values at infinity are unused: the next full tile overwrites them.
-            to, low_to, right_to, corner_to = values, values, values, values
-            for _ in range(count):
-                d = plane % slices * a.stride_depth + above
-                image = plane // slices
-                x = a.x + image * a.x_image + (b % own * depth + d) * area
-                h0 = start_of(i, lines) * stride - a.pad_height
-                w0 = start_of(j, columns) * stride - a.pad_width
-                if d < 0 or d >= depth:
-                    h0 = -n  # no row of it lies inside
-                targets = (to, low_to, right_to, corner_to)
-                to += row
-                low_to += row if i < lines else 0
-                right_to += row if j < columns else 0
-                corner_to += row if i < lines and j < columns else 0
-                j += 1
-                if j == across:
-                    i, j = i + 1, 0
-                if i == down:
-                    plane, i = plane + 1, 0
-                if low and n == 6:
-                    h1, w1 = start_of(i, lines), start_of(j, columns)
-                    prefetch_tile(a, x, h1 - a.pad_height, w1 - a.pad_width)
-                transform_tile(a, x, h0, w0, scratch, targets, b, step, apart)
-
-    return transform_input
+    return prefetch_tile
 
 
-def _tile_transform(form: TileForm, values_offset: Any) -> Any:
-    """Return ``f(a, x, h0, w0, scratch, to, block, step, apart)``, which transforms a tile."""
-    n, pixel, strided = form.n, form.pixel, form.strided
+def tile_transform(form: TileForm, values_offset: Any) -> Any:
+    """Return ``f(a, x, h0, w0, scratch, to, block, step, apart)``, which transforms a tile.
+
+    The tile begins at row ``h0`` and column ``w0``, which may be outside, of a block of an image
+    at address ``x``. Its values are stored from the addresses ``to`` (`TileAddresses`) on.
+    ``block`` is the index of the block, ``step`` the bytes between points (stride 1), ``apart``
+    those between input blocks. ``scratch`` has room for 2 * n * n vectors.
+
+    Args:
+        form: The kernel's variant.
+        values_offset: That of `winograd_kernels.ValueLayout`.
+    """
+    n, pixel = form.n, form.pixel
     v = vec(form.dtype, form.lanes)
     load, store, zero = v.load, v.store, v.zero
     forward, store_inputs = forward_along(v, n), storer(v, n)
-
-    @register_jitable
-    def store_values(
-        a: WinogradArguments,
-        half: int,
-        j: int,
-        to: int,
-        below: int,
-        block: int,
-        step: int,
-        apart: int,
-    ) -> None:
-        """Transform column j of the rows' transforms (at address ``half``) and store its values.
-
-        Values in the last row of points (infinity) are stored from ``below`` on, the others from
-        ``to`` on; ``step`` is the bytes between points, ``apart`` those between input blocks.
-        """
-        d = forward(half + j * pixel, n * pixel)
-        if not strided:
-            at = j * step + block * apart
-            store_inputs(d, to + at, n * step, below + at + (n - 1) * n * step)
-        else:
-            point = j // 2
-            values, other = (1 if point == 2 else 2), j % 2
-            at = (2 * values * block + other) * apart
-            top = to + at + values_offset(a, point)
-            store(top, d[0])
-            store(top + values * apart, d[1])
-            top = to + at + values_offset(a, point + 3)
-            store(top, d[2])
-            store(top + values * apart, d[3])
-            at = (values * block + other) * apart
-            store(below + at + values_offset(a, point + 6), d[4])
+    store_values = _value_storer(form, values_offset)
 
     @register_jitable
     def transform_tile(
@@ -254,16 +344,11 @@ def _tile_transform(form: TileForm, values_offset: Any) -> Any:
         h0: int,
         w0: int,
         scratch: int,
-        to: tuple[int, int, int, int],
+        to: TileAddresses,
         block: int,
         step: int,
         apart: int,
     ) -> None:
-        """Transform the tile at row h0 and column w0 of a block of an image (address ``x``).
-
-        ``to`` has four target addresses: for values at finite points, in the row of infinity, in
-        the column of infinity, and at both. ``step`` and ``apart`` are those of `store_values`.
-        """
         height, width = a.image_height, a.image_width
         patch, half = scratch, scratch + n * n * pixel
         begin, end = max(0, -w0), min(n, width - w0)
@@ -284,83 +369,62 @@ def _tile_transform(form: TileForm, values_offset: Any) -> Any:
                     store(patch + j * pixel, load(s + j * pixel))
                 store_inputs(forward(patch, pixel), row, pixel, row + (n - 1) * pixel)
         for j in range(n - 1):
-            store_values(a, half, j, to[0], to[1], block, step, apart)
-        store_values(a, half, n - 1, to[2], to[3], block, step, apart)
+            store_values(a, half, j, to.finite, to.below, block, step, apart)
+        store_values(a, half, n - 1, to.right, to.corner, block, step, apart)
 
     return transform_tile
 
 
-def output_transform(form: TileForm, layout: ValueLayout) -> Any:
-    """Return ``f(a, finished, first, count, block, last_block, scratch, c)``.
+def _value_storer(form: TileForm, values_offset: Any) -> Any:
+    """Return ``f(a, half, j, to, below, block, step, apart)``: values of a column of points.
 
-    It transforms the sums from address ``c`` on, of the output blocks from ``block`` to before
-    ``last_block`` of ``count`` tiles from tile ``first`` on, and stores the outputs.
+    It transforms column j of the rows' transforms (at address ``half``) and stores its values:
+    those in the last row of points (infinity) from ``below`` on, the others from ``to`` on. The
+    other arguments are those of `tile_transform`.
     """
-    nv, m, pixel, low = form.nv, form.m, form.pixel, form.few_rows
+    n, pixel, strided = form.n, form.pixel, form.strided
     v = vec(form.dtype, form.lanes)
-    load, zero, splat = v.load, v.zero, v.splat
-    tile_capacity, full_tiles, start_of = layout.tile_capacity, layout.full_tiles, layout.start_of
-    write_tile = _tile_writer(form)
+    store = v.store
+    forward, store_inputs = forward_along(v, n), storer(v, n)
 
     @register_jitable
-    def transform_output(
+    def store_values(
         a: WinogradArguments,
-        finished: TileBlock,
-        first: int,
-        count: int,
+        half: int,
+        j: int,
+        to: int,
+        below: int,
         block: int,
-        last_block: int,
-        scratch: int,
-        c: int,
+        step: int,
+        apart: int,
     ) -> None:
-        oh_n, ow_n = a.output_height, a.output_width
-        columns, lines = full_tiles(ow_n), full_tiles(oh_n)
-        across, down = (ow_n + m - 1) // m, (oh_n + m - 1) // m
-        slices, point = a.output_depth, tile_capacity(a) * (a.panels * nv + 1) * pixel
-        c_row = (a.panels * nv + 1) * pixel
-        row, apart = (pixel, tile_capacity(a) * pixel) if low else (c_row, pixel)
-        least, most = splat(-math.inf), splat(math.inf)
-        if a.flags & F_LO:
-            least = splat(a.low)
-        if a.flags & F_HI:
-            most = splat(a.high)
-        for b in range(block, last_block):
-            plane, i, j = first // (across * down), first // across % down, first % across
-            bias, channel_block = zero(), b + a.first_block
-            if a.bias != 0:
-                bias = load(a.bias + channel_block * pixel)
-            s = c + (b - block) * apart
-            low_s, right_s, corner_s = s, s, s
-            for _ in range(count):
-                image, od = plane // slices, plane % slices
-                oh, ow = start_of(i, lines), start_of(j, columns)
-                at = (((channel_block * slices + od) * oh_n + oh) * ow_n + ow) * pixel
-                y = a.y + image * a.y_image + at
-                res = a.residual
-                if res != 0:
-                    res += image * a.residual_image + at
-                rows = min(m if i < lines else m - 1, oh_n - oh)
-                cols = min(m if j < columns else m - 1, ow_n - ow)
-                sums_of = (s, low_s, right_s, corner_s)
-                write_tile(
-                    a, finished, sums_of, point, scratch, y, res, bias, least, most, ow_n * pixel,
-                    rows, cols,
-                )  # fmt: skip
-                s += row
-                low_s += row if i < lines else 0
-                right_s += row if j < columns else 0
-                corner_s += row if i < lines and j < columns else 0
-                j += 1
-                if j == across:
-                    i, j = i + 1, 0
-                if i == down:
-                    plane, i = plane + 1, 0
+        d = forward(half + j * pixel, n * pixel)
+        if not strided:
+            at = j * step + block * apart
+            store_inputs(d, to + at, n * step, below + at + (n - 1) * n * step)
+        else:
+            point = j // 2
+            values, other = (1 if point == 2 else 2), j % 2
+            at = (2 * values * block + other) * apart
+            top = to + at + values_offset(a, point)
+            store(top, d[0])
+            store(top + values * apart, d[1])
+            top = to + at + values_offset(a, point + 3)
+            store(top, d[2])
+            store(top + values * apart, d[3])
+            at = (values * block + other) * apart
+            store(below + at + values_offset(a, point + 6), d[4])
 
-    return transform_output
+    return store_values
 
 
-def _tile_writer(form: TileForm) -> Any:
-    """Return the function that transforms the sums of a tile back and stores its outputs."""
+def tile_writer(form: TileForm) -> Any:
+    """Return ``f(a, finished, sums, point, scratch, tile, epilogue)``, which writes a tile.
+
+    It transforms the sums at the addresses ``sums`` (`TileAddresses`) back and stores the outputs
+    of ``tile`` (`OutputTile`). ``finished`` is the block of arguments of the activation, ``point``
+    the bytes between the sums of points; ``scratch`` has room for n * m vectors.
+    """
     m, side, pixel = form.m, form.side, form.pixel
     v = vec(form.dtype, form.lanes)
     backward, store_outputs = backward_along(v, m, form.n), storer(v, m)
@@ -370,39 +434,31 @@ def _tile_writer(form: TileForm) -> Any:
     def write_tile(
         a: WinogradArguments,
         finished: TileBlock,
-        s: tuple[int, int, int, int],
+        sums: TileAddresses,
         point: int,
         scratch: int,
-        y: int,
-        res: int,
-        bias: Any,
-        least: Any,
-        most: Any,
-        row: int,
-        rows: int,
-        cols: int,
+        tile: OutputTile,
+        epilogue: Epilogue,
     ) -> None:
-        """Transform the sums of a tile back, and store the outputs inside the image.
-
-        ``s`` has the four addresses of its sums, in the order of ``to`` in `transform_tile`;
-        ``point`` is the bytes between the sums of points, ``row`` those between rows of y.
-        """
         line, end = scratch, (side - 1) * point
         for i in range(side - 1):
             at = i * side * point
-            sums = backward(s[0] + at, point, s[2] + at + end)
-            store_outputs(sums, line, pixel, line + (m - 1) * pixel)
+            d = backward(sums.finite + at, point, sums.right + at + end)
+            store_outputs(d, line, pixel, line + (m - 1) * pixel)
             line += m * pixel
         at = side * end
-        sums = backward(s[1] + at, point, s[3] + at + end)
-        store_outputs(sums, line, pixel, line + (m - 1) * pixel)
-        for j in range(cols):
+        d = backward(sums.below + at, point, sums.corner + at + end)
+        store_outputs(d, line, pixel, line + (m - 1) * pixel)
+        bias, low, high = epilogue.bias, epilogue.low, epilogue.high
+        row, residual = a.output_width * pixel, tile.residual
+        for j in range(tile.columns):
             d = backward(scratch + j * pixel, m * pixel, line + j * pixel)
             at = j * pixel
-            finish_column(d, bias, least, most, y + at, res + at if res != 0 else 0, row, rows)
+            to, other = tile.y + at, residual + at if residual != 0 else 0
+            finish_column(d, bias, low, high, to, other, row, tile.rows)
         if a.activation != 0:
-            for i in range(rows):
-                finished.c = y + i * row
-                call_kernel(a.activation, finished, cols, 1, 0)
+            for i in range(tile.rows):
+                finished.c = tile.y + i * row
+                call_kernel(a.activation, finished, tile.columns, 1, 0)
 
     return write_tile
