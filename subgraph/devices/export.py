@@ -209,9 +209,21 @@ def _is_plain(value: Any) -> bool:
 
 
 def _devices_of(model: CompiledModel) -> list[str]:
-    found = dict.fromkeys((n.metadata or {}).get(AFFINITY, "") for n in region_nodes(model.graph))
-    names = [name for name in found if name]
-    return names or [model.device.partition(":")[0]]  # the device runs the model without regions
+    """Return the devices that compiled the regions, and those that a property's ops run on."""
+    nodes = list(region_nodes(model.graph))
+    names = dict.fromkeys((n.metadata or {}).get(AFFINITY, "") for n in nodes)
+    names.pop("", None)
+    found = [*names] or [model.device.partition(":")[0]]  # which runs the model without regions
+    others = (n.op.device for n in nodes if n.op is not None and n.op.device not in found)
+    return [*found, *(name for name in dict.fromkeys(others) if _is_device(model, name))]
+
+
+def _is_device(model: CompiledModel, name: str) -> bool:
+    """Return whether the model's Core has a device of this name; a user's op may have any name."""
+    try:
+        return model.known_device(name) is not None
+    except DeviceError:
+        return False
 
 
 def _capability(model: CompiledModel, name: str) -> dict[str, str]:

@@ -27,7 +27,13 @@ from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.operator import is_random
-from subgraph.operators.subgraph_op import DefaultSubgraphOp, Session, SubgraphOp, fill_outputs
+from subgraph.operators.subgraph_op import (
+    DefaultSubgraphOp,
+    ExportFile,
+    Session,
+    SubgraphOp,
+    fill_outputs,
+)
 from subgraph.partition.replace import Cutter
 from subgraph.partition.selector import Reject
 from subgraph.runtime.executor_plan import all_parameters
@@ -282,6 +288,10 @@ class BackendOp(SubgraphOp):
             f"device {self.backend.name}: {self.backend.title} cannot {what} region "
             f"{self.subgraph.name!r}: {reason_of_library(error)}"
         )
+
+    def to_export(self, file: ExportFile) -> dict[str, Any] | None:
+        """Return no state: an import compiles the region's graph again."""
+        return {}
 
     def session(self) -> Session:
         """Return a session with a runner of its own."""
