@@ -32,6 +32,7 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     """
     arguments = view_of(GenericArguments)
     lay_out, channels = _matrix_of_windows(dtype, lanes), _channel_runner(dtype, lanes, mr)
+    set_strides = _stride_setter(dtype, lanes)
     item, width = item_bytes(dtype), nv * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -46,22 +47,7 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             scratch += worker * a.scratch_bytes
         parts = (pixels + part - 1) // part
         step = part * item if scratch != 0 else size_in * item
-        t.a_row = total * item
-        t.a_step = item
-        t.b_step = step
-        t.b_vector = lanes * item
-        t.outer_count = 1
-        t.middle_count = 1
-        t.inner_count = 1
-        t.steps = total
-        t.c_row = pixels * item
-        t.c_vector = lanes * item
-        t.residual_row = pixels * item
-        t.residual_vector = lanes * item
-        t.start = 0
-        t.flags = a.flags
-        t.low = a.low
-        t.high = a.high
+        set_strides(a, t, step, pixels, total)
         for unit in range(begin, end):
             first = unit % parts * part
             group = unit // parts % groups
@@ -91,37 +77,44 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     return kernel
 
 
+def _stride_setter(dtype: str, lanes: int) -> Any:
+    """Return ``f(a, t, step, pixels, total)``, which sets the fields of ``t`` that all tiles share.
+
+    ``step`` is the bytes between rows of the matrix of windows, ``pixels`` the pixels of an output
+    channel, ``total`` the weights of one (K).
+    """
+    item = item_bytes(dtype)
+
+    @register_jitable
+    def set_strides(a: GenericArguments, t: TileBlock, step: int, pixels: int, total: int) -> None:
+        t.a_row = total * item
+        t.a_step = item
+        t.b_step = step
+        t.b_vector = lanes * item
+        t.outer_count = 1
+        t.middle_count = 1
+        t.inner_count = 1
+        t.steps = total
+        t.c_row = pixels * item
+        t.c_vector = lanes * item
+        t.residual_row = pixels * item
+        t.residual_vector = lanes * item
+        t.start = 0
+        t.flags = a.flags
+        t.low = a.low
+        t.high = a.high
+
+    return set_strides
+
+
 def _matrix_of_windows(dtype: str, lanes: int) -> Any:
     """Return ``f(a, x, to, first, count, step)``, which writes windows as ``[K][pixels]``.
 
     The columns of the matrix are ``count`` outputs from ``first`` on; its rows are ``step`` bytes
     apart.
     """
-    v = vec(dtype, lanes)
-    load, store, item = v.load, v.store, v.itemsize
-    load1, store1 = ld(dtype), st(dtype)
-
-    @register_jitable
-    def fill_run(x: int, to: int, first: int, count: int, size: int, stride: int) -> None:
-        """Copy x[first + i * stride] for i < count, zero where that lies outside [0, size)."""
-        start = 0
-        if first < 0:
-            start = min(count, (-first + stride - 1) // stride)
-        stop = start
-        if size > first:
-            stop = max(start, min(count, (size - first + stride - 1) // stride))
-        for i in range(start):
-            store1(to + i * item, 0.0)
-        i = start
-        if stride == 1:
-            while i + lanes <= stop:
-                store(to + i * item, load(x + (first + i) * item))
-                i += lanes
-        while i < stop:
-            store1(to + i * item, load1(x + (first + i * stride) * item))
-            i += 1
-        for j in range(stop, count):
-            store1(to + j * item, 0.0)
+    fill_run = _run_filler(dtype, lanes)
+    store1, item = st(dtype), item_bytes(dtype)
 
     @register_jitable
     def lay_out(a: GenericArguments, x: int, to: int, first: int, count: int, step: int) -> None:
@@ -153,6 +146,40 @@ def _matrix_of_windows(dtype: str, lanes: int) -> Any:
                 done += run
 
     return lay_out
+
+
+def _run_filler(dtype: str, lanes: int) -> Any:
+    """Return ``f(x, to, first, count, size, stride)``, which copies pixels of a row of an image.
+
+    It writes the elements ``first + i * stride`` of the row at address ``x`` to address ``to``, for
+    i < count; those outside [0, size) are 0.
+    """
+    v = vec(dtype, lanes)
+    load, store, item = v.load, v.store, v.itemsize
+    load1, store1 = ld(dtype), st(dtype)
+
+    @register_jitable
+    def fill_run(x: int, to: int, first: int, count: int, size: int, stride: int) -> None:
+        start = 0
+        if first < 0:
+            start = min(count, (-first + stride - 1) // stride)
+        stop = start
+        if size > first:
+            stop = max(start, min(count, (size - first + stride - 1) // stride))
+        for i in range(start):
+            store1(to + i * item, 0.0)
+        i = start
+        if stride == 1:
+            while i + lanes <= stop:
+                store(to + i * item, load(x + (first + i) * item))
+                i += lanes
+        while i < stop:
+            store1(to + i * item, load1(x + (first + i * stride) * item))
+            i += 1
+        for j in range(stop, count):
+            store1(to + j * item, 0.0)
+
+    return fill_run
 
 
 def _channel_runner(dtype: str, lanes: int, mr: int) -> Any:

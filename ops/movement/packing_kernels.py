@@ -47,6 +47,35 @@ def pack(*, item: int, lanes: int) -> Callable[..., None]:
         lanes: Elements of a vector.
     """
     arguments = view_of(PackArguments)
+    pack_block = _block_packer(item, lanes)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        source, target, columns, padded = a.source, a.target, a.columns, a.padded
+        width, inputs, depth, size = a.width, a.inputs, a.depth, a.block
+        taps, by_column, by_input, by_tap = a.taps, a.by_column, a.by_input, a.by_tap
+        for panel in range(begin, end):
+            first = panel * width
+            wide, valid = min(width, padded - first), min(width, columns - first)
+            for start in range(0, depth, size):
+                block = min(size, depth - start)
+                existing = max(min(block, inputs - start), 0)
+                x = source + first * by_column + start * by_input
+                y = target + (first * depth + start * wide) * taps * item
+                if valid < wide or existing < block:
+                    memset(y, 0, block * taps * wide * item)
+                pack_block(x, y, wide, valid, block, existing, taps, by_column, by_input, by_tap)
+
+    return kernel
+
+
+def _block_packer(item: int, lanes: int) -> Any:
+    """Return the function that packs the inputs of a block, for the columns of a panel.
+
+    Args:
+        item: Bytes of an element.
+        lanes: Elements of a vector.
+    """
     load, store = loads(WORDS[item]), stores(WORDS[item])
     transpose_block = transposer(WORDS[item], lanes)
 
@@ -63,6 +92,12 @@ def pack(*, item: int, lanes: int) -> Callable[..., None]:
         by_input: int,
         by_tap: int,
     ) -> None:
+        """Write the existing elements of a block of a panel, whose rows are (tap, input).
+
+        ``x`` is the address of the first element, ``y`` that of the block. The panel has ``wide``
+        columns, of which ``columns`` exist; the block has ``block`` inputs, of which ``inputs``
+        exist. The source's strides, ``by_column``, ``by_input`` and ``by_tap``, are in bytes.
+        """
         if by_column == item:
             for k in range(inputs):
                 for tap in range(taps):
@@ -90,24 +125,7 @@ def pack(*, item: int, lanes: int) -> Callable[..., None]:
                 for tap in range(taps):
                     store(to + tap * block * wide * item, load(at + tap * by_tap))
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        source, target, columns, padded = a.source, a.target, a.columns, a.padded
-        width, inputs, depth, size = a.width, a.inputs, a.depth, a.block
-        taps, by_column, by_input, by_tap = a.taps, a.by_column, a.by_input, a.by_tap
-        for panel in range(begin, end):
-            first = panel * width
-            wide, valid = min(width, padded - first), min(width, columns - first)
-            for start in range(0, depth, size):
-                block = min(size, depth - start)
-                known = max(min(block, inputs - start), 0)
-                x = source + first * by_column + start * by_input
-                y = target + (first * depth + start * wide) * taps * item
-                if valid < wide or known < block:
-                    memset(y, 0, block * taps * wide * item)
-                pack_block(x, y, wide, valid, block, known, taps, by_column, by_input, by_tap)
-
-    return kernel
+    return pack_block
 
 
 Matrix = tuple[tuple[float, ...], ...]

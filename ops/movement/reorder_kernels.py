@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba.extending import register_jitable
 
@@ -155,11 +156,52 @@ def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
     v = vec(dtype, lanes)
     item, zero, get = v.itemsize, v.zero, v.get
     pixel = lanes * item
+    add_tap = _tap_adder(dtype, lanes)
 
-    @register_jitable
-    def giving(at: int, stride: int, size: int) -> int:
-        """Return the source pixel that starts ``at`` pixels into the target, or -1 if none does."""
-        return at // stride if at % stride == 0 and at // stride < size else -1
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        channels, blocks = a.channels, a.blocks
+        height, width = a.source_height, a.source_width
+        area = a.source_depth * height * width * pixel
+        slices, rows, columns = a.depth, a.height, a.width
+        apart = slices * rows * columns * item
+        for unit in range(begin, end):
+            h, d, image = unit % rows, unit // rows % slices, unit // rows // slices
+            at = a.source + image * blocks * area
+            to = a.target + image * channels * apart + (d * rows + h) * columns * item
+            for c in range(channels):
+                bias = load(a.bias + c * item) if a.bias != 0 else get(zero(), 0)
+                for i in range(columns):
+                    store(to + c * apart + i * item, bias)
+            for kd in range(a.taps_depth):
+                z = _source_pixel(
+                    d + a.pad_depth - kd * a.dilation_depth, a.stride_depth, a.source_depth
+                )
+                for kh in range(a.taps_height):
+                    y = _source_pixel(
+                        h + a.pad_height - kh * a.dilation_height, a.stride_height, a.source_height
+                    )
+                    if z < 0 or y < 0:
+                        continue
+                    line = at + (z * height + y) * width * pixel
+                    first = (kd * a.taps_height + kh) * a.taps_width
+                    for kw in range(a.taps_width):
+                        add_tap(a, line, area, to, apart, first + kw, kw)
+
+    return kernel
+
+
+@register_jitable
+def _source_pixel(at: int, stride: int, size: int) -> int:
+    """Return the source pixel that is added ``at`` pixels into the target, or -1 if none is."""
+    return at // stride if at % stride == 0 and at // stride < size else -1
+
+
+def _tap_adder(dtype: str, lanes: int) -> Any:
+    """Return ``f(a, line, area, to, apart, tap, kw)``: a tap's part of a row of the target."""
+    load, store = ld(dtype), st(dtype)
+    item = vec(dtype, lanes).itemsize
+    pixel = lanes * item
 
     @register_jitable
     def add_tap(
@@ -188,35 +230,7 @@ def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
                 target = row + i * stride * item
                 store(target, load(target) + load(source + i * pixel))
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        channels, blocks = a.channels, a.blocks
-        height, width = a.source_height, a.source_width
-        area = a.source_depth * height * width * pixel
-        slices, rows, columns = a.depth, a.height, a.width
-        apart = slices * rows * columns * item
-        for unit in range(begin, end):
-            h, d, image = unit % rows, unit // rows % slices, unit // rows // slices
-            at = a.source + image * blocks * area
-            to = a.target + image * channels * apart + (d * rows + h) * columns * item
-            for c in range(channels):
-                bias = load(a.bias + c * item) if a.bias != 0 else get(zero(), 0)
-                for i in range(columns):
-                    store(to + c * apart + i * item, bias)
-            for kd in range(a.taps_depth):
-                z = giving(d + a.pad_depth - kd * a.dilation_depth, a.stride_depth, a.source_depth)
-                for kh in range(a.taps_height):
-                    y = giving(
-                        h + a.pad_height - kh * a.dilation_height, a.stride_height, a.source_height
-                    )
-                    if z < 0 or y < 0:
-                        continue
-                    line = at + (z * height + y) * width * pixel
-                    first = (kd * a.taps_height + kh) * a.taps_width
-                    for kw in range(a.taps_width):
-                        add_tap(a, line, area, to, apart, first + kw, kw)
-
-    return kernel
+    return add_tap
 
 
 def phases(*, item: int, lanes: int) -> Callable[..., None]:

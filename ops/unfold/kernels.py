@@ -30,23 +30,7 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
     """
     arguments = view_of(DeformColumnsArguments)
     load, store = ld(dtype), st(dtype)
-    item, real = item_bytes(dtype), np.dtype(dtype).type
-
-    @register_jitable
-    def pixel(image: int, y: int, x: int, height: int, width: int) -> Any:
-        if y < 0 or y >= height or x < 0 or x >= width:
-            return real(0)
-        return load(image + (y * width + x) * item)
-
-    @register_jitable
-    def sample(image: int, y: Any, x: Any, height: int, width: int) -> Any:
-        y0, x0 = clamped_floor(float(y)), clamped_floor(float(x))
-        fy, fx = y - real(y0), x - real(x0)
-        top = pixel(image, y0, x0, height, width) * (real(1) - fx)
-        top += pixel(image, y0, x0 + 1, height, width) * fx
-        low = pixel(image, y0 + 1, x0, height, width) * (real(1) - fx)
-        low += pixel(image, y0 + 1, x0 + 1, height, width) * fx
-        return top * (real(1) - fy) + low * fy
+    item, real, sample = item_bytes(dtype), np.dtype(dtype).type, _bilinear_sampler(dtype)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -82,6 +66,34 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
                         store(to, found)
 
     return kernel
+
+
+def _bilinear_sampler(dtype: str) -> Any:
+    """Return ``f(image, y, x, height, width)``, which interpolates between four pixels.
+
+    ``image`` is the address of a plane of ``height * width`` pixels, ``y`` and ``x`` are real
+    coordinates in pixels; pixels outside are 0.
+    """
+    load, item, real = ld(dtype), item_bytes(dtype), np.dtype(dtype).type
+
+    @register_jitable
+    def pixel(image: int, y: int, x: int, height: int, width: int) -> Any:
+        """Return a pixel of an image, 0 outside."""
+        if y < 0 or y >= height or x < 0 or x >= width:
+            return real(0)
+        return load(image + (y * width + x) * item)
+
+    @register_jitable
+    def sample(image: int, y: Any, x: Any, height: int, width: int) -> Any:
+        y0, x0 = clamped_floor(float(y)), clamped_floor(float(x))
+        fy, fx = y - real(y0), x - real(x0)
+        top = pixel(image, y0, x0, height, width) * (real(1) - fx)
+        top += pixel(image, y0, x0 + 1, height, width) * fx
+        low = pixel(image, y0 + 1, x0, height, width) * (real(1) - fx)
+        low += pixel(image, y0 + 1, x0 + 1, height, width) * fx
+        return top * (real(1) - fy) + low * fy
+
+    return sample
 
 
 @register_jitable
