@@ -7,6 +7,7 @@ those are lowered to MatMul, Softmax and MatMul.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import attrs
 
@@ -143,56 +144,64 @@ def _mask(
         causal: Queries see no later keys.
         always: Write the mask and the flags in any case, with causality in the mask.
     """
-    given, counts = low.optional(3), low.optional(6)
-    windows = [int(node.attrs.get(f"{side}_window_size", -1)) for side in ("left", "right")]
+    mask, counts = low.optional(3), low.optional(6)
+    left, right = (int(node.attrs.get(f"{k}_window_size", -1)) for k in ("left", "right"))
     dtype = low.input(0).dtype
-    unchanged = given is None or (given.dtype == dtype and given.shape[-1] == sizes.keys)
-    if unchanged and counts is None and max(windows) < 0 and not always:
-        return given, None
-    if given is not None and given.dtype not in ("bool", dtype):
-        raise Unsupported(f"a mask of {given.dtype}")
-    shape = given.shape if given is not None else ()
-    full = (1,) * (4 - len(shape)) + tuple(shape)
-    wanted = (sizes.batch, sizes.heads, sizes.queries, full[3])
-    fits = len(shape) <= 4 and all(s in (1, n) for s, n in zip(full, wanted, strict=True))
-    if not fits or full[3] > sizes.keys:
-        raise Unsupported(f"a mask of shape {shape}")
-    heads = full[1]
+    unchanged = mask is None or (mask.dtype == dtype and mask.shape[-1] == sizes.keys)
+    if unchanged and counts is None and max(left, right) < 0 and not always:
+        return mask, None
+    heads, keys, steps = _mask_strides(mask, dtype, sizes)
     bias = temporary(low, dtype, (sizes.batch, heads, sizes.queries, sizes.keys))
     flags = temporary(low, dtype, (sizes.batch, heads, sizes.queries, 1))
-    strides = contiguous(full)
-    steps = [0 if s == 1 else step for s, step in zip(full, strides, strict=True)]
     if counts is not None:
         emit_range_check(low, counts, "nonpad_kv_seqlen", 0, sizes.keys)
     arguments = BiasArguments(
         y=bias,
-        mask=given or 0,
+        mask=mask or 0,
         mask_batch=steps[0],
         mask_head=steps[1],
         mask_row=steps[2],
-        mask_key=1 if given is not None else 0,
-        mask_keys=full[3],
+        mask_key=0 if mask is None else 1,
+        mask_keys=keys,
         heads=heads,
         queries=sizes.queries,
         keys=sizes.keys,
         causal=int(causal),
         past=sizes.past,
-        left=windows[0],
-        right=windows[1],
+        left=left,
+        right=right,
         counts=counts or 0,
         flags=flags,
     )
-    kind = "" if given is None else given.dtype
-    kernel = Kernel("subgraph.ops.attention.mask_kernels", "bias", dtype=dtype, mask=kind)
-    rows = sizes.batch * heads * sizes.queries
+    kind = "" if mask is None else mask.dtype
     low.emit(
-        kernel,
+        Kernel("subgraph.ops.attention.mask_kernels", "bias", dtype=dtype, mask=kind),
         arguments,
-        rows,
+        sizes.batch * heads * sizes.queries,
         grain=max(1, _MIN_ELEMENTS_PER_THREAD // sizes.keys),
         bytes=bias.nbytes,
     )
     return bias, flags
+
+
+def _mask_strides(
+    mask: Operand | None, dtype: str, sizes: _Sizes
+) -> tuple[int, int, Sequence[int]]:
+    """Return the heads and keys of a mask, and its strides as [batch, heads, queries, keys].
+
+    Raises:
+        Unsupported: It does not broadcast to the scores.
+    """
+    if mask is not None and mask.dtype not in ("bool", dtype):
+        raise Unsupported(f"a mask of {mask.dtype}")
+    shape = mask.shape if mask is not None else ()
+    full = (1,) * (4 - len(shape)) + tuple(shape)
+    wanted = (sizes.batch, sizes.heads, sizes.queries, full[3])
+    fits = len(shape) <= 4 and all(s in (1, n) for s, n in zip(full, wanted, strict=True))
+    if not fits or full[3] > sizes.keys:
+        raise Unsupported(f"a mask of shape {shape}")
+    steps = [0 if s == 1 else step for s, step in zip(full, contiguous(full), strict=True)]
+    return full[1], full[3], steps
 
 
 def _emit_unfused(
@@ -226,6 +235,38 @@ def _emit_unfused(
         stages[int(node.attrs.get("qk_matmul_output_mode", 0))] = low.output(3)
     raw = temporary(low, dtype, full)
     _emit_products(low, sizes, q, k, viewed(low, raw, (stacks, rows, sizes.keys)))
+    _emit_weights(low, raw, stages, mask, scale, softcap)
+    result = temporary(low, dtype, (sizes.batch, sizes.heads, sizes.queries, sizes.values))
+    values = temporary(low, dtype, (sizes.batch, sizes.kv_heads, sizes.keys, sizes.values))
+    _copy_heads(low, v, values, 0)
+    operands = [
+        viewed(low, stages[3], (stacks, rows, sizes.keys)),
+        viewed(low, values, (stacks, sizes.keys, sizes.values)),
+    ]
+    delegate(low, "MatMul", operands, viewed(low, result, (stacks, rows, sizes.values)))
+    shape, item = result.shape, result.itemsize
+    emit_copy(low, result, out.operand, shape, contiguous(shape), out.steps, item=item)
+
+
+def _emit_weights(
+    low: Lowering,
+    raw: Operand,
+    stages: Sequence[Operand],
+    mask: tuple[Operand, Operand | None],
+    scale: float,
+    softcap: float,
+) -> None:
+    """Emit the stages of the scores: scaled, bounded, with the mask, and after the softmax.
+
+    Args:
+        low: The lowering.
+        raw: The products of queries and keys.
+        stages: The results.
+        mask: Added to the scores, and for each row of them whether it sees any key.
+        scale: Factor of the scores.
+        softcap: Bound c of ``c * tanh(score / c)``; 0: none.
+    """
+    dtype, (bias, flags) = raw.dtype, mask
     e = Expression()
     value = e("mul", e.input(dtype), e.number(scale, dtype))
     emit_expression(low, e, [source(raw)], [(value, stages[0])])
@@ -237,10 +278,9 @@ def _emit_unfused(
     emit_expression(low, e, [source(stages[0])], [(value, stages[1])])
     e = Expression()
     value = e("add", e.input(dtype), e.input(dtype))
-    emit_expression(low, e, [source(stages[1]), source(mask[0])], [(value, stages[2])])
-    softmax = temporary(low, dtype, full)
+    emit_expression(low, e, [source(stages[1]), source(bias)], [(value, stages[2])])
+    softmax = temporary(low, dtype, raw.shape)
     delegate(low, "Softmax", [stages[2]], softmax)
-    flags = mask[1]
     assert flags is not None
     # Softmax is NaN in a row that sees no key; ONNX wants 0.
     e = Expression()
@@ -248,16 +288,6 @@ def _emit_unfused(
     none = e.number(0.0, dtype)
     value = e("where", e("gt", seen, none), value, none, dtype=dtype)
     emit_expression(low, e, [source(softmax), source(flags)], [(value, stages[3])])
-    result = temporary(low, dtype, (sizes.batch, sizes.heads, sizes.queries, sizes.values))
-    values = temporary(low, dtype, (sizes.batch, sizes.kv_heads, sizes.keys, sizes.values))
-    _copy_heads(low, v, values, 0)
-    operands = [
-        viewed(low, stages[3], (stacks, rows, sizes.keys)),
-        viewed(low, values, (stacks, sizes.keys, sizes.values)),
-    ]
-    delegate(low, "MatMul", operands, viewed(low, result, (stacks, rows, sizes.values)))
-    shape, item = result.shape, result.itemsize
-    emit_copy(low, result, out.operand, shape, contiguous(shape), out.steps, item=item)
 
 
 def _emit_products(low: Lowering, sizes: _Sizes, q: Heads, k: Heads, scores: Operand) -> None:

@@ -38,30 +38,23 @@ def linear_attention(node: Node, low: Lowering) -> None:
         or key_size * kv_heads != key.shape[2]
     ):
         raise Unsupported(f"LinearAttention of {heads} heads over {kv_heads}")
-    decay: Operand | int = 0
-    beta: Operand | int = 0
-    if gated:
-        given = low.input(4)
-        decay = temporary(low, query.dtype, given.shape)
-        delegate(low, "Exp", [given], decay)
-    if delta:
-        beta = low.input(5)
-    shape = (batch, kv_heads, key_size, value_size)
+    decay = _factors(low) if gated else None
+    beta = low.input(5) if delta else None
     present = low.outputs[1] if len(low.outputs) > 1 else None
-    state = present
-    if present is None or present.dtype != query.dtype:
-        state = temporary(low, query.dtype, shape)
+    if present is not None and present.dtype == query.dtype:
+        state = present
+    else:
+        state = temporary(low, query.dtype, (batch, kv_heads, key_size, value_size))
     begin = None if past is None else cast_to(low, past, query.dtype)
     scratch = low.scratch(8 * value_size, per_worker=True)
     scale = float(node.attrs.get("scale", 0.0)) or key_size**-0.5
-    assert state is not None
     arguments = LinearAttentionArguments(
         query=query,
         key=key,
         value=value,
         past=begin or 0,
-        decay=decay,
-        beta=beta,
+        decay=decay or 0,
+        beta=beta or 0,
         y=y,
         state=state,
         tokens=tokens,
@@ -70,8 +63,8 @@ def linear_attention(node: Node, low: Lowering) -> None:
         key_size=key_size,
         value_size=value_size,
         scale=scale,
-        decays=decay.shape[2] // kv_heads if isinstance(decay, Operand) else 1,
-        betas=beta.shape[2] if isinstance(beta, Operand) else 1,
+        decays=decay.shape[2] // kv_heads if decay else 1,
+        betas=beta.shape[2] if beta else 1,
         scratch=scratch,
         scratch_bytes=scratch.nbytes,
     )
@@ -87,3 +80,11 @@ def linear_attention(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, batch * kv_heads, grain=1, flops=flops, bytes=2 * y.nbytes)
     if present is not None and present is not state:
         emit_cast(low, state, present)
+
+
+def _factors(low: Lowering) -> Operand:
+    """Emit exp of the logarithms of decay, and return the factors."""
+    logarithms = low.input(4)
+    decay = temporary(low, low.input(0).dtype, logarithms.shape)
+    delegate(low, "Exp", [logarithms], decay)
+    return decay

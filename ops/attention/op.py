@@ -94,18 +94,17 @@ def attention_operands(
     own = _required_heads(node, "K", k, "kv_num_heads")
     values = _required_heads(node, "V", v, "kv_num_heads")
     shared, keys = own[1], own[2]
-    why = "batch and heads of K and V, K's size of a head that of Q"
     for name, found, wanted in (
         ("K", own, (batch, shared, keys, size)),
         ("V", values, (batch, shared, keys, values[3])),
     ):
         require(
             all(a == b for a, b in zip(found, wanted, strict=True)),
-            "{} is {} as batch, heads, positions, size; {} is needed: {}",
+            "{} is {} as batch, heads, positions, size; {} is needed: "
+            "batch and heads of K and V, K's size of a head that of Q",
             name,
             list(found),
             list(wanted),
-            why,
         )
     require(
         shared >= 1 and heads % shared == 0,
@@ -129,6 +128,11 @@ def attention_operands(
     require_dtype("nonpad_kv_seqlen", counts, "int64")
     require_shape("nonpad_kv_seqlen", counts, (batch,), "one for each sample")
     require_within("nonpad_kv_seqlen", counts, 0, keys)
+    _require_attributes(node)
+
+
+def _require_attributes(node: Node) -> None:
+    """Require attributes in the ranges of the standard."""
     softcap = node.attrs.get("softcap", 0.0)
     require(softcap >= 0, "softcap is {}; it must be above 0, or 0 for none", softcap)
     mode = node.attrs.get("qk_matmul_output_mode", 0)

@@ -22,6 +22,7 @@ from subgraph.engine.planner.lowering import (
     Argument,
     Lowering,
     Operand,
+    Scratch,
     Unsupported,
     lowering,
 )
@@ -56,6 +57,7 @@ from subgraph.ops.shared.tile_planning import (
     Tiles,
     activation,
     grain,
+    round_up,
     tiles,
 )
 from subgraph.ops.unfold.cpu import emit_column_sums
@@ -184,43 +186,75 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     x, w, y, bias = low.input(0), low.input(1), low.output(), low.optional(2)
     if not y.size:
         return
-    if not w.constant or (bias is not None and not bias.constant):
+    sizes = _geometry(node, x, w, y) if w.constant and (bias is None or bias.constant) else None
+    if sizes is None or math.prod(map(min, sizes.strides, sizes.target)) > _MOST_PHASES:
         _emit_columns(node, low, x, w, bias, y)
         return
     of = tiles(x.dtype, low.block_lanes(x.dtype))
-    rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
-    kernel = triple(w.shape[2:], 1)
-    strides = triple(ints(node, "strides", rank, 1), 1)
-    dilations = triple(ints(node, "dilations", rank, 1), 1)
-    pads = triple(transpose_pads(node, x, w, y), 0)
-    source, target = triple(x.shape[2:], 1), triple(y.shape[2:], 1)
-    sizes = Geometry(
-        x.shape[0], groups, x.shape[1] // groups, w.shape[1], source, target, kernel,
-        strides, dilations, pads,
-    )  # fmt: skip
-    if math.prod(map(min, strides, target)) > _MOST_PHASES:
-        _emit_columns(node, low, x, w, bias, y)
-        return
-    together = merged(sizes, of.lanes)
-    per_axis = [phases(target[i], kernel[i], strides[i], dilations[i], pads[i]) for i in range(3)]
-    if kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
+    per_axis = [
+        phases(*numbers)
+        for numbers in zip(
+            sizes.target, sizes.kernel, sizes.strides, sizes.dilations, sizes.pads, strict=True
+        )
+    ]
+    if sizes.kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
     act = activation(node, of)
     plain = x.layout == y.layout == "plain"
-    alone = groups == 1 and act.kernel == 0 and not act.flags
+    alone = sizes.groups == 1 and act.kernel == 0 and not act.flags
     if alone and _sums_taps(of, sizes, per_axis, plain=plain):
         if plain:
             _emit_columns(node, low, x, w, bias, y)
         else:
             _emit_tap_sums(low, of, sizes, w, bias)
-        return
-    if groups == 1 and of.few_rows and _joins_phases(of, sizes, per_axis):
+    elif sizes.groups == 1 and of.few_rows and _joins_phases(of, sizes, per_axis):
         _emit_joint(low, of, sizes, per_axis, w, bias, act)
-        return
-    packed_bias = None
+    else:
+        _emit_phases(low, of, sizes, per_axis, w, bias, act)
+
+
+def _geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
+    """Return the sizes of a ConvTranspose, with the pads of its output."""
+    rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
+    return Geometry(
+        x.shape[0],
+        groups,
+        x.shape[1] // groups,
+        w.shape[1],
+        triple(x.shape[2:], 1),
+        triple(y.shape[2:], 1),
+        triple(w.shape[2:], 1),
+        triple(ints(node, "strides", rank, 1), 1),
+        triple(ints(node, "dilations", rank, 1), 1),
+        triple(transpose_pads(node, x, w, y), 0),
+    )
+
+
+def _emit_phases(
+    low: Lowering,
+    of: Tiles,
+    sizes: Geometry,
+    per_axis: Sequence[Sequence[Phase]],
+    w: Operand,
+    bias: Operand | None,
+    act: Activation,
+) -> None:
+    """Emit a convolution for each combination of phases.
+
+    Args:
+        low: Collects the plan's steps.
+        of: The contraction tiles.
+        sizes: Sizes of the transposed convolution.
+        per_axis: The phases of each dimension.
+        w: Weights, constant.
+        bias: Bias, constant; None: none.
+        act: The activation.
+    """
+    groups, together, target = sizes.groups, merged(sizes, of.lanes), sizes.target
+    packed_bias: Argument = 0
     if bias is not None:
         packed_bias = low.weight(f"conv bias of {of.lanes}", blocked_vector(of), bias)
-    x_word, y_word = blocked(low, of, x), blocked_target(low, of, y)
+    x, y = blocked(low, of, low.input(0)), blocked_target(low, of, low.output())
     depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1
     for parts in itertools.product(*per_axis):
         d, h, width = parts
@@ -233,17 +267,18 @@ def conv_transpose(node: Node, low: Lowering) -> None:
             pads=(d.pad, h.pad, width.pad),
         )
         first = (d.first * target[1] + h.first) * target[2] + width.first
-        out = DirectOutput(y_word, 0, strides, first, target)
+        out = DirectOutput(y, 0, sizes.strides, first, target)
         taps = f"taps {d.taps} {h.taps} {width.taps}"
         if depthwise:
             recipe = f"conv transpose depthwise {of.lanes} {taps}"
-            weight = low.weight(recipe, _depthwise_weights((d, h, width), kernel, of), w)
-            emit_depthwise(low, of, g, x_word, weight, packed_bias or 0, out, act)
+            weight = low.weight(recipe, _depthwise_weights((d, h, width), sizes.kernel, of), w)
+            emit_depthwise(low, of, g, x, weight, packed_bias, out, act)
             continue
         recipe = f"conv transpose {of.nv}x{of.lanes} groups {groups}/{together} {taps}"
-        weight = low.weight(recipe, _weights(groups, together, (d, h, width), kernel, of), w)
-        emit_direct(low, of, g, x_word, weight, packed_bias or 0, out, act, plain=False)
-    convert_output(low, of, y, y_word, keeps_zero=act.keeps_zero)
+        make = _weights(groups, together, (d, h, width), sizes.kernel, of)
+        weight = low.weight(recipe, make, w)
+        emit_direct(low, of, g, x, weight, packed_bias, out, act, plain=False)
+    convert_output(low, of, low.output(), y, keeps_zero=act.keeps_zero)
 
 
 def _emit_columns(
@@ -350,7 +385,7 @@ def _emit_tap_sums(
     low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand | None
 ) -> None:
     """Emit the product of each pixel with the weights of all taps, then the sums over taps."""
-    x, y = low.input(0), low.output()
+    y = low.output()
     one = (1, 1, 1)
     g = attrs.evolve(
         sizes,
@@ -362,16 +397,13 @@ def _emit_tap_sums(
         pads=(0, 0, 0),
     )
     weight = low.weight(f"conv transpose taps {of.nv}x{of.lanes}", _tap_weights(of), w)
-    blocks = -(-g.outputs // of.lanes)
-    products = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
-    out = DirectOutput(products, 0, one, 0)
-    emit_direct(low, of, g, blocked(low, of, x), weight, 0, out, NO_ACTIVATION, plain=False)
+    products = _emit_to_scratch(low, of, g, weight, 0, NO_ACTIVATION)
     target = plain_target(low, of, y)
     arguments = SumTapsArguments(
         source=products,
         target=target,
         channels=sizes.outputs,
-        blocks=blocks,
+        blocks=-(-g.outputs // of.lanes),
         source_depth=sizes.source[0],
         source_height=sizes.source[1],
         source_width=sizes.source[2],
@@ -401,6 +433,33 @@ def _emit_tap_sums(
         bytes=(g.images * g.outputs * g.pixels + y.size) * of.item,
     )
     convert_output(low, of, y, target)
+
+
+def _emit_to_scratch(
+    low: Lowering,
+    of: Tiles,
+    g: Geometry,
+    weight: Argument,
+    bias: Argument,
+    act: Activation,
+    flops: int = 0,
+) -> Scratch:
+    """Emit a convolution of the input and return its result, in the blocked layout.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles.
+        g: Sizes of the convolution.
+        weight: Weights as `emit_direct` takes them.
+        bias: Bias, padded to whole blocks; 0: none.
+        act: The activation.
+        flops: Operations to report; 0: those of ``g``.
+    """
+    products = low.scratch(g.images * round_up(g.outputs, of.lanes) * g.pixels * of.item)
+    out = DirectOutput(products, 0, (1, 1, 1), 0)
+    x = blocked(low, of, low.input(0))
+    emit_direct(low, of, g, x, weight, bias, out, act, plain=False, flops=flops)
+    return products
 
 
 def _joint_weights(
@@ -447,7 +506,7 @@ def _emit_joint(
     act: Activation,
 ) -> None:
     """Emit one convolution whose channels are those of all phases, then the interleaving step."""
-    x, y = low.input(0), low.output()
+    y = low.output()
     counts = [len(parts) for parts in per_axis]
     count = math.prod(counts)
     windows = [_window(parts) for parts in per_axis]
@@ -468,12 +527,8 @@ def _emit_joint(
     if bias is not None:
         recipe = f"conv bias {count} times of {of.lanes}"
         packed_bias = low.weight(recipe, _repeated(count, of), bias)
-    blocks = -(-g.outputs // of.lanes)
-    products = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
     flops = 2 * sizes.images * sizes.inputs * sizes.outputs * sizes.taps * math.prod(sizes.source)
-    out = DirectOutput(products, 0, (1, 1, 1), 0)
-    x_word = blocked(low, of, x)
-    emit_direct(low, of, g, x_word, weight, packed_bias, out, act, plain=False, flops=flops)
+    products = _emit_to_scratch(low, of, g, weight, packed_bias, act, flops)
     target = plain_target(low, of, y)
     units = g.images * sizes.target[0] * sizes.target[1]
     low.emit(
@@ -484,7 +539,7 @@ def _emit_joint(
             source=products,
             target=target,
             channels=sizes.outputs,
-            blocks=blocks,
+            blocks=-(-g.outputs // of.lanes),
             source_depth=g.target[0],
             source_height=g.target[1],
             source_width=g.target[2],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from subgraph.dtypes import FLOATS
@@ -54,24 +55,12 @@ def roi_align(node: Node, low: Lowering) -> None:
     usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
     half = decoded(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
     ratio = int(node.attrs.get("sampling_ratio", 0))
-    channels, height, width = x.shape[1:]
     shared: dict[str, Any] = {
         "regions": regions,
         "bins_down": y.shape[2],
         "bins_across": y.shape[3],
         "scale": float(node.attrs.get("spatial_scale", 1.0)),
         "half_pixel": int(half),
-    }
-    common: dict[str, Any] = {
-        **shared,
-        "x": converted,
-        "numbers": images,
-        "y": result,
-        "images": x.shape[0],
-        "channels": channels,
-        "height": height,
-        "width": width,
-        "samples": ratio,
     }
     if not ratio:
         report = low.report("rois (samples of a bin)")
@@ -80,6 +69,17 @@ def roi_align(node: Node, low: Lowering) -> None:
             "subgraph.ops.image.roi_kernels", "check_sample_count", dtype=converted.dtype
         )
         low.emit(kernel, checked, 1, bytes=regions.nbytes)
+    common: dict[str, Any] = {
+        **shared,
+        "x": converted,
+        "numbers": images,
+        "y": result,
+        "images": x.shape[0],
+        "channels": x.shape[1],
+        "height": x.shape[2],
+        "width": x.shape[3],
+        "samples": ratio,
+    }
     bins = math.prod(y.shape[2:])
     grain = max(1, _MIN_PIXELS_PER_THREAD // (4 * bins))
     if decoded(node.attrs.get("mode", "avg")) == "max":
@@ -87,22 +87,36 @@ def roi_align(node: Node, low: Lowering) -> None:
         arguments = RoiAlignArguments(**common)
         low.emit(kernel, arguments, y.size // bins, grain=grain, bytes=4 * y.nbytes)
     else:
-        lanes, across = low.lanes(converted.dtype), y.shape[3]
-        nbytes = 16 * (height + across * width) + 8 * across + (width + lanes) * converted.itemsize
-        if nbytes > _MAX_SCRATCH:
-            raise Unsupported(f"RoiAlign of rows of {width} into {across} bins")
-        each = min(channels, _CHANNELS)
-        scratch = low.scratch(nbytes, per_worker=True)
-        arguments = RoiAverageArguments(
-            scratch=scratch, scratch_step=scratch.nbytes, unit_channels=each, **common
-        )
-        kernel = Kernel(
-            "subgraph.ops.image.roi_kernels", "roi_average", dtype=converted.dtype, lanes=lanes
-        )
-        units = y.shape[0] * -(-channels // each)
-        low.emit(kernel, arguments, units, grain=-(-grain // each), bytes=4 * y.nbytes)
+        _emit_averages(low, converted, y, common, grain)
     if result is not y:
         emit_cast(low, result, y)
+
+
+def _emit_averages(
+    low: Lowering, x: Operand, y: Operand, common: Mapping[str, Any], grain: int
+) -> None:
+    """Emit RoiAlign by averages.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        x: The images in a dtype in which the kernel computes.
+        y: The output.
+        common: The arguments that `roi_largest` has, too.
+        grain: Channels of regions for which a thread is started.
+    """
+    (channels, height, width), across = x.shape[1:], y.shape[3]
+    lanes = low.lanes(x.dtype)
+    nbytes = 16 * (height + across * width) + 8 * across + (width + lanes) * x.itemsize
+    if nbytes > _MAX_SCRATCH:
+        raise Unsupported(f"RoiAlign of rows of {width} into {across} bins")
+    each = min(channels, _CHANNELS)
+    scratch = low.scratch(nbytes, per_worker=True)
+    arguments = RoiAverageArguments(
+        scratch=scratch, scratch_step=scratch.nbytes, unit_channels=each, **common
+    )
+    kernel = Kernel("subgraph.ops.image.roi_kernels", "roi_average", dtype=x.dtype, lanes=lanes)
+    units = y.shape[0] * -(-channels // each)
+    low.emit(kernel, arguments, units, grain=-(-grain // each), bytes=4 * y.nbytes)
 
 
 @lowering("MaxRoiPool", dtypes=FLOATS)

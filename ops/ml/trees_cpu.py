@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from subgraph.engine.planner.constants import contiguous_array
-from subgraph.engine.planner.lowering import Lowering, Unsupported, Weight, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -75,10 +75,10 @@ class _Pair(NamedTuple):
         first_factor: Factor of the score in the first class's.
     """
 
-    voted: int
-    second_above: float
-    first_constant: float
-    first_factor: float
+    voted: int = 0
+    second_above: float = 0.0
+    first_constant: float = 0.0
+    first_factor: float = 0.0
 
 
 def _pack(forest: Forest) -> _PackedForest:
@@ -173,7 +173,7 @@ def _emit_pair(
     (voted,) = np.unique(packed.targets)
     second = 0.5 if packed.positive else 0.0
     if voted:
-        _emit(low, packed, "SUM", transform, base, labels, _Pair(int(voted), second, 0.0, 0.0))
+        _emit(low, packed, "SUM", transform, base, labels, _Pair(int(voted), second))
         return
     # The first class has 1 - score or, by the sign of weights or for LOGISTIC, -score; SOFTMAX is
     # not applied (see `two_scores`).
@@ -215,22 +215,20 @@ def _emit(
     if aggregate not in ("SUM", "AVERAGE"):
         raise Unsupported(f"trees aggregated by {aggregate}")
     scores = scores_operand(low, transform, y)
-    filled = np.broadcast_to(base if base.size else np.zeros(1, np.float32), (count,))
-
-    def weight(name: str, array: Array) -> Weight:
-        return low.weight(f"trees {name}", contiguous_array, np.ascontiguousarray(array))
-
+    arrays = {
+        "nodes": packed.nodes,
+        "roots": packed.roots,
+        "targets": packed.targets,
+        "weights": packed.weights,
+        "base": np.broadcast_to(base if base.size else np.zeros(1, np.float32), (count,)),
+        "class_labels": np.zeros(1, np.int64) if labels is None else labels,
+    }
     scratch = low.scratch(BLOCK_SAMPLES * count, per_worker=True)
     arguments = EnsembleArguments(
         x=x,
         scores=scores,
         labels=0 if labels is None else low.output(0),
-        nodes=weight("nodes", packed.nodes),
-        roots=weight("roots", packed.roots),
-        targets=weight("targets", packed.targets),
-        weights=weight("weights", packed.weights),
-        base=weight("base", filled),
-        class_labels=weight("labels", np.zeros(1, np.int64) if labels is None else labels),
+        **{key: low.weight(f"trees {key}", contiguous_array, of) for key, of in arrays.items()},
         samples=samples,
         features=features,
         count=count,
@@ -239,10 +237,7 @@ def _emit(
         base_votes=int(base.size > 0),
         scratch=scratch,
         scratch_bytes=scratch.nbytes,
-        voted=0 if pair is None else pair.voted,
-        second_above=0.0 if pair is None else pair.second_above,
-        first_constant=0.0 if pair is None else pair.first_constant,
-        first_factor=0.0 if pair is None else pair.first_factor,
+        **(pair or _Pair())._asdict(),
     )
     results = "scores" if labels is None else "labels" if pair is None else "pair"
     kernel = Kernel(

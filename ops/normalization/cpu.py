@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -227,54 +228,31 @@ def lower_lrn(node: Node, low: Lowering) -> None:
         return
     size = int(node.attrs["size"])
     before, after = (size - 1) // 2, size // 2
-    beta = float(node.attrs.get("beta", 0.75))
-    alpha = float(node.attrs.get("alpha", 1e-4)) / size
-    bias = float(node.attrs.get("bias", 1.0))
-    images, channels, pixels = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-    three_quarters = beta == 0.75
+    pixels, beta = math.prod(x.shape[2:]), float(node.attrs.get("beta", 0.75))
     work = _work_dtype(x)
     result = y if work == x.dtype else temporary(low, work, y.shape)
-    given = cast_to(low, x, work)
-    lanes = low.lanes(work)
+    common: dict[str, Any] = {
+        "x": cast_to(low, x, work),
+        "y": result,
+        "pixels": pixels,
+        "alpha": float(node.attrs.get("alpha", 1e-4)) / size,
+        "bias": float(node.attrs.get("bias", 1.0)),
+        "beta": beta,
+    }
+    variant: dict[str, Any] = {"dtype": work, "three_quarters": beta == 0.75}
     if x.layout == "blocked":
-        lanes = x.lanes
-        if max(before, after) >= lanes or work != x.dtype:
+        if max(before, after) >= x.lanes or work != x.dtype:
             raise Unsupported(f"LRN over {size} channels in blocks of {x.lanes}")
-        kernel = Kernel(
-            "subgraph.ops.normalization.kernels",
-            "local_response_blocked",
-            dtype=work,
-            lanes=lanes,
-            before=before,
-            after=after,
-            three_quarters=three_quarters,
-        )
-        arguments: KernelArguments = LocalNormBlockedArguments(
-            x=given, y=result, blocks=x.blocks, pixels=pixels, alpha=alpha, bias=bias, beta=beta
-        )
-        units, cost = images * x.blocks, pixels * lanes
+        name, lanes = "local_response_blocked", x.lanes
+        variant |= {"before": before, "after": after}
+        arguments: KernelArguments = LocalNormBlockedArguments(blocks=x.blocks, **common)
+        units, cost = x.shape[0] * x.blocks, pixels * lanes
     else:
-        kernel = Kernel(
-            "subgraph.ops.normalization.kernels",
-            "local_response",
-            dtype=work,
-            lanes=lanes,
-            three_quarters=three_quarters,
-        )
-        arguments = LocalNormArguments(
-            x=given,
-            y=result,
-            channels=channels,
-            pixels=pixels,
-            before=before,
-            after=after,
-            alpha=alpha,
-            bias=bias,
-            beta=beta,
-        )
-        units, cost = images * -(-pixels // lanes), channels * lanes
+        name, lanes = "local_response", low.lanes(work)
+        arguments = LocalNormArguments(channels=x.shape[1], before=before, after=after, **common)
+        units, cost = x.shape[0] * -(-pixels // lanes), x.shape[1] * lanes
     low.emit(
-        kernel,
+        Kernel("subgraph.ops.normalization.kernels", name, lanes=lanes, **variant),
         arguments,
         units,
         grain=max(1, _MIN_ELEMENTS_PER_THREAD // cost),

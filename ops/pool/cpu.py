@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from subgraph.engine.codegen.arguments import KernelArguments
@@ -70,26 +71,7 @@ def window(node: Node, low: Lowering) -> None:
         "y_image": image_out,
     }
     if plain:
-        stride, reach = g.strides[2], (g.kernel[2] - 1) * g.dilations[2]
-        columns = min(g.target[2], max(1, _MAX_LINE_COLUMNS // stride))
-        length = stride * (columns + of.lanes) + reach
-        lines = max(1, min(g.target[1], _MAX_COLUMNS_OF_LINES // length))
-        nbytes = (lines * length + 2 * (columns + of.lanes)) * of.item
-        scratch = low.scratch(nbytes, per_worker=True)
-        arguments: KernelArguments = PoolRowsArguments(
-            scratch=scratch, scratch_step=scratch.nbytes, columns=columns, lines=lines, **common
-        )
-        variant = {"stride": stride if stride <= 2 else 0}
-        taps = g.kernel[2] if x.dtype == "float32" and stride <= 2 else 0
-        variant["across"] = taps if taps in (2, 3) else 0
-        kernel = Kernel(
-            "subgraph.ops.pool.row_kernels",
-            "rows",
-            dtype=of.dtype,
-            lanes=of.lanes,
-            kind=kind,
-            **variant,
-        )
+        kernel, arguments = _rows_of_images(low, of, g, kind, common)
     else:
         kernel = Kernel(
             "subgraph.ops.pool.kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind
@@ -107,6 +89,39 @@ def window(node: Node, low: Lowering) -> None:
     )
     if target is not y:
         convert_output(low, of, y, target)
+
+
+def _rows_of_images(
+    low: Lowering, of: Tiles, g: Geometry, kind: str, common: Mapping[str, Any]
+) -> tuple[Kernel, KernelArguments]:
+    """Return the kernel `rows`, which pools the plain layout, and its arguments.
+
+    Args:
+        low: Collects scratch memory.
+        of: The tiles of the dtype.
+        g: Sizes of the pooling.
+        kind: The kind of pooling.
+        common: The arguments that `window` has, too, except ``blocks``.
+    """
+    stride, taps = g.strides[2], g.kernel[2]
+    usual, reach = stride <= 2, (taps - 1) * g.dilations[2]
+    columns = min(g.target[2], max(1, _MAX_LINE_COLUMNS // stride))
+    length = stride * (columns + of.lanes) + reach
+    lines = max(1, min(g.target[1], _MAX_COLUMNS_OF_LINES // length))
+    nbytes = (lines * length + 2 * (columns + of.lanes)) * of.item
+    scratch = low.scratch(nbytes, per_worker=True)
+    kernel = Kernel(
+        "subgraph.ops.pool.row_kernels",
+        "rows",
+        dtype=of.dtype,
+        lanes=of.lanes,
+        kind=kind,
+        stride=stride if usual else 0,
+        across=taps if usual and of.dtype == "float32" and taps in (2, 3) else 0,
+    )
+    return kernel, PoolRowsArguments(
+        scratch=scratch, scratch_step=scratch.nbytes, columns=columns, lines=lines, **common
+    )
 
 
 def _uses_blocks(x: Operand, of: Tiles, g: Geometry) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Argument, Layout, Lowering, Unsupported, lowering
+from subgraph.engine.planner.lowering import Layout, Lowering, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -32,7 +33,7 @@ from .qlinear_operands import (
     zero_point_argument,
     zero_point_sources,
 )
-from .qlinear_packing import BLOCK, PatchSource, guards, integer_tile, packed
+from .qlinear_packing import BLOCK, PatchSource, Tile, guards, integer_tile, packed
 from .qlinear_tiles_cpu import Shape, emit_tiles
 
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
@@ -77,75 +78,119 @@ def convolution(node: Node, low: Lowering) -> None:
         _direct(q, g)
 
 
+@attrs.frozen
+class _Runs:
+    """The inner loops of a convolution: each runs over adjacent elements of a patch.
+
+    Attributes:
+        g: Sizes of the convolution, its groups merged to whole blocks of channels.
+        groups: Groups before they were merged.
+        together: How many of them are one group of ``g``.
+        width: Channels of a pixel in a patch.
+        double: Elements of a double step.
+    """
+
+    g: Geometry
+    groups: int
+    together: int
+    width: int
+    double: int
+
+    @property
+    def blocks(self) -> int:
+        """Input blocks of a group."""
+        return -(-self.g.inputs // self.width)
+
+    @property
+    def width_merged(self) -> bool:
+        """Whether a run has all taps of a kernel row, which are adjacent without dilation."""
+        return self.g.dilations[2] == 1
+
+    @property
+    def elements(self) -> int:
+        """Elements of a run."""
+        return (self.g.kernel[2] if self.width_merged else 1) * self.width
+
+    @property
+    def inner(self) -> int:
+        """Double steps of a run."""
+        return -(-self.elements // self.double)
+
+    @property
+    def last_inner(self) -> int:
+        """Double steps of the last run."""
+        rest = self.g.inputs - (self.blocks - 1) * self.width
+        return -(-rest // self.double) if self.g.taps == 1 else self.inner
+
+    def order(self, weight: Array) -> Array:
+        """Return weights [outputs, K] in the order of a patch; `packed` says more."""
+        high, wide = self.g.kernel[1:]
+        whole = dense_groups(weight, self.groups, self.together)
+        outputs = whole.shape[0]
+        full = np.zeros((outputs, self.blocks * self.width, high, wide), weight.dtype)
+        full[:, : self.g.inputs] = whole.reshape(outputs, self.g.inputs, high, wide)
+        split = full.reshape(outputs, self.blocks, self.width, high, wide)
+        split = split.transpose(0, 1, 3, 4, 2).reshape(outputs, self.blocks, -1, self.elements)
+        padded = np.zeros((*split.shape[:3], self.inner * self.double), weight.dtype)
+        padded[..., : self.elements] = split
+        unused = (self.inner - self.last_inner) * self.double
+        return padded.reshape(outputs, -1)[:, : padded[0].size - unused]
+
+
 def _direct(q: QuantizedOperands, g: Geometry) -> None:
     """Emit a direct convolution over integer tiles."""
     source: PatchSource = "blocked" if q.x.layout == "blocked" else "image"
     tile = choose_tile(q, source=source)
-    merged_groups = merged(g, BLOCK)
-    if g.groups > 1 and (source == "image" or merged_groups > _MAX_MERGED_GROUPS):
+    together = merged(g, BLOCK)
+    if g.groups > 1 and (source == "image" or together > _MAX_MERGED_GROUPS):
         raise Unsupported("groups of channels that are far from whole blocks")
     groups, channels = g.groups, g.groups * g.outputs
-    g = merge(g, merged_groups)
+    g = merge(g, together)
     if source == "image" and g.inputs > _IMAGE_CHANNELS:
         raise Unsupported("an image of more than four channels")
     width = BLOCK if source == "blocked" else _IMAGE_CHANNELS
-    blocks = -(-g.inputs // width)
-    # Without dilation the taps of a kernel row are adjacent in a patch: one inner loop reads them.
-    width_merged = g.dilations[2] == 1
-    run = (g.kernel[2] if width_merged else 1) * width  # elements of an inner loop
-    double = 8 // tile.item  # elements of a double step
-    inner = -(-run // double)
-    rest = g.inputs - (blocks - 1) * width
-    last_inner = -(-rest // double) if g.taps == 1 else inner
-
-    def runs(weight: Array) -> Array:
-        """Return weights [outputs, K] in the order of a patch; `packed` says more."""
-        whole = dense_groups(weight, groups, merged_groups)
-        outputs = whole.shape[0]
-        taps = whole.reshape(outputs, g.inputs, g.kernel[1], g.kernel[2])
-        full = np.zeros((outputs, blocks * width, g.kernel[1], g.kernel[2]), weight.dtype)
-        full[:, : g.inputs] = taps
-        split = full.reshape(outputs, blocks, width, g.kernel[1], g.kernel[2])
-        split = split.transpose(0, 1, 3, 4, 2).reshape(outputs, blocks, -1, run)
-        padded = np.zeros((*split.shape[:3], inner * double), weight.dtype)
-        padded[..., :run] = split
-        return padded.reshape(outputs, -1)[:, : padded[0].size - (inner - last_inner) * double]
-
-    recipe = (
-        f"integer conv {tile.flavour} {tile.weights} {tile.nv}x{tile.lanes} {source} "
-        f"{groups}/{merged_groups} {int(width_merged)}"
-    )
-    make = packed(tile, g.groups, runs)
-    weight = q.low.weight(recipe, make, q.w, *zero_point_sources(q.w_zero))
-
-    def sums(values: Array) -> Array:
-        total: Array = values.reshape(values.shape[0], -1).sum(1)
-        return total
-
+    runs = _Runs(g, groups, together, width, 8 // tile.item)
     columns, pixels = round_up(g.outputs, BLOCK), math.prod(g.source)
     shape = Shape(
         source=source,
-        blocks=blocks,
+        blocks=runs.blocks,
         pixel=width * tile.item,
-        inner=inner,
-        last_inner=last_inner,
-        width_merged=width_merged,
+        inner=runs.inner,
+        last_inner=runs.last_inner,
+        width_merged=runs.width_merged,
         columns=columns,
         stored=columns,
         channels=g.inputs,
-        x_image=pixels * (blocks * g.groups * BLOCK if source == "blocked" else g.inputs),
+        x_image=pixels * (runs.blocks * g.groups * BLOCK if source == "blocked" else g.inputs),
         y_image=g.groups * columns * g.pixels,
         y_pixel=BLOCK,
         y_block=g.pixels * BLOCK,
     )
-    bounds: Argument = 0
-    if tile.flavour == "checked":
-        taps = g.kernel[1] * (1 if width_merged else g.kernel[2])
-        make = guards(tile, g.groups, (blocks, taps, inner), runs)
-        bounds = q.low.weight(f"bounds of {recipe}", make, q.w, *zero_point_sources(q.w_zero))
-    requantization = requantization_of(q, tile, 1, channels, sums)
+    requantization = requantization_of(q, tile, 1, channels, _sums_of_filters)
     read = g.flat() if source == "blocked" else g
-    emit_tiles(q, tile, read, shape, Weights(weight, bounds, 0), requantization)
+    emit_tiles(q, tile, read, shape, _weights(q, tile, runs, source), requantization)
+
+
+def _weights(q: QuantizedOperands, tile: Tile, runs: _Runs, source: PatchSource) -> Weights:
+    """Return the packed weights of a direct convolution."""
+    recipe = (
+        f"integer conv {tile.flavour} {tile.weights} {tile.nv}x{tile.lanes} {source} "
+        f"{runs.groups}/{runs.together} {int(runs.width_merged)}"
+    )
+    sources = [q.w, *zero_point_sources(q.w_zero)]
+    g = runs.g
+    weight = q.low.weight(recipe, packed(tile, g.groups, runs.order), *sources)
+    if tile.flavour != "checked":
+        return Weights(weight, 0, 0)
+    taps = g.kernel[1] * (1 if runs.width_merged else g.kernel[2])
+    make = guards(tile, g.groups, (runs.blocks, taps, runs.inner), runs.order)
+    return Weights(weight, q.low.weight(f"bounds of {recipe}", make, *sources), 0)
+
+
+def _sums_of_filters(values: Array) -> Array:
+    """Return the sum of the weights of each output."""
+    total: Array = values.reshape(values.shape[0], -1).sum(1)
+    return total
 
 
 def _depthwise(q: QuantizedOperands, g: Geometry) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from subgraph.engine.planner.lowering import Argument, Lowering
+from subgraph.engine.planner.lowering import Lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import grain, halved, round_up, shared
@@ -120,6 +120,18 @@ def _scratch_areas(
     return _ScratchAreas(largest_at, faults_at, faults, row_sums_at, nbytes)
 
 
+def _reads_in_place(
+    q: QuantizedOperands, tile: Tile, g: Geometry, shape: Shape, weights: Weights
+) -> bool:
+    """Return whether tiles read the input itself instead of a patch that is copied from it."""
+    # The input has the layout of a patch: no padding of rows, and no sums are needed.
+    is_patch = shape.source == "blocked" or (
+        shape.source == "rows" and shape.pixel == shape.channels and weights.excess == 0
+    )
+    bytes_as_stored = is_patch and q.x.dtype == "uint8" and tile.flavour == "quads"
+    return bytes_as_stored and g.taps == 1 and g.source == g.target and not g.padded
+
+
 def emit_tiles(
     q: QuantizedOperands, tile: Tile, g: Geometry, shape: Shape, weights: Weights,
     sums: Requantization, *, weights_image: int = 0,
@@ -138,23 +150,8 @@ def emit_tiles(
     low = q.low
     rows, columns, part, panels = _cut_tiles(low, tile, g, shape)
     areas = _scratch_areas(tile, g, shape, (rows, columns), has_excess=weights.excess != 0)
-    scratch_bytes = areas.nbytes
-    # Whether the input has the layout of a patch: no padding of rows, and no sums are needed.
-    is_patch = shape.source == "blocked" or (
-        shape.source == "rows" and shape.pixel == shape.channels and weights.excess == 0
-    )
-    in_place = (
-        is_patch
-        and q.x.dtype == "uint8"
-        and tile.flavour == "quads"
-        and g.taps == 1
-        and g.source == g.target
-        and not g.padded
-    )
-    scratch: Argument = 0
-    if not in_place:
-        scratch = low.scratch(scratch_bytes, per_worker=True)
-        scratch_bytes = scratch.nbytes
+    in_place = _reads_in_place(q, tile, g, shape, weights)
+    scratch = None if in_place else low.scratch(areas.nbytes, per_worker=True)
     checked = tile.flavour == "checked"
     least, most, zero = q.bounds
     arguments = QuantizedProductArguments(
@@ -175,8 +172,8 @@ def emit_tiles(
         unit_rows=rows,
         unit_columns=columns,
         unit_panels=part,
-        scratch=scratch,
-        scratch_bytes=scratch_bytes,
+        scratch=scratch or 0,
+        scratch_bytes=scratch.nbytes if scratch else areas.nbytes,
         columns=shape.columns,
         x_image=shape.x_image,
         y_image=shape.y_image,
