@@ -22,6 +22,7 @@ from subgraph.testing.graph_templates import (
     draw_int,
     dtype,
     make,
+    operator_of,
 )
 from subgraph.testing.samples import samples
 
@@ -36,8 +37,8 @@ _MAX_SAMPLED = 12
 def templates_of(op_types: Collection[str]) -> dict[str, Apply]:
     """Return the templates of these operators, and samples of them from ONNX's test suite."""
     every = {**TEMPLATES, **rare.RARE_TEMPLATES}
-    table = {name: apply for name, apply in every.items() if name.removesuffix("*") in op_types}
-    known = {name.removesuffix("*") for name in table}
+    table = {name: apply for name, apply in every.items() if operator_of(name) in op_types}
+    known = {operator_of(name) for name in table}
     wanted = sorted(op_types)
     if len(wanted) > _MAX_SAMPLED:
         missing = [name for name in wanted if name not in known]
@@ -50,14 +51,13 @@ def templates_of(op_types: Collection[str]) -> dict[str, Apply]:
 
 def _pair(draw: Draw, pool: Pool, name: str) -> Any:
     """Apply an operator to two values of one shape, the first pair that it accepts."""
-    op_type = name.partition("#")[0]
     floats = [v for v in pool.values if dtype(v) == "float32"]
     first = draw_int(draw, 0, len(floats)) if floats else 0
     for x in floats[first:] + floats[:first]:
         others = [v for v in floats if dims(v) == dims(x) and v is not x]
         y = draw(st.sampled_from(others)) if others else pool.feed(dims(x))
         try:
-            return make(op_type, x, y)
+            return make(name, x, y)
         except SubgraphError:
             continue
     return None
@@ -79,7 +79,7 @@ def by_operator(table: Mapping[str, Apply]) -> dict[str, Apply]:
 
         def apply(draw: Draw, pool: Pool, name: str) -> Any:
             chosen = draw(st.sampled_from(draw(st.sampled_from(groups))))
-            return table[chosen](draw, pool, chosen)
+            return table[chosen](draw, pool, op_type)
 
         return apply
 

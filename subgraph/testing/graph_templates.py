@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -15,6 +16,10 @@ from subgraph.graph.types import TensorType, numpy_dtype
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Apply = Callable[[Draw, "Pool", str], Any]
+
+
+class NoOperandError(Exception):
+    """The pool has no value of the kind that a template needs."""
 
 
 @attrs.define
@@ -43,8 +48,8 @@ class Pool:
         most: int = 9,
         *,
         empty: bool = False,
-    ) -> Value | None:
-        """Draw a value of the pool, None if it has none of this kind.
+    ) -> Value:
+        """Draw a value of the pool.
 
         Args:
             draw: Given by hypothesis.
@@ -52,11 +57,16 @@ class Pool:
             rank: Smallest number of dimensions.
             most: Largest number of dimensions.
             empty: Whether values without elements are allowed.
+
+        Raises:
+            NoOperandError: the pool has no such value.
         """
         found = [v for v in self.values if dtype(v) in dtypes and rank <= len(dims(v)) <= most]
         found = [v for v in found if empty or 0 not in dims(v)]
+        if not found:
+            raise NoOperandError
         # 0, to which hypothesis shrinks, is the newest value, so that shrunk graphs are chains.
-        return found[-1 - draw_int(draw, 0, len(found) - 1)] if found else None
+        return found[-1 - draw_int(draw, 0, len(found) - 1)]
 
     def like(self, draw: Draw, shape: Sequence[int], kind: str) -> Value | None:
         """Draw a value of the pool, None if it has none of this shape and dtype.
@@ -126,8 +136,8 @@ TEMPLATES: dict[str, Apply] = {}
 def template(*names: str, table: dict[str, Apply] = TEMPLATES) -> Callable[[Apply], Apply]:
     """Return a decorator that registers the template of these operators in ``table``.
 
-    A template is a function ``(draw, pool, name) -> value, tuple of values, or None`` if the pool
-    has no operands for it.
+    A template is a function ``(draw, pool, name) -> value, tuple of values, or None`` if the drawn
+    operands do not fit the operator. It raises NoOperandError if the pool has none for it.
     """
 
     def register(apply: Apply) -> Apply:
@@ -135,6 +145,11 @@ def template(*names: str, table: dict[str, Apply] = TEMPLATES) -> Callable[[Appl
         return apply
 
     return register
+
+
+def operator_of(name: str) -> str:
+    """Return the operator of a template's name, which may end in "*" or "#" and more."""
+    return name.removesuffix("*").partition("#")[0]
 
 
 def make(op_type: str, /, *inputs: Any, **attributes: Any) -> Any:
@@ -148,15 +163,12 @@ def make(op_type: str, /, *inputs: Any, **attributes: Any) -> Any:
     *("Ceil", "Round", "Gelu", "Mish"),
 )
 def _unary(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw)
-    return None if x is None else make(name, x)
+    return make(name, pool.pick(draw))
 
 
 @template("Add", "Sub", "Mul", "Max", "Min", "Greater", "Less", "LessOrEqual", "Sum", "Mean")
 def _binary(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw)
-    if x is None:
-        return None
     y = pool.like(draw, dims(x), "float32") if draw(st.booleans()) else None
     if y is None:
         keep = [d if draw(st.booleans()) else 1 for d in dims(x)]
@@ -167,45 +179,39 @@ def _binary(draw: Draw, pool: Pool, name: str) -> Any:
 @template("Div")
 def _div(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw)
-    return None if x is None else make(name, x, pool.weight(dims(x)[-1:], 2, 0.5))
+    return make(name, x, pool.weight(dims(x)[-1:], 2, 0.5))
 
 
 @template("And", "Or", "Xor")
 def _logical(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("bool",))
-    if x is None:
-        return None
     return make(name, x, pool.like(draw, dims(x), "bool"))
 
 
 @template("Not")
 def _not(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, ("bool",))
-    return None if x is None else make(name, x)
+    return make(name, pool.pick(draw, ("bool",)))
 
 
 @template("Where")
 def _where(draw: Draw, pool: Pool, name: str) -> Any:
     condition = pool.pick(draw, ("bool",))
-    if condition is None:
-        return None
     x = pool.like(draw, dims(condition), "float32")
     return None if x is None else make(name, condition, x, pool.weight(dims(x)[-1:]))
 
 
 @template("Cast")
 def _cast(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, ("bool", "int64", "float64"))
-    if x is None:
-        x = pool.pick(draw)
-        return None if x is None else make(name, x, to=11)
-    return make(name, x, to=1)
+    try:
+        return make(name, pool.pick(draw, ("bool", "int64", "float64")), to=1)
+    except NoOperandError:
+        return make(name, pool.pick(draw), to=11)
 
 
 @template("Conv")
 def _conv(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3, most=4)
-    if x is None or min(dims(x)[1:]) < 1:
+    if min(dims(x)[1:]) < 1:
         return None
     channels, space = dims(x)[1], dims(x)[2:]
     kernel = [draw_int(draw, 1, min(3, size)) for size in space]
@@ -220,8 +226,6 @@ def _conv(draw: Draw, pool: Pool, name: str) -> Any:
 @template("MaxPool", "AveragePool")
 def _pool(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3, most=4)
-    if x is None:
-        return None
     kernel = [min(2, size) for size in dims(x)[2:]]
     stride = draw_int(draw, 1, 2)
     return make(name, x, kernel_shape=kernel, strides=[stride] * len(kernel))
@@ -229,15 +233,12 @@ def _pool(draw: Draw, pool: Pool, name: str) -> Any:
 
 @template("GlobalAveragePool", "GlobalMaxPool")
 def _global_pool(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=3)
-    return None if x is None else make(name, x)
+    return make(name, pool.pick(draw, rank=3))
 
 
 @template("BatchNormalization")
 def _batch_norm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
-    if x is None:
-        return None
     shape = dims(x)[1:2]
     given = [pool.weight(shape) for _ in range(3)]
     return make(name, x, *given, pool.weight(shape, 1, 0.5), outputs=1)
@@ -246,8 +247,6 @@ def _batch_norm(draw: Draw, pool: Pool, name: str) -> Any:
 @template("InstanceNormalization")
 def _instance_norm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3)
-    if x is None:
-        return None
     shape = dims(x)[1:2]
     return make(name, x, pool.weight(shape), pool.weight(shape))
 
@@ -255,8 +254,6 @@ def _instance_norm(draw: Draw, pool: Pool, name: str) -> Any:
 @template("LayerNormalization")
 def _layer_norm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    if x is None:
-        return None
     shape = dims(x)[-1:]
     return make(name, x, pool.weight(shape), pool.weight(shape), outputs=1)
 
@@ -264,16 +261,12 @@ def _layer_norm(draw: Draw, pool: Pool, name: str) -> Any:
 @template("MatMul")
 def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
-    if x is None:
-        return None
     return make(name, x, pool.weight((dims(x)[-1], draw_int(draw, 1, 4))))
 
 
 @template("Gemm")
 def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2, most=2)
-    if x is None:
-        return None
     wide = draw_int(draw, 1, 4)
     transposed = draw(st.booleans())
     shape = (wide, dims(x)[1]) if transposed else (dims(x)[1], wide)
@@ -283,14 +276,12 @@ def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
 @template("Softmax", "LogSoftmax")
 def _softmax(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    return None if x is None else make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
+    return make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
 
 
 @template("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2")
 def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    if x is None:
-        return None
     axis = draw_int(draw, 0, len(dims(x)) - 1)
     return make(name, x, pool.constant([axis]), keepdims=int(draw(st.booleans())))
 
@@ -298,13 +289,13 @@ def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
 @template("ArgMax")
 def _arg_max(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    return None if x is None else make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
+    return make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
 
 
 @template("Concat")
 def _concat(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    if x is None or np.prod(dims(x)) > 500:
+    if np.prod(dims(x)) > 500:
         return None
     y = pool.like(draw, dims(x), "float32")
     return make(name, x, y, axis=draw_int(draw, 0, len(dims(x)) - 1))
@@ -313,8 +304,6 @@ def _concat(draw: Draw, pool: Pool, name: str) -> Any:
 @template("Split")
 def _split(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    if x is None:
-        return None
     axis = draw_int(draw, 0, len(dims(x)) - 1)
     size = dims(x)[axis]
     if size < 2:
@@ -326,8 +315,6 @@ def _split(draw: Draw, pool: Pool, name: str) -> Any:
 @template("Slice")
 def _slice(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    if x is None:
-        return None
     axis = draw_int(draw, 0, len(dims(x)) - 1)
     start = draw_int(draw, 0, dims(x)[axis] - 1)
     bounds = [pool.constant([k]) for k in (start, dims(x)[axis], axis)]
@@ -337,8 +324,6 @@ def _slice(draw: Draw, pool: Pool, name: str) -> Any:
 @template("Gather")
 def _gather(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    if x is None:
-        return None
     axis = draw_int(draw, 0, len(dims(x)) - 1)
     picked = draw(st.lists(st.integers(0, dims(x)[axis] - 1), min_size=1, max_size=3))
     return make(name, x, pool.constant(picked), axis=axis)
@@ -347,33 +332,31 @@ def _gather(draw: Draw, pool: Pool, name: str) -> Any:
 @template("Transpose")
 def _transpose(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "bool", "int64"), rank=1)
-    return None if x is None else make(name, x, perm=draw(st.permutations(range(len(dims(x))))))
+    return make(name, x, perm=draw(st.permutations(range(len(dims(x))))))
 
 
 @template("Reshape")
 def _reshape(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    if x is None:
-        return None
     return make(name, x, pool.constant([dims(x)[0], int(np.prod(dims(x)[1:]))]))
 
 
 @template("Flatten")
 def _flatten(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
-    return None if x is None else make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
+    return make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
 
 
 @template("Unsqueeze")
 def _unsqueeze(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, most=3)
-    return None if x is None else make(name, x, pool.constant([0]))
+    return make(name, x, pool.constant([0]))
 
 
 @template("Pad")
 def _pad(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    if x is None or np.prod(dims(x)) > 500:
+    if np.prod(dims(x)) > 500:
         return None
     around = draw(st.lists(st.integers(0, 1), min_size=2 * len(dims(x)), max_size=2 * len(dims(x))))
     return make(name, x, pool.constant(around))
@@ -382,8 +365,6 @@ def _pad(draw: Draw, pool: Pool, name: str) -> Any:
 @template("Clip")
 def _clip(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw)
-    if x is None:
-        return None
     low, high = (sg.parameter(f"w{pool.weights}_limit{k}", np.float32(k)) for k in (-1, 1))
     pool.weights += 1
     return make(name, x, low, high)
@@ -392,8 +373,6 @@ def _clip(draw: Draw, pool: Pool, name: str) -> Any:
 @template("CumSum")
 def _cumsum(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    if x is None:
-        return None
     pool.weights += 1
     axis = np.array(draw_int(draw, 0, len(dims(x)) - 1), np.int64)
     return make(name, x, sg.parameter(f"w{pool.weights}", axis))
@@ -402,14 +381,14 @@ def _cumsum(draw: Draw, pool: Pool, name: str) -> Any:
 @template("TopK")
 def _top_k(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    return None if x is None else make(name, x, pool.constant([1]))
+    return make(name, x, pool.constant([1]))
 
 
 @template("If")
 def _branch(draw: Draw, pool: Pool, name: str) -> Any:
     flag = pool.pick(draw, ("bool",))
     x = pool.pick(draw, rank=1)
-    if flag is None or x is None or not dims(flag):
+    if not dims(flag):
         return None
     pool.weights += 1
     one = make("ReduceMax", make("Cast", flag, to=6), keepdims=0)
@@ -445,7 +424,9 @@ def apply_one(draw: Draw, pool: Pool, table: Mapping[str, Apply]) -> list[Value]
         The results; [] if the pool has no operands for the operator.
     """
     name = draw(st.sampled_from(tuple(table)))
-    made = table[name](draw, pool, name)
+    made = None
+    with suppress(NoOperandError):
+        made = table[name](draw, pool, operator_of(name))
     if made is None:
         return []
     results: list[Value] = list(made) if isinstance(made, tuple) else [made]  # pyright: ignore[reportUnknownArgumentType]

@@ -48,10 +48,7 @@ def _size(shape: Iterable[int]) -> int:
 @_rare("Add", "Sub", "Mul", "Max", "Min", "Equal", "Greater", "GreaterOrEqual", "Div", "Pow")
 def _broadcast(draw: Draw, pool: Pool, name: str) -> Any:
     """Broadcast either operand, in any dtype of numbers; divisors and exponents are in [1, 3]."""
-    name = name.removesuffix("*")
     x = pool.pick(draw, ("float32", "float64", "float16", *_INTEGERS), empty=True)
-    if x is None:
-        return None
     shape = [1 if draw(st.booleans()) else d for d in dims(x)]
     shape = shape[draw_int(draw, 0, len(shape)) :]
     if not shape or draw(st.booleans()):
@@ -70,11 +67,8 @@ def _broadcast(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "BitShift", "Mod", "Neg", "Abs")
 def _bits(draw: Draw, pool: Pool, name: str) -> Any:
-    name = name.removesuffix("*")
     dtypes = ("uint8",) if name == "BitShift" else ("int32", "int64", "uint8", "int8")
     x = pool.pick(draw, dtypes, empty=True)
-    if x is None:
-        return None
     if name in ("BitwiseNot", "Abs", "Neg"):
         return make(name, x) if dtype(x) != "uint8" or name == "BitwiseNot" else None
     y = pool.constant(pool.rng.integers(1, 5, dims(x)[-1:]), dtype(x))
@@ -87,8 +81,6 @@ def _bits(draw: Draw, pool: Pool, name: str) -> Any:
 def _cast(draw: Draw, pool: Pool, name: str) -> Any:
     """Cast to any dtype of numbers; floats are brought into [-20, 20] before a cast to integers."""
     x = pool.pick(draw, ("float32", "float64", "float16", "bool", *_INTEGERS), empty=True)
-    if x is None:
-        return None
     to = draw(st.sampled_from(["float32", "float64", "float16", "bool", *_INTEGERS]))
     if dtype(x).startswith("float") and to in _INTEGERS:
         x = make("Mul", make("Cast", make("Tanh", make("Cast", x, to=1)), to=1), np.float32(20))
@@ -100,20 +92,15 @@ def _cast(draw: Draw, pool: Pool, name: str) -> Any:
 def _partial(draw: Draw, pool: Pool, name: str) -> Any:
     """Functions that need bounded arguments or have a limited domain, in float32 and float64."""
     x = pool.pick(draw, ("float32", "float64"), empty=True)
-    if x is None:
-        return None
     x = make("Clip", x, *(pool.constant(k, dtype(x)) for k in (-5, 5)))
-    if name.removesuffix("*") in ("Sqrt", "Log", "Reciprocal", "Acosh"):
+    if name in ("Sqrt", "Log", "Reciprocal", "Acosh"):
         x = make("Add", make("Abs", x), pool.constant(1, dtype(x)))
-    return make(name.removesuffix("*"), x)
+    return make(name, x)
 
 
 @_rare("Celu", "Elu", "LeakyRelu", "HardSigmoid", "Selu", "Gelu", "PRelu", "Clip", "Shrink")
 def _activation(draw: Draw, pool: Pool, name: str) -> Any:
-    name = name.removesuffix("*")
     x = pool.pick(draw, empty=True)
-    if x is None:
-        return None
     alpha = draw(st.sampled_from([0.125, 0.5, 1.5]))
     if name == "PRelu":
         return make(name, x, pool.weight(dims(x)[draw_int(draw, 0, len(dims(x))) :]))
@@ -155,13 +142,11 @@ def _window(draw: Draw, x: Any, least: int = 1) -> dict[str, Any]:
 @_rare("Conv", "ConvTranspose")
 def _conv(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3, most=5)
-    if x is None:
-        return None
     channels = dims(x)[1]
     group = draw(st.sampled_from([g for g in (1, 2, 3, channels) if channels % g == 0]))
     each = draw_int(draw, 1, 3)
     window = _window(draw, x)
-    if name == "Conv*":
+    if name == "Conv":
         weight = pool.weight((group * each, channels // group, *window["kernel_shape"]))
     else:
         window.pop("auto_pad", None)
@@ -170,23 +155,21 @@ def _conv(draw: Draw, pool: Pool, name: str) -> Any:
         if _size(dims(x)) * 9 > 4 * _MAX_ENLARGED_ELEMENTS:
             return None
     bias = [pool.weight((group * each,))] if draw(st.booleans()) else []
-    return make(name.removesuffix("*"), x, weight, *bias, group=group, **window)
+    return make(name, x, weight, *bias, group=group, **window)
 
 
 @_rare("MaxPool", "AveragePool", "LpPool")
 def _pool(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3, most=5)
-    if x is None:
-        return None
     window = _window(draw, x)
     if window.get("auto_pad", "").startswith("SAME"):
         # With larger strides ONNX Runtime, with which tests compare, computes negative pads.
         pairs = zip(window["strides"], window["kernel_shape"], strict=True)
         window["strides"] = [min(stride, size) for stride, size in pairs]
     ceil = {"ceil_mode": draw_int(draw, 0, 1)} if "auto_pad" not in window else {}
-    if name == "LpPool*":
+    if name == "LpPool":
         return make("LpPool", x, p=draw_int(draw, 1, 3), **window)
-    if name == "AveragePool*":
+    if name == "AveragePool":
         return make("AveragePool", x, count_include_pad=draw_int(draw, 0, 1), **ceil, **window)
     window["dilations"] = [1] * len(dims(x)[2:]) if ceil.get("ceil_mode") else window["dilations"]
     return make("MaxPool", x, **ceil, **window, outputs=draw_int(draw, 1, 2))
@@ -194,10 +177,7 @@ def _pool(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("GroupNormalization", "LRN", "RMSNormalization", "LpNormalization", "LayerNormalization")
 def _normal(draw: Draw, pool: Pool, name: str) -> Any:
-    name = name.removesuffix("*")
     x = pool.pick(draw, rank={"GroupNormalization": 3, "LRN": 4}.get(name, 1))
-    if x is None:
-        return None
     axis = draw_int(draw, -len(dims(x)), len(dims(x)) - 1)
     if name == "LRN":
         return make(name, x, size=2 * draw_int(draw, 0, 2) + 1, alpha=0.1, beta=0.6, bias=1.5)
@@ -216,8 +196,6 @@ def _normal(draw: Draw, pool: Pool, name: str) -> Any:
 @_rare("Gemm")
 def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "float64"), rank=2, most=2)
-    if x is None:
-        return None
     transposed, other, wide = draw_int(draw, 0, 1), draw_int(draw, 0, 1), draw_int(draw, 1, 5)
     rows, inner = dims(x)[::-1] if transposed else dims(x)
     numbers = pool.rng.uniform(-1, 1, (wide, inner) if other else (inner, wide))
@@ -232,7 +210,7 @@ def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
 def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
     """Products of batches that broadcast, and of vectors; either operand is the weight."""
     x = pool.pick(draw, rank=1, empty=True)
-    if x is None or _size(dims(x)) > _MAX_ENLARGED_ELEMENTS or 0 in dims(x)[-2:-1]:
+    if _size(dims(x)) > _MAX_ENLARGED_ELEMENTS or 0 in dims(x)[-2:-1]:
         return None  # ONNX Runtime drops the other operand's batch if the inner size is 0
     batch = list(dims(x)[:-2])
     batch = [1 if draw(st.booleans()) else d for d in batch][draw_int(draw, 0, len(batch)) :]
@@ -250,10 +228,7 @@ _SUMS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "Red
 
 @_rare(*_SUMS, "ReduceSumSquare", "ReduceLogSumExp")
 def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
-    name = name.removesuffix("*")
     x = pool.pick(draw, ("float32", "float64", "int32", "int64"))
-    if x is None:
-        return None
     if name == "ReduceProd":
         x = make("Clip", x, *(pool.constant(k, dtype(x)) for k in (-1, 1)))
     if name == "ReduceLogSumExp" and not dtype(x).startswith("float"):
@@ -270,18 +245,14 @@ def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
 @_rare("ArgMax", "ArgMin")
 def _extreme(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "int32"), rank=1)
-    if x is None:
-        return None
     axis = draw_int(draw, -len(dims(x)), len(dims(x)) - 1)
     more = {"keepdims": draw_int(draw, 0, 1), "select_last_index": draw_int(draw, 0, 1)}
-    return make(name.removesuffix("*"), x, axis=axis, **more)
+    return make(name, x, axis=axis, **more)
 
 
 @_rare("Slice")
 def _slice(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "int64", "bool", "uint8", "float16"), rank=1, empty=True)
-    if x is None:
-        return None
     rank = len(dims(x))
     axes = draw(st.lists(st.integers(0, rank - 1), unique=True, min_size=1, max_size=2))
     ends = [[draw_int(draw, -4, 6) for _ in axes] for _ in range(2)]
@@ -293,9 +264,8 @@ def _slice(draw: Draw, pool: Pool, name: str) -> Any:
 @_rare("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 def _indexed(draw: Draw, pool: Pool, name: str) -> Any:
     """Indices of any shape, also negative; scatters reduce, as duplicates have no order."""
-    name = name.removesuffix("*")
     x = pool.pick(draw, ("float32", "int64", "float64"), rank=1)
-    if x is None or _size(dims(x)) > _MAX_ENLARGED_ELEMENTS:
+    if _size(dims(x)) > _MAX_ENLARGED_ELEMENTS:
         return None
     shape, rank = dims(x), len(dims(x))
     axis = draw_int(draw, -rank, rank - 1)
@@ -321,10 +291,7 @@ def _indexed(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("Reshape", "Squeeze", "Unsqueeze", "Expand", "Tile", "Transpose", "Identity", "Size")
 def _shaped(draw: Draw, pool: Pool, name: str) -> Any:
-    name = name.removesuffix("*")
     x = pool.pick(draw, RARE_DTYPES, empty=name not in ("Reshape", "Squeeze"))
-    if x is None:
-        return None
     shape = list(dims(x))
     if name in ("Transpose", "Identity", "Size"):
         return make(name, x)
@@ -349,7 +316,7 @@ def _shaped(draw: Draw, pool: Pool, name: str) -> Any:
 @_rare("Pad")
 def _pad(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "int64", "float64"), rank=1)
-    if x is None or _size(dims(x)) > _MAX_ENLARGED_ELEMENTS // 4:
+    if _size(dims(x)) > _MAX_ENLARGED_ELEMENTS // 4:
         return None
     mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
     low = -1 if mode == "constant" and min(dims(x)) > 2 else 0
@@ -361,11 +328,8 @@ def _pad(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("Split", "Concat", "DepthToSpace", "SpaceToDepth", "Trilu", "ReverseSequence", "CumSum")
 def _moved(draw: Draw, pool: Pool, name: str) -> Any:
-    name = name.removesuffix("*")
     least = {"DepthToSpace": 4, "SpaceToDepth": 4, "Trilu": 2, "ReverseSequence": 2}.get(name, 1)
     x = pool.pick(draw, ("float32", "float64"), rank=least, most=4 if least == 4 else 9)
-    if x is None:
-        return None
     shape = dims(x)
     axis = draw_int(draw, -len(shape), len(shape) - 1)
     if name == "Split":
@@ -390,21 +354,14 @@ def _moved(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("TopK", "OneHot", "Where", "Softmax", "LogSoftmax", "Resize")
 def _various(draw: Draw, pool: Pool, name: str) -> Any:
-    name = name.removesuffix("*")
     if name == "OneHot":
         x = pool.pick(draw, ("int64", "int32"), rank=1, most=3, empty=True)
-        if x is None:
-            return None
         values = pool.constant([0.25, 2], "float32")
         return make(name, x, pool.constant(4), values, axis=draw_int(draw, -1, len(dims(x))))
     if name == "Where":
         flag = pool.pick(draw, ("bool",), empty=True)
-        if flag is None:
-            return None
         return make(name, flag, pool.weight(dims(flag)[-1:]), pool.weight(()))
     x = pool.pick(draw, rank=4 if name == "Resize" else 1, most=4 if name == "Resize" else 9)
-    if x is None:
-        return None
     axis = draw_int(draw, -len(dims(x)), len(dims(x)) - 1)
     if name == "TopK":
         k = pool.constant([draw_int(draw, 1, dims(x)[axis])])
@@ -418,31 +375,23 @@ def _various(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("QuantizeLinear", "DequantizeLinear", "MatMulInteger")
 def _quantized(draw: Draw, pool: Pool, name: str) -> Any:
-    name = name.removesuffix("*")
     kind = draw(st.sampled_from(["int8", "uint8"]))
     zero = pool.constant(3, kind)
     if name == "MatMulInteger":
         x = pool.pick(draw, ("int8", "uint8"), rank=2)
-        if x is None:
-            return None
         numbers = pool.rng.integers(0, 100, (dims(x)[-1], 3))
         return make(name, x, pool.constant(numbers, kind), pool.constant(2, dtype(x)), zero)
     if name == "QuantizeLinear":
         x = pool.pick(draw, empty=True)
-        return None if x is None else make(name, x, pool.constant(0.061, "float32"), zero)
+        return make(name, x, pool.constant(0.061, "float32"), zero)
     x = pool.pick(draw, ("int8", "uint8"), empty=True)
-    if x is None:
-        return None
     return make(name, x, pool.constant(0.05, "float32"), pool.constant(3, dtype(x)))
 
 
 @_rare("NonZero", "Compress", "Unique")
 def _found(draw: Draw, pool: Pool, name: str) -> Any:
     """Operators whose output size depends on values; a sum makes the shape static again."""
-    name = name.removesuffix("*")
     x = pool.pick(draw, ("float32", "bool", "int64"), rank=1, empty=True)
-    if x is None:
-        return None
     if name == "NonZero":
         found = make(name, x)
     elif name == "Unique":
@@ -458,7 +407,7 @@ def _found(draw: Draw, pool: Pool, name: str) -> Any:
 def _body(draw: Draw, pool: Pool, own: Sequence[Any], x: Any) -> Pool:
     """Return the pool of a new body: its inputs ``own``, captures of ``x`` and another, results."""
     other = pool.pick(draw, RARE_DTYPES, empty=True)
-    captured = [x] if other in (None, x) else [x, other]
+    captured = [x] if other is x else [x, other]
     inner = Pool([*(sg.capture(value) for value in captured), *own], pool.weights, pool.rng)
     grow(draw, inner, {**RARE_TEMPLATES, **TEMPLATES}, draw_int(draw, 0, 4))
     pool.weights = inner.weights
@@ -475,12 +424,12 @@ def _next(draw: Draw, inner: Pool, state: Any) -> Any:
 def _repeated(draw: Draw, pool: Pool, name: str) -> Any:
     """A loop of a few iterations with a carried value and captures."""
     x = pool.pick(draw, rank=1)
-    if x is None or _size(dims(x)) > _MAX_ENLARGED_ELEMENTS:
+    if _size(dims(x)) > _MAX_ENLARGED_ELEMENTS:
         return None
     pool.weights += 1
     number = pool.weights
     state = sg.input(f"state{number}", dims(x), "float32")
-    if name == "Scan*":
+    if name == "Scan":
         row = sg.input(f"row{number}", dims(x)[1:], "float32")
         inner = _body(draw, pool, [row, state], x)
         body = Graph([state, row], [_next(draw, inner, state), make("Neg", row)], f"scan{number}")
@@ -502,8 +451,6 @@ def _repeated(draw: Draw, pool: Pool, name: str) -> Any:
 def _branches(draw: Draw, pool: Pool, name: str) -> Any:
     """Two branches, chosen by a computed value or a constant."""
     x = pool.pick(draw)
-    if x is None:
-        return None
     bodies: list[Graph] = []
     for which in ("then", "else"):
         inner = _body(draw, pool, [], x)
@@ -518,10 +465,7 @@ def _branches(draw: Draw, pool: Pool, name: str) -> Any:
 
 @_rare("LSTM", "GRU", "RNN")
 def _recurrent(draw: Draw, pool: Pool, name: str) -> Any:
-    name = name.removesuffix("*")
     x = pool.pick(draw, rank=3, most=3)
-    if x is None:
-        return None
     direction = draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
     sides, hidden = 1 + (direction == "bidirectional"), draw_int(draw, 1, 4)
     rows = {"LSTM": 4, "GRU": 3, "RNN": 1}[name] * hidden

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -18,7 +19,7 @@ _ROWS: Shape = ("N", 6)
 _IMAGES: Shape = ("N", 4, 6, 6)
 _PLAIN = (
     *("Relu", "Tanh", "Sigmoid", "Neg", "Abs", "Identity", "LeakyRelu", "Elu", "Erf", "Softmax"),
-    *("Softplus", "Softsign", "HardSigmoid", "Floor", "Sin", "Cos", "Atan", "Exp", "Sign", "Not"),
+    *("Softplus", "Softsign", "HardSigmoid", "Floor", "Sin", "Cos", "Atan", "Exp", "Sign"),
 )
 _WITH_WEIGHT = ("Add", "Mul", "Sub", "Div", "Max", "Min", "PRelu")
 
@@ -60,79 +61,48 @@ class ShapePreservingOp:
         return Graph([x], [value], f"{self.name}_chain")
 
 
-def _weight(name: str, shape: Sequence[int], low: float = -1.0) -> Value:
-    return parameter(f"{name}_w", _numbers(name, shape, low))
+def _operator(
+    op_type: str,
+    shape: Shape = _ROWS,
+    *weights: tuple[int, ...],
+    low: float = -1.0,
+    dtype: str = "float32",
+    **attributes: Any,
+) -> ShapePreservingOp:
+    """Return an operator.
 
+    Args:
+        op_type: Name of the operator.
+        shape: Shape of input and result.
+        *weights: Shapes of its weights, which follow the input.
+        low: Least element of the weights.
+        dtype: Element type of input and result.
+        **attributes: Its attributes.
+    """
 
-def _gemm(x: Value, name: str) -> Value:
-    bias = parameter(f"{name}_b", _numbers(f"{name}_b", (6,)))
-    made: Value = operator("Gemm")(x, _weight(name, (6, 6)), bias)
-    return made
-
-
-def _conv(x: Value, name: str) -> Value:
-    made: Value = operator("Conv")(x, _weight(name, (4, 4, 3, 3)), pads=[1, 1, 1, 1])
-    return made
-
-
-def _batch_normalization(x: Value, name: str) -> Value:
-    parts = [parameter(f"{name}_{k}", _numbers(f"{name}{k}", (4,), 0.5)) for k in "sbmv"]
-    made: Value = operator("BatchNormalization")(x, *parts)
-    return made
-
-
-def _layer_normalization(x: Value, name: str) -> Value:
-    made: Value = operator("LayerNormalization")(x, _weight(name, (6,)))
-    return made
-
-
-def _pool(op_type: str) -> Callable[[Value, str], Value]:
     def apply(x: Value, name: str) -> Value:
-        made: Value = operator(op_type)(x, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
-        return made
+        names = (f"{name}_w{number}" for number in range(len(weights)))
+        made = (parameter(n, _numbers(n, w, low)) for n, w in zip(names, weights, strict=True))
+        result: Value = operator(op_type)(x, *made, **attributes)
+        return result
 
-    return apply
-
-
-def _with_weight(op_type: str) -> Callable[[Value, str], Value]:
-    def apply(x: Value, name: str) -> Value:
-        made: Value = operator(op_type)(x, _weight(name, (6,), 0.5))
-        return made
-
-    return apply
+    return ShapePreservingOp(op_type, shape, apply, dtype, has_weights=bool(weights))
 
 
-def _plain(op_type: str) -> Callable[[Value, str], Value]:
-    def apply(x: Value, name: str) -> Value:
-        made: Value = operator(op_type)(x)
-        return made
-
-    return apply
-
-
-def _matmul(x: Value, name: str) -> Value:
-    made: Value = operator("MatMul")(x, _weight(name, (6, 6)))
-    return made
-
-
-def _pieces() -> list[ShapePreservingOp]:
-    found = [
-        ShapePreservingOp("MatMul", _ROWS, _matmul, has_weights=True),
-        ShapePreservingOp("Gemm", _ROWS, _gemm, has_weights=True),
-        ShapePreservingOp("Conv", _IMAGES, _conv, has_weights=True),
+def _operators() -> list[ShapePreservingOp]:
+    window: dict[str, Any] = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    return [
+        _operator("MatMul", _ROWS, (6, 6)),
+        _operator("Gemm", _ROWS, (6, 6), (6,)),
+        _operator("Conv", _IMAGES, (4, 4, 3, 3), pads=[1, 1, 1, 1]),
+        *(_operator(op_type, _ROWS, (6,), low=0.5) for op_type in _WITH_WEIGHT),
+        _operator("BatchNormalization", _IMAGES, *[(4,)] * 4, low=0.5),
+        _operator("LayerNormalization", _ROWS, (6,)),
+        _operator("MaxPool", _IMAGES, **window),
+        _operator("AveragePool", _IMAGES, **window),
+        *map(_operator, _PLAIN),
+        _operator("Not", dtype="bool"),
     ]
-    found += [
-        ShapePreservingOp(op, _ROWS, _with_weight(op), has_weights=True) for op in _WITH_WEIGHT
-    ]
-    found += [
-        ShapePreservingOp("BatchNormalization", _IMAGES, _batch_normalization, has_weights=True),
-        ShapePreservingOp("LayerNormalization", _ROWS, _layer_normalization, has_weights=True),
-        ShapePreservingOp("MaxPool", _IMAGES, _pool("MaxPool")),
-        ShapePreservingOp("AveragePool", _IMAGES, _pool("AveragePool")),
-    ]
-    kinds: Mapping[str, str] = {"Not": "bool"}
-    found += [ShapePreservingOp(op, _ROWS, _plain(op), kinds.get(op, "float32")) for op in _PLAIN]
-    return found
 
 
 def sorted_by_support(
@@ -150,7 +120,7 @@ def sorted_by_support(
     for fixed in (False, True):
         taken: list[ShapePreservingOp] = []
         refused: list[ShapePreservingOp] = []
-        for piece in _pieces():
+        for piece in _operators():
             try:
                 known = takes(piece.chain(2, fixed=fixed))
             except SubgraphError:
@@ -158,4 +128,4 @@ def sorted_by_support(
             (taken if known else refused).append(piece)
         if taken:
             return taken, refused, fixed
-    return [], _pieces(), False
+    return [], _operators(), False

@@ -183,7 +183,7 @@ def test_graphs_run_in_onnx_runtime(graph: sg.Graph) -> None:
 def test_every_template_is_drawn_and_static() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(quick, max_examples=400)
+    @settings(quick, max_examples=800)  # a few templates need values that are rare
     @given(graphs(max_nodes=16))
     def draw(graph: sg.Graph) -> None:
         graph.verify()
