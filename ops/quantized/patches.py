@@ -129,9 +129,14 @@ def patch_copier(dtype: str, flavour: str, source: str) -> Any:
         flavour: ``"pairs"``, ``"quads"`` or ``"checked"``.
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
     """
-    one, sixteen, clear, clear_block = _element(dtype, flavour)
+    copiers = {"blocked": _blocked_copier, "image": _image_copier, "rows": _rows_copier}
+    return copiers[source](dtype, flavour)
+
+
+def _blocked_copier(dtype: str, flavour: str) -> Any:
+    """Return the function that copies a patch of an image in blocks of 16 channels."""
+    _, sixteen, _, clear_block = _element(dtype, flavour)
     item = element_bytes(flavour)
-    interleave = _pixels_of_bytes(dtype)
 
     @register_jitable
     def blocked(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
@@ -151,6 +156,14 @@ def patch_copier(dtype: str, flavour: str, source: str) -> Any:
                     for w in range(right, nw):
                         clear_block(to + w * BLOCK * item, zero)
                 to += nw * BLOCK * item
+
+    return blocked
+
+
+def _image_copier(dtype: str, flavour: str) -> Any:
+    """Return the function that copies a patch of an image of at most four channels."""
+    one, _, clear, _ = _element(dtype, flavour)
+    item, interleave = element_bytes(flavour), _pixels_of_bytes(dtype)
 
     @register_jitable
     def image(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
@@ -173,6 +186,14 @@ def patch_copier(dtype: str, flavour: str, source: str) -> Any:
                 for w in range(first, right):
                     one(row + c * height * width + w, at + (w * IMAGE + c) * item, zero)
 
+    return image
+
+
+def _rows_copier(dtype: str, flavour: str) -> Any:
+    """Return the function that copies rows of a matrix."""
+    one, sixteen, clear, _ = _element(dtype, flavour)
+    item = element_bytes(flavour)
+
     @register_jitable
     def rows(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
         _, _, _, depth, step = patch
@@ -185,4 +206,4 @@ def patch_copier(dtype: str, flavour: str, source: str) -> Any:
                 one(at + k, start + k * item, zero)
             clear(start + depth * item, step // item - depth, zero)
 
-    return {"blocked": blocked, "image": image, "rows": rows}[source]
+    return rows

@@ -45,7 +45,8 @@ from .qlinear_packing import LINE
 from .saturation_kernels import (
     PAIRS,
     TileStrides,
-    guards,
+    fault_finder,
+    largest_finder,
 )
 
 _corner = stack_words(256)
@@ -127,9 +128,9 @@ def product(
     item = 1 if output in ("uint8", "int8") else 4
     tailed, flip = source == "rows", 128 if dtype == "int8" else 0
     correcting, shifting = flavour == "checked", tailed and flavour != "pairs"
-    find_largest, find_faults = guards()
+    find_largest = largest_finder()
     sum_rows, start_sums = _row_sums(lanes, flip), _start_sums(flip)
-    choose_tile = _tile_chooser(step_bytes, find_faults)
+    choose_tile = _tile_chooser(step_bytes)
     run_panel = _panel_runner(item, tailed)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -278,11 +279,12 @@ def _start_sums(flip: int) -> Any:
     return start_sums
 
 
-def _tile_chooser(step_bytes: int, find_faults: Any) -> Any:
+def _tile_chooser(step_bytes: int) -> Any:
     """Return ``f(product, t, bounds, scratch, vectors)``: the tile of a panel (checked).
 
     ``step_bytes`` are those of a vector of weights.
     """
+    find_faults = fault_finder()
 
     @register_jitable
     def choose_tile(
@@ -482,6 +484,17 @@ def _pick(builder: Any, address: Any, kind: Any, indices: list[int]) -> Any:
     return builder.shuffle_vector(runs[0], runs[1], picks)
 
 
+@register_jitable
+def _set_taps(a: QuantizedDepthwiseArguments, table: int, nw: int) -> None:
+    """Write the offsets of the taps in a patch with rows of ``nw`` pixels."""
+    taps = a.kernel_height * a.kernel_width
+    for k in range(2 * a.pairs):
+        tap = min(k, taps - 1)  # after the last tap weights are zero
+        down, along = tap // a.kernel_width, tap % a.kernel_width
+        pixel = down * a.dilation_height * nw + along * a.dilation_width
+        st_i64(table + 8 * k, pixel * BLOCK * 2)
+
+
 def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
     """Return the kernel of `QuantizedDepthwiseArguments`: a depthwise convolution in blocks.
 
@@ -494,16 +507,6 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
     load_zero = ld_i8 if dtype == "int8" else ld_u8
     tile = _depthwise_tile(output)
 
-    @register_jitable
-    def set_taps(a: QuantizedDepthwiseArguments, table: int, nw: int) -> None:
-        """Write the offsets of the taps in a patch with rows of ``nw`` pixels."""
-        taps = a.kernel_height * a.kernel_width
-        for k in range(2 * a.pairs):
-            tap = min(k, taps - 1)  # after the last tap weights are zero
-            down, along = tap // a.kernel_width, tap % a.kernel_width
-            pixel = down * a.dilation_height * nw + along * a.dilation_width
-            st_i64(table + 8 * k, pixel * BLOCK * 2)
-
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         t, where = _depthwise_block(), _box()
@@ -515,7 +518,7 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
         patch = table + (16 * pairs + 63) // 64 * 64
         plane_in, zero = a.image_height * a.image_width * BLOCK, load_zero(a.x_zero)
         nw = (ow_n - 1) * a.stride_width + (a.kernel_width - 1) * a.dilation_width + 1
-        set_taps(a, table, nw)
+        _set_taps(a, table, nw)
         t.x_step = a.stride_width * BLOCK * 2
         t.taps = table
         t.pairs = pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba.extending import register_jitable
 
@@ -23,13 +24,38 @@ def max_pool(*, dtype: str, blocked: bool) -> Callable[..., None]:
         blocked: Planes are blocks of 16 channels.
     """
     arguments = view_of(PoolInt8Arguments)
-    v, block = vec(dtype, _WIDE), vec(dtype, _BLOCK)
+    wide = vec(dtype, _WIDE)
+    store, splat = wide.store, wide.splat
+    least, pixel = -128 if dtype == "int8" else 0, _BLOCK if blocked else 1
+    down, along = _rows_reducer(dtype), _windows_reducer(dtype, blocked)
+    first_tap, end_tap = window_taps()
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        height, width = a.image_height, a.image_width
+        oh_n, ow_n, kh, kw = a.output_height, a.output_width, a.kernel_height, a.kernel_width
+        dh, row, left = a.dilation_height, width * pixel, a.pad_width * pixel
+        scratch = a.scratch + worker * a.scratch_step
+        for at in range(0, a.scratch_size, _WIDE):
+            store(scratch + at, splat(least))
+        for unit in range(begin, end):
+            plane, oh = unit // oh_n, unit % oh_n
+            h = oh * a.stride_height - a.pad_height
+            first, last = first_tap(h, dh), end_tap(h, dh, kh, height)
+            x = a.x + plane * height * row
+            down(x, row, (h + first * dh) * row, last - first, dh * row, scratch + left)
+            y = a.y + unit * ow_n * pixel
+            along(scratch, y, ow_n, kw, a.stride_width, a.dilation_width)
+
+    return kernel
+
+
+def _rows_reducer(dtype: str) -> Any:
+    """Return ``f(x, row, first, count, step, to)``: the maximum over rows of ``row`` bytes."""
+    v = vec(dtype, _WIDE)
     load, store, splat, most = v.load, v.store, v.splat, v.max
-    load_block, store_block, most_block = block.load, block.store, block.max
     load1 = ld_i8 if dtype == "int8" else ld_u8
     least = -128 if dtype == "int8" else 0
-    pixel = _BLOCK if blocked else 1
-    first_tap, end_tap = window_taps()
 
     @register_jitable
     def down(x: int, row: int, first: int, count: int, step: int, to: int) -> None:
@@ -51,9 +77,29 @@ def max_pool(*, dtype: str, blocked: bool) -> Callable[..., None]:
                 st_i8(to + at, one)
                 at += 1
 
+    return down
+
+
+def _windows_reducer(dtype: str, blocked: bool) -> Any:
+    """Return ``f(row, y, outputs, taps, stride, dilation)``: the maximum over columns of a row."""
+    v, block = vec(dtype, _WIDE), vec(dtype, _BLOCK)
+    load, store, most = v.load, v.store, v.max
+    load_block, store_block, most_block = block.load, block.store, block.max
+    load1 = ld_i8 if dtype == "int8" else ld_u8
+    pixel = _BLOCK if blocked else 1
+
     @register_jitable
     def along(row: int, y: int, outputs: int, taps: int, stride: int, dilation: int) -> None:
-        """Write the largest of each window of a row."""
+        """Write the largest of each window of a row.
+
+        Args:
+            row: Address of the row, with its padding.
+            y: Address of the results.
+            outputs: Number of windows.
+            taps: Pixels of a window.
+            stride: Pixels between windows.
+            dilation: Pixels between taps.
+        """
         j = 0
         while not blocked and stride == 1 and j + _WIDE <= outputs:
             found = load(row + j)
@@ -75,21 +121,4 @@ def max_pool(*, dtype: str, blocked: bool) -> Callable[..., None]:
                 st_i8(y + j, one)
             j += 1
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        height, width = a.image_height, a.image_width
-        oh_n, ow_n, kh, kw = a.output_height, a.output_width, a.kernel_height, a.kernel_width
-        dh, row, left = a.dilation_height, width * pixel, a.pad_width * pixel
-        scratch = a.scratch + worker * a.scratch_step
-        for at in range(0, a.scratch_size, _WIDE):
-            store(scratch + at, splat(least))
-        for unit in range(begin, end):
-            plane, oh = unit // oh_n, unit % oh_n
-            h = oh * a.stride_height - a.pad_height
-            first, last = first_tap(h, dh), end_tap(h, dh, kh, height)
-            x = a.x + plane * height * row
-            down(x, row, (h + first * dh) * row, last - first, dh * row, scratch + left)
-            y = a.y + unit * ow_n * pixel
-            along(scratch, y, ow_n, kw, a.stride_width, a.dilation_width)
-
-    return kernel
+    return along

@@ -37,24 +37,22 @@ class TileStrides(WordBlock):
     step: int
 
 
-def guards() -> tuple[Any, Any]:
-    """Return ``(find_largest, find_faults)``; ``product`` are the arguments of the product.
-
-    ``find_largest(product, patch, pixels, to)`` writes the largest byte that each pair of the
-    double steps of the input blocks reads, in the order of a row of bounds. A patch is
-    ``[blocks][pixels][bytes of a pixel]``.
-
-    ``find_faults(product, bounds, reach, to, most, strides)`` compares these (``reach``) with the
-    bounds of a panel, and lists the steps that may saturate at ``to``: their bytes from the first
-    one of A and of B. It returns how many there are, ``most + 1`` if more than ``most``.
-    ``strides`` is a `TileStrides`.
-    """
+def largest_finder() -> Any:
+    """Return ``f(product, patch, pixels, to)``, which finds the largest bytes of a patch."""
     eight, line = vec("uint8", 8), vec("uint8", LINE)
     load8, max8, store8, zero8 = eight.load, eight.max, eight.store, eight.zero
-    load, splat, store, some = line.load, line.splat, line.store, line.any
+    splat, store = line.splat, line.store
 
     @register_jitable
     def find_largest(product: QuantizedProductArguments, patch: int, pixels: int, to: int) -> None:
+        """Write the largest byte that each pair of the double steps of the input blocks reads.
+
+        Args:
+            product: The arguments of the product.
+            patch: Address of the patch, ``[blocks][pixels][bytes of a pixel]``.
+            pixels: Pixels of the patch.
+            to: Address of the bytes, in the order of a row of bounds, and 8 bytes of scratch.
+        """
         blocks, step, inner = product.blocks, product.pixel, product.inner
         doubles = step // 8
         row = (blocks * inner * PAIRS + LINE - 1) // LINE * LINE
@@ -73,6 +71,14 @@ def guards() -> tuple[Any, Any]:
                         larger = max(ld_u8(eight_bytes + 2 * k), ld_u8(eight_bytes + 2 * k + 1))
                         st_i8(to + (b * inner + i) * PAIRS + k, larger)
 
+    return find_largest
+
+
+def fault_finder() -> Any:
+    """Return ``f(product, bounds, reach, to, most, strides)``: the steps that may saturate."""
+    line = vec("uint8", LINE)
+    load, some = line.load, line.any
+
     @register_jitable
     def find_faults(
         product: QuantizedProductArguments,
@@ -82,6 +88,16 @@ def guards() -> tuple[Any, Any]:
         most: int,
         strides: TileStrides,
     ) -> int:
+        """List the steps of a panel that may saturate; return their number.
+
+        Args:
+            product: The arguments of the product.
+            bounds: Address of the panel's bounds.
+            reach: Address of the largest bytes, see `largest_finder`.
+            to: Address of the list: offsets of A and of B, two int64, in bytes.
+            most: Capacity of the list; ``most + 1`` is returned if there are more.
+            strides: Strides of the operands.
+        """
         blocks, inner = product.blocks, product.inner * PAIRS
         down, along = (
             product.kernel_height,
@@ -108,4 +124,4 @@ def guards() -> tuple[Any, Any]:
             bounds += row
         return count
 
-    return find_largest, find_faults
+    return find_faults
