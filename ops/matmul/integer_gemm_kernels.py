@@ -25,36 +25,8 @@ def product(*, dtype: str, lanes: int) -> Function:
     """
     arguments = view_of(IntegerGemmArguments)
     v = vec(dtype, lanes)
-    load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
-    bcast, zero = v.bcast, v.zero
-    item = v.itemsize
-
-    @register_jitable
-    def pairs(a0: int, a1: int, a2: int, a3: int, b: int, line: int, row: int) -> Any:
-        c0, d0, c1, d1 = zero(), zero(), zero(), zero()
-        c2, d2, c3, d3 = zero(), zero(), zero(), zero()
-        for k in range(0, row, item):
-            s, t = load(b), load(b + lanes * item)
-            b += line
-            p = bcast(a0 + k)
-            c0, d0 = c0 + p * s, d0 + p * t
-            p = bcast(a1 + k)
-            c1, d1 = c1 + p * s, d1 + p * t
-            p = bcast(a2 + k)
-            c2, d2 = c2 + p * s, d2 + p * t
-            p = bcast(a3 + k)
-            c3, d3 = c3 + p * s, d3 + p * t
-        return c0, d0, c1, d1, c2, d2, c3, d3
-
-    @register_jitable
-    def single(a0: int, a1: int, a2: int, a3: int, b: int, line: int, row: int, n: int) -> Any:
-        c0, c1, c2, c3 = zero(), zero(), zero(), zero()
-        for k in range(0, row, item):
-            s = load_n(b, n)
-            b += line
-            c0, c1 = c0 + bcast(a0 + k) * s, c1 + bcast(a1 + k) * s
-            c2, c3 = c2 + bcast(a2 + k) * s, c3 + bcast(a3 + k) * s
-        return c0, c1, c2, c3
+    store, store_n, item = v.store, v.store_n, v.itemsize
+    pairs, single = _four_rows(v)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         stack = arguments(args)
@@ -92,3 +64,44 @@ def product(*, dtype: str, lanes: int) -> Function:
                 at += lanes
 
     return kernel
+
+
+def _four_rows(v: Any) -> tuple[Function, Function]:
+    """Return two functions that multiply four rows of A by columns of B.
+
+    ``a0`` to ``a3`` are the rows, of ``row`` bytes; ``b`` is the first element of the columns, in
+    rows of ``line`` bytes.
+    """
+    load, load_n, bcast, zero = v.load, v.load_n, v.bcast, v.zero
+    lanes, item = v.lanes, v.itemsize
+
+    @register_jitable
+    def pairs(a0: int, a1: int, a2: int, a3: int, b: int, line: int, row: int) -> Any:
+        """Return the sums of four rows and two whole vectors of columns."""
+        c0, d0, c1, d1 = zero(), zero(), zero(), zero()
+        c2, d2, c3, d3 = zero(), zero(), zero(), zero()
+        for k in range(0, row, item):
+            s, t = load(b), load(b + lanes * item)
+            b += line
+            p = bcast(a0 + k)
+            c0, d0 = c0 + p * s, d0 + p * t
+            p = bcast(a1 + k)
+            c1, d1 = c1 + p * s, d1 + p * t
+            p = bcast(a2 + k)
+            c2, d2 = c2 + p * s, d2 + p * t
+            p = bcast(a3 + k)
+            c3, d3 = c3 + p * s, d3 + p * t
+        return c0, d0, c1, d1, c2, d2, c3, d3
+
+    @register_jitable
+    def single(a0: int, a1: int, a2: int, a3: int, b: int, line: int, row: int, n: int) -> Any:
+        """Return the sums of four rows and ``n`` columns, one vector at most."""
+        c0, c1, c2, c3 = zero(), zero(), zero(), zero()
+        for k in range(0, row, item):
+            s = load_n(b, n)
+            b += line
+            c0, c1 = c0 + bcast(a0 + k) * s, c1 + bcast(a1 + k) * s
+            c2, c3 = c2 + bcast(a2 + k) * s, c3 + bcast(a3 + k) * s
+        return c0, c1, c2, c3
+
+    return pairs, single

@@ -75,45 +75,10 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
     """
     arguments = view_of(PackRightArguments)
     v = vec(dtype, lanes)
-    load, store, zero, splat = v.load, v.store, v.zero, v.splat
-    load_n = v.load_n
-    load1, store1 = ld(dtype), st(dtype)
-    transpose_block = transposer(dtype, lanes)
+    load, store, splat = v.load, v.store, v.splat
+    rows, transposed, strided = _panel_packers(dtype, lanes)
     item = item_bytes(dtype)
     width = nv * lanes
-
-    @register_jitable
-    def rows(source: int, target: int, depth: int, count: int, ks: int, columns: int) -> None:
-        for k in range(depth):
-            s, d = source + k * ks, target + k * columns * item
-            for j in range(0, columns, lanes):
-                if j + lanes <= count:
-                    store(d + j * item, load(s + j * item))
-                else:
-                    store(d + j * item, load_n(s + j * item, count - j))
-
-    @register_jitable
-    def transposed(source: int, target: int, depth: int, count: int, ns: int, columns: int) -> None:
-        for j in range(0, columns, lanes):
-            taken = min(lanes, count - j)
-            to = target + j * item
-            if taken < lanes:
-                for k in range(depth):
-                    store(to + k * columns * item, zero())
-            for k in range(0, depth, lanes):
-                s, d = source + j * ns + k * item, to + k * columns * item
-                transpose_block(s, ns, taken, min(lanes, depth - k), d, columns * item)
-
-    @register_jitable
-    def strided(
-        source: int, target: int, depth: int, count: int, ks: int, ns: int, columns: int
-    ) -> None:
-        for k in range(depth):
-            d = target + k * columns * item
-            for j in range(0, columns, lanes):
-                store(d + j * item, zero())
-            for n in range(count):
-                store1(d + n * item, load1(source + k * ks + n * ns))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -137,6 +102,56 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
                     store(target + i * item, load(target + i * item) * splat(factor))
 
     return kernel
+
+
+def _panel_packers(dtype: str, lanes: int) -> tuple[Any, Any, Any]:
+    """Return ``(rows, transposed, strided)``, which pack a panel of B.
+
+    ``source`` is B's first element of the panel, ``target`` the packed panel with rows of
+    ``columns`` elements, whole vectors. The panel has ``depth`` rows and ``count`` columns.
+    """
+    v = vec(dtype, lanes)
+    load, store, zero, load_n = v.load, v.store, v.zero, v.load_n
+    load1, store1 = ld(dtype), st(dtype)
+    transpose_block, item = transposer(dtype, lanes), item_bytes(dtype)
+
+    @register_jitable
+    def rows(source: int, target: int, depth: int, count: int, ks: int, columns: int) -> None:
+        """Pack rows of contiguous elements, ``ks`` bytes apart."""
+        for k in range(depth):
+            s, d = source + k * ks, target + k * columns * item
+            for j in range(0, columns, lanes):
+                if j + lanes <= count:
+                    store(d + j * item, load(s + j * item))
+                else:
+                    store(d + j * item, load_n(s + j * item, count - j))
+
+    @register_jitable
+    def transposed(source: int, target: int, depth: int, count: int, ns: int, columns: int) -> None:
+        """Pack columns of contiguous elements, ``ns`` bytes apart."""
+        for j in range(0, columns, lanes):
+            taken = min(lanes, count - j)
+            to = target + j * item
+            if taken < lanes:
+                for k in range(depth):
+                    store(to + k * columns * item, zero())
+            for k in range(0, depth, lanes):
+                s, d = source + j * ns + k * item, to + k * columns * item
+                transpose_block(s, ns, taken, min(lanes, depth - k), d, columns * item)
+
+    @register_jitable
+    def strided(
+        source: int, target: int, depth: int, count: int, ks: int, ns: int, columns: int
+    ) -> None:
+        """Pack elements that are ``ks`` bytes apart in columns and ``ns`` bytes in rows."""
+        for k in range(depth):
+            d = target + k * columns * item
+            for j in range(0, columns, lanes):
+                store(d + j * item, zero())
+            for n in range(count):
+                store1(d + n * item, load1(source + k * ks + n * ns))
+
+    return rows, transposed, strided
 
 
 def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Callable[..., None]:

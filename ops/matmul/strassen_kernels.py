@@ -259,10 +259,23 @@ def _summer_of_a(dtype: str, lanes: int) -> Any:
     return sums_of_a
 
 
-def _seven_products(mr: int, nv: int, width: int, item: int) -> Any:
-    """Return ``f(call, t, w, scratch, sums, p)``, which runs Strassen's products of a pair."""
-    step = width * item
-    both = 2 * step
+@register_jitable
+def _mix(t: TileBlock, b: int, other: int, copy: int, sign: float) -> int:
+    """Set B to ``b + sign * other``, which the first tile stores at ``copy`` for the others."""
+    t.addend = other - b
+    t.sum_copy = copy - b
+    t.sign = sign
+    return b
+
+
+def _pair_product(mr: int, nv: int, both: int) -> Any:
+    """Return ``f(call, t, w, a, b, c, other, ahead)``, which runs one of the seven products.
+
+    Args:
+        mr: Rows of a contraction tile.
+        nv: Vectors of a row of a contraction tile.
+        both: Bytes of a row of the sums of a pair of panels.
+    """
 
     @register_jitable
     def multiply(
@@ -278,13 +291,13 @@ def _seven_products(mr: int, nv: int, width: int, item: int) -> Any:
         """Add a product to the quarter ``c`` and to the quarter ``other`` (0: none).
 
         ``a``, ``b`` and ``ahead`` (0: none) are the addresses of A's sum, of B and of the weights
-        to prefetch. If B is a sum of quarters, the first tile computes it (`mix`).
+        to prefetch. If B is a sum of quarters, the first tile computes it (`_mix`).
         """
         rows = w.half
         ars, depth = call.sum_row, w.depth
         t.a_row = ars
         t.b = b
-        pace = 2 * step // max(1, (rows + mr - 1) // mr) if ahead != 0 else 0
+        pace = both // max(1, (rows + mr - 1) // mr) if ahead != 0 else 0
         ahead = ahead if ahead != 0 else b
         t.pace = pace
         tile = call.mixed_tile if t.addend != 0 else call.twice_tile
@@ -302,13 +315,14 @@ def _seven_products(mr: int, nv: int, width: int, item: int) -> Any:
                 t.b = b + t.sum_copy
             i += m
 
-    @register_jitable
-    def mix(t: TileBlock, b: int, other: int, copy: int, sign: float) -> int:
-        """Set B to ``b + sign * other``, which the first tile stores at ``copy`` for the others."""
-        t.addend = other - b
-        t.sum_copy = copy - b
-        t.sign = sign
-        return b
+    return multiply
+
+
+def _seven_products(mr: int, nv: int, width: int, item: int) -> Any:
+    """Return ``f(call, t, w, scratch, sums, p)``, which runs Strassen's products of a pair."""
+    step = width * item
+    both = 2 * step
+    multiply = _pair_product(mr, nv, both)
 
     @register_jitable
     def seven_products(
@@ -329,15 +343,15 @@ def _seven_products(mr: int, nv: int, width: int, item: int) -> Any:
         next_right = next_left + panels // 2 * total * step
         near, far = w.next_near * step, w.next_far * step
         t.flags = 0
-        b = mix(t, b11, b22, target, 1.0)
+        b = _mix(t, b11, b22, target, 1.0)
         multiply(call, t, w, scratch, b, c11, c22, next_left + near)
-        b = mix(t, b12, b22, target, -1.0)
+        b = _mix(t, b12, b22, target, -1.0)
         multiply(call, t, w, scratch + 2 * size, b, c12, c22, next_left + far)
-        b = mix(t, b21, b11, target, -1.0)
+        b = _mix(t, b21, b11, target, -1.0)
         multiply(call, t, w, scratch + 3 * size, b, c11, c21, next_right + near)
-        b = mix(t, b11, b12, target, 1.0)
+        b = _mix(t, b11, b12, target, 1.0)
         multiply(call, t, w, scratch + 5 * size, b, c22, 0, next_right + far)
-        b = mix(t, b21, b22, target, 1.0)
+        b = _mix(t, b21, b22, target, 1.0)
         multiply(call, t, w, scratch + 6 * size, b, c11, 0, 0)
         t.addend = 0
         t.flags = F_MINUS

@@ -14,6 +14,17 @@ from subgraph.graph.types import numpy_dtype
 from .arguments import PoolIndicesArguments
 
 
+@register_jitable
+def _taps(at: int, size: int, count: int, step: int) -> tuple[int, int]:
+    """Return the first tap inside the input and the one after the last, from pixel ``at`` on.
+
+    Taps are ``step`` pixels apart, of ``count`` in all, in an input of ``size`` pixels.
+    """
+    if at >= 0 and at + (count - 1) * step < size:
+        return 0, count
+    return max(0, (step - 1 - at) // step), max(0, min(count, (size - at + step - 1) // step))
+
+
 def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
     """Return the kernel of `PoolIndicesArguments`.
 
@@ -25,16 +36,6 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
     arguments = view_of(PoolIndicesArguments)
     load, store, put = ld(dtype), st(dtype), st("int64")
     item = numpy_dtype(dtype).itemsize
-
-    @register_jitable
-    def taps(at: int, size: int, count: int, step: int) -> tuple[int, int]:
-        """Return the first tap inside the input and the one after the last, from pixel ``at`` on.
-
-        Taps are ``step`` pixels apart, of ``count`` in all, in an input of ``size`` pixels.
-        """
-        if at >= 0 and at + (count - 1) * step < size:
-            return 0, count
-        return max(0, (step - 1 - at) // step), max(0, min(count, (size - at + step - 1) // step))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -52,13 +53,13 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
         for row in range(begin * planes * rows, end * planes * rows):
             unit, h0 = row // (planes * rows), row % rows * a.stride_height - a.pad_height
             d0 = row // rows % planes * a.stride_depth - a.pad_depth
-            first_d, last_d = taps(d0, depth, a.kernel_depth, a.dilation_depth)
-            first_h, last_h = taps(h0, height, a.kernel_height, a.dilation_height)
+            first_d, last_d = _taps(d0, depth, a.kernel_depth, a.dilation_depth)
+            first_h, last_h = _taps(h0, height, a.kernel_height, a.dilation_height)
             spread_d, spread_h = a.dilation_depth, a.dilation_height
             x, y = a.x + unit * size * item, a.y + row * columns * item
             for o in range(columns):
                 w0 = o * stride_w - pad_w
-                first_w, last_w = taps(w0, width, kernel_w, spread_w)
+                first_w, last_w = _taps(w0, width, kernel_w, spread_w)
                 best, index = load(x), 0
                 if first_d < last_d and first_h < last_h and first_w < last_w:
                     d, h = d0 + first_d * spread_d, h0 + first_h * spread_h

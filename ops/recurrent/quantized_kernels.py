@@ -35,34 +35,12 @@ def quantized_recurrence(lanes: int, rows: int, nv: int, gates: int) -> Function
         gates: Gates of the cell.
     """
     v, ints = vec("float32", lanes), vec("int32", lanes)
-    load, store, splat, select = v.load, v.store, v.splat, v.select
-    rint, maximum, minimum, zero, hmax, hmin = v.rint, v.maximum, v.minimum, v.zero, v.hmax, v.hmin
-    load_int, splat_int, int_zero, int_sum = ints.load, ints.splat, ints.zero, ints.sum
+    load, store = v.load, v.store
+    load_int, splat_int = ints.load, ints.splat
     as_float, as_int = convert("int32", "float32", lanes), convert("float32", "int32", lanes)
-    as_bytes, store_bytes = convert("int32", "uint8", lanes), vec("uint8", lanes).store
     size = 4 * lanes
     multiply = product("int8", lanes, rows, nv)
-
-    @register_jitable
-    def range_of(h: int, nbytes: int) -> Any:
-        """Return scale and zero point of states as vectors, as DynamicQuantizeLinear does."""
-        least, most = zero(), zero()
-        for at in range(h, h + nbytes, size):
-            least, most = minimum(least, load(at)), maximum(most, load(at))
-        low, high = splat(hmin(least)), splat(hmax(most))
-        step = select(high > low, (high - low) / splat(255.0), splat(1.0))
-        return step, rint(minimum(maximum((zero() - low) / step, zero()), splat(255.0)))
-
-    @register_jitable
-    def quantize(h: int, padded: int, to: int, step: Any, origin: Any) -> None:
-        """Store a row of states as bytes, followed by the sum of bytes less their zero point."""
-        total = int_zero()
-        for k in range(0, padded, lanes):
-            value = rint(load(h + 4 * k) / step) + origin
-            value = minimum(maximum(value, zero()), splat(255.0))
-            total = total + as_int(value - origin)
-            store_bytes(to + k, as_bytes(as_int(value)))
-        st_i32(to + padded, int_sum(total))
+    range_of, quantize = _state_quantizer(lanes)
 
     @register_jitable
     def recur(
@@ -89,3 +67,39 @@ def quantized_recurrence(lanes: int, rows: int, nv: int, gates: int) -> Function
                 store(to + at, as_float(found) * (step * load(scales + at)))
 
     return recur
+
+
+def _state_quantizer(lanes: int) -> tuple[Function, Function]:
+    """Return ``range_of(h, nbytes)`` and ``quantize(h, padded, to, step, origin)``.
+
+    ``h`` are states, float32; ``step`` and ``origin`` are their scale and zero point, as vectors.
+    """
+    v, ints = vec("float32", lanes), vec("int32", lanes)
+    load, splat, select = v.load, v.splat, v.select
+    rint, maximum, minimum, zero, hmax, hmin = v.rint, v.maximum, v.minimum, v.zero, v.hmax, v.hmin
+    int_zero, int_sum, as_int = ints.zero, ints.sum, convert("float32", "int32", lanes)
+    as_bytes, store_bytes = convert("int32", "uint8", lanes), vec("uint8", lanes).store
+    size = 4 * lanes
+
+    @register_jitable
+    def range_of(h: int, nbytes: int) -> Any:
+        """Return scale and zero point of states as vectors, as DynamicQuantizeLinear does."""
+        least, most = zero(), zero()
+        for at in range(h, h + nbytes, size):
+            least, most = minimum(least, load(at)), maximum(most, load(at))
+        low, high = splat(hmin(least)), splat(hmax(most))
+        step = select(high > low, (high - low) / splat(255.0), splat(1.0))
+        return step, rint(minimum(maximum((zero() - low) / step, zero()), splat(255.0)))
+
+    @register_jitable
+    def quantize(h: int, padded: int, to: int, step: Any, origin: Any) -> None:
+        """Store a row of states as bytes, followed by the sum of bytes less their zero point."""
+        total = int_zero()
+        for k in range(0, padded, lanes):
+            value = rint(load(h + 4 * k) / step) + origin
+            value = minimum(maximum(value, zero()), splat(255.0))
+            total = total + as_int(value - origin)
+            store_bytes(to + k, as_bytes(as_int(value)))
+        st_i32(to + padded, int_sum(total))
+
+    return range_of, quantize

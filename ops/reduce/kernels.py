@@ -120,31 +120,13 @@ def _offset(dims: int, count: int, rest: int) -> int:
     return outer_offset(dims, count, rest, 0)
 
 
-def rows(*, dtype: str, lanes: int, op: str) -> Function:
-    """Return the kernel of `ReductionArguments` that reduces contiguous elements.
-
-    Dimensions outside them are kept or reduced.
-
-    Args:
-        dtype: Dtype of the elements.
-        lanes: Elements of a vector.
-        op: One of ``sum mean prod max min l1 l2 sumsq logsum sumexp``. "sumexp" is
-            ``log(sum(exp(x - shift))) + shift``.
-    """
-    arguments = view_of(ReductionArguments)
-    v = vec(dtype, lanes)
-    load, load_m, load_n, select, mask_n = v.load, v.load_m, v.load_n, v.select, v.mask_n
-    store, store_n, splat = v.store, v.store_n, v.splat
-    combine, transform, finish = _combiner(v, op), _transform(v, op), _finish(v, op)
-    totals = {"max": v.row_max, "min": v.row_min, "prod": v.row_prod}.get(op, v.row_sum)
-    start, item = identity_of(dtype, op), v.itemsize
-    step = lanes * item
-    needs_shift = op == "sumexp"
-    bcast, row_results = v.bcast, stack_words(lanes * max(1, step // 8))
-    is_minmax = dtype.startswith("float") and op in ("max", "min")
+def _minmax_row(v: Any, op: str) -> Function:
+    """Return ``f(x, size)``: the maxima (minima) of the lanes of a row of real numbers."""
+    load, load_m, select, mask_n, splat = v.load, v.load_m, v.select, v.mask_n, v.splat
     better_of = v.max if op == "max" else v.min
-    unordered: Any = v.unordered if is_minmax else None
-    isnan: Any = v.isnan if is_minmax else None
+    unordered, isnan = v.unordered, v.isnan
+    start, item = identity_of(v.dtype, op), v.itemsize
+    step = v.lanes * item
 
     @register_jitable
     def minmax_row(x: int, size: int) -> Any:
@@ -173,6 +155,17 @@ def rows(*, dtype: str, lanes: int, op: str) -> Function:
             nan = select(isnan(e), e, nan)
         return select(isnan(nan), nan, better_of(a, c))
 
+    return minmax_row
+
+
+def _row_reducer(v: Any, op: str) -> Function:
+    """Return ``f(reduction, base, shift)``: partial results of the row at address ``base``."""
+    load, load_m, select, mask_n, splat = v.load, v.load_m, v.select, v.mask_n, v.splat
+    combine, transform, lanes, item = _combiner(v, op), _transform(v, op), v.lanes, v.itemsize
+    start, step = identity_of(v.dtype, op), lanes * item
+    is_minmax = v.dtype.startswith("float") and op in ("max", "min")
+    minmax_row: Any = _minmax_row(v, op) if is_minmax else None
+
     @register_jitable
     def one_row(reduction: ReductionArguments, base: int, shift: Any) -> Any:
         """Return partial results of a row, one for each lane."""
@@ -199,6 +192,31 @@ def rows(*, dtype: str, lanes: int, op: str) -> Function:
         if iterations == 1 and size < 4 * lanes:
             return combine(a, b)
         return combine(combine(a, b), combine(c, d))
+
+    return one_row
+
+
+def rows(*, dtype: str, lanes: int, op: str) -> Function:
+    """Return the kernel of `ReductionArguments` that reduces contiguous elements.
+
+    Dimensions outside them are kept or reduced.
+
+    Args:
+        dtype: Dtype of the elements.
+        lanes: Elements of a vector.
+        op: One of ``sum mean prod max min l1 l2 sumsq logsum sumexp``. "sumexp" is
+            ``log(sum(exp(x - shift))) + shift``.
+    """
+    arguments = view_of(ReductionArguments)
+    v = vec(dtype, lanes)
+    load_m, load_n, select, mask_n, bcast = v.load_m, v.load_n, v.select, v.mask_n, v.bcast
+    store, store_n, splat = v.store, v.store_n, v.splat
+    transform, finish, one_row = _transform(v, op), _finish(v, op), _row_reducer(v, op)
+    totals = {"max": v.row_max, "min": v.row_min, "prod": v.row_prod}.get(op, v.row_sum)
+    start, item = identity_of(dtype, op), v.itemsize
+    step = lanes * item
+    needs_shift = op == "sumexp"
+    row_results = stack_words(lanes * max(1, step // 8))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         reduction = arguments(args)
@@ -424,9 +442,41 @@ def cumulative(*, dtype: str, lanes: int, op: str) -> Function:
     """
     arguments = view_of(CumulativeArguments)
     v = vec(dtype, lanes)
+    whole_tile, part = _accumulators(v, op)
+    item, wide = v.itemsize, lanes * v.itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
+        size, inner, reverse = a.size, a.inner, a.reverse != 0
+        tiles = (inner + 4 * lanes - 1) // (4 * lanes)
+        step, exclusive = inner * item, a.exclusive != 0
+        for unit in range(begin, end):
+            outer, first = unit // tiles, unit % tiles * 4 * lanes
+            at = (outer * size * inner + first) * item
+            if reverse:
+                at += (size - 1) * step
+            by = -step if reverse else step
+            x, y = a.x + at, a.y + at
+            if inner - first >= 4 * lanes:
+                whole_tile(x, y, size, by, exclusive)
+                continue
+            for j in range(first, inner, lanes):
+                part(x, y, size, by, exclusive, inner - j)
+                x += wide
+                y += wide
+
+    return kernel
+
+
+def _accumulators(v: Any, op: str) -> tuple[Function, Function]:
+    """Return two functions that accumulate ``size`` rows, ``by`` bytes apart, from x to y.
+
+    ``whole_tile(x, y, size, by, exclusive)`` does so for four vectors of columns, and
+    ``part(x, y, size, by, exclusive, count)`` for ``count`` columns, one vector at most.
+    """
     load, store, load_n, store_n, splat = v.load, v.store, v.load_n, v.store_n, v.splat
-    combine, item, start = _combiner(v, op), v.itemsize, identity_of(dtype, op)
-    wide = lanes * item
+    combine, lanes, start = _combiner(v, op), v.lanes, identity_of(v.dtype, op)
+    wide = lanes * v.itemsize
 
     @register_jitable
     def whole_tile(x: int, y: int, size: int, by: int, exclusive: bool) -> None:
@@ -459,24 +509,4 @@ def cumulative(*, dtype: str, lanes: int, op: str) -> Function:
             x += by
             y += by
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        size, inner, reverse = a.size, a.inner, a.reverse != 0
-        tiles = (inner + 4 * lanes - 1) // (4 * lanes)
-        step, exclusive = inner * item, a.exclusive != 0
-        for unit in range(begin, end):
-            outer, first = unit // tiles, unit % tiles * 4 * lanes
-            at = (outer * size * inner + first) * item
-            if reverse:
-                at += (size - 1) * step
-            by = -step if reverse else step
-            x, y = a.x + at, a.y + at
-            if inner - first >= 4 * lanes:
-                whole_tile(x, y, size, by, exclusive)
-                continue
-            for j in range(first, inner, lanes):
-                part(x, y, size, by, exclusive, inner - j)
-                x += wide
-                y += wide
-
-    return kernel
+    return whole_tile, part

@@ -226,7 +226,14 @@ def _heap_and_sort(words: int) -> tuple[Function, Function]:
     ascending index, and returns their address: the table's, or that of the memory for ``k`` entries
     behind it.
     """
-    entry = 8 * words
+    return _sinker(words), _sorter(words)
+
+
+def _entries(words: int) -> tuple[Function, Function, Function]:
+    """Return ``index_at(at)``, ``write(at, key, index)`` and ``before(key, index, at)``.
+
+    They read and write the entry at address ``at``. The index of an entry of one word is 0.
+    """
 
     @register_jitable
     def index_at(at: int) -> int:
@@ -248,6 +255,14 @@ def _heap_and_sort(words: int) -> tuple[Function, Function]:
             ahead |= (key == other) & (index < ld_i64(at + 8))
         return ahead
 
+    return index_at, write, before
+
+
+def _sinker(words: int) -> Function:
+    """Return `sink` of `_heap_and_sort`."""
+    entry = 8 * words
+    index_at, write, before = _entries(words)
+
     @register_jitable
     def sink(heap: int, at: int, count: int, key: int, index: int) -> None:
         while True:
@@ -263,6 +278,39 @@ def _heap_and_sort(words: int) -> tuple[Function, Function]:
             write(heap + entry * at, ld_i64(below), index_at(below))
             at = child
         write(heap + entry * at, key, index)
+
+    return sink
+
+
+def _sorter(words: int) -> Function:
+    """Return `sort` of `_heap_and_sort`: insertion sort of short runs, which are then merged."""
+    entry = 8 * words
+    by_insertion, merge = _run_sorters(words)
+
+    @register_jitable
+    def sort(table: int, k: int) -> int:
+        spare = table + entry * k
+        for low in range(0, k, _RUN):
+            by_insertion(table, low, min(low + _RUN, k))
+        width = _RUN
+        while width < k:
+            for low in range(0, k, 2 * width):
+                merge(table, spare, low, min(low + width, k), min(low + 2 * width, k))
+            table, spare = spare, table
+            width *= 2
+        return table
+
+    return sort
+
+
+def _run_sorters(words: int) -> tuple[Function, Function]:
+    """Return two functions over entries of a table, whose numbers are counted from its begin.
+
+    ``by_insertion(table, low, high)`` sorts entries ``low`` to ``high``; ``merge(source, target,
+    low, mid, high)`` merges the sorted runs ``low`` to ``mid`` and ``mid`` to ``high``.
+    """
+    entry = 8 * words
+    index_at, write, before = _entries(words)
 
     @register_jitable
     def by_insertion(table: int, low: int, high: int) -> None:
@@ -288,17 +336,4 @@ def _heap_and_sort(words: int) -> tuple[Function, Function]:
         memcpy(to, a, a_end - a)
         memcpy(to + (a_end - a), b, b_end - b)
 
-    @register_jitable
-    def sort(table: int, k: int) -> int:
-        spare = table + entry * k
-        for low in range(0, k, _RUN):
-            by_insertion(table, low, min(low + _RUN, k))
-        width = _RUN
-        while width < k:
-            for low in range(0, k, 2 * width):
-                merge(table, spare, low, min(low + width, k), min(low + 2 * width, k))
-            table, spare = spare, table
-            width *= 2
-        return table
-
-    return sink, sort
+    return by_insertion, merge

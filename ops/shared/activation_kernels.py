@@ -107,7 +107,6 @@ def _several(act: str, dtype: str, lanes: int, count: int) -> Any:
 def _activation(act: str, v: Any) -> Any:
     """Return ``f(vector, p, q)``, the activation with its parameters p and q."""
     dtype, lanes = v.dtype, v.lanes
-    splat, fma, largest, smallest, select = v.splat, v.fma, v.max, v.min, v.select
     unary = {
         "Sigmoid": "sigmoid",
         "Tanh": "tanh",
@@ -124,6 +123,13 @@ def _activation(act: str, v: Any) -> Any:
             return simple(x)
 
         return one
+    return {**_transcendental(v), **_linear_parts(v)}[act]
+
+
+def _transcendental(v: Any) -> dict[str, Any]:
+    """Return the activations that compute an exponential and have a formula of their own."""
+    dtype, lanes = v.dtype, v.lanes
+    splat, fma, select = v.splat, v.fma, v.select
     tanh, sigmoid = function("tanh", dtype, lanes), function("sigmoid", dtype, lanes)
     softplus, expm1 = function("softplus", dtype, lanes), function("expm1", dtype, lanes)
 
@@ -136,6 +142,21 @@ def _activation(act: str, v: Any) -> Any:
     @register_jitable
     def mish(x: Any, p: float, q: float) -> Any:
         return x * tanh(softplus(x))
+
+    @register_jitable
+    def elu(x: Any, p: float, q: float) -> Any:
+        return select(x < splat(0.0), expm1(x) * splat(p), x)
+
+    @register_jitable
+    def swish(x: Any, p: float, q: float) -> Any:
+        return x * sigmoid(x * splat(p))
+
+    return {"GeluTanh": gelu_tanh, "Mish": mish, "Elu": elu, "Swish": swish}
+
+
+def _linear_parts(v: Any) -> dict[str, Any]:
+    """Return the activations that are made of linear parts."""
+    splat, fma, largest, smallest, select = v.splat, v.fma, v.max, v.min, v.select
 
     @register_jitable
     def hard_sigmoid(x: Any, p: float, q: float) -> Any:
@@ -151,24 +172,12 @@ def _activation(act: str, v: Any) -> Any:
         return select(x < splat(0.0), x * splat(p), x)
 
     @register_jitable
-    def elu(x: Any, p: float, q: float) -> Any:
-        return select(x < splat(0.0), expm1(x) * splat(p), x)
-
-    @register_jitable
-    def swish(x: Any, p: float, q: float) -> Any:
-        return x * sigmoid(x * splat(p))
-
-    @register_jitable
     def linear(x: Any, p: float, q: float) -> Any:
         return fma(x, splat(p), splat(q))
 
     return {
-        "GeluTanh": gelu_tanh,
-        "Mish": mish,
         "HardSigmoid": hard_sigmoid,
         "HardSwish": hard_swish,
         "LeakyRelu": leaky_relu,
-        "Elu": elu,
-        "Swish": swish,
         "Linear": linear,
-    }[act]
+    }
