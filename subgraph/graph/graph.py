@@ -21,6 +21,7 @@ from subgraph.errors import ModelError, require_type
 from subgraph.graph.naming import name_all
 from subgraph.graph.order import (
     Replacements,
+    check_sources,
     drop_unused_captures,
     list_uses,
     producers,
@@ -265,24 +266,12 @@ class Graph:
         for node in ordered:
             node.graph = self
         self._nodes = tuple(ordered)
-        self._list_captures()
         self._parameters: dict[str, Parameter] = ParameterTable()
-        self._check_sources(self._refresh())
-
-    def _check_sources(self, values: Iterable[Value]) -> None:
-        known: set[Value] = set()
-        for value in (*self.inputs, *self.captures):
-            if value in known:
-                raise ModelError(f"graph {self.name!r} lists input {value.name!r} twice")
-            known.add(value)
-        for value in values:
-            if value.producer is None and value.parameter is None and value not in known:
-                user = f"node {value.uses[0].name!r}" if value.uses else "its output"
-                raise ModelError(
-                    f"graph {self.name!r}: {user} needs value {value.name!r}, which is no input, "
-                    "parameter or node output of the graph; list it among the graph's inputs (a "
-                    "body takes it with sg.capture)"
-                )
+        not_made = self._refresh()
+        used = [value for value in not_made if type(value) is Capture]
+        if used:
+            self.captures = tuple(dict.fromkeys((*self.captures, *used)))
+        check_sources(self.inputs + self.captures, not_made, self.name)
 
     @classmethod
     def bare(cls, name: str, opsets: Mapping[str, int]) -> Graph:
@@ -303,16 +292,24 @@ class Graph:
         self.inputs = tuple(inputs)
         self._parameters = collect_parameters(self.inputs, self._nodes, self.name)
 
-    def _list_captures(self) -> None:
-        used = {
-            v: None
-            for node in self._nodes
-            for v in node.inputs + node.captures
-            if type(v) is Capture
-        }
-        used.update((v, None) for v in self.outputs if type(v) is Capture)
-        if used:
-            self.captures = tuple(dict.fromkeys((*self.captures, *used)))
+    def adopt(self, nodes: Iterable[Node]) -> None:
+        """Take over named nodes that are in no graph; the graph has its inputs, outputs, captures.
+
+        Uses and parameters are listed; the names are not checked.
+
+        Raises:
+            ModelError: the nodes form a cycle, or two parameters share a name.
+        """
+        self._nodes = tuple(topological(nodes))
+        for node in self._nodes:
+            node.graph = self
+        self._list_values()
+
+    def _list_values(self) -> tuple[dict[Value, None], list[Value]]:
+        """List uses and parameters anew; see `list_uses`."""
+        found, not_made = list_uses((*self.inputs, *self.captures), self._nodes, self.outputs)
+        self._parameters = collect_parameters(not_made, self._nodes, self.name)
+        return found, not_made
 
     def _copy_from(self, nodes: Sequence[Node]) -> list[Node]:
         values: dict[Value, Value] = {}
@@ -469,19 +466,18 @@ class Graph:
             self._adopt_nodes(nodes)
         return unused
 
-    def _refresh(self) -> dict[Value, None]:
+    def _refresh(self) -> list[Value]:
         """List uses and parameters anew, and name nodes and values that have no name.
 
         Returns:
-            All values, as keys in order.
+            The values that no node makes.
 
         Raises:
             ModelError: two nodes, values or parameters share a name.
         """
-        values = list_uses((*self.inputs, *self.captures), self._nodes, self.outputs)
-        self._parameters = collect_parameters(values, self._nodes, self.name)
+        values, not_made = self._list_values()
         name_all(self._nodes, values, self.name)
-        return values
+        return not_made
 
     def refresh_parameters(self) -> None:
         """List the parameters anew, after attributes of nodes have got other bodies."""

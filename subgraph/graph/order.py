@@ -46,7 +46,7 @@ def producers(values: Iterable[Any]) -> list[Any]:
 
 def list_uses(
     sources: Sequence[Any], nodes: Iterable[OrderedNode], outputs: Iterable[Any]
-) -> dict[Any, None]:
+) -> tuple[dict[Any, None], list[Any]]:
     """Set the ``uses`` of every value of a graph.
 
     Args:
@@ -55,10 +55,12 @@ def list_uses(
         outputs: The graph's outputs.
 
     Returns:
-        All values as keys: the sources, then for each node its inputs, captures and outputs.
+        All values as keys: the sources, then for each node its inputs, captures and outputs; and
+        the values that no node makes: sources, parameters, and those without any source.
     """
     value: UsedValue
     found: dict[Any, None] = dict.fromkeys(sources)
+    not_made: list[Any] = list(found)
     for value in found:
         value.uses = []
     for node in nodes:
@@ -68,10 +70,12 @@ def list_uses(
             elif used is not None:
                 found[used] = None
                 used.uses = [node]
+                not_made.append(used)
         for value in node.captures:
             if value not in found:
                 found[value] = None
                 value.uses = []
+                not_made.append(value)
             value.uses.append(node)
         for value in node.outputs:
             if value not in found:
@@ -81,7 +85,34 @@ def list_uses(
         if value not in found:
             found[value] = None
             value.uses = []
-    return found
+            not_made.append(value)
+    return found, not_made
+
+
+def check_sources(listed: Sequence[Any], not_made: Iterable[Any], graph: str) -> None:
+    """Check that a graph lists each input once, and has a source for each value.
+
+    Args:
+        listed: The graph's inputs and captures.
+        not_made: The values that no node makes.
+        graph: Its name, for messages.
+
+    Raises:
+        ModelError: An input is listed twice, or a value is neither listed nor a parameter.
+    """
+    known: set[Any] = set()
+    for value in listed:
+        if value in known:
+            raise ModelError(f"graph {graph!r} lists input {value.name!r} twice")
+        known.add(value)
+    for value in not_made:
+        if value.producer is None and value.parameter is None and value not in known:
+            user = f"node {value.uses[0].name!r}" if value.uses else "its output"
+            raise ModelError(
+                f"graph {graph!r}: {user} needs value {value.name!r}, which is no input, "
+                "parameter or node output of the graph; list it among the graph's inputs (a "
+                "body takes it with sg.capture)"
+            )
 
 
 def topological(roots: Iterable[N]) -> list[N]:
@@ -97,10 +128,14 @@ def topological(roots: Iterable[N]) -> list[N]:
     for root in roots:
         if root in done:
             continue
-        if _is_next(root, done):
-            done[root] = True
-            order.append(root)
-            continue
+        if not root.captures:
+            for value in root.inputs:
+                if value is not None and value.producer is not None and value.producer not in done:
+                    break
+            else:  # all producers are done, as for most nodes of most graphs
+                done[root] = True
+                order.append(root)
+                continue
         done[root] = False
         stack: list[tuple[N, Iterator[Any]]] = [(root, root.sources)]
         while stack:
@@ -121,16 +156,6 @@ def topological(roots: Iterable[N]) -> list[N]:
                 done[node] = True
                 order.append(node)
     return order
-
-
-def _is_next(node: N, done: Mapping[N, bool]) -> bool:
-    """Return whether all producers of ``node`` are done, as for most nodes of most graphs."""
-    if node.captures:
-        return False
-    for value in node.inputs:
-        if value is not None and value.producer is not None and value.producer not in done:
-            return False
-    return True
 
 
 def _raise_cycle(path: Sequence[N], back_to: N) -> None:

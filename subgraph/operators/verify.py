@@ -64,13 +64,14 @@ def _fault(graph: Graph, what: str) -> ModelError:
 
 def _sources_from_outside(graph: Graph) -> dict[Value, int]:
     """Return the inputs and captures of ``graph``, each with 0 uses."""
-    uses: dict[Value, int] = {}
-    for value in (*graph.inputs, *graph.captures):
+    listed = graph.inputs + graph.captures
+    uses = dict.fromkeys(listed, 0)
+    for value in uses:
         if value.producer is not None:
             raise _fault(graph, f"input {value.name!r} is also made by {value.producer!r}")
-        if value in uses:
-            raise _fault(graph, f"input {value.name!r} is listed twice")
-        uses[value] = 0
+    if len(uses) < len(listed):
+        twice = next(value for value, count in Counter(listed).items() if count > 1)
+        raise _fault(graph, f"input {twice.name!r} is listed twice")
     return uses
 
 

@@ -43,6 +43,8 @@ def constant_array(node: Node) -> Array | None:
 
 def constant_nodes(graph: Graph) -> list[Node]:
     """Return the nodes of ``graph`` whose only output is constant, in topological order."""
+    if _FIRST_CONSTANTS.isdisjoint([node.op_type for node in graph.nodes]):
+        return []
     inputs = set(graph.inputs)
     known: set[Value] = set()
     found: list[Node] = []

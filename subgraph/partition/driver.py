@@ -183,9 +183,9 @@ class _Target:
         if owner.constant_weights:
             self._find_constants(options, shared)
         earlier = record_of(self.graph.attrs.get(KEY))
-        present = {node.name for node in self.graph.nodes if node.subgraph is not None}
         cap = _cap(owner, options)
         if cap is not None:
+            present = {node.name for node in self.graph.nodes if node.subgraph is not None}
             cap = max(cap - len(present & earlier.made_by(property_name(owner))), 0)
         refused: dict[tuple[int, ...], Reject] = {}
         runs: list[Run] = []
@@ -251,7 +251,7 @@ class _Target:
     ) -> tuple[list[RegionNote], list[Node | None]]:
         cutter, replacement = Cutter(self.graph), Replacement(self.graph)
         weights: set[Parameter | None] = set()
-        nodes, name = self.work.nodes, property_name(owner)
+        nodes, name, has_constants = self.work.nodes, property_name(owner), bool(self._constants)
         notes: list[RegionNote] = []
         made: list[Node | None] = []
         for region, status in zip(regions, statuses, strict=True):
@@ -270,7 +270,7 @@ class _Target:
                     node = answer
                     note_op(node, owner, shared.next, options)
                     replacement.add(members, piece, node)
-                    if self._constants:
+                    if has_constants:
                         weights.update(value.parameter for value in piece.inputs)
                     shared.next += 1
             notes.append(RegionNote(region.start, len(region.members), status, "", why))

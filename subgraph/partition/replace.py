@@ -240,19 +240,16 @@ class Replacement:
         copies.update(zip(outside, copy_nodes(outside, values), strict=True))
         whole = cast("dict[Node, Node]", copies)
         for node in self._made:
-            node.inputs = tuple([v if v is None else copy_value(v, values) for v in node.inputs])
-        made = Graph(
-            [copy_value(v, values) for v in graph.inputs],
-            [copy_value(v, values) for v in graph.outputs],
-            graph.name,
-            # The node of a region has the position of the region's first node.
-            nodes=dict.fromkeys(whole.values()),
-            captures=[copy_value(v, values) for v in graph.captures],
-            attrs=graph.attrs,
-            opsets=graph.opsets,
-            metadata=graph.metadata,
-            doc=graph.doc,
-        )
+            node.inputs = tuple(
+                [v if v is None else values.get(v) or copy_value(v, values) for v in node.inputs]
+            )
+        made = Graph.bare(graph.name, graph.opsets)
+        made.attrs, made.metadata, made.doc = dict(graph.attrs), dict(graph.metadata), graph.doc
+        made.inputs = tuple([copy_value(v, values) for v in graph.inputs])
+        made.outputs = tuple([copy_value(v, values) for v in graph.outputs])
+        made.captures = tuple([copy_value(v, values) for v in graph.captures])
+        # The node of a region has the position of the region's first node.
+        made.adopt(dict.fromkeys(whole.values()))
         return made, whole
 
     def _name_apart(self, taken: set[str]) -> None:

@@ -54,7 +54,9 @@ def _edges(nodes: Sequence[Node]) -> Edges:
     sources = np.fromiter(map(maker.get, chain.from_iterable(inputs), repeat(-1)), np.int64)
     real = sources >= 0
     pairs = users[real] * count + sources[real]
-    _, first = np.unique(pairs, return_index=True)
-    pairs = pairs[np.sort(first)]
+    ordered = np.sort(pairs)
+    if (ordered[1:] == ordered[:-1]).any():  # rare, and finding the first of each takes longer
+        _, first = np.unique(pairs, return_index=True)
+        pairs = pairs[np.sort(first)]
     ends = np.cumsum(np.bincount(pairs // count, minlength=count))
     return Edges.of(ends.astype(np.int32), (pairs % count).astype(np.int32))
