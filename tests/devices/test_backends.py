@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,56 @@ def test_weights_passed_at_every_run_need_no_new_model(
         np.testing.assert_allclose(model(x=rows(2))[0], np.full((2, 4), 0.25), atol=1e-6)
         counts[weights] = len(compiled)
     assert counts == {"inside": 1, "inputs": 0}
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+def test_bounds_that_are_weights_do_not_drive_a_region_away(device: str) -> None:
+    """Bounds that are inputs are not in oneDNN's Clip, which left the whole region to CPU."""
+    x = sg.input("x", type=FLOAT)
+    w = sg.parameter("w", np.eye(6, dtype=np.float32))
+    low = sg.parameter("low", np.float32(0.0))
+    high = sg.parameter("high", np.float32(0.5))
+    graph = sg.Graph([x], [ops.Clip(ops.MatMul(x, w), low, high)], "clip")
+    assert high.parameter is not None
+    config = {"WEIGHTS": "inputs", "RUNTIME_FALLBACK": False}
+    model = sg.compile_model(graph, f"HETERO:{device},CPU", config)
+    assert model.execution_devices == [device]
+    for bound in (0.5, 0.25):
+        high.parameter.assign(np.float32(bound))
+        np.testing.assert_allclose(model(x=rows(3))[0], np.clip(rows(3), 0, bound), atol=1e-6)
+
+
+def test_tvm_converts_and_builds_in_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads failed in TVM, and lost the process's standard output."""
+    pytest.importorskip("tvm", reason="apache-tvm is not installed")
+    device: Any = sg.default_core().device("TVM")
+    inside: list[int] = [0]
+    most: list[int] = []
+
+    class Frontend:
+        def from_onnx(self, *_: Any, **__: Any) -> None:
+            inside[0] += 1
+            most.append(inside[0])
+            time.sleep(0.05)
+            inside[0] -= 1
+            raise ValueError("not converted")
+
+    monkeypatch.setattr(device, "_frontend", Frontend())
+    graph, _ = dense()
+    model = sg.to_onnx(graph).SerializeToString()
+
+    def build() -> None:
+        with pytest.raises(ValueError, match="not converted"):
+            device.compile_library_model(model, device.options_for({}))
+
+    before = sys.stdout
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sys.stdout is before
+    assert most == [1, 1, 1]
 
 
 @pytest.mark.parametrize("device", INSTALLED)

@@ -242,11 +242,12 @@ class BackendOp(SubgraphOp):
     def _is_passed(self, parameter: Parameter) -> bool:
         """Return whether a weight is an input of the library's model.
 
-        Small integers, such as axes and sizes, stay inside: many libraries need their values to
-        compile.
+        Small integers, such as axes and sizes, stay inside, and scalars, such as the bounds of a
+        Clip: many libraries need their values to compile.
         """
         small = parameter.nbytes <= _SMALL_WEIGHT_BYTES and parameter.array.dtype.kind in "iub"
-        return self.options.WEIGHTS == "inputs" and not small
+        inside = small or parameter.array.ndim == 0
+        return self.options.WEIGHTS == "inputs" and not inside
 
     def compiled(self) -> LibraryModel:
         """Return the library's model for the versions of the weights that this thread sees.

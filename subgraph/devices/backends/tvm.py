@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -27,6 +28,9 @@ _OPERATORS = frozenset(
         *("Sqrt", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze"),
     }
 )
+# TVM converts and builds in one thread at a time (scopes of its operators are global), and so is
+# the redirection of standard output.
+_converting = threading.RLock()
 
 
 @attrs.frozen
@@ -71,14 +75,17 @@ class TvmDevice(Backend):
         import onnx
 
         proto = onnx.load_from_string(model)
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # errors come as exceptions
+        # The frontend prints its errors, which come as exceptions too.
+        with _converting, warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             return self._frontend.from_onnx(proto, keep_params_in_input=False)
 
     def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
         """Return the built function."""
         library: Any = self.library
-        built = self._relax.build(self._converted(model), library.target.Target(options.TARGET))
+        with _converting:
+            target = library.target.Target(options.TARGET)
+            built = self._relax.build(self._converted(model), target)
         return _BuiltModel(built, library, self._relax, options.INFERENCE_NUM_THREADS)
 
 
