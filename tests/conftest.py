@@ -20,8 +20,8 @@ settings.load_profile("subgraph")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_crews_beside_others() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Let processes of a parallel run compile their kernels themselves; a crew takes from them."""
+def _no_compile_workers_in_parallel_runs() -> None:  # pyright: ignore[reportUnusedFunction]
+    """Let each process of a parallel test run compile its kernels without worker processes."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         from subgraph.engine.toolchain import compile_workers
 

@@ -1,4 +1,4 @@
-"""Kernels read and write blocks of words by name, and no kernel does so by number."""
+"""Views: kernels access argument blocks by field names, and never by numbers of words."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_block_on_the_stack_is_zeros_at_each_call() -> None:
 
 
 def numbered(source: str) -> Iterator[int]:
-    """Yield the lines on which a function reads or computes with its parameter ``args``."""
+    """Yield the lines on which a function loads from, or computes with, its parameter ``args``."""
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef) or not function.args.args:
             continue

@@ -1,4 +1,4 @@
-"""Declarations of kernel arguments: where fields lie, and what is refused."""
+"""Declarations of kernel arguments: positions of fields, and declarations that are refused."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_fields_of_parents_come_first_in_their_order() -> None:
         "pad": 5,
         "lanes": 8,
     }
-    given = _Arguments(lanes=7, pad=(4, 5, 6), scale=2, rows=3, x="x", checked="report")
-    assert given.words() == ["x", "report", 3, 2.0, 4, 5, 6, 7]
+    arguments = _Arguments(lanes=7, pad=(4, 5, 6), scale=2, rows=3, x="x", checked="report")
+    assert arguments.words() == ["x", "report", 3, 2.0, 4, 5, 6, 7]
 
 
-def test_a_field_stands_in_one_parent() -> None:
+def test_a_field_of_two_parents_is_refused() -> None:
     one, other = (type(name, (_Sizes,), {}) for name in ("_One", "_Other"))
     with pytest.raises(TypeError, match="rows is in two parents"):
         type("_Both", (one, other), {})
 
 
-def test_fields_are_those_that_are_declared() -> None:
+def test_missing_and_unknown_fields_are_refused() -> None:
     few: dict[str, Any] = {"rows": 1}
     many: dict[str, Any] = {"rows": 1, "scale": 1.0, "columns": 2}
     with pytest.raises(TypeError, match="without \\['scale'\\]"):

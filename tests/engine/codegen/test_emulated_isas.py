@@ -1,6 +1,6 @@
-"""Kernels that emulate other machines: with their widths, tiles and code paths, on this one.
+"""Kernels with the vector widths, tiles and code paths of other machines, run on this one.
 
-``make check-isas`` runs the tests of all kernels so; here are the tiles and a net of each kind.
+``make check-isas`` runs the tests of all kernels so; these tests have one net of each kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EMULATED = ("like-avx512vnni", "like-avxvnni", "like-neon")
 
 
 def emulating(*names: str) -> pytest.MarkDecorator:
-    """Parametrise a test by these instruction sets; the others are slow tests."""
+    """Parametrize a test by these instruction sets; the others are slow tests."""
     slow = [pytest.param(name, marks=pytest.mark.slow) for name in EMULATED if name not in names]
     return pytest.mark.parametrize("emulated", [*names, *slow], indirect=True)
 
@@ -110,8 +110,8 @@ LOOP = """\
 """
 
 
-def test_sums_on_the_stack_are_found() -> None:
-    """Only what an inner loop stores counts; what is saved around it does not."""
+def test_spilled_sums_are_found() -> None:
+    """Only stores inside a loop count, not registers that are saved around it."""
     assert spills(LOOP.replace("{spill}", "")) == 0
     assert spills(LOOP.replace("{spill}", "\tvmovups\t%zmm2, -64(%rsp)\n")) == 1
     assert spills(LOOP.replace("{spill}", "\tvmovaps\t%ymm2, (%rsp)\n")) == 1

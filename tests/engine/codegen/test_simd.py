@@ -130,7 +130,7 @@ def test_integer_operations(dtype: str, lanes: int) -> None:
 
 
 def folded(a: Array, combine: Any) -> Any:
-    """Combine halves until one is left: the order that the engine promises."""
+    """Combine the halves of an array until one element is left: the documented order."""
     while a.size > 1:
         a = combine(a[: a.size // 2], a[a.size // 2 :])
     return a[0]
@@ -147,7 +147,7 @@ def test_reductions_have_a_fixed_order(dtype: str, lanes: int) -> None:
     np.testing.assert_array_equal(out, np.array(want, dtype))
 
 
-def test_largest_passes_on_nan() -> None:
+def test_maximum_propagates_nan() -> None:
     a = np.array([1, np.nan, 3, 2], np.float32)
     out = np.zeros(4, np.float32)
     run("reductions", [a, out], dtype="float32", lanes=4)
@@ -172,7 +172,7 @@ def test_masked_operations_touch_only_their_lanes(dtype: str, lanes: int) -> Non
 
 
 def test_masked_load_reads_no_further() -> None:
-    """The first lanes end at the end of a page behind which nothing may be read."""
+    """The first lanes end at the end of a page; the next page cannot be read."""
     import ctypes
     import mmap
 
@@ -261,7 +261,7 @@ def test_half_floats_in_memory(lanes: int) -> None:
 def test_bfloat16_rounds_to_even_and_keeps_nan() -> None:
     values = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, np.nan, -np.inf, 3e38, 1e-40, 0], np.float32)
     out, stored = np.zeros(8, np.float32), np.zeros(8, np.uint16)
-    # Stored as float32, kept as float32: the pair below only rounds on the way to bfloat16.
+    # Values of float32; only the conversion below rounds them to bfloat16.
     run("round_trip", [values, out, stored], lanes=8)
     np.testing.assert_array_equal(out[:3], bfloat16(values[:3]))
     assert np.isnan(out[3])
@@ -317,7 +317,7 @@ def test_shuffle_and_streaming_store() -> None:
     np.testing.assert_array_equal(out, a[::-1])
 
 
-def test_contraction_is_only_done_where_asked() -> None:
+def test_products_are_contracted_only_on_request() -> None:
     if not host.isa().fma:
         pytest.skip("this instruction set has no fused multiply-add")
     x = 1 + 2.0**-30

@@ -1,4 +1,4 @@
-"""Loops whose number of turns is only known when they run: CPU makes the turns without Python."""
+"""Loops whose number of iterations is known only at run time, run by CPU without Python."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ F4 = np.float32
 
 @pytest.fixture(autouse=True)
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """The most turns of every run that was made at once."""
+    """The limit of each run of compiled iterations."""
     made: list[int | None] = []
     run = iterations.Iterations.run
 
-    def noted(
+    def recorded(
         self: iterations.Iterations, inputs: Sequence[Any], limit: int | None, first: int = 0
     ) -> Any:
         found = run(self, inputs, limit, first)
         made.append(limit)
         return found
 
-    monkeypatch.setattr(iterations.Iterations, "run", noted)
+    monkeypatch.setattr(iterations.Iterations, "run", recorded)
     return made
 
 
@@ -54,10 +54,10 @@ def _loop(
     states: Sequence[sg.Value],
     results: Sequence[sg.Value],
     going: sg.Value | None = None,
-    turn: sg.Value | None = None,
+    number: sg.Value | None = None,
 ) -> sg.Graph:
     true = sg.input("going", (), "bool")
-    inputs = [turn or sg.input("turn", (), "int64"), true, *states]
+    inputs = [number or sg.input("number", (), "int64"), true, *states]
     return sg.Graph(inputs, [ops.Identity(true) if going is None else going, *results], "body")
 
 
@@ -66,27 +66,27 @@ def _counts(*numbers: int) -> list[Array]:
 
 
 @pytest.mark.parametrize("size", [3, 60, 300])
-def test_a_number_of_turns_from_an_input(size: int, runs: list[int | None]) -> None:
-    """States of some bytes, of more than a place for a small input takes, too large to copy."""
+def test_an_input_is_the_number_of_iterations(size: int, runs: list[int | None]) -> None:
+    """The state is staged, larger than a stage, or too large to be copied between iterations."""
     count, x = sg.input("count", (), "int64"), sg.input("x", (size, size))
     state = sg.input("state", (size, size))
     weight = sg.parameter("w", _random(size, size, seed=1) / size)
     stepped = ops.Tanh(ops.Add(ops.MatMul(state, weight), ops.MatMul(weight, state)))
     y = ops.Loop(count, None, x, body=_loop([state], [stepped]))
-    given = _random(size, size)
-    _compare(sg.Graph([count, x], [y]), *([n, given] for n in _counts(0, 1, 2, 7, 3)))
+    x0 = _random(size, size)
+    _compare(sg.Graph([count, x], [y]), *([n, x0] for n in _counts(0, 1, 2, 7, 3)))
     assert runs == ([] if size == 300 else [1, 2, 7, 3])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_scans_and_the_number_of_the_turn(threads: int, runs: list[int | None]) -> None:
-    """More turns than are made at a time, what is kept of each, and an item of a capture each."""
+def test_scan_outputs_and_the_iteration_number(threads: int, runs: list[int | None]) -> None:
+    """More iterations than one chunk; each gathers an item of a captured value and is scanned."""
     count, x = sg.input("count", (), "int64"), sg.input("x", (70, 2, 8))
     start = sg.input("start", (2, 8))
-    turn, state = sg.input("turn", (), "int64"), sg.input("state", (2, 8))
-    stepped = ops.Tanh(ops.Add(state, ops.Gather(sg.capture(x), turn)))
-    squared = ops.Mul(ops.Cast(turn, to=1), ops.ReduceSum(stepped, keepdims=0))
-    body = _loop([state], [stepped, stepped, squared, ops.Add(turn, turn)], turn=turn)
+    number, state = sg.input("number", (), "int64"), sg.input("state", (2, 8))
+    stepped = ops.Tanh(ops.Add(state, ops.Gather(sg.capture(x), number)))
+    squared = ops.Mul(ops.Cast(number, to=1), ops.ReduceSum(stepped, keepdims=0))
+    body = _loop([state], [stepped, stepped, squared, ops.Add(number, number)], number=number)
     outputs = ops.Loop(count, None, start, body=body)
     rounds = [[n, _random(70, 2, 8), _random(2, 8)] for n in _counts(0, 1, 70, 33)]
     graph = sg.Graph([count, x, start], list(outputs))
@@ -94,12 +94,12 @@ def test_scans_and_the_number_of_the_turn(threads: int, runs: list[int | None]) 
     assert runs == [1, 70, 33]
 
 
-@pytest.mark.parametrize("at_a_time", [7, 1000])
+@pytest.mark.parametrize("chunk", [7, 1000])
 @pytest.mark.parametrize("most", [None, 5, 3000])
-def test_until_the_condition_ends_it(
-    most: int | None, at_a_time: int, runs: list[int | None], monkeypatch: pytest.MonkeyPatch
+def test_the_condition_ends_the_loop(
+    most: int | None, chunk: int, runs: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iterations, "_TINY_CHUNK_ITERATIONS", at_a_time)
+    monkeypatch.setattr(iterations, "_TINY_CHUNK_ITERATIONS", chunk)
     start = sg.input("start", (4,), "int64")
     state = sg.input("state", (4,), "int64")
     stepped = ops.Add(state, np.int64(3))
@@ -108,11 +108,11 @@ def test_until_the_condition_ends_it(
     outputs = ops.Loop(limit, np.array(True), start, body=_loop([state], [stepped, stepped], going))
     model = sg.Graph([start], list(outputs))
     _compare(model, *([np.array([k, 1, 2, 3])] for k in (0, 4000, 9000)))
-    assert len(runs) == 3 or most == 5  # a few turns are unfolded
+    assert len(runs) == 3 or most == 5  # loops of a few iterations are unrolled
 
 
-def test_states_that_change_places(runs: list[int | None]) -> None:
-    """One output for two states, an input for another's state, a state that nobody reads."""
+def test_states_are_swapped_and_shared(runs: list[int | None]) -> None:
+    """One output becomes two states, two states swap, and one state has no reader."""
     count = sg.input("count", (), "int64")
     starts = [sg.input(name, (3,)) for name in "abcde"]
     a, b, c, d, e = states = [sg.input(f"{name}_", (3,)) for name in "abcde"]
@@ -125,13 +125,13 @@ def test_states_that_change_places(runs: list[int | None]) -> None:
 
 
 def test_states_that_grow(runs: list[int | None]) -> None:
-    """A few small ones are carried by Python, then a program takes over."""
+    """Python passes the first small states on; then a data-dependent plan runs the loop."""
     count, x = sg.input("count", (), "int64"), sg.input("x", (1, 4))
     state = sg.input("state", ("rows", 4))
     row = ops.ReduceSum(state, np.array([0]), keepdims=1)
     y = ops.Loop(count, None, x, body=_loop([state], [ops.Concat(state, ops.Tanh(row), axis=0)]))
-    given = _random(1, 4)
-    rounds = [[n, given] for n in _counts(0, 1, 9, 5, 60, 40)]
+    x0 = _random(1, 4)
+    rounds = [[n, x0] for n in _counts(0, 1, 9, 5, 60, 40)]
     _compare(sg.Graph([count, x], [y]), *rounds, PLAN_CACHE_SIZE=4)
     assert 40 in runs
 
@@ -153,16 +153,16 @@ def test_shapes_and_weights_that_change_between_runs(runs: list[int | None]) -> 
         np.testing.assert_allclose(model(inputs)[0], session.run(None, inputs)[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("at_a_time", [3, 1000])
+@pytest.mark.parametrize("chunk", [3, 1000])
 @pytest.mark.parametrize(("backwards", "axis"), [(0, 0), (1, 0), (0, 2), (1, 1)])
-def test_scan_over_a_length_that_is_not_known(
+def test_scan_of_unknown_length(
     backwards: int,
     axis: int,
-    at_a_time: int,
+    chunk: int,
     runs: list[int | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(iterations, "_TINY_CHUNK_ITERATIONS", at_a_time)
+    monkeypatch.setattr(iterations, "_TINY_CHUNK_ITERATIONS", chunk)
     dims: list[int | str] = [2, 8]
     dims.insert(axis, "length")
     start, x = sg.input("start", (2, 8)), sg.input("x", dims)
@@ -190,9 +190,9 @@ def test_scan_over_a_length_that_is_not_known(
 def test_a_loop_inside_a_loop(runs: list[int | None]) -> None:
     count, x = sg.input("count", (), "int64"), sg.input("x", (4,))
     inner, outer = sg.input("inner", (4,)), sg.input("outer", (4,))
-    turned = ops.Tanh(outer)
-    deep = _loop([inner], [ops.Add(ops.Mul(inner, F4(0.5)), sg.capture(turned))])
-    nested = ops.Loop(sg.capture(count), None, turned, body=deep)
+    stepped = ops.Tanh(outer)
+    deep = _loop([inner], [ops.Add(ops.Mul(inner, F4(0.5)), sg.capture(stepped))])
+    nested = ops.Loop(sg.capture(count), None, stepped, body=deep)
     y = ops.Loop(count, None, x, body=_loop([outer], [nested]))
     _compare(sg.Graph([count, x], [y]), *([n, _random(4)] for n in _counts(0, 1, 6)))
     assert runs == [1, *[6] * 6]
@@ -211,17 +211,17 @@ def test_a_branch_in_a_body(runs: list[int | None]) -> None:
     assert runs == [1, 6]
 
 
-def test_what_the_caller_gets_is_his_own() -> None:
+def test_results_belong_to_the_caller() -> None:
     count, x = sg.input("count", (), "int64"), sg.input("x", (4,))
     state = sg.input("state", (4,))
     outputs = ops.Loop(count, None, x, body=_loop([state], [ops.Neg(state), ops.Identity(state)]))
     model = sg.compile_model(sg.Graph([count, x], list(outputs)), "CPU")
-    given = _random(4)
-    kept = model([np.array(3), given])
-    first = [np.array(item) for item in kept.values()]
-    for item in kept.values():
+    x0 = _random(4)
+    results = model([np.array(3), x0])
+    first = [np.array(item) for item in results.values()]
+    for item in results.values():
         item += 1
-    for found, wanted in zip(model([np.array(3), given]).values(), first, strict=True):
+    for found, wanted in zip(model([np.array(3), x0]).values(), first, strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -236,9 +236,9 @@ def test_requests_on_several_threads() -> None:
     def work(seed: int) -> None:
         request = model.create_infer_request()
         for n in range(1, 12):
-            given = {"count": np.array(n), "x": _random(1 + (n + seed) % 5, 8, seed=seed)}
-            wanted = session.run(None, given)[0]
-            np.testing.assert_allclose(request.infer(given)[0], wanted, atol=1e-5)
+            x0 = {"count": np.array(n), "x": _random(1 + (n + seed) % 5, 8, seed=seed)}
+            wanted = session.run(None, x0)[0]
+            np.testing.assert_allclose(request.infer(x0)[0], wanted, atol=1e-5)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(8)))
@@ -246,11 +246,11 @@ def test_requests_on_several_threads() -> None:
 
 @pytest.mark.parametrize("empty", [False, True])
 def test_a_loop_without_end_is_cancelled(empty: bool) -> None:
-    """Also one whose body has nothing to compute."""
+    """Both with a body that computes and with one that only passes its state on."""
     x, state = sg.input("x", (64, 64)), sg.input("state", (64, 64))
     true = sg.input("going", (), "bool")
     stepped = ops.Identity(state) if empty else ops.Tanh(state)
-    inputs = [sg.input("turn", (), "int64"), true, state]
+    inputs = [sg.input("number", (), "int64"), true, state]
     body = sg.Graph(inputs, [ops.Identity(true), stepped], "body")
     y = ops.Loop(None, np.array(True), x, body=body)
     request = sg.compile_model(sg.Graph([x], [y]), "CPU").create_infer_request()
@@ -266,13 +266,13 @@ def test_a_loop_without_end_is_cancelled(empty: bool) -> None:
 def _without_end() -> sg.Graph:
     x, state = sg.input("x", ("rows", 8)), sg.input("state", ("rows", 8))
     true = sg.input("going", (), "bool")
-    inputs = [sg.input("turn", (), "int64"), true, state]
+    inputs = [sg.input("number", (), "int64"), true, state]
     body = sg.Graph(inputs, [ops.Identity(true), ops.Tanh(state)], "body")
     return sg.Graph([x], [ops.Loop(None, np.array(True), x, body=body)])
 
 
-def test_a_loop_that_is_cancelled_before_it_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its body is planned, and before it is found that it was planned."""
+def test_a_loop_is_cancelled_before_its_first_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is cancelled before the body is planned, and before a cached plan is found."""
     request = sg.compile_model(_without_end(), "CPU").create_infer_request()
     ready = CpuSession.ready
 
@@ -284,10 +284,10 @@ def test_a_loop_that_is_cancelled_before_it_turns(monkeypatch: pytest.MonkeyPatc
     for rows in (1, 2, 1):
         request.start_async([_random(rows, 8)])
         with pytest.raises(sg.RequestCancelledError):
-            assert request.wait(20) is not None, "it turns for ever"
+            assert request.wait(20) is not None, "the loop does not end"
 
 
-def test_results_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_beyond_the_memory_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBGRAPH_MEMORY_LIMIT", "1M")
     x, state = sg.input("x", (64, 64)), sg.input("state", (64, 64))
     outputs = ops.Loop(None, np.array(True), x, body=_loop([state], [ops.Neg(state), state]))

@@ -1,4 +1,4 @@
-"""Bodies of loops in which data decide sizes: CPU makes their turns without Python."""
+"""Loops in whose bodies data decide sizes, run by CPU without Python between iterations."""
 
 from __future__ import annotations
 
@@ -23,43 +23,48 @@ F4 = np.float32
 
 @pytest.fixture(autouse=True)
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[DataDependentPlan | None]:
-    """The sized plans that were made."""
+    """The data-dependent plans that were made."""
     made: list[DataDependentPlan | None] = []
     make = data_dependent_plan.make_data_dependent_plan
 
-    def noted(*args: Any) -> DataDependentPlan | None:
+    def recorded(*args: Any) -> DataDependentPlan | None:
         found = make(*args)
         made.append(found)
         return found
 
-    monkeypatch.setattr(data_dependent_loop, "make_data_dependent_plan", noted)
+    monkeypatch.setattr(data_dependent_loop, "make_data_dependent_plan", recorded)
     return made
 
 
 @pytest.fixture
-def turned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """From and before which turn each run of a program went."""
+def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """First iteration of each run of a program, and one past its last."""
     made: list[tuple[int, int]] = []
     run = iterations.Iterations.run
 
-    def noted(
+    def recorded(
         self: Any, inputs: Sequence[Any], limit: int | None, first: int = 0
     ) -> IterationsResult:
         found = run(self, inputs, limit, first)
         made.append((first, found.done))
         return found
 
-    monkeypatch.setattr(iterations.Iterations, "run", noted)
+    monkeypatch.setattr(iterations.Iterations, "run", recorded)
     return made
 
 
 def _loop(
     body: Callable[[sg.Value], Sequence[sg.Value]], *states: tuple[sg.Value, sg.Value]
 ) -> Any:
-    """Return a loop of ``count`` turns; the body takes the turn, and gives states, then scans."""
-    turn, true = sg.input("turn", (), "int64"), sg.input("going", (), "bool")
-    inputs = [turn, true, *(inner for _, inner in states)]
-    graph = sg.Graph(inputs, [ops.Identity(true), *body(turn)], "body")
+    """Return a loop of ``count`` iterations.
+
+    Args:
+        body: Returns the states, then the scan outputs, of the iteration with a number.
+        *states: Initial values, and the inputs of the body that read the states.
+    """
+    number, true = sg.input("number", (), "int64"), sg.input("going", (), "bool")
+    inputs = [number, true, *(inner for _, inner in states)]
+    graph = sg.Graph(inputs, [ops.Identity(true), *body(number)], "body")
     return ops.Loop(
         sg.input("count", (), "int64"), None, *(outer for outer, _ in states), body=graph
     )
@@ -88,11 +93,11 @@ def _compare(outputs: Any, *rounds: Sequence[Array], threads: int = 1) -> sg.Com
     return model
 
 
-def _scores(*kept: int, size: int = 90) -> Array:
-    """Return rows of which so many elements each are positive."""
-    rng = np.random.default_rng(len(kept))
-    rows = -1 - rng.random((len(kept), size)).astype(F4)
-    for row, count in zip(rows, kept, strict=True):
+def _scores(*counts: int, size: int = 90) -> Array:
+    """Return rows; each number is the count of positive elements in a row."""
+    rng = np.random.default_rng(len(counts))
+    rows = -1 - rng.random((len(counts), size)).astype(F4)
+    for row, count in zip(rows, counts, strict=True):
         row[rng.permutation(size)[:count]] *= -1
     return rows
 
@@ -108,8 +113,8 @@ _FOUND = [
 ]
 
 
-def _filtered(turn: sg.Value, operator_: str) -> Any:
-    row = ops.Gather(sg.capture(sg.input("x", (8, 90))), turn, axis=0)
+def _filtered(number: sg.Value, operator_: str) -> Any:
+    row = ops.Gather(sg.capture(sg.input("x", (8, 90))), number, axis=0)
     mask = ops.Greater(row, F4(0))
     if operator_ == "Compress":
         return ops.Compress(row, mask, axis=0)
@@ -121,37 +126,42 @@ def _filtered(turn: sg.Value, operator_: str) -> Any:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("operator_", ["NonZero", "Compress", "Unique"])
 @pytest.mark.parametrize("found", _FOUND)
-def test_what_is_found_decides_how_much_follows(
+def test_sizes_follow_from_counts_of_elements(
     found: list[int], operator_: str, threads: int, plans: list[DataDependentPlan | None]
 ) -> None:
-    """Counts of zero and one among them, and turns of none."""
+    """Some counts are 0 or 1, and some loops have no iterations."""
     total, state = sg.input("total", ()), sg.input("state", ())
 
-    def body(turn: sg.Value) -> Sequence[sg.Value]:
-        kept = ops.Exp(_filtered(turn, operator_))
-        first = ops.ReduceSum(kept, keepdims=0)
-        return [ops.Add(state, first), first, ops.Shape(kept), ops.ReduceSum(ops.Tanh(kept))]
+    def body(number: sg.Value) -> Sequence[sg.Value]:
+        selected = ops.Exp(_filtered(number, operator_))
+        first = ops.ReduceSum(selected, keepdims=0)
+        return [
+            ops.Add(state, first),
+            first,
+            ops.Shape(selected),
+            ops.ReduceSum(ops.Tanh(selected)),
+        ]
 
     rounds = [[n, np.ones((), F4), _scores(*found)] for n in _numbers(8, 0, 1, 5)]
     _compare(_loop(body, (total, state)), *rounds, threads=threads)
     assert any(plan is not None for plan in plans)
 
 
-def test_all_turns_are_made_at_once(turned: list[tuple[int, int]]) -> None:
-    def body(turn: sg.Value) -> Sequence[sg.Value]:
-        return [ops.ReduceSum(_filtered(turn, "NonZero"), keepdims=0)]
+def test_one_run_makes_all_iterations(spans: list[tuple[int, int]]) -> None:
+    def body(number: sg.Value) -> Sequence[sg.Value]:
+        return [ops.ReduceSum(_filtered(number, "NonZero"), keepdims=0)]
 
     rounds = [[np.array(8), _scores(*_FOUND[0])] for _ in range(2)]
     _compare(_loop(body), *rounds)
-    assert turned == [(0, 8)] * 2
+    assert spans == [(0, 8)] * 2
 
 
-def test_shapes_that_take_turns(plans: list[DataDependentPlan | None]) -> None:
-    """Each has its plan; a new one is only made once those before have been worth it."""
+def test_alternating_shapes(plans: list[DataDependentPlan | None]) -> None:
+    """Each shape has a plan; later plans are made only after enough iterations by earlier ones."""
     x = sg.input("x", (8, "n"))
 
-    def body(turn: sg.Value) -> Sequence[sg.Value]:
-        row = ops.Gather(sg.capture(x), turn, axis=0)
+    def body(number: sg.Value) -> Sequence[sg.Value]:
+        row = ops.Gather(sg.capture(x), number, axis=0)
         return [ops.ReduceSum(ops.Compress(row, ops.Greater(row, F4(0))), keepdims=0)]
 
     found = [40, 50, 30, 44, 61, 33, 70, 20]
@@ -163,16 +173,16 @@ def test_shapes_that_take_turns(plans: list[DataDependentPlan | None]) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_states_that_grow(axis: int, threads: int, turned: list[tuple[int, int]]) -> None:
-    """A cache that attention reads, a state that shrinks beside it, and a scan."""
+def test_states_that_grow(axis: int, threads: int, spans: list[tuple[int, int]]) -> None:
+    """Attention reads a growing cache; another state shrinks, and its sum is scanned."""
     shape = (1, 16) if axis == 0 else (16, 1)
     x, more = sg.input("x", shape), sg.input("x2", ("m",))
     dims: tuple[int | str, ...] = ("n", 16) if axis == 0 else (16, "n")
     grown = sg.input("x1", dims)
-    state, kept, rest = sg.input("s", shape), sg.input("k", dims), sg.input("r", ("q",))
+    state, selected, rest = sg.input("s", shape), sg.input("k", dims), sg.input("r", ("q",))
 
-    def body(turn: sg.Value) -> Sequence[sg.Value]:
-        longer = ops.Concat(kept, state, axis=axis)
+    def body(number: sg.Value) -> Sequence[sg.Value]:
+        longer = ops.Concat(selected, state, axis=axis)
         pair = [state, ops.Transpose(longer)] if axis == 0 else [ops.Transpose(longer), state]
         scores = ops.Softmax(ops.MatMul(*pair), axis=1 - axis)
         read = [scores, longer] if axis == 0 else [longer, scores]
@@ -186,17 +196,17 @@ def test_states_that_grow(axis: int, threads: int, turned: list[tuple[int, int]]
         for n, begun in zip(_numbers(30, 0, 1, 60, 44), (1, 3, 9, 20, 1), strict=True)
         for held in [(begun, 16) if axis == 0 else (16, begun)]
     ]
-    _compare(_loop(body, (x, state), (grown, kept), (more, rest)), *rounds, threads=threads)
-    assert turned
+    _compare(_loop(body, (x, state), (grown, selected), (more, rest)), *rounds, threads=threads)
+    assert spans
 
 
 @pytest.mark.parametrize("found", _FOUND)
-def test_what_is_found_is_collected(found: list[int]) -> None:
-    """A state that begins with nothing and grows by what each turn finds, and one that turns."""
+def test_found_elements_are_collected(found: list[int]) -> None:
+    """The state grows by the elements that each iteration finds; it may be empty at first."""
     start, held = sg.input("start", ("n",)), sg.input("held", ("n",))
 
-    def body(turn: sg.Value) -> Sequence[sg.Value]:
-        return [ops.Concat(ops.Neg(held), _filtered(turn, "NonZero"), axis=0)]
+    def body(number: sg.Value) -> Sequence[sg.Value]:
+        return [ops.Concat(ops.Neg(held), _filtered(number, "NonZero"), axis=0)]
 
     begun: list[Array] = [np.zeros(0, F4), np.ones(3, F4), np.ones(50, F4)]
     rounds = [[n, start, _scores(*found)] for n in _numbers(8, 0, 3) for start in begun]
@@ -207,7 +217,7 @@ def test_one_output_for_two_states_that_grow() -> None:
     starts = [sg.input(name, (name,)) for name in ("x1", "x2")]
     one, two = states = [sg.input(name, (name,)) for name in ("s1", "s2")]
 
-    def body(turn: sg.Value) -> Sequence[sg.Value]:
+    def body(number: sg.Value) -> Sequence[sg.Value]:
         longer = ops.Concat(one, ops.Neg(two), np.ones(1, F4), axis=0)
         return [longer, longer]
 
@@ -215,11 +225,11 @@ def test_one_output_for_two_states_that_grow() -> None:
     _compare(_loop(body, *zip(starts, states, strict=True)), *rounds)
 
 
-def test_a_state_that_outgrows_its_room() -> None:
-    """Each turn doubles it, up to more than is copied between turns."""
+def test_a_state_outgrows_its_capacity() -> None:
+    """Each iteration doubles the state, up to more than is copied between iterations."""
     start, held = sg.input("start", ("n",)), sg.input("held", ("n",))
 
-    def body(turn: sg.Value) -> Sequence[sg.Value]:
+    def body(number: sg.Value) -> Sequence[sg.Value]:
         return [ops.Concat(held, ops.Tanh(held), axis=0), ops.ReduceSum(held, keepdims=0)]
 
     rounds = [[n, np.linspace(0.1, 1, 9, dtype=F4)] for n in _numbers(13, 2, 13)]
@@ -232,11 +242,11 @@ def _boxes(seed: int, count: int = 12) -> Array:
     return np.concatenate([first, first + rng.integers(0, 20, (count, 2))], 1)
 
 
-def test_boxes_cut_out_of_an_image() -> None:
-    """Where a box begins, and how large it is: empty ones, and ones that reach beyond it."""
+def test_boxes_are_cropped_from_an_image() -> None:
+    """Data decide offset and size of the slices; some are empty, some reach beyond the image."""
 
-    def body(turn: sg.Value) -> Sequence[sg.Value]:
-        box = ops.Gather(sg.capture(sg.input("boxes", (12, 4), "int64")), turn, axis=0)
+    def body(number: sg.Value) -> Sequence[sg.Value]:
+        box = ops.Gather(sg.capture(sg.input("boxes", (12, 4), "int64")), number, axis=0)
         corners = [ops.Gather(box, np.array(ends)) for ends in ([0, 1], [2, 3])]
         image = sg.capture(sg.input("x", (3, 32, 40)))
         cut = ops.Slice(image, *corners, np.array([1, 2]))
@@ -248,13 +258,13 @@ def test_boxes_cut_out_of_an_image() -> None:
 
 
 def test_boxes_that_suppress_each_other(plans: list[DataDependentPlan | None]) -> None:
-    def body(turn: sg.Value) -> Sequence[sg.Value]:
+    def body(number: sg.Value) -> Sequence[sg.Value]:
         boxes = sg.capture(sg.input("boxes", (1, 60, 4)))
-        scores = ops.Gather(sg.capture(sg.input("x", (5, 60))), turn, axis=0)
-        kept = ops.NonMaxSuppression(
+        scores = ops.Gather(sg.capture(sg.input("x", (5, 60))), number, axis=0)
+        selected = ops.NonMaxSuppression(
             boxes, ops.Unsqueeze(scores, np.array([0, 1])), np.array([20]), np.array([0.5], F4)
         )
-        best = ops.Gather(scores, ops.Gather(kept, np.array(2), axis=1))
+        best = ops.Gather(scores, ops.Gather(selected, np.array(2), axis=1))
         return [ops.ReduceMax(best, keepdims=0), ops.ReduceMean(best, keepdims=0)]
 
     rng = np.random.default_rng(0)
@@ -266,44 +276,46 @@ def test_boxes_that_suppress_each_other(plans: list[DataDependentPlan | None]) -
 
 
 def test_threads_give_the_same_bits() -> None:
-    def body(turn: sg.Value) -> Sequence[sg.Value]:
-        kept = ops.Exp(_filtered(turn, "NonZero"))
-        return [ops.ReduceMean(kept, keepdims=0), ops.ReduceLogSumExp(kept, keepdims=0)]
+    def body(number: sg.Value) -> Sequence[sg.Value]:
+        selected = ops.Exp(_filtered(number, "NonZero"))
+        return [ops.ReduceMean(selected, keepdims=0), ops.ReduceLogSumExp(selected, keepdims=0)]
 
     outputs = _loop(body)
     graph = sg.Graph(_inputs(outputs[0]), list(outputs))
-    given = [np.array(8), _scores(*_FOUND[1])]
-    one, two = (sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": n})(given) for n in (1, 2))
+    inputs = [np.array(8), _scores(*_FOUND[1])]
+    one, two = (
+        sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": n})(inputs) for n in (1, 2)
+    )
     for found, wanted in zip(one.values(), two.values(), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_weight_that_changes_and_a_condition() -> None:
     weight = sg.parameter("w", np.full(1, 2, F4))
-    turn, true = sg.input("turn", (), "int64"), sg.input("going", (), "bool")
+    number, true = sg.input("number", (), "int64"), sg.input("going", (), "bool")
     start, state = sg.input("start", (1,)), sg.input("state", (1,))
-    kept = ops.Compress(
-        ops.Gather(sg.capture(sg.input("x", (8, 90))), turn, axis=0), np.ones(90, bool)
+    selected = ops.Compress(
+        ops.Gather(sg.capture(sg.input("x", (8, 90))), number, axis=0), np.ones(90, bool)
     )
-    found = ops.NonZero(ops.Greater(kept, F4(0)))
+    found = ops.NonZero(ops.Greater(selected, F4(0)))
     total = ops.Add(state, ops.Mul(weight, ops.Cast(ops.ReduceSum(ops.Shape(found)), to=1)))
-    body = sg.Graph([turn, true, state], [ops.Less(ops.Squeeze(total), F4(300)), total], "body")
+    body = sg.Graph([number, true, state], [ops.Less(ops.Squeeze(total), F4(300)), total], "body")
     y = ops.Loop(sg.input("count", (), "int64"), None, start, body=body)
     graph = sg.Graph(_inputs(y), [y])
     model, session = sg.compile_model(graph, "CPU"), session_of(graph)
-    given = [np.array(8), np.zeros(1, F4), _scores(*_FOUND[0])]
-    check_results(model, session, given, tolerance=1e-6)
+    inputs = [np.array(8), np.zeros(1, F4), _scores(*_FOUND[0])]
+    check_results(model, session, inputs, tolerance=1e-6)
     model.parameters["w"].assign(np.full(1, 0.25, F4))
-    check_results(model, session_of(graph), given, tolerance=1e-6)
+    check_results(model, session_of(graph), inputs, tolerance=1e-6)
 
 
-def test_a_loop_of_sizes_is_cancelled() -> None:
-    turn, true = sg.input("turn", (), "int64"), sg.input("going", (), "bool")
+def test_a_data_dependent_loop_is_cancelled() -> None:
+    number, true = sg.input("number", (), "int64"), sg.input("going", (), "bool")
     x, state = sg.input("x", (90,)), sg.input("state", (90,))
-    kept = ops.Gather(state, ops.Squeeze(ops.NonZero(ops.Greater(state, F4(0))), np.array([0])))
-    total = ops.Tanh(ops.ReduceSum(kept, keepdims=0))
+    selected = ops.Gather(state, ops.Squeeze(ops.NonZero(ops.Greater(state, F4(0))), np.array([0])))
+    total = ops.Tanh(ops.ReduceSum(selected, keepdims=0))
     results = [ops.Identity(true), ops.Add(ops.Mul(state, F4(0.5)), total)]
-    y = ops.Loop(None, np.array(True), x, body=sg.Graph([turn, true, state], results, "body"))
+    y = ops.Loop(None, np.array(True), x, body=sg.Graph([number, true, state], results, "body"))
     request = sg.compile_model(sg.Graph([x], [y]), "CPU").create_infer_request()
     for _ in range(2):
         request.start_async([np.arange(90, dtype=F4)])

@@ -109,7 +109,7 @@ def _others(rng: random.Random, dims: Sequence[int]) -> list[Sequence[int]]:
 
 
 def _same(found: Any, expected: Any) -> bool:
-    """Return whether numbers are equal, of the same type, and 0.0 and -0.0 are kept apart."""
+    """Return whether numbers are equal, of the same type, where 0.0 and -0.0 differ."""
     if isinstance(expected, float):
         return isinstance(found, float) and repr(found) == repr(expected)
     return isinstance(found, int) and found == expected
@@ -135,13 +135,13 @@ def test_the_emitted_python_computes_what_python_does(seed: int) -> None:
 
 
 def _fits(computed: Sequence[Any]) -> bool:
-    """Return whether all integers fit where the interpreter holds them, as floats too."""
+    """Return whether all integers fit in the interpreter's registers, also as float64."""
     return all(abs(number) < 2**53 for number in computed if isinstance(number, int))
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_the_interpreter_computes_what_python_does(seed: int) -> None:
-    """A run ends early where a guard does not hold, and where 64 bits do not suffice."""
+    """A run ends early if a guard does not hold, or if a result needs more than 64 bits."""
     rng, dims, formulas, computed = _case(seed)
     trace, symbolic, at = _traced(formulas, dims)
     code = SizeCode(trace, symbolic, [0] * DIMENSIONS)
@@ -180,7 +180,7 @@ def test_the_interpreter_computes_what_python_does(seed: int) -> None:
     ],
 )
 def test_sizes_beyond_64_bits_end_the_run(compute: Any, dims: tuple[int, int]) -> None:
-    """They would wrap around to sizes that memory is planned for, and that kernels exceed."""
+    """Wrapped sizes would be accepted, and kernels would write beyond the planned memory."""
     trace = Trace(inline=True)
     a, b = (trace.dimension(size) for size in (6, 3))
     code = SizeCode(trace, [compute(a, b)], [0, 0])

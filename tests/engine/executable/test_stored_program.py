@@ -1,4 +1,4 @@
-"""Programs in exported models: used where they hold, and only in files that were written here."""
+"""Programs in exported models: used for their shapes and weights, only in files of this user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 
 
 def net(batch: int | str = 2) -> sg.Graph:
-    """Weights that are packed, weights that are read as they are, a folded one, a constant."""
+    """A net with packed weights, plain weights, a folded weight and a constant."""
     rng = np.random.default_rng(1)
 
     def weight(name: str, *shape: int) -> sg.Value:
@@ -74,7 +74,7 @@ def forbid_planning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files written from here on have been written by somebody else."""
+    """Let the signatures of all files written before be those of another user."""
     monkeypatch.setattr(blob, "signature", lambda *_: bytes(32))
 
 
@@ -108,7 +108,9 @@ def cut_net() -> sg.Graph:
 
 
 @pytest.mark.parametrize("device", ["HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE", "MULTI:CPU"])
-def test_neither_does_an_import_over_several_devices(core: sg.Core, device: str) -> None:
+def test_an_import_over_several_devices_neither_reads_nor_plans_the_graph(
+    core: sg.Core, device: str
+) -> None:
     graph = cut_net()
     model = core.compile_model(graph, device)
     stream = exported(model)
@@ -142,7 +144,7 @@ def test_every_shape_that_ran_is_in_the_file(core: sg.Core) -> None:
 
 
 def test_weights_of_a_model_of_any_size_are_in_the_file(core: sg.Core) -> None:
-    """Nothing ran; what does not depend on the number of samples is there all the same."""
+    """Without a run, the weights that do not depend on the batch size are in the file."""
     model = core.compile_model(net("N"), "CPU")
     stream = exported(model)
     assert read_header(stream)["packed"]
@@ -152,7 +154,7 @@ def test_weights_of_a_model_of_any_size_are_in_the_file(core: sg.Core) -> None:
     assert region(again).weights.stats().made <= 1
 
 
-def test_changed_weights_are_followed(core: sg.Core) -> None:
+def test_changed_weights_are_used(core: sg.Core) -> None:
     model = core.compile_model(net(), "CPU")
     again = core.import_model(exported(model), "CPU")
     same(again, model)
@@ -166,7 +168,7 @@ def test_changed_weights_are_followed(core: sg.Core) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_weight_given_for_one_run(core: sg.Core) -> None:
+def test_a_weight_replaced_for_one_run(core: sg.Core) -> None:
     x, w = sg.input("x", (2, 4)), sg.parameter("w", np.eye(4, dtype=np.float32))
     graph = sg.Graph([x, w], [ops.MatMul(x, w)], "net")
     model = core.compile_model(graph, "CPU")
@@ -177,7 +179,7 @@ def test_a_weight_given_for_one_run(core: sg.Core) -> None:
         assert again(x=data, w=own)[0].tolist() == (12 * data).tolist()
 
 
-def test_what_was_imported_is_exported_again(core: sg.Core) -> None:
+def test_an_imported_program_is_exported_again(core: sg.Core) -> None:
     model = core.compile_model(net("N"), "CPU")
     model(X)
     first = exported(model)
@@ -226,7 +228,15 @@ def test_damage_of_a_large_file_is_found_before_it_is_used(core: sg.Core, tmp_pa
     model.export_model(path)
     data = bytearray(path.read_bytes())
     rng = np.random.default_rng(0)
-    places = [0, 9, 40, 70, PROLOGUE + 3, *rng.integers(0, len(data), 40).tolist(), len(data) - 1]
+    positions = [
+        0,
+        9,
+        40,
+        70,
+        PROLOGUE + 3,
+        *rng.integers(0, len(data), 40).tolist(),
+        len(data) - 1,
+    ]
     row = np.ones((1, 1200), np.float32)
 
     def use(source: Path | io.BytesIO) -> None:
@@ -235,13 +245,13 @@ def test_damage_of_a_large_file_is_found_before_it_is_used(core: sg.Core, tmp_pa
         assert again(row)[0].tolist() == [[1200] * 1200]
         assert (again.parameters["w"].array == 1).all()
 
-    for place in places:
-        data[place] ^= 4
+    for position in positions:
+        data[position] ^= 4
         path.write_bytes(data)
         for source in (path, io.BytesIO(data)):
             with pytest.raises(sg.BlobError):
                 use(source)
-        data[place] ^= 4
+        data[position] ^= 4
     path.write_bytes(data)
     assert core.import_model(path)(np.ones((1, 1200), np.float32))[0][0, 0] == 1200
 
@@ -264,7 +274,7 @@ def test_the_model_cache_plans_nothing(
 
 
 def test_parameters_over_one_array_are_all_in_the_file(core: sg.Core) -> None:
-    """A loader may give equal constants one array; each keeps its name."""
+    """A loader may use one array for equal constants; each is stored under its own name."""
     shared = np.array(2, np.float32)
     x = sg.input("x", (2, 4))
     a, b = sg.parameter("a", shared), sg.parameter("b", shared)
@@ -283,7 +293,7 @@ def test_parameters_over_one_array_are_all_in_the_file(core: sg.Core) -> None:
 
 
 def test_weights_for_a_fixed_batch_and_any_size(core: sg.Core) -> None:
-    """A graph whose Reshape takes one sample only: the other sizes that are tried still count."""
+    """A Reshape accepts one sample only; weights of the sample sizes that fit are still stored."""
     x = sg.input("x", ("N", 3, "H", "W"))
     w = sg.parameter("w", np.random.default_rng(0).random((16, 3, 3, 3), np.float32))
     y = ops.GlobalAveragePool(ops.Conv(x, w, pads=[1, 1, 1, 1]))
@@ -295,7 +305,7 @@ def test_weights_for_a_fixed_batch_and_any_size(core: sg.Core) -> None:
 
 
 def test_constants_that_are_nodes_are_in_the_program(core: sg.Core) -> None:
-    """Lifted for the run, they are no parameters of the model that is written."""
+    """Constant nodes become parameters of the region, but not of the exported model."""
     x = sg.input("x", (2, 4))
     index = ops.Constant(value=np.array([3, 1], np.int64))
     table = sg.parameter("table", np.random.default_rng(0).random((5, 4), np.float32))

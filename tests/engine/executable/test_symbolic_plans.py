@@ -79,7 +79,7 @@ def test_a_traced_function_is_the_function(
         assert found is None or found == function(*dims)
 
 
-def test_most_sizes_fall_under_one_trace() -> None:
+def test_one_trace_serves_most_sizes() -> None:
     evaluate = _traced(_tiles, 100, 7)
     assert sum(evaluate((a, 7)) is not None for a in range(65, 200)) == 135
     assert evaluate((40, 7)) is None, "a smaller block would have been chosen"
@@ -104,7 +104,7 @@ LEAVING: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", LEAVING)
-def test_what_leaves_python_is_pinned(name: str) -> None:
+def test_converted_numbers_are_pinned(name: str) -> None:
     trace = Trace()
     number = trace.dimension(7)
     result = LEAVING[name](number)
@@ -144,9 +144,7 @@ def _thirds(a: int, least: int) -> int:
 
 @given(SIZES, SIZES, st.lists(st.tuples(SIZES, SIZES), max_size=8))
 @settings(deadline=None)
-def test_what_recorded_functions_decide_is_no_guard(
-    a: int, b: int, others: list[tuple[int, int]]
-) -> None:
+def test_recorded_functions_add_no_guards(a: int, b: int, others: list[tuple[int, int]]) -> None:
     assert _thirds(10, 3) == 2
     evaluate = _traced(lambda a, b: [_thirds(a, b) + 1, _thirds(a, 3)], a, b)
     for dims in others:
@@ -163,7 +161,7 @@ def test_the_decisions_can_be_read() -> None:
 
 @given(st.integers(1, 5000), st.integers(1, FEW_ROWS))
 @settings(deadline=None)
-def test_the_cycles_of_low_tiles_are_those_of_tiles_one_by_one(pixels: int, most: int) -> None:
+def test_cycles_of_few_row_tiles_are_those_of_single_tiles(pixels: int, most: int) -> None:
     of, left, cycles = Tiles("float32", 8, most, 2), pixels, 0.0
     while left > 0:
         rows = tile_rows(left, most)
@@ -225,7 +223,7 @@ def _attention() -> sg.Graph:
 
 
 def _growing() -> sg.Graph:
-    """One step of a decoder: a cache that grows, and a mask cut out of a weight."""
+    """One step of a decoder with a growing cache and a mask that is a slice of a weight."""
     x = sg.input("x", (1, 2, 1, 8), "float32")
     cache = sg.input("cache", (1, 2, "past", 8), "float32")
     keys = ops.Concat(cache, x, axis=2)
@@ -236,7 +234,7 @@ def _growing() -> sg.Graph:
 
 
 def _convolutions() -> sg.Graph:
-    """Batch and image size are free: blocked layouts, Winograd, pooling, a resize to a shape."""
+    """Convolutions of any batch and image size: blocked layouts, Winograd, pooling, resizing."""
     x = sg.input("x", ("n", 3, "h", "w"), "float32")
     y = ops.Relu(ops.Conv(x, _weight("c0", 16, 3, 3, 3), strides=[2, 2], pads=[1, 1, 1, 1]))
     z = ops.Relu(ops.Conv(y, _weight("c1", 16, 16, 3, 3), pads=[1, 1, 1, 1]))
@@ -247,7 +245,7 @@ def _convolutions() -> sg.Graph:
 
 
 def _broadcast() -> sg.Graph:
-    """Elementwise operators with dimensions of 1 beside free ones; products of every form."""
+    """Elementwise operators that broadcast dimensions of 1, and products of all ranks."""
     a = sg.input("a", ("m", "k"), "float32")
     b = sg.input("b", ("k", "n"), "float32")
     c = sg.input("c", ("m", 1), "float32")
@@ -264,7 +262,7 @@ def _broadcast() -> sg.Graph:
 
 
 def _recurrent() -> sg.Graph:
-    """Steps and sequences are free: both directions, and a layer above."""
+    """Recurrent layers, bidirectional and stacked, of any sequence length and batch."""
     x = sg.input("x", ("steps", "n", 6), "float32")
     y, *_ = ops.LSTM(
         *(x, _weight("w", 2, 32, 6), _weight("r", 2, 32, 8), _weight("b", 2, 64)),
@@ -349,7 +347,7 @@ def test_any_shapes_in_any_order(name: str, sizes: list[tuple[int, int]]) -> Non
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_shapes_of_a_row_come_from_templates(name: str) -> None:
+def test_a_series_of_shapes_is_served_by_symbolic_plans(name: str) -> None:
     build, feed = GRAPHS[name]
     rng = np.random.default_rng(0)
     model = sg.compile_model(build(), "CPU", ONE_THREAD)
@@ -399,7 +397,7 @@ def test_a_weight_that_changes_between_shapes() -> None:
     assert _symbolic_plans(model).used > 10
 
 
-def test_a_weight_that_decides_a_shape_makes_templates_anew() -> None:
+def test_a_changed_weight_that_decides_a_shape_makes_a_new_symbolic_plan() -> None:
     x = sg.input("x", ("n", 6), "float32")
     shape = sg.parameter("shape", np.array([-1, 3]))
     model = sg.compile_model(sg.Graph([x], [ops.Neg(ops.Reshape(x, shape))]), "CPU", ONE_THREAD)
@@ -448,7 +446,7 @@ def test_the_profile_is_that_of_the_shape() -> None:
     assert moved == sorted(set(moved))
 
 
-def test_an_export_holds_the_shapes_that_came_from_templates(tmp_path: Path) -> None:
+def test_an_export_contains_the_instances_of_symbolic_plans(tmp_path: Path) -> None:
     model = sg.compile_model(_attention(), "CPU", ONE_THREAD)
     _running(range(10, 16), model)
     model.export_model(tmp_path / "model.sgc")
@@ -456,7 +454,7 @@ def test_an_export_holds_the_shapes_that_came_from_templates(tmp_path: Path) -> 
     _running((12, 15, 40, 41, 42), again)
 
 
-def test_what_cannot_be_traced_is_planned_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_cannot_be_traced_have_concrete_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def refuse(*args: Any) -> None:
@@ -470,7 +468,7 @@ def test_what_cannot_be_traced_is_planned_as_ever(monkeypatch: pytest.MonkeyPatc
     (counts,) = model.get_property("REGION_STRATEGIES").values()
     causes = counts["declined"]["symbolic plan"]
     assert causes["TypeError: a rule that takes plain numbers only"] == len(asked)
-    assert len(asked) < 12, "it is given up after some shapes"
+    assert len(asked) < 12, "tracing is tried for the first shapes only"
 
 
 def test_wrong_inputs_between_shapes_are_refused_and_harm_nothing() -> None:

@@ -20,7 +20,7 @@ rng = np.random.default_rng(5)
 
 
 @pytest.fixture
-def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def half_width_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Follow a machine whose vectors of 16 take twice the time of those of 8."""
     monkeypatch.setenv("SUBGRAPH_ISA", "like-avx512")
     try:
@@ -34,7 +34,7 @@ def weight(name: str, *shape: int) -> sg.Value:
 
 
 def grouped(each: int, outputs: int = 40) -> sg.Graph:
-    """Return a graph whose groups have so many channels, with one of everything around them."""
+    """Return a graph with grouped convolutions, and other convolutions around them."""
     x = sg.input("x", shape=("N", 3, 19, 17), dtype="float32")
     h = ops.Relu(ops.Conv(x, weight("stem", 40, 3, 3, 3), strides=[2, 2], pads=[1] * 4))
     h = ops.Conv(h, weight("in", 5 * each, 40, 1, 1), weight("b", 5 * each))
@@ -99,7 +99,7 @@ def test_depthwise_products() -> None:
     assert ConvolutionSize(10, 24, 1, 3, 9).vectors(16) == 10 * 9 * 5  # each channel repeated
 
 
-@pytest.mark.usefixtures("halves")
+@pytest.mark.usefixtures("half_width_vectors")
 @pytest.mark.parametrize(("each", "lanes"), [(8, 8), (24, 8), (32, 16), (64, 16)])
 def test_graphs_choose_what_fits_their_channels(each: int, lanes: int) -> None:
     graph = grouped(each, 48)
@@ -107,7 +107,7 @@ def test_graphs_choose_what_fits_their_channels(each: int, lanes: int) -> None:
     assert lanes_of_kernels(graph, (1, 3, 19, 17)) == {lanes}
 
 
-@pytest.mark.usefixtures("halves")
+@pytest.mark.usefixtures("half_width_vectors")
 @pytest.mark.parametrize("each", [8, 9, 24])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_results_are_those_of_the_reference(each: int, threads: int) -> None:
@@ -121,7 +121,7 @@ def test_results_are_those_of_the_reference(each: int, threads: int) -> None:
             np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.usefixtures("halves")
+@pytest.mark.usefixtures("half_width_vectors")
 def test_unknown_sizes_keep_whole_vectors() -> None:
     for shape, lanes in (((1, 40, "H", "W"), 16), (("N", 40, 9, 9), 8)):
         x = sg.input("x", shape=shape, dtype="float32")

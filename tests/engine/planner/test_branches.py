@@ -1,4 +1,4 @@
-"""If on CPU: both branches are steps of one program, of which a run makes those of one."""
+"""If on CPU: the steps of both branches are in one program, and a run executes one branch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def by_python() -> Iterator[list[str]]:
     found: list[str] = []
     make = control_flow.control_flow
 
-    def noted(node: sg.Node, bodies: Sequence[control_flow.BodyExecutor]) -> Any:
+    def recorded(node: sg.Node, bodies: Sequence[control_flow.BodyExecutor]) -> Any:
         run = make(node, bodies)
 
         def call(inputs: Sequence[Any]) -> Sequence[Any]:
@@ -36,14 +36,14 @@ def by_python() -> Iterator[list[str]]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control_flow, "control_flow", noted)
+        patch.setattr(control_flow, "control_flow", recorded)
         patch.setattr("subgraph.passes.control_flow.unfold_control_flow._MAX_BRANCH_COST", -1)
         yield found
 
 
 @pytest.fixture
 def python(by_python: list[str]) -> list[str]:
-    """Those of one test."""
+    """The operators that the default executor ran in one test."""
     by_python.clear()
     return by_python
 
@@ -53,7 +53,7 @@ def _random(*shape: int, seed: int = 0) -> Array:
 
 
 def _both(graph: sg.Graph, *rounds: Sequence[Array]) -> sg.CompiledModel:
-    """Check one thread against ONNX Runtime, and two threads against one, bit for bit."""
+    """Check one thread against ONNX Runtime, and two threads against one bit for bit."""
     session = session_of(graph)
     one, two = (sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": n}) for n in (1, 2))
     for inputs in rounds:
@@ -73,8 +73,8 @@ def _above(x: sg.Value, least: float = 0) -> sg.Value:
 
 def _signs(*shape: int) -> list[list[Array]]:
     """Inputs for one branch, the other, and the first again."""
-    given = np.abs(_random(*shape))
-    return [[given], [-given], [given]]
+    positive = np.abs(_random(*shape))
+    return [[positive], [-positive], [positive]]
 
 
 # ---------------------------------------------------------------- random graphs
@@ -110,8 +110,8 @@ def _of_matrix(draw: st.DrawFn, values: _Values) -> sg.Value:
         case 3:
             return ops.Transpose(ops.Mul(a, b), perm=[1, 0])
         case 4:
-            halves = ops.Split(a, np.array([2, 4]), axis=0, outputs=2)
-            return ops.Concat(halves[1], halves[0], axis=0)
+            first, second = ops.Split(a, np.array([2, 4]), axis=0, outputs=2)
+            return ops.Concat(second, first, axis=0)
         case 5:
             return ops.Identity(a)
         case 6:
@@ -151,7 +151,7 @@ def _grown(draw: st.DrawFn, values: _Values, depth: int, image: bool, number: li
 
 
 def _if(draw: st.DrawFn, values: _Values, depth: int, image: bool, number: list[int]) -> _Values:
-    """An If over some of these values; a branch may be empty, or hand on what is outside."""
+    """Return an If over some of these values; a branch may be empty or return an outer value."""
     condition = _above(draw(st.sampled_from(values)), draw(st.floats(-3, 3, width=16)))
     results = draw(st.integers(1, 2))
     bodies: list[sg.Graph] = []
@@ -192,15 +192,15 @@ def test_random_graphs(image: bool, by_python: list[str]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_random_branches_in_loops(data: st.DataObject) -> None:
-    """The turns of a loop take one branch or the other, as their numbers will."""
+    """The number of an iteration decides which branch it runs."""
     count, x = sg.input("count", (), "int64"), sg.input("x", (_SIDE, _SIDE))
-    turn, going = sg.input("turn", (), "int64"), sg.input("going", (), "bool")
+    number, going = sg.input("number", (), "int64"), sg.input("going", (), "bool")
     state = sg.input("state", (_SIDE, _SIDE))
     draw: Any = data.draw
-    values = [state, ops.Mul(sg.capture(x), ops.Cast(turn, to=1))]
+    values = [state, ops.Mul(sg.capture(x), ops.Cast(number, to=1))]
     made = _if(draw, _grown(draw, values, 0, False, [0]), 1, False, [0])
     results = [ops.Identity(going), ops.Tanh(made[0]), ops.ReduceMean(made[-1], keepdims=0)]
-    body = sg.Graph([turn, going, state], results, "body")
+    body = sg.Graph([number, going, state], results, "body")
     outputs = ops.Loop(count, None, x, body=body)
     rounds = [[np.array(n, np.int64), _random(_SIDE, _SIDE, seed=n)] for n in (0, 1, 5, 9)]
     _both(sg.Graph([count, x], list(outputs)), *rounds)
@@ -211,7 +211,7 @@ def test_random_branches_in_loops(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("size", [8, 300])
 def test_one_branch_is_run(size: int, python: list[str]) -> None:
-    """With two threads the steps of the larger one are spread over both."""
+    """With two threads, the steps of the larger size are divided among both."""
     x = sg.input("x", (size, size))
     weight = sg.parameter("w", _random(size, size, seed=1) / size)
     inside = sg.capture(x)
@@ -224,39 +224,39 @@ def test_one_branch_is_run(size: int, python: list[str]) -> None:
     assert not python
 
 
-def test_a_loop_makes_its_turns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Odd turns do not what even ones do, without Python between them."""
+def test_one_run_makes_all_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Odd and even iterations take different branches, without Python between them."""
     made: list[int] = []
     run = iterations.Iterations.run
 
-    def noted(self: iterations.Iterations, *args: Any) -> Any:
+    def recorded(self: iterations.Iterations, *args: Any) -> Any:
         found = run(self, *args)
         assert found is not None
         made.append(found.done)
         return found
 
-    monkeypatch.setattr(iterations.Iterations, "run", noted)
+    monkeypatch.setattr(iterations.Iterations, "run", recorded)
     count, x = sg.input("count", (), "int64"), sg.input("x", (4, 30))
-    turn, going = sg.input("turn", (), "int64"), sg.input("going", (), "bool")
+    number, going = sg.input("number", (), "int64"), sg.input("going", (), "bool")
     state = sg.input("state", (4, 30))
     weight = sg.parameter("w", _random(30, 30, seed=1) / 30)
     product = ops.MatMul(sg.capture(state), weight)
     stepped = ops.If(
-        ops.Equal(ops.Mod(turn, np.int64(2)), np.int64(0)),
+        ops.Equal(ops.Mod(number, np.int64(2)), np.int64(0)),
         then_branch=_branch(ops.Tanh(ops.MatMul(product, weight)), name="even"),
         else_branch=_branch(ops.Identity(sg.capture(state)), name="odd"),
     )
-    body = sg.Graph([turn, going, state], [ops.Identity(going), stepped, stepped], "body")
+    body = sg.Graph([number, going, state], [ops.Identity(going), stepped, stepped], "body")
     graph = sg.Graph([count, x], list(ops.Loop(count, None, x, body=body)))
     _both(graph, *([np.array(n, np.int64), _random(4, 30)] for n in (1, 2, 70)))
     assert set(made) == {1, 2, 70}
 
 
 @pytest.mark.parametrize(("channels", "side"), [(16, 6), (256, 64)])
-def test_what_one_branch_makes_of_an_outer_value_stays_its_own(
+def test_converted_outer_values_are_not_shared_between_branches(
     channels: int, side: int, python: list[str]
 ) -> None:
-    """In blocks, as one branch takes it, a value is not there after the other; so with weights.
+    """The blocked form that one branch makes of a value or weight is not used after the other.
 
     The weights of the larger case are transformed in each run.
     """
@@ -277,8 +277,8 @@ def test_what_one_branch_makes_of_an_outer_value_stays_its_own(
     assert not python
 
 
-def test_a_result_that_holds_an_outer_value(python: list[str]) -> None:
-    """The other branch reads that value, and writes its own result to the same place."""
+def test_a_result_that_contains_an_outer_value(python: list[str]) -> None:
+    """The other branch reads the same value and writes its result to the same memory."""
     x = sg.input("x", (4, 6))
     outer = ops.Sin(x)
     y = ops.If(
@@ -342,7 +342,7 @@ def test_sizes_that_change_from_call_to_call(python: list[str]) -> None:
 
 
 def test_a_condition_on_sizes(python: list[str]) -> None:
-    """A plan for each, also an instance of a symbolic plan."""
+    """Each outcome has its plans, instances of symbolic plans among them."""
     x = sg.input("x", ("rows", 4))
     many = ops.Greater(ops.Gather(ops.Shape(x), np.int64(0)), np.int64(10))
     inside = sg.capture(x)
@@ -355,8 +355,8 @@ def test_a_condition_on_sizes(python: list[str]) -> None:
     assert not python
 
 
-def test_a_condition_on_sizes_behind_what_fits_few_sizes(python: list[str]) -> None:
-    """What the query tries does not fit the reshape: which branch it will be, it cannot know."""
+def test_a_condition_on_sizes_that_sample_sizes_do_not_fit(python: list[str]) -> None:
+    """The query's sample sizes do not fit the Reshape, so it cannot decide the condition."""
     x, z = sg.input("x", ("rows", "samples")), sg.input("z", (1, 5))
     frames = ops.Reshape(x, np.array([1, -1, 100]))
     flat = ops.Equal(ops.Gather(ops.Shape(frames), np.int64(1)), np.int64(2))
@@ -397,17 +397,17 @@ def test_branches_of_other_shapes_are_run_by_the_executor(python: list[str]) -> 
 def test_data_decide_the_shape_inside_a_branch(python: list[str]) -> None:
     x = sg.input("x", (4, 3))
     flat = ops.Reshape(sg.capture(x), np.array([-1]))
-    kept = ops.ReduceSum(ops.Compress(flat, ops.Greater(flat, F4(0.5))))
+    total = ops.ReduceSum(ops.Compress(flat, ops.Greater(flat, F4(0.5))))
     y = ops.If(
         _above(x),
-        then_branch=_branch(ops.Squeeze(kept, np.array([0])), name="then"),
+        then_branch=_branch(ops.Squeeze(total, np.array([0])), name="then"),
         else_branch=_branch(ops.ReduceMax(sg.capture(x), keepdims=0), name="else"),
     )
     _both(sg.Graph([x], [ops.Neg(y)]), *_signs(4, 3))
 
 
 def _selected(size: int, rows: int | str = "rows") -> sg.Graph:
-    """One network for each of two rates; the sizes at hand fit the one that is selected."""
+    """Return a network for each of two rates; the sizes fit only the selected one."""
     rate, x = sg.input("rate", (), "int64"), sg.input("x", (rows, size))
 
     def network(width: int, name: str) -> sg.Graph:
@@ -435,8 +435,8 @@ def test_an_input_selects_the_branch_that_fits(python: list[str]) -> None:
     assert not python
 
 
-def test_many_contents_of_an_input_select_nothing(python: list[str]) -> None:
-    """A number that is another one at each call is no choice of networks."""
+def test_an_input_of_many_values_is_not_a_selection(python: list[str]) -> None:
+    """Plans are not specialized on a number that differs in every call."""
     graph = _selected("samples")  # type: ignore[arg-type]
     rounds = [[np.array(number, np.int64), _random(3, 16)] for number in range(20, 40)]
     _both(graph, *rounds, [np.array(16, np.int64), _random(3, 32)])
@@ -475,8 +475,8 @@ def test_an_exported_model_keeps_its_branches(tmp_path: Any, python: list[str]) 
     assert not python
 
 
-def test_what_is_made_of_a_weight_in_a_branch_stays_there(python: list[str]) -> None:
-    """Weights that a run transforms serve later convolutions, but not if a branch made them."""
+def test_a_weight_transformed_in_a_branch_is_not_used_after_it(python: list[str]) -> None:
+    """Later convolutions reuse a transformed weight unless only a branch transforms it."""
     x = sg.input("x", (1, 256, 40, 40))
     weight = sg.parameter("w", _random(256, 256, 3, 3, seed=1) / F4(50))
 

@@ -1,4 +1,4 @@
-"""Values that follow from weights alone: each made once, by NumPy as by the reference."""
+"""Values computed from weights alone: each computed once, and the fast NumPy evaluation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def doubled(weight: sg.Value, times: int) -> sg.Value:
 
 
 @pytest.mark.parametrize("device", ["CPU", "OPENCL", "REFERENCE"])
-def test_what_is_used_twice_is_made_once(device: str) -> None:
+def test_a_shared_value_is_computed_once(device: str) -> None:
     weight = sg.parameter("w", np.arange(4, dtype=np.float32))
     graph = on_weight(doubled(weight, 60))
     model = sg.compile_model(graph, device)
@@ -52,8 +52,8 @@ def test_weights_over_shared_ones_keep_their_own_recipes() -> None:
     weight = sg.parameter("w", np.arange(4, dtype=np.float32))
     x = sg.input("x", (4,), "float32")
     shared = ops.Neg(weight)
-    plain, turned = ops.Sub(shared, weight), ops.Sub(weight, shared)
-    model = sg.compile_model(sg.Graph([x], [ops.Add(x, plain), ops.Add(x, turned)]), "CPU")
+    plain, reversed_ = ops.Sub(shared, weight), ops.Sub(weight, shared)
+    model = sg.compile_model(sg.Graph([x], [ops.Add(x, plain), ops.Add(x, reversed_)]), "CPU")
     first, second = model(x=np.zeros(4, np.float32)).values()
     assert first.tolist() == [0, -2, -4, -6]
     assert second.tolist() == [0, 2, 4, 6]
@@ -63,7 +63,7 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
 def check(value: sg.Value, inputs: list[Array]) -> None:
-    """Compare the quick evaluation of the value's node with the reference's."""
+    """Compare the fast evaluation of the value's node with the reference's."""
     node = value.producer
     assert node is not None
     assert node.op_type in NUMPY_FUNCTIONS
@@ -209,9 +209,9 @@ def test_movement(shape: tuple[int, ...], dtype: str, data: st.DataObject) -> No
     x, rank = drawn(data, shape, dtype), len(shape)
     numbers = st.integers(-6, 6)
     axes = data.draw(st.lists(st.integers(-rank, rank - 1), max_size=rank) if rank else st.just([]))
-    places = [data.draw(st.tuples(numbers, numbers, numbers.filter(bool))) for _ in axes]
+    slices = [data.draw(st.tuples(numbers, numbers, numbers.filter(bool))) for _ in axes]
     if len({axis % rank for axis in axes}) == len(axes):
-        cut = [np.array([p[k] for p in places], np.int64) for k in (0, 1, 2)]
+        cut = [np.array([p[k] for p in slices], np.int64) for k in (0, 1, 2)]
         arrays = [x, cut[0], cut[1], np.array(axes, np.int64), cut[2]]
         check(ops.Slice(*given_as(arrays)), arrays)
     repeats = np.array([data.draw(st.integers(0, 3)) for _ in shape], np.int64)

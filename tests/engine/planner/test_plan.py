@@ -126,7 +126,7 @@ def test_shapes_are_computed_while_planning() -> None:
     assert {p.name for p, _ in plan.versions.read} == {"zero", "rest"}
 
 
-def test_a_shape_that_an_input_holds() -> None:
+def test_a_shape_that_is_the_content_of_an_input() -> None:
     x, shape = sg.input("x", (12,), "float32"), sg.input("shape", (2,), "int64")
     graph = sg.Graph([x, shape], [ops.Reshape(x, shape)])
     types = (("float32", (12,)), ("int64", (2,)))
@@ -157,7 +157,7 @@ def test_layouts_are_converted_at_the_edges_only() -> None:
 
 
 @pytest.mark.parametrize("first", ["Conv", ""])
-def test_pooling_windows_stay_in_the_layout_they_meet(first: str) -> None:
+def test_pooling_is_planned_in_the_layout_of_its_input(first: str) -> None:
     x = sg.input("x", (2, 24, 9, 11), "float32")
     w = sg.parameter("w", np.ones((24, 24, 1, 1), np.float32))
     y: Any = ops.MaxPool(ops.Conv(x, w) if first else x, kernel_shape=[3, 3], strides=[2, 2])
@@ -174,7 +174,7 @@ def _all(plan: Plan) -> list[Operand]:
     return [word for word in found if isinstance(word, Operand)]
 
 
-def test_what_no_kernel_takes_runs_between_steps() -> None:
+def test_reference_steps_run_between_compiled_steps() -> None:
     x = sg.input("x", (4,), "float32")
     y = ops.Det(ops.Reshape(ops.Relu(x), sg.parameter("s", np.array([2, 2]))))
     plan = plan_of(sg.Graph([x], [ops.Neg(y)]), ("float32", (4,)))
@@ -205,7 +205,7 @@ def test_the_order_of_operands_needs_no_kernel_of_its_own() -> None:
         steps = [step for step in plan_of(fused, *types).items if isinstance(step, EmittedStep)]
         kernels.append([step.kernel for step in steps])
     assert kernels[0] == kernels[1]
-    given = [np.random.default_rng(k).standard_normal((3, 40)).astype(np.float32) for k in (0, 1)]
-    expected = given[0] * np.arange(40, dtype=np.float32) + given[1]
+    inputs = [np.random.default_rng(k).standard_normal((3, 40)).astype(np.float32) for k in (0, 1)]
+    expected = inputs[0] * np.arange(40, dtype=np.float32) + inputs[1]
     for graph in (one, other):
-        np.testing.assert_allclose(sg.compile_model(graph, "CPU")(given)[0], expected, rtol=1e-6)
+        np.testing.assert_allclose(sg.compile_model(graph, "CPU")(inputs)[0], expected, rtol=1e-6)

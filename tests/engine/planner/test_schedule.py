@@ -1,4 +1,4 @@
-"""The order of a plan's nodes: it runs, and nodes that multiply by one weight are side by side."""
+"""The schedule: nodes follow those they depend on, and nodes of one weight are adjacent."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _weights(count: int) -> list[sg.Value]:
 
 
 def _runs(order: Sequence[Node]) -> bool:
-    """Return whether each node comes after what it needs."""
+    """Return whether each node comes after the producers of its inputs."""
     place = {node: k for k, node in enumerate(order)}
     return all(place[p] < place[node] for node in order for p in node.predecessors())
 
 
-def test_levels_of_a_head_take_turns() -> None:
+def test_levels_of_a_detection_head_are_interleaved() -> None:
     first, second = _weights(2)
     maps = [sg.input(f"x{k}", (1, 2, k, k)) for k in (5, 3, 1)]
     heads = [ops.Conv(ops.Relu(ops.Conv(x, first)), second) for x in maps]
@@ -41,14 +41,14 @@ def test_levels_of_a_head_take_turns() -> None:
     assert _runs(order)
 
 
-def test_what_needs_itself_keeps_its_order() -> None:
+def test_nodes_that_depend_on_each_other_stay_in_order() -> None:
     (weight,) = _weights(1)
     x = sg.input("x", (1, 2, 3, 3))
     graph = sg.Graph([x], [ops.Conv(ops.Relu(ops.Conv(x, weight)), weight)])
     assert scheduled(graph.nodes) == graph.nodes
 
 
-def test_groups_that_need_each_other_crosswise() -> None:
+def test_groups_that_depend_on_each_other() -> None:
     """Only one of two groups that depend on each other can be made adjacent."""
     a, b = _weights(2)
     x, y = (sg.input(name, (1, 2, 3, 3)) for name in "xy")
@@ -61,8 +61,8 @@ def test_groups_that_need_each_other_crosswise() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100), st.integers(0, 100)), min_size=1))
-def test_every_order_runs(steps: list[tuple[int, int, int]]) -> None:
-    """Of random graphs: each step is an Add or a convolution by one of three weights."""
+def test_random_graphs_are_in_topological_order(steps: list[tuple[int, int, int]]) -> None:
+    """Each node is an Add or a convolution by one of three weights."""
     weights = _weights(3)
     x = sg.input("x", (1, 2, 3, 3))
     values = [x]

@@ -1,4 +1,4 @@
-"""Guard pages: what a kernel touches outside its operands ends the process, and says where."""
+"""Guard pages: an access of a kernel outside its operands ends the process with a report."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Lowering.emit = swapped
 x = sg.input("x", (100000,), "float32")
 sg.compile_model(sg.Graph([x], [sg.ops.Relu(x, name="act")]), "CPU")([np.ones(100000, "float32")])
 """
-# Prints what of the argument words of plans of all kinds points outside the guarded areas.
+# Prints the argument words of plans of all kinds that point outside the guarded areas.
 _POINTERS = """
 import numpy as np
 import subgraph as sg
@@ -86,7 +86,7 @@ print(*sorted(kinds))
 
 
 def run(code: str, mode: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of a mode."""
+    """Run code in a process with a mode of guard pages."""
     path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -124,7 +124,7 @@ def test_a_write_to_an_input_is_fatal() -> None:
     assert "of an area of 400000 bytes that is read-only" in done.stderr
 
 
-def test_without_the_mode_nobody_sees_it() -> None:
+def test_without_the_mode_the_access_is_not_noticed() -> None:
     done = run(_SHIFTED, "", 1, 1000)
     assert done.returncode == 0, done.stderr
 
@@ -151,9 +151,9 @@ def test_areas_end_or_begin_at_a_page(mode: str, monkeypatch: pytest.MonkeyPatch
         array = guard_pages.empty((size,), np.dtype(np.uint8))
         assert (array == 0xFF).all()
         array[...] = 1
-        kept = guard_pages.guarded_copy(array)
-        assert (kept == array).all()
-        assert not kept.flags.writeable
+        copy = guard_pages.guarded_copy(array)
+        assert (copy == array).all()
+        assert not copy.flags.writeable
         assert guard_pages.nearest_area(array.ctypes.data) == (array.ctypes.data, size) or not size
 
 

@@ -1,4 +1,4 @@
-"""Memory in large pages: arrays stand apart, are aligned, and keep what they hold."""
+"""Memory in large pages: arrays do not overlap, are aligned, and keep their content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZES = (0, 1, 100, 5000, 70_000, 3_000_000, 9_000_000, 5000)
 
 
 @pytest.mark.parametrize("offered", [True, False])
-def test_arrays_stand_apart(offered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_do_not_overlap(offered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_pages, "_HAS_HUGE_PAGES", offered and large_pages._HAS_HUGE_PAGES)  # pyright: ignore[reportPrivateUsage]
     arrays = [aligned_empty((size,), np.dtype(np.uint8)) for size in _SIZES * 5]
     arrays += [mapped_empty(size) for size in _SIZES]
@@ -27,8 +27,8 @@ def test_arrays_stand_apart(offered: bool, monkeypatch: pytest.MonkeyPatch) -> N
         assert array.size == size
         assert not size or array.ctypes.data % 64 == 0
         array[...] = k
-    places = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays if a.size)
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(places))
+    spans = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays if a.size)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
     for k in range(0, len(arrays), 2):
         arrays[k] = np.empty(0, np.uint8)
     gc.collect()
@@ -41,7 +41,7 @@ def test_shapes_and_dtypes() -> None:
     assert array.ctypes.data % 128 == 0
 
 
-def test_what_no_file_is_behind_is_not_given_back() -> None:
+def test_only_pages_of_files_are_released() -> None:
     array = aligned_empty((1 << 20,), np.dtype(np.uint8))
     array[...] = 7
     array.flags.writeable = False
@@ -50,7 +50,7 @@ def test_what_no_file_is_behind_is_not_given_back() -> None:
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no large pages to ask for here")
-def test_pages_go_with_their_array_though_others_stay() -> None:
+def test_pages_are_freed_with_their_array() -> None:
     arrays = [aligned_empty((100_000,), np.dtype(np.uint8)) for _ in range(3)]
     for k in range(3):
         arrays[k][...] = 7

@@ -1,4 +1,4 @@
-"""What memory is given back: the pages of model files, and of the library that links kernels."""
+"""Memory that is released: pages of model files, and of the library that links kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAPS = """\
 """
 
 
-def test_only_what_is_as_in_the_file_is_given_back() -> None:
+def test_only_unchanged_pages_of_files_are_released() -> None:
     base = 0x7F0000000000
     want = [(base, 0x3000), (base + 0x3000, 0x6000), (base + 0x9000, 0x2000)]
     assert mapped._clean_parts(MAPS, "libtool") == want
@@ -39,7 +39,7 @@ def test_only_what_is_as_in_the_file_is_given_back() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="done on Linux")
-def test_kernels_are_linked_again_after_the_library_gave_its_pages_back() -> None:
+def test_kernels_are_linked_after_the_pages_of_llvm_were_released() -> None:
     x = sg.input("x", shape=(4, 8), dtype="float32")
     w = np.random.default_rng(3).normal(size=(8, 5)).astype(np.float32)
     data = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
@@ -48,7 +48,7 @@ def test_kernels_are_linked_again_after_the_library_gave_its_pages_back() -> Non
         want = sg.compile_model(graph, "REFERENCE")(data)[0]
         loader.release_llvm()
         np.testing.assert_allclose(sg.compile_model(graph, "CPU")(data)[0], want, rtol=1e-5)
-    binding.initialize_native_target()  # kernels that are kept linked do not load it
+    binding.initialize_native_target()  # images are loaded without it
     assert mapped.release_library("libllvmlite") > 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""Programs and their thread pools: every unit once, under load, after fork, cancelled, at exit."""
+"""Programs and thread pools: each unit runs once; load, forks, cancelling and exit."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def state(pool: Pool) -> Words:
 
 
 def helped(pool: Pool) -> bool:
-    """Run a step that waits for a helper, until one came: a helper may just be falling asleep."""
+    """Run steps that wait for a helper until one takes part; it may be about to sleep."""
     words = np.array([0, 200], np.int64)
     step = Step(Kernel("tests.support.engine.kernels", "meet").address, words.ctypes.data, 8, 1)
     program = Program([step], 2, pool)
@@ -194,7 +194,7 @@ def test_helpers_wake_up_again(pool: Pool) -> None:
 
 
 def two_cores() -> set[int]:
-    """Return the cores that this thread may run on; skip where no helper can be sent elsewhere."""
+    """Return the cores that this thread may run on; skip the test if helpers cannot be moved."""
     if not sys.platform.startswith("linux"):
         pytest.skip("helpers sleep in Python on this system")
     cores = os.sched_getaffinity(0)
@@ -208,7 +208,7 @@ def word_of_helper(pool: Pool, word: int) -> int:
     return int(state(pool)[(line + word) // abi.WORD])
 
 
-def test_a_helper_that_slept_wakes_on_another_core_than_its_caller() -> None:
+def test_a_sleeping_helper_wakes_on_another_core_than_the_caller() -> None:
     cores = two_cores()
     pool = Pool(2, in_kernel=True)
     assert helped(pool)
@@ -231,7 +231,7 @@ def test_a_helper_that_slept_wakes_on_another_core_than_its_caller() -> None:
     pool.close()
 
 
-def test_a_caller_with_one_core_leaves_helpers_where_they_are() -> None:
+def test_a_caller_with_one_core_does_not_move_helpers() -> None:
     cores = two_cores()
     pool = Pool(2, in_kernel=True)
     assert helped(pool)

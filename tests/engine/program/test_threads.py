@@ -1,4 +1,4 @@
-"""Families of networks on any number of threads: the same bits, under many requests and forks."""
+"""Networks on any number of threads: the same bits, with many requests and with forks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def family(name: str) -> tuple[sg.Graph, Arrays]:
 
 
 def bits(model: sg.CompiledModel, inputs: Arrays) -> bytes:
-    """Return all that a run gives."""
+    """Return the bytes of all results of a run."""
     results = model(inputs)
     return b"".join(np.asarray(results[k]).tobytes() for k in range(len(results)))
 
@@ -80,7 +80,7 @@ def test_many_callers_while_children_are_forked() -> None:
                 wrong.append(number)
 
     def child(seed: int) -> int:
-        """Run in a forked child: call from two threads, with what the parent's run has left."""
+        """Run in a forked child: call from two threads, with the state that the parent left."""
         callers = [threading.Thread(target=call, args=(seed + k, 10)) for k in range(2)]
         for caller in callers:
             caller.start()

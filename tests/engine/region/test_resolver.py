@@ -44,7 +44,7 @@ def test_shapes_that_differ_are_served_by_a_symbolic_plan() -> None:
     assert sum(chosen.values()) == 4, "a session asks once for the same shapes"
 
 
-def test_a_query_leaves_its_plan_for_the_first_call() -> None:
+def test_the_first_call_uses_the_plan_of_the_query() -> None:
     x = sg.input("x", (3, 4), "float32")
     model = sg.compile_model(sg.Graph([x], [ops.Exp(x)]), "CPU", ONE_THREAD)
     model(rows(3) / 9)
@@ -92,7 +92,7 @@ def test_a_region_that_is_split_says_which_node_was_the_obstacle(
     assert all(part["chosen"] for part in split[0]["parts"])
 
 
-def test_a_node_that_no_kernel_takes_is_counted() -> None:
+def test_a_node_without_a_kernel_is_counted() -> None:
     x = sg.input("x", (2, 2), "float64")
     region = CpuSubgraphOp(
         sg.Graph([x], [ops.Det(ops.Neg(x))]), CpuRegionOptions(), without_weights
@@ -103,7 +103,7 @@ def test_a_node_that_no_kernel_takes_is_counted() -> None:
     assert cause.startswith("Det: ")
 
 
-def test_a_weight_given_as_an_array_is_run_by_the_reference_and_counted() -> None:
+def test_a_weight_passed_as_an_array_is_run_by_the_reference_and_counted() -> None:
     x, w = sg.input("x", (2,), "float32"), sg.parameter("w", np.ones(2, np.float32))
     weight = sg.input("v", (2,), "float32")
     weight.parameter = w.parameter

@@ -32,15 +32,15 @@ def test_a_range_up_to_a_computed_number(device: str) -> None:
     graph = sg.Graph([x], [ops.Neg(numbers), ops.Tanh(x)])
     model = _compile(graph, device)
     for count in (7, 2, 7, 0):
-        given = np.full(600, (count + 0.5) / 600, np.float32)
-        results = model([given])
+        data = np.full(600, (count + 0.5) / 600, np.float32)
+        results = model([data])
         np.testing.assert_array_equal(results[0], -np.arange(count, dtype=np.float32))
-        np.testing.assert_allclose(results[1], np.tanh(given), rtol=1e-5)
+        np.testing.assert_allclose(results[1], np.tanh(data), rtol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_parts_of_parts(device: str) -> None:
-    """The second computed length follows from what the first part gave."""
+    """The second computed length follows from results of the first part."""
     x = sg.input("x", (600,))
     ones = ops.ConstantOfShape(ops.Unsqueeze(_whole(x), np.array([0])), value=np.ones(1, "f4"))
     twice = ops.Concat(ones, ones, axis=0)
@@ -61,16 +61,16 @@ def test_a_weight_that_changes_and_a_profile(device: str) -> None:
     )
     model = _compile(graph, device, ENABLE_PROFILING=True)
     request = model.create_infer_request()
-    given = np.full(600, 2.3 / 600, np.float32)
-    assert len(request.infer([given])[0]) == 4
+    data = np.full(600, 2.3 / 600, np.float32)
+    assert len(request.infer([data])[0]) == 4
     model.parameters["w"].assign(np.float32(4))
-    assert len(request.infer([given])[0]) == 9
+    assert len(request.infer([data])[0]) == 9
     assert {entry.device for entry in request.profile()} == {device}
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_axes_and_diagonals_that_are_inputs_or_computed(device: str) -> None:
-    """They say how a node is computed, not its shape: one plan for each value."""
+    """They decide how a node is computed, not its shape: there is a plan for each value."""
     x, axis = sg.input("x", (3, 4, 4)), sg.input("axis", (), "int64")
     less = ops.Sub(axis, np.int64(1))
     graph = sg.Graph(
@@ -82,13 +82,13 @@ def test_axes_and_diagonals_that_are_inputs_or_computed(device: str) -> None:
         ],
     )
     model = _compile(graph, device)
-    given = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
+    data = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
     for k in (1, 2, 0, 1):
-        results = model([given, np.array(k)])
-        np.testing.assert_allclose(results[0], np.cumsum(given, k), rtol=1e-5, atol=1e-5)
-        turned = np.flip(np.cumsum(np.flip(np.exp(given), k - 1), k - 1), k - 1)
-        np.testing.assert_allclose(results[1], turned, rtol=1e-5)
-        np.testing.assert_array_equal(results[2], np.tril(-given, k - 1))
+        results = model([data, np.array(k)])
+        np.testing.assert_allclose(results[0], np.cumsum(data, k), rtol=1e-5, atol=1e-5)
+        flipped = np.flip(np.cumsum(np.flip(np.exp(data), k - 1), k - 1), k - 1)
+        np.testing.assert_allclose(results[1], flipped, rtol=1e-5)
+        np.testing.assert_array_equal(results[2], np.tril(-data, k - 1))
     placed = sg.default_core().query_model(graph, device)
     assert set(placed) == {node.name for node in graph.nodes}, placed.reasons
 
@@ -100,14 +100,16 @@ def test_an_axis_that_data_decide(device: str) -> None:
     graph = sg.Graph([x], [ops.CumSum(ops.Neg(x), axis)])
     model = _compile(graph, device)
     for scale in (0.5, 2.0, 0.25):
-        given = np.full((5, 600), scale, np.float32)
-        expected = np.cumsum(-given, int(scale > 1))
-        np.testing.assert_allclose(model([given])[0], expected, rtol=1e-5)
+        data = np.full((5, 600), scale, np.float32)
+        expected = np.cumsum(-data, int(scale > 1))
+        np.testing.assert_allclose(model([data])[0], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_follows_a_count_sees_a_shape(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the second count on, a symbolic plan serves the calls, as for inputs of other shapes."""
+def test_parts_after_a_count_depend_on_a_shape(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second count on, a symbolic plan serves the calls."""
     plans: list[Any] = []
     make = concrete_plan.make_plan
     monkeypatch.setattr(concrete_plan, "make_plan", lambda *a: plans.append(a) or make(*a))
@@ -119,10 +121,10 @@ def test_what_follows_a_count_sees_a_shape(device: str, monkeypatch: pytest.Monk
     model = _compile(graph, device)
     rng = np.random.default_rng(0)
     for count in (20, 7, 9, 0, 31, 1, 50, 12):
-        given = np.abs(rng.standard_normal((50, 8)).astype(np.float32)) + 0.1
-        given[rng.permutation(50)[count:]] *= -1
-        results = model([given])
-        chosen = given[given.sum(1) > 0]
+        data = np.abs(rng.standard_normal((50, 8)).astype(np.float32)) + 0.1
+        data[rng.permutation(50)[count:]] *= -1
+        results = model([data])
+        chosen = data[data.sum(1) > 0]
         assert len(chosen) == count
         even = np.full((count, 3), 1 / 3, np.float32)
         np.testing.assert_allclose(results[0], even, rtol=1e-6)
@@ -133,8 +135,8 @@ def test_what_follows_a_count_sees_a_shape(device: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_many_counts_cut_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a detector counts the boxes of each of its classes: however many, one cut serves them."""
+def test_independent_counts_need_one_cut(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A detector counts the boxes of each of its classes; one cut serves all classes."""
     cuts: list[str] = []
 
     def counted(graph: sg.Graph, node: sg.Node, make_op: Any) -> sg.Graph:
@@ -155,9 +157,9 @@ def test_many_counts_cut_once(device: str, monkeypatch: pytest.MonkeyPatch) -> N
     graph = sg.Graph([x], [every, ops.Neg(ops.Gather(every, large, axis=0))])
     model = _compile(graph, device)
     for seed in range(3):
-        given = np.random.default_rng(seed).standard_normal((600, classes)).astype(np.float32)
-        wanted = np.concatenate([k * row[row > 1] for k, row in enumerate(given.T)])
-        results = model([given])
+        data = np.random.default_rng(seed).standard_normal((600, classes)).astype(np.float32)
+        wanted = np.concatenate([k * row[row > 1] for k, row in enumerate(data.T)])
+        results = model([data])
         np.testing.assert_allclose(results[0], wanted, rtol=1e-6)
         np.testing.assert_allclose(results[1], -wanted[wanted > 40], rtol=1e-6)
     if device == "CPU":

@@ -1,4 +1,4 @@
-"""What fusion decided is kept in an exported model: the same graph again, or none."""
+"""Fusions in exported models: an import rebuilds the same graph, or fuses by itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def weight(name: str, *shape: int) -> Any:
 
 
 def net() -> sg.Graph:
-    """Convolutions with epilogues, a chain of elementwise operators, a product with a bias."""
+    """A net of convolutions with epilogues, elementwise operators, and a product with a bias."""
     x = sg.input("x", (1, 4, 8, 8), "float32")
     y = ops.Relu(ops.Conv(x, weight("w", 4, 4, 3, 3), weight("b", 4), pads=[1, 1, 1, 1]))
     z = ops.Relu(ops.Add(ops.Conv(y, weight("v", 4, 4, 1, 1)), x, name="plus"), name="end")
@@ -62,7 +62,7 @@ def no_fusion(*_: Any) -> Any:
     raise AssertionError("nothing has to be fused")
 
 
-def test_what_is_described_is_made_again() -> None:
+def test_a_described_graph_is_rebuilt() -> None:
     op = region(sg.Core().compile_model(net(), "CPU"))
     before = print_graph(op.subgraph, "all")
     entries = describe(op.subgraph, op.fused)
@@ -105,7 +105,7 @@ def test_an_import_does_not_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(region(plain).fused.nodes) > len(region(again).fused.nodes)
 
 
-def test_a_weight_that_fusion_has_read_changes_after_an_import() -> None:
+def test_a_weight_that_the_fusion_depends_on_changes_after_an_import() -> None:
     core = sg.Core()
     again = core.import_model(exported(core.compile_model(net(), "CPU")), "CPU")
     again(X)
@@ -138,7 +138,7 @@ def lies() -> list[Any]:
 
 
 @pytest.mark.parametrize("number", range(len(lies())))
-def test_descriptions_that_lie_with_right_checksums(
+def test_wrong_descriptions_with_valid_checksums(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = sg.Core()

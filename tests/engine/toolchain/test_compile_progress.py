@@ -1,4 +1,4 @@
-"""What is told of compilation while it goes on: counts, to a callback, a terminal or a notebook."""
+"""Progress of compilation: counts for a callback, a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KERNELS = [Kernel(MODULE, "nested"), Kernel(MODULE, "count"), Kernel(MODULE, "bu
 
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty cache, and a process that has compiled nothing."""
+    """Use an empty cache and statistics of a process that has compiled nothing."""
     monkeypatch.setenv("SUBGRAPH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(toolchain, "statistics", toolchain.Statistics())
     monkeypatch.setattr(compile_display, "_shown", 0)
@@ -40,7 +40,7 @@ class ZMQInteractiveShell:
     """Named as the shell of a notebook."""
 
 
-def test_a_callback_is_told_counts() -> None:
+def test_a_callback_receives_counts() -> None:
     events: list[sg.CompileEvent] = []
     end = sg.watch_compilation(events.append)
     try:
@@ -57,7 +57,7 @@ def test_a_callback_is_told_counts() -> None:
     assert (events[-1].done, events[-1].total) == (4, 4)
 
 
-def test_a_kernel_that_cannot_be_compiled_is_not_waited_for() -> None:
+def test_a_kernel_that_cannot_be_compiled_is_not_expected() -> None:
     events: list[sg.CompileEvent] = []
     end = sg.watch_compilation(events.append)
     try:
@@ -86,7 +86,7 @@ def test_counts_are_shown_in_one_line(where: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("why", ["a file", "a listener"])
-def test_nothing_is_shown_where_nobody_looks(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_to_other_streams(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(why == "a listener")
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr(toolchain.statistics, "announced", True)

@@ -1,4 +1,4 @@
-"""Numba's internals as kernels use them: what they leave in place, and how to go without."""
+"""Numba's internals: they are restored after a compilation, and are not indispensable."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def attributes() -> list[Any]:
     return [vars(kind).get(name) for kind, names in CHANGED for name in names]
 
 
-def test_a_kernel_may_ask_more_of_numba_than_ours_do() -> None:
+def test_a_kernel_that_needs_all_of_numba() -> None:
     assert ran(Kernel("tests.support.engine.kernels", "all_of_numba", bias=1.5), 3.0) == 34.5
 
 
@@ -89,7 +89,7 @@ def test_numba_is_left_as_it_was(tmp_path: Path) -> None:
 
 @pytest.fixture
 def public(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let numba have no internals; return the names of the kernels that are compiled without."""
+    """Hide numba's internals; return the names of the kernels that are compiled without them."""
     compiled: list[str] = []
     lower = compiler._lower_by_cfunc
 

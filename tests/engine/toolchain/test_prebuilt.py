@@ -1,4 +1,4 @@
-"""Kernels that come compiled: who uses them, what is stale, damaged or not to be trusted."""
+"""Prebuilt kernels: which machines use them, and stale, damaged and untrusted packs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def user_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with a kernel that adds what another of its modules says."""
+    """A package with a kernel that adds a constant of another of its modules."""
     package = tmp_path / "user_kernels"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -83,7 +83,7 @@ prebuild.write_level(Path(sys.argv[1]), level, codes, texts)
 
 
 def python(script: str, package: Path, cache: str, folder: Path | None, *args: str) -> Any:
-    """Run a script in a process of its own, with a cache and a folder of prebuilt kernels."""
+    """Run a script in another process, with a cache and a folder of prebuilt kernels."""
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(package.parent), str(ROOT)]),
@@ -116,7 +116,7 @@ def test_prebuilt_kernels_are_used_on_a_fresh_machine(user_kernels: Path, pack: 
     assert not list((user_kernels.parent / "fresh").rglob("*.sgk"))
 
 
-def test_kernels_of_changed_sources_are_compiled_and_that_is_said(
+def test_kernels_of_changed_sources_are_compiled_with_a_warning(
     user_kernels: Path, pack: Path
 ) -> None:
     (user_kernels / "numbers.py").write_text("STEP = 40\n")  # not the kernel's own module
@@ -135,7 +135,7 @@ def rewritten(pack: Path, **changes: Any) -> None:
     prebuilt.write_manifest(pack, manifest, body)
 
 
-def test_kernels_of_another_compiler_are_not_used_and_that_is_said(
+def test_kernels_of_another_compiler_are_not_used_with_a_warning(
     user_kernels: Path, pack: Path
 ) -> None:
     manifest = prebuilt.Pack(pack).manifest
@@ -161,7 +161,9 @@ def test_a_damaged_file_is_refused(where: str, user_kernels: Path, pack: Path) -
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are others here")
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_others_can_write_is_not_used(what: str, user_kernels: Path, pack: Path) -> None:
+def test_packs_that_others_can_write_are_not_used(
+    what: str, user_kernels: Path, pack: Path
+) -> None:
     (pack if what == "file" else pack.parent).chmod(0o666 if what == "file" else 0o777)
     (value, compiled, _), said = first_run(user_kernels, pack)
     assert (value, compiled) == (3, 2)
@@ -209,7 +211,7 @@ def test_kernels_are_compiled_for_another_architecture(
     assert {"syscall", "sched_getcpu"} <= set(made[1].needs)
 
 
-def test_one_file_holds_the_same_code_once(tmp_path: Path) -> None:
+def test_a_pack_contains_equal_code_once(tmp_path: Path) -> None:
     codes = {f"{k:032x}": ObjectCode((), b"code" * 99, 0) for k in range(4)}
     path = tmp_path / "x.pack"
     prebuilt.write_pack(path, LEVELS[0], {}, {}, codes)
@@ -218,10 +220,10 @@ def test_one_file_holds_the_same_code_once(tmp_path: Path) -> None:
     assert [opened.read(key) for key in codes] == list(codes.values())
 
 
-@pytest.mark.parametrize("told", [b"[]", b"{}", b'{"kernels": {"a": [1]}}', b"\xff", b"null"])
-def test_a_manifest_of_something_else_is_refused(told: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"kernels": {"a": [1]}}', b"\xff", b"null"])
+def test_a_wrong_manifest_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.pack"
-    prebuilt_files.write_raw(path, told, b"")
+    prebuilt_files.write_raw(path, content, b"")
     with pytest.raises(KernelError, match="damaged"):
         prebuilt.Pack(path)
 
@@ -251,7 +253,7 @@ def test_processes_compile_for_the_level_whatever_machine_this_is(
 def test_code_is_compiled_once_for_the_levels_that_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What asks for no instruction of a higher level stands in the file of the lowest alone."""
+    """Code that queries no feature of a higher level is in the pack of the lowest level only."""
     bytes_ = Kernel("subgraph.engine.program.walker_kernels", "spin")
     wanted = [level for level in LEVELS if level.name.startswith("x86-64-v4")][:2]
     if host.architecture() != "x86_64":

@@ -30,7 +30,7 @@ from subgraph.system.objectcache import ObjectCode
 from tests.support.engine.kernels import powers
 
 ROOT = Path(__file__).parents[3]
-# Where kernels are kept so that they need no linker.
+# Platforms on which kernels are cached as images, which need no linker.
 IMAGES = sys.platform.startswith("linux") and host.architecture() == "x86_64"
 # Runs one kernel and says what that took.
 SCRIPT = """
@@ -110,7 +110,7 @@ def damage(raw: bytes, how: str) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["empty", "short", "flipped", "foreign"])
-def test_a_damaged_entry_is_made_anew(how: str, folder: Path) -> None:
+def test_a_damaged_entry_is_replaced(how: str, folder: Path) -> None:
     variant = {"empty": 4, "short": 8, "flipped": 16, "foreign": 32}[how]
     kernel = Kernel("tests.support.engine.kernels", "scale", lanes=variant)
     key = toolchain.cache_key(kernel, host.isa())
@@ -135,7 +135,7 @@ def entry(key: str, needs: list[str], data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["other key", "forbidden call", "no object"])
-def test_a_well_formed_but_wrong_entry_is_made_anew(kind: str, folder: Path) -> None:
+def test_a_well_formed_but_wrong_entry_is_replaced(kind: str, folder: Path) -> None:
     kernel = Kernel("tests.support.engine.kernels", "burn")
     key = toolchain.cache_key(kernel, host.isa())
     path = folder / "kernels" / key[:2] / f"{key}.sgk"
@@ -154,8 +154,8 @@ def test_a_well_formed_but_wrong_entry_is_made_anew(kind: str, folder: Path) -> 
 
 
 def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
-    crowd = [start(tmp_path) for _ in range(2)]
-    for process in crowd:
+    processes = [start(tmp_path) for _ in range(2)]
+    for process in processes:
         compiled, loaded, _ = finish(process)
         assert compiled + loaded in (2, 3)
     assert len(entries(tmp_path)) == 3
@@ -236,15 +236,15 @@ def test_the_key_depends_on_how_kernels_are_compiled(monkeypatch: pytest.MonkeyP
     assert "another subgraph.engine.toolchain.compiler" in after
 
 
-def test_vectors_on_the_stack_lie_in_one_cache_line() -> None:
+def test_spilled_vectors_are_aligned() -> None:
     isa = host.isa()
     if host.architecture() != "x86_64" or isa.vector_bytes < 32:
         pytest.skip(f"{isa.name}: the stack is aligned to vectors as it is")
     kernel = powers(dtype="float32", lanes=isa.vector_bytes)  # more than registers hold
     _, text = object_and_assembly(kernel, "kernel", isa)
-    kept = re.findall(r"vmov(.)\w+\s+%[yz]mm\d+, -?\w*\(%r[sb]p\)", text)
-    assert "a" in kept
-    assert "u" not in kept
+    found = re.findall(r"vmov(.)\w+\s+%[yz]mm\d+, -?\w*\(%r[sb]p\)", text)
+    assert "a" in found
+    assert "u" not in found
 
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,8 +418,8 @@ def test_images_run_as_what_llvm_links() -> None:
 
 
 @pytest.mark.parametrize(("start", "needs"), [(-1, ()), (99, ()), (0, ("exp",) * 99)])
-def test_code_that_does_not_hold_together_is_not_loaded(start: int, needs: tuple[str, ...]) -> None:
-    """Found by fuzzing: a start outside of the code was jumped to."""
+def test_inconsistent_code_is_not_loaded(start: int, needs: tuple[str, ...]) -> None:
+    """Found by fuzzing: the loader jumped to a start outside of the code."""
     with pytest.raises(loader.KernelError, match="damaged"):
         loader.load([("entry", ObjectCode(needs, bytes(99), start))])
 
@@ -439,7 +439,7 @@ def test_objects_that_are_no_image_are_left_to_llvm() -> None:
     assert loader.load([("entry", code)]) != [0]
 
 
-def test_the_processor_is_asked_once_for_a_machine(
+def test_the_processor_is_queried_once_for_a_machine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     description = folder / "cpuinfo"
@@ -457,12 +457,12 @@ def test_the_processor_is_asked_once_for_a_machine(
         description.write_text(f"processor : 0\ncpu MHz : {megahertz}\nflags : avx\n")
         assert processor.processor(description) == ("some", {"avx": True, "fma": False})
     assert len(asked) == 1
-    [kept] = (folder / "kernels").iterdir()
-    good = kept.read_text()
+    [found] = (folder / "kernels").iterdir()
+    good = found.read_text()
     for bad in ("", good[:-5], good.replace("some", "same")):
-        kept.write_text(bad)
+        found.write_text(bad)
         assert processor.processor(description).name == "some"
-        assert kept.read_text() == good
+        assert found.read_text() == good
     description.write_text("processor : 0\nflags : avx sse\n")
     processor.processor(description)
     assert len(asked) == 5
@@ -485,7 +485,7 @@ def test_host_facts() -> None:
     assert host.isa().name in host.available_isas()
 
 
-CROWD = """
+WORKERS = """
 import json, sys
 from subgraph.engine.toolchain import toolchain, compile_workers
 from subgraph.engine.toolchain.kernel import Kernel
@@ -502,12 +502,12 @@ print(json.dumps([made, done.compiled, done.loaded, len(addresses), len(events)]
 
 
 def test_many_kernels_are_compiled_by_several_processes(tmp_path: Path) -> None:
-    assert finish(start(tmp_path, CROWD)) == [7, 7, 7, 7, 14]
+    assert finish(start(tmp_path, WORKERS)) == [7, 7, 7, 7, 14]
     assert len(entries(tmp_path)) == 7
-    assert finish(start(tmp_path, CROWD)) == [0, 0, 7, 7, 0]
+    assert finish(start(tmp_path, WORKERS)) == [0, 0, 7, 7, 0]
 
 
-BAD_CROWD = """
+BAD_WORKERS = """
 import json
 from subgraph.engine.toolchain import toolchain, compile_workers
 from subgraph.engine.toolchain.kernel import Kernel
@@ -520,8 +520,8 @@ except toolchain.KernelError as error:
 """
 
 
-def test_an_error_in_a_crew_reaches_the_caller(tmp_path: Path) -> None:
-    message, _ = finish(start(tmp_path, BAD_CROWD))
+def test_an_error_in_a_worker_reaches_the_caller(tmp_path: Path) -> None:
+    message, _ = finish(start(tmp_path, BAD_WORKERS))
     assert message.startswith("tests.support.engine.kernels.broken(): cannot be compile")
 
 
