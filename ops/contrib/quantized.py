@@ -269,24 +269,19 @@ def _scaled_sums(
     return floats if bias is None else call.Add(floats, bias, requires="one_row")
 
 
-def _require_column_scales(scale: Tensor) -> None:
-    """Require one scale of B, or one for each of its columns."""
-    single = scale.rank < 2 or scale.shape[scale.rank - 2] == 1
-    require(single, "b_scale has shape {}; it has one row", list(scale.shape))
-
-
 def integer_to_float_operands(
     node: Node, _a: Tensor, _b: Tensor, _a_scale: Tensor, b_scale: Tensor, *_: Tensor | None
 ) -> None:
     """Raise ShapeError unless B has one scale, or one for each of its columns."""
-    _require_column_scales(b_scale)
+    single = b_scale.rank < 2 or b_scale.shape[b_scale.rank - 2] == 1
+    require(single, "b_scale has shape {}; it has one row", list(b_scale.shape))
 
 
 def dynamic_quantize_operands(
     node: Node, _a: Tensor, _b: Tensor, b_scale: Tensor, *_: Tensor | None
 ) -> None:
     """Raise ShapeError unless B has one scale, or one for each of its columns."""
-    _require_column_scales(b_scale)
+    integer_to_float_operands(node, _a, _b, b_scale, b_scale)
 
 
 @function(

@@ -6,6 +6,8 @@ Operands that do not have a kernel's layout are converted to scratch memory firs
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import attrs
 
@@ -144,21 +146,26 @@ def _direct_weight(job: Job, of: Tiles, together: int, *, plain: bool) -> Weight
     return job.weight(recipe, direct_weights(job.g, of, together, plain))
 
 
+@contextmanager
+def _blocked_output(job: Job) -> Generator[tuple[Argument, Argument]]:
+    """Give the memory of the output and the residual, blocked; then convert the output."""
+    low, of = job.low, job.of
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    yield y, residual
+    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
 def _direct(job: Job, *, plain: bool) -> None:
     low, of = job.low, weight_tiles(job.of, job.low, job.w)
     together = merged(job.g, of.lanes)
     constant = job.w.constant
     weight = _direct_weight(job, of, together, plain=plain) if constant else _packed(job)
-    g = merge(job.g, together)
+    g = merge(job.g, together).folded()
     x = job.x if plain else blocked(low, of, job.x)
-    residual = 0 if job.residual is None else blocked(low, of, job.residual)
-    y = blocked_target(low, of, job.y)
-    out = DirectOutput(y, residual, (1, 1, 1), 0)
-    emit_direct(
-        low, of, g.folded(), x, weight, _bias(job), out, job.act, plain=plain,
-        flops=job.g.flops,
-    )  # fmt: skip
-    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    with _blocked_output(job) as (y, residual):
+        out = DirectOutput(y, residual, (1, 1, 1), 0)
+        emit_direct(low, of, g, x, weight, _bias(job), out, job.act, plain=plain, flops=job.g.flops)
 
 
 def _banded(job: Job) -> None:
@@ -169,26 +176,21 @@ def _banded(job: Job) -> None:
     weight = job.weight(recipe, band_weights(job.g, of))
     g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
     x = blocked(low, of, job.x)
-    residual = 0 if job.residual is None else blocked(low, of, job.residual)
-    y = blocked_target(low, of, job.y)
-    out = DirectOutput(y, residual, (1, 1, 1), 0)
-    bias = _bias(job)
-    emit_direct(
-        low, of, g.folded(), x, weight, bias, out, job.act, plain=False, table=table,
-        flops=job.g.flops,
-    )  # fmt: skip
-    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    with _blocked_output(job) as (y, residual):
+        out = DirectOutput(y, residual, (1, 1, 1), 0)
+        emit_direct(
+            low, of, g.folded(), x, weight, _bias(job), out, job.act, plain=False, table=table,
+            flops=job.g.flops,
+        )  # fmt: skip
 
 
 def _depthwise(job: Job) -> None:
     low, of, g = job.low, job.of, job.g
     weight = job.weight(f"conv depthwise {of.lanes}", depthwise_weights(of))
     x = blocked(low, of, job.x)
-    residual = 0 if job.residual is None else blocked(low, of, job.residual)
-    y = blocked_target(low, of, job.y)
-    out = DirectOutput(y, residual, (1, 1, 1), 0)
-    emit_depthwise(low, of, g, x, weight, _bias(job), out, job.act)
-    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    with _blocked_output(job) as (y, residual):
+        out = DirectOutput(y, residual, (1, 1, 1), 0)
+        emit_depthwise(low, of, g, x, weight, _bias(job), out, job.act)
 
 
 def _winograd(job: Job, m: int, stride: int) -> None:
@@ -205,19 +207,16 @@ def _winograd_on_the_fly(job: Job, m: int) -> None:
     """Run Winograd's algorithm; each run transforms the weights, some outputs at a time."""
     low, of, g = job.low, job.of, job.g
     x = blocked(low, of, job.x)
-    residual = 0 if job.residual is None else blocked(low, of, job.residual)
-    y = blocked_target(low, of, job.y)
-    bias = _bias(job)
-    part = on_the_fly_outputs(of, g, m)
-    for first in range(0, g.outputs, part):
-        few = attrs.evolve(g, outputs=min(part, g.outputs - first))
-        weight = _values(job, few, first, m)
-        emit_winograd(
-            low, of, few, x, weight, bias, residual, y, job.act, m,
-            point_padding=_POINT_PADDING_BYTES, first_block=first // of.lanes,
-            total_outputs=g.outputs,
-        )  # fmt: skip
-    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    bias, part = _bias(job), on_the_fly_outputs(of, g, m)
+    with _blocked_output(job) as (y, residual):
+        for first in range(0, g.outputs, part):
+            few = attrs.evolve(g, outputs=min(part, g.outputs - first))
+            weight = _values(job, few, first, m)
+            emit_winograd(
+                low, of, few, x, weight, bias, residual, y, job.act, m,
+                point_padding=_POINT_PADDING_BYTES, first_block=first // of.lanes,
+                total_outputs=g.outputs,
+            )  # fmt: skip
 
 
 def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
@@ -273,11 +272,8 @@ def _polyphase(job: Job) -> None:
 
 def _by_winograd(job: Job, g: Geometry, x: Argument, weight: Argument, m: int) -> None:
     """Emit Winograd's convolution of ``x`` (blocked) and the conversions of the other operands."""
-    low, of = job.low, job.of
-    residual = 0 if job.residual is None else blocked(low, of, job.residual)
-    y = blocked_target(low, of, job.y)
-    emit_winograd(low, of, g, x, weight, _bias(job), residual, y, job.act, m)
-    convert_output(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    with _blocked_output(job) as (y, residual):
+        emit_winograd(job.low, job.of, g, x, weight, _bias(job), residual, y, job.act, m)
 
 
 def _generic(job: Job) -> None:
@@ -291,33 +287,25 @@ def _generic(job: Job) -> None:
     part = max(of.width, min(8 * of.width, round_up(g.pixels, of.lanes)))
     while part > of.width and part * depth * of.item > caches().l2 // 2:
         part = max(of.width, round_up(part // 2, of.lanes))
-    scratch: Argument = 0
-    scratch_bytes = 0
-    if not in_place:
-        scratch = low.scratch(depth * part * of.item, per_worker=True)
-        scratch_bytes = scratch.nbytes
+    scratch = None if in_place else low.scratch(depth * part * of.item, per_worker=True)
     image_in = g.groups * g.inputs * math.prod(g.source) * of.item
     image_out = g.groups * g.outputs * g.pixels * of.item
-    bias: Argument = 0 if job.bias is None else job.bias
     arguments = GenericArguments(
         x=x,
         weights=job.w,
         y=y,
-        bias=bias,
+        bias=job.bias or 0,
         residual=residual,
         groups=g.groups,
         inputs=g.inputs,
         outputs=g.outputs,
         **g.arguments(),
         tile=of.contraction(),
-        activation=job.act.kernel,
-        flags=job.act.flags,
-        low=job.act.low,
-        high=job.act.high,
+        **job.act.arguments(),
         masked_tile=of.contraction(masked=True),
         pixels=part,
-        scratch=scratch,
-        scratch_bytes=scratch_bytes,
+        scratch=scratch or 0,
+        scratch_bytes=scratch.nbytes if scratch else 0,
         x_image=image_in,
         y_image=image_out,
         residual_image=image_out,

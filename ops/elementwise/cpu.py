@@ -472,7 +472,7 @@ def temporary(low: Lowering, dtype: str, shape: Sequence[int]) -> Operand:
 
 
 def emit_cast(low: Lowering, x: Operand, y: Operand) -> None:
-    """Emit the conversion of ``x`` to the dtype of ``y``.
+    """Emit the conversion of ``x`` to the dtype of ``y``; nothing if they are one operand.
 
     Args:
         low: The lowering that gets the step.
@@ -482,9 +482,26 @@ def emit_cast(low: Lowering, x: Operand, y: Operand) -> None:
     Raises:
         Unsupported: The kernels do not take one of the dtypes.
     """
+    if x is y:
+        return
     e = Expression()
     result = e.cast(e.input(x.dtype), y.dtype)
     emit_expression(low, e, [source(x, y.shape)], [(result, y)])
+
+
+def widened(low: Lowering, x: Operand, y: Operand, dtype: str = "") -> tuple[Operand, Operand]:
+    """Return an input, and memory for an output, in the dtype in which a kernel computes.
+
+    The caller ends with ``emit_cast(low, memory, y)``.
+
+    Args:
+        low: The lowering that gets the conversion of the input.
+        x: The input.
+        y: The output.
+        dtype: The kernel's dtype; "": float64 for a float64 input, else float32.
+    """
+    dtype = dtype or ("float64" if x.dtype == "float64" else "float32")
+    return cast_to(low, x, dtype), y if y.dtype == dtype else temporary(low, dtype, y.shape)
 
 
 def cast_to(low: Lowering, x: Operand, dtype: str) -> Operand:

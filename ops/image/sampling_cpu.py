@@ -11,7 +11,7 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, low
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.requirements import decoded
-from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
+from subgraph.ops.elementwise.cpu import cast_to, emit_cast, widened
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import tiles
@@ -33,13 +33,6 @@ _TAPS = {"linear": 2, "cubic": 4}
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
-def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
-    """Return input and output in a dtype in which the kernels compute."""
-    if x.dtype in ("float32", "float64"):
-        return x, y
-    return cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
-
-
 @lowering("RoiAlign", dtypes=FLOATS)
 def roi_align(node: Node, low: Lowering) -> None:
     """Lower RoiAlign; a work unit is a block of channels of a region, for maxima one channel."""
@@ -48,7 +41,7 @@ def roi_align(node: Node, low: Lowering) -> None:
         return
     if x.size == 0:
         raise Unsupported("RoiAlign of an empty image")
-    converted, result = _work(low, x, y)
+    converted, result = widened(low, x, y)
     regions = cast_to(low, low.input(1), converted.dtype)
     emit_range_check(low, numbers, "batch_indices", 0, x.shape[0] - 1)
     images = cast_to(low, numbers, "int64")
@@ -88,8 +81,7 @@ def roi_align(node: Node, low: Lowering) -> None:
         low.emit(kernel, arguments, y.size // bins, grain=grain, bytes=4 * y.nbytes)
     else:
         _emit_averages(low, converted, y, common, grain)
-    if result is not y:
-        emit_cast(low, result, y)
+    emit_cast(low, result, y)
 
 
 def _emit_averages(
@@ -127,7 +119,7 @@ def max_roi_pool(node: Node, low: Lowering) -> None:
         return
     if x.size == 0:
         raise Unsupported("MaxRoiPool of an empty image")
-    converted, result = _work(low, x, y)
+    converted, result = widened(low, x, y)
     rois = cast_to(low, low.input(1), converted.dtype)
     emit_range_check(low, rois, "rois", 0, x.shape[0] - 1, step=5)
     arguments = MaxRoiPoolArguments(
@@ -151,8 +143,7 @@ def max_roi_pool(node: Node, low: Lowering) -> None:
         grain=max(1, _MIN_PIXELS_PER_THREAD // (4 * bins)),
         bytes=x.nbytes,
     )
-    if result is not y:
-        emit_cast(low, result, y)
+    emit_cast(low, result, y)
 
 
 @lowering("GridSample", dtypes=FLOATS)
@@ -165,7 +156,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
     large = math.prod(x.shape[2:]) >= 1 << 31 or any(n > _MAX_EXACT_FLOAT32 for n in x.shape[2:])
     if x.size == 0 or not 1 <= rank <= 3 or large:
         raise Unsupported(f"GridSample of {x.shape}")
-    converted, result = _work(low, x, y)
+    converted, result = widened(low, x, y)
     grid = low.input(1)
     grid = grid if grid.dtype in ("float32", "float64") else cast_to(low, grid, "float32")
     places = math.prod(y.shape[2:])
@@ -212,5 +203,4 @@ def grid_sample(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * y.nbytes)
     if blocks:
         convert_output(low, of, result, target)
-    if result is not y:
-        emit_cast(low, result, y)
+    emit_cast(low, result, y)

@@ -25,11 +25,9 @@ def blocked(low: Lowering, of: Tiles, operand: Operand) -> Argument:
         of: The contraction tiles; their lanes are the channels of a block.
         operand: An input, ``[N, C, *spatial]``.
     """
-    if operand.layout == "blocked" or _same_bytes(operand, of):
-        return operand
-    low_bytes = operand.shape[0] * round_up(operand.shape[1], of.lanes)
-    target = low.scratch(low_bytes * math.prod(operand.shape[2:]) * of.item)
-    _emit_conversion(low, of, "to_blocked", operand, target, operand.shape)
+    target = blocked_target(low, of, operand)
+    if target is not operand:
+        _emit_conversion(low, of, "to_blocked", operand, target, operand.shape)
     return target
 
 
@@ -41,10 +39,9 @@ def plain(low: Lowering, of: Tiles, operand: Operand) -> Operand | Scratch:
         of: The contraction tiles; their lanes are the channels of a block.
         operand: An input, ``[N, C, *spatial]``.
     """
-    if operand.layout == "plain" or _same_bytes(operand, of):
-        return operand
-    target = low.scratch(operand.size * of.item)
-    _emit_conversion(low, of, "to_plain", operand, target, operand.shape)
+    target = plain_target(low, of, operand)
+    if target is not operand:
+        _emit_conversion(low, of, "to_plain", operand, target, operand.shape)
     return target
 
 
@@ -62,7 +59,7 @@ def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
     return low.scratch(channels * math.prod(operand.shape[2:]) * of.item)
 
 
-def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:
+def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Operand | Scratch:
     """Return memory for an output in the plain layout: its own, or scratch for `convert_output`.
 
     Args:

@@ -23,6 +23,7 @@ from subgraph.ops.elementwise.cpu import (
     emit_expression,
     source,
     temporary,
+    widened,
 )
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.shared.strides import normal_axis
@@ -37,11 +38,6 @@ from .arguments import (
 _MIN_ELEMENTS_PER_THREAD = 8192  # estimate: more work than starting a thread
 
 
-def _work_dtype(operand: Operand) -> str:
-    """Return the dtype in which an operand is normalized."""
-    return operand.dtype if operand.dtype in ("float32", "float64") else "float32"
-
-
 @lowering("LayerNormalization", "RMSNormalization", dtypes=FLOATS)
 def rows(node: Node, low: Lowering) -> None:
     """Lower LayerNormalization and RMSNormalization."""
@@ -53,9 +49,8 @@ def rows(node: Node, low: Lowering) -> None:
     size = math.prod(shape)
     if x.size == 0:
         raise Unsupported(f"{node.op_type} of an empty tensor")
-    work = _work_dtype(x)
-    result = y if work == x.dtype else temporary(low, work, y.shape)
-    given = cast_to(low, x, work)
+    converted, result = widened(low, x, y)
+    work = converted.dtype
     factor = _one_row(low, scale, shape, work)
     shift = None if bias is None else _one_row(low, bias, shape, work)
     # The kernel stores statistics in the work dtype; for another stash_type there is no kernel.
@@ -65,7 +60,7 @@ def rows(node: Node, low: Lowering) -> None:
         if stat is not None and stat.dtype != work:
             raise Unsupported(f"{node.op_type} with statistics of {stat.dtype}")
     arguments = RowNormArguments(
-        x=given,
+        x=converted,
         y=result,
         scale=factor,
         bias=shift or 0,
@@ -84,9 +79,8 @@ def rows(node: Node, low: Lowering) -> None:
     )
     grain = max(1, _MIN_ELEMENTS_PER_THREAD // size)
     low.emit(kernel, arguments, x.size // size, grain=grain, flops=8 * x.size, bytes=2 * x.nbytes)
-    if result is not y:
-        emit_cast(low, result, y)
-    else:
+    emit_cast(low, result, y)
+    if result is y:
         read = [(o, o.shape) for o in (x, factor, shift) if o is not None]
         allow_in_place(low, y, x, read)
 
@@ -124,16 +118,15 @@ def groups(node: Node, low: Lowering) -> None:
         count = int(node.attrs["num_groups"])
         per_group = low.input(1).size == count and 0 < node.version < 21
         steps = (0, 1) if per_group else (1, channels // count)
-    work = _work_dtype(x)
-    result = y if work == x.dtype else temporary(low, work, y.shape)
-    operands = [cast_to(low, o, work) for o in (x, low.input(1), low.input(2))]
+    converted, result = widened(low, x, y)
+    work = converted.dtype
     epsilon = float(node.attrs.get("epsilon", 1e-5))
     size = channels // count
     arguments = GroupNormArguments(
-        x=operands[0],
+        x=converted,
         y=result,
-        scale=operands[1],
-        bias=operands[2],
+        scale=cast_to(low, low.input(1), work),
+        bias=cast_to(low, low.input(2), work),
         groups=count,
         channels=size,
         pixels=pixels,
@@ -153,8 +146,7 @@ def groups(node: Node, low: Lowering) -> None:
         flops=8 * x.size,
         bytes=2 * x.nbytes,
     )
-    if result is not y:
-        emit_cast(low, result, y)
+    emit_cast(low, result, y)
 
 
 def _factor(scale: Array, variance: Array, *, epsilon: float, dtype: str) -> Array:
@@ -187,7 +179,7 @@ def batch_normalization(node: Node, low: Lowering) -> None:
     e = Expression()
     term = e.input(x.dtype)
     if all(operand.constant for operand in (scale, bias, mean, variance)):
-        work = _work_dtype(x)
+        work = "float64" if x.dtype == "float64" else "float32"
         recipe = f"{epsilon!r} {work}"
         make = partial(_factor, epsilon=epsilon, dtype=work)
         factor = low.weight(f"batch_norm_factor {recipe}", make, scale, variance)
@@ -229,10 +221,10 @@ def lower_lrn(node: Node, low: Lowering) -> None:
     size = int(node.attrs["size"])
     before, after = (size - 1) // 2, size // 2
     pixels, beta = math.prod(x.shape[2:]), float(node.attrs.get("beta", 0.75))
-    work = _work_dtype(x)
-    result = y if work == x.dtype else temporary(low, work, y.shape)
+    converted, result = widened(low, x, y)
+    work = converted.dtype
     common: dict[str, Any] = {
-        "x": cast_to(low, x, work),
+        "x": converted,
         "y": result,
         "pixels": pixels,
         "alpha": float(node.attrs.get("alpha", 1e-4)) / size,
@@ -259,5 +251,4 @@ def lower_lrn(node: Node, low: Lowering) -> None:
         flops=(size + 8) * x.size,
         bytes=2 * x.nbytes,
     )
-    if result is not y:
-        emit_cast(low, result, y)
+    emit_cast(low, result, y)

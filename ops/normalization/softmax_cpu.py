@@ -7,7 +7,7 @@ import math
 from subgraph.engine.planner.lowering import Lowering, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
+from subgraph.ops.elementwise.cpu import emit_cast, widened
 from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import SoftmaxArguments
@@ -25,37 +25,24 @@ def softmax(node: Node, low: Lowering) -> None:
     axis = normal_axis(int(node.attrs.get("axis", 1 if old else -1)), x.rank)
     size = math.prod(x.shape[axis:]) if old else (x.shape[axis] if x.rank else 1)
     inner = 1 if old else math.prod(x.shape[axis + 1 :])
-    work = x.dtype if x.dtype in ("float32", "float64") else "float32"
-    result = y if work == x.dtype else temporary(low, work, y.shape)
-    given = cast_to(low, x, work)
-    lanes = low.lanes(work)
-    log = node.op_type == "LogSoftmax"
-    half_precision = "" if work == x.dtype else x.dtype
+    converted, result = widened(low, x, y)
+    lanes = low.lanes(converted.dtype)
     if inner == 1:
-        kernel = Kernel(
-            "subgraph.ops.normalization.softmax_kernels",
-            "rows",
-            dtype=work,
-            lanes=lanes,
-            log=log,
-            half_precision=half_precision,
-        )
-        units, cost = x.size // size, size
+        name, units, cost = "rows", x.size // size, size
     else:
         # Four vectors at a time: whole cache lines, and independent work to hide latency.
         lanes *= 4 if inner >= 4 * lanes else 1
-        kernel = Kernel(
-            "subgraph.ops.normalization.softmax_kernels",
-            "columns",
-            dtype=work,
-            lanes=lanes,
-            log=log,
-            half_precision=half_precision,
-        )
-        tiles = -(-inner // lanes)
-        units = x.size // (size * inner) * tiles
-        cost = size * lanes
-    arguments = SoftmaxArguments(x=given, y=result, size=size, inner=inner)
+        units = x.size // (size * inner) * -(-inner // lanes)
+        name, cost = "columns", size * lanes
+    kernel = Kernel(
+        "subgraph.ops.normalization.softmax_kernels",
+        name,
+        dtype=converted.dtype,
+        lanes=lanes,
+        log=node.op_type == "LogSoftmax",
+        half_precision="" if converted is x else x.dtype,
+    )
+    arguments = SoftmaxArguments(x=converted, y=result, size=size, inner=inner)
     low.emit(
         kernel,
         arguments,
@@ -64,7 +51,6 @@ def softmax(node: Node, low: Lowering) -> None:
         flops=20 * x.size,
         bytes=2 * x.nbytes,
     )
-    if result is not y:
-        emit_cast(low, result, y)
-    else:
+    emit_cast(low, result, y)
+    if result is y:
         low.in_place(y, x)

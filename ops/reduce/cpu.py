@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import attrs
 import numpy as np
 
 from subgraph.dtypes import FLOATS
@@ -13,14 +14,21 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger
 from subgraph.graph.types import numpy_dtype
-from subgraph.ops.elementwise.cpu import cast_to, emit_cast, emit_expression, source, temporary
+from subgraph.ops.elementwise.cpu import (
+    cast_to,
+    emit_cast,
+    emit_expression,
+    source,
+    temporary,
+    widened,
+)
 from subgraph.ops.elementwise.expressions import INTEGERS, Expression
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.cpu import known, known_ints
 from subgraph.ops.movement.layout_conversion import blocked_target, convert_output
 from subgraph.ops.pool.cpu import emit_global_pool
-from subgraph.ops.shared.strides import collapse, contiguous, normal_axis
+from subgraph.ops.shared.strides import Ints, collapse, contiguous, normal_axis
 from subgraph.ops.shared.tile_planning import tiles
 
 from .arguments import ArgMinMaxArguments, CumulativeArguments, ReductionArguments
@@ -51,7 +59,33 @@ def reduced_axes(low: Lowering, rank: int) -> list[int]:
     return [normal_axis(axis, rank) for axis in axes]
 
 
-@primitive
+@attrs.frozen(eq=False)
+class Reduction:
+    """A reduction of at least one element, its dimensions merged as far as possible.
+
+    Attributes:
+        op: An operation of `subgraph.ops.reduce.kernels.rows`.
+        x: The input.
+        y: The results in row-major order of the axes that are not reduced.
+        shifts: For "sumexp" what is subtracted before exp, with y's elements; else None.
+        dtype: The dtype as which elements are read.
+        count: Elements that are reduced to one.
+        dims: Sizes of the merged dimensions.
+        steps: Elements of x between neighbours along them.
+        kept: For each of them whether it is not reduced.
+    """
+
+    op: str
+    x: Operand
+    y: Operand
+    shifts: Operand | None
+    dtype: str
+    count: int
+    dims: Ints
+    steps: Ints
+    kept: Sequence[bool]
+
+
 def emit_reduction(
     low: Lowering,
     op: str,
@@ -83,34 +117,43 @@ def emit_reduction(
     marks = contiguous([1 if d in axes else n for d, n in enumerate(x.shape)])
     marks = tuple(0 if d in axes else m for d, m in enumerate(marks))
     dims, (steps, kinds) = collapse(x.shape, [contiguous(x.shape), marks])
-    dtype, item = dtype or x.dtype, x.itemsize
-    last_kept = kinds[-1] != 0 or dims == (1,)
-    outside = range(len(dims) - 1)
-    kept = [w for d in outside if kinds[d] for w in (dims[d], steps[d] * item, 0)]
-    others = [w for d in outside if not kinds[d] for w in (dims[d], steps[d] * item, 0)]
+    kept = [True] if dims == (1,) else [kind != 0 for kind in kinds]
+    reduction = Reduction(op, x, y, shifts, dtype or x.dtype, count, dims, steps, kept)
+    emit_merged_reduction(low, reduction)
+
+
+@primitive
+def emit_merged_reduction(low: Lowering, r: Reduction) -> None:
+    """Emit the step of a reduction."""
+    size, last_kept, item = r.dims[-1], r.kept[-1], r.x.itemsize
+
+    def loops(kept: bool) -> list[int]:
+        chosen = [d for d in range(len(r.dims) - 1) if r.kept[d] is kept]
+        return [word for d in chosen for word in (r.dims[d], r.steps[d] * item, 0)]
+
+    kept, reduced = loops(True), loops(False)
     arguments = ReductionArguments(
-        x=x,
-        y=y,
-        shifts=shifts or 0,
-        size=dims[-1],
+        x=r.x,
+        y=r.y,
+        shifts=r.shifts or 0,
+        size=size,
         kept=len(kept) // 3,
-        reduced=len(others) // 3,
-        iterations=math.prod(others[::3]),
-        count=count,
-        dims=[*kept, *others],
+        reduced=len(reduced) // 3,
+        iterations=math.prod(reduced[::3]),
+        count=r.count,
+        dims=[*kept, *reduced],
     )
-    lanes = low.lanes(dtype)
+    lanes = low.lanes(r.dtype)
     factory = "columns" if last_kept else "rows"
-    kernel = Kernel("subgraph.ops.reduce.kernels", factory, dtype=dtype, lanes=lanes, op=op)
-    units = math.prod(kept[::3]) * (-(-dims[-1] // (4 * lanes)) if last_kept else 1)
-    work = count * (4 * lanes if last_kept else 1)
+    units = math.prod(kept[::3]) * (-(-size // (4 * lanes)) if last_kept else 1)
+    work = r.count * (4 * lanes if last_kept else 1)
     low.emit(
-        kernel,
+        Kernel("subgraph.ops.reduce.kernels", factory, dtype=r.dtype, lanes=lanes, op=r.op),
         arguments,
         units,
         grain=larger(1, _MIN_ELEMENTS_PER_THREAD // work),
-        flops=x.size,
-        bytes=x.nbytes + y.nbytes,
+        flops=r.x.size,
+        bytes=r.x.nbytes + r.y.nbytes,
     )
 
 
@@ -159,16 +202,13 @@ def reduce(node: Node, low: Lowering) -> None:
         work = "float32"
     elif work in INTEGERS and op in _REAL:
         work = "float64"
-    given, result = x, y
-    if work != x.dtype:
-        given, result = cast_to(low, x, work), temporary(low, work, y.shape)
+    x, result = widened(low, x, y, work)
     shifts = None
     if op == "sumexp" and x.size:
-        shifts = _maxima(low, given, result, axes)
+        shifts = _maxima(low, x, result, axes)
     dtype = "uint8" if work == "bool" else work
-    emit_reduction(low, op, given, result, axes, shifts, dtype)
-    if result is not y:
-        emit_cast(low, result, y)
+    emit_reduction(low, op, x, result, axes, shifts, dtype)
+    emit_cast(low, result, y)
 
 
 def _maxima(low: Lowering, x: Operand, y: Operand, axes: Sequence[int]) -> Operand:
@@ -252,8 +292,7 @@ def cumulative(node: Node, low: Lowering) -> None:
         raise Unsupported(f"{node.op_type} of {x.dtype}")
     if x.size == 0:
         return
-    result = y if work == x.dtype else temporary(low, work, y.shape)
-    x = cast_to(low, x, work)
+    x, result = widened(low, x, y, work)
     inner = math.prod(x.shape[axis + 1 :])
     lanes = low.lanes(work) if inner > 1 else 1
     op = "sum" if node.op_type == "CumSum" else "prod"
@@ -270,8 +309,7 @@ def cumulative(node: Node, low: Lowering) -> None:
     )
     grain = larger(1, _MIN_ELEMENTS_PER_THREAD // (4 * size * lanes))
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * x.nbytes)
-    if result is not y:
-        emit_cast(low, result, y)
+    emit_cast(low, result, y)
 
 
 @lowering("LpNormalization", dtypes=("float32", "float64"))

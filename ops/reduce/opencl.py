@@ -5,22 +5,19 @@ On a GPU a work-group computes a long row together; on a CPU each work-item has 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Unsupported
+from subgraph.engine.planner.lowering import Argument, Lowering, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.shared.opencl_code import line, register, require
-from subgraph.ops.shared.strides import collapse, contiguous
 
 from .arguments import ArgMinMaxArguments, CumulativeArguments, MinMaxArguments
-from .cpu import emit_empty_reduction
+from .cpu import Reduction, emit_reduction
 
 Arguments = list["Argument | np.generic[Any]"]
 _GROUP_ITEMS = 128  # work-items of a GPU that share a row (estimate)
@@ -73,58 +70,32 @@ def row_ranges(low: ClLowering, count: int, size: int) -> tuple[int, tuple[int],
 
 
 @cl_primitive
-def emit_reduction(
-    low: Lowering,
-    op: str,
-    x: Operand,
-    y: Operand,
-    axes: Sequence[int],
-    shifts: Operand | None = None,
-    dtype: str = "",
-) -> None:
+def emit_merged_reduction(low: Lowering, r: Reduction) -> None:
     """Launch a reduction.
 
-    Args:
-        low: Where the launch goes.
-        op: An operation of `subgraph.ops.reduce.kernels.rows`.
-        x: The input.
-        y: The results, in row-major order of the axes that are kept.
-        axes: The axes that are reduced.
-        shifts: For "sumexp" what is subtracted before exp.
-        dtype: The dtype as which elements are read, if not x's.
-
     Raises:
-        Unsupported: More than four kept or reduced dimensions do not merge.
+        Unsupported: More than four dimensions are kept, or reduced.
     """
     assert isinstance(low, ClLowering)
-    if y.size == 0:
-        return
-    total = math.prod(x.shape[a] for a in axes)
-    if total == 0:
-        emit_empty_reduction(low, op, y)
-        return
-    require(low, x.dtype)
-    marks = contiguous([1 if d in axes else n for d, n in enumerate(x.shape)])
-    marks = tuple(0 if d in axes else m for d, m in enumerate(marks))
-    dims, (steps, kinds) = collapse(x.shape, [contiguous(x.shape), marks])
-    one = dims == (1,)
-    kept = [d for d in range(len(dims)) if kinds[d] or one]
-    others = [d for d in range(len(dims)) if d not in kept]
+    require(low, r.x.dtype)
+    kept = [d for d, is_kept in enumerate(r.kept) if is_kept]
+    others = [d for d, is_kept in enumerate(r.kept) if not is_kept]
     if max(len(kept), len(others)) > _MAX_DIMENSIONS:
-        raise Unsupported(f"a reduction over {len(dims)} dimensions that do not merge")
-    arguments: Arguments = [y.size, x, y, shifts or y]
+        raise Unsupported(f"a reduction over {len(r.dims)} dimensions that do not merge")
+    arguments: Arguments = [r.y.size, r.x, r.y, r.shifts or r.y]
     for chosen in (kept, others):
         missing = _MAX_DIMENSIONS - len(chosen)
-        arguments += [*[1] * missing, *(dims[d] for d in chosen)]
-        arguments += [*[0] * missing, *(steps[d] for d in chosen)]
-    arguments.append(total)
-    start, step, join, end = _STEPS[op]
-    group, *ranges = row_ranges(low, y.size, total)
+        arguments += [*[1] * missing, *(r.dims[d] for d in chosen)]
+        arguments += [*[0] * missing, *(r.steps[d] for d in chosen)]
+    arguments.append(r.count)
+    start, step, join, end = _STEPS[r.op]
+    group, *ranges = row_ranges(low, r.y.size, r.count)
     macros: dict[str, str | int] = {"STEP(a, v)": step, "JOIN(a, b)": join, "END(a)": end}
     source = program(
-        dtype or x.dtype, REDUCE=1, START=start, GROUP=group, SHIFTED=int(bool(shifts)), **macros
+        r.dtype, REDUCE=1, START=start, GROUP=group, SHIFTED=int(bool(r.shifts)), **macros
     )
-    low.launch(source, "reduce", arguments, *ranges, flops=x.size, bytes=x.nbytes + y.nbytes)
+    moved = r.x.nbytes + r.y.nbytes
+    low.launch(source, "reduce", arguments, *ranges, flops=r.x.size, bytes=moved)
 
 
 def variant_of(kernel: Kernel) -> dict[str, Any]:

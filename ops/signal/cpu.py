@@ -13,7 +13,7 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, low
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
+from subgraph.ops.elementwise.cpu import cast_to, emit_cast, widened
 from subgraph.ops.movement.cpu import known
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
@@ -118,13 +118,6 @@ def _emit_lines(
     low.emit(kernel, arguments, units, grain=grain, flops=flops, bytes=x.nbytes + y.nbytes)
 
 
-def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
-    """Return input and output in a dtype that the kernel takes."""
-    if x.dtype in ("float32", "float64"):
-        return x, y
-    return cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
-
-
 @lowering("DFT", dtypes=FLOATS)
 def dft(node: Node, low: Lowering) -> None:
     """Lower DFT along any axis, forward or inverse, one-sided or two-sided."""
@@ -146,7 +139,7 @@ def dft(node: Node, low: Lowering) -> None:
         size = int(known(low, 1).reshape(-1)[0])
     if size < 1 or not x.size or not y.size:
         raise Unsupported(f"DFT of length {size} of {x.shape}")
-    converted, result = _work(low, x, y)
+    converted, result = widened(low, x, y)
     if y.shape[axis] > size or y.rank != x.rank or y.shape[-1] not in (1, 2):
         raise Unsupported(f"DFT of length {size} that gives {y.shape}")
     samples = min(x.shape[axis], size // 2 + 1 if hermitian else size)
@@ -166,8 +159,7 @@ def dft(node: Node, low: Lowering) -> None:
     _emit_lines(
         low, converted, result, None, numbers, steps, units, hermitian=hermitian, inverse=inverse
     )
-    if result is not y:
-        emit_cast(low, result, y)
+    emit_cast(low, result, y)
 
 
 @lowering("STFT", dtypes=FLOATS)
@@ -187,7 +179,7 @@ def stft(node: Node, low: Lowering) -> None:
         return
     if x.rank == 2:
         x = _with_last_axis(x)
-    converted, result = _work(low, x, y)
+    converted, result = widened(low, x, y)
     window = None if window is None else cast_to(low, window, converted.dtype)
     frames, results = y.shape[1], y.shape[2]
     parts = x.shape[2]
@@ -201,8 +193,7 @@ def stft(node: Node, low: Lowering) -> None:
         y_line=results * 2,
     )
     _emit_lines(low, converted, result, window, (size, size, results), steps, x.shape[0] * frames)
-    if result is not y:
-        emit_cast(low, result, y)
+    emit_cast(low, result, y)
 
 
 def _with_last_axis(x: Operand) -> Operand:
