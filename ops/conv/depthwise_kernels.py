@@ -57,7 +57,9 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         if scratch != 0:
             scratch += worker * a.scratch_bytes
         row_blocks = (a.output_height + a.rows - 1) // a.rows
-        taps = a.kernel_depth * a.kernel_height * a.kernel_width
+        height, down = a.image_height, a.y_row * pixel
+        kh, sh, dh, pad = a.kernel_height, a.stride_height, a.dilation_height, a.pad_height
+        kernel_row = a.kernel_width * pixel
         for unit in range(begin, end):
             first_row = unit % row_blocks * a.rows
             plane = unit // row_blocks % a.output_depth
@@ -70,19 +72,18 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
             t.start = a.bias + block * pixel if a.bias != 0 else 0
             to = (block * a.y_block + plane * a.y_plane + first_row * a.y_row) * pixel + a.y_offset
             y = a.y + image * a.y_image + to
+            weights = a.weights + block * a.kernel_depth * kh * kernel_row
             residual = a.residual
             if residual != 0:
                 residual += image * a.residual_image + to
             for row in range(rows):
-                above = (first_row + row) * a.stride_height - a.pad_height
-                first, count = taps_inside(
-                    above, above, a.kernel_height, a.dilation_height, a.image_height
-                )
+                above = (first_row + row) * sh - pad
+                first, count = taps_inside(above, above, kh, dh, height)
                 t.middle_count = count
-                weights = a.weights + (block * taps + first * a.kernel_width) * pixel
-                x = source.x + row * a.stride_height * source.row_bytes + first * t.middle_a
-                at = row * a.y_row * pixel
-                run_row(a, t, x, weights, y + at, residual + at if residual != 0 else 0)
+                x = source.x + (row * sh + first * dh) * source.row_bytes
+                at = row * down
+                row_residual = residual + at if residual != 0 else 0
+                run_row(a, t, x, weights + first * kernel_row, y + at, row_residual)
 
     return kernel
 
