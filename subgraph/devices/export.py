@@ -536,7 +536,7 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
         with paused_gc():
             proto = _message(bytes(reader.part(reader.header.get("model"))))
             if not reader.own:
-                return load_message(proto, Mapped(), "model")
+                return load_message(proto, Mapped())
             graph = GraphReader(proto, Mapped(), "inline", parameters=parameters, lazy=True).read()
             if any(value.type is None for value in graph.values()):
                 infer_graph(graph, strict=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -327,12 +326,7 @@ class pinned:
         self._outer = _local.pinned
         _local.pinned = self._snapshot
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _local.pinned = self._outer
 
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from subgraph.dtypes import NOT_RAW
@@ -93,17 +92,16 @@ def load(
         )
 
 
-def load_message(model: onnx.ModelProto, tensors: TensorReader, source: str) -> Graph:
+def load_message(model: onnx.ModelProto, tensors: TensorReader) -> Graph:
     """Return the graph of a message whose external tensors are found by ``tensors``: see `load`.
 
     Args:
         model: The message.
         tensors: Reads the arrays of its tensors.
-        source: Name of the model in error messages.
     """
     from subgraph.onnx_format.reader import GraphReader
 
-    return _checked(lambda: GraphReader(model, tensors, "inline").read(), model, source, True)
+    return _checked(lambda: GraphReader(model, tensors, "inline").read(), model, "model", True)
 
 
 def _checked(read: Callable[[], Graph], model: Any, source: str, infer_types: bool) -> Graph:
@@ -397,12 +395,7 @@ class _Files:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         try:
             if error is None:
                 for file, _, _ in self._open:

@@ -44,19 +44,6 @@ if TYPE_CHECKING:
     )
 
     IR_VERSION: int
-else:
-    _messages = _load()
-    AttributeProto = _messages.AttributeProto
-    FunctionProto = _messages.FunctionProto
-    GraphProto = _messages.GraphProto
-    ModelProto = _messages.ModelProto
-    NodeProto = _messages.NodeProto
-    OperatorSetIdProto = _messages.OperatorSetIdProto
-    SparseTensorProto = _messages.SparseTensorProto
-    StringStringEntryProto = _messages.StringStringEntryProto
-    TensorProto = _messages.TensorProto
-    TypeProto = _messages.TypeProto
-    IR_VERSION = _messages.IR_VERSION
 
 __all__ = [
     "IR_VERSION",
@@ -71,3 +58,7 @@ __all__ = [
     "TensorProto",
     "TypeProto",
 ]
+
+if not TYPE_CHECKING:
+    _messages = _load()
+    globals().update({name: getattr(_messages, name) for name in __all__})

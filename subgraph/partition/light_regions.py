@@ -15,14 +15,12 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import AFFINITY
 from subgraph.partition.constants import constant_nodes
 
+_EXECUTOR = "REFERENCE"  # runs single nodes, without regions
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def move_light_regions(
-    graph: Graph,
-    placed: dict[str, str],
-    supported: Callable[[str], Container[str]],
-    executor: str = "REFERENCE",
+    graph: Graph, placed: dict[str, str], supported: Callable[[str], Container[str]]
 ) -> None:
     """Move regions of only constants and views to a neighbouring device.
 
@@ -34,7 +32,6 @@ def move_light_regions(
         graph: The graph.
         placed: Device of each node, by name; it is changed.
         supported: Returns the names of the nodes that a device supports; called once for each.
-        executor: Name of the device that runs single nodes, without regions.
     """
     constants = set(constant_nodes(graph))
     light = {
@@ -45,7 +42,7 @@ def move_light_regions(
     supported = cache(supported)
     done: set[Node] = set()
     for node in graph.nodes:
-        if node not in light or node in done or placed.get(node.name) in (None, executor):
+        if node not in light or node in done or placed.get(node.name) in (None, _EXECUTOR):
             continue
         members, alone = _connected(node, light, placed)
         done.update(members)
@@ -54,7 +51,7 @@ def move_light_regions(
         homes = _homes_beside(members, placed)
         home = _first_that_takes(members, homes, supported)
         if home is None and homes and all(member.op_type == "Constant" for member in members):
-            home = executor
+            home = _EXECUTOR
         if home is not None:
             placed.update((member.name, home) for member in members)
 

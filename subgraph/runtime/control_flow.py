@@ -79,13 +79,8 @@ def control_flow(node: Node, bodies: Sequence[BodyExecutor]) -> Run:
             )
 
 
-def _truth_value(value: Any, node: Node, what: str) -> bool:
-    """Return a condition as a bool.
-
-    Args:
-        value: An array of one element.
-        node: The node, for the message.
-        what: Name of the condition, for the message.
+def _truth_value(value: Any, node: Node) -> bool:
+    """Return the condition of a node, an array of one element, as a bool.
 
     Raises:
         ShapeError: the value is not one truth value.
@@ -95,7 +90,7 @@ def _truth_value(value: Any, node: Node, what: str) -> bool:
     array = np.asarray(value)
     if array.size != 1 or array.dtype != np.bool_:
         raise ShapeError(
-            f"node {node.name!r} ({node.op_type}): its {what} has shape {list(array.shape)} and "
+            f"node {node.name!r} ({node.op_type}): its condition has shape {list(array.shape)} and "
             f"dtype {array.dtype}; it must hold one truth value"
         )
     return bool(array.reshape(())[()])
@@ -145,12 +140,60 @@ class _If:
                 start = end
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        taken = _truth_value(inputs[0], self._node, "condition")
+        taken = _truth_value(inputs[0], self._node)
         body, captures = self._branches["then_branch" if taken else "else_branch"]
         return body.run(inputs[captures])
 
 
-class _Loop:
+class _Repeated:
+    """Runs a body several times.
+
+    Attributes:
+        node: The node.
+        body: Runs the body on its inputs and captures.
+        graph: The body.
+        inputs: Number of inputs of the node, which captures follow.
+    """
+
+    def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self.node = node
+        self.body = body
+        self.graph = node.bodies[0]
+        self.inputs = len(node.inputs)
+
+
+class _Results:
+    """Outputs of a body in all iterations so far.
+
+    Attributes:
+        outputs: The items of each output.
+    """
+
+    def __init__(self, node: Node, count: int) -> None:
+        self.outputs: list[list[Any]] = [[] for _ in range(count)]
+        self._node = node
+        self._held = 0  # bytes
+
+    def append(self, items: Sequence[Any], iterations: int) -> None:
+        """Append the outputs of an iteration, or rows of those of several.
+
+        Args:
+            items: An item for each output.
+            iterations: Number of iterations so far, for the message.
+
+        Raises:
+            LimitError: there is no memory for the results and their stack.
+        """
+        for output, item in zip(self.outputs, items, strict=True):
+            output.append(item)
+            self._held += int(item.nbytes)
+        if 2 * self._held > memory_limit():
+            where = f"node {self._node.name!r} ({self._node.op_type})"
+            what = f"{where}: to stack the {iterations} results of its body so far"
+            check_memory(2 * self._held, what)
+
+
+class _Loop(_Repeated):
     """Runs iterations while limit and condition allow: many by one call if the body can, else one.
 
     A compiled loop may stop early, for example where a shape changes; the next iteration then runs
@@ -158,33 +201,30 @@ class _Loop:
     """
 
     def __init__(self, node: Node, body: BodyExecutor) -> None:
-        self._node = node
-        self._body = body
-        self._graph = node.bodies[0]
-        self._inputs = len(node.inputs)
-        self._carried = self._inputs - 2
+        super().__init__(node, body)
+        self._carried = self.inputs - 2
         first = 1 + self._carried
         self._run_iterations = body.iterations(
             Wiring(
                 number=0,
-                condition=None if self._graph.outputs[0] is self._graph.inputs[1] else 0,
+                condition=None if self.graph.outputs[0] is self.graph.inputs[1] else 0,
                 states=tuple((1 + k, 2 + k) for k in range(self._carried)),
                 items=(),
-                scans=tuple(range(first, len(self._graph.outputs))),
+                scans=tuple(range(first, len(self.graph.outputs))),
             )
         )
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        _check(self._node, inputs[: self._inputs])
+        _check(self.node, inputs[: self.inputs])
         limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(-1)[0])
-        going = inputs[1] is None or _truth_value(inputs[1], self._node, "condition")
-        carried = list(inputs[2 : self._inputs])
-        captures = inputs[self._inputs :]
-        number = held = 0
+        going = inputs[1] is None or _truth_value(inputs[1], self.node)
+        carried = list(inputs[2 : self.inputs])
+        captures = inputs[self.inputs :]
+        number = 0
         true = np.array(True)
         run_iterations = self._run_iterations
-        scans: list[list[Any]] = [[] for _ in self._graph.outputs[1 + self._carried :]]
         first = 1 + self._carried
+        scans = _Results(self.node, len(self.graph.outputs) - first)
         while going and (limit is None or number < limit):
             items = [np.array(number, np.int64), true, *carried, *captures]
             many = None if run_iterations is None else run_iterations(items, limit, number)
@@ -193,44 +233,21 @@ class _Loop:
                     return many.states + many.scans
                 carried, going = many.states, many.continues
                 for rows in zip(*many.scans, strict=True):
-                    held = self._append(rows, scans, held, many.done)
+                    scans.append(rows, many.done)
                 number = many.done
                 continue
             if many is None:
                 run_iterations = None
-            results = self._body.run(items)
+            results = self.body.run(items)
             number += 1
-            going = _truth_value(results[0], self._node, "condition")
+            going = _truth_value(results[0], self.node)
             for before, after in zip(carried, results[1:first], strict=True):
                 if getattr(before, "dtype", None) != getattr(after, "dtype", None):
-                    _check_dtype(self._node, before, after)
+                    _check_dtype(self.node, before, after)
             carried = list(results[1:first])
-            if scans:
-                held = self._append(results[first:], scans, held, number)
-        return carried + [_stacked(p, self._graph, first + k) for k, p in enumerate(scans)]
-
-    def _append(
-        self, items: Sequence[Any], scans: Sequence[list[Any]], held: int, iterations: int
-    ) -> int:
-        """Append the scan outputs of an iteration; return the bytes of all scan outputs."""
-        for parts, item in zip(scans, items, strict=True):
-            parts.append(item)
-            held += int(item.nbytes)
-        _check_held(self._node, held, iterations)
-        return held
-
-
-def _check_held(node: Node, held: int, iterations: int) -> None:
-    """Raise a LimitError if there is no memory for the results of a body and their stack.
-
-    Args:
-        node: The node.
-        held: Bytes of the results so far.
-        iterations: Number of iterations so far.
-    """
-    if 2 * held > memory_limit():
-        where = f"node {node.name!r} ({node.op_type})"
-        check_memory(2 * held, f"{where}: to stack the {iterations} results of its body so far")
+            if scans.outputs:
+                scans.append(results[first:], number)
+        return carried + [_stacked(p, self.graph, first + k) for k, p in enumerate(scans.outputs)]
 
 
 def _check_dtype(node: Node, before: Any, after: Any) -> None:
@@ -248,17 +265,14 @@ def _rows(array: Array, axis: int, back: int) -> Array:
     return rows[::-1] if back else rows
 
 
-class _Scan:
+class _Scan(_Repeated):
     """Scan since opset 9."""
 
     def __init__(self, node: Node, body: BodyExecutor) -> None:
-        self._node = node
-        self._body = body
-        self._graph = node.bodies[0]
-        self._inputs = len(node.inputs)
-        self._scanned = scanned_inputs(node, self._inputs)
-        self._states = self._inputs - self._scanned
-        produced = len(self._graph.outputs) - self._states
+        super().__init__(node, body)
+        self._scanned = scanned_inputs(node, self.inputs)
+        self._states = self.inputs - self._scanned
+        produced = len(self.graph.outputs) - self._states
         attrs = node.attrs
         self._in_axes = tuple(attrs.get("scan_input_axes") or (0,) * self._scanned)
         self._in_back = tuple(attrs.get("scan_input_directions") or (0,) * self._scanned)
@@ -269,23 +283,23 @@ class _Scan:
                 number=None,
                 condition=None,
                 states=tuple((k, k) for k in range(self._states)),
-                items=tuple(range(self._states, self._inputs)),
-                scans=tuple(range(self._states, len(self._graph.outputs))),
+                items=tuple(range(self._states, self.inputs)),
+                scans=tuple(range(self._states, len(self.graph.outputs))),
             )
         )
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        _check(self._node, inputs[: self._inputs])
+        _check(self.node, inputs[: self.inputs])
         states = list(inputs[: self._states])
         scanned = [
             _rows(array, axis, back)
             for array, axis, back in zip(
-                inputs[self._states : self._inputs], self._in_axes, self._in_back, strict=True
+                inputs[self._states : self.inputs], self._in_axes, self._in_back, strict=True
             )
         ]
-        states, parts = self.scan(states, scanned, inputs[self._inputs :])
+        states, parts = self.scan(states, scanned, inputs[self.inputs :])
         outputs = [
-            _stacked(p[::-1] if back else p, self._graph, self._states + k, axis)
+            _stacked(p[::-1] if back else p, self.graph, self._states + k, axis)
             for k, (p, axis, back) in enumerate(
                 zip(parts, self._out_axes, self._out_back, strict=True)
             )
@@ -307,36 +321,30 @@ class _Scan:
             many = self._run_iterations([*states, *scanned, *captures], length, 0)
             if many is not None and many.done == length:
                 return many.states, many.scans
-        parts: list[list[Any]] = [[] for _ in self._graph.outputs[self._states :]]
-        held = 0
+        parts = _Results(self.node, len(self.graph.outputs) - self._states)
         for number, items in enumerate(zip(*scanned, strict=True), 1):
-            results = self._body.run([*states, *map(np.asarray, items), *captures])
+            results = self.body.run([*states, *map(np.asarray, items), *captures])
             states = list(results[: self._states])
-            for part, item in zip(parts, results[self._states :], strict=True):
-                part.append(item)
-                held += int(item.nbytes)
-            _check_held(self._node, held, number)
-        return states, parts
+            parts.append(results[self._states :], number)
+        return states, parts.outputs
 
 
-class _ScanBatch:
+class _ScanBatch(_Repeated):
     """Scan of opset 8: a batch axis before the scanned one, and lengths for each row."""
 
     def __init__(self, node: Node, body: BodyExecutor) -> None:
-        self._node = node
-        self._graph = node.bodies[0]
-        self._inputs = len(node.inputs)
-        self._scanned = scanned_inputs(node, self._inputs - 1)
-        self._states = self._inputs - 1 - self._scanned
+        super().__init__(node, body)
+        self._scanned = scanned_inputs(node, self.inputs - 1)
+        self._states = self.inputs - 1 - self._scanned
         self._back = tuple(node.attrs.get("directions") or (0,) * self._scanned)
         inner = Node("Scan", node.inputs[1:], version=9, attrs=node.attrs)
         self._scan = _Scan(inner, body)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        _check(self._node, inputs[: self._inputs])
-        captures = inputs[self._inputs :]
+        _check(self.node, inputs[: self.inputs])
+        captures = inputs[self.inputs :]
         states = inputs[1 : 1 + self._states]
-        scanned = inputs[1 + self._states : self._inputs]
+        scanned = inputs[1 + self._states : self.inputs]
         longest = scanned[0].shape[1]
         rows = scanned[0].shape[0]
         lengths = [longest] * rows if inputs[0] is None else [int(n) for n in inputs[0]]
@@ -349,7 +357,7 @@ class _ScanBatch:
             ]
             state, parts = self._scan.scan([s[row] for s in states], items, captures)
             last.append(state)
-            outputs = (_stacked(p, self._graph, self._states + k) for k, p in enumerate(parts))
+            outputs = (_stacked(p, self.graph, self._states + k) for k, p in enumerate(parts))
             stacked.append([_padded(array, longest) for array in outputs])
         columns = (*zip(*last, strict=True), *zip(*stacked, strict=True))
         return [np.stack(column) for column in columns]
@@ -361,26 +369,15 @@ def _padded(array: Array, length: int) -> Array:
     return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) if missing else array
 
 
-class _SequenceMap:
+class _SequenceMap(_Repeated):
     """Runs the body on every item of the sequences; other inputs are the same for all items."""
 
-    def __init__(self, node: Node, body: BodyExecutor) -> None:
-        self._node = node
-        self._body = body
-        self._graph = node.bodies[0]
-        self._inputs = len(node.inputs)
-
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        outputs: list[list[Any]] = [[] for _ in self._graph.outputs]
-        held = 0
+        results = _Results(self.node, len(self.graph.outputs))
         items = list(inputs)
-        sequences = [k for k in range(self._inputs) if isinstance(items[k], (list, tuple))]
+        sequences = [k for k in range(self.inputs) if isinstance(items[k], (list, tuple))]
         for number in range(len(inputs[0])):
             for k in sequences:
                 items[k] = inputs[k][number]
-            results = self._body.run(items)
-            for output, item in zip(outputs, results, strict=True):
-                output.append(item)
-            held += sum(int(item.nbytes) for item in results)
-            _check_held(self._node, held, number + 1)
-        return outputs
+            results.append(self.body.run(items), number + 1)
+        return results.outputs

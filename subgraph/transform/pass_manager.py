@@ -17,7 +17,6 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TextIO, TypeVar, cast
 
 import attrs
@@ -274,14 +273,8 @@ class Instrument:
         _instruments.set((*_instruments.get(), self))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        left = list(_instruments.get())
-        left.reverse()
+    def __exit__(self, *_: object) -> None:
+        left = list(reversed(_instruments.get()))
         left.remove(self)
         _instruments.set(tuple(reversed(left)))
 
