@@ -55,6 +55,7 @@ class CpuSession(RegionSession):
         return DataDependentProgram(plan, self._arena, self._pool)
 
     def _bind(self, plan: object) -> ExecutablePlan:
+        """Return a plan bound to the session's arena, by rebinding a spare one if possible."""
         if isinstance(plan, PlanInstance):
             spare = self._spare(plan.symbolic_plan)
             if spare is not None:

@@ -278,6 +278,7 @@ class _LayoutBuilder:
         self._append_location(root, offset, argument)
 
     def _append_location(self, root: Storage, offset: int, argument: Operand | Scratch) -> None:
+        """Append the address of ``offset`` bytes in a root storage, in which an argument lies."""
         if root.kind == "arena":
             self._point_into(self.arena, self.plan.offsets[root] + offset)
         elif root.kind == "input":

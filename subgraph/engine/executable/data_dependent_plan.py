@@ -163,6 +163,11 @@ class _DataDependentPlanner(Planner):
                 yield value
 
     def _read_at_run(self, node: Node, value: Value) -> None:
+        """Emit the reading step of a value that decides the shape of a node.
+
+        Raises:
+            Unsupported: The value is no small tensor of integers, or there are too many such steps.
+        """
         operand = self.layouts.plain(self.operand(value))
         if operand.dtype not in ("int32", "int64") or is_symbolic(operand.size):
             raise Unsupported(f"a size of dtype {operand.dtype}")
@@ -335,6 +340,7 @@ class _SizeExtractor:
         return self._with_code(program)
 
     def _with_code(self, program: ArgumentLayout) -> DataDependentPlan | None:
+        """Return the plan of a program; None if a step needs a number before it is read."""
         read_counts = self._planner.read_counts
         levels = [level for level, count in enumerate(read_counts) for _ in range(count)]
         numbers = [number for _, _, number, _ in self._symbolic]

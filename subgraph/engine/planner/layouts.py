@@ -185,6 +185,7 @@ class LayoutAssigner:
         return operand.shape[1] >= max(block_lanes(operand.dtype, self.float_block) // 2, 4)
 
     def _converted(self, operand: Operand, layout: Layout) -> Operand:
+        """Return an operand in a layout; `_commit` emits the conversion if the node is lowered."""
         if operand.layout == layout:
             return operand
         known = self._counterparts.get(operand)

@@ -450,6 +450,7 @@ class Planner:
         inputs: Sequence[Operand | None],
         outputs: Sequence[tuple[Value, TensorType]],
     ) -> None:
+        """Add the steps of a node's lowering, else those of its inner nodes or a reference step."""
         try:
             rule = self.options.lowering.rule_of(node)
             _check_dtype(node, rule, inputs)

@@ -83,6 +83,7 @@ class Resolver:
                 obstacle = error
 
     def _ask(self, request: Request) -> object:
+        """Return the plan of the first strategy that serves a request."""
         for strategy in self.strategies:
             try:
                 found = strategy.resolve(request)

@@ -114,6 +114,7 @@ def _rebuild_fused(
     entry: Mapping[str, Any],
     values: dict[Value, Value],
 ) -> Node:
+    """Return a fused node of its members, as `_describe_fused` described it; add its values."""
     piece = cutter.cut_out(members, str(entry["graph"]))
     if piece is None:
         raise ModelError(f"nobody uses fused node {entry['name']!r}")

@@ -53,14 +53,13 @@ class CompileEvent(NamedTuple):
 
 
 class Statistics:
-    """Counts of compiled and loaded kernels in this process, and the seconds that they took.
+    """Counts of compiled and loaded kernels in this process, and the seconds of compilations.
 
     Attributes:
         compiled: Kernels compiled by this process and its workers.
         expected: Kernels compiled, or known to be compiled next.
         loaded: Kernels loaded from stored code.
         compile_seconds: Sum of the compilations' seconds; workers compile at the same time.
-        load_seconds: Seconds spent on loading stored code.
         announced: Whether a warning in the log has said that kernels are compiled.
     """
 
@@ -69,7 +68,6 @@ class Statistics:
         self.expected = 0
         self.loaded = 0
         self.compile_seconds = 0.0
-        self.load_seconds = 0.0
         self.announced = False
 
 
@@ -240,7 +238,7 @@ def _compile_absent(kernels: list[Kernel]) -> None:
         statistics.announced = True
         if writable:
             _LOG.warning(
-                "compiling %d kernel(s) for this machine, once: they are kept in %s (`subgraph "
+                "compiling %d kernel(s) for this machine, once: they are cached in %s (`subgraph "
                 "warmup` compiles the usual ones ahead)",
                 len(kernels),
                 objectcache.cache_folder(),
@@ -313,7 +311,6 @@ def _load_together(codes: dict[Kernel, _Definition], isa: host.Isa) -> None:
     """Load kernels in one batch; after an error none is loaded, and `address` loads each alone."""
     if not codes:
         return
-    start = time.perf_counter()
     try:
         found = loader.load(list(codes.values()))
     except KernelError as error:
@@ -322,7 +319,6 @@ def _load_together(codes: dict[Kernel, _Definition], isa: host.Isa) -> None:
     for kernel, at in zip(codes, found, strict=True):
         _addresses[kernel, isa] = at
     statistics.loaded += len(codes)
-    statistics.load_seconds += time.perf_counter() - start
 
 
 def forget(kernel: Kernel) -> None:
@@ -441,15 +437,13 @@ def _load_first(what: str, stored: Iterable[_Definition]) -> int | None:
         what: Name of the code, for the log.
         stored: Symbols and code, the best first.
     """
-    start = time.perf_counter()
     for code in stored:
         try:
             found = loader.load([code])[0]
         except KernelError as error:
-            _LOG.info("the stored object code of %s is no use: %s", what, error)
+            _LOG.info("the stored object code of %s cannot be loaded: %s", what, error)
         else:
             statistics.loaded += 1
-            statistics.load_seconds += time.perf_counter() - start
             return found
     return None
 
