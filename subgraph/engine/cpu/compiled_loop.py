@@ -10,7 +10,7 @@ from typing import Any
 
 from subgraph.engine.cpu.data_dependent_loop import DataDependentLoop
 from subgraph.engine.cpu.iterations import Iterations, make_iterations
-from subgraph.engine.cpu.loop_session import LoopSession
+from subgraph.engine.cpu.loop_session import LoopSession, LoopStrategy
 from subgraph.engine.executable.executable_plan import ExecutablePlan
 from subgraph.engine.region.strategy import Declined
 from subgraph.operators.subgraph_op import IterationsResult, Wiring
@@ -20,37 +20,20 @@ class _ImpossibleError(Declined):
     """The strategies after this one cannot serve either."""
 
 
-class OnePlanLoop:
+class OnePlanLoop(LoopStrategy):
     """Runs the iterations of a loop whose body has one plan that fits every iteration."""
 
     name = "loop of one plan"
 
     def __init__(self, session: LoopSession, wiring: Wiring) -> None:
-        """Begin without a plan.
-
-        Args:
-            session: The session of the loop's body.
-            wiring: How values are passed between iterations.
-        """
-        self._session = session
-        self._wiring = wiring
-        self._pairs = [(output, reader) for output, reader in wiring.states if reader is not None]
+        """Begin without a plan; see `LoopStrategy`."""
+        super().__init__(session, wiring)
         self._known: tuple[object, Iterations | None] | None = None
 
     def run(
         self, items: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
     ) -> IterationsResult:
-        """Run iterations by the plan of the body.
-
-        Args:
-            items: Inputs of the first iteration.
-            inputs: The same with whole arrays for scanned inputs; see `Session.iterations`.
-            limit: Number of the iteration before which to stop; None: until the condition is false.
-            first: Number of the first iteration.
-
-        Raises:
-            Declined: The body has no plan that fits every iteration.
-        """
+        """Run iterations by the plan of the body, if one plan fits every iteration."""
         region = self._session.region
         bound = self._session.ready(items) if region.is_one_plan else None
         if bound is None or not region.is_one_plan:

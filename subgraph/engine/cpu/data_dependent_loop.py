@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from subgraph.engine.cpu.iterations import Iterations, make_iterations
-from subgraph.engine.cpu.loop_session import LoopSession
+from subgraph.engine.cpu.loop_session import LoopSession, LoopStrategy
 from subgraph.engine.executable.data_dependent_plan import (
     DataDependentPlan,
     DataDependentProgram,
@@ -72,21 +72,14 @@ class _LoopPlan:
         return fits and shapes == [list(shape) for shape in self.shapes]
 
 
-class DataDependentLoop:
+class DataDependentLoop(LoopStrategy):
     """Runs the iterations of one loop by data-dependent plans of its body."""
 
     name = "loop of data-dependent plans"
 
     def __init__(self, session: LoopSession, wiring: Wiring) -> None:
-        """Begin without plans.
-
-        Args:
-            session: The session of the loop's body.
-            wiring: How values are passed between iterations.
-        """
-        self._session = session
-        self._wiring = wiring
-        self._pairs = [(output, reader) for output, reader in wiring.states if reader is not None]
+        """Begin without plans; see `LoopStrategy`."""
+        super().__init__(session, wiring)
         self._loop_plans: list[_LoopPlan] = []  # the most recently used first
         self._plans_made = self._misfits = self._iterations_run = 0
         self._refused = False
@@ -95,17 +88,7 @@ class DataDependentLoop:
     def run(
         self, items: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
     ) -> IterationsResult:
-        """Run iterations by the first plan that fits; one more is made if none does.
-
-        Args:
-            items: Inputs of the first iteration.
-            inputs: The same with whole arrays for scanned inputs; see `Session.iterations`.
-            limit: Number of the iteration before which to stop; None: until the condition is false.
-            first: Number of the first iteration.
-
-        Raises:
-            Declined: No plan fits, and none can be made.
-        """
+        """Run iterations by the first plan that fits; one more is made if none does."""
         if self._refused:
             raise Declined("no plan can be made in which the body's data decide sizes")
         if (
