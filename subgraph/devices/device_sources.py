@@ -18,7 +18,7 @@ PLUGINS = "subgraph.devices.plugins"  # package of the built-in devices
 BACKENDS = "subgraph.devices.backends"  # package of the devices over other libraries
 _ENTRY_POINTS = "subgraph.devices"  # group of the entry points of other packages
 # Modules of the packages that define no device.
-_SHARED_MODULES = ("base", "cuda", "onednn_graph", "property", "tensorrt_engine", "torch_operators")
+HELPER_MODULES = ("base", "cuda", "onednn_graph", "property", "tensorrt_engine", "torch_operators")
 # Device names of other frameworks for hardware that OPENCL can use.
 _OPENCL_NAMES = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
 
@@ -27,7 +27,7 @@ _OPENCL_NAMES = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
 def device_modules(package: str) -> dict[str, str]:
     """Return the module of each device that a package defines, by the device's name."""
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    names = sorted(info.name for info in found if info.name not in _SHARED_MODULES)
+    names = sorted(info.name for info in found if info.name not in HELPER_MODULES)
     return {name.upper(): f"{package}.{name}" for name in names}
 
 

@@ -243,7 +243,7 @@ class Graph:
     ) -> None:
         """Collect the nodes on which ``outputs`` depend; see the attributes of the class.
 
-        ``nodes`` are collected too, whether or not an output depends on them; their order is kept
+        ``nodes`` are collected too, whether or not an output depends on them; their order stays
         as far as it is topological. Nodes that another graph owns are copied. Captures that are
         used but not listed are added.
 
@@ -251,8 +251,8 @@ class Graph:
             ModelError: a cycle, a name used twice, a value without a source.
         """
         self.name = name
-        self.inputs = _values(inputs, "inputs")
-        self.outputs = _values(outputs, "outputs")
+        self.inputs = _as_tuple(inputs, "inputs")
+        self.outputs = _as_tuple(outputs, "outputs")
         self.captures = tuple(captures)
         self.attrs: dict[str, Any] = {} if attrs is None else dict(attrs)
         self.opsets: dict[str, int] = {} if opsets is None else dict(opsets)
@@ -458,8 +458,7 @@ class Graph:
         dropped = sum(drop_unused_captures(node) for node in self._nodes if node.captures)
         if dropped:
             self._refresh()
-        kept = topological(producers(self.outputs))
-        wanted = set(kept)
+        wanted = set(topological(producers(self.outputs)))
         nodes = [node for node in self._nodes if node in wanted]
         unused = len(self._nodes) - len(nodes)
         if unused:
@@ -502,11 +501,16 @@ class Graph:
         )
 
 
-def _values(given: Iterable[Value], what: str) -> tuple[Value, ...]:
-    if isinstance(given, Value):
-        raise ModelError(f"the graph's {what} are one value; give a list: [{given.name or 'x'}]")
-    require_type(given, Iterable, ModelError, f"the graph's {what}, a list of values")
-    values = tuple(given)
+def _as_tuple(values: Iterable[Value], what: str) -> tuple[Value, ...]:
+    """Return the inputs or outputs of a graph, as ``what`` says, as a tuple.
+
+    Raises:
+        ModelError: they are not a list of values.
+    """
+    if isinstance(values, Value):
+        raise ModelError(f"the graph's {what} are one value; give a list: [{values.name or 'x'}]")
+    require_type(values, Iterable, ModelError, f"the graph's {what}, a list of values")
+    values = tuple(values)
     for value in values:
         if not isinstance(value, Value):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(

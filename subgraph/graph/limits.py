@@ -31,8 +31,8 @@ NODES = 1 << 18
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 # Live values are counted again after allocations of 1/16 of the memory budget (estimate).
 _COUNT_EVERY = 16
-_ARRAY_OVERHEAD = 128  # bytes of an array object beside its elements (estimate)
-_UNCOUNTED_BYTES = 1 << 16  # allocations below this are not compared with a budget (estimate)
+ARRAY_OBJECT_BYTES = 128  # bytes of an array object beside its elements (estimate)
+MAX_UNCOUNTED_BYTES = 1 << 16  # allocations below this are not compared with a budget (estimate)
 
 
 class _State(threading.local):
@@ -193,7 +193,7 @@ def check_memory(wanted: float, what: str) -> None:
         LimitError: the budget is exceeded.
     """
     allocated = _state.allocated = _state.allocated + wanted
-    if allocated <= _UNCOUNTED_BYTES or allocated * _COUNT_EVERY <= memory_limit():
+    if allocated <= MAX_UNCOUNTED_BYTES or allocated * _COUNT_EVERY <= memory_limit():
         return
     _state.allocated = 0.0
     most = memory_limit()
@@ -235,9 +235,9 @@ def count_results(results: Iterable[Any], what: str) -> None:
         LimitError: the values of this thread's runs exceed the budget.
     """
     results = list(results)
-    sizes = (_ARRAY_OVERHEAD + _size_of(result) for result in results)
+    sizes = (ARRAY_OBJECT_BYTES + _size_of(result) for result in results)
     allocated = _state.allocated = _state.allocated + sum(sizes)
-    if allocated > _UNCOUNTED_BYTES and allocated * _COUNT_EVERY > memory_limit():
+    if allocated > MAX_UNCOUNTED_BYTES and allocated * _COUNT_EVERY > memory_limit():
         _state.allocated = 0.0
         held = _held(results)
         if held > memory_limit():
@@ -261,7 +261,9 @@ def _held(more: Iterable[Any] = ()) -> int:
         elif _is_array(value):
             while _is_array(value.base):
                 value = value.base
-            found[id(value)] = _ARRAY_OVERHEAD + (_size_of(value) if value.flags.writeable else 0)
+            found[id(value)] = ARRAY_OBJECT_BYTES + (
+                _size_of(value) if value.flags.writeable else 0
+            )
     return sum(found.values())
 
 

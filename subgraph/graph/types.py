@@ -85,10 +85,10 @@ MAX_RANK = 1024
 
 
 def _is_plain(dims: object) -> TypeGuard[tuple[int, ...]]:
-    given: Any = dims
-    if given.__class__ is not tuple or len(given) > MAX_RANK:
+    items: Any = dims
+    if items.__class__ is not tuple or len(items) > MAX_RANK:
         return False
-    return _PLAIN.issuperset(map(type, given)) and min(given, default=0) >= 0
+    return _PLAIN.issuperset(map(type, items)) and min(items, default=0) >= 0
 
 
 def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:

@@ -143,7 +143,7 @@ class Session:
     def __init__(self, op: SubgraphOp) -> None:
         """Open a session of ``op``."""
         self.op = op
-        self._given = [k for k, v in enumerate(op.subgraph.inputs) if v.parameter is None]
+        self._data_inputs = [k for k, v in enumerate(op.subgraph.inputs) if v.parameter is None]
         self._checks: dict[tuple[Any, ...], list[Check]] = {}
 
     def __call__(
@@ -163,7 +163,7 @@ class Session:
             ShapeError: the inputs do not fit the inner graph.
             DeviceError: the results do not have the types that follow from these inputs.
         """
-        items = [inputs[k] for k in self._given]
+        items = [inputs[k] for k in self._data_inputs]
         key = tuple([(x.dtype, x.shape) if is_array(x) else None for x in items])
         checks = self._checks.get(key)
         if checks is None:
@@ -172,8 +172,8 @@ class Session:
             checks = self._checks[key] = checks_for(self.op, inputs)
         results = self.op.forward(list(inputs))
         if not is_list(results):
-            given = f"a {type(results).__name__}"
-            raise contract_error(self.op, given, "return a list of arrays, one for each output")
+            returned = f"a {type(results).__name__}"
+            raise contract_error(self.op, returned, "return a list of arrays, one for each output")
         if len(results) != len(checks):
             wanted = f"its subgraph {self.op.subgraph.name!r} has {len(checks)} outputs"
             raise contract_error(self.op, f"{len(results)} results", wanted)

@@ -13,7 +13,12 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
-from subgraph.graph.limits import check_memory, count_results
+from subgraph.graph.limits import (
+    ARRAY_OBJECT_BYTES,
+    MAX_UNCOUNTED_BYTES,
+    check_memory,
+    count_results,
+)
 from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.operator import operator_key
@@ -59,7 +64,7 @@ def _identity(node: Node) -> Run:
 
 def _copied(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     value = inputs[0]
-    if type(value) is np.ndarray and value.nbytes > _COUNTED_BYTES:
+    if type(value) is np.ndarray and value.nbytes > MAX_UNCOUNTED_BYTES:
         check_memory(value.nbytes, node.name)
     return [value.copy()] if type(value) in (np.ndarray, list) else evaluate(node, inputs)
 
@@ -77,7 +82,7 @@ def _converted(node: Node, dtype: np.dtype[Any], own: bool, inputs: Sequence[Any
     if value.dtype == dtype:
         return [value.copy() if own else value]
     if value.dtype.kind in "biu" and dtype.char in _PLAIN_CASTS:
-        if value.nbytes > _COUNTED_BYTES:
+        if value.nbytes > MAX_UNCOUNTED_BYTES:
             check_memory(value.size * dtype.itemsize, node.name)
         return [value.astype(dtype)]
     return evaluate(node, inputs)
@@ -153,7 +158,7 @@ def _split(node: Node) -> Run:
             sizes = _sizes(array.shape[axis], split)
         if sizes is None:
             return evaluate(node, inputs)
-        check_memory(array.nbytes + _ARRAY_OBJECT_BYTES * len(sizes), node.name)
+        check_memory(array.nbytes + ARRAY_OBJECT_BYTES * len(sizes), node.name)
         rows = np.moveaxis(array, axis, 0) if axis else array
         parts: list[Any] = []
         end = 0
@@ -172,7 +177,7 @@ def _sizes(length: int, split: Any) -> list[int] | None:
         size = int(split)
         if size <= 0 or length == 0:
             return None
-        check_memory(_ARRAY_OBJECT_BYTES * (length // size), "the parts of a sequence")
+        check_memory(ARRAY_OBJECT_BYTES * (length // size), "the parts of a sequence")
         return [min(size, length - begin) for begin in range(0, length, size)]
     sizes: list[int] = split.tolist() if split.ndim == 1 else []
     return sizes if sizes and min(sizes) >= 0 and sum(sizes) == length else None
@@ -197,8 +202,6 @@ def _joined(node: Node) -> Run:
     return run
 
 
-_ARRAY_OBJECT_BYTES = 128  # an array object without its elements
-_COUNTED_BYTES = 1 << 16  # a larger copy is counted against the memory budget (estimate)
 _MAX_HELD = 4  # a result may keep alive at most this multiple of its own bytes (estimate)
 # Type characters of the dtypes to which NumPy converts integers as in C, without a warning.
 _PLAIN_CASTS = "?bBhHiIlLqQfd"

@@ -94,6 +94,27 @@ def check_device(
         dut = DeviceUnderTest(core or default_core(), device, config or {}, graphs, (rtol, atol))
     except FailedCheck as error:
         raise DeviceError(str(error)) from error
+    failed = _run_checks(dut, names, max_examples)
+    if failed:
+        lines = [
+            f"\n{name} ({DEVICE_CHECKS[name]})\n  {_error_text(e)}" for name, e in failed.items()
+        ]
+        raise DeviceError(
+            f"device {device} fails {len(failed)} of {len(names)} checks:" + "".join(lines)
+        ) from next(iter(failed.values()))
+    return dut.report
+
+
+def _run_checks(
+    dut: DeviceUnderTest, names: Iterable[str], max_examples: int
+) -> dict[str, Exception]:
+    """Run checks and report those that passed or were skipped; return the errors of the others.
+
+    Args:
+        dut: The device.
+        names: Names of the checks.
+        max_examples: Number of random graphs of the check "random".
+    """
     failed: dict[str, Exception] = {}
     for name in names:
         try:
@@ -107,14 +128,7 @@ def check_device(
             failed[name] = error
         else:
             dut.report.passed.append(name)
-    if failed:
-        lines = [
-            f"\n{name} ({DEVICE_CHECKS[name]})\n  {_error_text(e)}" for name, e in failed.items()
-        ]
-        raise DeviceError(
-            f"device {device} fails {len(failed)} of {len(names)} checks:" + "".join(lines)
-        ) from next(iter(failed.values()))
-    return dut.report
+    return failed
 
 
 def _error_text(error: Exception) -> str:

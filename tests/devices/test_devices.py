@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import logging
+import pkgutil
 import random
 import subprocess
 import sys
@@ -18,6 +20,9 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.devices.backends.base import Backend
+from subgraph.devices.device import Device
+from subgraph.devices.device_sources import BACKENDS, HELPER_MODULES, PLUGINS
 from subgraph.devices.placement import profiles
 from subgraph.devices.placement.cost import Link, place_by_cost, placement_cost, transfers
 from subgraph.devices.placement.profiles import measure, measure_link, read_profile, write_profile
@@ -78,6 +83,18 @@ def test_a_device_is_registered_by_class_or_instance(core: sg.Core) -> None:
     core.unregister_device("OTHER")
     with pytest.raises(sg.DeviceError, match="no device named 'OTHER'"):
         core.device("OTHER")
+
+
+def test_each_module_defines_one_device_or_is_a_helper() -> None:
+    devices: dict[str, int] = {}
+    for package in (PLUGINS, BACKENDS):
+        for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            module = importlib.import_module(f"{package}.{info.name}")
+            own = [x for x in vars(module).values() if isinstance(x, type) and x is not Backend]
+            own = [x for x in own if issubclass(x, Device) and x.__module__ == module.__name__]
+            devices[info.name] = len(own)
+    assert devices == {name: int(name not in HELPER_MODULES) for name in devices}
+    assert devices.keys() >= set(HELPER_MODULES)
 
 
 def test_an_unknown_device_lists_the_nearest(core: sg.Core) -> None:
