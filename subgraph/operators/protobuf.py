@@ -34,6 +34,7 @@ from subgraph.operators.messages import (
     TypeProto,
 )
 from subgraph.operators.schema import AttributeKind, find_schema
+from subgraph.operators.schema_types import ATTRIBUTE_KINDS
 
 GraphToProto = Callable[[Graph], GraphProto]
 ProtoToGraph = Callable[[GraphProto], Graph]
@@ -226,39 +227,14 @@ def attr_to_proto(
     if kind is None or (kind in ("graph", "graphs") and graph_to_proto is None):
         raise ModelError(f"attribute {name!r} of type {type(value).__name__} has no form in ONNX")
     proto.type = getattr(AttributeProto, kind.upper())
-    match kind:
-        case "float":
-            proto.f = value
-        case "int":
-            proto.i = int(value)
-        case "string":
-            proto.s = _bytes(value)
-        case "tensor":
-            proto.t.CopyFrom(tensor_to_proto(np.asarray(value)))
-        case "graph":
-            assert graph_to_proto is not None
-            proto.g.CopyFrom(graph_to_proto(value))
-        case "sparse_tensor":
-            _fill_sparse(proto.sparse_tensor, value)
-        case "type_proto":
-            _fill_type(proto.tp, value)
-        case "floats":
-            proto.floats.extend(value)
-        case "ints":
-            proto.ints.extend(int(v) for v in value)
-        case "strings":
-            proto.strings.extend(_bytes(v) for v in value)
-        case "tensors":
-            proto.tensors.extend(tensor_to_proto(np.asarray(v)) for v in value)
-        case "graphs":
-            assert graph_to_proto is not None
-            proto.graphs.extend(graph_to_proto(v) for v in value)
-        case "sparse_tensors":
-            for item in value:
-                _fill_sparse(proto.sparse_tensors.add(), item)
-        case "type_protos":
-            for item in value:
-                _fill_type(proto.type_protos.add(), item)
+    one, field = _ONE_OF[kind], _FIELDS[kind]
+    write: Any = graph_to_proto if one == "graph" else _WRITERS[one]
+    if kind != one:
+        getattr(proto, field).extend(map(write, value))
+    elif one in ("float", "int", "string"):
+        setattr(proto, field, write(value))
+    else:
+        getattr(proto, field).CopyFrom(write(value))
     return proto
 
 
@@ -266,10 +242,9 @@ def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def _fill_sparse(proto: SparseTensorProto, value: SparseTensor) -> None:
-    proto.values.CopyFrom(tensor_to_proto(value.values))
-    proto.indices.CopyFrom(tensor_to_proto(value.indices))
-    proto.dims.extend(value.shape)
+def _sparse_to_proto(value: SparseTensor) -> SparseTensorProto:
+    values, indices = tensor_to_proto(value.values), tensor_to_proto(value.indices)
+    return SparseTensorProto(values=values, indices=indices, dims=value.shape)
 
 
 _SCALAR_KINDS: Mapping[type, AttributeKind] = {
@@ -295,16 +270,9 @@ def _guess_kind(value: Any) -> AttributeKind | None:
             return "ints"
         if kinds == {"int", "float"}:
             return "floats"
-        plural: dict[AttributeKind | None, AttributeKind] = {
-            "int": "ints",
-            "float": "floats",
-            "string": "strings",
-            "tensor": "tensors",
-            "graph": "graphs",
-            "sparse_tensor": "sparse_tensors",
-            "type_proto": "type_protos",
-        }
-        return plural.get(kinds.pop()) if len(kinds) == 1 else None
+        one = kinds.pop()
+        single = not kinds and one is not None and _ONE_OF[one] == one
+        return cast(AttributeKind, f"{one}s") if single else None
     for type_, kind in _SCALAR_KINDS.items():
         if isinstance(value, type_):
             return kind
@@ -319,43 +287,48 @@ def attr_from_proto(proto: AttributeProto, graph_from_proto: ProtoToGraph) -> An
     Raises:
         ModelError: the type is unknown or the content damaged.
     """
-    match proto.type:
-        case AttributeProto.FLOAT:
-            return proto.f
-        case AttributeProto.INT:
-            return proto.i
-        case AttributeProto.STRING:
-            return _text(proto.s)
-        case AttributeProto.TENSOR:
-            return tensor_from_proto(proto.t)
-        case AttributeProto.GRAPH:
-            return graph_from_proto(proto.g)
-        case AttributeProto.SPARSE_TENSOR:
-            return sparse_from_proto(proto.sparse_tensor)
-        case AttributeProto.TYPE_PROTO:
-            return type_from_proto(proto.tp)
-        case AttributeProto.FLOATS:
-            return tuple(proto.floats)
-        case AttributeProto.INTS:
-            return tuple(proto.ints)
-        case AttributeProto.STRINGS:
-            return tuple(_text(s) for s in proto.strings)
-        case AttributeProto.TENSORS:
-            return tuple(tensor_from_proto(t) for t in proto.tensors)
-        case AttributeProto.GRAPHS:
-            return tuple(graph_from_proto(g) for g in proto.graphs)
-        case AttributeProto.SPARSE_TENSORS:
-            return tuple(sparse_from_proto(s) for s in proto.sparse_tensors)
-        case AttributeProto.TYPE_PROTOS:
-            return tuple(type_from_proto(t) for t in proto.type_protos)
-        case _:
-            raise ModelError(f"attribute {proto.name!r} has unknown type {proto.type}")
+    kind = _KIND_OF_NUMBER.get(proto.type)
+    if kind is None:
+        raise ModelError(f"attribute {proto.name!r} has unknown type {proto.type}")
+    value, one = getattr(proto, _FIELDS[kind]), _ONE_OF[kind]
+    read = graph_from_proto if one == "graph" else _READERS.get(one)
+    if kind == one:
+        return value if read is None else read(value)
+    return tuple(value) if read is None else tuple(map(read, value))
 
 
 def sparse_from_proto(proto: SparseTensorProto) -> SparseTensor:
     """Return the sparse tensor of a message."""
     values, indices = tensor_from_proto(proto.values), tensor_from_proto(proto.indices)
     return SparseTensor(values, indices, tuple(proto.dims))
+
+
+# The kind of the elements of each kind of attribute, and its field in AttributeProto.
+_ONE_OF: Mapping[AttributeKind, AttributeKind] = {
+    kind: cast(AttributeKind, kind.removesuffix("s")) for kind in ATTRIBUTE_KINDS
+}
+_FIELDS: Mapping[AttributeKind, str] = {
+    **{kind: kind for kind in ATTRIBUTE_KINDS},
+    **{"float": "f", "int": "i", "string": "s", "tensor": "t", "graph": "g", "type_proto": "tp"},
+}
+_KIND_OF_NUMBER: Mapping[int, AttributeKind] = {
+    getattr(AttributeProto, kind.upper()): kind for kind in ATTRIBUTE_KINDS
+}
+# Conversions of one element to and from its form in the message; the caller converts graphs.
+_WRITERS: Mapping[AttributeKind, Callable[[Any], Any]] = {
+    "float": lambda value: value,
+    "int": int,
+    "string": _bytes,
+    "tensor": lambda value: tensor_to_proto(np.asarray(value)),
+    "sparse_tensor": _sparse_to_proto,
+    "type_proto": type_to_proto,
+}
+_READERS: Mapping[AttributeKind, Callable[[Any], Any]] = {
+    "string": _text,
+    "tensor": tensor_from_proto,
+    "sparse_tensor": sparse_from_proto,
+    "type_proto": type_from_proto,
+}
 
 
 def node_to_proto(node: Node) -> NodeProto:

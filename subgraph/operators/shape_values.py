@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -29,7 +29,22 @@ from subgraph.graph.types import (
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
 
-Rule = Callable[[Node, Sequence["Array | None"], Sequence[ValueType | None]], "Array | None"]
+
+class _Operands(NamedTuple):
+    """A node, and what is known of its inputs.
+
+    Attributes:
+        node: The node.
+        inputs: Shape values of its inputs, None for those not known.
+        types: Types of its inputs, None for those not known.
+    """
+
+    node: Node
+    inputs: Sequence[Array | None]
+    types: Sequence[ValueType | None]
+
+
+Rule = Callable[[_Operands], "Array | None"]
 
 # Elements of the largest tensor whose elements are propagated; shapes have far fewer (estimate).
 LIMIT = 256
@@ -111,7 +126,7 @@ def propagate(
     if rule is None:
         return None
     try:
-        known = rule(node, inputs, types)
+        known = rule(_Operands(node, inputs, types))
     except (LookupError, ValueError, TypeError, ArithmeticError):
         # The rules check nothing; infer_types reports operands that do not fit.
         return None
@@ -138,37 +153,29 @@ def _shape_of(type_: ValueType | None) -> Shape | None:
     return type_.shape if isinstance(type_, TensorType) else None
 
 
-def _shape(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    shape = _shape_of(types[0])
+def _shape(of: _Operands) -> Array | None:
+    shape = _shape_of(of.types[0])
     if shape is None:
         return None
-    return _objects(shape[node.attrs.get("start", 0) : node.attrs.get("end", len(shape))])
+    return _objects(shape[of.node.attrs.get("start", 0) : of.node.attrs.get("end", len(shape))])
 
 
-def _size(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    type_ = types[0]
+def _size(of: _Operands) -> Array | None:
+    type_ = of.types[0]
     if not isinstance(type_, TensorType) or not type_.is_static:
         return None
     return np.array(math.prod(d for d in type_.shape or () if isinstance(d, int)), dtype=object)
 
 
-def _constant(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
+def _constant(of: _Operands) -> Array | None:
     for key in ("value", "value_int", "value_ints", "value_float", "value_floats"):
-        if key in node.attrs:
-            return from_array(np.asarray(node.attrs[key]))
+        if key in of.node.attrs:
+            return from_array(np.asarray(of.node.attrs[key]))
     return None
 
 
-def _first(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    return inputs[0]
+def _first(of: _Operands) -> Array | None:
+    return of.inputs[0]
 
 
 # Conversions to the dtypes in which shapes are computed; others would have to wrap around or lose
@@ -182,10 +189,8 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _cast(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    convert = _CASTS.get(DTYPE_OF_ONNX.get(node.attrs["to"], ""))
+def _cast(of: _Operands) -> Array | None:
+    convert = _CASTS.get(DTYPE_OF_ONNX.get(of.node.attrs["to"], ""))
     if convert is None:
         return None
 
@@ -194,7 +199,7 @@ def _cast(
             return item if convert is not bool else None
         return None if item is None else convert(item)
 
-    return _map(one, inputs[0])
+    return _map(one, of.inputs[0])
 
 
 def _map(function: Callable[..., Any], *inputs: Array | None) -> Array | None:
@@ -209,46 +214,38 @@ def _as_array(result: Any) -> Array:
     return np.asarray(result, dtype=object)
 
 
-def _axes(node: Node, inputs: Sequence[Array | None]) -> tuple[int, ...] | None:
-    if "axes" in node.attrs:
-        return tuple(node.attrs["axes"])
-    if len(inputs) > 1:
-        return None if inputs[1] is None else tuple(int(axis) for axis in inputs[1].ravel())
+def _axes(of: _Operands) -> tuple[int, ...] | None:
+    if "axes" in of.node.attrs:
+        return tuple(of.node.attrs["axes"])
+    if len(of.inputs) > 1:
+        return None if of.inputs[1] is None else tuple(int(axis) for axis in of.inputs[1].ravel())
     return ()
 
 
-def _unsqueeze(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    axes = _axes(node, inputs)
-    return None if inputs[0] is None or axes is None else np.expand_dims(inputs[0], axes)
+def _unsqueeze(of: _Operands) -> Array | None:
+    axes = _axes(of)
+    return None if of.inputs[0] is None or axes is None else np.expand_dims(of.inputs[0], axes)
 
 
-def _squeeze(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    data, axes = inputs[0], _axes(node, inputs)
+def _squeeze(of: _Operands) -> Array | None:
+    data, axes = of.inputs[0], _axes(of)
     if data is None or axes is None:
         return None
-    if not axes and (len(inputs) < 2 or node.inputs[1] is None):
+    if not axes and (len(of.inputs) < 2 or of.node.inputs[1] is None):
         axes = tuple(d for d, size in enumerate(data.shape) if size == 1)
     return np.squeeze(data, axes)
 
 
-def _gather(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    data, index = inputs
+def _gather(of: _Operands) -> Array | None:
+    data, index = of.inputs
     if data is None or index is None:
         return None
-    return _as_array(np.take(data, index.astype(np.int64), axis=node.attrs.get("axis", 0)))
+    return _as_array(np.take(data, index.astype(np.int64), axis=of.node.attrs.get("axis", 0)))
 
 
-def _concat(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
+def _concat(of: _Operands) -> Array | None:
     parts: list[Array] = []
-    for known, type_ in zip(inputs, types, strict=True):
+    for known, type_ in zip(of.inputs, of.types, strict=True):
         shape = _shape_of(type_)
         if known is None and shape is not None and len(shape) == 1 and isinstance(shape[0], int):
             # Only the number of elements is known.
@@ -256,20 +253,18 @@ def _concat(
         if known is None:
             return None
         parts.append(known)
-    return np.concatenate(parts, axis=node.attrs.get("axis", 1))
+    return np.concatenate(parts, axis=of.node.attrs.get("axis", 1))
 
 
-def _slice(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    data = inputs[0]
-    given = zip(inputs[1:], node.inputs[1:], strict=True)
+def _slice(of: _Operands) -> Array | None:
+    data = of.inputs[0]
+    given = zip(of.inputs[1:], of.node.inputs[1:], strict=True)
     if data is None or any(known is None and value is not None for known, value in given):
         return None
-    if "starts" in node.attrs:
-        listed: list[Any] = [node.attrs.get(name) for name in ("starts", "ends", "axes")]
+    if "starts" in of.node.attrs:
+        listed: list[Any] = [of.node.attrs.get(name) for name in ("starts", "ends", "axes")]
     else:
-        listed = [None if known is None else known.ravel() for known in inputs[1:]]
+        listed = [None if known is None else known.ravel() for known in of.inputs[1:]]
     starts, ends, axes, steps = cast(Sequence[Any], [*listed, None, None][:4])
     for k in range(len(starts)):
         axis = k if axes is None else int(axes[k])
@@ -279,10 +274,8 @@ def _slice(
     return data
 
 
-def _transpose(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    return None if inputs[0] is None else inputs[0].transpose(node.attrs.get("perm"))
+def _transpose(of: _Operands) -> Array | None:
+    return None if of.inputs[0] is None else of.inputs[0].transpose(of.node.attrs.get("perm"))
 
 
 def slice_size(size: int, start: int, end: int, step: int) -> int:
@@ -341,53 +334,43 @@ def slice_ends(size: int, start: int, end: int, step: int) -> tuple[int, int]:
     return min(max(start, 0), last), min(max(end, first), last)
 
 
-def _reshape(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    data, shape = inputs
+def _reshape(of: _Operands) -> Array | None:
+    data, shape = of.inputs
     if data is None or shape is None or has_symbolic(shape):
         return None
     return data.reshape([int(dim) for dim in shape])
 
 
-def _where(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    return _map(_pick, *inputs)
+def _where(of: _Operands) -> Array | None:
+    return _map(_pick, *of.inputs)
 
 
 def _pick(condition: Any, one: Any, other: Any) -> Any:
     return None if condition is None else one if condition else other
 
 
-def _constant_of_shape(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    if inputs[0] is None or has_symbolic(inputs[0]):
+def _constant_of_shape(of: _Operands) -> Array | None:
+    if of.inputs[0] is None or has_symbolic(of.inputs[0]):
         return None
-    shape = [int(dim) for dim in inputs[0]]
+    shape = [int(dim) for dim in of.inputs[0]]
     if math.prod(shape) > LIMIT or any(dim < 0 for dim in shape):
         return None
-    value = np.asarray(node.attrs.get("value", 0.0)).ravel()[0]
+    value = np.asarray(of.node.attrs.get("value", 0.0)).ravel()[0]
     return np.full(shape, value.item(), dtype=object)
 
 
-def _expand(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    data, shape = inputs
+def _expand(of: _Operands) -> Array | None:
+    data, shape = of.inputs
     if data is None or shape is None or has_symbolic(shape):
         return None
     wanted = np.broadcast_shapes(data.shape, tuple(int(dim) for dim in shape))
     return np.broadcast_to(data, wanted) if math.prod(wanted) <= LIMIT else None
 
 
-def _range(
-    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    if any(item is None for item in inputs):
+def _range(of: _Operands) -> Array | None:
+    if any(item is None for item in of.inputs):
         return None
-    start, limit, delta = (item.item() for item in inputs if item is not None)
+    start, limit, delta = (item.item() for item in of.inputs if item is not None)
     count = max(math.ceil((limit - start) / delta), 0)
     if is_symbolic(count):
         return None
@@ -395,16 +378,14 @@ def _range(
 
 
 def _reduce(function: Callable[[Sequence[Any]], Any]) -> Rule:
-    def rule(
-        node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-    ) -> Array | None:
-        data, axes = inputs[0], _axes(node, inputs)
+    def rule(of: _Operands) -> Array | None:
+        data, axes = of.inputs[0], _axes(of)
         if data is None or data.ndim != 1 or axes not in ((), (0,), (-1,)):
             return None
         if any(item is None or isinstance(item, str) for item in data):
             return None
         result = np.array(function(list(data)), dtype=object)
-        return result.reshape(1) if node.attrs.get("keepdims", 1) else result
+        return result.reshape(1) if of.node.attrs.get("keepdims", 1) else result
 
     return rule
 
@@ -412,10 +393,8 @@ def _reduce(function: Callable[[Sequence[Any]], Any]) -> Rule:
 def _elements(function: Callable[..., Any]) -> Rule:
     """Return the rule of an elementwise operator whose function takes names and None, too."""
 
-    def rule(
-        node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
-    ) -> Array | None:
-        return _map(function, *inputs)
+    def rule(of: _Operands) -> Array | None:
+        return _map(function, *of.inputs)
 
     return rule
 
