@@ -18,7 +18,16 @@ PLUGINS = "subgraph.devices.plugins"  # package of the built-in devices
 BACKENDS = "subgraph.devices.backends"  # package of the devices over other libraries
 _ENTRY_POINTS = "subgraph.devices"  # group of the entry points of other packages
 # Modules of the packages that define no device.
-HELPER_MODULES = ("base", "cuda", "onednn_graph", "property", "tensorrt_engine", "torch_operators")
+HELPER_MODULES = (
+    "base",
+    "cuda",
+    "cudnn_graph",
+    "cudnn_plans",
+    "onednn_graph",
+    "property",
+    "tensorrt_engine",
+    "torch_operators",
+)
 # Device names of other frameworks for hardware that OPENCL can use.
 _OPENCL_NAMES = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
 

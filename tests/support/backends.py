@@ -14,6 +14,7 @@ from subgraph.devices.backends.cuda import Card
 
 # The packages of each device; one of them is needed.
 PACKAGES = {
+    "CUDNN": ("nvidia-cudnn-frontend",),
     "ONEDNN": ("onednn-cpu-gomp",),
     "ONNXRUNTIME": ("onnxruntime",),
     "OPENVINO": ("openvino",),
@@ -21,7 +22,7 @@ PACKAGES = {
     "TORCH": ("torch",),
     "TVM": ("apache-tvm",),
 }
-ON_CARDS = ("TENSORRT",)  # devices that need an NVIDIA card
+ON_CARDS = ("CUDNN", "TENSORRT")  # devices that need an NVIDIA card
 
 
 def is_missing(device: str) -> bool:

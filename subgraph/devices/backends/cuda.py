@@ -106,6 +106,10 @@ class Stream:
         weakref.finalize(self, card.runtime.cudaStreamDestroy, made)
         self.handle = int(made)
 
+    def memory(self) -> CardMemory:
+        """Return memory of the card, for what is queued here."""
+        return CardMemory(self._card)
+
     def upload(self, array: Array, address: int) -> None:
         """Copy a C-contiguous array to the card; the array may be changed afterwards."""
         kind = self._card.runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
@@ -128,29 +132,33 @@ class Stream:
 
 
 class CardMemory:
-    """Memory of a card that is allocated again when more is needed, and freed with the object."""
+    """Memory of a card that is allocated again when more is needed, and freed with the object.
+
+    Attributes:
+        size: Its size in bytes.
+    """
 
     def __init__(self, card: Card) -> None:
         """Allocate nothing yet."""
         self._card = card
-        self._size = 0
+        self.size = 0
         self._address = 0
         self._free: Any = None
 
     def reserve(self, size: int) -> int:
         """Return the address of at least ``size`` bytes; the contents are not kept."""
-        if size > self._size or not self._address:
+        if size > self.size or not self._address:
             self.release()
             self._address = int(self._card.call("cudaMalloc", max(size, 1)))
             self._free = weakref.finalize(self, self._card.runtime.cudaFree, self._address)
-            self._size = size
+            self.size = size
         return self._address
 
     def release(self) -> None:
         """Free the memory."""
         if self._free is not None:
             self._free()
-        self._address = self._size = 0
+        self._address = self.size = 0
 
 
 def _version(number: int) -> str:

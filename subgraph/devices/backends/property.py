@@ -85,6 +85,13 @@ class _SupportedSelector(SubgraphSelector):
         return self.select(output_node)
 
 
+@register_property("cudnn")
+class CudnnProperty(BackendProperty):
+    """Regions that cuDNN runs."""
+
+    device = "CUDNN"
+
+
 @register_property("onednn")
 class OnednnProperty(BackendProperty):
     """Regions that oneDNN runs."""

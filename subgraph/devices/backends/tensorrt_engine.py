@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.devices.backends.cuda import Card, CardMemory, Stream
+from subgraph.devices.backends.cuda import Card, Stream
 from subgraph.graph.types import Array
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -268,7 +268,7 @@ class _Run:
         self._model = model
         self._card = model.card
         self._stream = Stream(self._card)
-        self._memory = {name: CardMemory(self._card) for name in (*model.inputs, *model.outputs)}
+        self._memory = {name: self._stream.memory() for name in (*model.inputs, *model.outputs)}
         self._shapes: Shapes | None = None
         self._engine: Any = None
 

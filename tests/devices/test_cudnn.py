@@ -1,0 +1,167 @@
+"""CUDNN without a card: the graphs that nodes become, and cuDNN's plans for a described card.
+
+The graphs are made by cuDNN's frontend; NumPy computes them, and the results are compared with
+REFERENCE. Where libcudnn and a driver's libcuda are installed, cuDNN plans the graphs for an H100
+without one. What runs on a card is tested with the other backends, in test_backends.py and
+test_backend_operators.py, where there is one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.devices.backends.base import library_model_of, parsed_model
+from subgraph.devices.backends.cudnn import CudnnDevice, CudnnModel, CudnnOp
+from subgraph.devices.backends.cudnn_graph import Step, steps_of
+from subgraph.devices.backends.cudnn_plans import Planner
+from subgraph.graph.types import Array
+from subgraph.transform.pass_manager import apply_pass
+from tests.devices.test_backend_operators import USES
+from tests.support.backends import no_package
+from tests.support.cudnn_graphs import computed, described_card
+from tests.support.requirements import Use, floats
+
+needs_package = pytest.mark.skipif(bool(no_package("CUDNN")), reason=no_package("CUDNN"))
+
+X = floats(3, 4, 5)
+MORE = [
+    Use("Add", (X, floats(1, 4, 1))),
+    Use("Add", (floats(2, 5, 3, 4), floats(5, 1, 1))),
+    Use("Pow", (floats(6) + 2, floats(6))),
+    Use("Gemm", (floats(3, 4), floats(5, 4), floats(5)), {"transB": 1}),
+    Use("MatMul", (floats(2, 3, 4), floats(4, 6))),
+    Use("BatchNormalization", (floats(2, 8, 4, 4), *[floats(8) + 2] * 4), version=15),
+    Use("InstanceNormalization", (floats(2, 3, 4), floats(3), floats(3))),
+    Use("LayerNormalization", (floats(3, 4, 6), floats(6), floats(6)), {"axis": -1}),
+    Use("LayerNormalization", (floats(3, 4, 6), floats(4, 6)), {"axis": 1, "epsilon": 0.1}),
+    Use("Transpose", (floats(2, 3, 4, 5),), {"perm": (1, 2, 3, 0)}),
+    *[Use(op, (X,)) for op in ("Abs", "Erf", "Exp", "Neg", "Sigmoid", "Tanh", "Relu", "Cos")],
+    *[Use(op, (X + 3,)) for op in ("Log", "Reciprocal", "Sqrt", "Floor")],
+]
+
+
+class Cardless(CudnnDevice):
+    """CUDNN on a machine without a card: it plans for an H100, and runs nothing."""
+
+    def find_card(self) -> None:
+        self.card = None
+        self.planner = Planner(self.library, **described_card())
+
+
+def graph_of_use(case: Use) -> tuple[sg.Graph, Array]:
+    first = case.inputs[0]
+    assert first is not None
+    x = sg.input("x", type=sg.TensorType(first.dtype.name, first.shape))
+    rest = [None if a is None else sg.parameter(f"w{k}", a) for k, a in enumerate(case.inputs[1:])]
+    made = sg.Node(case.op, [x, *rest], version=case.version, attrs=case.attrs)
+    return apply_pass(sg.Graph([x], made.outputs, "use"), "InferTypes"), first
+
+
+def residual() -> sg.Graph:
+    """Return two convolutions with Relu, a sum, and a dense layer."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> sg.Value:
+        return sg.parameter(name, rng.standard_normal(shape).astype(np.float32))
+
+    x = sg.input("x", type=sg.TensorType("float32", ("N", 4, 6, 6)))
+    a = ops.Relu(ops.Conv(x, weight("w", 4, 4, 3, 3), pads=[1, 1, 1, 1]))
+    b = ops.Conv(a, weight("v", 4, 4, 3, 3), weight("b", 4), pads=[1, 1, 1, 1])
+    y = ops.Flatten(ops.Relu(ops.Add(b, a)))
+    return sg.Graph([x], [ops.Gemm(y, weight("d", 144, 5), weight("c", 5)), a], "residual")
+
+
+@needs_package
+def test_graphs_compute_what_onnx_defines() -> None:
+    translated: set[str] = set()
+    for case in (*USES, *MORE):
+        graph, x = graph_of_use(case)
+        if x.dtype != np.float32:
+            continue
+        try:
+            found = computed(library_model_of(graph, [0]), {"x": x})
+        except (NotImplementedError, KeyError):
+            continue
+        translated.add(case.name)
+        wanted = sg.compile_model(graph, "REFERENCE")(x=x)
+        for k, got in enumerate(found):
+            assert got.shape == wanted[k].shape, case.name
+            np.testing.assert_allclose(got, wanted[k], rtol=1e-4, atol=1e-5, err_msg=case.name)
+    assert {case.name for case in MORE} <= translated
+    assert len(translated) >= 45
+
+
+@needs_package
+def test_a_model_of_several_nodes() -> None:
+    graph = residual()
+    x = np.random.default_rng(1).standard_normal((3, 4, 6, 6)).astype(np.float32)
+    found = computed(library_model_of(graph, [0]), {"x": x})
+    wanted = sg.compile_model(graph, "REFERENCE")(x=x)
+    for k, got in enumerate(found):
+        np.testing.assert_allclose(got, wanted[k], rtol=1e-4, atol=1e-5)
+
+
+def planned(graph: sg.Graph, config: dict[str, str]) -> tuple[CudnnModel, Cardless]:
+    core, device = sg.Core(), Cardless()
+    core.register_device("CARDLESS", device)
+    op = core.compile_model(graph, "CARDLESS", config).graph.nodes[0].op
+    assert isinstance(op, CudnnOp)
+    model = op.compiled()
+    assert isinstance(model, CudnnModel)
+    return model, device
+
+
+@pytest.mark.slow
+def test_plans_for_a_described_card() -> None:
+    """Convolutions have compiled plans, shared by layers of equal sizes, for one query and run."""
+    described_card()
+    model, device = planned(residual(), {"PRECISION": "f32", "WEIGHTS": "inputs"})
+    assert model.inputs == ["x"]
+    program = model.program(((3, 4, 6, 6),))
+    kinds = [step.kind.partition(" ")[0] for step, _ in program]
+    assert kinds == ["Conv", "Conv", "Add", "Relu", "Flatten", "Gemm"]
+    assert [kernel is None for _, kernel in program] == [kind == "Flatten" for kind in kinds]
+    again, _ = planned(residual(), {})
+    again.planner = device.planner
+    assert [kernel for _, kernel in again.program(((3, 4, 6, 6),))] == [k for _, k in program]
+
+
+def test_refusals() -> None:
+    described_card()
+    core = sg.Core()
+    core.register_device("CARDLESS", Cardless())
+
+    def reason(*inputs: sg.Value, output: sg.Value) -> str:
+        graph = sg.Graph(inputs, [output], "refused")
+        return "; ".join(core.query_model(graph, "CARDLESS").reasons.values())
+
+    x = sg.input("x", type=sg.TensorType("float32", (3, 4)))
+    y = sg.input("y", type=sg.TensorType("float32", (4, 5)))
+    n = sg.input("n", type=sg.TensorType("int64", (3, 4)))
+    assert "Softmax is not translated" in reason(x, output=ops.Softmax(x))
+    assert "input 1 is no weight" in reason(x, y, output=ops.MatMul(x, y))
+    assert "cuDNN is used for float32" in reason(n, output=ops.Add(n, n))
+    a = sg.input("a", type=sg.TensorType("float32", (2, 1, 3, 4)))
+    b = sg.input("b", type=sg.TensorType("float32", (5, 1, 4)))
+    assert "cudnnGraphNotSupportedError" in reason(a, b, output=ops.Add(a, b))
+
+
+def test_keys_of_plans() -> None:
+    """Plans are shared by parts with equal operations, sizes and attributes alone."""
+
+    def step(op: str, *inputs: Array | None, **attrs: object) -> Step:
+        graph, x = graph_of_use(Use(op, inputs, dict(attrs)))
+        body, version, weights = parsed_model(library_model_of(graph, [0]))
+        [found] = steps_of(body, version, weights, {"x": x.shape})
+        return found
+
+    image, filters = floats(2, 3, 9, 8), floats(6, 3, 3, 3)
+    plain = step("Conv", image, filters)
+    assert plain.key() == step("Conv", image, 2 * filters).key()
+    assert plain.key() != step("Conv", image, filters, dilations=(2, 2)).key()
+    assert plain.key() != step("Conv", image[:1], filters).key()
+    low = np.array(0, np.float32)
+    assert step("Clip", X, low).key() != step("Clip", X, None, low).key()
