@@ -14,7 +14,7 @@ from subgraph.errors import ModelError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value, copy_node
 from subgraph.transform.pass_manager import register_pass
 
-from .rules import CONSTANT, ones_like, op, zeros_like
+from .rules import CONSTANT, Vjp, ones_like, op, zeros_like
 from .windows import RULES
 
 _DOMAIN = "ai.onnx.preview.training"
@@ -180,7 +180,7 @@ def _backwards(
                 f"node {gradient.name!r} (Gradient): the derivative of {step.op_type} "
                 f"(node {step.name!r}) is not defined; known: {', '.join(sorted(RULES))}"
             )
-        found = rule(step, step.inputs, step.outputs, arrived)
+        found = rule(Vjp(step, arrived))
         for value, grad in zip(step.inputs, found, strict=False):
             if value is None or grad is None or value not in active:
                 continue

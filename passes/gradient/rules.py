@@ -1,8 +1,7 @@
 """Derivative rules of operators for the pass "ExpandGradient": vector-Jacobian products.
 
-A rule is called with a node, the values of its inputs and outputs, and the derivative of the target
-with respect to each output (None where the target does not depend on it). It builds nodes for the
-derivatives with respect to the inputs, and returns these in order, None for inputs without one.
+A rule builds nodes for the derivatives with respect to a node's inputs, and returns these in order,
+None for inputs without one.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from subgraph.errors import UnsupportedOpError
@@ -19,10 +19,37 @@ from subgraph.operators.builder import operator
 from subgraph.operators.reference import attributes
 
 OptionalValue = Value | None
-Rule = Callable[
-    [Node, Sequence[OptionalValue], Sequence[Value], Sequence[OptionalValue]],
-    Sequence[OptionalValue],
-]
+
+
+@attrs.frozen
+class Vjp:
+    """A vector-Jacobian product to build: a node, and the derivative of the target by its outputs.
+
+    Attributes:
+        node: The node.
+        grads: The derivative of the target with respect to each output, None where the target does
+            not depend on it.
+    """
+
+    node: Node
+    grads: Sequence[OptionalValue]
+
+    @property
+    def output(self) -> Value:
+        """The first output."""
+        return self.node.outputs[0]
+
+    @property
+    def grad(self) -> Value:
+        """The derivative with respect to the first output."""
+        return _present(self.grads[0])
+
+    def input(self, position: int) -> Value:
+        """Return an input, which is not omitted."""
+        return _present(self.node.inputs[position])
+
+
+Rule = Callable[[Vjp], Sequence[OptionalValue]]
 
 
 def op(op_type: str, *inputs: Any, **attrs: Any) -> Value:
@@ -74,13 +101,8 @@ def _present(value: OptionalValue) -> Value:
 def _unary(derivative: Callable[[Value, Value], Value]) -> Rule:
     """Return the rule of an elementwise function from dy/dx as a function of x and y."""
 
-    def rule(
-        node: Node,
-        inputs: Sequence[OptionalValue],
-        outputs: Sequence[Value],
-        grads: Sequence[OptionalValue],
-    ) -> Sequence[OptionalValue]:
-        return [op("Mul", _present(grads[0]), derivative(_present(inputs[0]), outputs[0]))]
+    def rule(of: Vjp) -> Sequence[OptionalValue]:
+        return [op("Mul", of.grad, derivative(of.input(0), of.output))]
 
     return rule
 
@@ -88,14 +110,9 @@ def _unary(derivative: Callable[[Value, Value], Value]) -> Rule:
 def _binary(derivatives: Callable[[Value, Value, Value, Value], tuple[Value, Value]]) -> Rule:
     """Return the rule of a broadcasting operator from (a, b, y, dy) to both derivatives."""
 
-    def rule(
-        node: Node,
-        inputs: Sequence[OptionalValue],
-        outputs: Sequence[Value],
-        grads: Sequence[OptionalValue],
-    ) -> Sequence[OptionalValue]:
-        a, b = _present(inputs[0]), _present(inputs[1])
-        da, db = derivatives(a, b, outputs[0], _present(grads[0]))
+    def rule(of: Vjp) -> Sequence[OptionalValue]:
+        a, b = of.input(0), of.input(1)
+        da, db = derivatives(a, b, of.output, of.grad)
         return [sum_to(da, a), sum_to(db, b)]
 
     return rule
@@ -119,28 +136,20 @@ def _positive(x: Value) -> Value:
     return op("CastLike", op("Greater", x, _number(0, x)), x)
 
 
-def _leaky(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    x, dy = _present(inputs[0]), _present(grads[0])
-    alpha = _number(float(attributes(node)["alpha"]), x)
+def _leaky(of: Vjp) -> Sequence[OptionalValue]:
+    x, dy = of.input(0), of.grad
+    alpha = _number(float(attributes(of.node)["alpha"]), x)
     slope = op("Where", op("Less", x, _number(0, x)), alpha, _number(1, x))
     return [op("Mul", dy, slope)]
 
 
-def _minmax(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    dy, rest = _present(grads[0]), None
+def _minmax(of: Vjp) -> Sequence[OptionalValue]:
+    dy, rest = of.grad, None
     found: list[OptionalValue] = []
-    for value in map(_present, inputs):  # of equal inputs only the first gets the derivative
-        mine = op("Equal", value, outputs[0])
+    for value in map(
+        _present, of.node.inputs
+    ):  # of equal inputs only the first gets the derivative
+        mine = op("Equal", value, of.output)
         if rest is not None:
             mine = op("And", mine, rest)
         rest = op("Not", mine) if rest is None else op("And", rest, op("Not", mine))
@@ -148,16 +157,11 @@ def _minmax(
     return found
 
 
-def _sum(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    dy = _present(grads[0])
-    if node.op_type == "Mean":
-        dy = op("Div", dy, _number(len(inputs), dy))
-    return [sum_to(dy, _present(value)) for value in inputs]
+def _sum(of: Vjp) -> Sequence[OptionalValue]:
+    dy = of.grad
+    if of.node.op_type == "Mean":
+        dy = op("Div", dy, _number(len(of.node.inputs), dy))
+    return [sum_to(dy, _present(value)) for value in of.node.inputs]
 
 
 def _swap(value: Value) -> Value:
@@ -174,13 +178,8 @@ def _swap(value: Value) -> Value:
     return op("Transpose", value, perm=perm)
 
 
-def _matmul(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    a, b, dy = _present(inputs[0]), _present(inputs[1]), _present(grads[0])
+def _matmul(of: Vjp) -> Sequence[OptionalValue]:
+    a, b, dy = of.input(0), of.input(1), of.grad
     ranks = [v.type.rank if isinstance(v.type, TensorType) else None for v in (a, b)]
     if 1 in ranks:
         # A vector becomes a matrix of one row (left) or column (right); the axis is removed below.
@@ -199,14 +198,9 @@ def _matmul(
     return [sum_to(da, a), sum_to(db, b)]
 
 
-def _gemm(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    options = attributes(node)
-    a, b, dy = _present(inputs[0]), _present(inputs[1]), _present(grads[0])
+def _gemm(of: Vjp) -> Sequence[OptionalValue]:
+    options = attributes(of.node)
+    a, b, dy = of.input(0), of.input(1), of.grad
     left, right = int(options["transA"]), int(options["transB"])
     scaled = op("Mul", dy, _number(float(options["alpha"]), dy))
     if left:
@@ -217,55 +211,35 @@ def _gemm(
         db = op("Gemm", scaled, a, transA=1, transB=left)
     else:
         db = op("Gemm", a, scaled, transA=1 - left)
-    if len(inputs) < 3 or inputs[2] is None:
+    if len(of.node.inputs) < 3 or of.node.inputs[2] is None:
         return [da, db]
-    return [da, db, sum_to(op("Mul", dy, _number(float(options["beta"]), dy)), inputs[2])]
+    return [da, db, sum_to(op("Mul", dy, _number(float(options["beta"]), dy)), of.node.inputs[2])]
 
 
-def _reshaped(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    return [op("Reshape", _present(grads[0]), op("Shape", _present(inputs[0])), allowzero=1)]
+def _reshaped(of: Vjp) -> Sequence[OptionalValue]:
+    return [op("Reshape", of.grad, op("Shape", of.input(0)), allowzero=1)]
 
 
-def _expand(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    return [sum_to(_present(grads[0]), _present(inputs[0]))]
+def _expand(of: Vjp) -> Sequence[OptionalValue]:
+    return [sum_to(of.grad, of.input(0))]
 
 
-def _transpose(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    perm = node.attrs.get("perm")
+def _transpose(of: Vjp) -> Sequence[OptionalValue]:
+    perm = of.node.attrs.get("perm")
     if perm is None:
-        return [op("Transpose", _present(grads[0]))]
-    return [op("Transpose", _present(grads[0]), perm=[int(k) for k in np.argsort(perm)])]
+        return [op("Transpose", of.grad)]
+    return [op("Transpose", of.grad, perm=[int(k) for k in np.argsort(perm)])]
 
 
-def _reduce(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    x, dy, y = _present(inputs[0]), _present(grads[0]), outputs[0]
-    axes: Any = inputs[1] if len(inputs) > 1 else node.attrs.get("axes")
-    if not attributes(node)["keepdims"]:
+def _reduce(of: Vjp) -> Sequence[OptionalValue]:
+    x, dy, y = of.input(0), of.grad, of.output
+    axes: Any = of.node.inputs[1] if len(of.node.inputs) > 1 else of.node.attrs.get("axes")
+    if not attributes(of.node)["keepdims"]:
         if axes is None:
             dy = op("Reshape", dy, op("ConstantOfShape", op("Shape", op("Shape", x)), value=_ONE))
         else:
             dy = op("Unsqueeze", dy, axes if isinstance(axes, Value) else list(axes))
-    if node.op_type == "ReduceMean":
+    if of.node.op_type == "ReduceMean":
         count = op("Div", op("Size", x), op("Size", y))
         dy = op("Div", dy, op("CastLike", count, dy))
     return [op("Expand", dy, op("Shape", x))]
@@ -274,99 +248,63 @@ def _reduce(
 _ONE = np.array([1], np.int64)
 
 
-def _concat(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    axis = int(node.attrs.get("axis", 1))
-    lengths = [op("Gather", op("Shape", _present(v)), [axis], axis=0) for v in inputs]
+def _concat(of: Vjp) -> Sequence[OptionalValue]:
+    axis = int(of.node.attrs.get("axis", 1))
+    lengths = [op("Gather", op("Shape", _present(v)), [axis], axis=0) for v in of.node.inputs]
     if len(lengths) == 1:
-        return [grads[0]]
+        return [of.grads[0]]
     parts: Sequence[Value] = operator("Split")(
-        _present(grads[0]), op("Concat", *lengths, axis=0), axis=axis, outputs=len(lengths)
+        of.grad, op("Concat", *lengths, axis=0), axis=axis, outputs=len(lengths)
     )
     return parts
 
 
-def _split(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    filled = [zeros_like(y) if g is None else g for y, g in zip(outputs, grads, strict=True)]
-    return [op("Concat", *filled, axis=int(node.attrs.get("axis", 0)))]
+def _split(of: Vjp) -> Sequence[OptionalValue]:
+    filled = [
+        zeros_like(y) if g is None else g for y, g in zip(of.node.outputs, of.grads, strict=True)
+    ]
+    return [op("Concat", *filled, axis=int(of.node.attrs.get("axis", 0)))]
 
 
-def _softmax(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    if node.version < 13:
-        raise UnsupportedOpError(f"the derivative of {node.op_type} before opset 13 is not defined")
-    y, dy, axis = outputs[0], _present(grads[0]), int(attributes(node)["axis"])
-    if node.op_type == "LogSoftmax":
+def _softmax(of: Vjp) -> Sequence[OptionalValue]:
+    if of.node.version < 13:
+        raise UnsupportedOpError(
+            f"the derivative of {of.node.op_type} before opset 13 is not defined"
+        )
+    y, dy, axis = of.output, of.grad, int(attributes(of.node)["axis"])
+    if of.node.op_type == "LogSoftmax":
         total = op("ReduceSum", dy, [axis])
         return [op("Sub", dy, op("Mul", op("Exp", y), total))]
     total = op("ReduceSum", op("Mul", dy, y), [axis])
     return [op("Mul", y, op("Sub", dy, total))]
 
 
-def _where(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    condition, a, b = map(_present, inputs)
-    dy = _present(grads[0])
+def _where(of: Vjp) -> Sequence[OptionalValue]:
+    condition, a, b = map(_present, of.node.inputs)
+    dy = of.grad
     zeros = zeros_like(dy)
     da = op("Where", condition, dy, zeros)
     return [None, sum_to(da, a), sum_to(op("Where", condition, zeros, dy), b)]
 
 
-def _gather(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    x, indices, dy = _present(inputs[0]), _present(inputs[1]), _present(grads[0])
-    if int(node.attrs.get("axis", 0)) != 0:
+def _gather(of: Vjp) -> Sequence[OptionalValue]:
+    x, indices, dy = of.input(0), of.input(1), of.grad
+    if int(of.node.attrs.get("axis", 0)) != 0:
         raise UnsupportedOpError("the derivative of Gather is defined along axis 0 only")
     rows = op("Cast", op("Unsqueeze", indices, [-1]), to=ONNX_DTYPE["int64"])
     return [op("ScatterND", zeros_like(x), rows, dy, reduction="add"), None]
 
 
-def _cast(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    return [op("CastLike", _present(grads[0]), _present(inputs[0]))]
+def _cast(of: Vjp) -> Sequence[OptionalValue]:
+    return [op("CastLike", of.grad, of.input(0))]
 
 
-def _pass_on(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    return [grads[0]]
+def _pass_on(of: Vjp) -> Sequence[OptionalValue]:
+    return [of.grads[0]]
 
 
-def _global_pool(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    x, y, dy = _present(inputs[0]), outputs[0], _present(grads[0])
+def _global_pool(of: Vjp) -> Sequence[OptionalValue]:
+    x, y, dy = of.input(0), of.output, of.grad
     count = op("CastLike", op("Div", op("Size", x), op("Size", y)), dy)
     return [op("Expand", op("Div", dy, count), op("Shape", x))]
 

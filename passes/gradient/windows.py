@@ -21,7 +21,7 @@ from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import decoded
 
 from .rules import RULES as SIMPLE
-from .rules import OptionalValue, Rule, op
+from .rules import OptionalValue, Rule, Vjp, op
 
 
 @attrs.frozen
@@ -96,19 +96,11 @@ def _window(node: Node, kernel: Sequence[int], x: Value, y: Value) -> _Window:
     return _Window(list(kernel), strides, dilations, starts, ends)
 
 
-def _conv(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
-    x, w, dy = inputs[0], inputs[1], grads[0]
-    assert x is not None
-    assert w is not None
-    assert dy is not None
+def _conv(of: Vjp) -> Sequence[OptionalValue]:
+    x, w, dy = of.input(0), of.input(1), of.grad
     sizes, weight = _static(x, "Conv"), _static(w, "Conv")
-    groups, rank = int(attributes(node)["group"] or 1), len(sizes) - 2
-    window = _window(node, weight[2:], x, outputs[0])
+    groups, rank = int(attributes(of.node)["group"] or 1), len(sizes) - 2
+    window = _window(of.node, weight[2:], x, of.output)
     dx = op("ConvTranspose", dy, w, group=groups, **window.options)
     wide = op("Pad", x, [0, 0, *window.starts, 0, 0, *window.ends])
     space = _static(wide, "Conv")[2:]
@@ -122,24 +114,17 @@ def _conv(
     steps = {"strides": window.dilations, "dilations": window.strides}
     found = op("Conv", rows, columns, group=groups, **steps)
     dw = op("Transpose", found, perm=[1, 0, *spatial])
-    if len(inputs) < 3 or inputs[2] is None:
+    if len(of.node.inputs) < 3 or of.node.inputs[2] is None:
         return [dx, dw]
     return [dx, dw, op("ReduceSum", dy, [0, *spatial], keepdims=0)]
 
 
-def _average_pool(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
+def _average_pool(of: Vjp) -> Sequence[OptionalValue]:
     """Spread the derivative of each window evenly over the elements that the average counts."""
-    x, dy = inputs[0], grads[0]
-    assert x is not None
-    assert dy is not None
-    options, sizes = attributes(node), _static(x, "AveragePool")
-    window = _window(node, options["kernel_shape"], x, outputs[0])
-    counts = _counts(window, sizes[2:], _static(outputs[0], "AveragePool")[2:], options)
+    x, dy = of.input(0), of.grad
+    options, sizes = attributes(of.node), _static(x, "AveragePool")
+    window = _window(of.node, options["kernel_shape"], x, of.output)
+    counts = _counts(window, sizes[2:], _static(of.output, "AveragePool")[2:], options)
     share = op("Div", dy, op("CastLike", counts, dy))
     ones = np.ones((sizes[1], 1, *window.kernel), np.float32)
     spread = op("CastLike", ones, dy)
@@ -172,22 +157,15 @@ def _counts(
     return np.maximum(total, 1).astype(np.float32)
 
 
-def _max_pool(
-    node: Node,
-    inputs: Sequence[OptionalValue],
-    outputs: Sequence[Value],
-    grads: Sequence[OptionalValue],
-) -> Sequence[OptionalValue]:
+def _max_pool(of: Vjp) -> Sequence[OptionalValue]:
     """Add the derivative of each window to that of its largest element."""
-    x, dy = inputs[0], grads[0]
-    assert x is not None
-    assert dy is not None
-    options = {k: v for k, v in node.attrs.items() if k != "storage_order"}
-    pooled = Node("MaxPool", [x], outputs=2, version=max(node.version, 12), attrs=options)
+    x, dy = of.input(0), of.grad
+    options = {k: v for k, v in of.node.attrs.items() if k != "storage_order"}
+    pooled = Node("MaxPool", [x], outputs=2, version=max(of.node.version, 12), attrs=options)
     for made in pooled.outputs:
-        made.type = outputs[0].type
+        made.type = of.output.type
     indices = pooled.outputs[1]
-    indices.type = TensorType("int64", _static(outputs[0], "MaxPool"))
+    indices.type = TensorType("int64", _static(of.output, "MaxPool"))
     size = math.prod(_static(x, "MaxPool"))
     flat = op("CastLike", np.zeros(size, np.float32), dy)
     rows = op("Reshape", indices, [-1, 1])
