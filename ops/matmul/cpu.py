@@ -207,8 +207,8 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     if alone and is_possible(low, of, n, depth) and is_faster(of, m, n, depth):
         recipe = f"gemm similar columns {_panels_recipe(product, of)}"
         similar = low.weight(recipe, similar_columns(of, _stacked(product, of)), b.operand)
-        ends = (a.operand, a.row_step), b_word, similar, product.out
-        emit_strassen(low, of, *ends, (m, n, depth), init, residual, product.act)
+        matrices = (a.operand, a.row_step), b_word, similar, product.out
+        emit_strassen(low, of, *matrices, (m, n, depth), init, residual, product.act)
         return
     ends = init, residual
     steps = [steps[0], b_steps, steps[2]]

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from subgraph.engine.planner.constants import contiguous_array
-from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -215,20 +215,22 @@ def _emit(
     if aggregate not in ("SUM", "AVERAGE"):
         raise Unsupported(f"trees aggregated by {aggregate}")
     scores = scores_operand(low, transform, y)
-    arrays = {
-        "nodes": packed.nodes,
-        "roots": packed.roots,
-        "targets": packed.targets,
-        "weights": packed.weights,
-        "base": np.broadcast_to(base if base.size else np.zeros(1, np.float32), (count,)),
-        "class_labels": np.zeros(1, np.int64) if labels is None else labels,
-    }
+    votes = np.broadcast_to(base if base.size else np.zeros(1, np.float32), (count,))
+
+    def weight(name: str, array: Array) -> Weight:
+        return low.weight(f"trees {name}", contiguous_array, array)
+
     scratch = low.scratch(BLOCK_SAMPLES * count, per_worker=True)
     arguments = EnsembleArguments(
         x=x,
         scores=scores,
         labels=0 if labels is None else low.output(0),
-        **{key: low.weight(f"trees {key}", contiguous_array, of) for key, of in arrays.items()},
+        nodes=weight("nodes", packed.nodes),
+        roots=weight("roots", packed.roots),
+        targets=weight("targets", packed.targets),
+        weights=weight("weights", packed.weights),
+        base=weight("base", votes),
+        class_labels=weight("labels", np.zeros(1, np.int64) if labels is None else labels),
         samples=samples,
         features=features,
         count=count,
