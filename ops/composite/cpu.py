@@ -29,6 +29,7 @@ from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.indexing.arguments import OneHotArguments
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes
+from subgraph.ops.normalization.softmax_cpu import softmax_sizes
 from subgraph.ops.reduce.cpu import emit_argminmax, emit_reduction
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
@@ -103,10 +104,7 @@ def hardmax(node: Node, low: Lowering) -> None:
     x, y = low.input(0), low.output()
     if x.size == 0:
         return
-    old = 0 < node.version < 13
-    axis = normal_axis(int(node.attrs.get("axis", 1 if old else -1)), x.rank)
-    size = math.prod(x.shape[axis:]) if old else (x.shape[axis] if x.rank else 1)
-    inner = 1 if old else math.prod(x.shape[axis + 1 :])
+    size, inner = softmax_sizes(node, x)
     outer = x.size // (size * inner)
     indices = temporary(low, "int64", (outer, inner))
     emit_argminmax(low, x, indices, size, inner, largest=True, last=False)

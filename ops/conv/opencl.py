@@ -30,11 +30,11 @@ from subgraph.ops.matmul.opencl import (
     program,
 )
 from subgraph.ops.matmul.products import Matrix
-from subgraph.ops.movement.geometry import Geometry, conv_geometry, ints, triple
+from subgraph.ops.movement.geometry import Geometry, conv_geometry
 from subgraph.ops.pool.cpu import pool_geometry, pool_kind, trailing_pads
 from subgraph.ops.shared.opencl_code import FLOATS, activation, line, number, register, require
 
-from .transpose_cpu import transpose_pads
+from .transpose_cpu import transposed_geometry
 
 _KINDS = {"max": 0, "average": 1, "l1": 2, "l2": 3}
 _POOLS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
@@ -203,27 +203,15 @@ def conv_transpose(node: Node, low: ClLowering) -> None:
     x, w, bias = (as_float32(low, low.optional(k)) for k in range(3))
     assert x is not None
     assert w is not None
-    rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
-    g = Geometry(
-        x.shape[0],
-        groups,
-        x.shape[1] // groups,
-        w.shape[1],
-        triple(x.shape[2:], 1),
-        triple(out.shape[2:], 1),
-        triple(w.shape[2:], 1),
-        triple(ints(node, "strides", rank, 1), 1),
-        triple(ints(node, "dilations", rank, 1), 1),
-        triple(transpose_pads(node, x, w, out), 0),
-    )
+    g = transposed_geometry(node, x, w, out)
     y = float32_output(low, out)
     (name, text), p, q = activation(node)
     source = _program(
         y.dtype, CONVOLUTION=1, **{name: text}, BIAS=int(bias is not None), RESIDUAL=0
     )
     words: Arguments = [y.size, x, w, y, bias or y, number(y.dtype, p), number(y.dtype, q)]
-    words += [groups, g.inputs, g.outputs, *_listed(g)]
-    flops = 2 * g.images * groups * g.inputs * g.outputs * g.taps * math.prod(g.source)
+    words += [g.groups, g.inputs, g.outputs, *_listed(g)]
+    flops = 2 * g.images * g.groups * g.inputs * g.outputs * g.taps * math.prod(g.source)
     low.launch(source, "transposed", words, *line(low, y.size), flops=flops)
     cast_output(low, y, out)
 

@@ -186,7 +186,11 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     x, w, y, bias = low.input(0), low.input(1), low.output(), low.optional(2)
     if not y.size:
         return
-    sizes = _geometry(node, x, w, y) if w.constant and (bias is None or bias.constant) else None
+    sizes = (
+        transposed_geometry(node, x, w, y)
+        if w.constant and (bias is None or bias.constant)
+        else None
+    )
     if sizes is None or math.prod(map(min, sizes.strides, sizes.target)) > _MOST_PHASES:
         _emit_columns(node, low, x, w, bias, y)
         return
@@ -213,7 +217,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         _emit_phases(low, of, sizes, per_axis, w, bias, act)
 
 
-def _geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
+def transposed_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
     """Return the sizes of a ConvTranspose, with the pads of its output."""
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
     return Geometry(

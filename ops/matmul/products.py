@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
 
 import attrs
 
@@ -83,25 +82,9 @@ def is_transposed(b: Matrix) -> bool:
     return b.row_step == 1 and b.column_step != 1
 
 
-class BatchSteps(TypedDict):
-    """The fields of `GemmArguments` that describe the batch."""
-
-    size1: int
-    size2: int
-    a_step0: int
-    a_step1: int
-    a_step2: int
-    b_step0: int
-    b_step1: int
-    b_step2: int
-    c_step0: int
-    c_step1: int
-    c_step2: int
-
-
 def batch_steps(
     sizes: Sequence[int], steps: Sequence[Sequence[int]], item: int, b_item: int
-) -> BatchSteps:
+) -> dict[str, int]:
     """Return the fields of `GemmArguments` that describe the batch.
 
     Args:
@@ -110,18 +93,7 @@ def batch_steps(
         item: Bytes of an element of A and C.
         b_item: Bytes of an element of B.
     """
-    items = (item, b_item, item)
-    a, b, c = ([step * i for step in each] for each, i in zip(steps, items, strict=True))
-    return BatchSteps(
-        size1=sizes[1],
-        size2=sizes[2],
-        a_step0=a[0],
-        a_step1=a[1],
-        a_step2=a[2],
-        b_step0=b[0],
-        b_step1=b[1],
-        b_step2=b[2],
-        c_step0=c[0],
-        c_step1=c[1],
-        c_step2=c[2],
-    )
+    scaled = {"size1": sizes[1], "size2": sizes[2]}
+    for name, own, nbytes in zip("abc", steps, (item, b_item, item), strict=True):
+        scaled |= {f"{name}_step{level}": step * nbytes for level, step in enumerate(own)}
+    return scaled

@@ -418,6 +418,9 @@ def emit_steps(low: Lowering, c: Cells, of: Tiles, rows: int, r: Recurrence) -> 
         )
 
 
+_ACTIVATION_NUMBERS = ("f_alpha", "f_beta", "g_alpha", "g_beta", "h_alpha", "h_beta")
+
+
 def _arguments(
     low: Lowering, c: Cells, of: Tiles, rows: int, r: Recurrence
 ) -> Callable[[int], CellsArguments]:
@@ -437,7 +440,8 @@ def _arguments(
     scales, sums, zeros = r.columns or (0, 0, 0)
 
     def arguments(first: int) -> CellsArguments:
-        numbers = [*c.activations[first].numbers, *[0.0] * 6]
+        numbers = dict.fromkeys(_ACTIVATION_NUMBERS, 0.0)
+        numbers |= zip(_ACTIVATION_NUMBERS, c.activations[first].numbers, strict=False)
         return CellsArguments(
             inputs=r.inputs,
             inputs_step=r.strides[0],
@@ -470,12 +474,7 @@ def _arguments(
             scratch=scratch,
             scratch_bytes=scratch.nbytes,
             clip=c.clip,
-            f_alpha=numbers[0],
-            f_beta=numbers[1],
-            g_alpha=numbers[2],
-            g_beta=numbers[3],
-            h_alpha=numbers[4],
-            h_beta=numbers[5],
+            **numbers,
             scales=scales,
             sums=sums,
             zeros=zeros,

@@ -14,7 +14,7 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, low
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
+from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary, widened
 from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.indexing.cpu import emit_gather_elements
 from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
@@ -164,10 +164,7 @@ def unique(node: Node, low: Lowering) -> None:
         return
     order = (place, *(d for d in range(len(dims)) if d != place))
     shape = [dims[d] for d in order]
-    if x.dtype in HALF_FLOATS:
-        x, wide = cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
-    else:
-        wide = y
+    x, wide = widened(low, x, y, "float32" if x.dtype in HALF_FLOATS else x.dtype)
     rows_first, result = x, wide
     steps = contiguous(dims)
     transposed = [steps[d] for d in order]
@@ -192,8 +189,7 @@ def unique(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, 1, bytes=2 * x.nbytes)
     if place:
         emit_copy(low, result, wide, shape, contiguous(shape), transposed, item=x.itemsize)
-    if wide is not y:
-        emit_cast(low, wide, y)
+    emit_cast(low, wide, y)
 
 
 @lowering("PaddedNonMaxSuppression", domain=INTERNAL_DOMAIN, dtypes=("float32", "float16"))

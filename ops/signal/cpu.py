@@ -13,6 +13,7 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, low
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
+from subgraph.ops.composite.cpu import viewed
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, widened
 from subgraph.ops.movement.cpu import known
 from subgraph.ops.shared.strides import contiguous, normal_axis
@@ -98,13 +99,7 @@ def _emit_lines(
         results=numbers[2],
         x_numbers=x.shape[-1],
         y_numbers=y.shape[-1],
-        x_step=steps.x_step,
-        y_step=steps.y_step,
-        lines=steps.lines,
-        x_outer=steps.x_outer,
-        y_outer=steps.y_outer,
-        x_line=steps.x_line,
-        y_line=steps.y_line,
+        **steps._asdict(),
         hermitian=int(hermitian),
         direction=-1 if inverse else 1,
         scratch=scratch,
@@ -178,7 +173,7 @@ def stft(node: Node, low: Lowering) -> None:
     if y.size == 0:
         return
     if x.rank == 2:
-        x = _with_last_axis(x)
+        x = viewed(low, x, (*x.shape, 1))
     converted, result = widened(low, x, y)
     window = None if window is None else cast_to(low, window, converted.dtype)
     frames, results = y.shape[1], y.shape[2]
@@ -194,10 +189,3 @@ def stft(node: Node, low: Lowering) -> None:
     )
     _emit_lines(low, converted, result, window, (size, size, results), steps, x.shape[0] * frames)
     emit_cast(low, result, y)
-
-
-def _with_last_axis(x: Operand) -> Operand:
-    """Return a real signal [batch, samples] as [batch, samples, 1]."""
-    same = Operand(x.name, x.dtype, (*x.shape, 1), known=x.known, parameter=x.parameter)
-    same.storage, same.offset, same.derived = x.storage, x.offset, x.derived
-    return same
