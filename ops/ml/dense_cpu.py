@@ -134,10 +134,10 @@ def scaler(node: Node, low: Lowering) -> None:
 @lowering("Imputer", domain=ML, dtypes=("float32", "float64", "int64"))
 def imputer(node: Node, low: Lowering) -> None:
     """Lower Imputer: replaces one number, or NaN, by another."""
-    x, y, given = low.input(0), low.output(), attributes(node)
+    x, y, options = low.input(0), low.output(), attributes(node)
     kind = "int64s" if x.dtype == "int64" else "floats"
-    numbers = np.array(given[f"imputed_value_{kind}"] or (), x.dtype)
-    sought = given[f"replaced_value_{kind[:-1]}"]
+    numbers = np.array(options[f"imputed_value_{kind}"] or (), x.dtype)
+    sought = options[f"replaced_value_{kind[:-1]}"]
     if x.rank != 2 or not numbers.size or sought is None:
         raise Unsupported("an Imputer with numbers of another type than X, or X not of rank 2")
     e = Expression()
@@ -229,22 +229,22 @@ def _emit_search(low: Lowering, x: Operand, y: Operand, keys: Array, values: Arr
 
 def _label_table(node: Node) -> tuple[Array, Array]:
     """Return the keys of a LabelEncoder, and their values and the default value."""
-    given = attributes(node)
+    options = attributes(node)
 
     def named(which: str) -> tuple[str, Any]:
         for kind in ("int64s", "floats", "tensor"):
-            numbers = given.get(f"{which}_{kind}")
+            numbers = options.get(f"{which}_{kind}")
             if numbers is not None and len(numbers):
                 return kind, numbers
         raise Unsupported("a LabelEncoder of strings")
 
     (kind, keys), (target, values) = named("keys"), named("values")
     dtypes = {"int64s": np.int64, "floats": np.float32}
-    if given.get("keys_strings") or given.get("values_strings") or "tensor" in (kind, target):
+    if options.get("keys_strings") or options.get("values_strings") or "tensor" in (kind, target):
         raise Unsupported("a LabelEncoder of strings or tensors")
     if len(keys) != len(values):
         raise Unsupported("keys and values differ in number")
-    default = given["default_int64" if target == "int64s" else "default_float"]
+    default = options["default_int64" if target == "int64s" else "default_float"]
     return np.array(keys, dtypes[kind]), np.array([*values, default], dtypes[target])
 
 
@@ -288,9 +288,9 @@ def one_hot_encoder(node: Node, low: Lowering) -> None:
 
 def _linear(node: Node, count: int) -> tuple[Array, Array]:
     """Return weights [scores, features] and intercepts [scores]."""
-    given = attributes(node)
-    weights = np.array(given["coefficients"] or (), np.float32)
-    added = np.array(given["intercepts"] or [0.0] * count, np.float32)
+    options = attributes(node)
+    weights = np.array(options["coefficients"] or (), np.float32)
+    added = np.array(options["intercepts"] or [0.0] * count, np.float32)
     if count < 1 or not weights.size or weights.size % count or added.size != count:
         raise Unsupported(f"{weights.size} coefficients for {count} scores")
     return weights.reshape(count, -1), added
@@ -329,13 +329,13 @@ def linear_regressor(node: Node, low: Lowering) -> None:
 @lowering("LinearClassifier", domain=ML, dtypes={"float32"})
 def linear_classifier(node: Node, low: Lowering) -> None:
     """Lower LinearClassifier whose labels are numbers, with a score for each."""
-    given, x = attributes(node), samples_of(low)
-    labels = np.array(given["classlabels_ints"] or (), np.int64)
+    options, x = attributes(node), samples_of(low)
+    labels = np.array(options["classlabels_ints"] or (), np.int64)
     weights, added = prepared(node, _classifier)
     count = len(added)
-    if given["classlabels_strings"] or count < 2 or len(labels) < count:
+    if options["classlabels_strings"] or count < 2 or len(labels) < count:
         raise Unsupported("string labels, or two classes with one score")
-    y, name = low.output(1), decoded(given["post_transform"])
+    y, name = low.output(1), decoded(options["post_transform"])
     scores = scores_operand(low, name, y)
     emit_linear(low, x, weights, added, scores)
     classes = temporary(low, "int64", (x.shape[0],))
@@ -345,8 +345,8 @@ def linear_classifier(node: Node, low: Lowering) -> None:
 
 
 def _classifier(node: Node) -> tuple[Array, Array]:
-    given = attributes(node)
-    return _linear(node, max(len(given["intercepts"] or ()), 1))
+    options = attributes(node)
+    return _linear(node, max(len(options["intercepts"] or ()), 1))
 
 
 def emit_labels(low: Lowering, classes: Operand, labels: Array) -> None:

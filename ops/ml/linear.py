@@ -21,23 +21,23 @@ from .scores import label_array, rows, transformed, two_scores
 
 def _products(node: Node, x: Array, count: int) -> Array:
     """Return X W + b in float32, [samples, count]."""
-    given = attributes(node)
-    weights = np.array(given["coefficients"] or (), np.float32)
+    options = attributes(node)
+    weights = np.array(options["coefficients"] or (), np.float32)
     if count < 1 or weights.size != count * x.shape[1]:
         raise ShapeError(f"{weights.size} coefficients for {count} scores of {x.shape[1]} features")
     scores: Array = x.astype(np.float32) @ weights.reshape(count, -1).T
-    if not given["intercepts"]:
+    if not options["intercepts"]:
         return scores
-    if len(given["intercepts"]) != count:
-        raise ShapeError(f"{len(given['intercepts'])} intercepts for {count} scores")
-    return scores + np.array(given["intercepts"], np.float32)
+    if len(options["intercepts"]) != count:
+        raise ShapeError(f"{len(options['intercepts'])} intercepts for {count} scores")
+    return scores + np.array(options["intercepts"], np.float32)
 
 
 def linear_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the scores of each target in float32."""
-    given = attributes(node)
-    scores = _products(node, rows(inputs[0]), int(given["targets"]))
-    return [transformed(scores, str(given["post_transform"]))]
+    options = attributes(node)
+    scores = _products(node, rows(inputs[0]), int(options["targets"]))
+    return [transformed(scores, str(options["post_transform"]))]
 
 
 def linear_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -46,11 +46,11 @@ def linear_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     With coefficients for one score, its sign decides between two classes: the given labels, or 0
     and 1.
     """
-    given = attributes(node)
-    x, name = rows(inputs[0]), str(given["post_transform"])
-    count = len(given["coefficients"] or ()) // max(x.shape[1], 1)
+    options = attributes(node)
+    x, name = rows(inputs[0]), str(options["post_transform"])
+    count = len(options["coefficients"] or ()) // max(x.shape[1], 1)
     scores = _products(node, x, count)
-    labels = label_array(given["classlabels_strings"], given["classlabels_ints"])
+    labels = label_array(options["classlabels_strings"], options["classlabels_ints"])
     if count > 1:
         if len(labels) < count:
             raise ShapeError(f"{len(labels)} labels for {count} scores")

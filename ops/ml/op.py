@@ -38,18 +38,18 @@ def zip_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def cast_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the values of a map in the order of its keys, as one row."""
-    given = attributes(node)
+    options = attributes(node)
     values: Mapping[int, Any] = inputs[0]
     kinds = {"TO_FLOAT": np.float32, "TO_STRING": str, "TO_INT64": np.int64}
-    convert = kinds[str(given["cast_to"])]
+    convert = kinds[str(options["cast_to"])]
     fill = "0" if convert is str else 0
     dtype: Any = object if convert is str else convert
 
     def item(value: Any) -> Any:
         return convert(float(value) if isinstance(value, str) and convert is not str else value)
 
-    if str(given["map_form"]) == "SPARSE":
-        width = int(given["max_map"])
+    if str(options["map_form"]) == "SPARSE":
+        width = int(options["max_map"])
         if width < 1 or any(not 0 <= int(key) < width for key in values):
             raise ShapeError(f"keys {sorted(values)[:8]} do not fit max_map={width}")
         check_memory(width * np.dtype(dtype).itemsize, f"a row of max_map={width} numbers")
@@ -68,9 +68,9 @@ def one_hot_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     Raises:
         ShapeError: An element is no category, and ``zeros`` is 0.
     """
-    given = attributes(node)
+    options = attributes(node)
     x: Array = inputs[0]
-    categories = given["cats_int64s"] or given["cats_strings"]
+    categories = options["cats_int64s"] or options["cats_strings"]
     columns = {category: column for column, category in enumerate(categories)}
     check_memory(4 * x.size * len(categories), f"{x.size} rows of {len(categories)} categories")
     found = np.zeros((x.size, len(categories)), np.float32)
@@ -78,23 +78,25 @@ def one_hot_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         column = columns.get(value)
         if column is not None:
             row[column] = 1
-        elif not given["zeros"]:
+        elif not options["zeros"]:
             raise ShapeError(f"{value!r} is no category, and zeros is 0")
     return [found.reshape(*x.shape, len(categories))]
 
 
 def category_mapper(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return numbers for strings, or strings for numbers."""
-    given = attributes(node)
-    numbers, names = given["cats_int64s"] or (), given["cats_strings"] or ()
+    options = attributes(node)
+    numbers, names = options["cats_int64s"] or (), options["cats_strings"] or ()
     if len(numbers) != len(names):
         raise ShapeError(f"{len(numbers)} numbers and {len(names)} strings do not pair up")
     x: Array = inputs[0]
     if x.dtype.kind in "OUT":
         return [
-            _looked_up(x, dict(zip(names, numbers, strict=True)), given["default_int64"], "<i8")
+            _looked_up(x, dict(zip(names, numbers, strict=True)), options["default_int64"], "<i8")
         ]
-    return [_looked_up(x, dict(zip(numbers, names, strict=True)), given["default_string"], object)]
+    return [
+        _looked_up(x, dict(zip(numbers, names, strict=True)), options["default_string"], object)
+    ]
 
 
 def _looked_up(x: Array, table: Mapping[Any, Any], default: Any, dtype: Any) -> Array:
@@ -108,34 +110,34 @@ def label_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the value of each key; in opset 1 the index of a class in a list, or the reverse."""
     if node.version != 1:
         return _label_encoder_since_2(node, inputs[0])
-    given = attributes(node)
-    names = given["classes_strings"] or ()
+    options = attributes(node)
+    names = options["classes_strings"] or ()
     x: Array = inputs[0]
     if x.dtype.kind in "OUT":
         table = {name: index for index, name in enumerate(names)}
-        return [_looked_up(x, table, given["default_int64"], "<i8")]
-    return [_looked_up(x, dict(enumerate(names)), given["default_string"], object)]
+        return [_looked_up(x, table, options["default_int64"], "<i8")]
+    return [_looked_up(x, dict(enumerate(names)), options["default_string"], object)]
 
 
 def _label_encoder_since_2(node: Node, x: Array) -> Sequence[Any]:
     """Return the value of each key; keys and values are attributes of several dtypes."""
-    given = attributes(node)
-    keys = _first(given, "keys_strings", "keys_int64s", "keys_floats", "keys_tensor")
-    values = _first(given, "values_strings", "values_int64s", "values_floats", "values_tensor")
+    options = attributes(node)
+    keys = _first(options, "keys_strings", "keys_int64s", "keys_floats", "keys_tensor")
+    values = _first(options, "values_strings", "values_int64s", "values_floats", "values_tensor")
     if keys is None or values is None or len(keys[1]) != len(values[1]):
         raise ShapeError("keys and values are missing or differ in number")
     kind, numbers = values
     default: Any = {
-        "values_strings": given.get("default_string"),
-        "values_int64s": given.get("default_int64"),
-        "values_floats": given.get("default_float"),
+        "values_strings": options.get("default_string"),
+        "values_int64s": options.get("default_int64"),
+        "values_floats": options.get("default_float"),
         "values_tensor": None,
     }[kind]
     dtype: Any = {"values_strings": object, "values_int64s": "<i8", "values_floats": "<f4"}.get(
         kind
     )
     if kind == "values_tensor":
-        tensor = given.get("default_tensor")
+        tensor = options.get("default_tensor")
         dtype = numbers.dtype
         missing: Any = "_Unused" if dtype.kind == "O" else -1 if dtype.kind in "iu" else -0.0
         default = missing if tensor is None else tensor.reshape(-1)[0]
@@ -156,10 +158,10 @@ def _float_key(value: float) -> Any:
     return "nan" if value != value else float(np.float32(value))
 
 
-def _first(given: Mapping[str, Any], *names: str) -> tuple[str, Any] | None:
+def _first(options: Mapping[str, Any], *names: str) -> tuple[str, Any] | None:
     """Return the first of some attributes that is not empty, with its name."""
     for name in names:
-        value = given.get(name)
+        value = options.get(name)
         if value is not None and len(value):
             return name, value
     return None

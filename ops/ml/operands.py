@@ -126,20 +126,20 @@ def linear_regressor_operands(node: Node, x: Tensor) -> None:
 
 def linear_classifier_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless each score has a coefficient for each feature, and a label."""
-    given = attributes(node)
-    labels = given["classlabels_strings"] or given["classlabels_ints"] or ()
+    options = attributes(node)
+    labels = options["classlabels_strings"] or options["classlabels_ints"] or ()
     require(len(labels) >= 1, "no class labels are given")
     features = _features(x)
-    classes = len(given["coefficients"] or ()) // features if features >= 1 else 0
+    classes = len(options["coefficients"] or ()) // features if features >= 1 else 0
     _linear(node, x, classes)
     require(classes <= 1 or classes <= len(labels), "{} labels for {} scores", len(labels), classes)
 
 
 def _linear(node: Node, x: Tensor, scores: int) -> None:
     """Require a linear model of so many scores that fits the samples ``x``."""
-    given, features = attributes(node), _features(x)
+    options, features = attributes(node), _features(x)
     require_choice(node, "post_transform", "NONE", *TRANSFORMS)
-    count, added = len(given["coefficients"] or ()), len(given["intercepts"] or ())
+    count, added = len(options["coefficients"] or ()), len(options["intercepts"] or ())
     fits = scores >= 1 and count == scores * features
     require(fits, "{} coefficients for {} scores of {} features", count, scores, features)
     require(added == 0 or scores == added, "{} intercepts for {} scores", added, scores)
@@ -150,8 +150,8 @@ def svm_operands(node: Node, x: Tensor) -> None:
     regresses = node.op_type == "SVMRegressor"
     require_choice(node, "post_transform", "NONE", *TRANSFORMS)
     require_choice(node, "kernel_type", "LINEAR", "LINEAR", "POLY", "RBF", "SIGMOID")
-    given = len(node.attrs.get("kernel_params") or ())
-    require(given in (0, 3), "kernel_params has {} numbers; it needs 0 or 3", given)
+    count = len(node.attrs.get("kernel_params") or ())
+    require(count in (0, 3), "kernel_params has {} numbers; it needs 0 or 3", count)
     svm = prepared(node, regressor_svm if regresses else classifier_svm)
     features, vectors = _features(x), svm.vectors
     if len(vectors):
@@ -172,9 +172,9 @@ def regressor_operands(node: Node, x: Tensor) -> None:
 
 def classifier_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the features and classes of the trees exist."""
-    given = attributes(node)
+    options = attributes(node)
     require_choice(node, "post_transform", "NONE", *TRANSFORMS)
-    labels = given["classlabels_strings"] or given["classlabels_int64s"] or ()
+    labels = options["classlabels_strings"] or options["classlabels_int64s"] or ()
     _trees(prepared(node, node_list_forest), x, len(labels))
 
 

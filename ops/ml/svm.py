@@ -84,9 +84,9 @@ def classifier_svm(node: Node) -> Svm:
 
 def _svm(node: Node, count: int) -> Svm:
     """Return the parameters of a machine with ``count`` support vectors."""
-    given = attributes(node)
+    options = attributes(node)
     numbers = {
-        name: np.array(given[name] or (), np.float32)
+        name: np.array(options[name] or (), np.float32)
         for name in ("support_vectors", "coefficients", "rho", "kernel_params")
     }
     vectors = numbers["support_vectors"]
@@ -99,7 +99,7 @@ def _svm(node: Node, count: int) -> Svm:
         vectors=vectors.reshape(count, -1) if count else np.zeros((0, 0), np.float32),
         coefficients=numbers["coefficients"],
         rho=numbers["rho"],
-        kernel=str(given["kernel_type"]) if count else "LINEAR",
+        kernel=str(options["kernel_type"]) if count else "LINEAR",
         gamma=gamma,
         offset=offset,
         degree=degree,
@@ -108,33 +108,33 @@ def _svm(node: Node, count: int) -> Svm:
 
 def svm_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return one score of each sample, float32 [samples, 1]; 1 or -1 with ``one_class``."""
-    given = attributes(node)
+    options = attributes(node)
     svm = prepared(node, regressor_svm)
     x = rows(inputs[0]).astype(np.float32)
     row = svm.coefficients[None]
     scores = svm.products(x, svm.vectors) @ row.T if len(svm.vectors) else svm.products(x, row)
     scores = (scores + svm.rho[0]).astype(np.float32)
-    if given["one_class"]:
+    if options["one_class"]:
         return [np.where(scores > 0, 1, -1).astype(np.float32)]
-    return [transformed(scores, str(given["post_transform"]))]
+    return [transformed(scores, str(options["post_transform"]))]
 
 
 def svm_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return labels, and probabilities of classes or the scores of all pairs of classes."""
-    given = attributes(node)
+    options = attributes(node)
     svm = prepared(node, classifier_svm)
-    labels = label_array(given["classlabels_strings"], given["classlabels_ints"])
-    x, name = rows(inputs[0]).astype(np.float32), str(given["post_transform"])
+    labels = label_array(options["classlabels_strings"], options["classlabels_ints"])
+    x, name = rows(inputs[0]).astype(np.float32), str(options["post_transform"])
     if not len(svm.vectors):
         return _linear_classifier(svm, x, labels, name)
-    scores = _pair_scores(svm, x, len(labels), given["vectors_per_class"])
+    scores = _pair_scores(svm, x, len(labels), options["vectors_per_class"])
     votes = np.zeros((len(x), len(labels)), np.int64)
     for column, (i, j) in enumerate(combinations(range(len(labels)), 2)):
         votes[:, i] += scores[:, column] > 0
         votes[:, j] += scores[:, column] <= 0
     found = labels[votes.argmax(axis=1)]
-    a = np.array(given["prob_a"] or (), np.float32)
-    b = np.array(given["prob_b"] or (), np.float32)
+    a = np.array(options["prob_a"] or (), np.float32)
+    b = np.array(options["prob_b"] or (), np.float32)
     if not a.size:
         if len(labels) == 2:
             return [found, two_scores(scores[:, 0], name, signed=name == "NONE")]

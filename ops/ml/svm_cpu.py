@@ -160,15 +160,15 @@ def _emit_linear_scores(low: Lowering, model: _ScoringSvm, x: Operand, scores: O
 @lowering("SVMRegressor", domain=ML, dtypes={"float32"})
 def svm_regressor(node: Node, low: Lowering) -> None:
     """Lower SVMRegressor; with ``one_class`` the score is 1 or -1."""
-    given, model = attributes(node), prepared(node, _regressor)
+    options, model = attributes(node), prepared(node, _regressor)
     x, y = samples_of(low), low.output()
-    name = "NONE" if given["one_class"] else decoded(given["post_transform"])
+    name = "NONE" if options["one_class"] else decoded(options["post_transform"])
     scores = scores_operand(low, name, y)
     if not _emit_linear_scores(low, model, x, scores):
         found = temporary(low, "float32", (x.shape[0], len(model.svm.vectors)))
         _emit_kernel_function(low, model.svm, x, found)
         emit_linear(low, found, model.rows.astype(np.float32), model.rho, scores)
-    if given["one_class"]:
+    if options["one_class"]:
         e = Expression()
         inside = e("gt", e.input("float32"), 0.0)
         one, other = e.number(1.0, "float32"), e.number(-1.0, "float32")
@@ -182,13 +182,13 @@ def svm_regressor(node: Node, low: Lowering) -> None:
 @lowering("SVMClassifier", domain=ML, dtypes={"float32"})
 def svm_classifier(node: Node, low: Lowering) -> None:
     """Lower SVMClassifier whose labels are numbers."""
-    given, model = attributes(node), prepared(node, _classifier)
-    x, y, name = samples_of(low), low.output(1), decoded(given["post_transform"])
-    labels = np.array(given["classlabels_ints"] or (), np.int64)
-    classes, pairs = len(given["vectors_per_class"]), len(model.rows)
+    options, model = attributes(node), prepared(node, _classifier)
+    x, y, name = samples_of(low), low.output(1), decoded(options["post_transform"])
+    labels = np.array(options["classlabels_ints"] or (), np.int64)
+    classes, pairs = len(options["vectors_per_class"]), len(model.rows)
     samples = x.shape[0]
-    a, b = (np.array(given[f"prob_{which}"] or (), np.float32) for which in "ab")
-    if given["classlabels_strings"] or len(labels) != classes:
+    a, b = (np.array(options[f"prob_{which}"] or (), np.float32) for which in "ab")
+    if options["classlabels_strings"] or len(labels) != classes:
         raise Unsupported("string labels")
     if (
         len(a) not in (0, pairs)

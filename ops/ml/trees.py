@@ -161,52 +161,54 @@ class Forest:
 
 def ensemble_forest(node: Node) -> Forest:
     """Return the trees of a TreeEnsemble, whose leaves are numbered after its interior nodes."""
-    given = attributes(node)
-    for name, value in given.items():
+    options = attributes(node)
+    for name, value in options.items():
         shape: tuple[int, ...] = getattr(value, "shape", (0,))  # other attributes are no tensors
         if len(shape) != 1:
             raise ShapeError(f"{name} has shape {list(shape)}; it must be a list")
-    modes = np.asarray(given["nodes_modes"]).reshape(-1).astype(np.int64)
-    splits = np.asarray(given["nodes_splits"]).reshape(-1)
-    weights = np.asarray(given["leaf_weights"]).reshape(-1)
+    modes = np.asarray(options["nodes_modes"]).reshape(-1).astype(np.int64)
+    splits = np.asarray(options["nodes_splits"]).reshape(-1)
+    weights = np.asarray(options["leaf_weights"]).reshape(-1)
     count, leaves = len(modes), len(weights)
-    _check_lengths(given, "nodes_", count, splits)
+    _check_lengths(options, "nodes_", count, splits)
     if np.any((modes < 0) | (modes > MEMBER)):
         raise ShapeError(f"nodes_modes holds {modes.max()}")
     children = [
-        _children(given, f"nodes_{way}nodeids", given[f"nodes_{way}leafs"], count, leaves)
+        _children(options, f"nodes_{way}nodeids", options[f"nodes_{way}leafs"], count, leaves)
         for way in ("false", "true")
     ]
-    if len(given["leaf_targetids"]) != leaves:
-        raise ShapeError(f"{len(given['leaf_targetids'])} leaf_targetids for {leaves} leaf_weights")
+    if len(options["leaf_targetids"]) != leaves:
+        raise ShapeError(
+            f"{len(options['leaf_targetids'])} leaf_targetids for {leaves} leaf_weights"
+        )
     filled = np.zeros(leaves, np.int64)
     return Forest(
-        roots=_within(np.array(given["tree_roots"], np.int64), count, "tree_roots"),
-        features=np.append(np.array(given["nodes_featureids"], np.int64), filled),
+        roots=_within(np.array(options["tree_roots"], np.int64), count, "tree_roots"),
+        features=np.append(np.array(options["nodes_featureids"], np.int64), filled),
         modes=np.append(modes, filled + LEAF),
         splits=np.append(splits, filled.astype(splits.dtype)),
         children=np.append(children, [filled, filled], axis=1),
-        missing=np.append(_flags(given["nodes_missing_value_tracks_true"], count), filled > 0),
-        members=_members(modes, given["membership_values"]),
+        missing=np.append(_flags(options["nodes_missing_value_tracks_true"], count), filled > 0),
+        members=_members(modes, options["membership_values"]),
         first=np.append(np.zeros(count, np.int64), np.arange(leaves + 1)),
-        targets=np.array(given["leaf_targetids"], np.int64),
+        targets=np.array(options["leaf_targetids"], np.int64),
         weights=weights,
     ).checked()
 
 
 def _children(
-    given: Mapping[str, Any], name: str, are_leaves: Sequence[int], count: int, leaves: int
+    options: Mapping[str, Any], name: str, are_leaves: Sequence[int], count: int, leaves: int
 ) -> Array:
     """Return the nodes that an attribute names, leaves being numbered after interior nodes.
 
     Args:
-        given: The node's attributes.
+        options: The node's attributes.
         name: The attribute.
         are_leaves: Whether each entry is the number of a leaf (1), not of an interior node.
         count: Number of interior nodes.
         leaves: Number of leaves.
     """
-    indices, leaf = np.array(given[name], np.int64), np.array(are_leaves, bool)
+    indices, leaf = np.array(options[name], np.int64), np.array(are_leaves, bool)
     _within(indices[leaf], leaves, name)
     _within(indices[~leaf], count, name)
     return np.where(leaf, indices + count, indices)
@@ -219,19 +221,19 @@ def _within(indices: Array, count: int, name: str) -> Array:
     return indices
 
 
-def _flags(given: Sequence[int] | None, count: int) -> Array:
-    flags = np.array(given or [0] * count, bool)
+def _flags(listed: Sequence[int] | None, count: int) -> Array:
+    flags = np.array(listed or [0] * count, bool)
     if len(flags) != count:
         raise ShapeError(f"{len(flags)} flags for {count} nodes")
     return flags
 
 
-def _members(modes: Array, given: Any) -> dict[int, Array]:
+def _members(modes: Array, listed: Any) -> dict[int, Array]:
     """Return the sets of `MEMBER` nodes, by node; NaN ends each set in the attribute."""
     (nodes,) = np.nonzero(modes == MEMBER)
     if not nodes.size:
         return {}
-    values = np.array([] if given is None else given).reshape(-1)
+    values = np.array([] if listed is None else listed).reshape(-1)
     (ends,) = np.nonzero(np.isnan(values))
     sets = np.split(values, ends + 1)
     if len(ends) < len(nodes):
@@ -239,10 +241,10 @@ def _members(modes: Array, given: Any) -> dict[int, Array]:
     return {int(p): s[~np.isnan(s)] for p, s in zip(nodes, sets, strict=False)}
 
 
-def _check_lengths(given: Mapping[str, Any], prefix: str, count: int, splits: Array) -> None:
+def _check_lengths(options: Mapping[str, Any], prefix: str, count: int, splits: Array) -> None:
     """Require that all attributes of nodes have ``count`` entries."""
     names = ("featureids", "truenodeids", "falsenodeids", "trueleafs", "falseleafs")
-    lengths = {name: len(given[prefix + name]) for name in names} | {"splits": len(splits)}
+    lengths = {name: len(options[prefix + name]) for name in names} | {"splits": len(splits)}
     wrong = {name: length for name, length in lengths.items() if length != count}
     if wrong:
         raise ShapeError(f"{count} modes, but {wrong}")
@@ -250,13 +252,13 @@ def _check_lengths(given: Mapping[str, Any], prefix: str, count: int, splits: Ar
 
 def tree_ensemble(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the scores of each sample in the samples' dtype."""
-    given = attributes(node)
+    options = attributes(node)
     forest = prepared(node, ensemble_forest)
     x: Array = inputs[0]
-    aggregate, name = int(given["aggregate_function"]), int(given["post_transform"])
+    aggregate, name = int(options["aggregate_function"]), int(options["post_transform"])
     if not 0 <= aggregate < len(AGGREGATES) or not 0 <= name < len(TRANSFORMS):
         raise ShapeError(f"aggregate_function={aggregate}, post_transform={name} are unknown")
-    targets = given["n_targets"]
+    targets = options["n_targets"]
     count = int(forest.targets.max(initial=-1)) + 1 if targets is None else int(targets)
     scores, _ = forest.votes(x, count, AGGREGATES[aggregate])
     if name:
@@ -272,35 +274,35 @@ def node_list_forest(node: Node) -> Forest:
 
     Its nodes are one list, named by tree and number; votes name a node.
     """
-    given = attributes(node)
+    options = attributes(node)
     prefix = "target" if node.op_type == "TreeEnsembleRegressor" else "class"
-    trees, numbers = given["nodes_treeids"] or (), given["nodes_nodeids"] or ()
+    trees, numbers = options["nodes_treeids"] or (), options["nodes_nodeids"] or ()
     count = len(numbers)
     index_of = {key: k for k, key in enumerate(zip(trees, numbers, strict=True))}
     require_choices(node, "nodes_modes", _MODES)
-    modes = np.array([_MODES[mode] for mode in given["nodes_modes"] or ()], np.int64)
+    modes = np.array([_MODES[mode] for mode in options["nodes_modes"] or ()], np.int64)
     if len(index_of) < count or len(modes) != count:
         raise ShapeError("a node of the trees is listed twice or has no mode")
-    features = np.array(given["nodes_featureids"] or (), np.int64)
+    features = np.array(options["nodes_featureids"] or (), np.int64)
     if len(features) != count:
         raise ShapeError(f"{len(features)} nodes_featureids for {count} nodes")
-    splits = numbers_of(given, "nodes_values")
+    splits = numbers_of(options, "nodes_values")
     inner = modes != LEAF
     children = np.zeros((2, count), np.int64)
     for row, way in enumerate(("nodes_falsenodeids", "nodes_truenodeids")):
-        if len(given[way] or ()) != count:
-            raise ShapeError(f"{len(given[way] or ())} {way} for {count} nodes")
+        if len(options[way] or ()) != count:
+            raise ShapeError(f"{len(options[way] or ())} {way} for {count} nodes")
         for k in np.nonzero(inner)[0]:
-            children[row, k] = index_of.get((trees[k], given[way][k]), -1)
+            children[row, k] = index_of.get((trees[k], options[way][k]), -1)
     _within(children[:, inner], count, "a child")
     is_root = np.ones(count, bool)
     is_root[children[:, inner].reshape(-1)] = False
-    keys = zip(given[f"{prefix}_treeids"] or (), given[f"{prefix}_nodeids"] or (), strict=True)
+    keys = zip(options[f"{prefix}_treeids"] or (), options[f"{prefix}_nodeids"] or (), strict=True)
     owners = _within(np.array([index_of.get(key, -1) for key in keys], np.int64), count, "a vote")
     order = np.argsort(owners, kind="stable")
     votes = np.bincount(owners, minlength=count) if owners.size else np.zeros(count, np.int64)
-    targets = np.array(given[f"{prefix}_ids"] or (), np.int64)
-    weights = numbers_of(given, f"{prefix}_weights")
+    targets = np.array(options[f"{prefix}_ids"] or (), np.int64)
+    weights = numbers_of(options, f"{prefix}_weights")
     if not len(owners) == len(targets) == len(weights) or len(splits) != count:
         raise ShapeError("votes or nodes have attributes of different lengths")
     # Other nodes that no node leads to, behind the first of their tree, are never visited.
@@ -313,7 +315,7 @@ def node_list_forest(node: Node) -> Forest:
         modes=modes,
         splits=splits,
         children=children,
-        missing=_flags(given["nodes_missing_value_tracks_true"], count),
+        missing=_flags(options["nodes_missing_value_tracks_true"], count),
         members={},
         first=np.append(0, np.cumsum(votes)),
         targets=targets[order],
@@ -321,12 +323,12 @@ def node_list_forest(node: Node) -> Forest:
     ).checked()
 
 
-def numbers_of(given: Mapping[str, Any], name: str) -> Array:
+def numbers_of(options: Mapping[str, Any], name: str) -> Array:
     """Return float attributes: float32, or the dtype of a tensor (version 3)."""
-    tensor = given.get(f"{name}_as_tensor")
+    tensor = options.get(f"{name}_as_tensor")
     if tensor is not None:
         return np.asarray(tensor).reshape(-1)
-    return np.array(given[name] or (), np.float32)
+    return np.array(options[name] or (), np.float32)
 
 
 def _in_dtype_of(forest: Forest, x: Array) -> Forest:
@@ -338,26 +340,26 @@ def _in_dtype_of(forest: Forest, x: Array) -> Forest:
 
 def tree_ensemble_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the scores of each sample in float32, the operator's only output type."""
-    given = attributes(node)
+    options = attributes(node)
     x = rows(inputs[0])
     forest = _in_dtype_of(prepared(node, node_list_forest), x)
-    targets = given["n_targets"]
+    targets = options["n_targets"]
     count = int(forest.targets.max(initial=0)) + 1 if targets is None else int(targets)
-    scores, _ = forest.votes(x, count, str(given["aggregate_function"]))
-    base = numbers_of(given, "base_values")
+    scores, _ = forest.votes(x, count, str(options["aggregate_function"]))
+    base = numbers_of(options, "base_values")
     if base.size not in (0, 1, count):
         raise ShapeError(f"{base.size} base values for {count} targets")
     scores = scores + base.astype(scores.dtype) if base.size else scores
-    return [transformed(scores, str(given["post_transform"]))]
+    return [transformed(scores, str(options["post_transform"]))]
 
 
 def tree_ensemble_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the label and the scores of each sample; scores are float32."""
-    given = attributes(node)
+    options = attributes(node)
     x = rows(inputs[0])
     forest = _in_dtype_of(prepared(node, node_list_forest), x)
-    labels = label_array(given["classlabels_strings"], given["classlabels_int64s"])
-    name, base = str(given["post_transform"]), numbers_of(given, "base_values")
+    labels = label_array(options["classlabels_strings"], options["classlabels_int64s"])
+    name, base = str(options["post_transform"]), numbers_of(options, "base_values")
     scores, voted = forest.votes(x, len(labels), "SUM")
     if len(labels) == 2 and len(np.unique(forest.targets)) == 1 and base.size < 2:
         return _one_of_two(forest, scores, base, labels, name)

@@ -136,8 +136,8 @@ def _packed_node_list(node: Node) -> _PackedForest:
 @lowering("TreeEnsemble", domain=ML, dtypes={"float32"})
 def tree_ensemble(node: Node, low: Lowering) -> None:
     """Lower TreeEnsemble."""
-    given = attributes(node)
-    aggregate, name = int(given["aggregate_function"]), int(given["post_transform"])
+    options = attributes(node)
+    aggregate, name = int(options["aggregate_function"]), int(options["post_transform"])
     if not 0 <= aggregate < len(AGGREGATES) or not 0 <= name < len(TRANSFORMS):
         raise Unsupported("a TreeEnsemble with an unknown aggregate or transform")
     packed = prepared(node, _packed_ensemble)
@@ -147,23 +147,29 @@ def tree_ensemble(node: Node, low: Lowering) -> None:
 @lowering("TreeEnsembleRegressor", domain=ML, dtypes={"float32"})
 def tree_ensemble_regressor(node: Node, low: Lowering) -> None:
     """Lower TreeEnsembleRegressor."""
-    given, packed = attributes(node), prepared(node, _packed_node_list)
-    base = numbers_of(given, "base_values")
-    _emit(low, packed, decoded(given["aggregate_function"]), decoded(given["post_transform"]), base)
+    options, packed = attributes(node), prepared(node, _packed_node_list)
+    base = numbers_of(options, "base_values")
+    _emit(
+        low,
+        packed,
+        decoded(options["aggregate_function"]),
+        decoded(options["post_transform"]),
+        base,
+    )
 
 
 @lowering("TreeEnsembleClassifier", domain=ML, dtypes={"float32"})
 def tree_ensemble_classifier(node: Node, low: Lowering) -> None:
     """Lower TreeEnsembleClassifier whose labels are numbers."""
-    given, packed = attributes(node), prepared(node, _packed_node_list)
-    base = numbers_of(given, "base_values")
-    labels = np.array(given["classlabels_int64s"] or (), np.int64)
-    if given["classlabels_strings"] or not labels.size:
+    options, packed = attributes(node), prepared(node, _packed_node_list)
+    base = numbers_of(options, "base_values")
+    labels = np.array(options["classlabels_int64s"] or (), np.int64)
+    if options["classlabels_strings"] or not labels.size:
         raise Unsupported("string labels")
     if len(labels) == 2 and packed.one_target and base.size < 2:
-        _emit_pair(low, packed, decoded(given["post_transform"]), base, labels)
+        _emit_pair(low, packed, decoded(options["post_transform"]), base, labels)
         return
-    _emit(low, packed, "SUM", decoded(given["post_transform"]), base, labels)
+    _emit(low, packed, "SUM", decoded(options["post_transform"]), base, labels)
 
 
 def _emit_pair(

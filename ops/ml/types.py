@@ -122,23 +122,23 @@ def tree_regressor_types(node: Node, types: Types, values: Values) -> list[Value
         types: Of the samples.
         values: Not used.
     """
-    given = attributes(node)
-    targets = given["n_targets"]
-    count = max(given["target_ids"] or (0,)) + 1 if targets is None else targets
+    options = attributes(node)
+    targets = options["n_targets"]
+    count = max(options["target_ids"] or (0,)) + 1 if targets is None else targets
     return [TensorType("float32", (_samples(types), int(count)))]
 
 
 def _label_and_scores(node: Node, types: Types, count: Dim) -> list[ValueType | None]:
     """Return the types of a label and ``count`` scores for each sample."""
-    given, samples = attributes(node), _samples(types)
-    label = "string" if given["classlabels_strings"] else "int64"
+    options, samples = attributes(node), _samples(types)
+    label = "string" if options["classlabels_strings"] else "int64"
     return [TensorType(label, (samples,)), TensorType("float32", (samples, count))]
 
 
 def _class_count(node: Node, numbers: str) -> int:
     """Return the number of labels: strings, or integers in the attribute ``numbers``."""
-    given = attributes(node)
-    return len(given["classlabels_strings"] or given[numbers] or ())
+    options = attributes(node)
+    return len(options["classlabels_strings"] or options[numbers] or ())
 
 
 def tree_classifier_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -176,6 +176,6 @@ def svm_classifier_types(node: Node, types: Types, values: Values) -> list[Value
         types: Of the samples.
         values: Not used.
     """
-    given, count = attributes(node), _class_count(node, "classlabels_ints")
-    pairs = bool(sum(given["vectors_per_class"] or ())) and not given["prob_a"] and count != 2
+    options, count = attributes(node), _class_count(node, "classlabels_ints")
+    pairs = bool(sum(options["vectors_per_class"] or ())) and not options["prob_a"] and count != 2
     return _label_and_scores(node, types, count * (count - 1) // 2 if pairs else count)

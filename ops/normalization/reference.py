@@ -24,12 +24,12 @@ def batch_normalization(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     and 9, by ``is_test`` before.
     """
     x, scale, bias, mean, var = inputs[:5]
-    given = attributes(node)
-    epsilon = float(given["epsilon"])
-    axes = (0, *range(2, x.ndim)) if given.get("spatial", 1) else (0,)
-    if not _is_training(node, given):
+    options = attributes(node)
+    epsilon = float(options["epsilon"])
+    axes = (0, *range(2, x.ndim)) if options.get("spatial", 1) else (0,)
+    if not _is_training(node, options):
         return [_normalized(x, scale, bias, mean, var, axes, epsilon)]
-    momentum = float(given["momentum"])
+    momentum = float(options["momentum"])
     batch_mean, batch_var = x.mean(axis=axes), x.var(axis=axes)
     outputs = [
         _normalized(x, scale, bias, batch_mean, batch_var, axes, epsilon),
@@ -41,12 +41,12 @@ def batch_normalization(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [*outputs, batch_mean.astype(mean.dtype), batch_var.astype(var.dtype)]
 
 
-def _is_training(node: Node, given: dict[str, Any]) -> bool:
+def _is_training(node: Node, options: dict[str, Any]) -> bool:
     if node.version >= 14:
-        return bool(given["training_mode"])
+        return bool(options["training_mode"])
     if node.version >= 7:
         return any(output.uses for output in node.outputs[1:])
-    return not given.get("is_test")
+    return not options.get("is_test")
 
 
 def _normalized(
@@ -87,13 +87,13 @@ def lp_normalization(node: Node, inputs: Sequence[Any]) -> list[Any]:
 def local_response(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Normalize over adjacent channels; onnx.reference takes the batch size for their number."""
     x: Array = inputs[0]
-    given = attributes(node)
-    size, channels = int(given["size"]), x.shape[1]
+    options = attributes(node)
+    size, channels = int(options["size"]), x.shape[1]
     before, after = (size - 1) // 2, size // 2
     squares = x.astype(np.float64) ** 2
     total = np.zeros_like(squares)
     for c in range(channels):
         near = squares[:, max(0, c - before) : min(channels, c + after + 1)]
         total[:, c] = near.sum(axis=1)
-    scale = (given["bias"] + given["alpha"] / size * total) ** given["beta"]
+    scale = (options["bias"] + options["alpha"] / size * total) ** options["beta"]
     return [(x / scale).astype(x.dtype)]

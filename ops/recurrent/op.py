@@ -95,15 +95,15 @@ def require_directions(node: Node) -> int:
     names = ("forward", "foward", "reverse", "bidirectional")
     direction = require_choice(node, "direction", "forward", *names)
     directions = 2 if direction == "bidirectional" else 1
-    given = node.attrs.get("activations") or ()
-    for name in map(decoded, given):
+    names = node.attrs.get("activations") or ()
+    for name in map(decoded, names):
         known = name.lower() in _ACTIVATIONS
         require(known, "activations has {!r}; each is one of {}", name, ", ".join(_ACTIVATIONS))
     each = len(DEFAULT_ACTIVATIONS.get(node.op_type, DEFAULT_ACTIVATIONS["LSTM"]))
     require(
-        not given or len(given) >= each * directions,
+        not names or len(names) >= each * directions,
         "activations lists {} functions; {} direction(s) need {} each",
-        len(given),
+        len(names),
         directions,
         each,
     )
@@ -113,7 +113,7 @@ def require_directions(node: Node) -> int:
 def require_states(
     node: Node,
     state: tuple[int, int, int],
-    given: tuple[Tensor | None, Tensor | None, Tensor | None],
+    optional: tuple[Tensor | None, Tensor | None, Tensor | None],
     dtype: str,
     *,
     swapped: bool = False,
@@ -123,14 +123,14 @@ def require_states(
     Args:
         node: The node.
         state: Directions, batch, hidden size.
-        given: Initial hidden and cell states, and peepholes; None for an omitted one.
+        optional: Initial hidden and cell states, and peepholes; None for an omitted one.
         dtype: The dtype that all of them must have.
         swapped: States begin with the batch.
     """
     directions, batch, hidden = state
     shape = (batch, directions, hidden) if swapped else state
     why = f"for {directions} direction(s), the sequences of X and the hidden size of R"
-    h, c, p = given
+    h, c, p = optional
     require_shape("initial_h", h, shape, why)
     require_shape("initial_c", c, shape, why)
     require_shape("P", p, (directions, 3 * hidden), why)
@@ -203,13 +203,13 @@ ACTIVATION_DEFAULTS = {name: defaults for name, (_, defaults) in _ACTIVATIONS.it
 
 
 def activations(
-    given: Mapping[str, Any], defaults: tuple[str, ...], directions: int
+    options: Mapping[str, Any], defaults: tuple[str, ...], directions: int
 ) -> list[list[Activation]]:
     """Return the activations of each direction, clipped if the node says so.
 
     Args:
-        given: The node's attributes. Activations that take an alpha (beta) take the next number of
-            ``activation_alpha`` (``activation_beta``), while there is one.
+        options: The node's attributes. Activations that take an alpha (beta) take the next number
+            of ``activation_alpha`` (``activation_beta``), while there is one.
         defaults: Activations of a direction, where the node names none.
         directions: How many there are.
 
@@ -217,18 +217,18 @@ def activations(
         ShapeError: The node names too few.
         UnsupportedOpError: It names an unknown one.
     """
-    names: Sequence[Any] = given.get("activations") or defaults * directions
+    names: Sequence[Any] = options.get("activations") or defaults * directions
     if len(names) < len(defaults) * directions:
         raise ShapeError(
             f"activations lists {len(names)} functions; {directions} direction(s) need "
             f"{len(defaults)} each"
         )
-    alphas = iter(given.get("activation_alpha") or ())
-    betas = iter(given.get("activation_beta") or ())
+    alphas = iter(options.get("activation_alpha") or ())
+    betas = iter(options.get("activation_beta") or ())
     made: list[Activation] = [
         _activation(str(n), alphas, betas) for n in names[: len(defaults) * directions]
     ]
-    clip = given.get("clip")
+    clip = options.get("clip")
     if clip:
         made = [partial(_clipped, function, float(clip)) for function in made]
     return [made[k * len(defaults) :][: len(defaults)] for k in range(directions)]
@@ -278,13 +278,13 @@ class _Inputs:
     p: Array
 
 
-def _prepare(inputs: Sequence[Any], given: Mapping[str, Any], gates: int) -> _Inputs:
-    """Return a node's inputs; ``given`` are its attributes, ``gates`` the gates of its cell."""
+def _prepare(inputs: Sequence[Any], options: Mapping[str, Any], gates: int) -> _Inputs:
+    """Return a node's inputs; ``options`` are its attributes, ``gates`` the gates of its cell."""
     padded: list[Any] = [*inputs, *[None] * (8 - len(inputs))]
     x: Array = padded[0]
     w, r, b, lengths, h, c, p = padded[1:8]
     precision = np.float64 if x.dtype == np.float64 else np.float32
-    swap = bool(given.get("layout"))
+    swap = bool(options.get("layout"))
     x = np.swapaxes(x, 0, 1) if swap else x
     if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
         raise ShapeError("X, W and R need three dimensions each")
@@ -344,7 +344,7 @@ def scan(
 
 def _run(
     inputs: Sequence[Any],
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     gates: int,
     defaults: tuple[str, ...],
     make_cell: Callable[[_Inputs, int, Sequence[Activation]], Cell],
@@ -354,22 +354,22 @@ def _run(
 
     Args:
         inputs: Of the node.
-        given: Its attributes.
+        options: Its attributes.
         gates: Gates of its cell.
         defaults: Activations of a direction, where the node names none.
         make_cell: ``(inputs, direction, activations) -> cell``.
         states: Arrays of a state: 1, or 2 with a cell state.
     """
-    direction = str(given.get("direction") or "forward")
+    direction = str(options.get("direction") or "forward")
     if direction == "foward":  # the default of GRU-1, misspelt in the standard
         direction = "forward"
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ShapeError(f"direction {direction!r} is not forward, reverse or bidirectional")
-    prepared = _prepare(inputs, given, gates)
+    prepared = _prepare(inputs, options, gates)
     directions = prepared.w.shape[0]
     if directions != (2 if direction == "bidirectional" else 1):
         raise ShapeError(f"W has {directions} direction(s), but direction is {direction!r}")
-    functions = activations(given, defaults, directions)
+    functions = activations(options, defaults, directions)
     results: list[Array] = []
     lasts: list[tuple[Array, ...]] = []
     for k in range(directions):
@@ -380,7 +380,7 @@ def _run(
         results.append(output)
         lasts.append(last)
     outputs = [np.stack(results, 1), *(np.stack(parts) for parts in zip(*lasts, strict=True))]
-    if given.get("layout"):
+    if options.get("layout"):
         first = outputs[0].transpose(2, 0, 1, 3)
         outputs = [first, *(state.swapaxes(0, 1) for state in outputs[1:])]
     return [output.astype(inputs[0].dtype) for output in outputs]
@@ -398,8 +398,8 @@ def rnn(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y and Y_h; gates in the order z, r, h."""
-    given = attributes(node)
-    linear = bool(given.get("linear_before_reset"))
+    options = attributes(node)
+    linear = bool(options.get("linear_before_reset"))
 
     def make_cell(prepared: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
         w, r = prepared.w[k].T, prepared.r[k].T
@@ -418,12 +418,12 @@ def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
         return cell
 
-    return _run(inputs, given, 3, DEFAULT_ACTIVATIONS["GRU"], make_cell, 1)
+    return _run(inputs, options, 3, DEFAULT_ACTIVATIONS["GRU"], make_cell, 1)
 
 
 def lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y, Y_h and Y_c; gates in the order i, o, f, c; peepholes i, o, f."""
-    given = attributes(node)
+    options = attributes(node)
 
     def make_cell(prepared: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
         w, r, b = prepared.w[k].T, prepared.r[k].T, prepared.b[k].reshape(2, -1).sum(0)
@@ -431,10 +431,10 @@ def lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
             lambda x, hidden: x @ w + hidden @ r + b,
             prepared.p[k],
             functions,
-            coupled=bool(given.get("input_forget")),
+            coupled=bool(options.get("input_forget")),
         )
 
-    return _run(inputs, given, 4, DEFAULT_ACTIVATIONS["LSTM"], make_cell, 2)
+    return _run(inputs, options, 4, DEFAULT_ACTIVATIONS["LSTM"], make_cell, 2)
 
 
 def lstm_cell(
@@ -500,11 +500,11 @@ def quantized_lstm_operands(
         directions,
         hidden,
     )
-    for name, given, dtype in (("R_scale", scale, "float32"), ("R_zero_point", zero, r.dtype)):
-        require_rank(name, given, 1, 2)
-        require_dtype(name, given, dtype)
-        shape = (directions, 4 * hidden)[: given.rank]
-        require_shape(name, given, shape, "one for each direction, or for each of its columns")
+    for name, options, dtype in (("R_scale", scale, "float32"), ("R_zero_point", zero, r.dtype)):
+        require_rank(name, options, 1, 2)
+        require_dtype(name, options, dtype)
+        shape = (directions, 4 * hidden)[: options.rank]
+        require_shape(name, options, shape, "one for each direction, or for each of its columns")
     require_states(node, (directions, batch, hidden), (h, c, p), "float32")
     require_lengths(lengths, steps, batch)
 
@@ -537,13 +537,13 @@ def quantized_lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Array]:
     In each step the hidden states of all sequences are quantized as by DynamicQuantizeLinear, and
     multiplied by R in integers.
     """
-    given = attributes(node)
+    options = attributes(node)
     x, r, scales, zeros = inputs[:4]
     optional: list[Any] = [*inputs[4:], *[None] * 4]
     lengths, h, c, p = optional[:4]
     steps, batch, _ = x.shape
     directions, hidden, _ = r.shape
-    functions = activations(given, DEFAULT_ACTIVATIONS["LSTM"], directions)
+    functions = activations(options, DEFAULT_ACTIVATIONS["LSTM"], directions)
     lengths = np.full(batch, steps) if lengths is None else np.asarray(lengths)
     initial = np.zeros((directions, batch, hidden), np.float32)
     h, c = initial if h is None else h, initial if c is None else c
@@ -558,9 +558,9 @@ def quantized_lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Array]:
             _quantized_gates(centred, scales[k]),
             p[k],
             functions[k],
-            coupled=bool(given.get("input_forget")),
+            coupled=bool(options.get("input_forget")),
         )
-        backwards = k == 1 or given.get("direction") == "reverse"
+        backwards = k == 1 or options.get("direction") == "reverse"
         output, last = scan(part, lengths, cell, (h[k], c[k]), backwards)
         outputs.append(output)
         lasts.append(last)

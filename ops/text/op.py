@@ -60,21 +60,21 @@ def pool_of(node: Node) -> Pool:
     Raises:
         ShapeError: Its attributes contradict each other.
     """
-    given = attributes(node)
-    words = [int(word) for word in given["pool_int64s"] or ()]
-    pool: Sequence[Any] = words or [decoded(word) for word in given["pool_strings"] or ()]
-    starts = [*(int(n) for n in given["ngram_counts"]), len(pool)]
+    options = attributes(node)
+    words = [int(word) for word in options["pool_int64s"] or ()]
+    pool: Sequence[Any] = words or [decoded(word) for word in options["pool_strings"] or ()]
+    starts = [*(int(n) for n in options["ngram_counts"]), len(pool)]
     if any(a > b for a, b in itertools.pairwise([0, *starts])):
         raise ShapeError(f"ngram_counts {starts[:-1]} do not fit a pool of {len(pool)} words")
-    indexes = [int(n) for n in given["ngram_indexes"]]
+    indexes = [int(n) for n in options["ngram_indexes"]]
     width = max(indexes, default=0) + 1
     if min(indexes, default=0) < 0:
         raise ShapeError(f"ngram_indexes begin at {min(indexes)}; they must not be negative")
     check_memory(width * 16, f"a row of counts for ngram_indexes up to {width - 1}")
-    weights = np.array(given["weights"] or (), np.float32)
+    weights = np.array(options["weights"] or (), np.float32)
     if 0 < weights.size < width:
         raise ShapeError(f"{weights.size} weights for {width} columns of counts")
-    lengths = int(given["min_gram_length"]), int(given["max_gram_length"])
+    lengths = int(options["min_gram_length"]), int(options["max_gram_length"])
     if not 1 <= lengths[0] <= lengths[1]:
         raise ShapeError(f"min_gram_length is {lengths[0]}, max_gram_length {lengths[1]}")
     columns: dict[tuple[Any, ...], int] = {}
@@ -93,9 +93,9 @@ def pool_of(node: Node) -> Pool:
 
 def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return how often each n-gram of the pool occurs in a row of words, or its weight."""
-    given, x = attributes(node), inputs[0]
+    options, x = attributes(node), inputs[0]
     pool = prepared(node, pool_of)
-    skip, mode = int(given["max_skip_count"]), decoded(given["mode"])
+    skip, mode = int(options["max_skip_count"]), decoded(options["mode"])
     if skip < 0:
         raise ShapeError(f"max_skip_count is {skip}; it must not be negative")
     if mode not in ("TF", "IDF", "TFIDF"):
@@ -154,9 +154,9 @@ def string_concat(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def string_split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the parts of each string, padded by "", and the number of parts."""
-    given, x = attributes(node), _texts(inputs[0])
-    delimiter = decoded(given["delimiter"] or "") or None
-    most = -1 if given["maxsplit"] is None else int(given["maxsplit"])
+    options, x = attributes(node), _texts(inputs[0])
+    delimiter = decoded(options["delimiter"] or "") or None
+    most = -1 if options["maxsplit"] is None else int(options["maxsplit"])
     parts = [item.split(delimiter, most) for item in x.reshape(-1)]
     counts = np.array([len(part) for part in parts], np.int64)
     width = int(counts.max(initial=0))
@@ -172,8 +172,8 @@ def string_normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
     The attribute ``locale`` is not used: Python's case mapping does not depend on it.
     """
-    given, x = attributes(node), _texts(inputs[0])
-    change = decoded(given["case_change_action"])
+    options, x = attributes(node), _texts(inputs[0])
+    change = decoded(options["case_change_action"])
     if change not in ("LOWER", "UPPER", "NONE"):
         raise ShapeError(f"case_change_action {change!r}; it is LOWER, UPPER or NONE")
     if x.ndim not in (1, 2):
@@ -182,8 +182,8 @@ def string_normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     def changed(word: str) -> str:
         return {"LOWER": word.lower, "UPPER": word.upper}.get(change, lambda: word)()
 
-    stopwords = {decoded(word) for word in given["stopwords"] or ()}
-    exact = bool(given["is_case_sensitive"])
+    stopwords = {decoded(word) for word in options["stopwords"] or ()}
+    exact = bool(options["is_case_sensitive"])
     stopwords = stopwords if exact else set(map(changed, stopwords))
     found: list[str] = []
     for item in x.reshape(-1):
