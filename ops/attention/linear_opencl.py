@@ -24,8 +24,8 @@ def linear_attention(low: ClLowering, kernel: Kernel, a: LinearAttentionArgument
     dtype = variant["dtype"]
     require(low, dtype)
     # 0 is an omitted operand, which the kernel does not read: any buffer stands for it.
-    given = (a.query, a.key, a.value, a.past, a.decay, a.beta, a.y, a.state)
-    operands = [a.query if isinstance(operand, int) else operand for operand in given]
+    addresses = (a.query, a.key, a.value, a.past, a.decay, a.beta, a.y, a.state)
+    operands = [a.query if isinstance(operand, int) else operand for operand in addresses]
     count = a.state.size // a.key_size
     defines: dict[str, str | int] = {"T": register(dtype)}
     defines |= {name.upper(): int(variant[name]) for name in ("gated", "delta", "past")}

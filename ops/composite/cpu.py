@@ -29,7 +29,6 @@ from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.indexing.arguments import OneHotArguments
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes
-from subgraph.ops.normalization.softmax_cpu import softmax_sizes
 from subgraph.ops.reduce.cpu import emit_argminmax, emit_reduction
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
@@ -96,6 +95,18 @@ def viewed(low: Lowering, operand: Operand, shape: Sequence[int]) -> Operand:
     same = Operand(operand.name, operand.dtype, shape)
     same.storage, same.offset = operand.storage, operand.offset
     return same
+
+
+def softmax_sizes(node: Node, x: Operand) -> tuple[int, int]:
+    """Return the elements of a row of Softmax or Hardmax, and those between two of them in x.
+
+    Before opset 13, a row has all dimensions from the axis on.
+    """
+    old = 0 < node.version < 13
+    axis = normal_axis(int(node.attrs.get("axis", 1 if old else -1)), x.rank)
+    if old:
+        return math.prod(x.shape[axis:]), 1
+    return x.shape[axis] if x.rank else 1, math.prod(x.shape[axis + 1 :])
 
 
 @lowering("Hardmax", dtypes=_FLOATS)

@@ -47,8 +47,8 @@ def positions_below(call: Call, count: Any) -> Any:
 
 def _mask_scores(call: Call, allowed: Any, dtype: str) -> Any:
     """Return what is added to scores: 0 where ``allowed``, and ``mask_filter_value`` elsewhere."""
-    given = call.attribute("mask_filter_value")
-    hidden = call.constant(-10000.0 if given is None else given, dtype)
+    filler = call.attribute("mask_filter_value")
+    hidden = call.constant(-10000.0 if filler is None else filler, dtype)
     return call.Where(allowed, call.constant(0, dtype), hidden)
 
 
@@ -138,10 +138,10 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
     sizes = sizes or [call.size(qkv, -1) // 3] * 3
     query, key, value = call.Split(qkv, call.constant(list(sizes), "int64"), axis=-1, outputs=3)
     past, keys = [None, None], dimension(call, query, 1)
-    given = call.input("past")
-    if given is not None:
-        past = [call.Gather(given, call.constant(k, "int64"), axis=0) for k in range(2)]
-        keys = call.Add(keys, dimension(call, given, 3))
+    cached = call.input("past")
+    if cached is not None:
+        past = [call.Gather(cached, call.constant(k, "int64"), axis=0) for k in range(2)]
+        keys = call.Add(keys, dimension(call, cached, 3))
     mask, mask_index = None, call.input("mask_index")
     if mask_index is not None:
         allowed = _mask(call, mask_index, keys, call.shape(query)[0])

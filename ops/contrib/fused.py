@@ -44,8 +44,8 @@ def activated(call: Call, x: Any, name: str | None, parameters: Sequence[float])
         return call.Clip(x, *parameters)
     if name not in _ACTIVATIONS:
         raise call.unsupported(f"activation={name!r}")
-    given = dict(zip(_ACTIVATIONS[name], parameters, strict=False))
-    return getattr(call, name)(x, **given)
+    numbers = dict(zip(_ACTIVATIONS[name], parameters, strict=False))
+    return getattr(call, name)(x, **numbers)
 
 
 def _transposed(call: Call, x: Any, batch: bool, last: bool) -> Any:
@@ -145,9 +145,9 @@ def _parameters(call: Call, name: str | None) -> list[float]:
 )
 def fused_gemm(call: Call) -> Results:
     """Gemm with an activation."""
-    given = call.attributes("alpha", "beta", "transA", "transB")
+    options = call.attributes("alpha", "beta", "transA", "transB")
     name = call.attribute("activation")
-    return [activated(call, call.Gemm(*call.inputs, **given), name, _parameters(call, name))]
+    return [activated(call, call.Gemm(*call.inputs, **options), name, _parameters(call, name))]
 
 
 @function(
@@ -165,8 +165,10 @@ def fused_gemm(call: Call) -> Results:
 def fused_conv(call: Call) -> Results:
     """Convolution, a sum, and an activation."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    given = call.attributes(*names)
-    total = added(call, call.Conv(*call.inputs[:3], **given), call.inputs[3], requires="same_shape")
+    options = call.attributes(*names)
+    total = added(
+        call, call.Conv(*call.inputs[:3], **options), call.inputs[3], requires="same_shape"
+    )
     parameters = call.attribute("activation_params") or ()
     return [activated(call, total, call.attribute("activation"), parameters)]
 

@@ -86,13 +86,13 @@ def one_scale(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) 
         scale: The scale, a scalar or of shape [1].
         zero: The zero point, shaped alike, of x's dtype where x is quantized.
     """
-    for name, given in (("the scale", scale), ("the zero point", zero)):
-        if given is not None:
+    for name, operand in (("the scale", scale), ("the zero point", zero)):
+        if operand is not None:
             require(
-                given.rank <= 1 and all(size == 1 for size in given.shape),
+                operand.rank <= 1 and all(size == 1 for size in operand.shape),
                 "{} has shape {}; it must hold one number",
                 name,
-                list(given.shape),
+                list(operand.shape),
             )
     if node.op_type == "DequantizeLinear":
         require_dtype("the zero point", zero, x.dtype)

@@ -109,5 +109,5 @@ def grid_sample(call: Call) -> Results:
     mode = call.attribute("mode")
     if mode not in _MODES:
         raise call.unsupported(f"mode={mode!r}")
-    given = call.attributes("align_corners", "padding_mode")
-    return [call.GridSample(*call.inputs, mode=_MODES[mode], **given)]
+    options = call.attributes("align_corners", "padding_mode")
+    return [call.GridSample(*call.inputs, mode=_MODES[mode], **options)]

@@ -133,11 +133,11 @@ def qlinear_softmax(call: Call) -> Results:
 def qlinear_average_pool(call: Call) -> Results:
     """Average over windows."""
     names = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
-    given = call.attributes(*names)
-    if given["auto_pad"] != "NOTSET":
-        given["pads"] = None
+    options = call.attributes(*names)
+    if options["auto_pad"] != "NOTSET":
+        options["pads"] = None
     return _requantized(
-        call, lambda x: channels_first(call, x, lambda v: call.AveragePool(v, **given))
+        call, lambda x: channels_first(call, x, lambda v: call.AveragePool(v, **options))
     )
 
 
@@ -240,9 +240,9 @@ def qgemm(call: Call) -> Results:
 def qlinear_conv(call: Call) -> Results:
     """Convolve, with channels first or last."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    given = call.attributes(*names)
+    options = call.attributes(*names)
     rest = call.inputs[1:]
-    return [channels_first(call, call.inputs[0], lambda x: call.QLinearConv(x, *rest, **given))]
+    return [channels_first(call, call.inputs[0], lambda x: call.QLinearConv(x, *rest, **options))]
 
 
 @function("QuantizeLinear", "x, y_scale, y_zero_point? -> y", axis="int")
@@ -337,10 +337,10 @@ def dynamic_quantize_lstm_operands(
     require(stated is None or stated == hidden, "hidden_size is {}, R has {}", stated, hidden)
     require_shape("B", bias, (directions, 2 * gates), "those of inputs and states")
     names = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
-    for name, given in zip(names, (w_scale, w_zero, r_scale, r_zero), strict=True):
-        require_rank(name, given, 1, 2)
-        shape = (directions, gates)[: given.rank]
-        require_shape(name, given, shape, "one for each direction, or for each of its columns")
+    for name, operand in zip(names, (w_scale, w_zero, r_scale, r_zero), strict=True):
+        require_rank(name, operand, 1, 2)
+        shape = (directions, gates)[: operand.rank]
+        require_shape(name, operand, shape, "one for each direction, or for each of its columns")
 
 
 @function(
@@ -397,8 +397,8 @@ def dynamic_quantize_lstm(call: Call) -> Results:
         bias = call.Reshape(both, call.constant([columns], "int64"))
     products = _scaled_sums(call, sums, scale, flat(w_scale), bias, "float32")
     names = ("activation_alpha", "activation_beta", "activations", "clip", "direction")
-    given = call.attributes(*names, "input_forget")
+    options = call.attributes(*names, "input_forget")
     states = call.QuantizedLSTM(
-        products, r, *of_r, *rest, outputs=3, domain=INTERNAL_DOMAIN, **given
+        products, r, *of_r, *rest, outputs=3, domain=INTERNAL_DOMAIN, **options
     )
     return list(states)

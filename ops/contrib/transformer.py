@@ -172,10 +172,10 @@ def skip_layer_normalization(call: Call) -> Results:
     """Layer normalization of a sum, and the sum."""
     x, skip, gamma, beta, bias = call.inputs
     total = _sum_with_skip(call, x, skip, bias)
-    given = {"axis": -1, "epsilon": call.attribute("epsilon"), "requires": "factors_of_rows"}
+    options = {"axis": -1, "epsilon": call.attribute("epsilon"), "requires": "factors_of_rows"}
     if call.is_used("mean") or call.is_used("inv_std_var"):
-        return [*call.LayerNormalization(total, gamma, beta, outputs=3, **given), total]
-    return [call.LayerNormalization(total, gamma, beta, **given), None, None, total]
+        return [*call.LayerNormalization(total, gamma, beta, outputs=3, **options), total]
+    return [call.LayerNormalization(total, gamma, beta, **options), None, None, total]
 
 
 def _group_norm(call: Call, x: Any) -> Any:

@@ -104,12 +104,12 @@ def matmul_n_bits_operands(
         "zero_points": (zeros, rows * (packed if in_bytes else blocks)),
         "bias": (bias, rows),
     }
-    for name, (given, count) in counts.items():
+    for name, (operand, count) in counts.items():
         require(
-            given is None or given.size == count,
+            operand is None or operand.size == count,
             "{} has {} elements; by N, K, block_size and bits it needs {}",
             name,
-            None if given is None else given.size,
+            None if operand is None else operand.size,
             count,
         )
     if groups is not None:

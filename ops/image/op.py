@@ -132,11 +132,11 @@ def affine_grid_operands(node: Node, theta: Tensor, size: Tensor) -> None:
     count = size.shape[0]
     fits = count == 4 or count == 5
     require(fits, "size has {} numbers; it needs 4 or 5", count)
-    given = known_numbers(size)
-    images = theta.shape[0] if given is None else given[0]
+    numbers = known_numbers(size)
+    images = theta.shape[0] if numbers is None else numbers[0]
     require_shape("theta", theta, (images, count - 2, count - 1), "a matrix for each image")
-    for number in given or ():
-        require(number >= 0, "size is {}", given)
+    for number in numbers or ():
+        require(number >= 0, "size is {}", numbers)
 
 
 def image_decoder_operands(node: Node, stream: Tensor) -> None:
@@ -209,9 +209,9 @@ def resize_operands(
         require_shape("roi", first, (2 * count,), f"two for each of {count} axes")
     if scales is not None and not is_known(scales.size):
         return
-    given = [operand for operand in (scales, sizes) if operand is not None and operand.size >= 1]
-    require(len(given) == 1, "one of scales and sizes is needed, {} are given", len(given))
-    if scales is not None and given[0] is scales:
+    present = [operand for operand in (scales, sizes) if operand is not None and operand.size >= 1]
+    require(len(present) == 1, "one of scales and sizes is needed, {} are given", len(present))
+    if scales is not None and present[0] is scales:
         _require_scales(scales, count)
         return
     require_dtype("sizes", sizes, "int64")

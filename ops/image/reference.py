@@ -31,17 +31,17 @@ def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the resized input; opset 10 samples at position / scale."""
     if node.version == 10:
         return _asymmetric(node, inputs[0], inputs[1])
-    given: list[Any] = [
+    operands: list[Any] = [
         None if v is None or (k and v.size == 0) else v for k, v in enumerate(inputs)
     ]
-    given += [None] * (4 - len(given))
+    operands += [None] * (4 - len(operands))
     if attributes(node)["coordinate_transformation_mode"] != "tf_crop_and_resize":
-        given[1] = None
+        operands[1] = None
     rank = inputs[0].ndim
     axes = [int(axis) % rank for axis in node.attrs.get("axes") or range(rank)]
-    if given[2] is not None:
-        given[2] = _exact(given[2], [inputs[0].shape[axis] for axis in axes])
-    return _resized(variant(node, axes=axes) if "axes" in node.attrs else node, given, axes)
+    if operands[2] is not None:
+        operands[2] = _exact(operands[2], [inputs[0].shape[axis] for axis in axes])
+    return _resized(variant(node, axes=axes) if "axes" in node.attrs else node, operands, axes)
 
 
 def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence[Any]:
@@ -59,16 +59,16 @@ def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence
         indices: Any = np.arange(x.size, dtype=np.float64)
         found: Array = standard(node, [indices.reshape(x.shape), *inputs[1:]])[0]
         return [x.reshape(-1)[found.astype(np.int64)]]
-    given: list[Any] = [v if v is None else v.copy() for v in inputs]
+    operands: list[Any] = [v if v is None else v.copy() for v in inputs]
     for k, axis in enumerate(axes):
         if x.shape[axis]:
             continue
-        if given[2] is None:
-            raise ShapeError(f"axis {axis} has no elements to make {given[3][k]} of")
-        given[2][k] = 1
-    given[0] = np.zeros([max(size, 1) for size in x.shape], x.dtype)
+        if operands[2] is None:
+            raise ShapeError(f"axis {axis} has no elements to make {operands[3][k]} of")
+        operands[2][k] = 1
+    operands[0] = np.zeros([max(size, 1) for size in x.shape], x.dtype)
     none = tuple(slice(0 if size == 0 else None) for size in x.shape)
-    return [standard(node, given)[0][none]]
+    return [standard(node, operands)[0][none]]
 
 
 def exact_scale(scale: float, size: int) -> float:
@@ -122,8 +122,8 @@ def _asymmetric(node: Node, x: Array, scales: Array) -> Sequence[Any]:
         return [_nearest(x, scales)]
     options = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
     newer = Node("Resize", node.inputs[:1], outputs=1, name=node.name, version=13, attrs=options)
-    given = [x, None, _exact(scales.astype(np.float32), x.shape), None]
-    return _resized(newer, given, range(x.ndim))
+    operands = [x, None, _exact(scales.astype(np.float32), x.shape), None]
+    return _resized(newer, operands, range(x.ndim))
 
 
 def _nearest(x: Array, scales: Array) -> Array:

@@ -91,16 +91,16 @@ def _one_row(low: Lowering, operand: Operand, shape: Sequence[int], dtype: str) 
     Raises:
         Unsupported: It changes from row to row.
     """
-    given = cast_to(low, operand, dtype)
-    lead = given.shape[: max(0, given.rank - len(shape))]
+    converted = cast_to(low, operand, dtype)
+    lead = converted.shape[: max(0, converted.rank - len(shape))]
     if math.prod(lead) != 1:
         raise Unsupported(f"scale or bias of shape {operand.shape} changes from row to row")
-    inner = given.shape[len(lead) :]
+    inner = converted.shape[len(lead) :]
     if math.prod(inner) == math.prod(shape):
-        return given
+        return converted
     whole = temporary(low, dtype, shape)
     e = Expression()
-    emit_expression(low, e, [source(given, inner)], [(e.input(dtype), whole)])
+    emit_expression(low, e, [source(converted, inner)], [(e.input(dtype), whole)])
     return whole
 
 
@@ -185,18 +185,18 @@ def batch_normalization(node: Node, low: Lowering) -> None:
         factor = low.weight(f"batch_norm_factor {recipe}", make, scale, variance)
         make = partial(_shift, epsilon=epsilon, dtype=work)
         shift = low.weight(f"batch_norm_shift {recipe}", make, scale, bias, mean, variance)
-        given = [_channel(weight, channels, work, y) for weight in (factor, shift)]
+        parameters = [_channel(weight, channels, work, y) for weight in (factor, shift)]
         a, b = e.input(work), e.input(work)
         result = e("add", e("mul", term, a, dtype=x.dtype), b, dtype=x.dtype)
     else:
         operands = (scale, bias, mean, variance)
-        given = [Source(o, channels, "plain", o.dtype) for o in operands]
+        parameters = [Source(o, channels, "plain", o.dtype) for o in operands]
         s, b, m, v = (e.input(o.dtype) for o in operands)
         root = e("sqrt", e("add", v, e.number(epsilon, v.dtype)))
         factor_ = e("div", s, root, dtype=v.dtype)
         result = e("mul", e("sub", term, m, dtype=x.dtype), factor_, dtype=x.dtype)
         result = e("add", result, b, dtype=x.dtype)
-    emit_expression(low, e, [source(x), *given], [(result, y)])
+    emit_expression(low, e, [source(x), *parameters], [(result, y)])
 
 
 def _channel(weight: Weight, shape: tuple[int, ...], dtype: str, y: Operand) -> Source:

@@ -47,15 +47,15 @@ def rows(low: ClLowering, kernel: Kernel, a: RowNormArguments) -> None:
     count = a.x.size // a.size
     group, *ranges = row_ranges(low, count, a.size)
     optional: list[Argument] = [a.bias, a.means, a.deviations]
-    given = [int(not isinstance(word, int)) for word in optional]
+    present = [int(not isinstance(word, int)) for word in optional]
     source = program(
         dtype,
         NORMALIZE=1,
         CENTRED=int(variant["centred"]),
         GROUP=group,
-        BIAS=given[0],
-        MEANS=given[1],
-        DEVIATIONS=given[2],
+        BIAS=present[0],
+        MEANS=present[1],
+        DEVIATIONS=present[2],
     )
     operands = [a.y if isinstance(word, int) else word for word in optional]
     epsilon = number(dtype, a.epsilon)

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
-from subgraph.engine.planner.lowering import Lowering, Operand, lowering
+from subgraph.engine.planner.lowering import Lowering, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.ops.composite.cpu import softmax_sizes
 from subgraph.ops.elementwise.cpu import emit_cast, widened
-from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import SoftmaxArguments
 
 _MIN_ELEMENTS_PER_THREAD = 4096  # estimate: more work than starting a thread
-
-
-def softmax_sizes(node: Node, x: Operand) -> tuple[int, int]:
-    """Return the elements of a row of Softmax or Hardmax, and those between two of them in x.
-
-    Before opset 13, a row has all dimensions from the axis on.
-    """
-    old = 0 < node.version < 13
-    axis = normal_axis(int(node.attrs.get("axis", 1 if old else -1)), x.rank)
-    if old:
-        return math.prod(x.shape[axis:]), 1
-    return x.shape[axis] if x.rank else 1, math.prod(x.shape[axis + 1 :])
 
 
 @lowering("Softmax", "LogSoftmax", dtypes=("float32", "float64", "float16", "bfloat16"))

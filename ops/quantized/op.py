@@ -63,38 +63,38 @@ def quantize_operands(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None 
         require_dtype("the zero point", zero, DTYPE_OF_ONNX[stated])
     block = node.attrs.get("block_size", 0)
     require(isinstance(block, int) and block >= 0, "block_size is {}", block)
-    for name, given in (("the scale", scale), ("the zero point", zero)):
-        if given is not None:
-            _require_granularity(node, name, given, x, block)
+    for name, operand in (("the scale", scale), ("the zero point", zero)):
+        if operand is not None:
+            _require_granularity(node, name, operand, x, block)
     if zero is not None and zero.rank and scale.rank:
         require_shape("the zero point", zero, scale.shape, "one for each scale")
 
 
-def _require_granularity(node: Node, name: str, given: Tensor, x: Tensor, block: int) -> None:
+def _require_granularity(node: Node, name: str, operand: Tensor, x: Tensor, block: int) -> None:
     """Require one number for all of ``x``, one for each index of an axis, or one for each block."""
-    if given.rank == 0:
+    if operand.rank == 0:
         return
-    if given.rank == 1 and not (block and x.rank == 1):
+    if operand.rank == 1 and not (block and x.rank == 1):
         # An axis is needed only where there is more than one number.
         axis = node.attrs.get("axis", 1)
         inside = isinstance(axis, int) and -x.rank <= axis < x.rank
         count: int = x.shape[axis] if inside else 1
         require(
-            given.shape[0] == 1 or given.shape[0] == count,
+            operand.shape[0] == 1 or operand.shape[0] == count,
             "{} has {} elements; {} has one, or one for each of the {} along axis {}",
             name,
-            given.shape[0],
+            operand.shape[0],
             x,
             count,
             axis,
         )
         return
-    require(block > 0, "{} has shape {}, but there is no block_size", name, given.shape)
-    require_rank(name, given, x.rank)
+    require(block > 0, "{} has shape {}, but there is no block_size", name, operand.shape)
+    require_rank(name, operand, x.rank)
     axis = require_axis(node, x.rank, default=1)
     blocks = -(-x.shape[axis] // block)
     wanted = (*x.shape[:axis], blocks, *x.shape[axis + 1 :])
-    require_shape(name, given, wanted, f"one for each block of {block} along axis {axis}")
+    require_shape(name, operand, wanted, f"one for each block of {block} along axis {axis}")
 
 
 def dynamic_quantize_operands(node: Node, x: Tensor) -> None:

@@ -114,13 +114,13 @@ def read_operands(node: Node, low: Lowering) -> QuantizedOperands:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale = optional
     if x is None or w is None or x_scale is None or w_scale is None:
         raise Unsupported(f"{node.op_type} with omitted operands")
-    given = [o for o in (w, x_scale, w_scale, y_scale, bias, bias_scale) if o is not None]
-    if any(not operand.constant for operand in given):
+    constants = [o for o in (w, x_scale, w_scale, y_scale, bias, bias_scale) if o is not None]
+    if any(not operand.constant for operand in constants):
         raise Unsupported("weights or scales that are computed at run time")
     scales = [o for o in (x_scale, w_scale, y_scale, bias_scale) if o is not None]
     if any(scale.dtype != "float32" for scale in scales):
         raise Unsupported("scales that are not float32")
-    if any(given is not None and given.size != 1 for given in (x_scale, x_zero, y_scale)):
+    if any(operand is not None and operand.size != 1 for operand in (x_scale, x_zero, y_scale)):
         raise Unsupported("scales or zero points for each row")
     if x.dtype not in BYTES or w.dtype not in BYTES:
         raise Unsupported(f"an integer product of {x.dtype} and {w.dtype}")
@@ -230,9 +230,9 @@ def requantization_of(
         shifted = int(known_zero(q.x_zero)[0]) + (128 if q.x.dtype == "int8" else 0)
         name += f" less {shifted} {summed}"
 
-        def with_sums(weight: Array, *given: Array) -> Array:
+        def with_sums(weight: Array, *start: Array) -> Array:
             part = -shifted * of_weights(weight)
-            return spread(part + (given[0].reshape(-1) if given else 0))
+            return spread(part + (start[0].reshape(-1) if start else 0))
 
         bias = low.weight(name, with_sums, q.w, *sources)
     elif sources:

@@ -151,10 +151,10 @@ def activations(node: Node, kind: str, directions: int) -> tuple[Activations, ..
         Unsupported: One is unknown, or there are too few.
     """
     usual = DEFAULT_ACTIVATIONS[kind]
-    given = [decoded(name).lower() for name in node.attrs.get("activations") or usual * directions]
-    unknown = [name for name in given if name not in ACTIVATION_DEFAULTS]
-    if unknown or len(given) < len(usual) * directions:
-        raise Unsupported(f"{node.op_type} with activations {given}")
+    listed = [decoded(name).lower() for name in node.attrs.get("activations") or usual * directions]
+    unknown = [name for name in listed if name not in ACTIVATION_DEFAULTS]
+    if unknown or len(listed) < len(usual) * directions:
+        raise Unsupported(f"{node.op_type} with activations {listed}")
     sources: list[Iterator[float]] = [
         iter(node.attrs.get(f"activation_{name}") or ()) for name in ("alpha", "beta")
     ]
@@ -168,7 +168,7 @@ def activations(node: Node, kind: str, directions: int) -> tuple[Activations, ..
 
     made: list[Activations] = []
     for k in range(directions):
-        names = given[k * len(usual) :][: len(usual)]
+        names = listed[k * len(usual) :][: len(usual)]
         made.append(Activations(tuple(names), tuple(n for name in names for n in numbers(name))))
     return tuple(made)
 

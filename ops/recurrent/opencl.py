@@ -49,12 +49,12 @@ def emit_cells(low: Lowering, c: Cells) -> None:
     assert isinstance(low, ClLowering)
     require(low, c.x.dtype)
     batch, hidden = c.sizes[1], c.sizes[3]
-    given: list[Argument] = [
+    leading: list[Argument] = [
         input_products(low, c, hidden),
         low.weight("transposed", _transposed, c.r),
     ]
-    given.append(last_bias(low, c, hidden))
-    _launch(low, c, "cells", given, batch, {c.x.dtype: (c.gates + 3) * hidden})
+    leading.append(last_bias(low, c, hidden))
+    _launch(low, c, "cells", leading, batch, {c.x.dtype: (c.gates + 3) * hidden})
 
 
 @cl_lowering("QuantizedLSTM", domain=INTERNAL_DOMAIN, dtypes=("float32",))
@@ -64,13 +64,13 @@ def quantized_lstm(node: Node, low: ClLowering) -> None:
     batch, hidden = c.sizes[1], c.sizes[3]
     r, scales, zeros = (low.input(k) for k in range(1, 4))
     spread = partial(per_column, hidden=hidden)
-    given: list[Argument] = [
+    leading: list[Argument] = [
         c.x,
         low.weight("less zero points of columns", partial(_centred, hidden=hidden), r, zeros),
         low.weight(f"scales of {4 * hidden} columns", spread, scales),
     ]
     memory = {"float32": 6 * batch * hidden, "int32": batch * hidden}
-    _launch(low, c, "quantized_cells", given, 1, memory)
+    _launch(low, c, "quantized_cells", leading, 1, memory)
 
 
 def _centred(weights: Array, zeros: Array, *, hidden: int) -> Array:
@@ -80,7 +80,12 @@ def _centred(weights: Array, zeros: Array, *, hidden: int) -> Array:
 
 
 def _launch(
-    low: ClLowering, c: Cells, name: str, given: list[Argument], groups: int, memory: dict[str, int]
+    low: ClLowering,
+    c: Cells,
+    name: str,
+    leading: list[Argument],
+    groups: int,
+    memory: dict[str, int],
 ) -> None:
     """Launch a kernel for all directions, or for each if their activations differ.
 
@@ -88,7 +93,7 @@ def _launch(
         low: The lowering.
         c: The operator.
         name: The kernel.
-        given: Its first arguments.
+        leading: Its first arguments.
         groups: Work-groups of a direction.
         memory: Elements of each dtype of a work-group's scratch buffer.
     """
@@ -112,7 +117,7 @@ def _launch(
     defines |= {"LINEAR": int(c.linear), "COUPLED": int(c.coupled)}
     defines |= {"QUANTIZED": int(name == "quantized_cells")}
     # The kernel does not read an omitted operand: any buffer stands for it.
-    buffers: list[Argument] = [*given, *(of or scratch[0] for of in optional.values()), *scratch]
+    buffers: list[Argument] = [*leading, *(of or scratch[0] for of in optional.values()), *scratch]
     for first in range(1 if one_launch else directions):
         own = c.activations[first]
         texts = [_ACTIVATIONS[key] for key in own.names]

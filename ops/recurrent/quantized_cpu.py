@@ -119,19 +119,19 @@ def _columns(
     """Return scales, sums and zero points of R's columns, each gate padded to ``padded``."""
 
     def weight(name: str, make: Callable[[Array], Array], source: Operand) -> Weight:
-        def spread(given: Array) -> Array:
-            return np.ascontiguousarray(padded_gates(make(given), 4, padded))
+        def spread(array: Array) -> Array:
+            return np.ascontiguousarray(padded_gates(make(array), 4, padded))
 
         return low.weight(f"{name} of quantized recurrence {padded}", spread, source)
 
-    def scales(given: Array) -> Array:
-        return per_column(given, hidden)
+    def scales(array: Array) -> Array:
+        return per_column(array, hidden)
 
-    def sums(given: Array) -> Array:
-        found: Array = signed(given).sum(1, dtype=np.int32)
+    def sums(array: Array) -> Array:
+        found: Array = signed(array).sum(1, dtype=np.int32)
         return found
 
-    def zeros(given: Array) -> Array:
-        return per_column(signed(given), hidden).astype(np.int32)
+    def zeros(array: Array) -> Array:
+        return per_column(signed(array), hidden).astype(np.int32)
 
     return weight("scales", scales, scale), weight("sums", sums, r), weight("zeros", zeros, zero)

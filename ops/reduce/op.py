@@ -133,17 +133,17 @@ def cumulative(node: Node, inputs: Sequence[Any]) -> list[Any]:
 def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Return log(sum(exp(x))); onnx.reference fails for rank 0."""
     x: Array = inputs[0]
-    given = attributes(node)
-    stated = inputs[1] if len(inputs) > 1 and inputs[1] is not None else given.get("axes")
+    options = attributes(node)
+    stated = inputs[1] if len(inputs) > 1 and inputs[1] is not None else options.get("axes")
     listed = () if stated is None else tuple(int(axis) for axis in np.ravel(stated))
     axes = listed or None
-    if axes is None and given.get("noop_with_empty_axes", 0):
+    if axes is None and options.get("noop_with_empty_axes", 0):
         axes = ()
     wide = x.astype(np.float64)
     top = np.max(wide, axis=axes, keepdims=True, initial=-np.inf)
     top = np.where(np.isfinite(top), top, 0.0)
     total = np.log(np.sum(np.exp(wide - top), axis=axes, keepdims=True)) + top
-    if not given.get("keepdims", 1):
+    if not options.get("keepdims", 1):
         total = total.squeeze(axis=axes)
     return [np.asarray(total).astype(x.dtype)]
 
