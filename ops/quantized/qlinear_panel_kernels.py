@@ -28,35 +28,9 @@ def panels(*, dtype: str, lanes: int, vectors: int) -> Callable[..., None]:
     """
     arguments = view_of(PanelsArguments)
     width = lanes * vectors
-    offset = 128 if dtype == "uint8" else 0
-    line, four, sums = vec("uint8", BLOCK), vec("uint8", 4 * BLOCK), vec("int32", lanes)
-    load, load_n, splat, zero, store = line.load, line.load_n, line.splat, line.zero, four.store
-    pairs = [k for i in range(BLOCK) for k in (i, BLOCK + i)]
-    fours = [
-        k for i in range(0, 2 * BLOCK, 2) for k in (i, i + 1, 2 * BLOCK + i, 2 * BLOCK + i + 1)
-    ]
-    mix, mix_pairs = shuffle("uint8", BLOCK, pairs), shuffle("uint8", 2 * BLOCK, fours)
+    offset, sums = 128 if dtype == "uint8" else 0, vec("int32", lanes)
     load_sums, store_sums, splat_sum, dot = sums.load, sums.store, sums.splat, dot4(lanes)
-    load_zero = ld_i8 if dtype == "int8" else ld_u8
-
-    @register_jitable
-    def row(x: int, k: int, depth: int, step: int, count: int) -> Any:
-        """Return bytes of a row of which ``count`` exist; zeros after the last row."""
-        if k >= depth:
-            return zero()
-        at = x + k * step
-        return (load(at) if count >= BLOCK else load_n(at, count)) ^ splat(offset)
-
-    @register_jitable
-    def pack(a: PanelsArguments, x: int, to: int, first: int, stride: int) -> None:
-        """Pack 16 columns from ``first`` on."""
-        depth, step = a.depth, a.row_size
-        count, at = step - first, x + first
-        for q in range(a.quads):
-            k = 4 * q
-            left = mix(row(at, k, depth, step, count), row(at, k + 1, depth, step, count))
-            right = mix(row(at, k + 2, depth, step, count), row(at, k + 3, depth, step, count))
-            store(to + q * stride, mix_pairs(left, right))
+    load_zero, pack = ld_i8 if dtype == "int8" else ld_u8, _column_packer(offset)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -81,3 +55,39 @@ def panels(*, dtype: str, lanes: int, vectors: int) -> Callable[..., None]:
                 st_i32(a.excess + index + 4 * c, excess)
 
     return kernel
+
+
+def _column_packer(offset: int) -> Any:
+    """Return ``f(a, x, to, first, stride)``, which packs 16 columns of a matrix.
+
+    Args:
+        offset: Subtracted from bytes, 128 or 0.
+    """
+    line, four = vec("uint8", BLOCK), vec("uint8", 4 * BLOCK)
+    load, load_n, splat, zero, store = line.load, line.load_n, line.splat, line.zero, four.store
+    pairs = [k for i in range(BLOCK) for k in (i, BLOCK + i)]
+    fours = [
+        k for i in range(0, 2 * BLOCK, 2) for k in (i, i + 1, 2 * BLOCK + i, 2 * BLOCK + i + 1)
+    ]
+    mix, mix_pairs = shuffle("uint8", BLOCK, pairs), shuffle("uint8", 2 * BLOCK, fours)
+
+    @register_jitable
+    def row(x: int, k: int, depth: int, step: int, count: int) -> Any:
+        """Return bytes of a row of which ``count`` exist; zeros after the last row."""
+        if k >= depth:
+            return zero()
+        at = x + k * step
+        return (load(at) if count >= BLOCK else load_n(at, count)) ^ splat(offset)
+
+    @register_jitable
+    def pack(a: PanelsArguments, x: int, to: int, first: int, stride: int) -> None:
+        """Pack 16 columns from ``first`` on: ``stride`` bytes between the quads of rows."""
+        depth, step = a.depth, a.row_size
+        count, at = step - first, x + first
+        for q in range(a.quads):
+            k = 4 * q
+            left = mix(row(at, k, depth, step, count), row(at, k + 1, depth, step, count))
+            right = mix(row(at, k + 2, depth, step, count), row(at, k + 3, depth, step, count))
+            store(to + q * stride, mix_pairs(left, right))
+
+    return pack
