@@ -53,16 +53,31 @@ def grid_sample(
         corners: Whether -1 and 1 are the centres of the outermost pixels, else their edges.
         blocked: Whether image and result are in the blocked layout; channels are then blocks.
     """
+    plain_padding = padding in ("zeros", "border")
+    in_vectors = mode == "linear" and plain_padding and dtype == grid == "float32" and lanes > 1
+    vectors: Any = _vector_neighbours_2d(lanes, padding == "zeros", corners) if in_vectors else None
+    prepare, write = (
+        _neighbours_along(grid, mode, padding, corners),
+        _neighbours(dtype, _TAPS[mode]),
+    )
+    neighbours = prepare, write, vectors
+    return _point_sampler(dtype, lanes, grid, _TAPS[mode], blocked, neighbours)
+
+
+def _point_sampler(
+    dtype: str, lanes: int, grid: str, taps: int, blocked: bool, neighbours: tuple[Any, Any, Any]
+) -> Function:
+    """Return the kernel of `grid_sample`; ``taps`` pixels along a dimension are around a point.
+
+    ``neighbours``: functions of `_neighbours_along`, `_neighbours`, `_vector_neighbours_2d` (None).
+    """
     arguments = view_of(GridSampleArguments)
     v, item, step = vec(dtype, lanes), item_bytes(dtype), item_bytes(grid)
-    store_all, store_n = v.store, v.store_n
     get, put_place, put_weight = ld(grid), st("int64"), st("float64")
     each = lanes * item if blocked else item
-    taps = _TAPS[mode]
-    zeros, border = padding == "zeros", padding == "border"
-    in_vectors = mode == "linear" and (zeros or border) and dtype == grid == "float32" and lanes > 1
-    write_vector: Any = _vector_neighbours_2d(lanes, zeros, corners) if in_vectors else None
-    prepare, write = _neighbours_along(grid, mode, padding, corners), _neighbours(dtype, taps)
+    prepare, write, write_vector = neighbours
+    in_vectors = write_vector is not None
+    store_all, store_n = v.store, v.store_n
     sampled, mixed = _weighted_sums(dtype, lanes)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:

@@ -154,6 +154,47 @@ def _panel_packers(dtype: str, lanes: int) -> tuple[Any, Any, Any]:
     return rows, transposed, strided
 
 
+@register_jitable(forceinline=True)
+def _operands(product: GemmArguments, batch: int) -> tuple[int, int, int, int]:
+    """Return the addresses of A, B, C and the residual (0: none) of a product of the batch."""
+    b2 = batch % product.size2
+    b1 = batch // product.size2 % product.size1
+    b0 = batch // product.size2 // product.size1
+    a = product.a + batch_offset(b0, b1, b2, product.a_step0, product.a_step1, product.a_step2)
+    b = product.b + batch_offset(b0, b1, b2, product.b_step0, product.b_step1, product.b_step2)
+    c = product.c + batch_offset(b0, b1, b2, product.c_step0, product.c_step1, product.c_step2)
+    residual = product.residual
+    if residual != 0:
+        residual += batch_offset(
+            b0,
+            b1,
+            b2,
+            product.residual_step0,
+            product.residual_step1,
+            product.residual_step2,
+        )
+    return a, b, c, residual
+
+
+@register_jitable(forceinline=True)
+def _set_strides(product: GemmArguments, t: TileBlock, vector: int, b_vector: int) -> None:
+    """Write what all tiles of a kernel share.
+
+    ``vector`` and ``b_vector`` are the bytes of a vector of C and of B.
+    """
+    t.outer_count = 1
+    t.middle_count = 1
+    t.inner_count = 1
+    t.b_vector = b_vector
+    t.c_row = product.c_row
+    t.c_vector = vector
+    t.start_vector = vector
+    t.residual_row = product.residual_row
+    t.residual_vector = vector
+    t.low = product.low
+    t.high = product.high
+
+
 def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Callable[..., None]:
     """Return the kernel of `GemmArguments`, a batch of matrix products.
 
@@ -185,45 +226,14 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
         panels = (n + width - 1) // width
         row_blocks = (m + mb - 1) // mb
         panel_blocks = (panels + pb - 1) // pb
-        t.outer_count = 1
-        t.middle_count = 1
-        t.inner_count = 1
-        t.b_vector = lanes * item_b
-        t.c_row = product.c_row
-        t.c_vector = lanes * item
-        t.start_vector = lanes * item
-        t.residual_row = product.residual_row
-        t.residual_vector = lanes * item
-        t.low = product.low
-        t.high = product.high
+        _set_strides(product, t, lanes * item, lanes * item_b)
         for unit in range(begin, end):
             batch, rest = unit // (row_blocks * panel_blocks), unit % (row_blocks * panel_blocks)
             if product.rows_first != 0:
                 rb, cb = rest % row_blocks, rest // row_blocks
             else:
                 rb, cb = rest // panel_blocks, rest % panel_blocks
-            b2 = batch % product.size2
-            b1 = batch // product.size2 % product.size1
-            b0 = batch // product.size2 // product.size1
-            a = product.a + batch_offset(
-                b0, b1, b2, product.a_step0, product.a_step1, product.a_step2
-            )
-            b = product.b + batch_offset(
-                b0, b1, b2, product.b_step0, product.b_step1, product.b_step2
-            )
-            c = product.c + batch_offset(
-                b0, b1, b2, product.c_step0, product.c_step1, product.c_step2
-            )
-            res = product.residual
-            if res != 0:
-                res += batch_offset(
-                    b0,
-                    b1,
-                    b2,
-                    product.residual_step0,
-                    product.residual_step1,
-                    product.residual_step2,
-                )
+            a, b, c, res = _operands(product, batch)
             row = rb * mb
             rows = min(mb, m - row)
             where.row = row
@@ -300,9 +310,57 @@ def _left_operand(dtype: str, lanes: int) -> Any:
     return lay_out
 
 
+def _addend_setter(item: int) -> Any:
+    """Return the function that sets what a tile adds; ``item`` is the bytes of an element."""
+
+    @register_jitable(forceinline=True)
+    def set_addends(
+        product: GemmArguments,
+        t: TileBlock,
+        k0: int,
+        last: bool,
+        at: int,
+        crs: int,
+        row: int,
+        first: int,
+        res: int,
+    ) -> None:
+        """Write what a tile adds to its product: the start of the sums, row bias and residual.
+
+        Args:
+            product: The kernel's arguments.
+            t: Tile block.
+            k0: First step of the pass along K; later passes continue the sums in C.
+            last: Whether this is the last pass.
+            at: Address of the tile's first element of C.
+            crs: Bytes between rows of C.
+            row: First row of the tile.
+            first: First column of the tile.
+            res: Address of the residual; 0: none.
+        """
+        if k0 > 0:
+            t.start = at
+            t.start_row = crs
+        elif product.init != 0:
+            t.start = product.init + first * item
+            t.start_row = 0
+        else:
+            t.start = 0
+        t.row_bias = 0
+        t.residual = 0
+        if last:
+            if product.row_init != 0:
+                t.row_bias = product.row_init + row * item
+            if res != 0:
+                t.residual = res + row * product.residual_row + first * item
+
+    return set_addends
+
+
 def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
     """Return ``f(product, t, a, b, c, res, where)``, which runs the tiles of a pass over C."""
     item, width = item_bytes(dtype), nv * lanes
+    set_addends = _addend_setter(item)
 
     @register_jitable
     def block(
@@ -320,8 +378,7 @@ def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
             where: The pass.
         """
         k0, depth = where.first_step, where.depth
-        row, rows = where.row, where.rows
-        panel, last_panel = where.panel, where.last_panel
+        row, rows, panel, last_panel = where.row, where.rows, where.panel, where.last_panel
         n, total = product.n, product.k
         crs, ldb = product.c_row, product.b_row
         last = k0 + depth >= total
@@ -353,21 +410,7 @@ def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
                 t.c = at
                 t.ahead = coming
                 coming += depth // 2 * pace
-                if k0 > 0:
-                    t.start = at
-                    t.start_row = crs
-                elif product.init != 0:
-                    t.start = product.init + first * item
-                    t.start_row = 0
-                else:
-                    t.start = 0
-                t.row_bias = 0
-                t.residual = 0
-                if last:
-                    if product.row_init != 0:
-                        t.row_bias = product.row_init + (row + i) * item
-                    if res != 0:
-                        t.residual = res + (row + i) * product.residual_row + first * item
+                set_addends(product, t, k0, last, at, crs, row + i, first, res)
                 call_kernel(tile, t, m, vectors, 0)
                 if last and product.activation != 0:
                     call_kernel(product.activation, t, m, vectors, 0)
