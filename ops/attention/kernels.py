@@ -50,6 +50,59 @@ class PanelBlock(TileBlock):
 _panel_block = stack_block(PanelBlock)
 
 
+@register_jitable
+def _head_operands(a: AttentionArguments, batch: int, head: int) -> tuple[int, int, int, int]:
+    """Return the addresses of Q, K, V and the mask (0: none) of a head."""
+    q = a.q + batch * a.q_batch + head * a.q_head
+    key_head = head // a.sharing
+    k = a.k + batch * a.k_batch + key_head * a.k_head
+    v_at = a.v + batch * a.v_batch + key_head * a.v_head
+    mask = a.mask
+    if mask != 0:
+        mask += batch * a.mask_batch + head * a.mask_head
+    return q, k, v_at, mask
+
+
+def _panel_writer(dtype: str, lanes: int, nv: int) -> Any:
+    """Return the function that writes a panel; the parameters are those of `attention`."""
+    write, width = result_writer(dtype, lanes), nv * lanes
+    row = width * item_bytes(dtype)
+
+    @register_jitable
+    def write_panel(
+        a: AttentionArguments,
+        panel: int,
+        out: int,
+        first: int,
+        depth: int,
+        values: int,
+        queries: int,
+    ) -> None:
+        """Write the results of a panel.
+
+        Args:
+            a: The kernel's arguments.
+            panel: Scratch of the panel: its queries, its results, the state of its softmax.
+            out: Address of the head's results.
+            first: Number of the panel's first query.
+            depth: Elements of a query.
+            values: Elements of a result.
+            queries: Queries of the head.
+        """
+        step, count = a.y_row, min(width, queries - first)
+        write(
+            out + first * step,
+            step,
+            count,
+            values,
+            panel + depth * row,
+            panel + (depth + values) * row,
+            a.zero_unseen,
+        )
+
+    return write_panel
+
+
 def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     """Return the kernel of `AttentionArguments`.
 
@@ -61,7 +114,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
     """
     arguments = view_of(AttentionArguments)
     pack_queries, block_lines = query_packer(dtype, lanes), line_reader(dtype, lanes)
-    write, attend = result_writer(dtype, lanes), _panel_attention(dtype, lanes, nv)
+    write_panel, attend = _panel_writer(dtype, lanes, nv), _panel_attention(dtype, lanes, nv)
     item, width = item_bytes(dtype), nv * lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -80,13 +133,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
             start = unit % pieces * panels * width
             stop = min(queries, start + panels * width)
             head, batch = unit // pieces % heads, unit // pieces // heads
-            q = a.q + batch * a.q_batch + head * a.q_head
-            key_head = head // a.sharing
-            k = a.k + batch * a.k_batch + key_head * a.k_head
-            v_at = a.v + batch * a.v_batch + key_head * a.v_head
-            mask = a.mask
-            if mask != 0:
-                mask += batch * a.mask_batch + head * a.mask_head
+            q, k, v_at, mask = _head_operands(a, batch, head)
             for first in range(start, stop, width):
                 panel = first_panel + (first - start) // width * panel_bytes
                 step, count = a.q_row, min(width, queries - first)
@@ -96,16 +143,12 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                 visible_keys = max(min(keys, stop + a.offset), 1)
             for key in range(0, visible_keys, keys_block):
                 block_keys = min(keys_block, visible_keys - key)
-                line, step = block_lines(
+                t.k_lines, t.k_pitch = block_lines(
                     a.k_pitch, k_copy, k, a.k_line, a.k_across, key, block_keys, depth
                 )
-                t.k_lines = line
-                t.k_pitch = step
-                line, step = block_lines(
+                t.v_lines, t.v_pitch = block_lines(
                     a.v_pitch, v_copy, v_at, a.v_line, a.v_across, key, block_keys, values
                 )
-                t.v_lines = line
-                t.v_pitch = step
                 for first in range(start, stop, width):
                     panel = first_panel + (first - start) // width * panel_bytes
                     panel_keys = block_keys
@@ -117,16 +160,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
             out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, width):
                 panel = first_panel + (first - start) // width * panel_bytes
-                step, count = a.y_row, min(width, queries - first)
-                write(
-                    out + first * step,
-                    step,
-                    count,
-                    values,
-                    panel + depth * row,
-                    panel + (depth + values) * row,
-                    a.zero_unseen,
-                )
+                write_panel(a, panel, out, first, depth, values, queries)
 
     return kernel
 
@@ -134,10 +168,9 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
 def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
     """Return ``f(a, t, panel, first, key, keys, mask, scores)``.
 
-    It updates the results of a panel of queries by a block of keys. ``panel`` is the panel's
-    scratch: its queries, its results, the state of its softmax. ``first`` is the number of its
-    first query, ``key`` that of the block's first key, ``keys`` how many the block has. ``mask`` is
-    the mask of the head, 0 for none, and ``scores`` scratch for keys * queries elements.
+    ``panel`` is the panel's scratch: its queries, its results, the state of its softmax. ``first``
+    is its first query, ``key`` the block's first key, ``keys`` their number. ``mask`` is the mask
+    of the head (0: none) and ``scores`` scratch for keys * queries elements.
     """
     write_mask, mask_future = mask_writer(dtype, lanes), future_masker(dtype, lanes)
     softmax, item = block_softmax(dtype, lanes), item_bytes(dtype)

@@ -208,7 +208,7 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
         full = np.zeros((blocks * BLOCK, 2 * pairs), np.int16)
         full[: g.groups, : g.taps] = signed
         split = full.reshape(blocks, BLOCK, pairs, 2)
-        # The tile multiplies halves of two 16-byte vectors, see `qlinear_kernels._depthwise_tile`.
+        # The tile multiplies halves of two 16-byte vectors, see `qlinear_depthwise_kernels`.
         order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
         return np.ascontiguousarray(split.transpose(0, 2, 1, 3)[:, :, order])
 
@@ -244,7 +244,10 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
     units = g.images * blocks * -(-g.target[1] // rows)
     low.emit(
         Kernel(
-            "subgraph.ops.quantized.qlinear_kernels", "depthwise", dtype=q.x.dtype, output=q.output
+            "subgraph.ops.quantized.qlinear_depthwise_kernels",
+            "depthwise",
+            dtype=q.x.dtype,
+            output=q.output,
         ),
         arguments,
         units,

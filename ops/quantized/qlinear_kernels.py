@@ -12,35 +12,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic, register_jitable
+from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import stack_block, view_of
-from subgraph.engine.codegen.arguments import Address, WordBlock
-from subgraph.engine.codegen.dot import dot4, emit_pair_products
-from subgraph.engine.codegen.emit import Emit, private_function
-from subgraph.engine.codegen.irtools import I16, I32, I64, load_at, store_at
+from subgraph.engine.codegen.arguments import Address
+from subgraph.engine.codegen.dot import dot4
 from subgraph.engine.codegen.simd import (
     call_kernel,
     ld_i8,
     ld_u8,
     st_i8,
     st_i32,
-    st_i64,
     vec,
 )
 from subgraph.engine.codegen.tile import rows_of, stack_words
 from subgraph.engine.codegen.tile_int import (
     BLOCK,
     IntegerTileBlock,
-    Requantizer,
     integer_tile_shape,
     vector_bytes,
 )
 
-from .arguments import QuantizedDepthwiseArguments, QuantizedProductArguments
-from .patches import PatchBox, patch_copier
+from .arguments import QuantizedProductArguments
+from .patches import Patch, PatchBox, patch_copier
 from .qlinear_packing import LINE
 from .saturation_kernels import (
     PAIRS,
@@ -71,41 +65,8 @@ class Unit(PatchBox):
     row_sums: Address
 
 
-class DepthwiseTileBlock(WordBlock):
-    """Arguments of a depthwise tile.
-
-    Attributes:
-        x: First pixel of the patch.
-        x_step: Bytes between the pixels that adjacent outputs read.
-        taps: Two 64-bit numbers for each pair of taps: their bytes from the first pixel.
-        pairs: Pairs of taps.
-        weights: int16, ``[pair][16 channels][2]``.
-        y: First pixel of the output.
-        bias: First value of the sums, an int32 for each channel.
-        scale: float32 for each channel.
-        shift: float32 added after scaling, for each channel; 0: none.
-        low: Lower bound of the result without its zero point.
-        high: Upper bound of the result without its zero point.
-        zero: Zero point of the result.
-    """
-
-    x: Address
-    x_step: int
-    taps: Address
-    pairs: int
-    weights: Address
-    y: Address
-    bias: Address
-    scale: Address
-    shift: Address
-    low: float
-    high: float
-    zero: int
-
-
 _tile_block, _unit = stack_block(IntegerTileBlock), stack_block(Unit)
 _tile_strides = stack_block(TileStrides)
-_depthwise_block, _box = stack_block(DepthwiseTileBlock), stack_block(PatchBox)
 
 
 def product(
@@ -122,16 +83,9 @@ def product(
     """
     arguments = view_of(QuantizedProductArguments)
     lanes, _, nv = integer_tile_shape()
-    copy_patch = patch_copier(dtype, flavour, source)
-    load_zero = ld_i8 if dtype == "int8" else ld_u8
-    width, step_bytes = nv * lanes, vector_bytes(flavour, weights, lanes)
-    item = 1 if output in ("uint8", "int8") else 4
-    tailed, flip = source == "rows", 128 if dtype == "int8" else 0
-    correcting, shifting = flavour == "checked", tailed and flavour != "pairs"
-    find_largest = largest_finder()
-    sum_rows, start_sums = _row_sums(lanes, flip), _start_sums(flip)
-    choose_tile = _tile_chooser(step_bytes)
-    run_panel = _panel_runner(item, tailed)
+    load_zero, width = ld_i8 if dtype == "int8" else ld_u8, nv * lanes
+    prepare_patch = _patch_preparer(dtype, flavour, source)
+    run_panels = _unit_runner(dtype, output, flavour, vector_bytes(flavour, weights, lanes), source)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         product = arguments(args)
@@ -141,19 +95,10 @@ def product(
         rb, wb, pb = product.unit_rows, product.unit_columns, product.unit_panels
         scratch = product.scratch + worker * product.scratch_bytes
         row_blocks, col_blocks = (oh_n + rb - 1) // rb, (ow_n + wb - 1) // wb
-        panels = (columns + width - 1) // width
-        panel_blocks = (panels + pb - 1) // pb
+        panel_blocks = ((columns + width - 1) // width + pb - 1) // pb
         spatial = row_blocks * col_blocks
         pixel, zero = product.pixel, load_zero(product.x_zero)
         volume_in = product.blocks * product.image_height * product.image_width * BLOCK
-        steps = (product.blocks - 1) * product.inner + product.last_inner
-        steps *= (
-            2 * product.kernel_height * (1 if product.width_merged != 0 else product.kernel_width)
-        )
-        bound_row = (product.blocks * product.inner * PAIRS + LINE - 1) // LINE * LINE
-        bound_rows = product.kernel_height * (
-            1 if product.width_merged != 0 else product.kernel_width
-        )
         copied = -1
         for unit in range(begin, end):
             patch, panel = unit // panel_blocks, unit % panel_blocks * pb
@@ -161,39 +106,11 @@ def product(
             image, group = matrix // groups, matrix % groups
             oh, ow = box // col_blocks * rb, box % col_blocks * wb
             rows, cols = min(rb, oh_n - oh), min(wb, ow_n - ow)
-            nh = (
-                (rows - 1) * product.stride_height
-                + (product.kernel_height - 1) * product.dilation_height
-                + 1
-            )
-            nw = (
-                (cols - 1) * product.stride_width
-                + (product.kernel_width - 1) * product.dilation_width
-                + 1
-            )
+            nh, nw = _patch_size(product, rows, cols)
             if patch != copied:
-                where.row = oh * product.stride_height - product.pad_height
-                where.column = ow * product.stride_width - product.pad_width
-                where.rows = nh
-                where.columns = nw
+                _set_box(product, where, oh, ow, nh, nw)
                 x = product.x + image * product.x_image + group * volume_in
-                if product.scratch != 0:
-                    patch_of = (
-                        product.blocks,
-                        product.image_height,
-                        product.image_width,
-                        product.channels,
-                        product.pixel,
-                    )
-                    copy_patch(patch_of, x, scratch, zero, where)
-                else:
-                    scratch = x + (oh * ow_n + ow) * pixel
-                if correcting:
-                    find_largest(product, scratch, nh * nw, scratch + product.largest_at)
-                where.row_sums = 0
-                if shifting and product.excess != 0:
-                    sum_rows(product, scratch, nw, zero)
-                    where.row_sums = scratch + product.row_sums_at
+                scratch = prepare_patch(product, where, x, scratch, (oh * ow_n + ow) * pixel, zero)
                 copied = patch
             where.unit_rows = rows
             where.unit_columns = cols
@@ -202,25 +119,159 @@ def product(
             block_pixels = nh * nw if product.scratch != 0 else oh_n * ow_n
             _set_loops(product, t, nw * pixel, block_pixels * pixel)
             y = product.y + image * product.y_image + (oh * ow_n + ow) * product.y_pixel
-            for p in range(panel, min(panels, panel + pb)):
-                first = p * width
-                column = group * columns + first
-                own = column if product.weights_image == 0 else column + image * columns
-                weights_at = product.weights + image * product.weights_image
-                t.b = weights_at + column // lanes * steps * step_bytes
-                count = min(width, columns - first)
-                t.bias = start_sums(product, start, column, own, zero, count)
-                t.scale = product.scale + 4 * column
-                t.shift = product.shift + 4 * column if product.shift != 0 else 0
-                t.column_excess = product.excess + 4 * own
-                at = y + column // BLOCK * product.y_block
-                if correcting:
-                    bounds = product.bounds + (group * panels + p) * bound_rows * bound_row
-                    vectors = min(nv, (columns - first) // lanes)
-                    where.tile = choose_tile(product, t, bounds, scratch, vectors)
-                run_panel(product, t, scratch, at, where, first)
+            run_panels(product, t, where, start, scratch, y, image, group, panel, zero)
 
     return kernel
+
+
+def _patch_preparer(dtype: str, flavour: str, source: str) -> Any:
+    """Return ``f(product, where, x, scratch, first, zero)``; the parameters: see `product`."""
+    lanes, _, _ = integer_tile_shape()
+    copy_patch, find_largest = patch_copier(dtype, flavour, source), largest_finder()
+    sum_rows = _row_sums(lanes, 128 if dtype == "int8" else 0)
+    correcting, shifting = flavour == "checked", source == "rows" and flavour != "pairs"
+
+    @register_jitable
+    def prepare_patch(
+        product: QuantizedProductArguments, where: Unit, x: int, scratch: int, first: int, zero: int
+    ) -> int:
+        """Copy the patch of a unit, and find what corrections need; return the patch's address.
+
+        Args:
+            product: The arguments.
+            where: The box of the patch; its sums of rows are set.
+            x: Address of the group of the image.
+            scratch: Address of the patch, if it is copied.
+            first: Offset of the patch in the image if it is not copied, in bytes.
+            zero: Zero point of the input.
+        """
+        if product.scratch != 0:
+            copy_patch(_patch_of(product), x, scratch, zero, where)
+        else:
+            scratch = x + first
+        if correcting:
+            pixels = where.rows * where.columns
+            find_largest(product, scratch, pixels, scratch + product.largest_at)
+        where.row_sums = 0
+        if shifting and product.excess != 0:
+            sum_rows(product, scratch, where.columns, zero)
+            where.row_sums = scratch + product.row_sums_at
+        return scratch
+
+    return prepare_patch
+
+
+def _unit_runner(dtype: str, output: str, flavour: str, step_bytes: int, source: str) -> Any:
+    """Return ``f(product, t, where, start, scratch, y, image, group, panel, zero)``.
+
+    The parameters are those of `product`; ``step_bytes`` are those of a vector of weights.
+    """
+    lanes, _, nv = integer_tile_shape()
+    width, correcting = nv * lanes, flavour == "checked"
+    start_sums, choose_tile = _start_sums(128 if dtype == "int8" else 0), _tile_chooser(step_bytes)
+    run_panel = _panel_runner(1 if output in ("uint8", "int8") else 4, source == "rows")
+
+    @register_jitable
+    def run_panels(
+        product: QuantizedProductArguments,
+        t: IntegerTileBlock,
+        where: Unit,
+        start: int,
+        scratch: int,
+        y: int,
+        image: int,
+        group: int,
+        panel: int,
+        zero: int,
+    ) -> None:
+        """Run the panels of a work unit over its patch.
+
+        Args:
+            product: The arguments.
+            t: Arguments of the tile.
+            where: The work unit.
+            start: Scratch for the first values of a panel's sums.
+            scratch: Address of the patch.
+            y: Address of the first pixel of the output.
+            image: Index of the image.
+            group: Index of the group of channels.
+            panel: First panel of the unit.
+            zero: Zero point of the input.
+        """
+        columns, (steps, bound_row, bound_rows) = product.columns, _loop_sizes(product)
+        panels = (columns + width - 1) // width
+        for p in range(panel, min(panels, panel + product.unit_panels)):
+            first = p * width
+            column = group * columns + first
+            own = column if product.weights_image == 0 else column + image * columns
+            weights_at = product.weights + image * product.weights_image
+            t.b = weights_at + column // lanes * steps * step_bytes
+            count = min(width, columns - first)
+            t.bias = start_sums(product, start, column, own, zero, count)
+            t.scale = product.scale + 4 * column
+            t.shift = product.shift + 4 * column if product.shift != 0 else 0
+            t.column_excess = product.excess + 4 * own
+            at = y + column // BLOCK * product.y_block
+            if correcting:
+                bounds = product.bounds + (group * panels + p) * bound_rows * bound_row
+                vectors = min(nv, (columns - first) // lanes)
+                where.tile = choose_tile(product, t, bounds, scratch, vectors)
+            run_panel(product, t, scratch, at, where, first)
+
+    return run_panels
+
+
+@register_jitable
+def _loop_sizes(product: QuantizedProductArguments) -> tuple[int, int, int]:
+    """Return the steps of a panel of weights, the bytes of a row of bounds, and their rows."""
+    taps = product.kernel_height * (1 if product.width_merged != 0 else product.kernel_width)
+    steps = ((product.blocks - 1) * product.inner + product.last_inner) * 2 * taps
+    bound_row = (product.blocks * product.inner * PAIRS + LINE - 1) // LINE * LINE
+    return steps, bound_row, taps
+
+
+@register_jitable
+def _patch_size(product: QuantizedProductArguments, rows: int, columns: int) -> tuple[int, int]:
+    """Return the rows and columns of the patch that ``rows`` x ``columns`` outputs read."""
+    height = (
+        (rows - 1) * product.stride_height
+        + (product.kernel_height - 1) * product.dilation_height
+        + 1
+    )
+    width = (
+        (columns - 1) * product.stride_width
+        + (product.kernel_width - 1) * product.dilation_width
+        + 1
+    )
+    return height, width
+
+
+@register_jitable
+def _set_box(
+    product: QuantizedProductArguments,
+    box: PatchBox,
+    row: int,
+    column: int,
+    rows: int,
+    columns: int,
+) -> None:
+    """Set the box of a patch of ``rows`` x ``columns`` for the output at ``row``, ``column``."""
+    box.row = row * product.stride_height - product.pad_height
+    box.column = column * product.stride_width - product.pad_width
+    box.rows = rows
+    box.columns = columns
+
+
+@register_jitable
+def _patch_of(product: QuantizedProductArguments) -> Patch:
+    """Return the sizes of an image and of the pixels of its patch."""
+    return (
+        product.blocks,
+        product.image_height,
+        product.image_width,
+        product.channels,
+        product.pixel,
+    )
 
 
 def _row_sums(lanes: int, flip: int) -> Any:
@@ -397,159 +448,3 @@ def _panel_runner(item: int, tailed: bool) -> Any:
                 i += m
 
     return run_panel
-
-
-# ---------------------------------------------------------------- depthwise
-
-_TILE_PIXELS = 4  # most pixels of a depthwise tile
-
-
-def _depthwise_tile(output: str) -> Any:
-    """Return ``tile(t, count)``: 1 to 4 pixels of 16 channels, over pairs of taps."""
-    half = BLOCK // 2
-    lows = [k for q in (0, 8) for i in range(4) for k in (q + i, BLOCK + q + i)]
-    highs = [k + 4 for k in lows]
-    # Unpacking 128-bit halves of vectors interleaves channels; this is the order of the sums.
-    order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
-
-    def body(e: Emit, t: Any, count: int) -> None:
-        e.declaration = DepthwiseTileBlock
-        b = e.b
-        line, kind = ir.VectorType(I16, BLOCK), ir.VectorType(I32, half)
-        bias = e.word(t, "bias")
-        parts = [_pick(b, bias, kind, order[:8]), _pick(b, bias, kind, order[8:])]
-        acc = [[e.variable(part) for part in parts] for _ in range(count)]
-        x, ars = e.word(t, "x"), e.word(t, "x_step")
-        table, weights = e.variable(e.word(t, "taps")), e.variable(e.word(t, "weights"))
-        with e.loop(e.word(t, "pairs")):
-            first = b.add(x, e.load_i64(e.get(table)))
-            second = b.add(x, e.load_i64(b.add(e.get(table), I64(8))))
-            w = [load_at(b, b.add(e.get(weights), I64(32 * j)), line, 2) for j in (0, 1)]
-            for i in range(count):
-                move = b.mul(ars, I64(i))
-                one, two = (load_at(b, b.add(at, move), line, 2) for at in (first, second))
-                for j, picks in enumerate((lows, highs)):
-                    mixed = b.shuffle_vector(
-                        one, two, ir.Constant(ir.VectorType(I32, BLOCK), picks)
-                    )
-                    total = e.get(acc[i][j])
-                    e.put(acc[i][j], b.add(total, emit_pair_products(b, mixed, w[j])))
-            e.step(table, I64(16))
-            e.step(weights, I64(64))
-        end = Requantizer(b, half, output, (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero")))
-        scale, shift = e.word(t, "scale"), e.word(t, "shift")
-        scales = [_pick(b, scale, end.real, order[k : k + 8]) for k in (0, 8)]
-        slots = [e.variable(end.real(None)) for _ in range(2)]
-        with e.when(b.icmp_signed("!=", shift, I64(0))):
-            for j in (0, 1):
-                e.put(slots[j], _pick(b, shift, end.real, order[8 * j : 8 * j + 8]))
-        for i in range(count):
-            sums = [end.scaled(e.get(acc[i][j]), scales[j], e.get(slots[j])) for j in (0, 1)]
-            whole = end.packed(sums, order)  # the permutation is its own inverse
-            store_at(b, b.add(e.word(t, "y"), I64(BLOCK * i)), whole, 1)
-
-    def define(module: Any, count: int) -> Any:
-        function = private_function(module, f"int_depthwise_{output}_{count}")
-        builder = ir.IRBuilder(function.append_basic_block("entry"))
-        body(Emit(builder, "float32", half), function.args[0], count)
-        builder.ret_void()
-        return function
-
-    @intrinsic
-    def tile(typingctx: Any, block: Any, count: Any) -> tuple[Any, Any]:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            done = builder.append_basic_block("tile_done")
-            switch = builder.switch(args[1], done)
-            for number in range(1, _TILE_PIXELS + 1):
-                function = define(builder.module, number)
-                case = builder.append_basic_block("tile")
-                switch.add_case(I64(number), case)
-                with builder.goto_block(case):
-                    builder.call(function, [args[0]])
-                    builder.branch(done)
-            builder.position_at_end(done)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), codegen
-
-    return tile
-
-
-def _pick(builder: Any, address: Any, kind: Any, indices: list[int]) -> Any:
-    """Emit the load of a vector whose elements are two runs of indices."""
-    part = ir.VectorType(kind.element, kind.count // 2)
-    starts: list[int] = [indices[0], indices[len(indices) // 2]]
-    runs = [load_at(builder, builder.add(address, I64(4 * s)), part, 4) for s in starts]
-    picks = ir.Constant(ir.VectorType(I32, kind.count), list(range(kind.count)))
-    return builder.shuffle_vector(runs[0], runs[1], picks)
-
-
-@register_jitable
-def _set_taps(a: QuantizedDepthwiseArguments, table: int, nw: int) -> None:
-    """Write the offsets of the taps in a patch with rows of ``nw`` pixels."""
-    taps = a.kernel_height * a.kernel_width
-    for k in range(2 * a.pairs):
-        tap = min(k, taps - 1)  # after the last tap weights are zero
-        down, along = tap // a.kernel_width, tap % a.kernel_width
-        pixel = down * a.dilation_height * nw + along * a.dilation_width
-        st_i64(table + 8 * k, pixel * BLOCK * 2)
-
-
-def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
-    """Return the kernel of `QuantizedDepthwiseArguments`: a depthwise convolution in blocks.
-
-    Args:
-        dtype: ``"uint8"`` or ``"int8"``: of the input.
-        output: Dtype of the output, "uint8" or "int8".
-    """
-    arguments = view_of(QuantizedDepthwiseArguments)
-    copy_patch = patch_copier(dtype, "pairs", "blocked")
-    load_zero = ld_i8 if dtype == "int8" else ld_u8
-    tile = _depthwise_tile(output)
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        t, where = _depthwise_block(), _box()
-        blocks, rb = a.blocks, a.unit_rows
-        oh_n, ow_n = a.output_height, a.output_width
-        row_blocks = (oh_n + rb - 1) // rb
-        table = a.scratch + worker * a.scratch_bytes
-        pairs = a.pairs
-        patch = table + (16 * pairs + 63) // 64 * 64
-        plane_in, zero = a.image_height * a.image_width * BLOCK, load_zero(a.x_zero)
-        nw = (ow_n - 1) * a.stride_width + (a.kernel_width - 1) * a.dilation_width + 1
-        _set_taps(a, table, nw)
-        t.x_step = a.stride_width * BLOCK * 2
-        t.taps = table
-        t.pairs = pairs
-        t.low = a.low
-        t.high = a.high
-        t.zero = a.y_zero
-        plane_of = (1, a.image_height, a.image_width, BLOCK, BLOCK * 2)
-        for unit in range(begin, end):
-            oh, plane = unit % row_blocks * rb, unit // row_blocks
-            block = plane % blocks
-            rows = min(rb, oh_n - oh)
-            where.row = oh * a.stride_height - a.pad_height
-            where.column = -a.pad_width
-            where.rows = (
-                (rows - 1) * a.stride_height + (a.kernel_height - 1) * a.dilation_height + 1
-            )
-            where.columns = nw
-            copy_patch(plane_of, a.x + plane * plane_in, patch, zero, where)
-            t.weights = a.weights + block * pairs * 64
-            t.bias = a.bias + block * 64
-            t.scale = a.scale + block * 64
-            t.shift = a.shift + block * 64 if a.shift != 0 else 0
-            for r in range(rows):
-                to = a.y + ((plane * oh_n + oh + r) * ow_n) * BLOCK
-                x = patch + r * a.stride_height * nw * BLOCK * 2
-                i = 0
-                while i < ow_n:
-                    count = min(_TILE_PIXELS, ow_n - i)
-                    t.x = x + i * t.x_step
-                    t.y = to + i * BLOCK
-                    tile(t, count)
-                    i += count
-
-    return kernel
