@@ -5,7 +5,8 @@ on the same arrays, for a small and a large output; and milliseconds from the as
 weight to the first result that uses it, with weights inside the library's model, as its inputs, and
 by a full recompilation. Minima of interleaved repetitions, one thread.
 
-With --kit the checks of `sg.testing.check_device` run first, and print a table.
+With --kit the checks of `sg.testing.check_device` run first, and print a table; the exit status is 1
+if a device fails.
 
 Command: python benchmarks/backends.py [--kit] [--rounds 2000] [--models FILE...]
 """
@@ -13,6 +14,7 @@ Command: python benchmarks/backends.py [--kit] [--rounds 2000] [--models FILE...
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,10 +69,16 @@ def call_overhead(device: str, rows: int, width: int, rounds: int) -> str:
 
 
 def new_weight(device: str, path: str, rounds: int) -> str:
-    """Return a line with the times from a new value of the largest weight to the next result."""
+    """Return a line with the times from a new value of the largest weight to the next result.
+
+    Args:
+        device: The device.
+        path: Path of a model; "" for a product of 64 rows with a square weight of 1024 rows.
+        rounds: Number of new values; the least time counts.
+    """
     times: list[float] = []
     for weights in ("inside", "inputs", "recompile"):
-        graph = sg.load(path)
+        graph = sg.load(path) if path else dense(64, 1024)
         config = {"WEIGHTS": "inside" if weights == "recompile" else weights}
         name = f"HETERO:{device},CPU"
         model = sg.compile_model(graph, name, config)
@@ -89,18 +97,31 @@ def new_weight(device: str, path: str, rounds: int) -> str:
         times.append(best)
     inside, passed, again = (seconds * 1e3 for seconds in times)
     return (
-        f"{device:12} {path}: new weight {inside:.1f} ms inside, {passed:.1f} ms as an input, "
+        f"{device:12} {path or graph.name}: new weight {inside:.1f} ms inside, {passed:.1f} ms as an input, "
         f"{again:.1f} ms by compile_model"
     )
 
 
-def kit() -> None:
-    """Print a table of devices and checks: + passed, - does not apply."""
+def kit() -> bool:
+    """Print a table of devices and checks; return whether all devices pass."""
+    print("checks of devices: + passed, . does not apply")
+    for number, name in enumerate(CHECKS):
+        print(f"{'':12} {'| ' * number}{name}")
+    passed = True
     for state in sg.backends():
-        if not state.problem:
+        if state.problem:
+            continue
+        try:
             report = sg.testing.check_device(state.name)
-            checks = ((name, "+" if name in report.passed else "-") for name in CHECKS)
-            print(f"{state.name:12}", " ".join(f"{name}{mark}" for name, mark in checks))
+        except Exception as error:  # the other devices are to be checked, too
+            passed = False
+            print(f"{state.name:12} failed: {error}")
+            continue
+        marks = " ".join("+" if name in report.passed else "." for name in CHECKS)
+        print(f"{state.name:12} {marks}  {report.graphs} graphs, {report.runs} runs", flush=True)
+        for name, why in report.skipped.items():
+            print(f"{'':12} {name}: {why}")
+    return passed
 
 
 def _filled(port: sg.Port) -> np.ndarray[Any, Any]:
@@ -111,23 +132,23 @@ def _filled(port: sg.Port) -> np.ndarray[Any, Any]:
     return np.ones(shape, type_.dtype)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--models", nargs="*", default=[])
     parser.add_argument("--kit", action="store_true", help="try each device with all checks")
     options = parser.parse_args()
-    if options.kit:
-        kit()
+    passed = kit() if options.kit else True
     for state in sg.backends():
         if state.problem:
             print(f"{state.name}: {state.problem}")
             continue
         for rows, width in ((1, 32), (256, 1024)):
             print(call_overhead(state.name, rows, width, options.rounds if rows == 1 else 50))
-        for path in options.models:
-            print(new_weight(state.name, path, 5))
+        for path in options.models or [""]:
+            print(new_weight(state.name, path, 5), flush=True)
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
