@@ -5,21 +5,27 @@ on the same arrays, for a small and a large output; and milliseconds from the as
 weight to the first result that uses it, with weights inside the library's model, as its inputs, and
 by a full recompilation. Minima of interleaved repetitions, one thread.
 
-With --kit the checks of `sg.testing.check_device` run first, and print a table; the exit status is 1
-if a device fails.
+With --kit the checks of `sg.testing.check_device` run first, and print a table; the exit status is
+1 if a device fails. With --placements only the placement of each model by measured times is shown,
+and the medians of its runs beside those of each device alone; --batch N changes the first dimension
+of its inputs.
 
 Command: python benchmarks/backends.py [--kit] [--rounds 2000] [--models FILE...]
+         python benchmarks/backends.py --placements FILE... [--batch 8] [--devices CPU,ONEDNN]
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.numpy_helper
 
 import subgraph as sg
 from subgraph import ops
@@ -97,8 +103,8 @@ def new_weight(device: str, path: str, rounds: int) -> str:
         times.append(best)
     inside, passed, again = (seconds * 1e3 for seconds in times)
     return (
-        f"{device:12} {path or graph.name}: new weight {inside:.1f} ms inside, {passed:.1f} ms as an input, "
-        f"{again:.1f} ms by compile_model"
+        f"{device:12} {path or graph.name}: new weight {inside:.1f} ms inside, "
+        f"{passed:.1f} ms as an input, {again:.1f} ms by compile_model"
     )
 
 
@@ -124,12 +130,72 @@ def kit() -> bool:
     return passed
 
 
+def placement(path: str, devices: str, batch: int, rounds: int) -> None:
+    """Print where AUTO runs the regions of a model, and medians of whole runs in milliseconds.
+
+    Args:
+        path: Path of the model.
+        devices: The devices to choose from, separated by commas.
+        batch: First dimension of the inputs; 0: as in the model.
+        rounds: Number of runs of each device and of AUTO's choice, in alternation.
+    """
+    proto = onnx.load(path)
+    if batch:
+        _change_batch(proto, batch)
+    graph = sg.load(proto)
+    config = {"INFERENCE_NUM_THREADS": 1}
+    chosen = sg.compile_model(graph, f"AUTO:{devices}", {"PLACEMENT": "COST", **config})
+    print(chosen.get_property("PLACEMENT_TABLE"))
+    models = {name: sg.compile_model(graph, name, config) for name in devices.split(",")}
+    models["AUTO"] = chosen
+    inputs = {port.name: _filled(port) for port in chosen.inputs if port.default is None}
+    wanted = models["CPU" if "CPU" in models else "AUTO"](inputs)
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(rounds):
+        for name, model in models.items():
+            begin = time.perf_counter()
+            found = model(inputs)
+            seconds[name].append(time.perf_counter() - begin)
+            for a, b in zip(found.values(), wanted.values(), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    medians = {name: statistics.median(each) * 1e3 for name, each in seconds.items()}
+    auto = medians.pop("AUTO")
+    best = min(medians, key=medians.__getitem__)
+    shown = ", ".join(f"{name} {each:.2f}" for name, each in medians.items())
+    ratio = auto / medians[best]
+    print(f"{path}: AUTO {auto:.2f} ms, {shown}; AUTO / {best} {ratio:.3f}\n", flush=True)
+
+
+def _change_batch(proto: onnx.ModelProto, batch: int) -> None:
+    """Change the first dimension of inputs, outputs, and constant shapes of Reshape from 1."""
+    graph = proto.graph
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    for value in (*graph.input, *graph.output):
+        dims = value.type.tensor_type.shape.dim
+        if value.name not in weights and dims and dims[0].dim_value == 1:
+            dims[0].dim_value = batch
+    for node in graph.node:
+        if node.op_type == "Reshape" and node.input[1] in weights:
+            shape = onnx.numpy_helper.to_array(weights[node.input[1]]).copy()
+            if shape.size and shape[0] == 1:
+                shape[0] = batch
+                tensor = onnx.numpy_helper.from_array(shape, node.input[1])
+                weights[node.input[1]].CopyFrom(tensor)
+    del graph.value_info[:]
+
+
 def _filled(port: sg.Port) -> np.ndarray[Any, Any]:
     type_ = port.type
     assert isinstance(type_, sg.TensorType)
     assert type_.shape is not None
     shape = [dim if isinstance(dim, int) else 1 for dim in type_.shape]
-    return np.ones(shape, type_.dtype)
+    generator = np.random.default_rng(0)
+    floats = type_.dtype == "float32"
+    return (
+        generator.standard_normal(shape).astype(np.float32)
+        if floats
+        else np.ones(shape, type_.dtype)
+    )
 
 
 def main() -> int:
@@ -137,7 +203,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--models", nargs="*", default=[])
     parser.add_argument("--kit", action="store_true", help="try each device with all checks")
+    parser.add_argument("--placements", nargs="*", default=[], metavar="FILE")
+    parser.add_argument("--batch", type=int, default=0)
+    parser.add_argument("--devices", default="CPU,ONNXRUNTIME,OPENVINO,ONEDNN")
     options = parser.parse_args()
+    for path in options.placements:
+        placement(path, options.devices, options.batch, 15)
+    if options.placements:
+        return 0
     passed = kit() if options.kit else True
     for state in sg.backends():
         if state.problem:

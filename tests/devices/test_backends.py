@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.numpy_helper
 import pytest
 
 import subgraph as sg
@@ -261,6 +263,29 @@ def test_a_node_is_written_once_for_a_query(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(base, "_serialized", counted)
     assert len(core.query_model(graph, "ONNXRUNTIME")) == 3
     assert sorted(written) == [1, 1, 1, 3]
+
+
+def test_weights_of_a_query_are_tried_as_zeros_and_not_copied_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    device: Any = sg.Core().device("ONNXRUNTIME")
+    tried: list[Any] = []
+    monkeypatch.setattr(
+        device, "try_library_model", lambda model, _: tried.append(onnx.load_from_string(model))
+    )
+    rng = np.random.default_rng(0)
+    x = sg.input("x", type=sg.TensorType("float32", (1, 40)))
+    w = sg.parameter("w", rng.standard_normal((40, 50)).astype(np.float32))
+    b = sg.parameter("b", rng.standard_normal(50).astype(np.float32))
+    graph = sg.Graph([x], [ops.Add(ops.MatMul(x, w), b)], "large_weight")
+    for _ in range(2):
+        assert len(device.query_model(graph)) == 2
+    (model,) = tried
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    np.testing.assert_array_equal(arrays["w"], np.zeros((40, 50), np.float32))
+    assert b.parameter is not None
+    np.testing.assert_array_equal(arrays["b"], b.parameter.array)
 
 
 @pytest.mark.parametrize(

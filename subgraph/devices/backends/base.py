@@ -25,7 +25,7 @@ from subgraph.devices.query import PreparedGraph
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import Array, TensorType, numpy_dtype
+from subgraph.graph.types import DTYPE_OF_ONNX, ONNX_DTYPE, Array, TensorType, numpy_dtype
 from subgraph.operators.operator import is_random
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
@@ -41,9 +41,13 @@ from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.transform.pass_manager import apply_pass
 from subgraph.weights.cache import WeightEntry
 
-# Larger weights are replaced by zeros of their shape in the models of a query: whether a library
+# Larger weights are zeros of their shape in the models of a query: whether a library
 # compiles a model depends on values only for small operands, such as axes and sizes. An estimate.
 _SMALL_WEIGHT_BYTES = 1 << 12
+# Fields of a TensorProto for its elements.
+_DATA_FIELDS = frozenset(
+    f"{kind}_data" for kind in ("raw", "float", "double", "int32", "int64", "uint64", "string")
+)
 _numbers = itertools.count()  # number the regions, for keys of the weight cache
 
 
@@ -152,7 +156,7 @@ class Backend(Device):
         nodes = [n for n in graph.nodes if n.name not in refused and not self._own_op_reason(n)]
         piece = Cutter(graph).cut_out(nodes, graph.name) if len(nodes) > 1 else None
         together = piece is not None and not self._answer(
-            _serialized(piece.inner, _small_or_zeros), options
+            _serialized(piece.inner, _if_small), options
         )
         for node in nodes:
             model = _single_node_model(node)
@@ -180,11 +184,16 @@ class Backend(Device):
         return self.refusal(node)
 
     def _answer(self, model: bytes, options: Any) -> str:
-        """Return why the library refuses a model, "" if it does not; each model is tried once."""
+        """Return why the library refuses a model, "" if it does not; each model is tried once.
+
+        Args:
+            model: The model; weights without data are tried as zeros.
+            options: The options of the query.
+        """
         key = _key(model, options)
         answer = self._answers.get(key)
         if answer is None:
-            answer = self._answers[key] = self._tried(model, options)
+            answer = self._answers[key] = self._tried(_with_zeros(model), options)
         return answer
 
     def _tried(self, model: bytes, options: Any) -> str:
@@ -428,14 +437,41 @@ def library_model_of(subgraph: Graph, inputs: Sequence[int]) -> bytes:
     return _serialized(model, lambda parameter: parameter.array)
 
 
-def _serialized(model: Graph, array_of: Callable[[Parameter], Array]) -> bytes:
+def _serialized(model: Graph, array_of: Callable[[Parameter], Array | None]) -> bytes:
+    """Return a graph as a serialized ONNX model.
+
+    Args:
+        model: The graph.
+        array_of: Returns the array of a weight, or None for an initializer without data.
+    """
     from subgraph.onnx_format.writer import GraphWriter
     from subgraph.operators.protobuf import tensor_to_proto
 
     writer = GraphWriter(model, states={p: p.state for p in all_parameters(model)})
     proto = writer.model()
     for parameter, name in writer.names.items():
-        proto.graph.initializer.append(tensor_to_proto(array_of(parameter), name))
+        array = array_of(parameter)
+        if array is None:
+            kind = ONNX_DTYPE[parameter.type.dtype]
+            proto.graph.initializer.add(name=name, data_type=kind, dims=parameter.array.shape)
+        else:
+            proto.graph.initializer.append(tensor_to_proto(array, name))
+    serialized: bytes = proto.SerializeToString()
+    return serialized
+
+
+def _with_zeros(model: bytes) -> bytes:
+    """Return a serialized model with zeros in the initializers without data."""
+    import onnx
+
+    from subgraph.operators.protobuf import tensor_to_proto
+
+    proto = onnx.load_from_string(model)
+    for tensor in proto.graph.initializer:
+        has_data = any(field.name in _DATA_FIELDS for field, _ in tensor.ListFields())
+        if not has_data and math.prod(tensor.dims):
+            zeros = np.zeros(tuple(tensor.dims), numpy_dtype(DTYPE_OF_ONNX[tensor.data_type]))
+            tensor.CopyFrom(tensor_to_proto(zeros, tensor.name))
     serialized: bytes = proto.SerializeToString()
     return serialized
 
@@ -467,13 +503,11 @@ def _single_node_model(node: Node) -> bytes:
     for inner in model.nodes:
         inner.name = inner.op_type
         inner.metadata = {}
-    return _serialized(model, _small_or_zeros)
+    return _serialized(model, _if_small)
 
 
-def _small_or_zeros(parameter: Parameter) -> Array:
-    if parameter.nbytes <= _SMALL_WEIGHT_BYTES:
-        return parameter.array
-    return np.zeros(parameter.array.shape, numpy_dtype(parameter.type.dtype))
+def _if_small(parameter: Parameter) -> Array | None:
+    return parameter.array if parameter.nbytes <= _SMALL_WEIGHT_BYTES else None
 
 
 def _contiguous(item: Any) -> Array:
