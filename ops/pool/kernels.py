@@ -20,6 +20,8 @@ from .arguments import GlobalPoolArguments, PoolWindowArguments
 # Initial values of totals: of "max" by dtype, and of the kinds that propagate NaN.
 LOWEST = {"float32": float("-inf"), "float64": float("-inf")}
 _STARTS = {"maximum": -np.inf, "minimum": np.inf}
+# The taps of a window along an axis: the first inside the image, their end, bytes between them.
+Taps = tuple[int, int, int]
 
 
 def combiner(kind: str, v: Any) -> Any:
@@ -87,26 +89,19 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
     """
     arguments = view_of(PoolWindowArguments)
     v = vec(dtype, lanes)
-    load, store, splat = v.load, v.store, v.splat
-    item = item_bytes(dtype)
-    pixel = lanes * item
-    combine, finish = combiner(kind, v), _finisher(kind, v)
-    start = LOWEST[dtype] if kind == "max" else 0.0
+    pixel, (four, one) = lanes * v.itemsize, _window_poolers(kind, v)
     first_tap, end_tap = window_taps()
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        include, blocks = a.count_include_pad, a.blocks
+        include, blocks, rb = a.count_include_pad, a.blocks, a.rows
         depth, height, width = a.image_depth, a.image_height, a.image_width
         od_n, oh_n, ow_n = a.output_depth, a.output_height, a.output_width
         kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
-        dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
-        sw = a.stride_width
-        rb = a.rows
+        dd, dh, dw, sw = a.dilation_depth, a.dilation_height, a.dilation_width, a.stride_width
         row_blocks = (oh_n + rb - 1) // rb
         for unit in range(begin, end):
-            oh0 = unit % row_blocks * rb
-            od = unit // row_blocks % od_n
+            oh0, od = unit % row_blocks * rb, unit // row_blocks % od_n
             block = unit // row_blocks // od_n % blocks
             image = unit // row_blocks // od_n // blocks
             x = a.x + image * a.x_image + block * depth * height * width * pixel
@@ -115,53 +110,79 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
             d = od * a.stride_depth - a.pad_depth
             d_first, d_end = first_tap(d, dd), end_tap(d, dd, kd, depth)
             d_count = end_tap(d, dd, kd, depth + a.after_depth)
+            d_taps = d_first, d_end, dd * height * width * pixel
             for oh in range(oh0, min(oh_n, oh0 + rb)):
                 h = oh * a.stride_height - a.pad_height
                 h_first, h_end = first_tap(h, dh), end_tap(h, dh, kh, height)
-                h_count = end_tap(h, dh, kh, height + a.after_height)
-                plane = x + (d * height + h) * width * pixel
+                h_taps = h_first, h_end, dh * width * pixel
+                if include != 0:
+                    around = d_count * end_tap(h, dh, kh, height + a.after_height)
+                else:
+                    around = max(d_end - d_first, 0) * max(h_end - h_first, 0)
                 ow = 0
                 while ow < ow_n:
                     w = ow * sw - a.pad_width
+                    at = x + ((d * height + h) * width + w) * pixel
                     if ow + 4 <= ow_n and w >= 0 and w + 3 * sw + (kw - 1) * dw < width:
-                        p, q, r, s = splat(start), splat(start), splat(start), splat(start)
-                        for i in range(d_first, d_end):
-                            for j in range(h_first, h_end):
-                                at = plane + ((i * dd * height + j * dh) * width + w) * pixel
-                                for _ in range(kw):
-                                    p = combine(p, load(at))
-                                    q = combine(q, load(at + sw * pixel))
-                                    r = combine(r, load(at + 2 * sw * pixel))
-                                    s = combine(s, load(at + 3 * sw * pixel))
-                                    at += dw * pixel
-                        inside = max(d_end - d_first, 0) * max(h_end - h_first, 0)
-                        count = (d_count * h_count if include != 0 else inside) * kw
-                        store(y, finish(p, count))
-                        store(y + pixel, finish(q, count))
-                        store(y + 2 * pixel, finish(r, count))
-                        store(y + 3 * pixel, finish(s, count))
+                        w_taps = 0, kw, dw * pixel
+                        four(y, at, d_taps, h_taps, w_taps, sw * pixel, around * kw)
                         y += 4 * pixel
                         ow += 4
                         continue
                     w_first, w_end = first_tap(w, dw), end_tap(w, dw, kw, width)
-                    total = splat(start)
-                    for i in range(d_first, d_end):
-                        for j in range(h_first, h_end):
-                            at = plane + (i * dd * height + j * dh) * width * pixel
-                            at += (w + w_first * dw) * pixel
-                            for _ in range(w_first, w_end):
-                                total = combine(total, load(at))
-                                at += dw * pixel
+                    columns = max(w_end - w_first, 0)
                     if include != 0:
-                        count = d_count * h_count * end_tap(w, dw, kw, width + a.after_width)
-                    else:
-                        count = max(d_end - d_first, 0) * max(h_end - h_first, 0)
-                        count *= max(w_end - w_first, 0)
-                    store(y, finish(total, count))
+                        columns = end_tap(w, dw, kw, width + a.after_width)
+                    one(y, at, d_taps, h_taps, (w_first, w_end, dw * pixel), around * columns)
                     y += pixel
                     ow += 1
 
     return kernel
+
+
+def _window_poolers(kind: str, v: Any) -> tuple[Any, Any]:
+    """Return two functions that pool windows of a block of channels.
+
+    ``four(y, at, depth, height, width, step, count)`` pools four adjacent windows, ``step`` bytes
+    apart, that are inside the image's width; ``one(y, at, depth, height, width, count)`` pools one
+    window. ``y`` is the address of the result, ``at`` that of the window's tap 0, which may be
+    outside the image; the next are `Taps`. ``count`` is the divisor of an average.
+    """
+    load, store, splat, pixel = v.load, v.store, v.splat, v.lanes * v.itemsize
+    combine, finish = combiner(kind, v), _finisher(kind, v)
+    start = LOWEST[v.dtype] if kind == "max" else 0.0
+
+    @register_jitable
+    def four(
+        y: int, at: int, depth: Taps, height: Taps, width: Taps, step: int, count: int
+    ) -> None:
+        p, q, r, s = splat(start), splat(start), splat(start), splat(start)
+        for i in range(depth[0], depth[1]):
+            for j in range(height[0], height[1]):
+                tap = at + i * depth[2] + j * height[2]
+                for _ in range(width[1]):
+                    p = combine(p, load(tap))
+                    q = combine(q, load(tap + step))
+                    r = combine(r, load(tap + 2 * step))
+                    s = combine(s, load(tap + 3 * step))
+                    tap += width[2]
+        store(y, finish(p, count))
+        store(y + pixel, finish(q, count))
+        store(y + 2 * pixel, finish(r, count))
+        store(y + 3 * pixel, finish(s, count))
+
+    @register_jitable
+    def one(y: int, at: int, depth: Taps, height: Taps, width: Taps, count: int) -> None:
+        total = splat(start)
+        for i in range(depth[0], depth[1]):
+            for j in range(height[0], height[1]):
+                tap = at + i * depth[2] + j * height[2] + width[0] * width[2]
+                for _ in range(width[0], width[1]):
+                    total = combine(total, load(tap))
+                    tap += width[2]
+        store(y, finish(total, count))
+
+    return four, one
 
 
 def global_pool(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., None]:

@@ -29,45 +29,39 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
         stride: Stride along W, 1 or 2; 0: any other.
         across: Columns of a window; 0: any number.
     """
+    return _rows_kernel(dtype, lanes, kind, _window_reducer(dtype, lanes, kind, stride, across))
+
+
+def _rows_kernel(dtype: str, lanes: int, kind: str, windows: Any) -> Callable[..., None]:
+    """Return the kernel of `rows`; ``windows`` is the function of `_window_reducer`."""
     arguments = view_of(PoolRowsArguments)
     item, average = item_bytes(dtype), kind == "average"
-    fill, reduce_rows = _filler(dtype, kind), _row_reducer(dtype, lanes, kind)
-    windows = _window_reducer(dtype, lanes, kind, stride, across)
+    pad_lines, reduce_lines = _line_padder(dtype, lanes, kind), _line_reducer(dtype, lanes, kind)
     count, scale = _counter(dtype, lanes), _scaler(dtype, lanes)
     first_tap, end_tap = window_taps()
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        include, blocks = a.count_include_pad, a.blocks
-        depth, height, width = a.image_depth, a.image_height, a.image_width
+        blocks, depth = a.blocks, a.image_depth
         od_n, oh_n, ow_n = a.output_depth, a.output_height, a.output_width
-        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
-        dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
-        step, pad, each, rb = a.stride_width, a.pad_width, a.columns, a.rows
+        kd, kw, dd, dw = a.kernel_depth, a.kernel_width, a.dilation_depth, a.dilation_width
+        step, each, rb, lines = a.stride_width, a.columns, a.rows, a.lines
         line = a.scratch + worker * a.scratch_step
-        reach = (kw - 1) * dw
-        pitch, lines = (step * (each + lanes) + reach) * item, a.lines
+        pitch = (step * (each + lanes) + (kw - 1) * dw) * item
         counts = line + lines * pitch
         scales = counts + (each + lanes) * item
-        plane = height * width * item
+        plane = a.image_height * a.image_width * item
         row_blocks = (oh_n + rb - 1) // rb
         for first in range(0, ow_n, each):
             n = min(each, ow_n - first)
             if average:
                 count(a, first, n, counts)
-            # The line covers `length` columns of the image from column w on.
-            w, length = first * step - pad, (n - 1) * step + reach + 1
-            left = min(max(-w, 0), length)
-            inside = max(min(width - (w + left), length - left), 0)
-            covered = left + (inside + lanes - 1) // lanes * lanes
-            for k in range(lines):
-                fill(line + k * pitch, left)
-                fill(line + k * pitch + covered * item, length - covered)
+            left, inside = pad_lines(a, line, pitch, first, n)
+            skipped = first * step - a.pad_width + left  # columns of the image before the lines
             scaled = 0
             for unit in range(begin, end):
-                oh0 = unit % row_blocks * rb
+                oh0, od = unit % row_blocks * rb, unit // row_blocks % od_n
                 oh_end = min(oh_n, oh0 + rb)
-                od = unit // row_blocks % od_n
                 block = unit // row_blocks // od_n % blocks
                 image = unit // row_blocks // od_n // blocks
                 x = a.x + image * a.x_image + block * depth * plane
@@ -75,28 +69,16 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                 y += (((block * od_n + od) * oh_n + oh0) * ow_n + first) * item
                 d = od * a.stride_depth - a.pad_depth
                 d_first, d_end = first_tap(d, dd), end_tap(d, dd, kd, depth)
-                d_count = end_tap(d, dd, kd, depth + a.after_depth) if include != 0 else 0
-                x += (d + d_first * dd) * plane + (w + left) * item
+                planes = d_end - d_first
+                counted = end_tap(d, dd, kd, depth + a.after_depth) if average else 0
+                x += (d + d_first * dd) * plane + skipped * item
                 for top in range(oh0, oh_end, lines):
                     # Several lines are written before they are read, since loads that overlap
                     # recent stores of another alignment wait for them.
                     bottom = min(oh_end, top + lines)
-                    to = line + left * item
+                    reduce_lines(a, x, planes, top, bottom, inside, line + left * item, pitch)
                     for oh in range(top, bottom):
-                        h = oh * a.stride_height - a.pad_height
-                        h_first, h_end = first_tap(h, dh), end_tap(h, dh, kh, height)
-                        at = x + (h + h_first * dh) * width * item
-                        planes, down = d_end - d_first, dh * width * item
-                        reduce_rows(at, dd * plane, down, planes, h_end - h_first, inside, to)
-                        to += pitch
-                    around = 0
-                    for oh in range(top, bottom):
-                        if average:
-                            h = oh * a.stride_height - a.pad_height
-                            around = end_tap(h, dh, kh, height) - first_tap(h, dh)
-                            around = max(d_end - d_first, 0) * max(around, 0)
-                            if include != 0:
-                                around = d_count * end_tap(h, dh, kh, height + a.after_height)
+                        around = _rows_around(a, oh, planes, counted) if average else 0
                         if average and around != scaled:
                             scale(counts, scales, n, around)
                             scaled = around
@@ -107,6 +89,99 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                         y += ow_n * item
 
     return kernel
+
+
+_first_tap, _end_tap = window_taps()
+
+
+@register_jitable(forceinline=True)
+def _rows_around(a: PoolRowsArguments, oh: int, planes: int, counted: int) -> int:
+    """Return how many rows of the image the windows of output row ``oh`` count in an average.
+
+    ``planes`` are those inside the image, ``counted`` those that count with padding.
+    """
+    h, dh, kh, height = (
+        oh * a.stride_height - a.pad_height,
+        a.dilation_height,
+        a.kernel_height,
+        a.image_height,
+    )
+    if a.count_include_pad != 0:
+        return counted * _end_tap(h, dh, kh, height + a.after_height)
+    rows = _end_tap(h, dh, kh, height) - _first_tap(h, dh)
+    return max(planes, 0) * max(rows, 0)
+
+
+def _line_padder(dtype: str, lanes: int, kind: str) -> Any:
+    """Return ``f(a, line, pitch, first, n)``, which writes the padding around lines."""
+    item, fill = item_bytes(dtype), _filler(dtype, kind)
+
+    @register_jitable(forceinline=True)
+    def pad_lines(
+        a: PoolRowsArguments, line: int, pitch: int, first: int, n: int
+    ) -> tuple[int, int]:
+        """Write the padding of lines; return the columns of it on the left, and those inside.
+
+        Args:
+            a: The kernel's arguments.
+            line: Address of the first line.
+            pitch: Bytes between lines.
+            first: First window of an output row.
+            n: Number of windows.
+        """
+        step, width = a.stride_width, a.image_width
+        # The line covers `length` columns of the image from column w on.
+        w = first * step - a.pad_width
+        length = (n - 1) * step + (a.kernel_width - 1) * a.dilation_width + 1
+        left = min(max(-w, 0), length)
+        inside = max(min(width - (w + left), length - left), 0)
+        covered = left + (inside + lanes - 1) // lanes * lanes
+        for k in range(a.lines):
+            fill(line + k * pitch, left)
+            fill(line + k * pitch + covered * item, length - covered)
+        return left, inside
+
+    return pad_lines
+
+
+def _line_reducer(dtype: str, lanes: int, kind: str) -> Any:
+    """Return ``f(a, x, planes, top, bottom, inside, to, pitch)``: rows of an image to lines."""
+    item, reduce_rows = item_bytes(dtype), _row_reducer(dtype, lanes, kind)
+
+    @register_jitable(forceinline=True)
+    def reduce_lines(
+        a: PoolRowsArguments,
+        x: int,
+        planes: int,
+        top: int,
+        bottom: int,
+        inside: int,
+        to: int,
+        pitch: int,
+    ) -> None:
+        """Reduce the rows of the image that output rows read, each time to a line.
+
+        Args:
+            a: The kernel's arguments.
+            x: Address of row 0 of the first plane, at the first column inside the image.
+            planes: Planes of the windows inside the image.
+            top: First output row.
+            bottom: The output row after the last one.
+            inside: Columns of a line inside the image.
+            to: Address of the first line.
+            pitch: Bytes between lines.
+        """
+        dh, kh, height, row = a.dilation_height, a.kernel_height, a.image_height, a.image_width
+        row *= item
+        plane = a.dilation_depth * height * row
+        for oh in range(top, bottom):
+            h = oh * a.stride_height - a.pad_height
+            first, end = _first_tap(h, dh), _end_tap(h, dh, kh, height)
+            at = x + (h + first * dh) * row
+            reduce_rows(at, plane, dh * row, planes, end - first, inside, to)
+            to += pitch
+
+    return reduce_lines
 
 
 def _filler(dtype: str, kind: str) -> Any:
