@@ -212,7 +212,6 @@ def _arguments(
     v_pitch = _copy_pitch(of, r.v, block, unit_panels)
     elements = ((depth + values + 3) * unit_panels + block) * of.width
     copies = k_pitch * (depth if k_across else block) + v_pitch * (values if v_across else block)
-    scratch = low.scratch(elements * of.item + copies, per_worker=True)
     k, v = ([step * of.item for step in _lines(each)] for each in (r.k, r.v))
     return AttentionArguments(
         **_operands_and_strides(r, of, r.q.steps, r.out.steps, mask_steps),
@@ -232,8 +231,7 @@ def _arguments(
         causal=int(r.causal),
         keys_block=block,
         panels=unit_panels,
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(elements * of.item + copies),
         k_pitch=k_pitch,
         v_pitch=v_pitch,
     )
@@ -304,7 +302,6 @@ def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence
         for steps in (q, out, mask):
             steps[1:3] = [steps[1] * rows, steps[1]]
         heads, group = kv_heads, 1
-    scratch = low.scratch((rows * round_up(keys, of.lanes) + rows) * of.item, per_worker=True)
     k, v = ([step * of.item for step in each.steps] for each in (r.k, r.v))
     arguments = FewQueriesArguments(
         **_operands_and_strides(r, of, q, out, mask),
@@ -320,8 +317,7 @@ def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence
         v_row=v[2],
         v_element=v[3],
         causal=int(_is_causally_masked(r)),
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch((rows * round_up(keys, of.lanes) + rows) * of.item),
     )
     flops = 2 * batch * heads * rows * keys * (depth + values)
     moved = _bytes_moved(r, of)

@@ -46,7 +46,6 @@ def linear_attention(node: Node, low: Lowering) -> None:
     else:
         state = temporary(low, query.dtype, (batch, kv_heads, key_size, value_size))
     begin = None if past is None else cast_to(low, past, query.dtype)
-    scratch = low.scratch(8 * value_size, per_worker=True)
     scale = float(node.attrs.get("scale", 0.0)) or key_size**-0.5
     arguments = LinearAttentionArguments(
         query=query,
@@ -65,8 +64,7 @@ def linear_attention(node: Node, low: Lowering) -> None:
         scale=scale,
         decays=decay.shape[2] // kv_heads if decay else 1,
         betas=beta.shape[2] if beta else 1,
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(8 * value_size),
     )
     kernel = Kernel(
         "subgraph.ops.attention.linear_kernels",

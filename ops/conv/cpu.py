@@ -287,7 +287,6 @@ def _generic(job: Job) -> None:
     part = max(of.width, min(8 * of.width, round_up(g.pixels, of.lanes)))
     while part > of.width and part * depth * of.item > caches().l2 // 2:
         part = max(of.width, round_up(part // 2, of.lanes))
-    scratch = None if in_place else low.scratch(depth * part * of.item, per_worker=True)
     image_in = g.groups * g.inputs * math.prod(g.source) * of.item
     image_out = g.groups * g.outputs * g.pixels * of.item
     arguments = GenericArguments(
@@ -304,8 +303,7 @@ def _generic(job: Job) -> None:
         **job.act.arguments(),
         masked_tile=of.contraction(masked=True),
         pixels=part,
-        scratch=scratch or 0,
-        scratch_bytes=scratch.nbytes if scratch else 0,
+        **low.worker_scratch(None if in_place else depth * part * of.item),
         x_image=image_in,
         y_image=image_out,
         residual_image=image_out,

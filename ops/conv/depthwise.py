@@ -77,11 +77,9 @@ def emit_depthwise(
         )
     else:
         name, mr = "depthwise", of.mr
-        scratch = low.scratch(_strip_bytes(g, rows, pixel), per_worker=True) if g.padded else None
         arguments = DepthwiseArguments(
             tile=of.depthwise(),
-            scratch=scratch or 0,
-            scratch_bytes=scratch.nbytes if scratch else 0,
+            **low.worker_scratch(_strip_bytes(g, rows, pixel) if g.padded else None),
             **out.strides(g.target, pixel),
             **common,
         )

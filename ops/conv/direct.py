@@ -404,7 +404,6 @@ def emit_direct(
         x, g = _gather_first(low, of, g, x)
         tiling = direct_tiling(of, g, plain, False, low.threads)
     pixel, blocks_out = of.lanes * of.item, -(-g.outputs // of.lanes)
-    scratch = low.scratch(tiling.reads(), per_worker=True) if tiling.copies_input else None
     image_in = g.groups * tiling.blocks_in * math.prod(g.source) * tiling.pixel
     image_out = g.groups * blocks_out * math.prod(out.sizes or g.target) * pixel
     # Weights from memory that serve few pixels are prefetched.
@@ -426,8 +425,7 @@ def emit_direct(
         rows=tiling.rows,
         columns=tiling.columns,
         panels=tiling.unit_panels,
-        scratch=scratch or 0,
-        scratch_bytes=scratch.nbytes if scratch else 0,
+        **low.worker_scratch(tiling.reads() if tiling.copies_input else None),
         over_pixels=int(over_pixels),
         x_image=image_in,
         y_image=image_out,

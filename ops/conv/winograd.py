@@ -65,7 +65,6 @@ def emit_winograd(
     image_in = -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
     image_out = -(-max(total_outputs, g.outputs) // of.lanes) * g.pixels * pixel
     own = 2 * t.values * pixel + (0 if t.staged else t.vectors(of) * pixel)
-    scratch = low.scratch(own, per_worker=True)
     shared_buffer = low.scratch(t.vectors(of) * pixel) if t.staged else 0
     arguments = partial(
         WinogradArguments,
@@ -83,8 +82,7 @@ def emit_winograd(
         tiles=t.tiles,
         in_place=int(t.in_place),
         panels=t.unit_panels,
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(own),
         x_image=image_in,
         y_image=image_out,
         residual_image=image_out,

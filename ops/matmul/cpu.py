@@ -242,7 +242,6 @@ def _blocks_of_panels(
     packed = _packs_left(a, item, panels)
     kc = _pass_depth(depth) if packed else max(depth, 1)
     mb, pb = _blocks(low.threads, count, m, panels, of, packed)
-    scratch = low.scratch(mb * (kc + 16) * item, per_worker=True) if packed else None
     batch = batch_steps(sizes, steps, item, of.weight_item)
     arguments = GemmArguments(
         a=a.operand,
@@ -265,8 +264,7 @@ def _blocks_of_panels(
         block_rows=mb,
         block_panels=pb,
         pass_depth=kc,
-        scratch=scratch or 0,
-        scratch_bytes=scratch.nbytes if scratch else 0,
+        **low.worker_scratch(mb * (kc + 16) * item if packed else None),
         **batch,
         residual_step0=batch["c_step0"],
         residual_step1=batch["c_step1"],

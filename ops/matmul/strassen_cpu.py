@@ -113,7 +113,6 @@ def emit_strassen(
     mb, pb, kc = _block(of, m, n, depth, low.threads)
     row = (kc + _ROW_PADDING) * item
     sums = mb // 2 * row
-    scratch = low.scratch(_SUMS * sums + (kc + 2 * mb) * of.width * item, per_worker=True)
     arguments = StrassenArguments(
         a=a,
         b=weight,
@@ -130,8 +129,7 @@ def emit_strassen(
         block_rows=mb,
         block_pairs=pb,
         pass_depth=kc,
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(_SUMS * sums + (kc + 2 * mb) * of.width * item),
         sum_row=row,
         sum_bytes=sums,
         mixed_tile=of.contraction(ahead=True, twice=True, mixed=True),

@@ -202,14 +202,12 @@ def svm_classifier(node: Node, low: Lowering) -> None:
     if not _emit_linear_scores(low, model, x, scores):
         _emit_pair_scores(low, model, x, scores)
     winners = temporary(low, "int64", (samples,))
-    scratch = low.scratch(8 * classes, per_worker=True)
     arguments = VotesArguments(
         scores=scores,
         winners=winners,
         classes=classes,
         pairs=pairs,
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(8 * classes),
     )
     kernel = Kernel("subgraph.ops.ml.svm_kernels", "votes")
     low.emit(kernel, arguments, samples, grain=1024, bytes=scores.nbytes)
@@ -274,9 +272,7 @@ def _emit_class_probabilities(
     bounded = e("max", e("min", one, 1 - 1e-7), 1e-7)
     each = temporary(low, "float64", scores.shape)
     emit_expression(low, e, [source(scores), a, b], [(bounded, each)])
-    scratch = low.scratch(8 * classes * (classes + 2), per_worker=True)
-    arguments = ProbabilitiesArguments(
-        pairs=each, y=y, classes=classes, scratch=scratch, scratch_bytes=scratch.nbytes
-    )
+    scratch = low.worker_scratch(8 * classes * (classes + 2))
+    arguments = ProbabilitiesArguments(pairs=each, y=y, classes=classes, **scratch)
     kernel = Kernel("subgraph.ops.ml.svm_kernels", "class_probabilities")
     low.emit(kernel, arguments, scores.shape[0], grain=64, bytes=y.nbytes)

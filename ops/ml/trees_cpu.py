@@ -226,7 +226,6 @@ def _emit(
     def weight(name: str, array: Array) -> Weight:
         return low.weight(f"trees {name}", contiguous_array, array)
 
-    scratch = low.scratch(BLOCK_SAMPLES * count, per_worker=True)
     arguments = EnsembleArguments(
         x=x,
         scores=scores,
@@ -243,8 +242,7 @@ def _emit(
         trees=len(packed.roots),
         divisor=float(max(len(packed.roots), 1)) if aggregate == "AVERAGE" else 1.0,
         base_votes=int(base.size > 0),
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(BLOCK_SAMPLES * count),
         **(pair or _Pair())._asdict(),
     )
     results = "scores" if labels is None else "labels" if pair is None else "pair"

@@ -93,7 +93,6 @@ def _emit(
     width = lanes * _VECTORS
     # Without VNNI a quad takes several instructions and registers: of 16, fewer hold sums.
     rows = 8 if host.has_vnni() or host.has_32_registers() else 4
-    scratch = low.scratch(rows * width * 4, per_worker=True)
     arguments = IntegerProductArguments(
         a=sides.a,
         b=sides.b,
@@ -109,8 +108,7 @@ def _emit(
         sums_step=sides.columns,
         scale=scale,
         c_zero=zero,
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(rows * width * 4),
         b_bytes=sides.columns * depth,
         bias=bias,
     )

@@ -222,7 +222,6 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
         rows = -(-rows // 2)
     scratch_bytes = round_up(16 * pairs, 64) + g.reach(1, rows) * wide + 64
     least, most, zero = q.bounds
-    scratch = low.scratch(scratch_bytes, per_worker=True)
     arguments = QuantizedDepthwiseArguments(
         x=q.x,
         weights=weight,
@@ -238,8 +237,7 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
         y_zero=zero,
         x_zero=zero_point_argument(low, q.x_zero, q.x.dtype),
         unit_rows=rows,
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(scratch_bytes),
     )
     units = g.images * blocks * -(-g.target[1] // rows)
     low.emit(

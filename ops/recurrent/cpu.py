@@ -434,7 +434,7 @@ def _arguments(
         )
     quantized = rows * (padded + ROW_SUM_BYTES) if r.columns else 0
     states_and_sums = (c.gates + 3) * rows * padded * of.item
-    scratch = low.scratch(states_and_sums + quantized, per_worker=True)
+    scratch = low.worker_scratch(states_and_sums + quantized)
     outputs = dict(enumerate(low.outputs))
     _, states, y = strides(c, hidden * of.item)
     scales, sums, zeros = r.columns or (0, 0, 0)
@@ -471,8 +471,7 @@ def _arguments(
             direction=first,
             backwards=int(c.backwards),
             rows=rows,
-            scratch=scratch,
-            scratch_bytes=scratch.nbytes,
+            **scratch,
             clip=c.clip,
             **numbers,
             scales=scales,

@@ -56,7 +56,6 @@ def top_k(node: Node, low: Lowering) -> None:
         emit_gather_elements(low, x, indices, values, axis)
         return
     wide = x.itemsize > 4 or x.shape[axis] >= 1 << 32
-    scratch = low.scratch((32 if wide else 16) * k, per_worker=True)
     arguments = TopKArguments(
         x=x,
         values=values,
@@ -64,8 +63,7 @@ def top_k(node: Node, low: Lowering) -> None:
         size=x.shape[axis],
         inner=inner,
         k=k,
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch((32 if wide else 16) * k),
     )
     if wide:
         kernel = Kernel(
@@ -208,7 +206,6 @@ def non_max_suppression(node: Node, low: Lowering) -> None:
     picked = temporary(low, "int64", (units, room))
     many = temporary(low, "int64", (units,))
     lanes = low.lanes("float32")
-    scratch = low.scratch(8 * number + 20 * (number + lanes), per_worker=True)
     most, overlap, least = (low.optional(k) for k in (2, 3, 4))
     if most is not None and most.dtype != "int64":
         raise Unsupported(f"a number of boxes of {most.dtype}")
@@ -223,8 +220,7 @@ def non_max_suppression(node: Node, low: Lowering) -> None:
         number=number,
         classes=classes,
         room=room,
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(8 * number + 20 * (number + lanes)),
     )
     centred = bool(node.attrs.get("center_point_box", 0))
     kernel = Kernel("subgraph.ops.selection.kernels", "suppress", centred=centred, lanes=lanes)

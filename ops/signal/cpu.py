@@ -88,7 +88,6 @@ def _emit_lines(
     size = numbers[1]
     parts = factors(size)
     table = low.weight(f"circle {size}", partial(_table, size=size), np.zeros(1))
-    scratch = low.scratch(32 * size, per_worker=True)
     arguments = LinesArguments(
         x=x,
         y=y,
@@ -102,8 +101,7 @@ def _emit_lines(
         **steps._asdict(),
         hermitian=int(hermitian),
         direction=-1 if inverse else 1,
-        scratch=scratch,
-        scratch_bytes=scratch.nbytes,
+        **low.worker_scratch(32 * size),
         factor_count=len(parts),
         factors=parts,
     )

@@ -452,6 +452,21 @@ class Lowering:
         storage = Storage("arena", total, workers=workers, worker_stride=stride)
         return Scratch(storage, stride)
 
+    def worker_scratch(self, nbytes: int | None) -> dict[str, Any]:
+        """Return the arguments of a kernel for the scratch memory of its workers.
+
+        Args:
+            nbytes: Size of a worker's area; None: the kernel uses none.
+
+        Returns:
+            The first worker's area as "scratch", and the bytes from an area to the next one as
+            "scratch_bytes"; both are 0 if there is none.
+        """
+        if nbytes is None:
+            return {"scratch": 0, "scratch_bytes": 0}
+        memory = self.scratch(nbytes, per_worker=True)
+        return {"scratch": memory, "scratch_bytes": memory.nbytes}
+
     def weight(
         self, recipe: str, make: Callable[..., Array], *sources: Operand | Parameter | Array
     ) -> Weight:
