@@ -14,7 +14,6 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import MAX_RANK, SequenceType, ValueType
 from subgraph.operators.operator import declare
-from subgraph.operators.reference import standard
 from subgraph.operators.requirements import (
     Tensor,
     int_list,
@@ -195,7 +194,9 @@ def sequence_insert(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     at = count if position is None else int(np.asarray(position).reshape(-1)[0])
     if not -count <= at <= count:
         raise ShapeError(f"position is {at}, outside [-{count}, {count}] of {count} tensors")
-    return standard(node, inputs)
+    items = list(inputs[0])
+    items.insert(at, inputs[1])  # onnx.reference inserts at the begin instead of at the end
+    return [items]
 
 
 def optional_has_element(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

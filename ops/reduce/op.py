@@ -133,6 +133,8 @@ def cumulative(node: Node, inputs: Sequence[Any]) -> list[Any]:
 def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Return log(sum(exp(x))); onnx.reference fails for rank 0."""
     x: Array = inputs[0]
+    if not x.ndim:  # a scalar counts as one axis of one element
+        return [np.asarray(log_sum_exp(node, [x.reshape(1), *inputs[1:]])[0]).reshape(())]
     options = attributes(node)
     stated = inputs[1] if len(inputs) > 1 and inputs[1] is not None else options.get("axes")
     listed = () if stated is None else tuple(int(axis) for axis in np.ravel(stated))

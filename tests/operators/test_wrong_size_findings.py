@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 from wrong_sizes.table import Row, rows
@@ -180,6 +181,7 @@ GIVEN: list[tuple[str, list[Array], dict[str, Any], int, Any]] = [
     ("ArgMin", [np.array(3, "f4")], {"select_last_index": 1}, 13, np.int64(0)),
     ("ReduceMin", [np.array(3, "f4"), ints(0)], {}, 18, np.float32(3)),
     ("ReduceL1", [np.array(-3, "f4"), ints(0)], {"keepdims": 0}, 18, np.float32(3)),
+    ("ReduceLogSumExp", [np.array(3, "f4"), ints(0)], {"keepdims": 0}, 18, np.float32(3)),
     ("Squeeze", [floats(1, 3), np.array(0)], {}, 21, floats(3)),
     ("Dropout", [floats(3), np.ones(1, np.float32)], {}, 22, floats(3)),
     (
@@ -392,6 +394,21 @@ def test_a_position_outside_of_a_sequence_is_refused(position: int, device: str)
     assert model([*given, np.array(-3)])[0] == 4
     with pytest.raises(sg.ShapeError, match="outside"):
         model([*given, np.array(position)])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("position", [-3, -1, 0, 2, 3])
+def test_a_position_counts_from_both_ends_of_a_sequence(position: int, device: str) -> None:
+    """ONNX Runtime inserts at position 3 of three tensors at the end, as the standard says."""
+    items = [sg.input(f"x{k}", (2,)) for k in range(4)]
+    at = sg.input("at", (), "int64")
+    longer = ops.SequenceInsert(ops.SequenceConstruct(*items[:3]), items[3], at)
+    graph = sg.Graph([*items, at], [ops.ConcatFromSequence(longer, axis=0)])
+    given = [np.full(2, k, np.float32) for k in range(4)]
+    found = sg.compile_model(graph, device)([*given, np.array(position)])[0]
+    session = onnxruntime.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    inputs = {f"x{k}": array for k, array in enumerate(given)} | {"at": np.array(position)}
+    np.testing.assert_array_equal(found, session.run(None, inputs)[0])
 
 
 @pytest.mark.parametrize("device", DEVICES)
