@@ -53,26 +53,8 @@ _FOLDS = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
 # Operators whose result is 0 where all inputs are 0: padding channels stay zero.
 _KEEPS_ZERO = frozenset(
     [
-        "Relu",
-        "LeakyRelu",
-        "PRelu",
-        "HardSwish",
-        "Tanh",
-        "Abs",
-        "Neg",
-        "Sqrt",
-        "Erf",
-        "Gelu",
-        "Swish",
-        "Mish",
-        "Identity",
-        "Elu",
-        "Selu",
-        "Sign",
-        "Floor",
-        "Ceil",
-        "Round",
-        "Sin",
+        *("Relu", "LeakyRelu", "PRelu", "HardSwish", "Tanh", "Abs", "Neg", "Sqrt", "Erf", "Gelu"),
+        *("Swish", "Mish", "Identity", "Elu", "Selu", "Sign", "Floor", "Ceil", "Round", "Sin"),
         "Softsign",
     ]
 )
