@@ -1,9 +1,9 @@
 """CUDNN without a card: the graphs that nodes become, and cuDNN's plans for a described card.
 
-The graphs are made by cuDNN's frontend; NumPy computes them, and the results are compared with
-REFERENCE. Where libcudnn and a driver's libcuda are installed, cuDNN plans the graphs for an H100
-without one. What runs on a card is tested with the other backends, in test_backends.py and
-test_backend_operators.py, where there is one.
+The graphs are made by cuDNN's frontend; NumPy computes them, in the place of the card, and the
+results are compared with REFERENCE. Where libcudnn and a driver's libcuda are installed, cuDNN
+plans the graphs for an H100 without one. What runs on a card is tested with the other backends, in
+test_backends.py and test_backend_operators.py, where there is one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from subgraph.graph.types import Array
 from subgraph.transform.pass_manager import apply_pass
 from tests.devices.test_backend_operators import USES
 from tests.support.backends import no_package
-from tests.support.cudnn_graphs import computed, described_card
+from tests.support.cudnn_graphs import NumpyCudnn, described_card
 from tests.support.requirements import Use, floats
 
 needs_package = pytest.mark.skipif(bool(no_package("CUDNN")), reason=no_package("CUDNN"))
@@ -74,34 +74,45 @@ def residual() -> sg.Graph:
     return sg.Graph([x], [ops.Gemm(y, weight("d", 144, 5), weight("c", 5)), a], "residual")
 
 
+@pytest.fixture
+def core() -> sg.Core:
+    made = sg.Core()
+    made.register_device("NUMPY", NumpyCudnn)
+    return made
+
+
+def assert_agrees(core: sg.Core, graph: sg.Graph, x: Array) -> None:
+    wanted = sg.compile_model(graph, "REFERENCE")(x=x)
+    found = core.compile_model(graph, "NUMPY", {"RUNTIME_FALLBACK": False})(x=x)
+    for k in range(len(wanted)):
+        assert found[k].shape == wanted[k].shape, str(graph)
+        np.testing.assert_allclose(found[k], wanted[k], rtol=1e-4, atol=1e-5, err_msg=str(graph))
+
+
 @needs_package
-def test_graphs_compute_what_onnx_defines() -> None:
-    translated: set[str] = set()
+def test_graphs_compute_what_onnx_defines(core: sg.Core) -> None:
+    taken: set[str] = set()
     for case in (*USES, *MORE):
         graph, x = graph_of_use(case)
-        if x.dtype != np.float32:
-            continue
-        try:
-            found = computed(library_model_of(graph, [0]), {"x": x})
-        except (NotImplementedError, KeyError):
-            continue
-        translated.add(case.name)
-        wanted = sg.compile_model(graph, "REFERENCE")(x=x)
-        for k, got in enumerate(found):
-            assert got.shape == wanted[k].shape, case.name
-            np.testing.assert_allclose(got, wanted[k], rtol=1e-4, atol=1e-5, err_msg=case.name)
-    assert {case.name for case in MORE} <= translated
-    assert len(translated) >= 45
+        if core.query_model(graph, "NUMPY"):
+            taken.add(case.name)
+            assert_agrees(core, graph, x)
+    assert {case.name for case in MORE} <= taken
+    assert len(taken) >= 45
 
 
 @needs_package
-def test_a_model_of_several_nodes() -> None:
-    graph = residual()
+def test_a_model_of_several_nodes(core: sg.Core) -> None:
     x = np.random.default_rng(1).standard_normal((3, 4, 6, 6)).astype(np.float32)
-    found = computed(library_model_of(graph, [0]), {"x": x})
-    wanted = sg.compile_model(graph, "REFERENCE")(x=x)
-    for k, got in enumerate(found):
-        np.testing.assert_allclose(got, wanted[k], rtol=1e-4, atol=1e-5)
+    assert len(core.query_model(residual(), "NUMPY")) == 7
+    assert_agrees(core, residual(), x)
+    assert_agrees(core, residual(), x[:1])
+
+
+@needs_package
+def test_the_kit(core: sg.Core) -> None:
+    report = sg.testing.check_device("NUMPY", core=core, max_examples=4)
+    assert set(report.passed) == set(sg.testing.DEVICE_CHECKS)
 
 
 def planned(graph: sg.Graph, config: dict[str, str]) -> tuple[CudnnModel, Cardless]:

@@ -1,6 +1,7 @@
 """TENSORRT without a card: the networks that TensorRT parses and builds, refits, exported engines.
 
-TensorRT-RTX builds engines on a machine without a card. What runs on one is tested with the other
+TensorRT-RTX builds engines on a machine without a card. Requests, their shapes and memory are
+tested with ONNX Runtime in the place of engines. What runs on a card is tested with the other
 backends, in test_backends.py and test_backend_operators.py, where there is one.
 """
 
@@ -16,11 +17,11 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.backends import tensorrt
 from subgraph.devices.backends.base import library_model_of
-from subgraph.devices.backends.cuda import Card
 from subgraph.devices.backends.tensorrt_engine import EngineModel, network_and_weights
 from subgraph.graph.types import Array
 from tests.devices.test_backend_operators import USES
-from tests.support.backends import installed, no_package
+from tests.support.backends import installed, is_missing, no_package
+from tests.support.tensorrt_engines import Cardless, OrtTensorrt
 
 needs_package = pytest.mark.skipif(bool(no_package("TENSORRT")), reason=no_package("TENSORRT"))
 needs_rtx = pytest.mark.skipif(
@@ -29,17 +30,11 @@ needs_rtx = pytest.mark.skipif(
 )
 
 
-class Cardless(tensorrt.TensorrtDevice):
-    """TENSORRT on a machine without a card: it parses and builds, and runs nothing."""
-
-    def find_card(self) -> Card | None:
-        return None
-
-
 @pytest.fixture
 def core() -> sg.Core:
     made = sg.Core()
     made.register_device("CARDLESS", Cardless)
+    made.register_device("ORT", OrtTensorrt)
     return made
 
 
@@ -109,8 +104,13 @@ def test_an_engine_for_a_range_of_shapes(core: sg.Core, weights: str, precision:
 @needs_package
 def test_refusals(core: sg.Core) -> None:
     x = sg.input("x", type=sg.TensorType("float32", (3, 3)))
-    assert "UNSUPPORTED_NODE" in reasons(core, ops.Det(x), inputs=[x])
-    assert "sizes of the outputs" in reasons(core, ops.NonZero(x), inputs=[x])
+    image = sg.input("image", type=sg.TensorType("float32", (1, 2, 8, 8)))
+    dilated = ops.MaxPool(image, kernel_shape=[2, 2], dilations=[2, 2])
+    assert "UNSUPPORTED_NODE" in reasons(core, dilated, inputs=[image])
+    assert "NonZero is not left to" in reasons(core, ops.NonZero(x), inputs=[x])
+    wrong = sg.Node("Gather", [x, x], outputs=1)
+    wrong.outputs[0].type = x.type
+    assert "type" in reasons(core, wrong.outputs[0], inputs=[x])
     shape = sg.input("shape", type=sg.TensorType("int64", (2,)))
     taken = reasons(core, ops.Reshape(x, shape), inputs=[x, shape])
     assert "decide shapes, and are not constant" in taken
@@ -125,6 +125,36 @@ def test_exported_models_have_the_engine(core: sg.Core) -> None:
     model.export_model(file)
     [stored] = engines_of(model).stored
     assert engines_of(core.import_model(file.getvalue(), "CARDLESS")).stored == [stored]
+
+
+needs_ort = pytest.mark.skipif(
+    bool(no_package("TENSORRT")) or is_missing("ONNXRUNTIME"),
+    reason="TensorRT or ONNX Runtime, which runs its networks here, is not installed",
+)
+
+
+@needs_ort
+@pytest.mark.parametrize("shapes", ["range", "exact"])
+def test_engines_serve_ranges_of_shapes(core: sg.Core, shapes: str) -> None:
+    graph, parameter = dense("N")
+    config = {"SHAPES": shapes, "RUNTIME_FALLBACK": False}
+    model = core.compile_model(graph, "ORT", config)
+    for count in (4, 2, 3, 4, 7, 5):
+        x = np.random.default_rng(count).standard_normal((count, 6)).astype(np.float32)
+        wanted = sg.compile_model(graph, "REFERENCE")(x=x)[0]
+        np.testing.assert_allclose(model(x=x)[0], wanted, atol=1e-6)
+    built: Any = engines_of(model).builder
+    rows = [tuple(each[0][0] for each in shapes) for shapes in built.built]
+    ranges = [(4, 4, 4), (2, 2, 4), (2, 7, 7)]
+    assert rows == (ranges if shapes == "range" else [(n, n, n) for n in (4, 2, 3, 7, 5)])
+    parameter.assign(np.zeros((6, 4), np.float32))
+    np.testing.assert_allclose(model(x=x)[0], np.full((5, 4), 0.25), atol=1e-6)
+
+
+@needs_ort
+def test_the_kit(core: sg.Core) -> None:
+    report = sg.testing.check_device("ORT", core=core, max_examples=4)
+    assert set(report.passed) | {"refusals"} >= set(sg.testing.DEVICE_CHECKS)
 
 
 def clipped(largest: float, weight: Array) -> bytes:

@@ -1,4 +1,4 @@
-"""cuDNN without a card: NumPy's reading of its graphs, and plans for a card that is described."""
+"""CUDNN without a card: with NumPy in its place, and plans for a card that is described."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from subgraph.devices.backends.base import parsed_model
-from subgraph.devices.backends.cudnn_graph import Part, steps_of, strides_of
-from subgraph.devices.backends.cudnn_plans import graph_of
+from subgraph.devices.backends.cuda import Card
+from subgraph.devices.backends.cudnn import CudnnDevice
+from subgraph.devices.backends.cudnn_graph import Step, strides_of
+from subgraph.devices.backends.cudnn_plans import Kernel, Planner, graph_of
 from subgraph.graph.types import Array
+from tests.support.host_card import HostCard, HostRuntime
 
 # The description of an H100 in cuDNN's form, from NVIDIA's published figures of that card.
 H100 = {
@@ -56,64 +58,107 @@ def described_card() -> dict[str, Any]:
         pytest.skip(f"cuDNN plans nothing here; it needs libcudnn and a driver's libcuda: {error}")
 
 
-def computed(model: bytes, inputs: dict[str, Array]) -> list[Array]:
-    """Return the outputs of a model as NumPy computes the graphs that cuDNN would run.
+class _HostGraph:
+    """A graph of cuDNN that NumPy computes."""
+
+    def __init__(self, graph: Any, tensors: Sequence[Any], output: Any, card: Card) -> None:
+        self._graph = graph
+        self._tensors = tensors
+        self._output = output
+        self._runtime: HostRuntime = card.runtime
+
+    def execute(self, pack: dict[Any, int], workspace: int, handle: Any) -> None:
+        """Compute the output as cuDNN's graph does."""
+        assert workspace in self._runtime.held
+        values = {
+            t.uid: self._runtime.elements(pack[t], t.dim, t.stride).copy() for t in self._tensors
+        }
+        output = self._output
+        for node in self._graph.nodes:
+            made = next(iter(node.outputs.values()))
+            sizes = list(output.dim if node.node_type.name == "CONV_DGRAD" else made.dim)
+            values[made.uid] = _node(node, values, sizes).astype(np.float32)
+        result = values[output.uid]
+        assert result.shape == tuple(output.dim)
+        assert list(output.stride) == strides_of(output.dim)
+        self._runtime.elements(pack[output], output.dim, output.stride)[...] = result
+
+
+class _HostPlanner(Planner):
+    """Makes cuDNN's graphs, and has NumPy compute them."""
+
+    def __init__(self, library: Any, card: Card) -> None:
+        super().__init__(library)
+        self._card = card
+
+    def require(self, step: Step, precision: str) -> None:
+        if step.part.compute is not None:
+            graph_of(self.library, step.part)
+
+    def kernel(self, step: Step, precision: str) -> Kernel | None:
+        key = (step.key(), precision)
+        if step.part.compute is not None and key not in self._kernels:
+            graph, tensors, output = graph_of(self.library, step.part)
+            made = _HostGraph(graph, tensors, output, self._card)
+            self._kernels[key] = Kernel(made, tensors, output, 64)
+        return self._kernels.get(key)
+
+
+class _HostLibrary:
+    """cuDNN's frontend, which makes graphs, without handles of a card."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def create_handle(self) -> object:
+        return object()
+
+    def set_stream(self, handle: object, stream: int) -> None:
+        assert stream, "a request has a stream"
+
+    def destroy_handle(self, handle: object) -> None:
+        """Do nothing."""
+
+
+class NumpyCudnn(CudnnDevice):
+    """CUDNN with NumPy in the place of the card: its own code runs, cuDNN's kernels do not."""
+
+    def load(self) -> Any:
+        return _HostLibrary(importlib.import_module("cudnn"))
+
+    def find_card(self) -> None:
+        self.card = HostCard()
+        self.planner = _HostPlanner(self.library, self.card)
+
+
+def _node(node: Any, values: dict[int, Array], sizes: list[int]) -> Array:
+    """Return the output of a node of cuDNN's graph.
 
     Args:
-        model: A serialized ONNX model of nodes that are translated.
-        inputs: The inputs by name.
+        node: The node.
+        values: Tensors by their numbers.
+        sizes: Sizes of the output of a convolution.
     """
-    library = importlib.import_module("cudnn")
-    body, version, weights = parsed_model(model)
-    shapes = {name: array.shape for name, array in inputs.items()}
-    values = {**weights, **inputs}
-    for step in steps_of(body, version, weights, shapes):
-        operands = [
-            values[step.inputs[o.source]] if isinstance(o.source, int) else o.source
-            for o in step.part.operands
-        ]
-        if step.part.compute is None:
-            values[step.output] = values[step.inputs[0]].reshape(step.part.shape)
-        else:
-            values[step.output] = _result(library, step.part, operands)
-    return [values[port.name] for port in body.output]
-
-
-def _result(library: Any, part: Part, operands: Sequence[Array]) -> Array:
-    graph, tensors, output = graph_of(library, part)
-    values: dict[int, Array] = {}
-    for tensor, array in zip(tensors, operands, strict=True):
-        steps = [4 * stride for stride in tensor.stride]
-        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
-        last = sum((d - 1) * s for d, s in zip(tensor.dim, tensor.stride, strict=True))
-        assert last < flat.size, "the tensor is larger than its memory"
-        values[tensor.uid] = np.lib.stride_tricks.as_strided(flat, tensor.dim, steps)
-    for node in graph.nodes:
-        inputs = [values[t.uid] for t in node.inputs.values() if t.pass_by_value is None]
-        made = next(iter(node.outputs.values()))
-        kind = node.node_type.name
-        if kind == "POINTWISE":
-            mode = str(node.params["mode"])
-            found = _POINTWISE[mode](*inputs)
-            if mode == "leaky_relu":
-                found = np.where(
-                    inputs[0] < 0, node.params["negative_slope"] * inputs[0], inputs[0]
-                )
-        elif kind in _NORMALIZED_AXES:
-            x, scale, bias = inputs[:3]
-            axes, epsilon = _NORMALIZED_AXES[kind], node.inputs["epsilon"].pass_by_value
-            centred = x - x.mean(axes, keepdims=True)
-            found = centred / np.sqrt(x.var(axes, keepdims=True) + epsilon) * scale + bias
-        elif kind == "CONV_DGRAD":
-            found = _gradient(inputs[0], inputs[1], node.params, list(output.dim))
-        else:
-            assert kind == "CONV_FPROP", kind
-            found = _convolution(inputs[0], inputs[1], node.params, list(made.dim))
-        values[made.uid] = found.astype(np.float32)
-    result = values[output.uid]
-    assert result.shape == tuple(output.dim)
-    assert list(output.stride) == strides_of(output.dim)
-    return result.reshape(part.shape)
+    inputs = [values[t.uid] for t in node.inputs.values() if t.pass_by_value is None]
+    kind = node.node_type.name
+    if kind == "POINTWISE":
+        mode = str(node.params["mode"])
+        if mode == "leaky_relu":
+            return np.where(inputs[0] < 0, node.params["negative_slope"] * inputs[0], inputs[0])
+        return _POINTWISE[mode](*inputs)
+    if kind in _NORMALIZED_AXES:
+        x, scale, bias = inputs[:3]
+        axes, epsilon = _NORMALIZED_AXES[kind], node.inputs["epsilon"].pass_by_value
+        centred = x - x.mean(axes, keepdims=True)
+        found: Array = centred / np.sqrt(x.var(axes, keepdims=True) + epsilon) * scale + bias
+        return found
+    if kind == "CONV_DGRAD":
+        return _gradient(inputs[0], inputs[1], node.params, sizes)
+    assert kind == "CONV_FPROP", kind
+    return _convolution(inputs[0], inputs[1], node.params, sizes)
 
 
 _NORMALIZED_AXES = {"LAYERNORM": (1, 2, 3), "INSTANCENORM": (2, 3)}
@@ -131,7 +176,6 @@ _POINTWISE: dict[str, Callable[..., Array]] = {
     "gelu": lambda x: x * (1 + _ERF(x / math.sqrt(2))) / 2,
     "gelu_approx_tanh": lambda x: x * (1 + np.tanh(0.79788456 * (x + 0.044715 * x**3))) / 2,
     "identity": np.array,
-    "leaky_relu": np.array,
     "log": np.log,
     "max": np.maximum,
     "min": np.minimum,
