@@ -164,6 +164,14 @@ def test_a_profile_of_regions_places_their_nodes(tmp_path: Path) -> None:
     assert found == {"one": "A", "sig": "A", "two": "B", "end": "B"}
 
 
+def test_times_of_another_model_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    write_profile(path, Profile({"A": {"nowhere": 1.0}, "B": {"nowhere": 2.0}}))
+    config = {"PLACEMENT": "COST", "PROFILE": str(path)}
+    with pytest.raises(sg.ConfigError, match=r"times are of another model.*'dense'"):
+        two_strengths().compile_model(dense(), "AUTO:A,B", config)
+
+
 def test_the_table_is_exported_with_the_model(tmp_path: Path) -> None:
     core = two_strengths()
     model = core.compile_model(dense(), "HETERO:A,B", {"PLACEMENT": "COST"})

@@ -207,9 +207,21 @@ class HeteroPlacement:
         return {name: home for name, home in devices.items() if name in placed}
 
     def _profile(self, graph: Graph, path: str) -> Profile:
-        """Return the measured times of a file, or measure and write them if there is none."""
+        """Return the measured times of a file, or measure and write them if there is none.
+
+        Raises:
+            ConfigError: the file has times of another model.
+        """
         if path and os.path.exists(path):
-            return read_profile(path)
+            found = read_profile(path)
+            names = {node.name for node in graph.nodes}
+            regions = {region for row in found.times.values() for region in row}
+            if not any(names.issuperset(found.regions.get(each, [each])) for each in regions):
+                raise ConfigError(
+                    f"PROFILE is {path!r}, whose times are of another model: it has none of a "
+                    f"region of {graph.name!r}; name another file, or remove this one to measure"
+                )
+            return found
         _log.info("measuring %r on %s", graph.name, ", ".join(d.name for d in self._devices))
         found = self.measured(graph, sample_inputs(graph))
         if path:
