@@ -51,16 +51,27 @@ def cells(
         clip: The arguments of activations are bounded.
         weights: ``"int8"`` for quantized recurrence weights (LSTM), ``""`` for those of ``dtype``.
     """
-    arguments = view_of(CellsArguments)
     v = vec(dtype, lanes)
     item, gates = v.itemsize, GATES[kind]
     functions = activation_functions(v, activations, clip)
-    lstm, rnn = lstm_cell(v, functions, coupled, peepholes), rnn_cell(v, functions)
     reset_state, gated = gru_cell(v, functions, linear)
-    read_inputs, multiply = _input_reader(item, gates), product(dtype, lanes, rows, nv)
-    gate_sums = _recurrence(v, kind, linear, multiply, reset_state)
+    lstm, rnn = lstm_cell(v, functions, coupled, peepholes), rnn_cell(v, functions)
+    multiply = product(dtype, lanes, rows, nv)
     recur = quantized_recurrence(lanes, rows, nv, gates) if weights == "int8" else _no_recurrence
-    quantized_sums, add_inputs = _int8_parts(v, gates, recur)
+    sums = _recurrence(v, kind, linear, multiply, reset_state), _int8_parts(v, gates, recur)
+    return _sequence_kernel(kind, item, weights == "int8", sums, _cell(kind, lstm, gated, rnn))
+
+
+def _sequence_kernel(
+    kind: str, item: int, int8: bool, sums_of: tuple[Any, Any], advance: Function
+) -> Function:
+    """Return the kernel of `cells`, whose recurrence weights may be ``int8``.
+
+    ``item`` is the bytes of an element; ``sums_of`` has the function of `_recurrence` and those of
+    `_int8_parts`, and ``advance`` is that of `_cell`.
+    """
+    arguments, gates = view_of(CellsArguments), GATES[kind]
+    (gate_sums, (quantized_sums, add_inputs)), read_inputs = sums_of, _input_reader(item, gates)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -77,17 +88,16 @@ def cells(
             inner = c + count * row
             at = inner + count * row
             state = first * a.state_sequence + direction * a.state_direction
-            for given, to in ((a.hidden, memory), (a.cell, c)):
-                _set_states(
-                    to, given + state if given != 0 else 0, a.state_sequence, count, row, width
-                )
+            for source, to in ((a.hidden, memory), (a.cell, c)):
+                start = source + state if source != 0 else 0
+                _set_states(to, start, a.state_sequence, count, row, width)
             base = a.inputs + direction * a.inputs_direction
             holes = a.peepholes + direction * 3 * row
             for step in range(steps):
                 t = steps - 1 - step if back != 0 else step
                 x, between = base + t * a.inputs_step, a.inputs_sequence
                 x += first * between
-                if weights == "int8":
+                if int8:
                     quantized_sums(a, direction, count, memory)
                 else:
                     if a.lengths != 0:
@@ -97,33 +107,80 @@ def cells(
                 for i in range(count):
                     length = _length_of(a, first + i)
                     sums, h = at + i * gates * row, memory + i * row
+                    t = step
                     if step < length:
                         t = length - 1 - step if back != 0 else step
-                        if weights == "int8":
+                        if int8:
                             add_inputs(a, base + t * a.inputs_step + i * between, sums)
-                        if kind == "LSTM":
-                            lstm(a, sums, h, c + i * row, holes, row)
-                        elif kind == "GRU":
-                            own = x + i * between + 2 * row
-                            gated(a, sums, h, inner + i * row, own, row)
-                        else:
-                            rnn(a, sums, h, row)
-                    else:
-                        t = step
+                        own = x + i * between + 2 * row
+                        advance(a, sums, h, c + i * row, inner + i * row, own, holes, row)
                     if a.y != 0:
                         y = a.y + t * a.y_step + direction * a.y_direction
-                        y += (first + i) * a.y_sequence
-                        if step < length:
-                            memcpy(y, h, width)
-                        else:
-                            memset(y, 0, width)
+                        _store_state(y + (first + i) * a.y_sequence, h, width, step < length)
             for last, source in ((a.last_hidden, memory), (a.last_cell, c)):
                 if last != 0:
-                    for i in range(count):
-                        to = last + state + i * a.state_sequence
-                        memcpy(to, source + i * row, width)
+                    _store_states(last + state, source, a.state_sequence, count, row, width)
 
     return kernel
+
+
+def _cell(kind: str, lstm: Function, gated: Function, rnn: Function) -> Function:
+    """Return ``f(a, sums, h, c, inner, own, holes, row)``: the next state of a sequence.
+
+    Args:
+        kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
+        lstm: The function of `lstm_cell`.
+        gated: That of `gru_cell` for the new state.
+        rnn: That of `rnn_cell`.
+    """
+
+    @register_jitable(forceinline=True)
+    def advance(
+        a: CellsArguments,
+        sums: int,
+        h: int,
+        c: int,
+        inner: int,
+        own: int,
+        holes: int,
+        row: int,
+    ) -> None:
+        """Compute the next state of a sequence.
+
+        Args:
+            a: The kernel's arguments.
+            sums: Address of the sums of all gates.
+            h: Address of the hidden state.
+            c: Address of the cell state, for LSTM.
+            inner: Address of the sums of the recurrence of GRU's new state.
+            own: Address of the inputs of GRU's new state.
+            holes: Address of the peepholes, for LSTM.
+            row: Bytes of a padded state.
+        """
+        if kind == "LSTM":
+            lstm(a, sums, h, c, holes, row)
+        elif kind == "GRU":
+            gated(a, sums, h, inner, own, row)
+        else:
+            rnn(a, sums, h, row)
+
+    return advance
+
+
+@register_jitable(forceinline=True)
+def _store_state(to: int, h: int, width: int, inside: bool) -> None:
+    """Copy a state of ``width`` bytes to the results; zeros after the end of its sequence."""
+    if inside:
+        memcpy(to, h, width)
+    else:
+        memset(to, 0, width)
+
+
+@register_jitable(forceinline=True)
+def _store_states(to: int, source: int, step: int, count: int, row: int, width: int) -> None:
+    """Copy states from rows of ``row`` bytes; the parameters are those of `_set_states`."""
+    for i in range(count):
+        memcpy(to + i * step, source + i * row, width)
 
 
 @register_jitable
