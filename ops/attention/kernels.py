@@ -174,7 +174,7 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
     """
     write_mask, mask_future = mask_writer(dtype, lanes), future_masker(dtype, lanes)
     softmax, item = block_softmax(dtype, lanes), item_bytes(dtype)
-    size, width = lanes * item, nv * lanes
+    size, width, row = lanes * item, nv * lanes, nv * lanes * item
 
     @register_jitable
     def attend(
@@ -191,7 +191,6 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         depth, values = a.key_size, a.value_size
         count = min(width, a.queries - first)
         vectors = (count + lanes - 1) // lanes
-        row = width * item
         out, state = panel + depth * row, panel + (depth + values) * row
         t.row_bias = 0
         t.start_row = 0

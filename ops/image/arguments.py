@@ -173,12 +173,12 @@ class GridSampleArguments(KernelArguments):
 
     Attributes:
         x: First element of the images, [images, channels, depth, height, width].
-        grid: First coordinate of the grid, [images, places, dimensions].
-        y: First element of the results, [images, channels, places].
+        grid: First coordinate of the grid, [images, points, dimensions].
+        y: First element of the results, [images, channels, points].
         channels: Channels of an image, or its blocks of channels.
         image: Pixels of an image along each axis; 1 along missing ones.
         dimensions: Dimensions of an image, 1 to 3.
-        places: Points of an image that are sampled.
+        points: Points of an image that are sampled.
         scratch: Scratch of the first worker.
         scratch_step: Bytes from a worker's scratch to the next one's.
         block: Points of a work unit, a multiple of the lanes of a vector.
@@ -190,7 +190,7 @@ class GridSampleArguments(KernelArguments):
     channels: int
     image: Triple
     dimensions: int
-    places: int
+    points: int
     scratch: Address
     scratch_step: int
     block: int

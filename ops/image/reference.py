@@ -149,8 +149,8 @@ def affine_grid(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
             lines.append(np.linspace(-1, 1, size))
         else:
             lines.append((2 * np.arange(size) + 1) / size - 1)
-    places = np.meshgrid(*lines, indexing="ij")
-    points = np.stack([*reversed(places), np.ones(sizes)], axis=-1)
+    coordinates = np.meshgrid(*lines, indexing="ij")
+    points = np.stack([*reversed(coordinates), np.ones(sizes)], axis=-1)
     grid: Array = np.einsum("...k,ndk->n...d", points, theta.astype(np.float64))
     return [grid.astype(theta.dtype)]
 

@@ -294,14 +294,14 @@ def _taps(node: Node, a: Axis, mode: str, transform: str) -> tuple[Array, Array,
         weights = _cubic(distance, float(node.attrs.get("cubic_coeff_a", -0.75)))
     if antialias:
         weights = weights / weights.sum(axis=0, keepdims=True)
-    places = left[None, :].astype(np.int64) + offsets[:, None]
+    indices = left[None, :].astype(np.int64) + offsets[:, None]
     if node.attrs.get("exclude_outside", 0):
-        weights = np.where((places < 0) | (places >= a.size), 0.0, weights)
+        weights = np.where((indices < 0) | (indices >= a.size), 0.0, weights)
         total = weights.sum(axis=0, keepdims=True)
         weights = weights / np.where(total == 0, 1.0, total)
     weights[:, outside] = 0.0
     added = np.where(outside, float(node.attrs.get("extrapolation_value", 0.0)), 0.0)
-    return np.clip(places, 0, a.size - 1), weights, added
+    return np.clip(indices, 0, a.size - 1), weights, added
 
 
 def _cubic(distance: Array, a: float) -> Array:
@@ -316,21 +316,21 @@ def _emit_blend(
     low: Lowering, x: Operand, y: Operand, a: Axis, taps: tuple[Array, Array, Array]
 ) -> None:
     """Emit the weighted sum along one axis; ``taps`` is the result of `_taps`."""
-    places, weights, added = taps
+    indices, weights, added = taps
     if a.size > _MAX_INDEX:
         raise Unsupported(f"Resize of {a.size} elements along an axis")
     dtype = numpy_dtype(x.dtype)
     used = np.flatnonzero(np.any(weights != 0, axis=1))
-    places, weights = places[used], weights[used]
+    indices, weights = indices[used], weights[used]
     outer, inner = math.prod(x.shape[: a.axis]), math.prod(x.shape[a.axis + 1 :])
     lanes = low.lanes(x.dtype)
-    found = _firsts(places, a.size, lanes) if inner == 1 and low.permutes(x.dtype) else None
+    found = _firsts(indices, a.size, lanes) if inner == 1 and low.permutes(x.dtype) else None
     if found is not None:
-        places = places - np.repeat(found[0], lanes)[: a.taken]
+        indices = indices - np.repeat(found[0], lanes)[: a.taken]
     common: dict[str, Any] = {
         "x": x,
         "y": y,
-        "indices": low.weight("table32", np.array, np.ascontiguousarray(places, np.int32)),
+        "indices": low.weight("table32", np.array, np.ascontiguousarray(indices, np.int32)),
         "weights": low.weight("weights", np.array, np.ascontiguousarray(weights, dtype)),
         "added": low.weight("added", np.array, added.astype(dtype)),
         "neighbours": len(used),
@@ -354,20 +354,20 @@ def _emit_blend(
     low.emit(kernel, arguments, units, grain=grain, flops=flops, bytes=x.nbytes + y.nbytes)
 
 
-def _firsts(places: Array, size: int, lanes: int) -> tuple[Array, int] | None:
+def _firsts(indices: Array, size: int, lanes: int) -> tuple[Array, int] | None:
     """Return the index of the first vector of each block of results, and the vectors of a block.
 
     Args:
-        places: Indices of the neighbours, [neighbours, results].
+        indices: Indices of the neighbours, [neighbours, results].
         size: Elements of the axis.
         lanes: Elements of a vector, and results of a block.
 
     Returns:
         None if a block's neighbours lie in more vectors than `_MAX_PERMUTED_VECTORS`.
     """
-    starts = list(range(0, places.shape[1], lanes))
-    first = np.minimum.reduceat(places.min(axis=0), starts)
-    last = np.maximum.reduceat(places.max(axis=0), starts)
+    starts = list(range(0, indices.shape[1], lanes))
+    first = np.minimum.reduceat(indices.min(axis=0), starts)
+    last = np.maximum.reduceat(indices.max(axis=0), starts)
     for vectors in range(1, _MAX_PERMUTED_VECTORS[lanes] + 1):
         begin = np.minimum(first, max(0, size - vectors * lanes))
         if bool((last - begin < vectors * lanes).all()):

@@ -33,17 +33,17 @@ def across(*, dtype: str, lanes: int) -> Function:
     @register_jitable
     def row_of_two(a: BlendAcrossArguments, x: int, y: int, j: int, whole: int) -> None:
         """Write the whole vectors of row ``j`` from its two neighbours (mode "linear")."""
-        places, weights, taken = a.indices, a.weights, a.taken
+        indices, weights, taken = a.indices, a.weights, a.taken
         row = a.inner * item
         one, other = bcast(weights + j * item), bcast(weights + (taken + j) * item)
         start = bcast(a.added + j * item)
-        p, q = x + ld_i32(places + 4 * j) * row, x + ld_i32(places + 4 * (taken + j)) * row
+        p, q = x + ld_i32(indices + 4 * j) * row, x + ld_i32(indices + 4 * (taken + j)) * row
         for i in range(0, whole, step):
             store(y + i, fma(other, load(q + i), fma(one, load(p + i), start)))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        places, weights, added = a.indices, a.weights, a.added
+        indices, weights, added = a.indices, a.weights, a.added
         count, size, taken = a.neighbours, a.size, a.taken
         inner, block = a.inner, a.rows
         tiles = (taken + block - 1) // block
@@ -62,14 +62,14 @@ def across(*, dtype: str, lanes: int) -> Function:
                     total = start
                     for k in range(count):
                         at = k * taken + j
-                        source = x + ld_i32(places + 4 * at) * row
+                        source = x + ld_i32(indices + 4 * at) * row
                         total = fma(bcast(weights + at * item), load(source + i), total)
                     store(y + i, total)
                 if whole < row:
                     total = start
                     for k in range(count):
                         at = k * taken + j
-                        source = x + ld_i32(places + 4 * at) * row
+                        source = x + ld_i32(indices + 4 * at) * row
                         value = load_m(source + whole, mask)
                         total = fma(bcast(weights + at * item), value, total)
                     store_m(y + whole, mask, total)
@@ -85,7 +85,7 @@ def along(*, dtype: str, lanes: int) -> Function:
         lanes: Elements of a vector.
     """
     arguments = view_of(BlendArguments)
-    v, places_of = vec(dtype, lanes), vec("int32", lanes)
+    v, ints = vec(dtype, lanes), vec("int32", lanes)
     load, load_n, store_n, mask_n, gather, fma = (
         v.load,
         v.load_n,
@@ -94,12 +94,12 @@ def along(*, dtype: str, lanes: int) -> Function:
         v.gather,
         v.fma,
     )
-    load_places, load_places_n, item = places_of.load, places_of.load_n, v.itemsize
+    load_indices, load_indices_n, item = ints.load, ints.load_n, v.itemsize
     store, every = v.store, lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        places, weights, added = a.indices, a.weights, a.added
+        indices, weights, added = a.indices, a.weights, a.added
         count, size, taken = a.neighbours, a.size, a.taken
         whole = taken // lanes * lanes
         rest = taken - whole
@@ -110,7 +110,7 @@ def along(*, dtype: str, lanes: int) -> Function:
                 total = load(added + j * item)
                 for k in range(count):
                     at = k * taken + j
-                    value = gather(x, load_places(places + 4 * at), mask)
+                    value = gather(x, load_indices(indices + 4 * at), mask)
                     total = fma(load(weights + at * item), value, total)
                 store(y + j * item, total)
             if rest > 0:
@@ -118,7 +118,7 @@ def along(*, dtype: str, lanes: int) -> Function:
                 total = load_n(added + whole * item, rest)
                 for k in range(count):
                     at = k * taken + whole
-                    value = gather(x, load_places_n(places + 4 * at, rest), mask)
+                    value = gather(x, load_indices_n(indices + 4 * at, rest), mask)
                     total = fma(load_n(weights + at * item, rest), value, total)
                 store_n(y + whole * item, rest, total)
 
@@ -133,25 +133,25 @@ def nearby(*, dtype: str, lanes: int) -> Function:
         lanes: Elements of a vector, and results of a block.
     """
     arguments = view_of(BlendNearbyArguments)
-    v, places_of, pick = vec(dtype, lanes), vec("int32", lanes), permute(dtype, lanes)
+    v, ints, pick = vec(dtype, lanes), vec("int32", lanes), permute(dtype, lanes)
     load, load_n, load_m, store, store_n = v.load, v.load_n, v.load_m, v.store, v.store_n
     mask_n, fma, select = v.mask_n, v.fma, v.select
-    load_places, load_places_n, item = places_of.load, places_of.load_n, v.itemsize
-    splat_place = places_of.splat
+    load_indices, load_indices_n, item = ints.load, ints.load_n, v.itemsize
+    splat_index = ints.splat
 
     @register_jitable
-    def neighbours(a: BlendNearbyArguments, x: int, places: Any) -> Any:
-        """Return the elements of x at ``places``, counted from address ``x``."""
+    def neighbours(a: BlendNearbyArguments, x: int, indices: Any) -> Any:
+        """Return the elements of x at ``indices``, counted from address ``x``."""
         size = a.size
-        value = pick(load_m(x, mask_n(size)), places)
+        value = pick(load_m(x, mask_n(size)), indices)
         for k in range(1, a.vectors):
             near = load_m(x + k * lanes * item, mask_n(size - k * lanes))
-            value = select(places >= splat_place(k * lanes), pick(near, places), value)
+            value = select(indices >= splat_index(k * lanes), pick(near, indices), value)
         return value
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
-        places, weights, added = a.indices, a.weights, a.added
+        indices, weights, added = a.indices, a.weights, a.added
         count, size, taken = a.neighbours, a.size, a.taken
         whole = taken // lanes * lanes
         rest = taken - whole
@@ -163,7 +163,7 @@ def nearby(*, dtype: str, lanes: int) -> Function:
                 total = load(added + j * item)
                 for k in range(count):
                     at = k * taken + j
-                    value = neighbours(a, first, load_places(places + 4 * at))
+                    value = neighbours(a, first, load_indices(indices + 4 * at))
                     total = fma(load(weights + at * item), value, total)
                 store(y + j * item, total)
                 firsts += 4
@@ -172,7 +172,7 @@ def nearby(*, dtype: str, lanes: int) -> Function:
                 total = load_n(added + whole * item, rest)
                 for k in range(count):
                     at = k * taken + whole
-                    value = neighbours(a, first, load_places_n(places + 4 * at, rest))
+                    value = neighbours(a, first, load_indices_n(indices + 4 * at, rest))
                     total = fma(load_n(weights + at * item, rest), value, total)
                 store_n(y + whole * item, rest, total)
 

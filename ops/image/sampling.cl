@@ -140,7 +140,7 @@ U weight(U distance) {
 }
 
 // Indices and weights of the neighbours of a grid coordinate along a dimension.
-void prepare(U number, int size, int *places, U *weights) {
+void prepare(U number, int size, int *indices, U *weights) {
   U least = CORNERS ? (U)0 : (U)-0.5, most = CORNERS ? size - (U)1 : size - (U)0.5;
   U at = CORNERS ? (number + 1) / 2 * (size - 1) : ((number + 1) * size - 1) / 2;
   at = isnan(at) ? (U)-1 : clamp(at, (U)-FAR, (U)FAR);
@@ -151,7 +151,7 @@ void prepare(U number, int size, int *places, U *weights) {
   }
   int first = TAPS == 1 ? (int)at : (int)floor(at) - (TAPS == 4);
   for (int k = 0; k < TAPS; k++) {
-    places[k] = pixel(first + k, size, least, most);
+    indices[k] = pixel(first + k, size, least, most);
     weights[k] = weight(at - (first + k));
   }
 }
@@ -159,7 +159,7 @@ void prepare(U number, int size, int *places, U *weights) {
 // One work-item for each point of the grid, whose neighbours serve all channels.
 __kernel void grid_sample(int count, __global const T *x, int x0, __global const U *grid, int grid0,
                           __global T *y, int y0, int channels, int depth, int height, int width,
-                          int rank, int places) {
+                          int rank, int points) {
   int id = get_global_id(0);
   if (id >= count) return;
   __global const U *numbers = grid + grid0 + id * rank;
@@ -169,9 +169,9 @@ __kernel void grid_sample(int count, __global const T *x, int x0, __global const
   if (rank > 1) prepare(numbers[1], height, rows, tall);
   if (rank > 2) prepare(numbers[2], depth, zs, deep);
   int z_taps = rank > 2 ? TAPS : 1, row_taps = rank > 1 ? TAPS : 1, plane = depth * height * width;
-  x += x0 + id / places * channels * plane;
-  y += y0 + id / places * channels * places + id % places;
-  for (int c = 0; c < channels; c++, x += plane, y += places) {
+  x += x0 + id / points * channels * plane;
+  y += y0 + id / points * channels * points + id % points;
+  for (int c = 0; c < channels; c++, x += plane, y += points) {
     U total = 0;
     for (int i = 0; i < z_taps; i++)
       for (int j = 0; j < row_taps; j++) {

@@ -159,7 +159,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
     converted, result = widened(low, x, y)
     grid = low.input(1)
     grid = grid if grid.dtype in ("float32", "float64") else cast_to(low, grid, "float32")
-    places = math.prod(y.shape[2:])
+    points = math.prod(y.shape[2:])
     usual = "bilinear" if 0 < node.version < 20 else "linear"
     mode = decoded(node.attrs.get("mode", usual))
     mode = _MODES.get(mode, mode)
@@ -168,7 +168,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
     # In the blocked layout channels are read as vectors. Converting the image to it and back costs
     # less than that saves if enough pixels are read.
     blocks = low.kernels == "CPU" and x.shape[1] >= of.lanes > 1
-    blocks = blocks and 2 * places * around >= math.prod(x.shape[2:])
+    blocks = blocks and 2 * points * around >= math.prod(x.shape[2:])
     source = blocked(low, of, converted) if blocks else converted
     target = blocked_target(low, of, result) if blocks else result
     kernel = Kernel(
@@ -193,13 +193,13 @@ def grid_sample(node: Node, low: Lowering) -> None:
         channels=channels,
         image=space,
         dimensions=rank,
-        places=places,
+        points=points,
         scratch=scratch,
         scratch_step=scratch.nbytes,
         block=block,
     )
     grain = max(1, _MIN_PIXELS_PER_THREAD // (x.shape[1] * block))
-    units = x.shape[0] * -(-places // block)
+    units = x.shape[0] * -(-points // block)
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * y.nbytes)
     if blocks:
         convert_output(low, of, result, target)

@@ -67,13 +67,10 @@ def grid_sample(
 def _point_sampler(
     dtype: str, lanes: int, grid: str, taps: int, blocked: bool, neighbours: tuple[Any, Any, Any]
 ) -> Function:
-    """Return the kernel of `grid_sample`; ``taps`` pixels along a dimension are around a point.
-
-    ``neighbours``: functions of `_neighbours_along`, `_neighbours`, `_vector_neighbours_2d` (None).
-    """
+    """Return the kernel of `grid_sample`; ``neighbours`` are the functions that fill its table."""
     arguments = view_of(GridSampleArguments)
     v, item, step = vec(dtype, lanes), item_bytes(dtype), item_bytes(grid)
-    get, put_place, put_weight = ld(grid), st("int64"), st("float64")
+    get, put_index, put_weight = ld(grid), st("int64"), st("float64")
     each = lanes * item if blocked else item
     prepare, write, write_vector = neighbours
     in_vectors = write_vector is not None
@@ -84,34 +81,34 @@ def _point_sampler(
         a = arguments(args)
         channels, depth = a.channels, along(a.image, DEPTH)
         plane = depth * along(a.image, HEIGHT) * along(a.image, WIDTH) * each
-        rank, places, block = a.dimensions, a.places, a.block
+        rank, points, block = a.dimensions, a.points, a.block
         table = a.scratch + worker * a.scratch_step
         for d in range(3 - rank):
-            put_place(table + 64 * d, 0)
+            put_index(table + 64 * d, 0)
             put_weight(table + 64 * d + 32, 1.0)
         deep, tall = taps if rank > 2 else 1, taps if rank > 1 else 1
         around = deep * tall * taps
         numbers, shares = table + 192, table + 192 + around * block * 4
-        blocks = (places + block - 1) // block
+        blocks = (points + block - 1) // block
         for unit in range(begin, end):
             image, first = unit // blocks, unit % blocks * block
-            count = min(block, places - first)
+            count = min(block, points - first)
             done = 0  # points whose neighbours are computed as vectors
             if in_vectors and rank == 2:
                 done = count // lanes * lanes
                 for p in range(0, done, lanes):
-                    where = a.grid + (image * places + first + p) * 2 * step
+                    where = a.grid + (image * points + first + p) * 2 * step
                     write_vector(a, where, table + 64, numbers + 4 * p, shares + item * p)
             # Vectors read beyond the last point: the rest of the table repeats the first point.
             for p in range(done, (count + lanes - 1) // lanes * lanes):
-                at = image * places + first + (p if p < count else 0)
+                at = image * points + first + (p if p < count else 0)
                 for d in range(3 - rank, 3):
                     where = a.grid + (at * rank + 2 - d) * step
                     prepare(table + 64 * d, get(where), along(a.image, d))
                 write(a, table, p, deep, tall)
             for c in range(image * channels, (image + 1) * channels):
                 x = a.x + c * plane
-                y = a.y + (c * places + first) * each
+                y = a.y + (c * points + first) * each
                 if blocked:
                     for p in range(count):
                         found = mixed(x, numbers + 4 * p, shares + item * p, around, block)
@@ -164,7 +161,7 @@ def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Func
     The parameters are those of `grid_sample`. The function writes an int64 for each pixel to the
     table, and a float64 for each weight from byte 32 on.
     """
-    put_place, put_weight, real = st("int64"), st("float64"), np.dtype(grid).type
+    put_index, put_weight, real = st("int64"), st("float64"), np.dtype(grid).type
     taps, zeros, border = _TAPS[mode], padding == "zeros", padding == "border"
     nearest, cubic = mode == "nearest", mode == "cubic"
     pixel = _padded_pixel(padding)
@@ -201,7 +198,7 @@ def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Func
                 at = _reflected(at, least, most)
         first = int(at) if nearest else clamped_floor(at) - (1 if cubic else 0)
         for k in range(taps):
-            put_place(table + 8 * k, pixel(first + k, size, least, most))
+            put_index(table + 8 * k, pixel(first + k, size, least, most))
             put_weight(table + 32 + 8 * k, 1.0 if nearest else weight(at - (first + k)))
 
     return prepare
@@ -213,7 +210,7 @@ def _neighbours(dtype: str, taps: int) -> Function:
     ``deep`` and ``tall`` are the neighbours along depth and height; ``at`` is the point of the
     block.
     """
-    put, put_number, place_of, item = st(dtype), st("int32"), ld("int64"), item_bytes(dtype)
+    put, put_number, index_of, item = st(dtype), st("int32"), ld("int64"), item_bytes(dtype)
 
     @register_jitable
     def write(a: GridSampleArguments, table: int, at: int, deep: int, tall: int) -> None:
@@ -222,11 +219,11 @@ def _neighbours(dtype: str, taps: int) -> Function:
         number = table + 192 + 4 * at
         share = table + 192 + deep * tall * taps * block * 4 + item * at
         for i in range(deep):
-            z, of_z = place_of(table + 8 * i), _word(table + 32 + 8 * i)
+            z, of_z = index_of(table + 8 * i), _word(table + 32 + 8 * i)
             for j in range(tall):
-                y, of_y = place_of(table + 64 + 8 * j), of_z * _word(table + 96 + 8 * j)
+                y, of_y = index_of(table + 64 + 8 * j), of_z * _word(table + 96 + 8 * j)
                 for k in range(taps):
-                    x, of_x = place_of(table + 128 + 8 * k), _word(table + 160 + 8 * k)
+                    x, of_x = index_of(table + 128 + 8 * k), _word(table + 160 + 8 * k)
                     inside = min(min(z, y), x) >= 0
                     put_number(number, (z * height + y) * width + x if inside else -1)
                     put(share, of_y * of_x)

@@ -73,5 +73,5 @@ def grid_sample(low: ClLowering, kernel: Kernel, a: GridSampleArguments) -> None
     }
     count = a.grid.size // a.dimensions
     source = ClSource("image/sampling", defines=definitions(defines))
-    arguments = [count, a.x, a.grid, a.y, a.channels, *a.image, a.dimensions, a.places]
+    arguments = [count, a.x, a.grid, a.y, a.channels, *a.image, a.dimensions, a.points]
     low.launch(source, "grid_sample", arguments, *line(low, count))
