@@ -103,24 +103,35 @@ def measure(
             continue
         ends = zip(node.subgraph.inputs, node.inputs, strict=True)
         feeds = {a.name: values[b.name] for a, b in ends if b is not None and a.parameter is None}
-        runs: dict[str, _AloneRun] = {}
-        for device in devices:
-            if all(name in supported[device.name] for name in regions[node.name]):
-                try:
-                    config = configs.get(device.name)
-                    runs[device.name] = _AloneRun(device, node.subgraph, feeds, config)
-                except SubgraphError:
-                    continue  # the region cannot run alone on this device
-        for _ in range(repeats):
-            for name, run in runs.items():
-                row = times[name]
-                row[node.name] = min(run.seconds(), row.get(node.name, float("inf")))
+        takers = [d for d in devices if all(n in supported[d.name] for n in regions[node.name])]
+        for name, least in _least_seconds(node.subgraph, feeds, takers, configs, repeats).items():
+            times[name][node.name] = least
     found = (measure_link(device, repeats, configs.get(device.name)) for device in devices)
     links = [link for link in found if link is not None]
     if not links:
         return Profile(times, regions=regions)
     slowest = Link(max(link.latency for link in links), min(link.bandwidth for link in links))
     return Profile(times, slowest, regions)
+
+
+def _least_seconds(
+    region: Graph,
+    feeds: Mapping[str, Any],
+    devices: Sequence[Device],
+    configs: Mapping[str, Config],
+    repeats: int,
+) -> dict[str, float]:
+    """Return the least seconds of a region by device; without devices on which it fails alone."""
+    least: dict[str, float] = {}
+    runs: dict[str, _AloneRun] = {}
+    for device in devices:
+        with suppress(SubgraphError):
+            runs[device.name] = _AloneRun(device, region, feeds, configs.get(device.name))
+            least[device.name] = runs[device.name].seconds()
+    for _ in range(repeats - 1):
+        for name in least:
+            least[name] = min(least[name], runs[name].seconds())
+    return least
 
 
 def sample_inputs(graph: Graph) -> dict[str, Any]:
