@@ -112,7 +112,10 @@ def attend(
         out = call.Attention(
             query, key, value, mask, *past, **attributes, outputs=3, requires=requires
         )
-        merged = call.constant([0, 0, -1], "int64")
+        last = call.shape(value)[3]
+        # Reshape cannot compute a size (-1) if another dimension is empty.
+        hidden = heads[0] * last if isinstance(last, int) else -1
+        merged = call.constant([0, 0, hidden], "int64")
         flat = call.Reshape(call.Transpose(out[0], perm=(0, 2, 1, 3)), merged)
         return [flat, *out[1:]]
     attributes |= {"q_num_heads": heads[0], "kv_num_heads": heads[1]}

@@ -216,9 +216,12 @@ def _normalized(call: Call, x: Any, weight: Value | None, size: int) -> Any:
     """Return queries or keys with each head normalized, if there is a weight."""
     if weight is None:
         return x
-    rows = call.Reshape(x, call.constant([0, 0, -1, size], "int64"))
+    hidden = call.shape(x)[2]
+    # Reshape cannot compute a size (-1) if another dimension is empty.
+    last, heads = (hidden, hidden // size) if isinstance(hidden, int) else (-1, -1)
+    rows = call.Reshape(x, call.constant([0, 0, heads, size], "int64"))
     normal = call.RMSNormalization(rows, weight, epsilon=call.attribute("qk_norm_epsilon"))
-    return call.Reshape(normal, call.constant([0, 0, -1], "int64"))
+    return call.Reshape(normal, call.constant([0, 0, last], "int64"))
 
 
 def _shape_by_heads(call: Call, x: Any, query: Any, heads: int, size: int) -> Any:

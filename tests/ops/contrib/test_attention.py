@@ -201,3 +201,21 @@ def test_what_has_no_body_is_said() -> None:
     fed = {i.name: inputs[int(i.name[1:])] for i in model.graph.input}
     with pytest.raises(sg.UnsupportedOpError, match=r"'node'.*GroupQueryAttention with smooth"):
         compiled(fed)
+
+
+def test_no_batches() -> None:
+    inputs: list[Any] = [normal(0, S, H), *[normal(0, N, S, D)] * 2]
+    only: Any = {"devices": ["REFERENCE"]}  # CPU leaves attention over empty tensors to it
+    check("MultiHeadAttention", inputs, num_heads=N, **only)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_no_batches_of_a_decoder(normalized: bool) -> None:
+    """ONNX Runtime's CPU provider does not normalize queries and keys."""
+    keys = normal(0, S, 2 * D)
+    inputs = [normal(0, S, 4 * D), keys, keys, None, None, np.zeros(0, np.int32), np.array(S, "i4")]
+    inputs += [None] * 7 + [np.ones(D, np.float32)] * 2 if normalized else []
+    cache = normal(0, 2, S, D)
+    expected = [normal(0, S, 4 * D), cache, cache]
+    form: dict[str, Any] = {"num_heads": 4, "kv_num_heads": 2, "outputs": [True] * 3}
+    check("GroupQueryAttention", inputs, expected=expected, devices=["REFERENCE"], **form)
