@@ -133,6 +133,8 @@ def kit() -> bool:
 def placement(path: str, devices: str, batch: int, rounds: int) -> None:
     """Print where AUTO runs the regions of a model, and medians of whole runs in milliseconds.
 
+    The medians are of processor time, since other processes may use the same core.
+
     Args:
         path: Path of the model.
         devices: The devices to choose from, separated by commas.
@@ -153,9 +155,9 @@ def placement(path: str, devices: str, batch: int, rounds: int) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(rounds):
         for name, model in models.items():
-            begin = time.perf_counter()
+            begin = time.process_time()
             found = model(inputs)
-            seconds[name].append(time.perf_counter() - begin)
+            seconds[name].append(time.process_time() - begin)
             for a, b in zip(found.values(), wanted.values(), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
     medians = {name: statistics.median(each) * 1e3 for name, each in seconds.items()}
