@@ -24,6 +24,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import Array, TensorType
 from subgraph.operators.requirements import decoded
+from subgraph.operators.schema import is_before
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.indexing.arguments import OneHotArguments
@@ -102,7 +103,7 @@ def softmax_sizes(node: Node, x: Operand) -> tuple[int, int]:
 
     Before opset 13, a row has all dimensions from the axis on.
     """
-    old = 0 < node.version < 13
+    old = is_before(node, 13)
     axis = normal_axis(int(node.attrs.get("axis", 1 if old else -1)), x.rank)
     if old:
         return math.prod(x.shape[axis:]), 1

@@ -17,6 +17,7 @@ from subgraph.engine.planner.lowering import Unsupported
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
 from subgraph.operators.requirements import decoded
+from subgraph.operators.schema import is_before
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = frozenset((*FLOATS, *INTEGERS, "bool"))
@@ -226,7 +227,7 @@ def _elu(e: Expression, node: Node, args: list[Term]) -> Term:
 
 def _selu(e: Expression, node: Node, args: list[Term]) -> Term:
     x = args[0]
-    old = 0 < node.version < 6
+    old = is_before(node, 6)
     alpha = e.number(_attribute(node, "alpha", 1.6732 if old else 1.67326319217681884), x.dtype)
     gamma = e.number(_attribute(node, "gamma", 1.0507 if old else 1.05070102214813232), x.dtype)
     curved = e("mul", e("expm1", x), alpha)
@@ -306,7 +307,7 @@ def _shrink(e: Expression, node: Node, args: list[Term]) -> Term:
 def _clip(e: Expression, node: Node, args: list[Term]) -> Term:
     # As in numpy.clip: the lower bound is applied first, and NaN stays NaN.
     x = args[0]
-    if 0 < node.version < 11:
+    if is_before(node, 11):
         least, most = node.attrs.get("min"), node.attrs.get("max")
         bounds = [None if b is None else e.number(float(b), x.dtype) for b in (least, most)]
     else:

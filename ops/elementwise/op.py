@@ -24,6 +24,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_single,
 )
+from subgraph.operators.schema import is_before
 from subgraph.ops.shared.strides import broadcast_shapes
 
 from . import reference
@@ -140,7 +141,7 @@ def prelu_operands(node: Node, x: Tensor, slope: Tensor) -> None:
 def variadic_operands(node: Node, first: Tensor, *others: Tensor) -> None:
     """Raise ShapeError unless the operands broadcast; before opset 8 they must have one shape."""
     require_same_dtype(first, *others)
-    if 0 < node.version < 8:
+    if is_before(node, 8):
         for k, other in enumerate(others, 1):
             require_shape(f"input {k}", other, first.shape, "that of the first input")
     else:
@@ -219,7 +220,7 @@ def _broadcast(node: Node, types: Types) -> Shape | None:
 
 def is_legacy_broadcast(node: Node) -> bool:
     """Return whether only the second operand broadcasts, as in binary operators before opset 7."""
-    return 0 < node.version < 7 and node.domain == "" and node.op_type not in VARIADIC
+    return is_before(node, 7) and node.domain == "" and node.op_type not in VARIADIC
 
 
 def unary(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -281,7 +282,7 @@ def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     x = tensor(types[0])
     if x is None:
         return [None, None]
-    return [x, TensorType(x.dtype if 0 < node.version < 10 else "bool", x.shape)]
+    return [x, TensorType(x.dtype if is_before(node, 10) else "bool", x.shape)]
 
 
 def where(node: Node, types: Types, values: Values) -> list[ValueType | None]:

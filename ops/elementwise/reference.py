@@ -19,6 +19,7 @@ from subgraph.graph.types import (
     dtype_of,
 )
 from subgraph.operators.reference import standard, variant
+from subgraph.operators.schema import is_before
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -32,7 +33,7 @@ def erf(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the result of a binary operator; before opset 7 ``axis`` aligns the second operand."""
-    if node.version >= 7 or node.version == 0:
+    if not is_before(node, 7):
         return _binary(node, inputs)
     first, second = inputs
     if node.attrs.get("broadcast"):
@@ -79,7 +80,7 @@ def prelu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the leaky ReLU; before opset 7 a slope of rank 1 has a number per channel."""
     x: Array = inputs[0]
     slope: Array = inputs[1]
-    if 0 < node.version < 7 and slope.size > 1 and slope.ndim == 1 and x.ndim > 2:
+    if is_before(node, 7) and slope.size > 1 and slope.ndim == 1 and x.ndim > 2:
         slope = slope.reshape(-1, *[1] * (x.ndim - 2))
     result: Array = np.where(x < x.dtype.type(0), x * slope, x)
     return [result.astype(x.dtype)]
@@ -125,15 +126,15 @@ def dropout(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     dtype.
     """
     x: Array = inputs[0]
-    if node.version >= 12:
+    if not is_before(node, 12):
         return _dropout_since_12(node, inputs)
     mask: Array = np.ones(x.shape, np.bool_)
-    if node.version < 7 and not node.attrs.get("is_test"):
+    if is_before(node, 7) and not node.attrs.get("is_test"):
         ratio = float(node.attrs.get("ratio", 0.5))
         shape: tuple[int, ...] = x.shape
         mask = np.greater_equal(np.random.default_rng().random(shape), ratio)
         x = (x * mask / max(1 - ratio, 1e-30)).astype(x.dtype)
-    return [x, mask if node.version >= 10 else mask.astype(x.dtype)]
+    return [x, mask.astype(x.dtype) if is_before(node, 10) else mask]
 
 
 def _dropout_since_12(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

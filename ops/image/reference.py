@@ -20,6 +20,7 @@ from subgraph.graph.types import (
     Array,
 )
 from subgraph.operators.reference import attributes, standard, variant
+from subgraph.operators.schema import is_before
 
 # Samples of a bin along an axis, as in roi_kernels.py.
 _MAX_BIN_SAMPLES = 4096
@@ -107,7 +108,7 @@ def grid_sample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def upsample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the enlarged input; Upsample is the former name of Resize-10."""
-    if node.version >= 9:
+    if not is_before(node, 9):
         return _asymmetric(node, inputs[0], inputs[1])
     if "scales" in node.attrs:
         scales = node.attrs["scales"]
@@ -191,7 +192,7 @@ def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return RoiAlign; opset 10 means output_half_pixel."""
     if not node.attrs.get("sampling_ratio", 0):
         _check_samples(node, inputs[1])
-    if node.version < 16:
+    if is_before(node, 16):
         mode = "output_half_pixel"
         return standard(variant(node, version=16, coordinate_transformation_mode=mode), inputs)
     return standard(node, inputs)

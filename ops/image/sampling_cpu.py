@@ -11,6 +11,7 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, low
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.requirements import decoded
+from subgraph.operators.schema import is_before
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, widened
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
 from subgraph.ops.shared.range_check_cpu import emit_range_check
@@ -45,7 +46,7 @@ def roi_align(node: Node, low: Lowering) -> None:
     regions = cast_to(low, low.input(1), converted.dtype)
     emit_range_check(low, numbers, "batch_indices", 0, x.shape[0] - 1)
     images = cast_to(low, numbers, "int64")
-    usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
+    usual = "output_half_pixel" if is_before(node, 16) else "half_pixel"
     half = decoded(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
     ratio = int(node.attrs.get("sampling_ratio", 0))
     shared: dict[str, Any] = {
@@ -160,7 +161,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
     grid = low.input(1)
     grid = grid if grid.dtype in ("float32", "float64") else cast_to(low, grid, "float32")
     points = math.prod(y.shape[2:])
-    usual = "bilinear" if 0 < node.version < 20 else "linear"
+    usual = "bilinear" if is_before(node, 20) else "linear"
     mode = decoded(node.attrs.get("mode", usual))
     mode = _MODES.get(mode, mode)
     around = _TAPS.get(mode, 1) ** rank

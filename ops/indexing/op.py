@@ -22,6 +22,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_within,
 )
+from subgraph.operators.schema import is_before
 from subgraph.ops.elementwise.op import Types, Values, first_type, tensor
 from subgraph.ops.movement.operands import one_hot_operands
 from subgraph.ops.shared.strides import normal_axis
@@ -231,7 +232,7 @@ def gather_elements(node: Node, inputs: Sequence[Any]) -> list[Any]:
 
 def wraps(node: Node) -> bool:
     """Return whether negative indices of a OneHot count from the end: from opset 11 on."""
-    return not 0 < node.version < 11
+    return not is_before(node, 11)
 
 
 def one_hot_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:

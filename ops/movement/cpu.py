@@ -24,7 +24,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import is_symbolic
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.requirements import decoded
-from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.elementwise.cpu import emit_expression, source
 from subgraph.ops.elementwise.expressions import Expression
@@ -139,7 +139,7 @@ def dropout(node: Node, low: Lowering) -> None:
     training = low.optional(2)
     if training is not None and (training.known is None or bool(training.known.any())):
         raise Unsupported("Dropout may be in training mode")
-    if 0 < node.version < 7 and not node.attrs.get("is_test", 0):
+    if is_before(node, 7) and not node.attrs.get("is_test", 0):
         raise Unsupported("Dropout may be in training mode")
     low.alias(low.output(), low.input(0))
     if len(low.outputs) > 1:

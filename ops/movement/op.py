@@ -15,7 +15,7 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import MAX_RANK, Array, Dim, Shape, TensorType, ValueType
 from subgraph.operators.operator import declare
-from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.operators.shape_values import slice_size
 from subgraph.ops.elementwise.op import (
     Types,
@@ -408,7 +408,7 @@ def _parts(node: Node, values: Values, size: Dim, count: int) -> Sequence[Dim]:
         return parts
     if not isinstance(size, int):
         return [None] * count
-    if node.version >= 18 or "num_outputs" in node.attrs or node.version == 0:
+    if not is_before(node, 18) or "num_outputs" in node.attrs:
         if int(node.attrs.get("num_outputs", count)) != count:
             raise ShapeError(f"num_outputs is {node.attrs['num_outputs']} for {count} outputs")
         part = -(-size // count)

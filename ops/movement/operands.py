@@ -25,6 +25,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_single,
 )
+from subgraph.operators.schema import is_before
 
 
 def constant_operands(node: Node) -> None:
@@ -107,7 +108,7 @@ def concat_operands(node: Node, first: Tensor, *others: Tensor) -> None:
 def flatten_operands(node: Node, x: Tensor) -> None:
     """Require that the axis exists or is the rank (ONNX Flatten, 1 to 25)."""
     axis = node.attrs.get("axis", 1)
-    least = 0 if 0 < node.version < 11 else -x.rank  # since opset 11 it may count from the end
+    least = 0 if is_before(node, 11) else -x.rank  # since opset 11 it may count from the end
     require(least <= axis <= x.rank, "axis is {}, outside [{}, {}]", axis, least, x.rank)
 
 
@@ -190,7 +191,7 @@ def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
     elif split is None:
         stated = node.attrs.get("num_outputs", count)
         require(stated == count, "num_outputs is {} for {} outputs", stated, count)
-        equal = 0 < node.version < 18 and "num_outputs" not in node.attrs
+        equal = is_before(node, 18) and "num_outputs" not in node.attrs
         require(not equal or size % count == 0, "an axis of {} does not split into {}", size, count)
 
 

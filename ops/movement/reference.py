@@ -18,6 +18,7 @@ from subgraph.graph.types import (
     numpy_dtype,
 )
 from subgraph.operators.reference import attributes, standard, variant
+from subgraph.operators.schema import is_before
 from subgraph.operators.shape_values import slice_range
 from subgraph.ops.shared.strides import normal_axis
 
@@ -192,7 +193,7 @@ def _pad_arguments(
 ) -> tuple[Array, Sequence[int], Any, Sequence[int]]:
     x: Array = inputs[0]
     every = tuple(range(x.ndim))
-    if node.version and node.version < 11:
+    if is_before(node, 11):
         pads = node.attrs.get("pads") or node.attrs.get("paddings") or ()
         return x, pads, node.attrs.get("value", 0.0), every
     value = inputs[2] if len(inputs) > 2 else None

@@ -15,6 +15,7 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Wei
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
+from subgraph.operators.schema import is_before
 from subgraph.ops.elementwise.cpu import (
     Source,
     allow_in_place,
@@ -116,7 +117,7 @@ def groups(node: Node, low: Lowering) -> None:
     steps = (1, 1)  # elements of scale and bias between channels, and between groups
     if node.op_type == "GroupNormalization":
         count = int(node.attrs["num_groups"])
-        per_group = low.input(1).size == count and 0 < node.version < 21
+        per_group = low.input(1).size == count and is_before(node, 21)
         steps = (0, 1) if per_group else (1, channels // count)
     converted, result = widened(low, x, y)
     work = converted.dtype
@@ -168,7 +169,7 @@ def batch_normalization(node: Node, low: Lowering) -> None:
     """Lower BatchNormalization with stored statistics, to one multiplication and addition."""
     if len(low.outputs) > 1 or node.attrs.get("training_mode", 0):
         raise Unsupported("BatchNormalization in training mode")
-    if 0 < node.version < 7 and not node.attrs.get("is_test", 0):
+    if is_before(node, 7) and not node.attrs.get("is_test", 0):
         raise Unsupported("BatchNormalization in training mode")
     if not node.attrs.get("spatial", 1):
         raise Unsupported("BatchNormalization with statistics for each pixel")

@@ -16,6 +16,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_whole_number,
 )
+from subgraph.operators.schema import is_before
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.shared.strides import normal_axis
 
@@ -25,7 +26,7 @@ from . import reference, softmax_reference
 def softmax_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axis exists; before opset 13 its default is 1 (1 to 13)."""
     require_dtype("the input", x, *FLOATS)
-    require_axis(node, x.rank, 1 if 0 < node.version < 13 else -1)
+    require_axis(node, x.rank, 1 if is_before(node, 13) else -1)
 
 
 def layer_normalization_operands(
@@ -75,7 +76,7 @@ def group_normalization_operands(node: Node, x: Tensor, scale: Tensor, bias: Ten
     groups = require_whole_number(node, "num_groups", least=1)
     channels = x.shape[1]
     require(channels % groups == 0, "{} channels do not divide into {} groups", channels, groups)
-    old = 0 < node.version < 21
+    old = is_before(node, 21)
     count, why = (groups, "group") if old else (channels, "channel")
     for name, operand in (("scale", scale), ("bias", bias)):
         require_dtype(name, operand, *FLOATS)

@@ -15,6 +15,7 @@ import numpy as np
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
+from subgraph.operators.schema import is_before
 
 
 def batch_normalization(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -36,15 +37,15 @@ def batch_normalization(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         (mean * momentum + batch_mean * (1 - momentum)).astype(mean.dtype),
         (var * momentum + batch_var * (1 - momentum)).astype(var.dtype),
     ]
-    if node.version >= 14:
+    if not is_before(node, 14):
         return outputs
     return [*outputs, batch_mean.astype(mean.dtype), batch_var.astype(var.dtype)]
 
 
 def _is_training(node: Node, options: dict[str, Any]) -> bool:
-    if node.version >= 14:
+    if not is_before(node, 14):
         return bool(options["training_mode"])
-    if node.version >= 7:
+    if not is_before(node, 7):
         return any(output.uses for output in node.outputs[1:])
     return not options.get("is_test")
 

@@ -15,6 +15,7 @@ import numpy as np
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
+from subgraph.operators.schema import is_before
 
 
 def _along(node: Node, x: Array, function: Callable[[Array, int], Array]) -> list[Array]:
@@ -23,7 +24,7 @@ def _along(node: Node, x: Array, function: Callable[[Array, int], Array]) -> lis
     if x.size == 0:
         return [x.copy()]
     # Half precision is not widened: ONNX's test data are rounded after every step.
-    if node.version >= 13:
+    if not is_before(node, 13):
         result = function(x, axis) if x.ndim else function(x.reshape(1), 0).reshape(())
     else:
         axis += x.ndim if axis < 0 else 0

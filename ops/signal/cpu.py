@@ -13,6 +13,7 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, low
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
+from subgraph.operators.schema import is_before
 from subgraph.ops.composite.cpu import viewed
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, widened
 from subgraph.ops.movement.cpu import known
@@ -118,7 +119,7 @@ def dft(node: Node, low: Lowering) -> None:
     inverse = bool(node.attrs.get("inverse", 0))
     onesided = bool(node.attrs.get("onesided", 0))
     axis = int(node.attrs.get("axis", 1))
-    if not 0 < node.version < 20:
+    if not is_before(node, 20):
         axis = -2 if low.optional(2) is None else int(known(low, 2).reshape(-1)[0])
     axis = normal_axis(axis, x.rank)
     if axis == x.rank - 1 or x.shape[-1] not in (1, 2):

@@ -20,6 +20,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_single,
 )
+from subgraph.operators.schema import is_before
 from subgraph.ops.movement import reference as movement_reference
 
 
@@ -41,7 +42,7 @@ def dft_operands(
     for size in int_list(node, "dft_length", length) or []:
         require(size >= 1, "dft_length is {}; it must be at least 1", size)
     require_single("axis", axis)
-    default = [1] if 0 < node.version < 20 else [-2]
+    default = [1] if is_before(node, 20) else [-2]
     found = int_list(node, "axis", axis)
     for place in [] if found is None else require_axes(x.rank, found or default):
         require(place < x.rank - 1, "axis is {}, that of the numbers' parts", place)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from subgraph.graph.graph import Node, Value
+from subgraph.operators.schema import is_before
 from subgraph.passes._patterns import FLOATS, Context, Match, dtype_of, is_op, pattern
 
 
@@ -16,7 +17,7 @@ def near(a: float | None, b: float) -> bool:
 
 def clip_bounds(context: Context, node: Node) -> tuple[float, float] | None:
     """Return the lower and upper bound of a Clip of any version; None if one is computed."""
-    if 0 < node.version < 11:
+    if is_before(node, 11):
         low, high = node.attrs.get("min", -math.inf), node.attrs.get("max", math.inf)
         return float(low), float(high)
     found = [-math.inf, math.inf]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from subgraph.graph.graph import Node, Value
+from subgraph.operators.schema import is_before
 from subgraph.passes._patterns import (
     FLOATS,
     Context,
@@ -31,7 +32,7 @@ def attention(context: Context, node: Node) -> Match | None:
         return None
     scores = node.inputs[0]
     rank = len(shape_of(scores) or ())
-    axis = int(node.attrs.get("axis", -1 if node.version >= 13 else 1))
+    axis = int(node.attrs.get("axis", 1 if is_before(node, 13) else -1))
     if rank not in (3, 4) or axis not in (-1, rank - 1):
         return None
     found = _scores(context, scores)

@@ -13,6 +13,7 @@ import attrs
 
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.requirements import decoded
+from subgraph.operators.schema import is_before
 from subgraph.passes._patterns import (
     FLOATS,
     MATCHERS,
@@ -115,7 +116,7 @@ def _fused(op_type: str, chain: _Chain) -> Match | None:
 
 def _take_bias(context: Context, chain: _Chain) -> None:
     user = context.sole_user(chain.at)
-    if user is None or not is_op(user, "Add") or user.version < 7:
+    if user is None or not is_op(user, "Add") or is_before(user, 7):
         return
     other = context.other_operand(user, chain.at)
     whole, part = shape_of(chain.at), shape_of(other)
@@ -131,7 +132,7 @@ def _take_residual(context: Context, chain: _Chain) -> None:
     if (
         user is None
         or not is_op(user, "Add", "Sum")
-        or (user.op_type == "Add" and user.version < 7)
+        or (user.op_type == "Add" and is_before(user, 7))
     ):
         return
     other = context.other_operand(user, chain.at)

@@ -22,7 +22,7 @@ import attrs
 import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.passes._patterns import (
     Context,
     Match,
@@ -176,7 +176,7 @@ def _chain(context: Context, node: Node) -> _Chain | None:
         return None
     low, high = 0.0 if user.op_type == "Relu" else None, None
     if user.op_type == "Clip":
-        if 0 < user.version < 11:
+        if is_before(user, 11):
             low, high = user.attrs.get("min"), user.attrs.get("max")
         else:
             ends = [*user.inputs[1:3], None, None]
@@ -304,7 +304,7 @@ def move(context: Context, node: Node) -> Match | None:
     pool = is_op(node, "MaxPool")
     if not pool and not is_op(node, *_MOVES):
         return None
-    if not node.inputs or len(node.outputs) != 1 or (pool and 0 < node.version < 8):
+    if not node.inputs or len(node.outputs) != 1 or (pool and is_before(node, 8)):
         return None
     x = dequantize_before(context, node.inputs[0])
     end = quantize_after(context, node.outputs[0])
@@ -324,7 +324,7 @@ def move(context: Context, node: Node) -> Match | None:
 @pattern("quantized", ("DequantizeLinear",))
 def concat(context: Context, node: Node) -> Match | None:
     """Match Concat of values with equal scales."""
-    if not is_op(node, "Concat") or node.version < 4:
+    if not is_op(node, "Concat") or is_before(node, 4):
         return None
     end = quantize_after(context, node.outputs[0])
     if end is None:

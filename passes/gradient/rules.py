@@ -17,6 +17,7 @@ from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import ONNX_DTYPE, TensorType
 from subgraph.operators.builder import operator
 from subgraph.operators.reference import attributes
+from subgraph.operators.schema import is_before
 
 OptionalValue = Value | None
 
@@ -267,7 +268,7 @@ def _split(of: Vjp) -> Sequence[OptionalValue]:
 
 
 def _softmax(of: Vjp) -> Sequence[OptionalValue]:
-    if of.node.version < 13:
+    if is_before(of.node, 13):
         raise UnsupportedOpError(
             f"the derivative of {of.node.op_type} before opset 13 is not defined"
         )

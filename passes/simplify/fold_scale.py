@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.passes._patterns import (
     FLOATS,
     Context,
@@ -131,7 +131,7 @@ def _step(
     if is_op(node, "BatchNormalization"):
         weights = [v for v in node.inputs[1:] if v is not None]
         plain = not node.attrs.get("training_mode", 0) and node.attrs.get("spatial", 1)
-        plain = plain and (node.version >= 7 or node.attrs.get("is_test", 0) == 1)
+        plain = plain and (not is_before(node, 7) or node.attrs.get("is_test", 0) == 1)
         used = any(v.uses or v in context.outputs for v in node.outputs[1:])
         if node.inputs[0] is not at or not plain or used or len(weights) != 4:
             return None

@@ -12,6 +12,7 @@ import sys
 from functools import cache
 
 from subgraph.errors import UnsupportedOpError
+from subgraph.graph.graph import Node
 from subgraph.operators.schema_cache import SchemaCache, cached_schemas
 from subgraph.operators.schema_types import ATTRIBUTE_KINDS as ATTRIBUTE_KINDS
 from subgraph.operators.schema_types import Attribute as Attribute
@@ -54,6 +55,16 @@ def find_schema(op_type: str, domain: str = "", version: int = 0) -> Schema | No
     if op_type == "LayerNormalization" and not domain and version:
         version = max(version, 17)  # ONNX Runtime writes this operator in files of any opset
     return _standard(op_type, domain, version)
+
+
+def is_before(node: Node, version: int) -> bool:
+    """Return whether a node has a form of its operator from before a version of the operator set.
+
+    Args:
+        node: The node; one that was made without a version (0) has the newest form.
+        version: The version of the operator set that introduced a later form.
+    """
+    return 0 < node.version < version
 
 
 def contributed(op_type: str, domain: str) -> bool:
