@@ -100,15 +100,12 @@ def _rows_around(a: PoolRowsArguments, oh: int, planes: int, counted: int) -> in
 
     ``planes`` are those inside the image, ``counted`` those that count with padding.
     """
-    h, dh, kh, height = (
-        oh * a.stride_height - a.pad_height,
-        a.dilation_height,
-        a.kernel_height,
-        a.image_height,
-    )
+    h = oh * a.stride_height - a.pad_height
+    dh, kh, height = a.dilation_height, a.kernel_height, a.image_height
     if a.count_include_pad != 0:
-        return counted * _end_tap(h, dh, kh, height + a.after_height)
-    rows = _end_tap(h, dh, kh, height) - _first_tap(h, dh)
+        padded: int = _end_tap(h, dh, kh, height + a.after_height)
+        return counted * padded
+    rows: int = _end_tap(h, dh, kh, height) - _first_tap(h, dh)
     return max(planes, 0) * max(rows, 0)
 
 

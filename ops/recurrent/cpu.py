@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import attrs
 import numpy as np
@@ -440,7 +441,7 @@ def _arguments(
     scales, sums, zeros = r.columns or (0, 0, 0)
 
     def arguments(first: int) -> CellsArguments:
-        numbers = dict.fromkeys(_ACTIVATION_NUMBERS, 0.0)
+        numbers: dict[str, Any] = dict.fromkeys(_ACTIVATION_NUMBERS, 0.0)
         numbers |= zip(_ACTIVATION_NUMBERS, c.activations[first].numbers, strict=False)
         return CellsArguments(
             inputs=r.inputs,

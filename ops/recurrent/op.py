@@ -92,8 +92,8 @@ def require_directions(node: Node) -> int:
         ShapeError: There is no such direction or activation, or activations are missing.
     """
     # "foward" is the default of GRU-1, misspelt in the standard.
-    names = ("forward", "foward", "reverse", "bidirectional")
-    direction = require_choice(node, "direction", "forward", *names)
+    known_directions = ("forward", "foward", "reverse", "bidirectional")
+    direction = require_choice(node, "direction", "forward", *known_directions)
     directions = 2 if direction == "bidirectional" else 1
     names = node.attrs.get("activations") or ()
     for name in map(decoded, names):
