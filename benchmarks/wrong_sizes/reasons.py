@@ -221,6 +221,8 @@ REASONS: Final = (
     Reason("other", "", "one place lies at -1, as onnx.reference's", "AffineGrid", r"size\[.*= 1$"),
     Reason("lax", "Incompatible dimensions", "no heads attend to none", "Attention", "Q empty"),
     Reason("lax", "at least 1, got 0", "rows without elements need no norm", damage="empty"),
+    Reason("lax", "padding values must be non-negative", "no pad is negative", "AveragePool"),
+    Reason("strict", "do not broadcast", "the bias is a row", "MatMulIntegerToFloat", "i6 with"),
     Reason("lax", "negative final split", "parts beyond the elements are empty", "Split"),
     Reason("lax", "Single dimension value", "of no strings one empty string is left"),
     Reason("lax", "dynamic_quantize_matmul", "batches of matrices", "MatMulIntegerToFloat"),
