@@ -55,8 +55,11 @@ def unusable(device: str) -> str:
 
 
 def installed(*devices: str) -> list[Any]:
-    """Return devices as parameters; those that run nothing here are skipped with the reason."""
+    """Return devices as parameters; those that run nothing here are skipped with the reason.
+
+    The order is that of the names: test processes that run in parallel must agree on it.
+    """
     return [
         pytest.param(name, marks=pytest.mark.skipif(bool(unusable(name)), reason=unusable(name)))
-        for name in devices
+        for name in sorted(devices)
     ]
