@@ -16,6 +16,7 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp
 from subgraph.partition.options import Options
 from subgraph.partition.property import SubgraphProperty, saved_name
+from subgraph.system.json_values import to_json
 
 # Key of a node's metadata.
 OP_NOTE = "subgraph.op"
@@ -30,7 +31,7 @@ class OpNote:
         property: Name of the property that made it; empty for a node made by hand.
         version: The property's version.
         id: Number of the region in its partition.
-        options: Options of the partition, plain JSON.
+        options: Options of the partition, in the form of `to_json`.
         unsaved: Names of options that have no form in a file.
     """
 
@@ -63,14 +64,14 @@ def note_op(node: Node, owner: SubgraphProperty, number: int, options: Options) 
 
 
 def saved_options(owner: SubgraphProperty, options: Options) -> tuple[dict[str, Any], list[str]]:
-    """Return the options that a file holds as plain JSON, and the names of those that it cannot."""
+    """Return the options in the form of `to_json`, and the names of those that a file cannot hold."""
     values = {**owner.saved_options(), **options.as_dict()}
     held: dict[str, Any] = {}
     unsaved: list[str] = []
     for name, value in values.items():
         try:
-            held[name] = json.loads(json.dumps(value, default=sorted))
-        except (TypeError, ValueError):
+            held[name] = to_json(value)
+        except (TypeError, RecursionError):
             unsaved.append(name)
     return held, unsaved
 

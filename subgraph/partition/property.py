@@ -91,7 +91,7 @@ class SubgraphProperty:
         return None
 
     def saved_options(self) -> Mapping[str, Any]:
-        """Return the property's own state for saved partitions, as plain JSON by name.
+        """Return the property's own state for saved partitions, by name: values like options.
 
         Loading makes the property by its registered name, without arguments, and passes this state
         to ``pre_partition`` among the options.

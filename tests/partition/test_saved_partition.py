@@ -68,6 +68,34 @@ def test_options_come_back_before_ops_are_made(trip: Trip, accelerator: str) -> 
     assert [node.op.keep for node in regions(trip(cut)) if node.op] == [3, 3]
 
 
+OPTIONS: dict[str, Any] = {
+    "NumPy scalar": np.float32(0.5),
+    "tuple": ("a", (1, 2.5), None),
+    "set": {"b", "a"},
+    "bytes": b"\x00\xff",
+    "keys": {1: "one", "subgraph.kind": [2]},
+}
+
+
+@trips
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_keep_their_types(trip: Trip, name: str, accelerator: str) -> None:
+    cut = sg.optimize_for(network(), accelerator, level=OPTIONS[name])
+    for node in regions(trip(cut)):
+        assert node.op is not None
+        assert node.op.keep == OPTIONS[name]
+        assert type(node.op.keep) is type(OPTIONS[name])
+
+
+@trips
+def test_an_option_may_be_an_array(trip: Trip, accelerator: str) -> None:
+    table = np.arange(6, dtype=">i2").reshape(2, 3)
+    for node in regions(trip(sg.optimize_for(network(), accelerator, level={"table": table}))):
+        assert node.op is not None
+        np.testing.assert_array_equal(node.op.keep["table"], table)
+        assert node.op.keep["table"].dtype == table.dtype
+
+
 def test_a_property_sees_the_model_as_it_was_before_the_cut(accelerator: str) -> None:
     cut = sg.optimize_for(network(), accelerator)
     made: list[Accelerator] = []
@@ -168,6 +196,23 @@ def test_a_property_that_refuses_or_raises_says_why(
     assert ["no driver" in text for text in caplog.messages] == [False, True]
 
 
+def test_an_error_in_every_region_is_logged_once(
+    accelerator: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut = sg.optimize_for(network(), accelerator)
+
+    class Failing(Accelerator):
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> Any:
+            raise RuntimeError(f"no driver for {subgraph.name}")
+
+    PROPERTIES.unregister(accelerator)
+    sg.register_property(accelerator, Failing)
+    by_file(cut)
+    (message,) = caplog.messages
+    assert "2 regions" in message
+    assert "no driver" in message
+
+
 def test_another_version_of_a_property_is_said(
     accelerator: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,10 +232,38 @@ def test_another_version_of_a_property_is_said(
 def test_an_option_without_a_form_in_a_file_is_said(
     accelerator: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cut = sg.optimize_for(network(), accelerator, level=object())
-    assert [type(node.op) for node in regions(by_file(cut))] == [sg.DefaultSubgraphOp] * 2
+    for option in (object(), [np.zeros(100_000)]):
+        caplog.clear()
+        cut = sg.optimize_for(network(), accelerator, level=option)
+        assert [type(node.op) for node in regions(by_file(cut))] == [sg.DefaultSubgraphOp] * 2
+        (message,) = caplog.messages
+        assert "'level'" in message
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"subgraph.kind": ["array", ["|O", [1], "AAAAAAAAAAA="]]},
+        {"subgraph.kind": ["array", ["<f4", [2, -1, 3], "AAAA"]]},
+        {"subgraph.kind": ["odd", 1]},
+        {"subgraph.kind": 5},
+        {"subgraph.kind": ["set", [[1]]]},
+        {"subgraph.kind": ["complex", [10**400, 1]]},
+        {"subgraph.kind": ["bytes", "?"]},
+    ],
+)
+def test_damaged_options_give_the_default_op(
+    option: Any, accelerator: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = sg.to_onnx(sg.optimize_for(network(), accelerator, level=1))
+    for node in model.graph.node:
+        for entry in node.metadata_props:
+            note = json.loads(entry.value)
+            note["options"] = {"level": option}
+            entry.value = json.dumps(note)
+    assert [type(node.op) for node in regions(sg.load(model))] == [sg.DefaultSubgraphOp] * 2
     (message,) = caplog.messages
-    assert "'level'" in message
+    assert "damaged" in message
 
 
 def test_regions_in_bodies_and_in_regions(accelerator: str) -> None:
