@@ -64,7 +64,7 @@ def note_op(node: Node, owner: SubgraphProperty, number: int, options: Options) 
 
 
 def saved_options(owner: SubgraphProperty, options: Options) -> tuple[dict[str, Any], list[str]]:
-    """Return the options in the form of `to_json`, and the names of those that a file cannot hold."""
+    """Return the options in the form of `to_json`, and the names of those that have none."""
     values = {**owner.saved_options(), **options.as_dict()}
     held: dict[str, Any] = {}
     unsaved: list[str] = []

@@ -30,13 +30,10 @@ def to_json(value: Any) -> Any:
 
     Raises:
         TypeError: the value, or one inside it, has a type that this form does not know, or is an
-            array of more than `_LARGEST` bytes.
+            array of other things than numbers, or of more than `_LARGEST` bytes.
     """
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _NUMBERS:
-        if value.nbytes > _LARGEST:
-            raise TypeError(f"an array of {value.nbytes} bytes is too large; at most {_LARGEST}")
-        kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        return _tagged(kind, [value.dtype.str, list(value.shape), _text(value.tobytes())])
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _tagged("array" if isinstance(value, np.ndarray) else "scalar", _content(value))
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, bytes):
@@ -81,6 +78,13 @@ def from_json(value: Any) -> Any:
 
 def _tagged(kind: str, content: Any) -> dict[str, Any]:
     return {_KIND: [kind, content]}
+
+
+def _content(value: Any) -> list[Any]:
+    array: np.ndarray[Any, np.dtype[Any]] = np.asarray(value)
+    if array.dtype.kind not in _NUMBERS or array.nbytes > _LARGEST:
+        raise TypeError(f"{array.nbytes} bytes of {array.dtype} have no form in a file")
+    return [array.dtype.str, list(array.shape), _text(array.tobytes())]
 
 
 def _text(data: bytes) -> str:
