@@ -32,9 +32,11 @@ def to_json(value: Any) -> Any:
         TypeError: the value, or one inside it, has a type that this form does not know, or is an
             array of other things than numbers, or of more than `_LARGEST` bytes.
     """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
     if isinstance(value, (np.ndarray, np.generic)):
         return _tagged("array" if isinstance(value, np.ndarray) else "scalar", _content(value))
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, float):
         return value
     if isinstance(value, bytes):
         return _tagged("bytes", _text(value))
