@@ -445,7 +445,7 @@ def _differs(result: Any, reference: Any) -> bool:
 def add_fallback(
     node: Node, others: Sequence[Device], configs: Mapping[str, Config], options: Any
 ) -> None:
-    """Let devices run the region of a property if its op fails.
+    """Let devices run a region if its op fails, unless it has a fallback already.
 
     An op that states types of its own computes something else than its inner graph; no device can
     then replace it.
@@ -457,7 +457,8 @@ def add_fallback(
         options: Options of the compiled model.
     """
     op = node.op
-    if node.subgraph is None or op is None or op.fallback is not None or op.says_types:
+    known = node.fallback is not None or (op is not None and op.fallback is not None)
+    if node.subgraph is None or op is None or known or op.says_types or not others:
         return
     if options.RUNTIME_FALLBACK:
         node.fallback = DeviceFallback(node.subgraph, op, others, configs, options)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
-from subgraph.operators.subgraph_op import DefaultSubgraphOp, SubgraphOp
+from subgraph.operators.subgraph_op import DefaultSubgraphOp, Fallback, SubgraphOp, fallback_of
 from subgraph.runtime.step_schedule import HOST, Schedule, Work, make_schedule
 
 _NONE = 0  # the slot of an omitted input
@@ -22,7 +22,6 @@ class Step:
     Attributes:
         node: The node.
         op: Its subgraph op; None for other nodes.
-        fallback: The devices that run the op's region if it fails; None for none.
         inputs: Slots of its inputs, and of the values that its bodies capture.
         outputs: Slots of its outputs.
         data_slots: Slots of a subgraph node's inputs that are not weights; None if a run may
@@ -31,7 +30,7 @@ class Step:
         bodies: Plans of its bodies, in the order of its attributes.
     """
 
-    __slots__ = ("bodies", "data_slots", "fallback", "free", "inputs", "node", "op", "outputs")
+    __slots__ = ("bodies", "data_slots", "free", "inputs", "node", "op", "outputs")
 
     def __init__(
         self,
@@ -55,13 +54,17 @@ class Step:
         """
         self.node = node
         self.op = op
-        self.fallback = None if op is None else node.fallback or op.fallback
         self.inputs = inputs
         self.outputs = outputs
         self.data_slots = data_slots
         self.free: tuple[int, ...] = ()
         bodies = node.bodies if node.attrs else ()
         self.bodies = [Plan(body, parallel=parallel) for body in bodies]
+
+    @property
+    def fallback(self) -> Fallback | None:
+        """The devices that run the op's region if it fails; None for none."""
+        return None if self.op is None else fallback_of(self.node)
 
     def work(self) -> Work:
         """Return the step's slots and device, for the schedule."""

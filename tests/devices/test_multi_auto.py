@@ -95,6 +95,24 @@ def test_auto_takes_the_first_candidate_that_can(devices: Any) -> None:
     check(core.compile_model(seven()), seven())
 
 
+@pytest.mark.parametrize("choice", [{}, {"MEASURE": True}])
+def test_auto_repeats_a_failed_run_on_the_next_candidate(devices: Any, choice: Any) -> None:
+    core, a, b = devices
+    a.takes = None
+    b.pause = 0.02
+    model = core.compile_model(seven(), "AUTO:A,B", {**choice, "FALLBACK_FAILURES": 2})
+    assert model.execution_devices == ["A"]
+    a.lost = True
+    for _ in range(2):
+        np.testing.assert_array_equal(model(X)[0], expected(seven())[0])
+    assert model.execution_devices == ["B"]
+    (failures,) = model.get_property("FALLBACKS").values()
+    assert failures["cause"] == "device lost"
+    alone = core.compile_model(seven(), "AUTO:A,B", {"RUNTIME_FALLBACK": False})
+    with pytest.raises(sg.DeviceError, match="device lost"):
+        alone(X)
+
+
 def test_auto_measures_on_demand(devices: Any) -> None:
     core, a, _ = devices
     a.takes = None
@@ -158,7 +176,7 @@ def test_auto_keeps_a_request_on_cpu_for_which_the_other_has_no_memory(caplog: A
     core.register_device("FULL", Full())
     if "CPU" not in core.available_devices:
         core.register_device("CPU", Simulated())
-    model: Any = core.compile_model(seven(), "AUTO:FULL,CPU")
+    model: Any = core.compile_model(seven(), "AUTO:FULL,CPU", {"RUNTIME_FALLBACK": False})
     request = model.create_infer_request()
     request.infer(X)
     gate.set()

@@ -3,7 +3,8 @@
 Candidates are the devices of "AUTO:A,B", or all that are available: graphics processors and
 accelerators, then CPU, then others, REFERENCE last. With ``MEASURE`` each candidate runs the model
 and the fastest is chosen. With ``PLACEMENT=COST`` each candidate also runs regions of the model,
-and HETERO runs the model if several devices together are faster than each alone.
+and HETERO runs the model if several devices together are faster than each alone. If a run fails on
+the chosen device, the other candidates repeat it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import attrs
 
 from subgraph.devices.calls import query_on
 from subgraph.devices.device import Config, Device
+from subgraph.devices.export import region_nodes
+from subgraph.devices.fallback import add_fallback
 from subgraph.devices.placement.chooser import (
     PROFILE_ABOUT,
     HeteroPlacement,
@@ -111,12 +114,12 @@ class AutoDevice(VirtualDevice):
         if options.PLACEMENT == "COST":
             return self._placed(graph, devices, configs, options)
         if options.MEASURE and len(devices) > 1:
-            return self._fastest(graph, devices, configs)
+            return self._fastest(graph, devices, configs, options)
         first, starter = devices[0], next((d for d in devices if d.name == _START_DEVICE), None)
         failures: list[str] = []
         if options.START_ON_CPU and starter is not None and first is not starter:
             try:
-                start = self._compile_one(graph, starter, configs)
+                start = self._compile_one(graph, starter, devices, configs, options)
             except ConfigError:
                 raise
             except SubgraphError as error:
@@ -124,11 +127,14 @@ class AutoDevice(VirtualDevice):
                 devices = [device for device in devices if device is not starter]
             else:
                 return AutoModel(
-                    graph, start, lambda: self._compile_one(graph, first, configs), options
+                    graph,
+                    start,
+                    lambda: self._compile_one(graph, first, devices, configs, options),
+                    options,
                 )
         for device in devices:
             try:
-                return self._compile_one(graph, device, configs)
+                return self._compile_one(graph, device, devices, configs, options)
             except ConfigError:
                 raise
             except SubgraphError as error:
@@ -136,9 +142,19 @@ class AutoDevice(VirtualDevice):
         raise DeviceError(f"no device can run {graph.name!r}: {'; '.join(failures)}")
 
     def _compile_one(
-        self, graph: Graph, device: Device, configs: dict[str, dict[str, Any]]
+        self,
+        graph: Graph,
+        device: Device,
+        candidates: Sequence[Device],
+        configs: Mapping[str, dict[str, Any]],
+        options: AutoOptions,
     ) -> CompiledModel:
-        return self.known_core.compile_model(graph, device.name, configs[device.name] or None)
+        """Compile for one candidate; the others become the fallback of regions that have none."""
+        model = self.known_core.compile_model(graph, device.name, configs[device.name] or None)
+        others = [other for other in candidates if other is not device]
+        for node in region_nodes(model.graph):
+            add_fallback(node, others, configs, options)
+        return model
 
     def _by_cost(
         self,
@@ -161,7 +177,7 @@ class AutoDevice(VirtualDevice):
         homes = placement.place(graph)
         alone = next((d for d in devices if d.name == placement.table["alone"]), None)
         if alone is not None:
-            model = self._compile_one(graph, alone, configs)
+            model = self._compile_one(graph, alone, devices, configs, options)
         else:
             names = ",".join(device.name for device in devices)
             marked = with_affinities(graph, homes)
@@ -170,13 +186,17 @@ class AutoDevice(VirtualDevice):
         return model
 
     def _fastest(
-        self, graph: Graph, devices: Sequence[Device], configs: dict[str, dict[str, Any]]
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: dict[str, dict[str, Any]],
+        options: AutoOptions,
     ) -> CompiledModel:
         models: dict[str, CompiledModel] = {}
         failures: list[str] = []
         for device in devices:
             try:
-                models[device.name] = self._compile_one(graph, device, configs)
+                models[device.name] = self._compile_one(graph, device, devices, configs, options)
             except ConfigError:
                 raise
             except SubgraphError as error:
