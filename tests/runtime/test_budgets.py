@@ -477,6 +477,24 @@ def test_thousands_of_operands_need_no_kernel_of_their_own() -> None:
     assert found.tolist() == [count * (count - 1) / 2] * 4
 
 
+def test_the_time_of_a_plan_is_linear_in_the_operands_of_a_node() -> None:
+    """Each operand may be overwritten in its step, which was searched among all for each again."""
+    seconds: list[float] = []
+    for count in (2_000, 20_000):
+        graph = sg.load(
+            _model(
+                [helper.make_node("Max", ["x"] * count, ["y"])],
+                [_info("x", [2])],
+                [_info("y", [2])],
+            )
+        )
+        sg.compile_model(graph, "CPU")  # kernels and modules
+        begin = time.process_time()
+        sg.compile_model(graph, "CPU")
+        seconds.append(time.process_time() - begin)
+    assert seconds[1] < 30 * seconds[0]
+
+
 def test_thousands_of_outputs_take_linear_time() -> None:
     count = 20_000
     names = [f"y{k}" for k in range(count)]

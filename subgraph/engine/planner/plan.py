@@ -472,10 +472,16 @@ class Planner:
         self.shared_scratch = low.shared_scratch
         for (value, _), operand in zip(outputs, low.outputs, strict=True):
             self.operands[value] = operand
+        if not low.in_place_pairs:
+            return
+        step_of: dict[Operand, int] = {}  # the first step that has an operand as an argument
+        for number, step in enumerate(low.steps, first):
+            for argument in step.arguments:
+                if isinstance(argument, Operand):
+                    step_of.setdefault(argument, number)
         for output, source in low.in_place_pairs:
-            step = next((k for k, s in enumerate(low.steps) if output in s.arguments), None)
-            if step is not None:
-                self.in_place_pairs.append((output, source, first + step))
+            if output in step_of:
+                self.in_place_pairs.append((output, source, step_of[output]))
 
     def _plan_inner_nodes(self, node: Node, inputs: Sequence[Operand | None]) -> None:
         """Plan the inner nodes of a fused node for which there is no kernel with these shapes."""
