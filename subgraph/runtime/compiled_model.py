@@ -373,13 +373,17 @@ class CompiledModel:
 
     @property
     def execution_devices(self) -> list[str]:
-        """Names of the devices that run parts of it, in order of their first node."""
+        """Names of the devices that run parts of it, in order of their first node.
+
+        A node of control flow that runs in Python is followed by the nodes of its bodies.
+        """
         found = self.metrics.get("EXECUTION_DEVICES")
         if found is not None:
             return list(found)
         if self._has_own_runner and self.device:
             return [self.device]  # the device left the graph unchanged
-        return list(dict.fromkeys(name for node in self.graph.nodes for name in _runs_on(node)))
+        steps = self._plan.all_steps()
+        return list(dict.fromkeys(name for step in steps for name in _runs_on(step.node)))
 
     @property
     def fallbacks(self) -> dict[str, dict[str, Any]]:

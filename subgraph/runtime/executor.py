@@ -373,7 +373,7 @@ class Executor:
                 try:
                     self._steps[position](values)
                 except Exception as second:
-                    raise_failure(second, self.plan.steps[position].node)
+                    raise_failure(second, self.plan.steps[position].node, self._runs[position])
 
     def _run_timed(self, values: list[Any], positions: Iterable[int]) -> None:
         for position in positions:
@@ -389,7 +389,7 @@ class Executor:
                 try:
                     results = run([values[slot] for slot in step.inputs])
                 except Exception as second:
-                    raise_failure(second, step.node)
+                    raise_failure(second, step.node, run)
             span = start, time.perf_counter()
             for slot, result in zip(step.outputs, results, strict=True):
                 values[slot] = result
@@ -405,7 +405,7 @@ class Executor:
         if step.fallback is not None and isinstance(run, Session):
             session = step.fallback.recover(error, run)
         if session is None:
-            raise_failure(error, step.node)
+            raise_failure(error, step.node, run)
         self._region_call = None  # later iterations do not try the failed session first
         if self.profiling:
             session.measure()
@@ -575,16 +575,25 @@ def _is_fast(node: Node) -> bool:
     return fast_op(node) is not None or gives_size(node)
 
 
-def raise_failure(error: Exception, node: Node) -> NoReturn:
-    """Raise ``error`` with a note that names the node, or as a DeviceError if it is foreign."""
+def raise_failure(error: Exception, node: Node, run: object = None) -> NoReturn:
+    """Raise ``error`` with a note that names the node, or as a DeviceError if it is foreign.
+
+    Args:
+        error: The error.
+        node: The node.
+        run: The session that raised it, which may be that of a fallback device; else the node did.
+    """
     graph = "" if node.graph is None else f" of graph {node.graph.name!r}"
     where = f"node {node.name!r} ({node.op_type}){graph}"
     if isinstance(error, SubgraphError):
         error.add_note(f"at {where}")
         raise error
-    device = "REFERENCE" if node.op is None else node.op.device
-    own = node.op is None or device != SubgraphOp.device or type(node.op) is DefaultSubgraphOp
-    place = f"on device {device!r}" if own else f"in {type(node.op).__name__}.forward"
+    op = run.op if isinstance(run, Session) else node.op
+    device = op.device if op is not None else "REFERENCE"
+    own = op is None or device != SubgraphOp.device or type(op) is DefaultSubgraphOp
+    place = f"on device {device!r}" if own else f"in {type(op).__name__}.forward"
     failure = DeviceError(f"{where} failed {place}: {type(error).__name__}: {error}")
-    failure.lost = node.op is not None and device != SubgraphOp.device
+    failure.lost = op is not None and device != SubgraphOp.device
+    for note in getattr(error, "__notes__", ()):
+        failure.add_note(note)
     raise failure from error

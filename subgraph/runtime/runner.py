@@ -270,14 +270,14 @@ class DirectRunner(Runner):
         fallback = self._fallback
         session = None if fallback is None else fallback.recover(error, self._session)
         if session is None:
-            raise_failure(error, self._node)
+            raise_failure(error, self._node, self._session)
         self.cancel.watch(session)
         self._session = session
         self._run_inputs = self.repeat = None
         try:
             return session(arranged)
         except Exception as second:
-            raise_failure(second, self._node)
+            raise_failure(second, self._node, session)
 
     def sessions(self) -> dict[str, Session]:
         return {self._node.name: self._session}

@@ -217,6 +217,54 @@ def test_a_cancelled_run_is_no_failure() -> None:
     assert model.fallbacks == {}
 
 
+@pytest.mark.parametrize("graph", [seven, relu], ids=["several nodes", "one node"])
+@pytest.mark.parametrize("profiling", [False, True])
+def test_if_the_last_device_fails_too_the_error_names_both(graph: Any, profiling: bool) -> None:
+    core, (a, b) = moody("A", "B")
+    model = core.compile_model(graph(), "HETERO:A,B", {"ENABLE_PROFILING": profiling})
+    a.error, b.error = RuntimeError("first"), ValueError("second")
+    request = model.create_infer_request()
+    for _ in range(2):
+        with pytest.raises(sg.DeviceError, match="'B': ValueError: second") as caught:
+            request.infer(X)
+        assert "A failed before: first" in caught.value.__notes__
+    assert model.fallbacks == {}
+
+
+def branches() -> sg.Graph:
+    x, flag = sg.input("x", ("N", 3)), sg.input("flag", (), "bool")
+    then, other = (sg.Graph(outputs=[op(sg.capture(x))]) for op in (ops.Relu, ops.Sin))
+    return sg.Graph([x, flag], [ops.If(flag, then_branch=then, else_branch=other)], "branches")
+
+
+def loop() -> sg.Graph:
+    x, count = sg.input("x", ("N", 3)), sg.input("count", (), "int64")
+    number, again, v = (
+        sg.input("i", (), "int64"),
+        sg.input("go", (), "bool"),
+        sg.input("v", ("N", 3)),
+    )
+    body = sg.Graph([number, again, v], [ops.Identity(again), ops.Relu(v)], "body")
+    return sg.Graph([x, count], [ops.Loop(count, None, x, body=body)], "loop")
+
+
+@pytest.mark.parametrize(
+    ("graph", "second"),
+    [(branches, np.array(True)), (loop, np.array(2))],
+    ids=["branch", "loop"],
+)
+def test_regions_in_bodies_count_among_the_devices(graph: Any, second: Array) -> None:
+    core, (a, _) = moody("A", "B")
+    a.takes = {"Relu"}
+    config = {"FALLBACK_FAILURES": 1}
+    model = core.compile_model(graph(), "HETERO:A,B,REFERENCE", config)
+    assert "A" in model.execution_devices
+    a.error = RuntimeError("driver")
+    np.testing.assert_array_equal(model([X, second])[0], np.maximum(X, 0))
+    assert "A" not in model.execution_devices
+    assert "B" in model.execution_devices
+
+
 def test_three_devices_in_turn(caplog: Any) -> None:
     core, (a, b, c) = moody("A", "B", "C")
     model = core.compile_model(seven(), "HETERO:A,B,C", {"FALLBACK_FAILURES": 2})
