@@ -19,6 +19,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.plugins.cpu import CpuDevice
 from subgraph.graph.types import Array
+from subgraph.runtime import step_schedule
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.step_schedule import Work, make_schedule
 from tests.support.simulated_device import Simulated, expected
@@ -475,11 +476,12 @@ else:
     assert done.stdout.strip() == "fine", done.stderr
 
 
-def test_short_parts_stay_in_one_thread() -> None:
+def test_short_parts_stay_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_schedule, "HANDOVER_SECONDS", 0.1)  # on a busy machine runs take ms
     core, devices = accelerators("A", "B")
     model = core.compile_model(two_parts(), "HETERO:A,B")
     request = model.create_infer_request()
-    for _ in range(50):  # the runs at first may be slow: on a busy machine, too
+    for _ in range(50):  # the runs at first may be slow
         request.infer(X)
     seen: set[int] = set()
     for device in devices:
