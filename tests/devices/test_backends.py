@@ -166,6 +166,16 @@ def test_as_a_property(device: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", INSTALLED)
+def test_a_view_alone_is_no_region_of_a_property(device: str) -> None:
+    x = sg.input("x", type=FLOAT)
+    view = ops.Reshape(ops.Sin(x, name="before"), np.array([-1, 3]), name="view")
+    graph = sg.Graph([x], [ops.Exp(view, name="after")])
+    cut = sg.optimize_for(graph, device.lower(), exclude=["before", "after"])
+    assert [node.name for node in cut.nodes if node.subgraph is not None] == []
+    assert "views alone" in str(sg.explain(cut, "view"))
+
+
+@pytest.mark.parametrize("device", INSTALLED)
 @pytest.mark.parametrize("kind", ["read-only", "reversed", "transposed"])
 def test_inputs_of_any_memory(device: str, kind: str) -> None:
     graph, _ = dense()

@@ -109,3 +109,29 @@ def test_what_stays_where_it_is() -> None:
     by_hand.node("light").metadata = {"affinity": "A"}
     check(core.compile_model(by_hand, "HETERO:B,A"), by_hand)
     assert a.compiled == [["light"]]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_selector_of_the_user_decides_about_views(view: str) -> None:
+    """Its answer is the user's word, unlike a device's; min_size is the way to say otherwise."""
+    graph = between(view)
+    chosen = sg.ContainOpSelector({view})
+    cut = sg.optimize_for(graph, chosen)
+    assert [len(node.subgraph.nodes) for node in cut.nodes if node.subgraph is not None] == [1]
+    sg.testing.check_partition(graph, cut)
+    check(sg.compile_model(cut, "CPU"), graph)
+    larger = sg.optimize_for(graph, chosen, min_size=2)
+    assert [node for node in larger.nodes if node.subgraph is not None] == []
+
+
+def test_a_selector_is_not_asked_about_constants() -> None:
+    asked: list[str] = []
+
+    class All(sg.SubgraphSelector):
+        def select(self, node: sg.Node) -> bool:
+            asked.append(node.op_type)
+            return node.op_type == "Constant"
+
+    cut = sg.optimize_for(with_constant(), All)
+    assert [node for node in cut.nodes if node.subgraph is not None] == []
+    assert set(asked) == {"Relu", "Mul"}

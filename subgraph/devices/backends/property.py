@@ -13,6 +13,7 @@ from subgraph.devices.default_core import default_core
 from subgraph.errors import DeviceError
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import subgraph_node
+from subgraph.partition.light_regions import is_view
 from subgraph.partition.property import SubgraphProperty, property_name, register_property
 from subgraph.partition.selector import Reject, SubgraphSelector
 from subgraph.runtime.settings import option_names
@@ -54,7 +55,12 @@ class BackendProperty(SubgraphProperty):
         return _SupportedSelector(self._backend, self._backend.options_for(self._config))
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | Reject:
-        """Return a node that the library runs; a Reject if it does not compile the region."""
+        """Return a node that the library runs.
+
+        A Reject if it does not compile the region, or if the region computes nothing.
+        """
+        if all(map(is_view, subgraph.nodes)):
+            return Reject("views alone compute nothing, and entering the library costs time")
         options = self._backend.options_for(self._config)
         try:
             op = self._backend.create_op(subgraph, options)
