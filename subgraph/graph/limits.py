@@ -183,7 +183,8 @@ def _of_environment(text: str) -> int:
 def check_memory(wanted: float, what: str) -> None:
     """Raise if an allocation does not fit into the budget beside the values of this thread's runs.
 
-    The values are counted only if much was allocated since the last count.
+    The values are counted only if much was allocated since the last count that fitted: whoever
+    goes on after a refusal is refused again.
 
     Args:
         wanted: Bytes to allocate.
@@ -195,12 +196,12 @@ def check_memory(wanted: float, what: str) -> None:
     allocated = _state.allocated = _state.allocated + wanted
     if allocated <= MAX_UNCOUNTED_BYTES or allocated * _COUNT_EVERY <= memory_limit():
         return
-    _state.allocated = 0.0
     most = memory_limit()
     held = _held() if wanted <= most else 0
     if wanted + held > most:
         beside = f" beside the {_shown(held)} that are held" if held else ""
         raise _exceeded(f"{what} asks for {_shown(wanted)}{beside}")
+    _state.allocated = 0.0
 
 
 def _exceeded(what: str) -> LimitError:
@@ -238,10 +239,10 @@ def count_results(results: Iterable[Any], what: str) -> None:
     sizes = (ARRAY_OBJECT_BYTES + _size_of(result) for result in results)
     allocated = _state.allocated = _state.allocated + sum(sizes)
     if allocated > MAX_UNCOUNTED_BYTES and allocated * _COUNT_EVERY > memory_limit():
-        _state.allocated = 0.0
         held = _held(results)
         if held > memory_limit():
             raise _exceeded(f"{what}: {_shown(held)} are held after it")
+        _state.allocated = 0.0
 
 
 def _held(more: Iterable[Any] = ()) -> int:

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.engine.planner import plan
 from subgraph.engine.toolchain import compiler, toolchain
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.loader import KernelError
@@ -176,6 +177,23 @@ def test_values_that_fit_alone_and_not_together_are_refused(
     model = sg.compile_model(_many_constants(8, 4 << 20), device)  # 16 MiB each
     with _peak_below(100 << 20), pytest.raises(sg.LimitError, match="budget is 64"):
         model()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_whoever_goes_on_after_a_refusal_is_refused_again(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values below 1/16 of the budget were counted anew only after as many bytes as before."""
+    monkeypatch.setenv(limits.VARIABLE, "64M")
+    with _peak_below(100 << 20), pytest.raises(sg.LimitError, match="budget is 64"):
+        sg.compile_model(_many_constants(300, 1 << 18), device)()  # 1 MiB each
+
+
+def test_constants_of_a_plan_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(limits.VARIABLE, "64M")
+    monkeypatch.setattr(plan, "_MAX_ALL_FOLDED_BYTES", 8 << 20)
+    with _peak_below(20 << 20), pytest.raises(sg.LimitError, match="live at the same time"):
+        sg.compile_model(_many_constants(100, 1 << 18), "CPU")()
 
 
 @pytest.mark.plain_memory

@@ -51,7 +51,7 @@ def dry_run(graph: Graph, options: PlanOptions) -> DryRun:
     for start in range(3):
         runner = _DryRunner(graph, options, start)
         found = runner.run()
-        if runner.complete:
+        if runner.complete or not runner.sizes:
             return found
         if best is None or len(found.refused) < len(best.refused):
             best = found
@@ -71,6 +71,7 @@ class _DryRunner:
         graph: The graph.
         refused: See `DryRun`.
         complete: Whether no node failed to be planned for these sizes.
+        sizes: The sample size of each symbolic dimension.
         assumed: Whether the types of some values were taken from the graph, not from planning.
         types: See `DryRun`.
         planner: The planner.
@@ -82,7 +83,7 @@ class _DryRunner:
         self.refused: dict[str, str] = {}
         self.complete = True
         self.assumed = False
-        sizes: dict[str, int] = {}
+        sizes = self.sizes = dict[str, int]()
 
         def sample(value: Value) -> TensorType | None:
             type_ = value.type

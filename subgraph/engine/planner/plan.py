@@ -72,6 +72,7 @@ from subgraph.system import guard_pages
 # Most bytes of a value that is computed while planning; larger ones are computed by every run
 # (256 MiB, an estimate of what a plan may hold).
 _MAX_FOLDED_BYTES = 1 << 28
+_MAX_ALL_FOLDED_BYTES = 1 << 30  # the same of all such values of a plan together
 # Operators whose results can be far larger than their inputs.
 _EXPANDING_OPS = frozenset(
     {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
@@ -125,7 +126,8 @@ class Planner:
         in_place_pairs: (output, input, step) where the output may overwrite the input.
         read_versions: Versions of the parameters whose content the plan depends on.
         folded: Values computed while planning, which count against the memory budget.
-        derived_bytes: Bytes of these, and of weights that are computed from weights.
+        folded_bytes: Bytes of these.
+        derived_bytes: Bytes of weights that are computed from weights.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class Planner:
         self.shared_scratch: dict[Hashable, Scratch] = {}
         self.memory_limit = memory_limit()
         self.folded: list[Any] = []
-        self.derived_bytes = 0
+        self.folded_bytes = self.derived_bytes = 0
         self.branch_depth = 0
         self.layouts = LayoutAssigner(self.items.append, options.blocked, float_block(graph))
         self.inputs = [
@@ -257,7 +259,8 @@ class Planner:
         offsets, total = self.place_storages(
             [s.nbytes for s, _ in placed], [life for _, life in placed]
         )
-        self._check_total(total + sum(operand.nbytes for operand in outputs) + self.derived_bytes)
+        constants = self.folded_bytes + self.derived_bytes
+        self._check_total(total + sum(operand.nbytes for operand in outputs) + constants)
         return Plan(
             self.graph,
             tuple(self.items),
@@ -362,7 +365,8 @@ class Planner:
             return False
         types = self._infer(node, inputs)
         tensors = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]
-        return sum(map(size_in_bytes, tensors)) > _MAX_FOLDED_BYTES
+        made = sum(map(size_in_bytes, tensors))
+        return made > _MAX_FOLDED_BYTES or made + self.folded_bytes > _MAX_ALL_FOLDED_BYTES
 
     def _evaluate(self, node: Node, arrays: Sequence[Array | None]) -> list[Any]:
         enter_run(self.folded)
@@ -376,7 +380,7 @@ class Planner:
         finally:
             leave_run()
         self.folded += results
-        self.derived_bytes += sum(r.nbytes for r in results if isinstance(r, np.ndarray))
+        self.folded_bytes += sum(r.nbytes for r in results if isinstance(r, np.ndarray))
         return results
 
     def _infer(self, node: Node, inputs: Sequence[Operand | None]) -> list[ValueType | None]:
