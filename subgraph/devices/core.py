@@ -156,12 +156,13 @@ class Core:
                     if device is not None:  # other devices get theirs when they start
                         device.add_kernel(extension.key, kernel)
                         extended.append(device)
-            except Exception as error:
+            except BaseException as error:  # an interrupt leaves nothing either
                 if not known:
-                    for device in extended:
-                        device.remove_kernel(extension.key)
                     unregister_operator(extension)
-                if isinstance(error, SubgraphError):
+                    for device in extended:
+                        with suppress(Exception):  # of one device: the others have to forget it too
+                            device.remove_kernel(extension.key)
+                if isinstance(error, SubgraphError) or not isinstance(error, Exception):
                     raise
                 raise DeviceError(
                     f"device {name} cannot take a kernel of {extension.key!r}: "

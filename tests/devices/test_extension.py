@@ -280,6 +280,39 @@ def test_an_extension_that_a_device_refuses_leaves_nothing() -> None:
     core.add_extension(sg.Operator(schema("Fifth"), compute, None, {"CPU": on_cpu}))
 
 
+class Forgetful(sg.Device):
+    """Takes kernels; raises ``error`` for one or when it has to forget one."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.taken: set[str] = set()
+
+    def add_kernel(self, operator: str, kernel: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.taken.add(operator)
+
+    def remove_kernel(self, operator: str) -> None:
+        self.taken.remove(operator)
+        if len(self.name) > 1:
+            raise RuntimeError("the driver is gone")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("no")])
+def test_an_interrupt_and_an_error_while_undoing_leave_nothing(error: BaseException) -> None:
+    core = sg.Core()
+    first, second = Forgetful(), Forgetful()
+    for name, device in {"FIRST": first, "B": second, "C": Forgetful(error)}.items():
+        core.register_device(name, device)
+        core.device(name)
+    kernels = dict.fromkeys(("FIRST", "B", "C"), on_cpu)
+    expected = type(error) if isinstance(error, KeyboardInterrupt) else sg.DeviceError
+    with pytest.raises(expected):
+        core.add_extension(sg.Operator(schema("Seventh"), compute, None, kernels))
+    assert first.taken == second.taken == set()
+    assert find_schema("Seventh", "test.extension") is None
+
+
 def test_a_device_that_refuses_when_it_starts_still_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
