@@ -6,7 +6,7 @@ import io
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from os import PathLike
 from typing import IO, Any
