@@ -20,6 +20,7 @@ bytes.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -32,7 +33,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
-from subgraph.errors import BlobError, file_error
+from subgraph.errors import BlobError, FileError, file_error
 from subgraph.system.signing import SIGNATURE_BYTES, is_own, signature
 from subgraph.system.trusted_files import distrust, open_regular
 from subgraph.weights.parallel import parallel_map
@@ -152,18 +153,52 @@ class BlobWriter:
             except OSError as error:
                 raise file_error("write", target, error) from error
         else:
-            for piece in pieces:
-                target.write(piece)
+            _write_all(target, pieces)
+
+
+def _write_all(stream: IO[bytes], pieces: Iterable[bytes]) -> None:
+    """Write pieces to a stream, of which a raw one (an unbuffered file) may take parts at a time.
+
+    Raises:
+        FileError: the stream is closed, open for reading, full, or does not wait.
+    """
+    waits = not isinstance(stream, io.RawIOBase)
+    try:
+        for piece in pieces:
+            rest = piece
+            while rest:
+                count: int | None = stream.write(rest)  # None of an object that does not count
+                if not count and not (count is None and waits):
+                    raise BlockingIOError(errno.EAGAIN, "it took no bytes")
+                rest = rest[count:] if count else b""
+    except (OSError, ValueError) as error:
+        raise _stream_error("write", error) from error
+
+
+def _stream_error(action: str, error: OSError | ValueError) -> FileError:
+    """Return the error for a stream that is closed, full or not open to "read" or "write"."""
+    unable = isinstance(error, io.UnsupportedOperation)
+    why = f"it is not open to {action} bytes" if unable else error
+    made = FileError(f"cannot {action} the stream: {why}")
+    made.errno = getattr(error, "errno", None)
+    return made
 
 
 def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
     """Write a file under a temporary name and rename it when it is complete.
 
+    A link stays a link.
+
     Args:
         path: The file.
         pieces: Its content, piece by piece.
+
+    Raises:
+        OSError: the file cannot be written, or is a device or pipe, which would be replaced.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file() and not target.is_dir():
+        raise OSError(errno.EINVAL, "it is no regular file; open it and give the stream")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     try:
         with open(temporary, "xb") as stream:
@@ -289,9 +324,12 @@ def read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
         return _read_header(source)
     if not hasattr(source, "seekable"):
         raise _no_source(source)
-    if not source.seekable():
+    try:
+        position = source.tell() if source.seekable() else None
+    except (OSError, ValueError) as error:
+        raise _stream_error("read", error) from error
+    if position is None:
         raise BlobError("say the device to import for: the stream cannot be read twice")
-    position = source.tell()
     try:
         return _read_header(source)
     finally:
@@ -314,7 +352,10 @@ def _read(stream: IO[bytes], count: int) -> bytes:
     """Return the next bytes of a stream, fewer only where it ends."""
     pieces: list[bytes] = []
     while count > 0:
-        piece = stream.read(min(count, _READ_BYTES))
+        try:
+            piece = stream.read(min(count, _READ_BYTES))
+        except (OSError, ValueError) as error:
+            raise _stream_error("read", error) from error
         if not isinstance(piece, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BlobError("the stream is open for text; open it for bytes ('rb')")
         if not piece:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import struct
 from pathlib import Path
@@ -128,6 +129,72 @@ def test_files_that_are_something_else(core: sg.Core, tmp_path: Path, data: byte
         core.import_model(3, "REFERENCE")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(sg.BlobError, match="open for text"):
         core.import_model(io.StringIO("text"), "REFERENCE")  # type: ignore[arg-type]
+
+
+class Raw(io.RawIOBase):
+    """A raw stream that takes and gives a few bytes at a time."""
+
+    def __init__(self, content: bytes = b"", most: int | None = 1000) -> None:
+        self.content = bytearray(content)
+        self.most = most
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: Any) -> int | None:
+        if self.most is not None:
+            self.content += bytes(piece[: self.most])
+        return self.most and min(self.most, len(piece))
+
+    def readinto(self, target: Any) -> int:
+        piece = self.content[self.position : self.position + min(len(target), 1000)]
+        target[: len(piece)] = piece
+        self.position += len(piece)
+        return len(piece)
+
+
+def test_raw_streams_take_parts() -> None:
+    model = sg.compile_model(net(), "REFERENCE")
+    raw: Any = Raw()
+    whole = io.BytesIO()
+    model.export_model(raw)
+    model.export_model(whole)
+    assert raw.content == whole.getvalue()
+    assert sg.import_model(raw, "REFERENCE").execution_devices == ["REFERENCE"]
+    for most in (0, None):  # a stream that does not wait takes nothing
+        full: Any = Raw(most=most)
+        with pytest.raises(sg.BlobError, match=r"cannot write the stream: .*took no bytes"):
+            model.export_model(full)
+
+
+def test_streams_that_are_closed_or_open_for_something_else(tmp_path: Path) -> None:
+    model = sg.compile_model(net(), "REFERENCE")
+    path = tmp_path / "model.blob"
+    model.export_model(path)
+    with open(path, "rb") as stream:
+        with pytest.raises(sg.BlobError, match="not open to write bytes"):
+            model.export_model(stream)
+    for device in ("", "REFERENCE"):
+        with pytest.raises(sg.BlobError, match=r"cannot read the stream: .*closed file"):
+            sg.import_model(stream, device)
+        with open(tmp_path / "other", "wb") as other:
+            with pytest.raises(sg.BlobError, match="not open to read bytes"):
+                sg.import_model(other, device)
+
+
+def test_an_export_replaces_neither_a_pipe_nor_a_link(tmp_path: Path) -> None:
+    model = sg.compile_model(net(), "REFERENCE")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(sg.FileError, match="no regular file"):
+        model.export_model(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    model.export_model(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert sg.import_model(tmp_path / "file", "REFERENCE").device == "REFERENCE"
 
 
 def checksum(data: bytes | bytearray) -> bytes:
