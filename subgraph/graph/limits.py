@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from subgraph.errors import ConfigError, LimitError
+from subgraph.graph.symbolic import plain
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.system.control_groups import group_files
 
@@ -187,17 +188,19 @@ def check_memory(wanted: float, what: str) -> None:
     goes on after a refusal is refused again.
 
     Args:
-        wanted: Bytes to allocate.
+        wanted: Bytes to allocate; they may be symbolic.
         what: The operator or plan that allocates, for the message.
 
     Raises:
         LimitError: the budget is exceeded.
     """
-    allocated = _state.allocated = _state.allocated + wanted
-    if allocated <= MAX_UNCOUNTED_BYTES or allocated * _COUNT_EVERY <= memory_limit():
-        return
     most = memory_limit()
-    held = _held() if wanted <= most else 0
+    exceeds = wanted > most  # of a symbolic number this is a guard: larger ones are checked anew
+    wanted = plain(wanted)
+    allocated = _state.allocated = _state.allocated + wanted
+    if allocated <= MAX_UNCOUNTED_BYTES or allocated * _COUNT_EVERY <= most:
+        return
+    held = 0 if exceeds else _held()
     if wanted + held > most:
         beside = f" beside the {_shown(held)} that are held" if held else ""
         raise _exceeded(f"{what} asks for {_shown(wanted)}{beside}")

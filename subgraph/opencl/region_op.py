@@ -8,9 +8,11 @@ from typing import Any, cast
 import attrs
 
 from subgraph.engine.planner.plan_types import Plan
+from subgraph.engine.region.executable_plan import AnyExecutablePlan
 from subgraph.engine.region.region_op import Fuse, RegionOp, RegionOptions, without_weights
 from subgraph.engine.region.region_session import RegionSession
 from subgraph.graph.graph import Graph
+from subgraph.graph.limits import memory_limit
 from subgraph.graph.types import Array
 from subgraph.opencl.executable_plan import ClExecutablePlan, Pending
 from subgraph.opencl.runtime import Runtime
@@ -40,6 +42,17 @@ class ClSubgraphOp(RegionOp):
         return ClSession(self)
 
 
+def _buffer_bytes(plan: Plan) -> int:
+    """Return the bytes of the buffers of a plan."""
+    operands = [*plan.inputs, *plan.outputs]
+    return plan.arena_bytes + sum(operand.nbytes for operand in operands if operand is not None)
+
+
+def _bytes_of(bound: AnyExecutablePlan) -> int:
+    assert isinstance(bound, ClExecutablePlan), "made by `ClSession._bind`"
+    return _buffer_bytes(bound.plan)
+
+
 class ClSession(RegionSession):
     """Runs a region for one request."""
 
@@ -50,6 +63,11 @@ class ClSession(RegionSession):
 
     def _bind(self, plan: object) -> ClExecutablePlan:
         assert isinstance(plan, Plan), "the strategies of OPENCL return no others"
+        # Each plan has buffers of its own; those of other shapes count against the budget, too.
+        wanted = _buffer_bytes(plan)
+        while self._bound and wanted + sum(map(_bytes_of, self._bound.values())) > memory_limit():
+            self._bound.popitem(last=False)
+            self._last = self._active = None
         op = self._cl_op
         return ClExecutablePlan(plan, op.runtime, op.weights, op.options.profiling)
 

@@ -20,10 +20,12 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.devices.export import region_nodes
 from subgraph.devices.plugins.opencl import OpenclDevice
 from subgraph.errors import DeviceError
 from subgraph.graph.types import Array
 from subgraph.opencl import executable_plan, runtime, tuning
+from subgraph.opencl.region_op import ClSession, ClSubgraphOp
 from tests.support.opencl import core, graph_of, needs_device, random
 
 pytestmark = needs_device
@@ -485,3 +487,17 @@ def test_more_elements_than_kernels_count() -> None:
     answer = core().query_model(sg.Graph([x], [ops.BitwiseNot(x, name="big")]), "OPENCL")
     assert "big" not in answer
     assert "2^31" in str(answer.reasons["big"])
+
+
+def test_buffers_of_other_shapes_count_against_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs of eight shapes took eight times the memory of one."""
+    monkeypatch.setenv("SUBGRAPH_MEMORY_LIMIT", "48M")
+    x = sg.input("x", ("N",))
+    graph = sg.Graph([x], [ops.ReduceSum(ops.Abs(x))])
+    (node,) = region_nodes(core().compile_model(graph, "OPENCL").graph)
+    assert isinstance(node.op, ClSubgraphOp)
+    session = node.op.session()
+    assert isinstance(session, ClSession)
+    for count in (4 << 20, (4 << 20) - 1, (4 << 20) - 2):  # 16 MiB each, twice
+        session([np.ones(count, np.float32)])
+        assert len(session._bound) == 1

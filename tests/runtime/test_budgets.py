@@ -196,6 +196,28 @@ def test_constants_of_a_plan_are_limited_together(monkeypatch: pytest.MonkeyPatc
         sg.compile_model(_many_constants(100, 1 << 18), "CPU")()
 
 
+def test_a_region_counts_what_the_regions_before_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each region's plan fitted alone, and half of the values were made before it was refused."""
+    monkeypatch.setenv(limits.VARIABLE, "64M")
+    count = 3 << 18  # 3 MiB; y has 24, z 48
+    graph = sg.load(
+        _model(
+            [
+                helper.make_node("Concat", ["x"] * 8, ["y"], name="first", axis=0),
+                helper.make_node("Concat", ["y", "y"], ["z"], name="second", axis=0),
+            ],
+            [_info("x", [count])],
+            [_info("y", [8 * count]), _info("z", [16 * count])],
+        )
+    )
+    for name, device in (("first", "REFERENCE"), ("second", "CPU")):
+        graph.node(name).metadata = {"affinity": device}
+    model = sg.compile_model(graph, "HETERO:CPU,REFERENCE")
+    x = np.ones(count, np.float32)
+    with _peak_below(50 << 20), pytest.raises(sg.LimitError, match=r"48.00 MiB beside the 27"):
+        model(x=x)
+
+
 @pytest.mark.plain_memory
 @pytest.mark.parametrize("device", DEVICES)
 def test_values_that_die_in_between_do_not_count(

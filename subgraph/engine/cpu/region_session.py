@@ -84,5 +84,6 @@ class CpuSession(RegionSession):
         for key, bound in self._bound.items():
             if isinstance(bound, ExecutablePlan) and bound.symbolic_plan is symbolic_plan:
                 del self._bound[key]
+                self._last = None  # it may be this one, which no longer fits its shapes
                 return bound
         return None

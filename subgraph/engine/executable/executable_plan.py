@@ -28,6 +28,7 @@ from subgraph.engine.program.program import Program, Step, runtime_kernels
 from subgraph.engine.program.reports import SLOT_WORDS, ReportSlot
 from subgraph.engine.toolchain import loader, toolchain
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.limits import check_memory
 from subgraph.graph.parameters import Snapshot
 from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import ProfileEntry, fill_outputs
@@ -104,6 +105,7 @@ class ExecutablePlan:
                 enlarged or moved later.
             pool: The threads that run steps; None: only the calling thread.
         """
+        _check_memory(layout.arena_bytes, layout.outputs)
         self.plan = plan
         self._entries = layout.entries
         self.epoch: int | None = None
@@ -154,6 +156,8 @@ class ExecutablePlan:
     def rebind(self, instance: PlanInstance) -> None:
         """Change to another instance of the same symbolic plan; the weights stay."""
         symbolic_plan, numbers = instance.symbolic_plan, instance.numbers
+        inputs, outputs = symbolic_plan.ports(numbers)
+        _check_memory(instance.arena_bytes, outputs)  # before anything is changed
         self.plan, self._entries = instance, instance.entries
         symbolic_plan.words.fill(self._words, numbers)
         for k, weight, patch in symbolic_plan.varying_weights(numbers):
@@ -161,7 +165,7 @@ class ExecutablePlan:
         self._arena_patch, self._arena_at = symbolic_plan.arena(numbers), -1
         if guard_pages.MODE:
             self._arena = _GuardedArena(symbolic_plan.areas(numbers), instance.arena_bytes)
-        self._bind_ports(*symbolic_plan.ports(numbers))
+        self._bind_ports(inputs, outputs)
         self._segments[0].set_sizes(symbolic_plan.rows.filled(numbers))
         self._run_staged = self._make_staged()
 
@@ -437,6 +441,12 @@ def _run_one_to_one(
         return [copy()]
 
     return run
+
+
+def _check_memory(arena_bytes: int, outputs: Sequence[Port]) -> None:
+    """Raise LimitError if a plan's memory does not fit beside the values of this thread's runs."""
+    wanted = arena_bytes + sum(port.nbytes for port in outputs)
+    check_memory(wanted, "a region, for the values that live at the same time,")
 
 
 def _copied_words(layout: ArgumentLayout) -> Array:

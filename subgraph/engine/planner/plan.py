@@ -259,8 +259,7 @@ class Planner:
         offsets, total = self.place_storages(
             [s.nbytes for s, _ in placed], [life for _, life in placed]
         )
-        constants = self.folded_bytes + self.derived_bytes
-        self._check_total(total + sum(operand.nbytes for operand in outputs) + constants)
+        self._check_total(total, outputs)
         return Plan(
             self.graph,
             tuple(self.items),
@@ -273,11 +272,14 @@ class Planner:
             joined,
         )
 
-    def _check_total(self, count: int) -> None:
-        if count > self.memory_limit:
-            check_memory(
-                count, f"graph {self.graph.name!r}, for the values that live at the same time,"
-            )
+    def _check_total(self, arena: int, outputs: Sequence[Operand]) -> None:
+        results = sum(operand.nbytes for operand in outputs)
+        count = arena + results + self.folded_bytes + self.derived_bytes
+        if not self.options.lowering.copies_outputs:  # buffers of the device, and the host's arrays
+            count += results + sum(operand.nbytes for operand in self.inputs if operand)
+        check_memory(
+            count, f"graph {self.graph.name!r}, for the values that live at the same time,"
+        )
 
     def place_storages(
         self, sizes: Sequence[int], lives: Sequence[Life]
