@@ -196,4 +196,6 @@ def list_selectors() -> dict[str, str]:
 
 def first_line(owner: object) -> str:
     """Return the first line of a class's or function's docstring, "" if it has none."""
+    while isinstance(owner, partial):
+        owner = owner.func
     return (owner.__doc__ or "").strip().partition("\n")[0]

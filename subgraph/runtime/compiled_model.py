@@ -38,6 +38,8 @@ from subgraph.runtime.runner import (
     Runner,
     Stage,
     TimedRunner,
+    checked_run,
+    checked_stages,
     is_direct,
     with_memory_budget,
 )
@@ -221,8 +223,8 @@ class CompiledModel:
     def _whole_run(self, runner: Runner) -> Callable[[Sequence[Any]], Any]:
         """Return a callable for all stages of a run, which a device may define by itself."""
         if type(self).create_stages is CompiledModel.create_stages:
-            return runner.run
-        stages = self.create_stages(runner)
+            return self._checked_run(runner.run)
+        stages = self.checked_stages(runner)
 
         def run(inputs: Any) -> Any:
             for stage in stages:
@@ -361,6 +363,25 @@ class CompiledModel:
             following = TaskExecutor("results", self.optimal_requests)
             self._threads = TaskExecutor("requests", self.optimal_requests), following
         return runner.stages(*self._threads)
+
+    def checked_stages(self, runner: Runner) -> list[Stage]:
+        """Return the stages of `create_stages`, checked if a device defines them or the runner.
+
+        Raises:
+            DeviceError: they are not a list of stages.
+        """
+        stages = self.create_stages(runner)
+        own = type(self).create_stages is not CompiledModel.create_stages
+        if not (own or self._has_own_runner):
+            return stages
+        return checked_stages(stages, type(self).__name__, len(self.outputs))
+
+    def _checked_run(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return (
+            checked_run(run, type(self).__name__, len(self.outputs))
+            if self._has_own_runner
+            else run
+        )
 
     def create_infer_request(self) -> InferRequest:
         """Return a new request with memory of its own."""

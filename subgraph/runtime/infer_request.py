@@ -71,7 +71,7 @@ class InferRequest:
         self.id = model.next_request_id()
         self._cancel = Cancel()
         self._runner = model.create_runner(self._cancel)
-        self._stages = model.create_stages(self._runner)
+        self._stages = model.checked_stages(self._runner)
         self._lock = free_in_child(threading.Lock())
         # Identifier of the process in which a run is going on, 0 for none. A forked child inherits
         # the request but not the run.

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from subgraph.errors import DeviceError, require_type
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.graph.parameters import Parameter
@@ -47,6 +48,46 @@ class Stage:
 
     executor: TaskExecutor
     function: Callable[[Any], Any]
+
+    def __attrs_post_init__(self) -> None:
+        require_type(self.executor, TaskExecutor, DeviceError, "an sg.TaskExecutor")
+        if not callable(self.function):  # pyright: ignore[reportUnnecessaryComparison]
+            raise DeviceError(f"the function of a stage is {self.function!r}, which is none")
+
+
+def checked_stages(stages: Any, owner: str, outputs: int) -> list[Stage]:
+    """Return the stages that a device's own model defines, the last with a check of its results.
+
+    Args:
+        stages: The answer of ``create_stages``.
+        owner: Name of the model's class, for messages.
+        outputs: Number of outputs of the model.
+
+    Raises:
+        DeviceError: they are not a list of stages.
+    """
+    listed: list[Any] = list(stages) if type(stages) in (list, tuple) else []
+    if not listed or not all(isinstance(stage, Stage) for stage in listed):
+        raise DeviceError(
+            f"{owner}.create_stages gave {stages!r}; it must return a list of one sg.Stage or more"
+        )
+    last: Stage = listed.pop()
+    return [*listed, Stage(last.executor, checked_run(last.function, owner, outputs))]
+
+
+def checked_run(run: Callable[[Any], Any], owner: str, outputs: int) -> Callable[[Any], Any]:
+    """Return ``run`` with a check that it returns one result for each output."""
+
+    def checked(state: Any) -> Any:
+        results = run(state)
+        if type(results) not in (list, tuple) or len(results) != outputs:
+            raise DeviceError(
+                f"a run of {owner} gave {type(results).__name__}; it must return a list of its "
+                f"results, one for each of {outputs} outputs"
+            )
+        return results
+
+    return checked
 
 
 class Runner:

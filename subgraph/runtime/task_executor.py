@@ -9,6 +9,7 @@ maximum starts a thread for every task for which no thread is free; threads that
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import queue
@@ -17,7 +18,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from subgraph.errors import DeviceError
+from subgraph.errors import ConfigError, DeviceError, require_type
 from subgraph.system.exiting import uninterrupted
 from subgraph.system.forking import free_in_child
 from subgraph.weights.parallel import start_threads
@@ -27,6 +28,7 @@ Task = Callable[[], None]
 # starting a thread takes some 0.1 ms, so waiting longer saves no noticeable time.
 _IDLE_SECONDS = 10.0
 _local = threading.local()
+_log = logging.getLogger("subgraph")
 
 
 class _State:
@@ -106,7 +108,10 @@ def _work(state: _State) -> None:
     _local.state = state
     while (task := state.next_task()) is not None:
         with uninterrupted:
-            task()
+            try:
+                task()
+            except BaseException:
+                _log.exception("a task of %r raised", threading.current_thread().name)
         del task  # it may refer to a request, which must not live on while this thread waits
 
 
@@ -116,7 +121,9 @@ def _stop(state: _State) -> None:
 
 
 class TaskExecutor:
-    """Runs tasks in the order of submission on daemon threads; a task must not raise.
+    """Runs tasks in the order of submission on daemon threads.
+
+    An error of a task is logged. The tasks of requests raise none: `wait` raises their errors.
 
     Attributes:
         name: Part of the names of its threads.
@@ -129,7 +136,11 @@ class TaskExecutor:
         Args:
             name: Part of the names of its threads.
             threads: Most tasks that run at a time, at least 1; None for no maximum.
+
+        Raises:
+            ConfigError: ``threads`` is no whole number.
         """
+        require_type(threads, (int, type(None)), ConfigError, "a number of threads, or None")
         self.name = name
         self.threads = None if threads is None else max(1, threads)
         self._lock = free_in_child(threading.Lock())
@@ -144,8 +155,11 @@ class TaskExecutor:
         """Queue a task.
 
         Raises:
+            ConfigError: ``task`` cannot be called.
             DeviceError: A thread is needed and cannot be started.
         """
+        if not callable(task):  # pyright: ignore[reportUnnecessaryComparison]
+            raise ConfigError(f"a task is a function without arguments; got {task!r}")
         with self._lock:
             if self._state.pid != os.getpid():
                 self._state = self._new_state()

@@ -50,6 +50,7 @@ def net() -> sg.Graph:
 
 def test_properties_and_selectors_are_listed() -> None:
     assert sg.list_properties()[NAME] == "Runs Relu and counts."
+    assert not any("partial(func" in about for about in sg.list_properties().values())
     assert sg.list_selectors()[f"{NAME}_selector"] == "Takes Tanh."
     assert list(sg.list_properties()) == sorted(sg.list_properties())
     assert NAME not in sg.list_selectors()

@@ -367,6 +367,50 @@ def test_stages_of_different_requests_overlap() -> None:
     assert got == [[3, 5]] * 12
 
 
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([], "create_stages gave"),
+        (5, "create_stages gave 5; it must return a list of"),
+        ([lambda inputs: inputs], "create_stages gave"),
+        (
+            [Stage(TaskExecutor("lane"), lambda inputs: None)],
+            "gave NoneType; it must return",
+        ),
+        ([Stage(TaskExecutor("lane"), lambda inputs: [])], "one for each of 1 outputs"),
+    ],
+)
+def test_stages_that_are_none_are_an_error(stages: Any, message: str) -> None:
+    class Staged(sg.CompiledModel):
+        def create_stages(self, runner: Runner) -> list[Stage]:
+            made: list[Stage] = stages
+            return made
+
+    model = Staged(chain()[0].graph)
+    with pytest.raises(sg.DeviceError, match=message):
+        model(X)
+    with pytest.raises(sg.DeviceError, match=message):
+        model.create_infer_request().infer(X)
+    nothing: Any = 5
+    with pytest.raises(sg.DeviceError, match="got 5"):
+        Stage(nothing, len)
+    with pytest.raises(sg.DeviceError, match="is 5"):
+        Stage(TaskExecutor("lane"), nothing)
+
+
+def test_a_task_that_raises_does_not_end_its_executor(caplog: pytest.LogCaptureFixture) -> None:
+    executor, done = TaskExecutor("lane"), threading.Event()
+    executor.submit(lambda: [].pop())
+    executor.submit(done.set)
+    assert done.wait(20)
+    assert "a task of 'subgraph-lane-1' raised" in caplog.text
+    wrong: Any = "2"
+    with pytest.raises(sg.ConfigError, match="got '2'"):
+        TaskExecutor("lane", threads=wrong)
+    with pytest.raises(sg.ConfigError, match="a task is a function"):
+        executor.submit(wrong)
+
+
 def test_requests_and_threads_go_with_their_model() -> None:
     model, gates = chain(2)
     request = model.create_infer_request()
