@@ -54,8 +54,8 @@ def check_op(op: object, base: type[object]) -> None:
             ``session``.
 
     Raises:
-        PartitionError: the op overrides neither, or an attribute of the child hides ``weights`` or
-            ``subgraph``.
+        PartitionError: the op overrides neither, or an attribute of the child hides one that the
+            base class needs.
     """
     kind = type(op)
     name = kind.__name__
@@ -66,13 +66,21 @@ def check_op(op: object, base: type[object]) -> None:
             f"{name} overrides neither forward nor session: write forward(self, inputs), which "
             f"returns a list of arrays ({near})"
         )
-    for attribute, wanted in (("weights", WeightCache), ("subgraph", Graph)):
+    needed = {"weights": WeightCache, "subgraph": Graph, "device": str, "concurrent": bool}
+    for attribute, wanted in needed.items():
         held = getattr(op, attribute)
         if not isinstance(held, wanted):
-            raise PartitionError(
-                f"{name} has set its attribute {attribute!r} to {held!r}; the base class needs it "
-                f"for a {wanted.__name__}: choose another name"
-            )
+            raise _hidden(name, attribute, held, f"a {wanted.__name__}")
+    held = getattr(op, "fallback", None)
+    if held is not None and not hasattr(held, "replace_session"):
+        raise _hidden(name, "fallback", held, "the devices that run the subgraph when it fails")
+
+
+def _hidden(op: str, attribute: str, held: object, wanted: str) -> PartitionError:
+    return PartitionError(
+        f"{op} has set its attribute {attribute!r} to {held!r}; the base class needs it for "
+        f"{wanted}: choose another name"
+    )
 
 
 def output_types(op: CheckedOp, inputs: Sequence[ValueType | None]) -> list[ValueType | None]:

@@ -109,7 +109,11 @@ class _RetiredObject:
 
 
 def _close(value: Any, close: Close | None) -> None:
-    """Close a result by ``close`` or, if that is None, by its method ``close``, if any."""
+    """Close a result by ``close``, or else by its method ``close`` or those of a tuple's parts."""
+    if close is None and _is_tuple(value):
+        for part in value:
+            _close(part, None)
+        return
     own = getattr(value, "close", None)
     try:
         if close is not None:
@@ -362,8 +366,8 @@ class WeightCache:
             parameters: All parameters that the result depends on.
             align: Addresses of arrays are multiples of this number of bytes; 0: any address.
             close: Called with a result that is no array when it is freed: after the last user of
-                the entry, or after the last run that uses its version. None: the result's method
-                ``close``, if it has one.
+                the entry, or after the last run that uses its version. None: the method ``close``
+                of the result, or of each part of a tuple, where there is one.
 
         Returns:
             The result for the versions that this thread uses (see `pinned`); arrays are read-only.

@@ -112,6 +112,18 @@ def test_a_handle_of_an_older_version_alone() -> None:
     assert [handle.closed for handle in handles] == [0, 1]
 
 
+def test_the_parts_of_a_tuple_are_closed() -> None:
+    handles: list[Handle] = []
+    cache, w = sg.WeightCache(), sg.Parameter("w", W)
+    make = made(handles)
+    cache.get("parts", lambda a: (a + 1, (make(a), make(a))), w)
+    w.assign(W * 2)
+    cache.get("parts", lambda a: (a + 1, (make(a), make(a))), w)
+    del w
+    cache.clear()
+    assert sorted(handle.closed for handle in handles) == [1, 1, 1, 1]
+
+
 def test_a_handle_may_say_how_it_is_closed() -> None:
     closed: list[int] = []
     cache, w = sg.WeightCache(), sg.Parameter("w", W)
@@ -215,7 +227,7 @@ def test_a_forward_of_the_object_is_one() -> None:
     np.testing.assert_array_equal(result, np.maximum(ARRAY, 0))
 
 
-@pytest.mark.parametrize("name", ["weights", "subgraph"])
+@pytest.mark.parametrize("name", ["weights", "subgraph", "fallback", "concurrent"])
 def test_an_attribute_that_the_framework_reads_is_said(name: str) -> None:
     class Taken(SessionOp):
         def __init__(self, subgraph: sg.Graph) -> None:
