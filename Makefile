@@ -31,8 +31,9 @@ $(VENV)/.has-opencl: $(BIN)/python $(PACKAGING)
 demo: $(VENV)/.has-demo  ## Run a real network on real images through a user's own partition.
 	$(BIN)/python examples/demo.py
 
+# A test that ends its process fails the run at once: with a new process, pytest-xdist may wait forever.
 test: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the tests (the slow suites apart).
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not oclgrind" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m "not slow and not oclgrind" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the slow suites: 10,000 random partitions, and so on.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
