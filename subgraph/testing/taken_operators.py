@@ -14,14 +14,16 @@ from subgraph.partition.property import SubgraphProperty, property_from
 from subgraph.partition.selector import SubgraphSelector
 
 SHAPES = ((1, 2, 4, 4), (2, 3))
+_OTHER_DTYPES = ("int64", "int8", "uint8", "float16", "float64", "bool")
 _MAX_STARTS = 8  # start operators for which growth to every other operator is tried
 
 
 def taken_operators(prop: Any) -> list[str]:
     """Return the operators of ONNX's domain at which a region may start or to which it may grow.
 
-    The nodes have float operands and no attributes. An operator at whose node the selector raises
-    counts as taken, because the selector may need attributes.
+    The nodes have no attributes. Their operands are inputs of float32, results of other nodes, or
+    of other dtypes. An operator at whose node the selector raises counts as taken, because the
+    selector may need attributes.
 
     Args:
         prop: A value of ``graph.attrs["subgraph_property"]``.
@@ -39,29 +41,52 @@ def taken_operators(prop: Any) -> list[str]:
     return sorted(taken)
 
 
-def plain_node(op_type: str, shape: tuple[int, ...], first: Value | None = None) -> Node:
-    """Return a node without attributes on float operands of one shape.
+def plain_node(
+    op_type: str,
+    shape: tuple[int, ...],
+    first: Value | None = None,
+    *,
+    dtype: str = "float32",
+    inside: bool = False,
+) -> Node:
+    """Return a node without attributes on operands of one shape.
 
     Args:
         op_type: An operator of ONNX's own domain.
         shape: Shape of the operands, and of the outputs as far as types are stated.
         first: The first operand; None: a new value.
+        dtype: Dtype of the operands and outputs.
+        inside: Whether each operand is the result of a node of its own, and a node uses the result.
     """
     schema = get_schema(op_type)
     count = max(schema.min_inputs, min(schema.max_inputs, 2))
-    type_ = TensorType("float32", shape)
+    type_ = TensorType(dtype, shape)
     inputs = [Value(f"{op_type}_in{k}", type_) for k in range(count)]
+    if inside:
+        inputs = [_relu(value, f"before{k}").outputs[0] for k, value in enumerate(inputs)]
     if first is not None:
         inputs[:1] = [first]
     outputs = [Value(f"{op_type}_out{k}", type_) for k in range(max(1, schema.min_outputs))]
-    return Node(op_type, inputs, outputs=outputs, name=op_type)
+    node = Node(op_type, inputs, outputs=outputs, name=op_type)
+    if inside:
+        outputs[0].uses.append(_relu(outputs[0], "after"))
+        for value in inputs:
+            value.uses.append(node)
+    return node
+
+
+def _relu(value: Value, name: str) -> Node:
+    return Node("Relu", [value], outputs=[Value(f"{name}_out", value.type)], name=name)
 
 
 def _says_yes(
     owner: SubgraphProperty, ask: Callable[[SubgraphSelector, Node], Any], op_type: str
 ) -> bool:
-    for shape in SHAPES:
-        node = plain_node(op_type, shape)
+    nodes = [
+        plain_node(op_type, shape, inside=inside) for inside in (False, True) for shape in SHAPES
+    ]
+    nodes += [plain_node(op_type, SHAPES[1], dtype=dtype) for dtype in _OTHER_DTYPES]
+    for node in nodes:
         try:
             if ask(owner.create_subgraph_selector(), node):
                 return True

@@ -206,6 +206,41 @@ class Grows(sg.SubgraphSelector):
         return output_node.op_type in ("Relu", "Clip")
 
 
+class Joins(sg.SubgraphSelector):
+    """Takes Add and Sub of the results of two nodes."""
+
+    def select(self, node: sg.Node) -> bool:
+        makers = {value.producer for value in node.inputs if value is not None and value.producer}
+        return node.op_type in ("Add", "Sub") and len(makers) == 2
+
+
+class Bytes(sg.SubgraphSelector):
+    """Takes Add of int8."""
+
+    def select(self, node: sg.Node) -> bool:
+        type_ = node.outputs[0].type
+        return node.op_type == "Add" and isinstance(type_, sg.TensorType) and type_.dtype == "int8"
+
+
+@pytest.mark.parametrize("selector", [Joins, Bytes])
+def test_check_property_tries_selectors_of_joins_and_of_other_dtypes(
+    selector: type[sg.SubgraphSelector],
+) -> None:
+    tried = check_property(selector, max_examples=100)
+    assert tried.taken == (("Add", "Sub") if selector is Joins else ("Add",))
+    assert tried.calls > 0
+
+    class Wrong(sg.SubgraphProperty):
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return selector()
+
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+            return sg.subgraph_node(subgraph, op=PlusOne(subgraph))
+
+    with pytest.raises(sg.PartitionError, match="differs at"):
+        check_property(Wrong, max_examples=100)
+
+
 def test_check_property_finds_out_where_a_region_grows() -> None:
     tried = check_property(Grows, max_examples=160)
     assert set(tried.taken) == {"Conv", "Relu", "Clip"}
