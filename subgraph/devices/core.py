@@ -195,6 +195,7 @@ class Core:
         Raises:
             DeviceError: no such device, or it cannot start.
         """
+        require_type(device_name, str, DeviceError, "the name of a device")
         _, colon, rest = device_name.partition(":")
         if colon:
             names = [name.strip() for name in rest.split(",") if name.strip()]
@@ -467,6 +468,7 @@ class Core:
         """
         from subgraph.devices.export import exported_device
 
+        require_type(device_name, str, DeviceError, "the name of a device")
         if isinstance(source, (bytes, bytearray, memoryview)):
             return self._import_bytes(io.BytesIO(source), device_name, config)
         device, extra = self.split(device_name or exported_device(source))

@@ -40,7 +40,7 @@ def prepared_graph(
     Raises:
         PartitionError: the variable names an unregistered property or selector.
     """
-    if preprocess:
+    if preprocess is not None:
         from subgraph.runtime.preprocessing import preprocessed
 
         graph = preprocessed(graph, preprocess)

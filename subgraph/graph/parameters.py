@@ -377,6 +377,9 @@ class Versions:
 class ParameterTable(dict[str, Parameter]):
     """Parameters by name; looking up another name is an error that lists the nearest."""
 
+    def __getitem__(self, name: str) -> Parameter:
+        return super().__getitem__(name) if isinstance(name, str) else self.__missing__(name)  # pyright: ignore[reportUnnecessaryIsInstance]
+
     def __missing__(self, name: object) -> Parameter:
         raise MissingInputError(f"there is no parameter {name!r}; {nearest(str(name), self)}")
 

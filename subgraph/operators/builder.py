@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from subgraph.errors import ModelError, ShapeError
+from subgraph.errors import ModelError, ShapeError, require_type
 from subgraph.graph.graph import Capture, Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import ONNX_DTYPE, Array, TensorType, ValueType, canonical_dtype, dtype_of
@@ -82,7 +82,11 @@ def capture(outer: Value) -> Value:
     """Return a value by which the body of a control-flow node uses ``outer`` of the graph around.
 
     For a value over a Parameter it is a new value over the same Parameter, not a capture.
+
+    Raises:
+        ModelError: ``outer`` is no value.
     """
+    require_type(outer, Value, ModelError, "a value of the graph around, as sg.input returns")
     if outer.parameter is not None:
         return Value(outer.name, outer.type, parameter=outer.parameter)
     return Capture(outer)

@@ -221,7 +221,7 @@ def region_model(subgraph: Node | Graph, *, weights: Weights = "inside") -> Grap
         PartitionError: the node is no subgraph node, or ``weights`` is neither of the two.
     """
     require_type(subgraph, (Node, Graph), PartitionError, "a subgraph node, or its inner graph")
-    if weights not in ("inside", "inputs"):
+    if not isinstance(weights, str) or weights not in ("inside", "inputs"):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PartitionError(f"weights is {weights!r}; it is 'inside' or 'inputs'")
     inner = subgraph.subgraph if isinstance(subgraph, Node) else subgraph
     if inner is None:

@@ -327,7 +327,8 @@ class CompiledModel:
             ShapeError: The array is not writable, or its dtype or shape can never fit.
         """
         names = [port.name for port in self.outputs]
-        if key not in names and not (isinstance(key, int) and 0 <= key < len(names)):
+        listed: Sequence[Any] = names if isinstance(key, str) else range(len(names))
+        if not isinstance(key, (str, int)) or key not in listed:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MissingInputError(f"the model has no output {key!r}; {nearest(str(key), names)}")
         position = key if isinstance(key, int) else names.index(key)
         type_ = self.outputs[position].type
@@ -449,17 +450,16 @@ class CompiledModel:
         options = property_access(self.options)
         own["SUPPORTED_METRICS"] = [key for key in self._supported() if key not in options]
         own["SUPPORTED_CONFIG_KEYS"] = list(options)
-        if isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            name = current_name(name, {**own, **options})
-        if name in own:
-            return own[name]
-        if name in options:
-            return getattr(self.options, name)
         known = [*own, *options]
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"a property is named by a string, such as {known[0]!r}; got {name!r}"
             )
+        name = current_name(name, {**own, **options})
+        if name in own:
+            return own[name]
+        if name in options:
+            return getattr(self.options, name)
         raise ConfigError(f"a compiled model has no property {name!r}; {nearest(name, known)}")
 
     def _supported(self) -> dict[str, str]:

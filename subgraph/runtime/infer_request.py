@@ -383,9 +383,9 @@ class InferRequest:
         names = [port.name for port in self.model.inputs]
         if isinstance(key, int) and 0 <= key < len(names):
             return key
-        if key not in names:
+        if not isinstance(key, str) or key not in names:
             raise MissingInputError(f"the model has no input {key!r}; {nearest(str(key), names)}")
-        return names.index(str(key))
+        return names.index(key)
 
     def query_state(self) -> list[RequestState]:
         """Return the states that subgraph ops carry from one run of this request to the next.

@@ -84,7 +84,7 @@ class Results(Mapping[str, Any]):
                     f"there is no output {key}; the model has {len(self._values)}, counted from 0"
                 ) from None
         name: Any = key if isinstance(key, str) else getattr(key, "name", key)
-        position = self._positions.get(name)
+        position = self._positions.get(name) if isinstance(name, str) else None
         if position is None:
             raise MissingInputError(
                 f"the model has no output {name!r}; {nearest(str(name), self._positions)}"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from subgraph.errors import SubgraphError
+from subgraph.errors import SubgraphError, require_type
 from subgraph.system.forking import free_in_child, held_while_forking
 
 T = TypeVar("T")
@@ -130,8 +130,9 @@ class Registry(Generic[T]):
             replace: Whether an entry of another owner is replaced.
 
         Raises:
-            SubgraphError: another owner has the name; the message names both.
+            SubgraphError: another owner has the name; the message names both. Or it is no string.
         """
+        require_type(name, str, self._error, f"the name of the {self.kind}, a string")
         with self._lock:
             known = self._entries.get(name)
             if known is not None and known[1] != owner and not replace:

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from subgraph.errors import ModelError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import (
@@ -57,7 +58,11 @@ def print_graph(graph: Graph, data: Data = "small") -> str:
         graph: The graph.
         data: Arrays whose elements are written: "small" (up to 4 KiB), "all", "none"; "digest" is
             "small" with the SHA-256 of the other arrays.
+
+    Raises:
+        ModelError: ``graph`` is no graph.
     """
+    require_type(graph, Graph, ModelError, "a graph, as sg.load returns")
     printer = _Printer(data)
     printer.graph(graph, "")
     printer.parameters()

@@ -108,8 +108,8 @@ def apply_pass(
     """
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PassError(f"passes take a Graph, got {graph!r}; sg.load makes one of a model")
-    steps = [(pass_name(p), _callable(p)) for p in _flatten(which)]
-    calls = _with_options(steps, options)
+    steps = [(_callable(p), p) for p in _flatten(which)]
+    calls = _with_options([(pass_name(p), call) for call, p in steps], options)
     with _active(instruments):
         for name, call in calls:
             graph = _run(name, call, graph)
@@ -129,7 +129,8 @@ def _flatten(which: PassLike) -> Iterator[str | Pass]:
 
 def _callable(which: str | Pass) -> Pass:
     found = PASSES.get(which) if isinstance(which, str) else which
-    if not callable(found):
+    kind: Any = found if isinstance(found, type) else type(found)
+    if not callable(found) or kind is type or not kind.__hash__:
         raise PassError(f"{found!r} is not a pass; give a name, a function or a pass object")
     return found
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import subgraph as sg
-from subgraph import ops
+from subgraph import ops, passes
 
 X = np.ones((2, 3), np.float32)
 WRONG: list[Any] = [3, None, object(), 2.5, [1], [[1], [2, 3]]]
@@ -53,6 +53,45 @@ CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
         r"sg\.Preprocess\(\.\.\.\) or a dict",
     ),
 }
+
+
+def model() -> sg.CompiledModel:
+    return sg.compile_model(graph(), "REFERENCE")
+
+
+UNHASHABLE: list[Any] = [[1], {"a": 1}, np.zeros(2), {1}]
+KEYS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "result": (lambda wrong: model()(X)[wrong], "has no output"),
+    "get_output": (lambda wrong: ran().get_output(wrong), "has no output"),
+    "set_output": (lambda wrong: ran().set_output(wrong, X), "has no output"),
+    "set_input": (lambda wrong: ran().set_input(wrong, X), "has no input"),
+    "get_input": (lambda wrong: ran().get_input(wrong), "has no input"),
+    "property": (lambda wrong: model().get_property(wrong), "named by a string"),
+    "parameter": (lambda wrong: model().parameters[wrong], "there is no parameter"),
+    "pass": (lambda wrong: passes.apply_pass(graph(), wrong), "not a pass"),
+    "import for": (lambda wrong: sg.import_model(b"", wrong), "the name of a device"),
+    "versions": (lambda wrong: sg.get_versions(wrong), "the name of a device"),
+    "selector": (lambda wrong: sg.register_selector(wrong, sg.SubgraphSelector), "a string"),
+    "a property": (lambda wrong: sg.register_property(wrong, sg.SubgraphProperty), "a string"),
+    "weights": (lambda wrong: sg.region_model(graph(), weights=wrong), "it is 'inside' or"),
+    "capture": (lambda wrong: sg.capture(wrong), "a value of the graph around"),
+    "print_graph": (lambda wrong: sg.print_graph(wrong), "a graph, as sg.load returns"),
+    "scale": (lambda wrong: sg.Preprocess(scale=[wrong]), "take a number or several"),
+}
+
+
+def ran() -> sg.InferRequest:
+    request = model().create_infer_request()
+    request.infer(X)
+    return request
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("wrong", UNHASHABLE, ids=lambda v: type(v).__name__)
+def test_a_key_that_cannot_be_one_is_named(name: str, wrong: Any) -> None:
+    call, text = KEYS[name]
+    with pytest.raises(sg.SubgraphError, match=text):
+        call(wrong)
 
 
 @pytest.mark.parametrize("name", CALLS)
