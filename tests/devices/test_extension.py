@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -305,7 +305,7 @@ def test_an_interrupt_and_an_error_while_undoing_leave_nothing(error: BaseExcept
     for name, device in {"FIRST": first, "B": second, "C": Forgetful(error)}.items():
         core.register_device(name, device)
         core.device(name)
-    kernels = dict.fromkeys(("FIRST", "B", "C"), on_cpu)
+    kernels = {"FIRST": on_cpu, "B": on_cpu, "C": on_cpu}
     expected = type(error) if isinstance(error, KeyboardInterrupt) else sg.DeviceError
     with pytest.raises(expected):
         core.add_extension(sg.Operator(schema("Seventh"), compute, None, kernels))
