@@ -398,6 +398,9 @@ def _why(cut: Graph, node: Node) -> str:
     return next(iter(sg.explain(cut, node).reasons), "")
 
 
+_MAX_NAME_BYTES = 200  # file systems take 255; a number and the ending follow
+
+
 def _file_names(names: Sequence[str]) -> list[str]:
     """Return distinct file names for outputs; a number follows a name that is taken.
 
@@ -407,6 +410,7 @@ def _file_names(names: Sequence[str]) -> list[str]:
     taken: set[str] = set()
     for name in names:
         plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or "output"
+        plain = plain.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
         file, number = plain, 1
         while file.casefold() in taken:
             number += 1

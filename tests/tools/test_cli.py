@@ -49,12 +49,15 @@ def test_run_takes_a_tensor_message(capsys: pytest.CaptureFixture[str], tmp_path
     assert answer["results"][0]["type"] == "float32[3, 10]"
 
 
+@pytest.mark.parametrize(
+    "names", [("a/b", "a_b", "A_b"), ("ü" * 300, "ü" * 300 + "/", "..")], ids=["like", "long"]
+)
 def test_outputs_of_like_names_are_files_of_their_own(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    names: tuple[str, str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     x = sg.input("x", (2,), "float32")
     made = [ops.Relu(x), ops.Neg(x), ops.Abs(x)]
-    for value, name in zip(made, ("a/b", "a_b", "A_b"), strict=True):
+    for value, name in zip(made, names, strict=True):
         value.name = name
     sg.save(sg.Graph([x], made), tmp_path / "m.onnx")
     answer = run_json(capsys, "run", tmp_path / "m.onnx", "--output", tmp_path / "out")
