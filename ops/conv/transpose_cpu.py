@@ -522,10 +522,9 @@ def _emit_joint(
         strides=(1, 1, 1),
         pads=triple([-first for first, _ in windows], 0),
     )
-    recipe = (
-        f"conv transpose packed {of.nv}x{of.lanes} strides {sizes.strides} pads {sizes.pads} "
-        f"outputs {sizes.target} of {sizes.source}"
-    )
+    # The weights depend on where phases begin, not on how many pixels the image has.
+    starts = [[(phase.taps, phase.pad) for phase in parts] for parts in per_axis]
+    recipe = f"conv transpose packed {of.nv}x{of.lanes} taps and pads of phases {starts}"
     weight = low.weight(recipe, _joint_weights(per_axis, sizes.kernel, of), w)
     packed_bias: Argument = 0
     if bias is not None:
