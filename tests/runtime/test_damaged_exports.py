@@ -175,15 +175,14 @@ def test_streams_that_are_closed_or_open_for_something_else(tmp_path: Path) -> N
     model = sg.compile_model(net(), "REFERENCE")
     path = tmp_path / "model.blob"
     model.export_model(path)
-    with open(path, "rb") as stream:
-        with pytest.raises(sg.BlobError, match="not open to write bytes"):
-            model.export_model(stream)
+    with open(path, "rb") as stream, pytest.raises(sg.BlobError, match="not open to write bytes"):
+        model.export_model(stream)
     for device in ("", "REFERENCE"):
         with pytest.raises(sg.BlobError, match=r"cannot read the stream: .*closed file"):
             sg.import_model(stream, device)
-        with open(tmp_path / "other", "wb") as other:
-            with pytest.raises(sg.BlobError, match="not open to read bytes"):
-                sg.import_model(other, device)
+        wanted = pytest.raises(sg.BlobError, match="not open to read bytes")
+        with open(tmp_path / "other", "wb") as other, wanted:
+            sg.import_model(other, device)
 
 
 def test_an_export_replaces_neither_a_pipe_nor_a_link(tmp_path: Path) -> None:
