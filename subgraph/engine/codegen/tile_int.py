@@ -177,7 +177,7 @@ class Requantizer:
     def _rounded(self, value: Any) -> Any:
         """Return values as int32, rounded to nearest even."""
         b, whole = self.b, ir.VectorType(I32, self.lanes)
-        if self.lanes == 16 and host.has_512_bit_vectors():
+        if self.lanes == 16 and host.has_512_bit_vectors() and not host.is_emulated():
             kept, every, current = ir.Constant(whole, ir.Undefined), I16(-1), I32(4)
             name = "llvm.x86.avx512.mask.cvtps2dq.512"
             return call_intrinsic(b, name, whole, [value, kept, every, current])
