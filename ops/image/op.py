@@ -94,6 +94,10 @@ def max_roi_pool_operands(node: Node, x: Tensor, rois: Tensor) -> None:
     require_rank("X", x, 4)
     require_rank("rois", rois, 2)
     require_shape("rois", rois, (rois.shape[0], 5), "image, x1, y1, x2, y2 of each region")
+    if rois.known is not None and rois.known.size:
+        images = rois.known[:, 0]
+        require(bool(np.isfinite(images).all()), "rois holds an image index that is no number")
+        _require_images(x, [int(image) for image in (images.min(), images.max())])
     require(bool(node.attrs.get("pooled_shape")), "pooled_shape is missing")
     require_numbers(node, "pooled_shape", 2, 1, 1, MAX_EXTENT)
 

@@ -144,6 +144,45 @@ def _ranked(value: Value) -> bool:
     return isinstance(value.type, TensorType) and value.type.shape is not None
 
 
+class _Watched(Tensor):
+    """An operand that notes whether a requirement asks for its elements; they are not known."""
+
+    asked = False
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return an attribute."""
+        if name == "known":
+            self.asked = True
+        return super().__getattribute__(name)
+
+
+def elements_read(node: Node, types: Sequence[TensorType | None]) -> list[int]:
+    """Return the positions of the operands whose elements the node's requirement reads.
+
+    Args:
+        node: The node.
+        types: Types of its operands, all with a rank; None for one that is omitted.
+
+    Raises:
+        ShapeError: the sizes of the operands do not fit.
+    """
+    shapes = [
+        None
+        if type_ is None
+        else [dim if isinstance(dim, int) else ANY_SIZE for dim in type_.shape or ()]
+        for type_ in types
+    ]
+    found: set[int] = set()
+    for rule in _rules_of(node):
+        operands = [
+            None if type_ is None or shape is None else _Watched(type_.dtype, tuple(shape))
+            for type_, shape in zip(types, shapes, strict=True)
+        ]
+        rule.check(node, list(operands))
+        found.update(k for k, operand in enumerate(operands) if operand and operand.asked)
+    return sorted(found)
+
+
 def has_requirement(node: Node) -> bool:
     """Return whether the node's operator declares what its operands must satisfy."""
     return bool(_rules_of(node))

@@ -20,6 +20,11 @@ from typing import Any, ClassVar, Protocol
 import attrs
 import numpy as np
 
+from subgraph.devices.backends.operand_checks import (
+    OperandChecks,
+    computed_elements,
+    has_computed_sizes,
+)
 from subgraph.devices.device import Device
 from subgraph.devices.query import PreparedGraph
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
@@ -86,6 +91,8 @@ class Backend(Device):
         requirement: Requirement for pip, such as "onnxruntime >= 1.22".
         title: Name of the library in messages.
         dtypes: Dtypes of tensors that the library computes as ONNX defines them.
+        checks_operands: Whether the library checks sizes and indices itself at every run. If not,
+            they are checked before, and nodes for which that is impossible are refused.
         empty_tensors: Whether the library runs on inputs without elements; if not, the default
             executor makes such runs.
         library: The imported module, once the device has started.
@@ -97,6 +104,7 @@ class Backend(Device):
     requirement: ClassVar[str]
     title: ClassVar[str]
     dtypes: ClassVar[frozenset[str]]
+    checks_operands: ClassVar[bool] = False
     empty_tensors: ClassVar[bool] = True
     library: Any
 
@@ -164,12 +172,25 @@ class Backend(Device):
                 self._answers[_key(model, options)] = ""
             elif text := self._answer(model, options):
                 refused[node.name] = text
+        if not self.checks_operands:
+            for node in nodes:
+                computed = computed_elements(node) if node.name not in refused else ()
+                refused.update(
+                    (node.name, self._unchecked(value))
+                    for value in computed
+                    if value.producer is not None and value.producer.name not in refused
+                )
         return PreparedGraph(graph, refused)
 
     def supports(self, node: Node, options: Any) -> bool | Reject:
         """Return whether the library compiles a model of this node alone, or its reason."""
         reason = self._static_refusal(node) or self._answer(_single_node_model(node), options)
+        if not reason and not self.checks_operands:
+            reason = next(map(self._unchecked, computed_elements(node)), "")
         return Reject(reason) if reason else True
+
+    def _unchecked(self, value: Value) -> str:
+        return f"{self.title} does not check the elements of {value.name!r}, which a node computes"
 
     def _static_refusal(self, node: Node) -> str:
         """Return why a node is refused without asking the library; "" if it has to be asked."""
@@ -181,6 +202,11 @@ class Backend(Device):
                 return f"{self.title} is not used for {type_.dtype} ({value.name!r})"
         if is_random(node):
             return "random numbers are drawn by Subgraph, so that a seed gives the same ones"
+        if not self.checks_operands:
+            if node.bodies or node.domain:
+                return f"{self.title} does not check the sizes and indices in {node.op_type}"
+            if has_computed_sizes(node):
+                return f"{self.title} does not check sizes that follow from values"
         return self.refusal(node)
 
     def _answer(self, model: bytes, options: Any) -> str:
@@ -318,12 +344,16 @@ class _BackendSession(Session):
         self._run: Callable[..., Sequence[Array]] | None = None
         self._fixed = [_fixed_type(value.type) for value in op.subgraph.outputs]
         self._default: Session = DefaultSubgraphOp(op.subgraph).session()
+        trusted = op.backend.checks_operands
+        self._operands = None if trusted else OperandChecks(op.subgraph)
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
     ) -> Sequence[Any]:
         arrays = [_contiguous(inputs[k]) for k in self._op.inputs]
         if not self._op.backend.empty_tensors and not all(array.size for array in arrays):
+            return self._default(inputs, outputs)
+        if self._operands is not None and not self._operands.check(inputs):
             return self._default(inputs, outputs)
         model = self._op.compiled()
         if model is not self._model or self._run is None:

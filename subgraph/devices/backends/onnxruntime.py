@@ -33,6 +33,7 @@ class OnnxruntimeDevice(Backend):
     module = "onnxruntime"
     requirement = "onnxruntime >= 1.22"
     title = "ONNX Runtime"
+    checks_operands = True
     dtypes = frozenset(
         {
             *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),

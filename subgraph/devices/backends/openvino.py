@@ -106,11 +106,12 @@ class _CompiledModel:
 
     def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
         request, tensor = self._compiled.create_infer_request(), self._tensor
-        count = len(self._compiled.inputs)
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
-            for k in range(count):
-                request.set_input_tensor(k, tensor(writable_view(arrays[k]), shared_memory=True))
+            for k, array in enumerate(arrays):
+                if array.dtype == np.int64:  # indices and sizes; OpenVINO computes in int32
+                    array = np.clip(array, -(1 << 31), (1 << 31) - 1)
+                request.set_input_tensor(k, tensor(writable_view(array), shared_memory=True))
             for k, target in enumerate(into):
                 if target is not None:
                     request.set_output_tensor(k, tensor(target, shared_memory=True))

@@ -38,6 +38,7 @@ class TorchDevice(Backend):
     module = "torch"
     requirement = "torch >= 2.4"
     title = "PyTorch"
+    checks_operands = True
     empty_tensors = False
     dtypes = frozenset(("float32", "float64", "int32", "int64", "bool"))
 
