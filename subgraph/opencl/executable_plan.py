@@ -426,7 +426,9 @@ class ClExecutablePlan:
 
     @staticmethod
     def _usable_target(target: Array | None, operand: Operand) -> Array | None:
-        if target is None or not target.flags.c_contiguous or target.shape != operand.shape:
+        if target is None or target.shape != operand.shape:
+            return None
+        if not target.flags.c_contiguous or not target.flags.writeable:
             return None
         return target if target.dtype == numpy_dtype(operand.dtype) else None
 

@@ -278,7 +278,7 @@ def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> lis
     """Copy results into the arrays of ``outputs``; return these, and results that have no array.
 
     Raises:
-        ShapeError: an array has another shape than the result of this run.
+        ShapeError: an array has another shape than the result of this run, or is read-only.
     """
     filled: list[Any] = []
     for position, (result, target) in enumerate(zip(results, outputs, strict=True)):
@@ -288,6 +288,8 @@ def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> lis
                     f"output {position} has shape {np.shape(result)} in this run, the array to "
                     f"write it into has {target.shape}"
                 )
+            if not target.flags.writeable:  # it was when it was given
+                raise ShapeError(f"output {position}: the array to write it into is read-only")
             np.copyto(target, result, casting="equiv")  # the target's byte order may differ
             result = target
         filled.append(result)

@@ -31,7 +31,7 @@ from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.request_state import RequestState
 from subgraph.runtime.requested_model import RequestedModel
-from subgraph.runtime.runner import Stage
+from subgraph.runtime.runner import Stage, separate
 from subgraph.runtime.signature import Results
 from subgraph.runtime.task_executor import TaskExecutor, lent
 from subgraph.system.forking import free_in_child
@@ -135,11 +135,14 @@ class InferRequest:
     def _bound(self, inputs: Any, named: Mapping[str, Any]) -> tuple[list[Any], Snapshot]:
         try:
             if inputs is None:
-                return self.model.bind((), {**self._inputs, **named})
-            return self.model.bind((inputs,), named)
+                bound, snapshot = self.model.bind((), {**self._inputs, **named})
+            else:
+                bound, snapshot = self.model.bind((inputs,), named)
         except SubgraphError as error:
             self._name_in(error)
             raise
+        outputs = self._runner.outputs
+        return (bound if outputs is None else separate(bound, outputs)), snapshot
 
     def _begin(self) -> None:
         # The flags are tested here, before the methods are called that test them again, because

@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from subgraph.errors import DeviceError, require_type
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
+from subgraph.operators.op_checks import is_array
 from subgraph.operators.subgraph_op import (
     ProfileEntry,
     Repeat,
@@ -367,6 +369,20 @@ class TimedRunner(Runner):
             thread=self._thread,
         )
         return self._inner.profile() or [whole]
+
+
+def separate(inputs: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any]:
+    """Return the inputs of a run; an array that shares memory with an output's is copied.
+
+    Otherwise the run would read what it has written.
+    """
+    targets = [array for array in outputs if array is not None]
+    return [
+        np.array(item)
+        if is_array(item) and any(np.may_share_memory(item, array) for array in targets)
+        else item
+        for item in inputs
+    ]
 
 
 def is_direct(graph: Graph) -> Node | None:

@@ -601,3 +601,35 @@ def test_names_and_positions_that_are_not_there_are_said() -> None:
         sg.save(wrong, "never.onnx")
     with pytest.raises(sg.ModelError, match="the text form is a str, got int"):
         sg.parse(wrong)
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE", "OPENCL"])
+@pytest.mark.parametrize("shift", [0, 1, -1, 3])
+@pytest.mark.parametrize("rows", [3, 4000])
+def test_an_input_may_share_memory_with_an_output(rows: int, shift: int, device: str) -> None:
+    """Large arrays are used as they are, and a run read what it had written."""
+    x = sg.input("x", ("N", 64))
+    w = sg.parameter("w", np.ones((64, 64), np.float32))
+    model = sg.compile_model(sg.Graph([x], [ops.MatMul(x, w), ops.Neg(x)]), device)
+    memory = np.zeros((rows + 8, 64), np.float32)
+    data = memory[4 : 4 + rows]
+    data[...] = np.arange(rows)[:, None] % 7
+    expected = data.copy()
+    request = model.create_infer_request()
+    request.set_output(0, memory[4 + shift : 4 + shift + rows])
+    results = request.infer([data])
+    np.testing.assert_array_equal(results[0], expected @ np.ones((64, 64), np.float32))
+    np.testing.assert_array_equal(results[1], -expected)
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE", "OPENCL"])
+@pytest.mark.parametrize("count", [4, 1 << 20])
+def test_an_array_that_became_read_only_is_not_written(count: int, device: str) -> None:
+    x = sg.input("x", ("N",))
+    request = sg.compile_model(sg.Graph([x], [ops.Exp(x)]), device).create_infer_request()
+    array = np.zeros(count, np.float32)
+    request.set_output(0, array)
+    array.flags.writeable = False
+    with pytest.raises(sg.ShapeError, match="read-only"):
+        request.infer([np.ones(count, np.float32)])
+    assert not array.any()

@@ -566,7 +566,8 @@ def _target(target: Array | None, fixed: tuple[tuple[int, ...], Any] | None) -> 
         return None
     shape, dtype = fixed
     if target is not None and target.flags.c_contiguous and target.dtype == dtype:
-        return target if target.shape == shape else None  # `fill_outputs` reports a wrong shape
+        fits = target.shape == shape and target.flags.writeable
+        return target if fits else None  # `fill_outputs` says what is wrong
     return np.empty(shape, dtype)
 
 

@@ -80,6 +80,7 @@ class BoundPort:
         fits = (
             wanted is not None
             and wanted.flags.c_contiguous
+            and wanted.flags.writeable
             and wanted.dtype == self._dtype
             and wanted.shape == self._shape
         )
