@@ -150,6 +150,12 @@ def _read_only(array: Array) -> Array:
     return view
 
 
+def _copy_of(array: npt.ArrayLike) -> Array:
+    """Return a copy in this machine's byte order."""
+    copy = np.array(array)
+    return copy if copy.dtype.isnative else copy.astype(copy.dtype.newbyteorder("="))
+
+
 class Parameter:
     """A weight: a name and a versioned array of fixed dtype and shape.
 
@@ -168,7 +174,7 @@ class Parameter:
         Raises:
             ShapeError: its dtype is not one of ONNX's.
         """
-        held = np.array(array)
+        held = _copy_of(array)
         if held.dtype == object and not all(isinstance(item, (str, bytes)) for item in held.flat):
             raise ShapeError(f"parameter {name!r}: an array of objects; give numbers or strings")
         self._adopt(name, held)
@@ -230,7 +236,7 @@ class Parameter:
             ShapeError: dtype or shape differ from the parameter's, or ``array`` is not an array.
         """
         try:
-            new = np.array(array)
+            new = _copy_of(array)
         except ValueError as error:  # lists of different lengths
             raise ShapeError(f"parameter {self.name!r} takes {self._type}: {error}") from error
         if (dtype_of(new), new.shape) != (self._type.dtype, self._type.shape):
@@ -247,7 +253,9 @@ class Parameter:
         """Yield a writable copy of the array; publish it when the block ends without an error."""
         with transaction():
             new = np.array(self.array)
-            yield new
+            view = new.view()  # whose shape, dtype and size are not those of the parameter
+            yield view
+            view.flags.writeable = False
             _staged()[self] = new
 
     def __repr__(self) -> str:

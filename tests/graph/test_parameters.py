@@ -140,3 +140,33 @@ def test_parameters_are_told_apart_by_identity() -> None:
     assert len({make(), make()}) == 2
     adopted = np.ones(2, np.float32)
     assert np.shares_memory(sg.Parameter.adopt("w", adopted).array, adopted)
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE", "OPENCL"])
+def test_values_in_the_other_byte_order(device: str) -> None:
+    x, values = sg.input("x", ("N", 6)), np.arange(24, dtype=np.float32).reshape(6, 4)
+    swapped = values.astype(values.dtype.newbyteorder())
+    w = sg.parameter("w", swapped)
+    assert w.parameter is not None
+    model = sg.compile_model(sg.Graph([x], [sg.ops.MatMul(x, w)]), device)
+    data = np.ones((2, 6), np.float32)
+    np.testing.assert_array_equal(model(data)[0], data @ values)
+    w.parameter.assign(2 * swapped)
+    np.testing.assert_array_equal(model(data)[0], 2 * data @ values)
+
+
+@pytest.mark.parametrize("how", ["shape", "dtype", "resize"])
+def test_an_update_changes_nothing_but_values(how: str) -> None:
+    """The array was the published one: kernels would have read beyond it."""
+    p = sg.Parameter("w", np.ones((6, 4), np.float32))
+    changes: dict[str, Any] = {"shape": (4, 6), "dtype": np.dtype("int32")}
+    with p.update() as array:
+        array[...] = 2
+        if how == "resize":
+            with pytest.raises(ValueError, match="does not own its data"):
+                array.resize((2, 2), refcheck=False)
+        else:
+            setattr(array, how, changes[how])
+    assert (p.array.shape, p.array.dtype, p.array.sum()) == ((6, 4), np.float32, 48)
+    with pytest.raises(ValueError, match="read-only"):
+        array[...] = 3
