@@ -159,7 +159,7 @@ def test_values_in_the_other_byte_order(device: str) -> None:
 def test_an_update_changes_nothing_but_values(how: str) -> None:
     """The array was the published one: kernels would have read beyond it."""
     p = sg.Parameter("w", np.ones((6, 4), np.float32))
-    changes: dict[str, Any] = {"shape": (4, 6), "dtype": np.dtype("int32")}
+    changes: dict[str, object] = {"shape": (4, 6), "dtype": np.dtype("int32")}
     with p.update() as array:
         array[...] = 2
         if how == "resize":
