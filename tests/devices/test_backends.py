@@ -186,6 +186,18 @@ def test_inputs_of_any_memory(device: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("device", INSTALLED)
+def test_two_inputs_of_indices_have_memory_of_their_own(device: str) -> None:
+    """OPENVINO freed its copy of the first before the run, and the second got the same memory."""
+    table = sg.parameter("table", np.arange(1200, dtype=np.float32).reshape(300, 4))
+    first, second = (sg.input(name, type=sg.TensorType("int64", (300,))) for name in "ab")
+    rows_of = [ops.Gather(table, first), ops.Gather(table, second)]
+    graph = sg.Graph([first, second], [ops.Sub(*rows_of)], "lookups")
+    model = sg.compile_model(graph, f"HETERO:{device},CPU", {"RUNTIME_FALLBACK": False})
+    inputs = {"a": np.arange(300), "b": np.arange(300)[::-1].copy()}
+    np.testing.assert_array_equal(model(**inputs)[0], expected(graph, **inputs)[0])
+
+
+@pytest.mark.parametrize("device", INSTALLED)
 def test_bodies_and_outer_values_go_with_their_node(device: str) -> None:
     x = sg.input("x", type=sg.TensorType("float32", (3,)))
     flag = sg.input("flag", type=sg.TensorType("bool", ()))

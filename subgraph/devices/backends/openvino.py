@@ -108,9 +108,9 @@ class _CompiledModel:
         request, tensor = self._compiled.create_infer_request(), self._tensor
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
-            for k, array in enumerate(arrays):
-                if array.dtype == np.int64:  # indices and sizes; OpenVINO computes in int32
-                    array = np.clip(array, -(1 << 31), (1 << 31) - 1)
+            # The request does not hold its arrays: the copies of this list live until it has run.
+            passed = [array if array.dtype != np.int64 else _clipped(array) for array in arrays]
+            for k, array in enumerate(passed):
                 request.set_input_tensor(k, tensor(writable_view(array), shared_memory=True))
             for k, target in enumerate(into):
                 if target is not None:
@@ -122,3 +122,8 @@ class _CompiledModel:
             ]
 
         return call
+
+
+def _clipped(array: Array) -> Array:
+    """Return indices or sizes, those beyond int32, in which OpenVINO computes, clipped."""
+    return np.clip(array, -(1 << 31), (1 << 31) - 1)
