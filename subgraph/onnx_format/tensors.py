@@ -23,7 +23,7 @@ from subgraph.graph.types import Array, numpy_dtype
 from subgraph.onnx_format.wire import DOUBLE_DATA, FLOAT_DATA, Buffer, Span
 from subgraph.operators.messages import TensorProto
 from subgraph.operators.protobuf import dtype_from_number, tensor_from_proto
-from subgraph.system.trusted_files import open_regular
+from subgraph.system.trusted_files import distrust, open_regular
 
 # Smaller tensors are copied if their offset is not aligned for their dtype; larger ones stay
 # unaligned views, because a copy would cost more. An estimate.
@@ -31,8 +31,8 @@ _COPY_MAX_BYTES = 1 << 16
 _DENSE_MAX_BYTES = 1 << 31  # of a sparse tensor: ONNX's limit for dense ones
 
 
-def map_file(path: str | os.PathLike[str], *, inside: Path | None = None) -> mmap.mmap:
-    """Map a regular file for reading.
+def map_file(path: str | os.PathLike[str], *, inside: Path | None = None) -> Buffer:
+    """Map a regular file for reading, or read it if other users can change or shorten it later.
 
     Args:
         path: The file.
@@ -52,6 +52,9 @@ def map_file(path: str | os.PathLike[str], *, inside: Path | None = None) -> mma
                 )
             if status.st_size == 0:
                 raise ModelError(f"{shown} is empty")
+            if distrust(status, path) is not None:
+                check_memory(status.st_size, f"{shown}, which other users can change,")
+                return file.read()
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise file_error("read", path, error) from error
@@ -83,7 +86,7 @@ class TensorReader:
         self._key = key
         self._spans = spans
         self._mapped = mapped
-        self._files: dict[Path, mmap.mmap] = {}
+        self._files: dict[Path, Buffer] = {}
         self._counted_bytes = 0
 
     def _counted(self, array: Array) -> Array:

@@ -178,6 +178,31 @@ def test_places_outside_of_the_file_are_refused(entries: dict[str, str], folder:
         _load(folder, _external("w.bin", **entries))
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owner and mode here")
+@pytest.mark.parametrize("change", ["shortened", "overwritten"])
+def test_files_that_other_users_can_change_are_read_at_once(change: str, folder: Path) -> None:
+    """They were mapped: a file that got shorter ended the process by SIGBUS."""
+    count = 1 << 20
+    numbers = np.ones(count, np.float32)
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[count])
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="w.bin")
+    inside = numpy_helper.from_array(numbers, "v")
+    nodes = [helper.make_node("Add", ["w", "v"], ["y"])]
+    files = folder / "w.bin", folder / "model.onnx"
+    files[0].write_bytes(numbers.tobytes())
+    files[1].write_bytes(_model(nodes, [weight, inside]).SerializeToString())
+    for path in files:
+        path.chmod(0o666)
+    model = sg.compile_model(sg.load(files[1]), "REFERENCE")
+    for path in files:
+        if change == "shortened":
+            os.truncate(path, 10)
+        else:
+            path.write_bytes(bytes(path.stat().st_size))
+    assert (model(x=np.zeros(2, np.float32))[0] == 2).all()
+
+
 def test_entries_of_external_data_are_no_attributes_of_anything(folder: Path) -> None:
     """ONNX set every key of an entry as an attribute of a Python object."""
     keys = ["__class__", "__dict__", "_folder", "basepath", "checksum", "location2", "shape"]
