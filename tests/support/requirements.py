@@ -54,13 +54,14 @@ def ints(*numbers: int) -> Array:
     return np.array(numbers, np.int64)
 
 
-def run(use: Use, device: str, weights: Sequence[int] = ()) -> list[Array]:
+def run(use: Use, device: str, weights: Sequence[int] = (), **config: Any) -> list[Array]:
     """Compile and run one node whose inputs have symbolic sizes, some of them weights.
 
     Args:
         use: What is computed.
         device: Where.
         weights: Positions of the inputs that are weights.
+        **config: Options of the device.
     """
     operands: list[sg.Value | None] = []
     given: list[Array] = []
@@ -85,7 +86,7 @@ def run(use: Use, device: str, weights: Sequence[int] = ()) -> list[Array]:
         attrs=use.attrs,
     )
     graph = sg.Graph(inputs=inputs, outputs=list(node.outputs))
-    results = sg.compile_model(graph, device)(given)
+    results = sg.compile_model(graph, device, config)(given)
     return [np.asarray(results[k]) for k in range(use.outputs)]
 
 

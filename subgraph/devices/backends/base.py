@@ -24,6 +24,8 @@ from subgraph.devices.backends.operand_checks import (
     OperandChecks,
     computed_elements,
     has_computed_sizes,
+    has_whole_scales,
+    pools_nothing,
 )
 from subgraph.devices.device import Device
 from subgraph.devices.query import PreparedGraph
@@ -202,11 +204,15 @@ class Backend(Device):
                 return f"{self.title} is not used for {type_.dtype} ({value.name!r})"
         if is_random(node):
             return "random numbers are drawn by Subgraph, so that a seed gives the same ones"
+        if pools_nothing(node):
+            return f"{self.title} is not asked for a {node.op_type} of an input without pixels"
         if not self.checks_operands:
             if node.bodies or node.domain:
                 return f"{self.title} does not check the sizes and indices in {node.op_type}"
             if has_computed_sizes(node):
                 return f"{self.title} does not check sizes that follow from values"
+            if not has_whole_scales(node):
+                return f"{self.title} is used for scales and biases of the normalized sizes alone"
         return self.refusal(node)
 
     def _answer(self, model: bytes, options: Any) -> str:

@@ -312,7 +312,7 @@ def _transpose(form: Form) -> Operation:
 
 
 def _concat(form: Form) -> Operation:
-    return "concat", range(len(form.ranks)), {"axis": int(form.get("axis", 0))}
+    return "concat", range(len(form.ranks)), {"axis": int(form.get("axis", 1))}  # 1 in opset 1
 
 
 OPERATORS: dict[str, Callable[[Form], Operation]] = {

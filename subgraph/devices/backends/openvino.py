@@ -24,11 +24,16 @@ _INT64_OPERANDS = {
     "Gather": (1,),
     "GatherElements": (1,),
     "GatherND": (1,),
+    "ReduceL1": (1,),
+    "ReduceL2": (1,),
+    "ReduceLogSum": (1,),
+    "ReduceLogSumExp": (1,),
     "ReduceMax": (1,),
     "ReduceMean": (1,),
     "ReduceMin": (1,),
     "ReduceProd": (1,),
     "ReduceSum": (1,),
+    "ReduceSumSquare": (1,),
     "Reshape": (1,),
     "Slice": (1, 2, 3, 4),
     "Split": (1,),
@@ -69,7 +74,12 @@ class OpenvinoDevice(Backend):
         self._core = library.Core()
 
     def refusal(self, node: Node) -> str:
-        """Refuse int64 other than as an index or size, since OpenVINO computes it in int32."""
+        """Refuse int64 other than as an index or size, and forms that OpenVINO computes otherwise.
+
+        It computes int64 in int32, which is right for indices and sizes only.
+        """
+        if _computes_otherwise(node):
+            return f"OpenVINO computes this form of {node.op_type} otherwise than ONNX"
         allowed = _INT64_OPERANDS.get(node.op_type, ())
         values = [v for k, v in enumerate(node.inputs) if k not in allowed]
         for value in (*values, *node.outputs):
@@ -122,6 +132,20 @@ class _CompiledModel:
             ]
 
         return call
+
+
+def _computes_otherwise(node: Node) -> bool:
+    """Return whether results would be wrong (OpenVINO 2026.4, on its CPU).
+
+    The bias of LRN is ignored, LpNormalization adds a small number to the norm, and the Softmax of
+    opset 11 is along one axis where ONNX counts all from this one on as one.
+    """
+    if node.op_type == "LRN":
+        return bool(node.attrs.get("bias", 1.0) != 1.0)
+    if node.op_type == "Softmax" and node.version == 11:
+        rank = getattr(node.outputs[0].type, "rank", None)
+        return rank is None or node.attrs.get("axis", 1) not in (-1, rank - 1)
+    return node.op_type == "LpNormalization"
 
 
 def _clipped(array: Array) -> Array:

@@ -191,6 +191,38 @@ def computed_elements(node: Node) -> Iterator[Value]:
             yield value
 
 
+def pools_nothing(node: Node) -> bool:
+    """Return whether a node is a global pooling of an input without axes to pool.
+
+    Libraries compile it and then fail, or pool all axes.
+    """
+    first = _types_of(node)[0] if node.op_type.startswith("Global") else None
+    return first is not None and first.rank is not None and first.rank < 3
+
+
+def has_whole_scales(node: Node) -> bool:
+    """Return whether scale and bias of a LayerNormalization have the sizes of what is normalized.
+
+    In ONNX they may be broadcast; libraries read as many elements as are normalized. Other
+    operators have no such operands.
+    """
+    if node.op_type != "LayerNormalization":
+        return True
+    shapes = [type_.shape for type_ in _types_of(node) if type_ is not None]
+    if any(shape is None for shape in shapes):
+        return False
+    first, *others = ([*shape] for shape in shapes if shape is not None)
+    normalized = first[int(node.attrs.get("axis", -1)) :]
+    # A known size above 1 fits no other size than itself.
+    return all(
+        len(shape) == len(normalized)
+        and all(
+            n == m or (isinstance(n, int) and n > 1) for n, m in zip(shape, normalized, strict=True)
+        )
+        for shape in others
+    )
+
+
 def has_computed_sizes(node: Node) -> bool:
     """Return whether sizes of the results follow from elements that no requirement reads.
 

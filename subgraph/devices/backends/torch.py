@@ -43,9 +43,13 @@ class TorchDevice(Backend):
     dtypes = frozenset(("float32", "float64", "int32", "int64", "bool"))
 
     def refusal(self, node: Node) -> str:
-        """Refuse operators that are not translated."""
-        known = node.op_type in OPERATORS and not node.domain
-        return "" if known else f"{node.op_type} is not translated to PyTorch"
+        """Refuse operators that are not translated, and means of integers."""
+        if node.op_type not in OPERATORS or node.domain:
+            return f"{node.op_type} is not translated to PyTorch"
+        dtype = getattr(node.outputs[0].type, "dtype", "")
+        if node.op_type in ("ReduceL2", "ReduceMean") and not dtype.startswith("float"):
+            return f"{node.op_type} of {dtype} is not translated to PyTorch"
+        return ""
 
     def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
         """Return the model as a sequence of PyTorch's functions."""

@@ -195,7 +195,7 @@ def _gemm(call: Call) -> Function:
     def run(a: Any, b: Any, c: Any = None) -> Any:
         a, b = a.T if left else a, b.T if right else b
         if c is None:
-            return alpha * torch.mm(a, b)
+            return (alpha * torch.mm(a, b)).to(a.dtype)
         return torch.addmm(c, a, b, alpha=alpha, beta=beta)
 
     return run
@@ -217,6 +217,9 @@ def _layer_norm(call: Call) -> Function:
 
     def run(x: Any, scale: Any, b: Any = None) -> Any:
         shape = x.shape[axis:]
+        if max(scale.dim(), 0 if b is None else b.dim()) > len(shape):  # differs between rows
+            normalized = normalize(x, shape, eps=epsilon) * scale
+            return normalized if b is None else normalized + b
         return normalize(
             x, shape, scale.expand(shape), None if b is None else b.expand(shape), epsilon
         )
@@ -372,13 +375,18 @@ def _norm(order: int) -> Callable[[Call], Function]:
     return entry
 
 
+def _sign(call: Call) -> Unary:
+    torch = call.torch
+    return lambda x: torch.where(x == x, torch.sign(x), x)  # torch.sign of NaN is 0
+
+
 def _power(call: Call) -> Binary:
     return lambda x, y: call.torch.pow(x, y).to(x.dtype)
 
 
 _SAME_NAME = (
     *("Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Log", "MatMul", "Neg", "Reciprocal", "Relu"),
-    *("Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Tanh", "Where"),
+    *("Round", "Sigmoid", "Sin", "Sqrt", "Tanh", "Where"),
 )
 OPERATORS: dict[str, Callable[[Call], Function]] = {
     **{name: _plain(name.lower()) for name in _SAME_NAME},
@@ -387,7 +395,7 @@ OPERATORS: dict[str, Callable[[Call], Function]] = {
     **{"Equal": _plain("eq"), "Greater": _plain("gt"), "GreaterOrEqual": _plain("ge")},
     **{"Less": _plain("lt"), "LessOrEqual": _plain("le")},
     **{"Max": _many("maximum"), "Min": _many("minimum"), "Sum": _many("add")},
-    **{"Div": _divide, "Pow": _power, "Clip": _clip, "Gelu": _gelu},
+    **{"Div": _divide, "Pow": _power, "Clip": _clip, "Gelu": _gelu, "Sign": _sign},
     **{"Elu": _activation("elu", alpha=1.0), "LeakyRelu": _activation("leaky_relu", alpha=0.01)},
     **{"HardSwish": _activation("hardswish"), "Mish": _activation("mish")},
     **{"Softplus": _activation("softplus"), "Softsign": _activation("softsign")},

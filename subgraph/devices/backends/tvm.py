@@ -68,8 +68,17 @@ class TvmDevice(Backend):
         return "" if known else f"{node.op_type} is not left to TVM's frontend for ONNX"
 
     def try_library_model(self, model: bytes, options: Any) -> None:
-        """Convert a model without building it, because a build takes much longer."""
-        self._converted(model)
+        """Convert and lower a model without building it, because a build takes much longer."""
+        lowered = self._relax.transform.LegalizeOps()(self._converted(model))
+
+        def visit(expression: Any) -> None:
+            op: Any = getattr(expression, "op", None)
+            if isinstance(op, self.library.ir.Op) and op.get_attr("FLegalize") is not None:
+                raise ValueError(f"TVM cannot lower {op.name} for tensors of these types")
+
+        for function in lowered.functions.values():
+            if isinstance(function, self._relax.Function):
+                self._relax.analysis.post_order_visit(function, visit)
 
     def _converted(self, model: bytes) -> Any:
         import onnx
