@@ -79,7 +79,8 @@ def compress_operands(node: Node, x: Tensor, condition: Tensor) -> None:
     require_dtype("condition", condition, "bool")
     require_rank("condition", condition, 1)
     whole = node.attrs.get("axis") is None
-    size = x.size if whole else x.shape[require_axis(node, x.rank)] if x.rank else 1
+    require(whole or x.rank > 0, "input is a scalar; it has no axis")
+    size = x.size if whole else x.shape[require_axis(node, x.rank)]
     count = condition.shape[0]
     require(count <= size, "{} conditions for {} slices", count, size)
 

@@ -65,6 +65,10 @@ def _single(node: Node) -> bool:
     return len(node.inputs) == 1
 
 
+def _concat(node: Node) -> bool:
+    return len(node.inputs) == 1 and _rank(node) is not None
+
+
 def _dropout(node: Node) -> bool:
     return not may_train(node)
 
@@ -84,12 +88,16 @@ def _same_shape(node: Node) -> bool:
     return source.type.shape is not None and None not in source.type.shape
 
 
-def _transpose(node: Node) -> bool:
-    perm = node.attrs.get("perm")
-    if perm is not None:
-        return list(perm) == sorted(perm)
+def _rank(node: Node) -> int | None:
+    """Return the rank of the first input; without it, operators that need a certain one stay."""
     source = node.inputs[0]
-    rank = source.type.rank if source is not None and isinstance(source.type, TensorType) else None
+    return source.type.rank if source is not None and isinstance(source.type, TensorType) else None
+
+
+def _transpose(node: Node) -> bool:
+    rank, perm = _rank(node), node.attrs.get("perm")
+    if perm is not None:
+        return rank == len(perm) and list(perm) == sorted(perm)
     return rank is not None and rank < 2
 
 
@@ -99,7 +107,7 @@ def _pad(node: Node) -> bool:
         producer = node.inputs[1].producer
         if producer is not None and producer.op_type == "Constant":
             pads = producer.attrs.get("value")
-    return pads is not None and not np.asarray(pads).any()
+    return _rank(node) is not None and pads is not None and not np.asarray(pads).any()
 
 
 _RULES: dict[str, Callable[[Node], bool]] = {
@@ -110,7 +118,7 @@ _RULES: dict[str, Callable[[Node], bool]] = {
     "Flatten": _same_shape,
     "Expand": _same_shape,
     "Transpose": _transpose,
-    "Concat": _single,
+    "Concat": _concat,
     "Sum": _single,
     "Mean": _single,
     "Max": _single,

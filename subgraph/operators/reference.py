@@ -98,7 +98,7 @@ def _check_result_size(node: Node, inputs: Sequence[Any]) -> None:
     if node.op_type == "Range" and not node.domain:
         counts = [float(np.asarray(v).reshape(-1)[0]) for v in inputs[:3] if v is not None]
         sizes: list[float] = (
-            [abs(counts[1] - counts[0]) / abs(counts[2]) * 8] if all(counts[2:]) else []
+            [max((counts[1] - counts[0]) / counts[2], 0) * 8] if all(counts[2:]) else []
         )
     else:
         found = infer_types(node, types, values)

@@ -310,9 +310,13 @@ def require_within(name: str, operand: Tensor | None, least: int, most: int) -> 
         most: Largest allowed element; a bound that is `ANY_SIZE` allows all.
     """
     known = None if operand is None else operand.known
-    if known is None or not known.size or known.dtype.hasobject:
+    if known is None or not known.size:
         return
-    low, high = known.min().item(), known.max().item()
+    if known.dtype.hasobject:  # symbolic numbers: these comparisons become guards
+        numbers = [n for n in known.reshape(-1).tolist() if isinstance(n, int)]
+        low, high = min(numbers, default=least), max(numbers, default=most)
+    else:
+        low, high = known.min().item(), known.max().item()
     if not (low >= least and high <= most):  # comparisons with ANY_SIZE are true
         wrong = high if low >= least else low
         raise ShapeError(f"{name} holds {wrong}, which is outside [{least}, {most}]")

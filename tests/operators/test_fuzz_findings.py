@@ -117,3 +117,14 @@ def test_a_scalar_is_made_of_one_element_alone(shape: tuple[int, int], device: s
     assert model([np.ones((1, 1), np.float32), np.zeros(0, np.int64)])[0].shape == ()
     with pytest.raises(sg.ShapeError):
         model([np.ones(shape, np.float32), np.zeros(0, np.int64)])
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+def test_a_range_away_from_its_limit_is_empty(device: str) -> None:
+    """However far the limit is: it counted against the memory budget."""
+    x, far = [sg.input(name, (), "int64") for name in "xl"], 1 << 62
+    model = sg.compile_model(sg.Graph(x, [ops.Range(*x, np.array(-1))]), device)
+    assert model(np.int64(0), np.int64(far))[0].tolist() == []
+    assert model(np.int64(3), np.int64(0))[0].tolist() == [3, 2, 1]
+    with pytest.raises(sg.LimitError):
+        model(np.int64(0), np.int64(-far))

@@ -288,3 +288,16 @@ def test_optional_operands_may_be_left_out_before_others() -> None:
     made.check(sg.Node("X"), [x, None, x])
     with pytest.raises(sg.ShapeError, match="input 2 is missing"):
         made.check(sg.Node("X"), [x])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_index_that_follows_from_a_size(device: str) -> None:
+    """A symbolic plan compares it with other sizes for each shape; it had clamped the index."""
+    x = sg.input("x", ("N", "M"), "float32")
+    index = ops.Sub(ops.Gather(ops.Shape(x), np.array(0)), np.array(1))
+    model = sg.compile_model(sg.Graph([x], [ops.Gather(ops.Neg(x), index, axis=1)]), device)
+    for rows, columns in ((2, 5), (3, 5), (4, 6), (5, 6)):
+        data = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+        np.testing.assert_array_equal(model(data)[0], -data[:, rows - 1])
+        with pytest.raises(sg.ShapeError, match=f"indices holds {columns}, which is outside"):
+            model(np.zeros((columns + 1, columns), np.float32))

@@ -398,3 +398,22 @@ def session_run(model: onnx.ModelProto, inputs: Any) -> list[Any]:
     session = onnxruntime.InferenceSession(model.SerializeToString())
     names = [value.name for value in session.get_inputs()]
     return session.run(None, dict(zip(names, inputs, strict=False)))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: sg.ops.Transpose(x, perm=[0, 1]),
+        lambda x: sg.ops.Pad(x, np.zeros(4, np.int64)),
+        lambda x: sg.ops.Concat(x, axis=1),
+    ],
+)
+def test_a_node_that_checks_the_rank_stays(build: Any) -> None:
+    """Of an input without a rank, what such a node does to an input of rank 1 is an error."""
+    x = sg.input("x", None)
+    graph = sg.Graph([x], [sg.ops.Neg(build(sg.ops.Relu(x)))])
+    for device in ("CPU", "REFERENCE"):
+        model = sg.compile_model(graph, device)
+        assert model(np.ones((2, 3), np.float32))[0].shape == (2, 3)
+        with pytest.raises(sg.ShapeError):
+            model(np.ones(3, np.float32))

@@ -53,6 +53,7 @@ MACHINE: dict[str, Any] = {
 }
 WRONG: list[tuple[Use, str]] = [
     (Use("Compress", (X, np.ones(5, bool)), {"axis": 0}), "5 conditions for 4"),
+    (Use("Compress", (np.array(1.0), np.ones(1, bool)), {"axis": 0}), "it has no axis"),
     (Use("Compress", (X, np.ones(25, bool))), "25 conditions for 24"),
     (Use("Compress", (X, np.ones((2, 2), bool))), "condition has shape"),
     (Use("Compress", (X, ints(1, 0))), "condition is int64"),
