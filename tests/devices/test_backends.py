@@ -172,7 +172,9 @@ def test_a_view_alone_is_no_region_of_a_property(device: str) -> None:
     graph = sg.Graph([x], [ops.Exp(view, name="after")])
     cut = sg.optimize_for(graph, device.lower(), exclude=["before", "after"])
     assert [node.name for node in cut.nodes if node.subgraph is not None] == []
-    assert "views alone" in str(sg.explain(cut, "view"))
+    # oneDNN itself has no kernel for a view alone.
+    reason = "oneDNN has no kernel" if device == "ONEDNN" else "views alone"
+    assert reason in str(sg.explain(cut, "view"))
 
 
 @pytest.mark.parametrize("device", INSTALLED)

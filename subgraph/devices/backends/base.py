@@ -352,19 +352,29 @@ class _BackendSession(Session):
         self._default: Session = DefaultSubgraphOp(op.subgraph).session()
         trusted = op.backend.checks_operands
         self._operands = None if trusted else OperandChecks(op.subgraph)
+        self._runs_empty = op.backend.empty_tensors
+        self._inputs = op.inputs
+        self._new: list[Array | None] = [None] * len(self._fixed)
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
     ) -> Sequence[Any]:
-        arrays = [_contiguous(inputs[k]) for k in self._op.inputs]
-        if not self._op.backend.empty_tensors and not all(array.size for array in arrays):
-            return self._default(inputs, outputs)
+        arrays: list[Array] = []
+        for k in self._inputs:
+            array = inputs[k]
+            if type(array) is Parameter:
+                array = array.array
+            if not array.flags.c_contiguous:
+                array = np.array(array, order="C")
+            if not array.size and not self._runs_empty:
+                return self._default(inputs, outputs)
+            arrays.append(array)
         if self._operands is not None and not self._operands.check(inputs):
             return self._default(inputs, outputs)
         model = self._op.compiled()
         if model is not self._model or self._run is None:
             self._model, self._run = model, model.runner()
-        targets = outputs or [None] * len(self._fixed)
+        targets = outputs or self._new
         into = [_target(t, fixed) for t, fixed in zip(targets, self._fixed, strict=True)]
         try:
             results = self._run(arrays, into)
@@ -544,11 +554,6 @@ def _single_node_model(node: Node) -> bytes:
 
 def _if_small(parameter: Parameter) -> Array | None:
     return parameter.array if parameter.nbytes <= _SMALL_WEIGHT_BYTES else None
-
-
-def _contiguous(item: Any) -> Array:
-    array = item.array if type(item) is Parameter else item
-    return array if array.flags.c_contiguous else np.array(array, order="C")
 
 
 def _fixed_type(type_: Any) -> tuple[tuple[int, ...], Any] | None:
