@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar, overload
 
-from subgraph.errors import PartitionError
+from subgraph.errors import DeviceError, PartitionError
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import subgraph_node
 from subgraph.partition.selector import (
@@ -199,6 +199,7 @@ def property_from(thing: Any) -> SubgraphProperty:
 
     Raises:
         PartitionError: ``thing`` is none of these, or its class cannot be called.
+        DeviceError: the property's device cannot start.
     """
     if isinstance(thing, SubgraphProperty):
         return thing
@@ -220,6 +221,8 @@ def property_from(thing: Any) -> SubgraphProperty:
 def _made(factory: PropertyFactory, name: str) -> SubgraphProperty:
     try:
         made: Any = factory()
+    except DeviceError:  # says what to install
+        raise
     except Exception as error:
         raise PartitionError(
             f"property {name!r}: {defined_at(factory)} raised {type(error).__name__}: {error}; "
@@ -271,6 +274,7 @@ def optimize_for(graph: Graph, name: Any, **options: Any) -> Graph:
     Raises:
         PartitionError: the name is unknown, an option does not fit, or a selector or property
             raised or answered with an unexpected type.
+        DeviceError: the property's device cannot start; the message says what to install.
     """
     from subgraph.transform.pass_manager import apply_pass
 

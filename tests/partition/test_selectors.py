@@ -480,6 +480,13 @@ def test_a_property_that_cannot_be_made_or_refuses_the_graph() -> None:
         sg.optimize_for(graph, Demanding(8))
     assert sg.optimize_for(graph, Demanding(9)).nodes[0].subgraph is not None
 
+    class Absent(Demanding):
+        def __init__(self) -> None:
+            raise sg.DeviceError("cuBoard is not installed: pip install cuboard")
+
+    with pytest.raises(sg.DeviceError, match="^cuBoard is not installed: pip install cuboard$"):
+        sg.optimize_for(graph, Absent)
+
 
 @pytest.mark.parametrize("strategy", ["selector", "hetero"])
 def test_a_filter_may_refuse_all_with_a_reason(strategy: str) -> None:
