@@ -22,6 +22,8 @@ from subgraph.graph.types import (
 from subgraph.operators.reference import attributes, standard, variant
 from subgraph.operators.schema import is_before
 
+# Bound of coordinates in pixels, as in sampling_kernels.py.
+_FAR = 1e9
 # Samples of a bin along an axis, as in roi_kernels.py.
 _MAX_BIN_SAMPLES = 4096
 # Samples of a region. onnx.reference takes about a microsecond for each (an estimate).
@@ -170,7 +172,10 @@ def max_roi_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         image = int(roi[0])
         if not 0 <= image < x.shape[0]:
             raise ShapeError(f"region {number} is of image {image}; there are {x.shape[0]}")
-        left, top, right, bottom = np.floor(roi[1:] * scale + 0.5).astype(np.int64)
+        # Halves are rounded away from zero. NaN counts as 1, as in the kernels.
+        scaled = np.nan_to_num(roi[1:] * scale, nan=1.0)
+        ends = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).clip(-_FAR, _FAR)
+        left, top, right, bottom = ends.astype(np.int64)
         rows = _bins(top, bottom, height, x.shape[2])
         columns = _bins(left, right, width, x.shape[3])
         for i, (first, last) in enumerate(rows):

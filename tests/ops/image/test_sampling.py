@@ -108,6 +108,21 @@ def test_max_roi_pool(scale: float) -> None:
     _agree(lambda *v: ops.MaxRoiPool(*v, **options), x, regions)
 
 
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+def test_regions_of_max_roi_pool_far_outside(device: str) -> None:
+    """Corners beyond int64 were refused by REFERENCE and clamped by the kernels."""
+    x = np.random.default_rng(5).standard_normal((1, 2, 6, 7)).astype(np.float32)
+    corners = [[-1e38, 2, 1e38, 4], [-0.5, -1.5, 2.5, 3.5], [np.nan, 1, 5, np.inf], [3, 3, 1e30, 4]]
+    regions = np.concatenate([np.zeros((4, 1)), corners], 1).astype(np.float32)
+    inputs = [sg.input("x", x.shape), sg.input("r", regions.shape)]
+    for scale in (1.0, -1.0, 0.5):
+        y = ops.MaxRoiPool(*inputs, pooled_shape=[2, 2], spatial_scale=scale)
+        graph = sg.Graph(inputs, [y])
+        want = sg.compile_model(graph, "REFERENCE")([x, regions])[0]
+        got = sg.compile_model(graph, device)([x, regions])[0]
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
