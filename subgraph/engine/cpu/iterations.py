@@ -165,8 +165,8 @@ class Iterations:
             self._program.wake_helpers()
             status = self._call()
             done = int(self._block[abi.ITERATIONS_DONE // abi.WORD])
+            self._bound.check_reports()
         del items  # the program has read them
-        self._bound.check_reports()
         if status == _CANCELLED and not self._program.misfit():
             raise RequestCancelledError("the request was cancelled while it ran")
         rows = [buffer.rows(done - first) for buffer in buffers]
