@@ -214,6 +214,21 @@ def test_bodies_and_outer_values_go_with_their_node(device: str) -> None:
         np.testing.assert_allclose(model(**inputs)[0], expected(graph, **inputs)[0])
 
 
+@pytest.mark.parametrize("device", INSTALLED)
+def test_nodes_without_a_common_opset_run_elsewhere(device: str) -> None:
+    x = sg.input("x", type=sg.TensorType("float32", (3,)))
+    first = sg.Node("Dropout", [x], version=11, outputs=1)
+    bounds = [sg.parameter("low", np.float32(-5)), sg.parameter("high", np.float32(0.5))]
+    second = sg.Node("Clip", [first.outputs[0], *bounds], version=13)
+    graph = sg.Graph([x], second.outputs, "versions")
+    inputs = {"x": np.ones(3, np.float32)}
+    for model in (
+        sg.compile_model(graph, f"HETERO:{device},REFERENCE"),
+        sg.compile_model(sg.optimize_for(graph, device.lower()), "REFERENCE"),
+    ):
+        np.testing.assert_array_equal(model(**inputs)[0], expected(graph, **inputs)[0])
+
+
 def test_refusals_have_the_reason_of_the_library() -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     x = sg.input("x", type=sg.TensorType("float32", (2, 2)))

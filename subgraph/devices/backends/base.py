@@ -29,7 +29,7 @@ from subgraph.devices.backends.operand_checks import (
 )
 from subgraph.devices.device import Device
 from subgraph.devices.query import PreparedGraph
-from subgraph.errors import ConfigError, DeviceError, SubgraphError
+from subgraph.errors import ConfigError, DeviceError, ModelError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import DTYPE_OF_ONNX, ONNX_DTYPE, Array, TensorType, numpy_dtype
@@ -165,9 +165,11 @@ class Backend(Device):
         refused = {n.name: text for n in graph.nodes if (text := self._static_refusal(n))}
         nodes = [n for n in graph.nodes if n.name not in refused and not self._own_op_reason(n)]
         piece = Cutter(graph).cut_out(nodes, graph.name) if len(nodes) > 1 else None
-        together = piece is not None and not self._answer(
-            _serialized(piece.inner, _if_small), options
-        )
+        try:
+            written = None if piece is None else _serialized(piece.inner, _if_small)
+        except ModelError as error:  # of versions that no opset has together
+            return PreparedGraph(graph, {**refused, **{n.name: str(error) for n in nodes}})
+        together = written is not None and not self._answer(written, options)
         for node in nodes:
             model = _single_node_model(node)
             if together:
@@ -311,7 +313,10 @@ class BackendOp(SubgraphOp):
         self._entry = None
 
     def _compile(self) -> LibraryModel:
-        model = library_model_of(self.subgraph, self.inputs)
+        try:
+            model = library_model_of(self.subgraph, self.inputs)
+        except ModelError as error:
+            raise self.failure("compile", error) from error
         try:
             return self.backend.compile_library_model(model, self.options)
         except (SubgraphError, MemoryError):
