@@ -97,6 +97,7 @@ USES = [
     use("Mish", X),
     use("Softplus", X),
     use("Selu", X),
+    use("Selu", X, alpha=0.125, gamma=0.9),
     use("Round", 4 * X),
     use("Sign", np.array([np.nan, -0.0, 2.0, -np.inf], np.float32)),
     use("Div", X, X + 3),

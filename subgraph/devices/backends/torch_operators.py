@@ -375,6 +375,14 @@ def _norm(order: int) -> Callable[[Call], Function]:
     return entry
 
 
+def _selu(call: Call) -> Unary:
+    alpha, gamma = call["alpha"], call["gamma"]
+    alpha = 1.67326319217681884765625 if alpha is None else float(alpha)
+    gamma = 1.05070102214813232421875 if gamma is None else float(gamma)
+    elu = call.torch.nn.functional.elu
+    return lambda x: gamma * elu(x, alpha)
+
+
 def _sign(call: Call) -> Unary:
     torch = call.torch
     return lambda x: torch.where(x == x, torch.sign(x), x)  # torch.sign of NaN is 0
@@ -399,7 +407,7 @@ OPERATORS: dict[str, Callable[[Call], Function]] = {
     **{"Elu": _activation("elu", alpha=1.0), "LeakyRelu": _activation("leaky_relu", alpha=0.01)},
     **{"HardSwish": _activation("hardswish"), "Mish": _activation("mish")},
     **{"Softplus": _activation("softplus"), "Softsign": _activation("softsign")},
-    **{"Selu": _plain("selu"), "Identity": lambda _: _first},
+    **{"Selu": _selu, "Identity": lambda _: _first},
     **{"Conv": _conv, "ConvTranspose": lambda call: _conv(call, transposed=True)},
     **{"MaxPool": lambda call: _pool(call, True), "AveragePool": lambda call: _pool(call, False)},
     **{"GlobalAveragePool": _global("mean"), "GlobalMaxPool": _global("amax")},
