@@ -44,6 +44,7 @@ _SUMS = (
 )
 _OVERFLOW = "what becomes of sums that integers do not hold is left open"
 _QUANTIZED = "QLinearMatMul QLinearGlobalAveragePool QLinearAveragePool"
+_PAIRS = "without VNNI it adds pairs of products by signed bytes in 16 bits, which saturate"
 _MIDDLE = "a quotient near the middle of two integers may round to either"
 _LEFT_OPEN = "what NaN, infinities and sums beyond the dtype give is left open; sizes are judged"
 
@@ -204,7 +205,7 @@ REASONS: Final = (
     ),
     Reason("strict", "spatial_scale is", _NON_FINITE, "RoiAlign"),
     Reason("strict", "output_(height|width) is 0", "there is at least one bin", "RoiAlign"),
-    Reason("strict", "pads is .*at least 0", "the standard says 0 and above", "ConvTranspose"),
+    Reason("strict", "pads is .*at least 0", "the standard says 0 and above", "Conv ConvTranspose"),
     Reason("strict", "output_shape is .*at least 0", "no size is negative", "ConvTranspose"),
     Reason("strict", "equation '' is not", "an equation names its operands' axes", "Einsum"),
     Reason("strict", "no elements to pool", "of no numbers there is no largest", "GlobalMaxPool"),
@@ -251,6 +252,7 @@ REASONS: Final = (
     ),
     Reason("strict", "cannot convert float (NaN|inf)", _NON_FINITE, "GridSample", _EXTREME),
     Reason("strict", "has no length", _NON_FINITE, "Range"),
+    Reason("strict", "Maximum allowed size", "there are more numbers than addresses", "Range"),
     Reason("strict", "p is .*above 0", "a p-norm has a p above 0", "LpPool GlobalLpPool"),
     Reason(
         "strict",
@@ -318,7 +320,10 @@ REASONS: Final = (
     Reason("other", "", "exp of integers is computed in double precision", "ReduceLogSumExp"),
     Reason("other", "", _OVERFLOW, "ReduceProd", r"\[all\] = "),
     Reason("other", "float32\\(", "what a body declares of its inputs need not hold", "Loop Scan"),
-    Reason("other", "", "an empty list of axes names none", "Squeeze", "empty|axes one shorter"),
+    Reason("other", "off by", _PAIRS, "QAttention"),
+    Reason(
+        "other", "", "an empty list of axes names none", "Squeeze", "empty|(axes|i1) one shorter"
+    ),
     Reason(
         "other",
         "",
