@@ -20,7 +20,7 @@ import numpy as np
 from subgraph.errors import LimitError, ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.limits import check_memory, count_results, size_in_bytes
-from subgraph.graph.types import Array, TensorType, ValueType, dtype_of
+from subgraph.graph.types import Array, TensorType, ValueType, dtype_of, numpy_dtype
 from subgraph.operators.inference import EXTRA_REQUIREMENT, check_values, infer_types
 from subgraph.operators.operator import find_operator, operator_key
 from subgraph.operators.schema import find_schema, newest_opset
@@ -50,9 +50,10 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     compute = None if operator is None else operator.compute
     try:
         check_values(node, given)
-        _check_result_size(node, given)
-        with np.errstate(all="ignore"):
-            outputs = compute(node, given) if compute else standard(node, given)
+        outputs = _without_elements(_checked_types(node, given))
+        if outputs is None:
+            with np.errstate(all="ignore"):
+                outputs = compute(node, given) if compute else standard(node, given)
     except SubgraphError as error:
         text = str(error)
         if text.startswith("node "):
@@ -83,27 +84,47 @@ _GROWING = frozenset(
 _UNCHECKED_PRODUCT = 1 << 27
 
 
-def _check_result_size(node: Node, inputs: Sequence[Any]) -> None:
-    """Raise LimitError for results above the memory budget, before anything is allocated."""
-    product = 1
+def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | None]:
+    """Return the types of the results if they may be large or without elements, else nothing.
+
+    Raises:
+        LimitError: the results are above the memory budget; nothing was allocated.
+    """
+    product, empty = 1, False
     for value in inputs:
-        if _is_array(value) and value.size:
-            product *= value.size
+        if _is_array(value):
+            product *= value.size or 1
+            empty = empty or not value.size
         elif _is_list(value) and node.op_type == "ConcatFromSequence":
             check_memory(sum(getattr(item, "nbytes", 0) for item in value), _where(node, inputs))
-    if product <= _UNCHECKED_PRODUCT and node.op_type not in _GROWING:
-        return
+    if product <= _UNCHECKED_PRODUCT and not empty and node.op_type not in _GROWING:
+        return ()
     types = [_type_of(value) for value in inputs]
     values = [v if _is_array(v) and v.size <= 4096 else None for v in inputs]
     if node.op_type == "Range" and not node.domain:
         counts = [float(np.asarray(v).reshape(-1)[0]) for v in inputs[:3] if v is not None]
-        sizes: list[float] = (
-            [max((counts[1] - counts[0]) / counts[2], 0) * 8] if all(counts[2:]) else []
-        )
-    else:
-        found = infer_types(node, types, values)
-        sizes = [float(size_in_bytes(t)) for t in found if isinstance(t, TensorType)]
-    check_memory(sum(sizes), _where(node, inputs))
+        if all(counts[2:]):
+            size = max((counts[1] - counts[0]) / counts[2], 0) * 8
+            check_memory(size, _where(node, inputs))
+        return ()
+    found = infer_types(node, types, values)
+    tensors = [type_ for type_ in found if isinstance(type_, TensorType)]
+    check_memory(sum(map(size_in_bytes, tensors)), _where(node, inputs))
+    return found
+
+
+def _without_elements(types: Sequence[ValueType | None]) -> list[Array] | None:
+    """Return arrays of these types if none has an element, else None.
+
+    What onnx.reference computes for them may take memory and time of their other dimensions.
+    """
+    made: list[Array] = []
+    for type_ in types:
+        if not isinstance(type_, TensorType) or not type_.is_static or size_in_bytes(type_):
+            return None
+        shape = [dim for dim in type_.shape or () if isinstance(dim, int)]
+        made.append(np.empty(shape, numpy_dtype(type_.dtype)))
+    return made or None
 
 
 def standard(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

@@ -218,6 +218,35 @@ def test_a_region_counts_what_the_regions_before_it_made(monkeypatch: pytest.Mon
         model(x=x)
 
 
+_FAR = 1 << 29
+WITHOUT_ELEMENTS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "Conv": ((0, 1, 4), {"pads": [_FAR, _FAR]}),
+    "ConvTranspose": ((0, 1, 4), {"strides": [_FAR]}),
+    "AveragePool": ((0, 1, 4), {"kernel_shape": [_FAR], "pads": [_FAR // 2, _FAR // 2]}),
+    "Expand": ((0, 1), {}),
+    "OneHot": ((0,), {}),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op_type", WITHOUT_ELEMENTS)
+def test_a_result_without_elements_takes_no_memory(op_type: str, device: str) -> None:
+    """onnx.reference took memory of its other dimensions, gigabytes for a batch of 0."""
+    shape, attributes = WITHOUT_ELEMENTS[op_type]
+    x = sg.input("x", [f"d{k}" for k in range(len(shape))], "float32")
+    more: list[Any] = [np.ones((1, 1, 1), np.float32)] if op_type.startswith("Conv") else []
+    if op_type == "Expand":
+        more = [np.array([1, _FAR])]
+    data = np.zeros(shape, np.float32)
+    if op_type == "OneHot":
+        x, data = sg.input("x", ("N",), "int64"), np.zeros(shape, np.int64)
+        more = [np.array(_FAR), np.array([0, 1], np.float32)]
+    node = getattr(ops, op_type)(x, *more, **attributes)
+    model = sg.compile_model(sg.Graph([x], [node]), device)
+    with _peak_below(50 << 20):
+        assert model(data)[0].size == 0
+
+
 @pytest.mark.plain_memory
 @pytest.mark.parametrize("device", DEVICES)
 def test_values_that_die_in_between_do_not_count(
