@@ -113,7 +113,7 @@ def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | No
     return found
 
 
-def _without_elements(types: Sequence[ValueType | None]) -> list[Array] | None:
+def _without_elements(types: Sequence[ValueType | None]) -> Sequence[Any] | None:
     """Return arrays of these types if none has an element, else None.
 
     What onnx.reference computes for them may take memory and time of their other dimensions.
