@@ -477,8 +477,10 @@ def test_a_dilated_filter_sees_its_own_points_alone(rank: int, auto_pad: str) ->
     w = sg.parameter("w", rng.standard_normal((6, 2, 3, 2, 3)[: 2 + rank]).astype(np.float32))
     b = sg.parameter("b", rng.standard_normal(6).astype(np.float32))
     attributes: dict[str, Any] = {"dilations": [2, 3, 2][:rank], "strides": [2, 1, 2][:rank]}
-    pads = {"pads": [1, 2, 0, 2, 0, 3][: 2 * rank]} if auto_pad == "NOTSET" else {}
-    padded = pads or {"auto_pad": auto_pad}
+    pads: dict[str, Any] = {}
+    if auto_pad == "NOTSET":
+        pads = {"pads": [1, 2, 0, 2, 0, 3][: 2 * rank]}
+    padded: dict[str, Any] = pads or {"auto_pad": auto_pad}
     if auto_pad.startswith("SAME"):  # ONNX Runtime does not take it with dilations
         around = [
             (math.ceil(size / stride) - 1) * stride + (taps - 1) * dilation + 1 - size
