@@ -9,6 +9,7 @@ import numpy as np
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
 from subgraph.operators.operator import may_train
+from subgraph.operators.shape_values import follows_from_shapes
 from subgraph.transform.pass_manager import register_pass
 
 
@@ -85,7 +86,10 @@ def _same_shape(node: Node) -> bool:
     source, made = node.inputs[0], node.outputs[0]
     if source is None or not isinstance(source.type, TensorType) or source.type != made.type:
         return False
-    return source.type.shape is not None and None not in source.type.shape
+    if source.type.shape is None or None in source.type.shape:
+        return False
+    # That the sizes are the same may follow from the node being valid, which a run has to check.
+    return all(value is None or follows_from_shapes(value) for value in node.inputs[1:])
 
 
 def _rank(node: Node) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from subgraph.errors import ShapeError
-from subgraph.graph.graph import Node
+from subgraph.graph.graph import Node, Value
 from subgraph.graph.symbolic import SymInt, is_symbolic, single
 from subgraph.graph.types import (
     DTYPE_OF_ONNX,
@@ -103,6 +103,22 @@ def is_arithmetic(node: Node) -> bool:
     return _rule_of(node) is not None or (
         not node.domain and node.op_type in _OTHER_SHAPE_OPERATORS
     )
+
+
+def follows_from_shapes(value: Value) -> bool:
+    """Return whether a value is shape arithmetic of shapes and constants alone."""
+    work, seen = [value], {value}
+    while work:
+        found = work.pop()
+        node = found.producer
+        if found.parameter is not None or (node is not None and node.op_type in ("Shape", "Size")):
+            continue
+        if node is None or not is_arithmetic(node):
+            return False
+        sources = [source for source in node.sources if source not in seen]
+        seen.update(sources)
+        work += sources
+    return True
 
 
 def _rule_of(node: Node) -> Rule | None:

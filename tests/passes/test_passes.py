@@ -400,6 +400,19 @@ def session_run(model: onnx.ModelProto, inputs: Any) -> list[Any]:
     return session.run(None, dict(zip(names, inputs, strict=False)))
 
 
+@pytest.mark.parametrize("device", ["CPU", "OPENCL", "REFERENCE"])
+def test_an_expand_to_an_input_stays(device: str) -> None:
+    """Its result has the input's shape if it is valid at all; (4, 6) to (5, 5) gave (4, 6)."""
+    x, shape = sg.input("x", (4, 6)), sg.input("shape", (2,), "int64")
+    model = sg.compile_model(sg.Graph([x, shape], [sg.ops.Neg(sg.ops.Expand(x, shape))]), device)
+    data = np.ones((4, 6), np.float32)
+    for sizes in ((4, 6), (1, 1), (4, 1)):
+        assert model(data, np.array(sizes))[0].shape == (4, 6)
+    for sizes in ((5, 5), (0, 6), (4, -6), (8, 6)):
+        with pytest.raises(sg.ShapeError):
+            model(data, np.array(sizes))
+
+
 @pytest.mark.parametrize(
     "build",
     [

@@ -17,7 +17,7 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.limits import check_memory, size_in_bytes
 from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.inference import check_operands, elements_read, has_requirement
-from subgraph.operators.shape_values import LIMIT, from_array, is_arithmetic, to_array
+from subgraph.operators.shape_values import LIMIT, follows_from_shapes, from_array, to_array
 from subgraph.operators.type_inference import infer_graph
 
 _MAX_FORMS = 64  # sets of input shapes whose checks are kept (estimate)
@@ -187,7 +187,7 @@ def computed_elements(node: Node) -> Iterator[Value]:
     """
     for k in elements_read(node, _types_of(node)):
         value = node.inputs[k]
-        if value is not None and value.producer is not None and not _follows_from_shapes(value):
+        if value is not None and value.producer is not None and not follows_from_shapes(value):
             yield value
 
 
@@ -244,19 +244,3 @@ def _types_of(node: Node) -> list[TensorType | None]:
         value.type if value is not None and isinstance(value.type, TensorType) else None
         for value in node.inputs
     ]
-
-
-def _follows_from_shapes(value: Value) -> bool:
-    work, seen = [value], {value}
-    while work:
-        node = work.pop().producer
-        if node is None:
-            return False
-        if node.op_type in ("Shape", "Size"):
-            continue
-        if not is_arithmetic(node):
-            return False
-        sources = [v for v in node.sources if v.parameter is None and v not in seen]
-        seen.update(sources)
-        work += sources
-    return True
