@@ -167,12 +167,19 @@ def _write_all(stream: IO[bytes], pieces: Iterable[bytes]) -> None:
         for piece in pieces:
             rest = piece
             while rest:
-                count: int | None = stream.write(rest)  # None of an object that does not count
-                if not count and not (count is None and waits):
+                count = _write_part(stream, rest)
+                if count is None and waits:
+                    break
+                if not count:
                     raise BlockingIOError(errno.EAGAIN, "it took no bytes")
-                rest = rest[count:] if count else b""
+                rest = rest[count:]
     except (OSError, ValueError) as error:
         raise _stream_error("write", error) from error
+
+
+def _write_part(stream: IO[bytes], data: bytes) -> int | None:
+    """Return how many bytes a stream took; None of an object that does not count them."""
+    return stream.write(data)
 
 
 def _stream_error(action: str, error: OSError | ValueError) -> FileError:
