@@ -17,6 +17,7 @@ from subgraph.dtypes import FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory
 from subgraph.graph.symbolic import plain
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.requirements import decoded
@@ -34,6 +35,7 @@ _TILE = 8192  # elements of a work unit; an estimate
 _GATHER_COST = 4  # cost of a gathered element relative to one of a contiguous load; an estimate
 # Vectors, by their lanes, up to which permuting them costs less than gathering; an estimate.
 _MAX_PERMUTED_VECTORS = {16: 4, 8: 1}
+_TABLE_BYTES = 64  # bytes of the tables and temporaries of an element and neighbour (measured: 46)
 _MAX_INDEX = 2**31 - 1  # tables of neighbours hold int32
 _CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 
@@ -134,6 +136,17 @@ def _scales(low: Lowering, old: bool, axes: Sequence[int]) -> list[float]:
     return [min(ratios) if policy == "not_larger" else max(ratios)] * len(axes)
 
 
+def _check_tables(low: Lowering, a: Axis, neighbours: int) -> None:
+    """Raise LimitError if the tables of an axis do not fit into the memory budget.
+
+    Args:
+        low: The lowering of the node.
+        a: The axis.
+        neighbours: Number of input elements from which an output element is computed.
+    """
+    check_memory(_TABLE_BYTES * neighbours * a.taken, f"tables of node {low.node.name!r}")
+
+
 def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
     """Return the input position of each output element, and which ones lie outside the region."""
     j = np.arange(a.taken, dtype=np.float64)
@@ -170,6 +183,8 @@ def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str)
         raise Unsupported("Resize of complex numbers")
     value = float(low.node.attrs.get("extrapolation_value", 0.0))
     pad = np.full(1, value).astype(numpy_dtype(x.dtype))
+    for a in axes:
+        _check_tables(low, a, 1)
     tables = {a.axis: _nearest_table(a, transform, rounding, x.rank) for a in axes}
     order = [a.axis for a in _in_order(axes, x.rank)]
     last_two = [axis for axis in order if axis >= x.rank - 2]
@@ -260,6 +275,7 @@ def _blend(low: Lowering, axes: Sequence[Axis], mode: str, transform: str) -> No
     for k, a in enumerate(_in_order(axes, x.rank)):
         shape = [a.taken if d == a.axis else n for d, n in enumerate(place.shape)]
         target = result if k == len(axes) - 1 else temporary(low, work, shape)
+        _check_tables(low, a, 2 * math.ceil(_reach(low.node, a, mode)))
         _emit_blend(low, place, target, a, _taps(low.node, a, mode, transform))
         place = target
     if result is not y:
@@ -276,12 +292,18 @@ def _store_rounded(low: Lowering, x: Operand, y: Operand) -> None:
     emit_expression(low, e, [source(x)], [(e.cast(term, y.dtype), y)])
 
 
+def _reach(node: Node, a: Axis, mode: str) -> float:
+    """Return how far the neighbours of a position are, in elements."""
+    scale = min(a.scale, 1.0) if node.attrs.get("antialias", 0) else 1.0
+    return (1 if mode == "linear" else 2) / scale
+
+
 def _taps(node: Node, a: Axis, mode: str, transform: str) -> tuple[Array, Array, Array]:
     """Return neighbours and weights, [neighbours, size], and the first term of each sum, [size]."""
     at, outside = _positions(a, transform)
     antialias = bool(node.attrs.get("antialias", 0))
     scale = min(a.scale, 1.0) if antialias else 1.0
-    reach = (1 if mode == "linear" else 2) / scale
+    reach = _reach(node, a, mode)
     first = math.floor(-reach) + 1
     offsets = np.arange(first, 2 - first)
     # An integer position is the right end of its interval, as in the standard's reference.

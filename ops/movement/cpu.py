@@ -21,6 +21,7 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory
 from subgraph.graph.symbolic import is_symbolic
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.requirements import decoded
@@ -43,6 +44,7 @@ from .tables_cpu import emit_take, emit_take_last_axes
 
 _ITEMS = (1, 2, 4, 8, 16)  # bytes of the elements that kernels move
 _UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
+_PAD_TABLE_BYTES = 40  # bytes of the table of a padded axis and temporaries, an element (measured)
 
 
 def known(low: Lowering, index: int) -> Array:
@@ -492,6 +494,8 @@ def _pad_table(mode: str, size: int, before: int, after: int) -> Array:
     first, size = max(-before, 0), size - max(-before, 0) - max(-after, 0)
     if size <= 0:
         raise Unsupported("Pad that cuts a whole axis off")
+    count = size + max(before, 0) + max(after, 0)
+    check_memory(_PAD_TABLE_BYTES * count, f"the table of a Pad to {count} elements")
     at = np.arange(-max(before, 0), size + max(after, 0))
     if mode == "edge":
         return first + np.clip(at, 0, size - 1)

@@ -10,6 +10,7 @@ import numpy as np
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory
 from subgraph.graph.types import numpy_dtype
 from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import temporary
@@ -166,6 +167,8 @@ def affine_grid(node: Node, low: Lowering) -> None:
     if size is None or y.size == 0:
         raise Unsupported("AffineGrid of a size that is computed at run time, or empty")
     space, corners = size[2:], bool(node.attrs.get("align_corners", 0))
+    count = math.prod(space)
+    check_memory(8 * (2 * len(space) + 2) * count, f"coordinates of {count} pixels")
     lines = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in space]
     # Theta's coordinates are in the order x, y, z, the reverse of the axes.
     axes = [axis.reshape(-1) for axis in np.meshgrid(*lines, indexing="ij")][::-1]

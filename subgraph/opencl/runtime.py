@@ -300,10 +300,11 @@ class Runtime:
         api = opencl()
         try:
             with warnings.catch_warnings():
-                # Drivers print warnings of no interest; the error of a failed build has the output.
+                # Drivers give warnings of no interest (loop not vectorized), some on stderr unless
+                # -w inhibits them; the error of a failed build has the output.
                 warnings.simplefilter("ignore")
                 program = api.Program(self.context, source.code())
-                built: cl.Program = program.build(["-cl-mad-enable"])
+                built: cl.Program = program.build(["-cl-mad-enable", "-w"])
         except api.Error as error:
             said = "\n".join(str(error).strip().splitlines()[:20])
             raise DeviceError(

@@ -247,6 +247,29 @@ def test_a_result_without_elements_takes_no_memory(op_type: str, device: str) ->
         assert model(data)[0].size == 0
 
 
+def _table_graph(op_type: str, size: int) -> sg.Graph:
+    """Return a graph of a node whose kernel reads a table of more bytes than its result has."""
+    if op_type == "AffineGrid":
+        theta = sg.input("x", (1, 2, 3))
+        return sg.Graph([theta], [ops.AffineGrid(theta, np.array([1, 1, 1, size]))])
+    x = sg.input("x", (4,), "uint8")
+    if op_type == "Pad":
+        return sg.Graph([x], [ops.Pad(x, np.array([0, size - 4]), mode="reflect")])
+    sizes = np.array([size])
+    return sg.Graph([x], [ops.Resize(x, None, None, sizes, mode=op_type.split()[1])])
+
+
+@pytest.mark.parametrize("op_type", ["Resize nearest", "Resize linear", "Pad", "AffineGrid"])
+def test_tables_of_kernels_count(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result of 24 MiB fitted into a budget of 64; the table took 40 times its elements."""
+    monkeypatch.setenv(limits.VARIABLE, "64M")
+    graph = _table_graph(op_type, 3 << 20 if op_type == "AffineGrid" else 24 << 20)
+    shape = graph.inputs[0].type.shape
+    x = np.ones(shape, np.float32 if op_type == "AffineGrid" else np.uint8)
+    with _peak_below(100 << 20), pytest.raises(sg.LimitError):
+        sg.compile_model(graph, "CPU")(x)
+
+
 @pytest.mark.plain_memory
 @pytest.mark.parametrize("device", DEVICES)
 def test_values_that_die_in_between_do_not_count(
