@@ -7,12 +7,13 @@ uploaded once for each version and shared by all requests of the device.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from subgraph.graph.types import Array, numpy_dtype
 from subgraph.opencl.lowering import ClLaunch
 from subgraph.opencl.runtime import Runtime, opencl
 from subgraph.operators.subgraph_op import fill_outputs
-from subgraph.system.exiting import uninterruptedly
+from subgraph.system.exiting import uninterrupted, uninterruptedly
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache, WeightEntry
 
@@ -50,9 +51,7 @@ class DeviceWeights:
         self.uploads = 0
         self._runtime = runtime
         self._lock = free_in_child(threading.Lock())
-        self._buffers: weakref.WeakKeyDictionary[WeightEntry, tuple[Array, Any]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._buffers: WeakKeyDictionary[WeightEntry, tuple[Array, Any]] = WeakKeyDictionary()
 
     def buffer(self, entry: WeightEntry, queue: cl.CommandQueue) -> cl.Buffer:
         """Return the buffer of an entry; it is uploaded if its array is new."""
@@ -66,7 +65,7 @@ class DeviceWeights:
             return held[1]
 
 
-_device_weights: weakref.WeakKeyDictionary[Runtime, DeviceWeights] = weakref.WeakKeyDictionary()
+_device_weights: WeakKeyDictionary[Runtime, DeviceWeights] = WeakKeyDictionary()
 
 
 def device_weights(runtime: Runtime) -> DeviceWeights:
@@ -130,6 +129,14 @@ def _span(times: _LaunchTimes, offset: float) -> Span:
     return event.profile.start * 1e-9 + offset, event.profile.end * 1e-9 + offset
 
 
+# PoCL compiles and runs what was enqueued on threads of its own. Without waiting for them, a
+# process that ended between `enqueue` and `finish` crashed.
+_plans: WeakSet[ClExecutablePlan] = WeakSet()
+uninterrupted.wait_for(lambda: any(plan.is_running() for plan in list(_plans)))
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_plans.clear)  # the driver's threads are the parent's
+
+
 class ClExecutablePlan:
     """A plan bound to buffers and a queue; runs for one request at a time.
 
@@ -160,6 +167,8 @@ class ClExecutablePlan:
         self._profiling = profiling
         self._weights = Weights(cache)
         self._copies: list[Any] = []
+        self._enqueued = False  # whether a run was begun for whose end nobody has waited yet
+        self._marker: cl.Event | None = None  # of the end of that run, once the process ends
         self._constants: dict[int, Any] = {}  # buffers by the `id` of their array
         self._constant_arrays: list[Any] = []  # these arrays, whose `id` must stay theirs
         # Arguments that are set when a weight has changed: kernel, argument, entry.
@@ -184,6 +193,7 @@ class ClExecutablePlan:
             self._bind(item) if isinstance(item, EmittedStep) else item for item in plan.items
         ]
         self._slot = ReportSlot(self._slot_words, tuple(self._reports))
+        _plans.add(self)
 
     # ------------------------------------------------------------------ preparation
 
@@ -350,8 +360,9 @@ class ClExecutablePlan:
             The argument of `finish`.
         """
         with driver_errors(self._runtime, "the upload of inputs"):
-            if self._copies:  # an earlier run was enqueued and not finished
+            if self._enqueued:  # an earlier run was enqueued and not finished
                 self._wait()
+            self._enqueued = True
             for position, buffer in self._inputs.items():
                 array = np.ascontiguousarray(inputs[position])
                 if array.nbytes:
@@ -384,6 +395,7 @@ class ClExecutablePlan:
         results, outputs = pending
         with driver_errors(self._runtime, "the download of results"):
             self._wait()
+        self._enqueued = False
         self._slot.check()
         return results if outputs is None else fill_outputs(results, outputs)
 
@@ -423,6 +435,20 @@ class ClExecutablePlan:
             self._wait()
         except opencl().Error:
             self._queue = self._runtime.queue(profiling=self._profiling)
+        self._enqueued = False
+
+    def is_running(self) -> bool:
+        """Return whether commands of a run that `enqueue` began are not at their end; at exit."""
+        if not self._enqueued:
+            return False
+        api = opencl()
+        try:
+            if self._marker is None:
+                self._marker = api.enqueue_marker(self._queue)
+                self._queue.flush()
+            return self._marker.command_execution_status > api.command_execution_status.COMPLETE
+        except api.Error:
+            return False
 
     @staticmethod
     def _usable_target(target: Array | None, operand: Operand) -> Array | None:

@@ -3,6 +3,10 @@
 At exit, Python ends a daemon thread when it next acquires the GIL. Inside C++ code, such as OpenCL
 drivers and runtimes that devices call, this aborts the process. Such code therefore runs inside
 `uninterrupted`: at exit, threads inside it may finish, and other threads may not enter it.
+
+Drivers have threads of their own, too, that run what was enqueued. The process would crash if its
+libraries' global objects were destroyed while these threads use them. A check that says whether
+such work goes on is registered with `Uninterrupted.wait_for`.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from typing import ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_EXIT_TIMEOUT = 5.0  # seconds; the longest wait at exit, for code that never returns (estimate)
+# Seconds; the longest wait at exit, for code that never returns. A driver that compiles a kernel on
+# a busy machine was seen to take 10.
+_EXIT_TIMEOUT = 30.0
 _POLL_INTERVAL = 0.001  # seconds between two checks for threads inside
 
 
@@ -32,6 +38,7 @@ class Uninterrupted:
         """Begin with no thread inside."""
         self._local = _Local()
         self._never = threading.Event()
+        self._checks: list[Callable[[], bool]] = []
         self.begin_in_child()
 
     def begin_in_child(self) -> None:
@@ -57,12 +64,25 @@ class Uninterrupted:
         if self._local.depth == 0:
             self._inside.discard(threading.get_ident())
 
+    def wait_for(self, is_working: Callable[[], bool]) -> None:
+        """Register a function that tells whether work goes on for which no thread of Python waits.
+
+        Args:
+            is_working: At exit, the process waits while it returns True. It runs when no other
+                thread is inside, and must not block.
+        """
+        self._checks.append(is_working)
+
     def end(self) -> None:
-        """Wait until no other thread is inside, at most `_EXIT_TIMEOUT`."""
+        """Wait, at most `_EXIT_TIMEOUT`, until no other thread is inside and no work goes on."""
         self._ending = True
         until = time.monotonic() + _EXIT_TIMEOUT
-        while self._inside - {threading.get_ident()} and time.monotonic() < until:
+        while time.monotonic() < until and self._is_working():
             time.sleep(_POLL_INTERVAL)
+
+    def _is_working(self) -> bool:
+        others = self._inside - {threading.get_ident()}
+        return bool(others) or any(is_working() for is_working in self._checks)
 
 
 uninterrupted = Uninterrupted()

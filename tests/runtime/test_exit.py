@@ -134,6 +134,23 @@ def test_auto_may_still_compile_at_the_end() -> None:
     assert ended(f"{head}\nmodel(X)") == ""
 
 
+def test_the_end_waits_for_the_threads_of_a_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PoCL compiles a kernel when it is first launched, on a thread of its own."""
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
+    source = f"""
+DEVICE = "OPENCL"
+{HEAD}
+from subgraph.opencl.executable_plan import ClExecutablePlan
+ClExecutablePlan.finish = lambda self, pending: pending[0]
+request = model.create_infer_request()
+request.infer(X)
+threading.Thread(target=lambda held: time.sleep(60), args=(request,), daemon=True).start()
+"""
+    assert ended(source) == ""
+
+
 def test_a_release_that_raises_is_told_as_ours() -> None:
     source = f"""
 DEVICE = "REFERENCE"
@@ -195,6 +212,14 @@ def test_the_end_does_not_wait_for_ever(gate: Uninterrupted) -> None:
     assert 0.2 < time.monotonic() - start < 5
     stop.set()
     thread.join()
+
+
+def test_the_end_waits_for_work_of_no_thread(gate: Uninterrupted) -> None:
+    answers = [True, True, False]
+    gate.wait_for(lambda: answers.pop(0))
+    gate.wait_for(lambda: False)
+    gate.end()
+    assert not answers
 
 
 def test_nobody_enters_while_the_process_ends(gate: Uninterrupted) -> None:
