@@ -11,6 +11,9 @@ reported, and the next process goes on.
 
     SUBGRAPH_GUARD=end PYTHONPATH=.:benchmarks python -m wrong_sizes --count 10000
 
+With ``--nodes 4`` a model joins four samples (`graphs`): operands of one, sizes and indices too,
+are computed from results of others. Only our devices are compared then.
+
 A model is its seed and number: ``--start N --count 1`` repeats one. On Oclgrind what it writes to
 OCLGRIND_LOG is a finding, too. Findings are counted by kind:
 

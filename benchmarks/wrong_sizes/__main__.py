@@ -72,7 +72,7 @@ def _work(channel: Any, numbers: Sequence[int], options: argparse.Namespace, log
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (options.memory << 30, options.memory << 30))
     for number in numbers:
-        case = make_case(options.seed, number, options.only)
+        case = make_case(options.seed, number, options.only, options.nodes)
         marks = [time.process_time()]
         try:
             told = partial(_tell, channel, number, marks)
@@ -151,7 +151,7 @@ def _processor_seconds(number: int) -> float:
 
 def _ended(kind: str, last: Report, said: str, options: argparse.Namespace) -> Report:
     """Return the report of a process that died or hung at ``last``."""
-    case = make_case(options.seed, last.number, options.only)
+    case = make_case(options.seed, last.number, options.only, options.nodes)
     if last.phase == "ONNX Runtime":
         kind = f"ONNX Runtime {'hangs' if kind == 'hang' else 'died'}"
     finding = Finding(kind, case.text(last.position), f"in {last.phase} {said}")
@@ -166,6 +166,7 @@ def _options(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--devices", default="CPU,REFERENCE")
     parser.add_argument("--opencl-every", type=int, default=0, help="models of which one on OPENCL")
     parser.add_argument("--only", default="", help="operators, separated by commas")
+    parser.add_argument("--nodes", type=int, default=1, help="operators that a model joins")
     parser.add_argument("--slow", type=float, default=20, help="seconds of CPU that are too many")
     parser.add_argument("--timeout", type=float, default=60, help="seconds of CPU of a hang")
     parser.add_argument("--memory", type=int, default=12, help="GiB of address space")

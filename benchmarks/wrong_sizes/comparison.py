@@ -12,7 +12,7 @@ import attrs
 from subgraph.operators.operator import RANDOM_OPERATORS
 from wrong_sizes.damage import Case, Damaged
 from wrong_sizes.reasons import reason
-from wrong_sizes.runs import Answer, differs, in_onnxruntime, model_of, ours, told
+from wrong_sizes.runs import Answer, differs, in_onnxruntime, ours, told
 from wrong_sizes.samples import Operand
 
 _RANDOM = RANDOM_OPERATORS | {"BiasDropout", "Dropout"}
@@ -45,7 +45,7 @@ def check(case: Case, devices: Sequence[str], phase: Callable[[str, int], None])
     warm = case.form in ("symbolic", "unknown")
     declared = case.honest.values if warm else case.sets[0].values
     honest = [_fed(case, Damaged(case.honest.values, ""))] if warm else []
-    model = model_of(case, case.node, declared)
+    model = case.model(declared)
     findings: list[Finding] = []
 
     def found(position: int, kind: str, said: str) -> None:
@@ -111,12 +111,14 @@ _judges: dict[int, bool] = {}
 
 
 def is_judge(case: Case, device: str) -> bool:
-    """Return whether ONNX Runtime gives for the honest sample what we do."""
+    """Return whether ONNX Runtime gives for the honest sample what we do; it judges no graphs."""
+    if case.honest.before:
+        return False
     key = id(case.honest)
     if key not in _judges:
         values = case.honest.values
-        plain = attrs.evolve(case, form="sizes", constant=frozenset())
-        model = model_of(plain, case.honest.node, values)
+        node = case.honest.node
+        model = attrs.evolve(case, node=node, form="sizes", constant=frozenset()).model(values)
         [theirs] = in_onnxruntime(model, [values], lambda _: None)
         mine = Answer(None)
         if theirs.results is not None and case.node.op_type not in _RANDOM:

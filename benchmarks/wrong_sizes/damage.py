@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 
 from subgraph.graph.types import Array
+from wrong_sizes.graphs import graph_of
+from wrong_sizes.runs import make_model
 from wrong_sizes.samples import Operand, Sample, samples
 
 FORMS = ("sizes", "symbolic", "symbolic", "unknown", "constants", "all constants")
@@ -64,7 +66,20 @@ class Case:
         ]
         options = [str(onnx.helper.printable_attribute(a)) for a in self.node.attribute]
         text = f"{self.honest.title}({', '.join(shown)}; {', '.join(options)})"
-        return f"{text[:500]} as {self.form}; {chosen.what}"
+        before = f" after {self.honest.source}" if self.honest.before else ""
+        return f"{text[:500]}{before} as {self.form}; {chosen.what}"
+
+    def model(self, declared: dict[str, Operand]) -> onnx.ModelProto:
+        """Return the model of the case, its inputs declared for the operands ``declared``."""
+
+        def shape(name: str) -> Any:
+            value = declared[name]
+            assert isinstance(value, np.ndarray)
+            symbolic = [f"{name}_{axis}" for axis in range(value.ndim)]
+            return {"symbolic": symbolic, "unknown": None}.get(self.form, value.shape)
+
+        honest, nodes = self.honest, [*self.honest.before, self.node]
+        return make_model(nodes, declared, honest.types, honest.opsets, shape, self.constant)
 
 
 def _shown(value: Operand) -> str:
@@ -73,12 +88,22 @@ def _shown(value: Operand) -> str:
     return "/".join(map(_shown, value)) if isinstance(value, list) else str(value)
 
 
-def make_case(seed: int, number: int, only: str = "") -> Case:
-    """Return a case; always the same for its seed and number."""
+def make_case(seed: int, number: int, only: str = "", nodes: int = 1) -> Case:
+    """Return a case; always the same for the same arguments.
+
+    Args:
+        seed: Seed of a series of cases.
+        number: Number of the case in the series.
+        only: Operators to choose from, separated by commas; "" for all.
+        nodes: Number of samples that the model joins.
+    """
     rng = np.random.default_rng([seed, number])
-    known = samples(only)
-    group = known[number % len(known)]
-    sample = group[int(rng.integers(len(group)))]
+    if nodes > 1:
+        sample = graph_of(nodes, only, rng)
+    else:
+        known = samples(only)
+        group = known[number % len(known)]
+        sample = group[int(rng.integers(len(group)))]
     node = onnx.NodeProto()
     node.CopyFrom(sample.node)
     form = FORMS[int(rng.integers(len(FORMS)))]

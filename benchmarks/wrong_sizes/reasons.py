@@ -132,7 +132,7 @@ REASONS: Final = (
         "lax", "class_count_ > 0|input_?dimensions|_vocabulary", "an attribute that may be left out"
     ),
     Reason("lax", "expected to be a 1D tensor", "a table may have any shape", "LabelEncoder"),
-    Reason("lax", "ValidatePrePack", "the attributes say the sizes", "MatMulNBits"),
+    Reason("lax", "PrePack", "the attributes say the sizes", "MatMulNBits"),
     Reason("lax", "CreateMelWeightMatrix", "the standard has no least number", "MelWeightMatrix"),
     Reason("lax", "expected to have rank 2|must have rank 1 or 2", "a vector is one sample"),
     Reason(
@@ -141,6 +141,7 @@ REASONS: Final = (
         _EMPTY_IMAGES,
     ),
     Reason("lax", "reshape_helper", "a head may have no elements", "Attention", "empty"),
+    Reason("lax", "reshape_helper", _EMPTY_IMAGES, "GroupNormalization", "empty"),
     Reason("lax", "has incorrect size", _EMPTY_LIST, damage=r"(strides|dilations|pads) = \[\]"),
     Reason("lax", "'rois' values must be finite", _NON_FINITE, "RoiAlign"),
     Reason("lax", "is NaN", _NON_FINITE, "Binarizer"),
@@ -284,7 +285,13 @@ REASONS: Final = (
         "GatherBlockQuantized",
     ),
     Reason("strict", "elements; by N, K", "the attributes say the sizes", "MatMulNBits"),
-    Reason("strict", "of blocks, but|elements; .* has one", "one scale for all", "QLinearSoftmax"),
+    Reason(
+        "strict",
+        "of blocks, but|elements; .* has one|there is no block_size",
+        "one scale for all",
+        "QLinearSoftmax",
+    ),
+    Reason("strict", "no elements to pool", "a window has no element to take", "MaxPool"),
     Reason(
         "other",
         "elements differ",

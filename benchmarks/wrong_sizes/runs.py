@@ -1,8 +1,8 @@
-"""Models of cases, and what devices and ONNX Runtime make of them."""
+"""Models, and what devices and ONNX Runtime make of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeGuard
 
 import attrs
@@ -12,30 +12,43 @@ import onnx
 import subgraph as sg
 from subgraph.errors import InternalError, SubgraphError
 from subgraph.graph.types import Array
-from wrong_sizes.damage import Case
 from wrong_sizes.samples import Operand, element_type
 
 _IR_VERSION = 10
 
 
-def model_of(case: Case, node: onnx.NodeProto, declared: dict[str, Operand]) -> onnx.ModelProto:
-    """Return the model of a case, its inputs declared for the operands ``declared``."""
-    graph = onnx.GraphProto(name="g", node=[node])
-    for name, value in declared.items():
+def make_model(
+    nodes: Sequence[onnx.NodeProto],
+    values: dict[str, Operand],
+    types: dict[str, onnx.TypeProto],
+    opsets: dict[str, int],
+    shape: Callable[[str], Any],
+    constant: Collection[str] = (),
+) -> onnx.ModelProto:
+    """Return a model whose outputs are the results that no node takes.
+
+    Args:
+        nodes: Its nodes.
+        values: Its operands.
+        types: Types of those that are no tensors.
+        opsets: Version of each domain.
+        shape: Gives the shape that an operand is declared with; None for an unknown one.
+        constant: Names of operands that are constants.
+    """
+    graph = onnx.GraphProto(name="g", node=nodes)
+    for name, value in values.items():
         if not isinstance(value, np.ndarray):
-            graph.input.add(name=name, type=case.honest.types[name])
-        elif name in case.constant:
+            graph.input.add(name=name, type=types[name])
+        elif name in constant:
             graph.initializer.append(onnx.numpy_helper.from_array(value, name))
         else:
-            shape: Any = {
-                "symbolic": [f"{name}_{axis}" for axis in range(value.ndim)],
-                "unknown": None,
-            }.get(case.form, value.shape)
             number = element_type(value)
-            graph.input.append(onnx.helper.make_tensor_value_info(name, number, shape))
-    graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
-    opsets = [onnx.helper.make_opsetid(d, v) for d, v in case.honest.opsets.items()]
-    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+            graph.input.append(onnx.helper.make_tensor_value_info(name, number, shape(name)))
+    taken = {name for node in nodes for name in node.input}
+    made = [name for node in nodes for name in node.output if name and name not in taken]
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
+    imports = [onnx.helper.make_opsetid(d, v) for d, v in opsets.items()]
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
 
 
 @attrs.frozen

@@ -42,6 +42,7 @@ class Sample:
         opsets: Version of each domain.
         source: Where it is from.
         types: Types of operands that are no tensors.
+        before: Nodes that run before it, in a graph of several; the operands are then the graph's.
     """
 
     node: onnx.NodeProto
@@ -49,6 +50,7 @@ class Sample:
     opsets: dict[str, int]
     source: str
     types: dict[str, onnx.TypeProto] = attrs.field(factory=dict[str, onnx.TypeProto])
+    before: tuple[onnx.NodeProto, ...] = ()
 
     @property
     def version(self) -> int:

@@ -443,10 +443,12 @@ class ClExecutablePlan:
             return False
         api = opencl()
         try:
-            if self._marker is None:
-                self._marker = api.enqueue_marker(self._queue)
+            marker = self._marker
+            if marker is None:
+                marker = self._marker = api.enqueue_marker(self._queue)
                 self._queue.flush()
-            return self._marker.command_execution_status > api.command_execution_status.COMPLETE
+            end: int = api.command_execution_status.COMPLETE
+            return int(marker.command_execution_status) > end
         except api.Error:
             return False
 

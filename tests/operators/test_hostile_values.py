@@ -15,7 +15,7 @@ import pytest
 from wrong_sizes import comparison
 from wrong_sizes.damage import Case, Damaged
 from wrong_sizes.reasons import reason
-from wrong_sizes.runs import model_of, ours
+from wrong_sizes.runs import ours
 from wrong_sizes.samples import Operand, Sample, samples
 
 from subgraph.graph.limits import limited
@@ -89,7 +89,7 @@ def planted(sample: Sample, position: int) -> list[Damaged]:
 def wrong(case: Case, *devices: str) -> list[str]:
     """Return what devices disagree on, or raise that is no error of ours."""
     warm = case.form == "unknown"
-    model = model_of(case, case.node, case.honest.values if warm else case.sets[0].values)
+    model = case.model(case.honest.values if warm else case.sets[0].values)
     given = [
         {name: v for name, v in chosen.values.items() if name not in case.constant}
         for chosen in ([Damaged(case.honest.values, "")] if warm else []) + case.sets

@@ -79,7 +79,7 @@ def test_an_unknown_text_is_refused(
     word = onnx.helper.make_attribute(name, ["no such word"] * many or "no such word")
     node.attribute.extend([*(a for a in sample.node.attribute if a.name != name), word])
     case = Case(0, sample, node, form, frozenset(), [])
-    model = runs.model_of(case, node, sample.values)
+    model = case.model(sample.values)
     with np.errstate(all="ignore"):
         [answer] = runs.ours(device, model, [sample.values])
     assert answer.results is None

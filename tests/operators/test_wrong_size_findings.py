@@ -199,6 +199,13 @@ GIVEN: list[tuple[str, list[Array], dict[str, Any], int, Any]] = [
         13,
         np.array([0, 1, 3, 4, 6, 7, 9], np.float32),
     ),
+    (
+        "Range",  # NumPy's arange refuses a far start from which the steps lead away
+        [np.array(1e38, "f4"), np.array(4, "f4"), np.array(0.5, "f4")],
+        {},
+        11,
+        np.zeros(0, np.float32),
+    ),
     ("OneHot", [ints(1, -1, 3), ints(4), floats(2)], {}, 9, 2 * EYE[[1, 3, 3]] - 1),
     ("OneHot", [ints(1, -1, 3), ints(4), floats(2)], {}, 11, 2 * EYE[[1, 3, 3]] - 1),
     (

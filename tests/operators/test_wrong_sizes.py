@@ -27,6 +27,7 @@ def options(**changed: object) -> argparse.Namespace:
         "only": "Relu,Gather",
         "devices": "CPU,REFERENCE",
         "opencl_every": 0,
+        "nodes": 1,
         "slow": 60.0,
         "timeout": 60.0,
         "memory": 32,
@@ -44,7 +45,7 @@ def test_every_operator_and_version_has_a_sample_that_runs() -> None:
         errors: list[str] = []
         for sample in group:
             case = damage.Case(0, sample, sample.node, "sizes", frozenset(), [])
-            model = runs.model_of(case, sample.node, sample.values)
+            model = case.model(sample.values)
             [answer] = runs.ours("REFERENCE", model, [sample.values])
             if answer.results is not None:
                 break
@@ -61,6 +62,21 @@ def test_a_case_follows_from_its_number() -> None:
     assert {case.form for case in cases} == set(damage.FORMS)
     counts = Counter(len(case.sets) for case in cases)
     assert set(counts) == {1, damage.OPERAND_SETS}
+
+
+def test_nodes_of_a_joined_model_take_results_of_others() -> None:
+    cases = [damage.make_case(0, number, nodes=4) for number in range(10)]
+    again = [damage.make_case(0, number, nodes=4) for number in range(10)]
+    assert [case.text() for case in cases] == [case.text() for case in again]
+    connected = 0
+    for case in cases:
+        made = {name for node in case.honest.before for name in node.output}
+        connected += len(made.intersection(case.node.input))
+        fed = {k: v for k, v in case.honest.values.items() if k not in case.constant}
+        for device in ("REFERENCE", "CPU"):
+            [answer] = runs.ours(device, case.model(case.honest.values), [fed])
+            assert answer.results is not None or case.node != case.honest.node, answer.error
+    assert connected
 
 
 def test_damage_of_every_kind_is_done() -> None:
