@@ -308,9 +308,6 @@ class WinogradArguments(WinogradOperands, ConvTile):
         shared: Values and sums that the stages share; 0: none.
         stage_panels: Panels of a unit that multiplies.
         rest: Channels of the last input block that exist (stride 1; 0: all).
-        point_padding: Padding between the weights of neighbouring points, in bytes (stride 1).
-        first_block: Output blocks of y, of the residual and of the bias before the first one that
-            is computed.
         segment: Input blocks of a segment of the sums (strips).
     """
 
@@ -326,6 +323,4 @@ class WinogradArguments(WinogradOperands, ConvTile):
     shared: Address
     stage_panels: int
     rest: int
-    point_padding: int
-    first_block: int
     segment: int

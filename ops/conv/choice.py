@@ -15,14 +15,14 @@ import attrs
 
 from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.ops.movement.geometry import Geometry, bands, merged
-from subgraph.ops.shared.tile_planning import Tiles, round_up, weight_tiles
+from subgraph.ops.shared.tile_planning import Tiles, round_up
 from subgraph.system.host import caches
 
 from .depthwise import has_windows
 from .direct import summed_channels
 from .job import Job
 from .polyphase import OUTPUTS, phases_of
-from .winograd import on_the_fly_outputs, winograd_sizes, winograd_values
+from .winograd import winograd_sizes, winograd_values
 
 
 class Method(StrEnum):
@@ -36,7 +36,6 @@ class Method(StrEnum):
     DIRECT = "direct"  # over blocks of channels
     WINOGRAD = "winograd"
     STRIDED_WINOGRAD = "strided"  # Winograd's for stride 2
-    ON_THE_FLY_WINOGRAD = "on-the-fly"  # the weights of DIRECT are transformed in each run
 
 
 @attrs.frozen
@@ -54,11 +53,6 @@ class Algorithm:
     def __str__(self) -> str:
         return f"{self.method}{self.tile or ''}"
 
-    @property
-    def packed_for(self) -> Algorithm:
-        """The algorithm whose packed weights this one reads."""
-        return DIRECT if self.method is Method.ON_THE_FLY_WINOGRAD else self
-
 
 GENERIC, DEPTHWISE, BANDS, IMAGE, POLYPHASE, DIRECT = map(Algorithm, list(Method)[:6])
 
@@ -68,13 +62,10 @@ _BYTES_PER_CYCLE, _BYTES_PER_CYCLE_FEW_ROWS = 8.0, 3.0
 _MAX_IMAGE_CHANNELS = 3  # channels of an image: up to here IMAGE is used with vectors of any size
 _MAX_PADDED_RATIO = 8  # multiplications with zeros included, to those of a grouped convolution
 _TRANSFORM_CYCLES = 7  # cycles for each vector that Winograd's transforms read or write
-WEIGHT_TRANSFORM_CYCLES = 5  # cycles for each vector of weights that is transformed in a run
 _PHASE_CYCLES = 2  # cycles for each element that is written to its phase
-_SMALL_WEIGHTS_RATIO = 1.08  # ratio to the least cost up to which far smaller weights are preferred
 _BETTER_RATIO = 0.95  # ratio to the cost of a simpler algorithm below which another one replaces it
 _MIN_PIXELS = 16  # output pixels: from here on packing the weights in every run is faster
-# Bytes by which Winograd's weights may exceed direct's. Volumes never exceed it; other convolutions
-# only if the algorithm without the excess costs more than _SMALL_WEIGHTS_RATIO times as much.
+# Bytes by which Winograd's weights of a volume may exceed direct's.
 _MAX_EXTRA_WEIGHT_BYTES = 4_000_000
 
 
@@ -175,25 +166,13 @@ def _choose_winograd(job: Job) -> Algorithm:
     weights = products * of.lanes * of.item
     summed = summed_channels(of, g) * g.kernel[0] * blocks_out
     costs = {DIRECT: _cost(of, g.images * g.pixels * taps**2 * summed, taps**2 * weights)}
-    flat = g.source[0] == g.kernel[0] == 1
-    narrow = weight_tiles(of, job.low, job.w).weights
     for candidate in candidates:
         m = candidate.tile
         values, _ = winograd_sizes(m, taps, g.strides[1])
-        large = (values - taps**2) * weights > _MAX_EXTRA_WEIGHT_BYTES
-        if large and g.source[0] > 1:
+        if g.source[0] > 1 and (values - taps**2) * weights > _MAX_EXTRA_WEIGHT_BYTES:
             continue
         multiplied = winograd_values(g, m) * products
-        cost = costs[candidate] = _transforms(of, g, m) + _cost(of, multiplied, values * weights)
-        if large and flat and not strided and not narrow:
-            transform = (
-                0
-                if job.transformed_key(m) in job.low.shared_scratch
-                else WEIGHT_TRANSFORM_CYCLES * values * products
-            )
-            again = -(-g.outputs // on_the_fly_outputs(of, g, m)) - 1
-            on_the_fly = Algorithm(Method.ON_THE_FLY_WINOGRAD, m)
-            costs[on_the_fly] = cost + transform + again * _transforms_in(of, g, m)
+        costs[candidate] = _transforms(of, g, m) + _cost(of, multiplied, values * weights)
     return _prefer_packed(job.w, costs)
 
 
@@ -208,36 +187,19 @@ def _prefer_packed(weight: Operand, costs: Mapping[Algorithm, float]) -> Algorit
     for algorithm, cost in costs.items():
         if cost < _BETTER_RATIO * least:
             best, least = algorithm, cost
-    if best.method is Method.WINOGRAD:
-        on_the_fly = Algorithm(Method.ON_THE_FLY_WINOGRAD, best.tile)
-        if costs.get(on_the_fly, math.inf) < _SMALL_WEIGHTS_RATIO * least:
-            best = on_the_fly
     if weight.form is None:
-        weight.form = best.packed_for, least
+        weight.form = best, least
         return best
     packed_for, first = weight.form
-    alike = {each: cost for each, cost in costs.items() if each.packed_for == packed_for}
-    if alike and min(alike.values()) - least <= first:
-        return min(alike, key=lambda each: alike[each])
-    return best
+    return packed_for if costs.get(packed_for, math.inf) - least <= first else best
 
 
 def _transforms(of: Tiles, g: Geometry, m: int) -> int:
     """Return the cycles of Winograd's transforms of all tiles."""
-    _, points = winograd_sizes(m, g.kernel[1], g.strides[1])
-    sums = _tiles(g, m) * points * -(-g.outputs // of.lanes)
-    return _transforms_in(of, g, m) + _TRANSFORM_CYCLES * sums
-
-
-def _transforms_in(of: Tiles, g: Geometry, m: int) -> int:
-    """Return the cycles of Winograd's transforms of the inputs of all tiles."""
-    values, _ = winograd_sizes(m, g.kernel[1], g.strides[1])
-    return _TRANSFORM_CYCLES * _tiles(g, m) * values * g.kernel[0] * -(-g.inputs // of.lanes)
-
-
-def _tiles(g: Geometry, m: int) -> int:
-    """Return the number of Winograd's tiles of ``m`` x ``m`` outputs."""
-    return g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
+    values, points = winograd_sizes(m, g.kernel[1], g.strides[1])
+    tiles = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
+    read = values * g.kernel[0] * -(-g.inputs // of.lanes)
+    return _TRANSFORM_CYCLES * tiles * (read + points * -(-g.outputs // of.lanes))
 
 
 def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:

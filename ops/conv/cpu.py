@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import attrs
 
 from subgraph.engine.planner.constants import contiguous_array
-from subgraph.engine.planner.lowering import Argument, Layout, Lowering, Scratch, Weight, lowering
+from subgraph.engine.planner.lowering import Argument, Layout, Lowering, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.movement.arguments import PackArguments, WinogradOfPanelsArguments
+from subgraph.ops.movement.arguments import PackArguments
 from subgraph.ops.movement.geometry import (
     Geometry,
     band_table,
@@ -36,21 +36,18 @@ from subgraph.ops.movement.layout_conversion import (
     plain,
     plain_target,
 )
-from subgraph.ops.movement.packing import LINE, packed_size, taps_variant
+from subgraph.ops.movement.packing import LINE, packed_size
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, weight_tiles
 from subgraph.system.host import caches
 
 from .arguments import GenericArguments
-from .choice import WEIGHT_TRANSFORM_CYCLES, Algorithm, Method, choose
+from .choice import Algorithm, Method, choose
 from .depthwise import emit_depthwise
 from .direct import DirectOutput, emit_direct
 from .job import Job, read_job
 from .polyphase import OUTPUTS, emit_phases, phase_weights, phases_of
-from .winograd import emit_winograd, on_the_fly_outputs, winograd_sizes
+from .winograd import emit_winograd
 
-# Padding in bytes between the points of weights transformed on the fly: a cache line, so that the
-# points do not fall into the same cache sets.
-_POINT_PADDING_BYTES = 64
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
 
@@ -89,8 +86,6 @@ def emit(job: Job, algorithm: Algorithm) -> None:
             _polyphase(job)
         case Method.WINOGRAD | Method.STRIDED_WINOGRAD:
             _winograd(job, algorithm.tile, job.g.strides[1])
-        case Method.ON_THE_FLY_WINOGRAD:
-            _winograd_on_the_fly(job, algorithm.tile)
         case Method.DIRECT | Method.IMAGE:
             _direct(job, plain=algorithm.method is Method.IMAGE)
 
@@ -201,62 +196,6 @@ def _winograd(job: Job, m: int, stride: int) -> None:
         recipe = f"conv strided winograd{m} {of.nv}x{of.lanes}"
         weight = job.weight(recipe, strided_winograd_weights(of))
     _by_winograd(job, g, blocked(low, of, job.x), weight, m)
-
-
-def _winograd_on_the_fly(job: Job, m: int) -> None:
-    """Run Winograd's algorithm; each run transforms the weights, some outputs at a time."""
-    low, of, g = job.low, job.of, job.g
-    x = blocked(low, of, job.x)
-    bias, part = _bias(job), on_the_fly_outputs(of, g, m)
-    with _blocked_output(job) as (y, residual):
-        for first in range(0, g.outputs, part):
-            few = attrs.evolve(g, outputs=min(part, g.outputs - first))
-            weight = _values(job, few, first, m)
-            emit_winograd(
-                low, of, few, x, weight, bias, residual, y, job.act, m,
-                point_padding=_POINT_PADDING_BYTES, first_block=first // of.lanes,
-                total_outputs=g.outputs,
-            )  # fmt: skip
-
-
-def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
-    """Return the transformed weights of ``g.outputs`` outputs from output ``first`` on.
-
-    The weights of all outputs are shared with the other convolutions of the plan that use them.
-    """
-    low, of, taps = job.low, job.of, g.kernel[1]
-    key = job.transformed_key(m) if g.outputs == job.g.outputs else None
-    if key in low.shared_scratch:
-        return low.shared_scratch[key]
-    blocks = -(-g.inputs // of.lanes)
-    outputs = round_up(g.outputs, of.lanes)
-    values, _ = winograd_sizes(m, taps, 1)
-    size = packed_size(outputs, blocks * of.lanes, of) * of.item
-    weight = low.scratch(values * (size + _POINT_PADDING_BYTES))
-    if key is not None:
-        low.shared_scratch[key] = weight
-    panels = _direct_weight(job, of, 1, plain=False)
-    arguments = WinogradOfPanelsArguments(
-        source=panels,
-        target=weight,
-        outputs=outputs,
-        width=of.width,
-        blocks=blocks,
-        point=size + _POINT_PADDING_BYTES,
-        skipped=first // of.width,
-    )
-    units = -(-g.outputs // of.width) * blocks
-    low.emit(
-        Kernel(
-            "subgraph.ops.movement.packing_kernels", "winograd_of_panels",
-            dtype=of.dtype, lanes=of.lanes, m=m, **taps_variant(taps),
-        ),
-        arguments,
-        units,
-        grain=grain(units, WEIGHT_TRANSFORM_CYCLES * values * size),
-        bytes=(values + taps**2) * size,
-    )  # fmt: skip
-    return weight
 
 
 def _polyphase(job: Job) -> None:

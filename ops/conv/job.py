@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import attrs
-import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Weight
 from subgraph.graph.graph import Node
@@ -81,14 +80,6 @@ class Job:
     def taps_text(self) -> str:
         """The taps of ``g`` as text, for keys of the weight cache."""
         return " ".join(f"{t.start}:{t.stop}" for t in self.taps)
-
-    def transformed_key(self, m: int) -> Hashable:
-        """Return the key of weights transformed in a run for Winograd's tiles of ``m`` outputs.
-
-        None if the weights are an array of the plan instead of a parameter.
-        """
-        origin = self.w.origin
-        return None if isinstance(origin, np.ndarray) else (origin, self.taps_text, m)
 
 
 def read_job(node: Node, low: Lowering) -> Job:

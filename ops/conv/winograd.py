@@ -13,14 +13,12 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, recorded, smaller
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.movement.packing import taps_variant
-from subgraph.ops.shared.tile_planning import Activation, Tiles, grain, round_up, shared
+from subgraph.ops.shared.tile_planning import Activation, Tiles, grain, shared
 from subgraph.system.host import caches
 
 from .arguments import WinogradArguments
 
 _PANEL_BLOCKS = 2  # units of the products of one point that threads share (estimate)
-# Bytes of weights transformed on the fly at a time, which fit in the last-level cache (estimate).
-_ON_THE_FLY_BYTES = 1 << 24
 _PRODUCTS_PER_BYTE = 16  # cost of each byte that a transform writes, in multiplications (estimate)
 
 
@@ -35,9 +33,6 @@ def emit_winograd(
     y: Argument,
     act: Activation,
     m: int,
-    point_padding: int = 0,
-    first_block: int = 0,
-    total_outputs: int = 0,
 ) -> None:
     """Emit the kernel ``winograd`` with tiles of ``m`` x ``m`` outputs.
 
@@ -47,23 +42,20 @@ def emit_winograd(
     Args:
         low: Collects the plan's steps and scratch memory.
         of: The contraction tiles.
-        g: Sizes of the convolution; its outputs may be a part of all.
+        g: Sizes of the convolution.
         x: Input in the blocked layout.
-        weight: Weights as `winograd_weights` or the kernel ``winograd_of_panels`` packs them.
+        weight: Weights as `winograd_weights` packs them.
         bias: Bias of all outputs, padded to whole blocks; 0: none.
         residual: Blocked array shaped as y that is added; 0: none.
         y: Output in the blocked layout, with all output channels.
         act: The activation.
         m: Outputs of a tile along an axis.
-        point_padding: Padding between the weights of neighbouring points, in bytes.
-        first_block: Output blocks of y before the first one of ``g``.
-        total_outputs: Output channels of y; 0: those of ``g``.
     """
     stride = g.strides[1]
     pixel = of.lanes * of.item
     t = _tiling(of, g, m, low.threads)
     image_in = -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
-    image_out = -(-max(total_outputs, g.outputs) // of.lanes) * g.pixels * pixel
+    image_out = -(-g.outputs // of.lanes) * g.pixels * pixel
     own = 2 * t.values * pixel + (0 if t.staged else t.vectors(of) * pixel)
     shared_buffer = low.scratch(t.vectors(of) * pixel) if t.staged else 0
     arguments = partial(
@@ -89,8 +81,6 @@ def emit_winograd(
         shared=shared_buffer,
         stage_panels=t.stage_panels,
         rest=g.inputs % of.lanes if stride == g.kernel[0] == 1 else 0,
-        point_padding=point_padding,
-        first_block=first_block,
         # The weights of a panel for one segment of the sums fill half of the L1 cache.
         segment=max(1, caches().l1 // 2 // (of.width * of.item * of.lanes)),
     )
@@ -195,21 +185,6 @@ def _tiling(of: Tiles, g: Geometry, m: int, threads: int) -> _Tiling:
         values, points, blocks_in, blocks_out, panels, total, tiles, part, together, stage_panels,
         staged, in_place,
     )  # fmt: skip
-
-
-def on_the_fly_outputs(of: Tiles, g: Geometry, m: int) -> int:
-    """Return the outputs whose weights are transformed together, in whole panels.
-
-    Args:
-        of: The contraction tiles.
-        g: Sizes of the convolution.
-        m: Outputs of a tile along an axis.
-    """
-    values, _ = winograd_sizes(m, g.kernel[1], g.strides[1])
-    panel = values * round_up(g.inputs, of.lanes) * of.width * of.item
-    panels = -(-g.outputs // of.width)
-    parts = -(-panels * panel // _ON_THE_FLY_BYTES)
-    return min(g.outputs, -(-panels // min(parts, panels)) * of.width)
 
 
 def winograd_tiling(

@@ -389,14 +389,14 @@ def _output_transform(form: TileForm, layout: ValueLayout) -> Any:
         if a.flags & F_HI:
             most = splat(a.high)
         for b in range(block, last_block):
-            channel_block, bias = b + a.first_block, zero()
+            bias = zero()
             if a.bias != 0:
-                bias = load(a.bias + channel_block * pixel)
+                bias = load(a.bias + b * pixel)
             epilogue = Epilogue(bias, least, most)
             s = c + (b - block) * apart
             at, sums = _place_of(grid, first), TileAddresses(s, s, s, s)
             for _ in range(count):
-                tile = locate_output(a, grid, at, channel_block)
+                tile = locate_output(a, grid, at, b)
                 write_tile(a, finished, sums, point, scratch, tile, epilogue)
                 sums = _next_addresses(grid, at, sums, row)
                 at = _next_place(grid, at)
@@ -511,7 +511,7 @@ def _weights_locator(form: TileForm, layout: ValueLayout) -> Any:
     def weights_at(a: WinogradArguments, point: int, panel: int) -> int:
         before = first_of(point) * a.output_blocks + panel * nv * values_of(point)
         weights: int = a.weights
-        weights += before * a.input_blocks * lanes * pixel + point * a.point_padding
+        weights += before * a.input_blocks * lanes * pixel
         return weights
 
     return weights_at

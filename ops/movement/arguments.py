@@ -403,27 +403,3 @@ class WinogradPackArguments(KernelArguments):
     inputs: int
     depth: int
     point: int
-
-
-class WinogradOfPanelsArguments(KernelArguments):
-    """Arguments of `winograd_of_panels`; a work unit is a block of inputs of a panel.
-
-    Blocks of inputs are innermost.
-
-    Attributes:
-        source: Panels of a direct convolution, ``[panel][block][tap][input][column]``.
-        target: Panels of each point, ``[point][panel][block][input][column]``.
-        outputs: Outputs of the target, whole vectors.
-        width: Columns (outputs) of a panel.
-        blocks: Blocks of inputs.
-        point: Bytes between points of the target.
-        skipped: Panels of the source before the first that is transformed.
-    """
-
-    source: Address
-    target: Address
-    outputs: int
-    width: int
-    blocks: int
-    point: int
-    skipped: int

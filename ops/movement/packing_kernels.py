@@ -32,7 +32,7 @@ from subgraph.engine.codegen.simd import memcpy, memset, vec
 from subgraph.engine.codegen.simd import st as stores
 from subgraph.engine.codegen.transpose import transposer
 
-from .arguments import PackArguments, WinogradOfPanelsArguments, WinogradPackArguments
+from .arguments import PackArguments, WinogradPackArguments
 from .kernels import WORDS
 
 
@@ -245,57 +245,5 @@ def winograd(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., 
             for point in range(points):
                 rest = (depth - inputs) * wide * item
                 memset(y + point * apart + inputs * wide * item, 0, rest)
-
-    return kernel
-
-
-@cache
-def _transform_panel(dtype: str, lanes: int, matrix: Matrix) -> Any:
-    """Return ``transform(source, bytes between its taps, target, bytes between its points)``.
-
-    It transforms a vector for each tap to one for each point, with arithmetic in ``dtype``.
-    """
-    v = vec(dtype, lanes)
-
-    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
-        source, step, target, apart = args
-        taps: list[Any] = []
-        for _ in range(len(matrix[0]) ** 2):
-            taps.append(load_at(builder, source, v.llvm, v.itemsize))
-            source = builder.add(source, step)
-        for value in _both_ways(builder, taps, matrix):
-            store_at(builder, target, value, v.itemsize)
-            target = builder.add(target, apart)
-
-    return define(VOID, [INT64] * 4, emit)
-
-
-def winograd_of_panels(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., None]:
-    """Return the kernel of `WinogradOfPanelsArguments`, which transforms packed weights in a run.
-
-    Convolutions use it if their transformed weights are too large to be stored.
-
-    Args:
-        dtype: ``"float32"`` or ``"float64"``.
-        lanes: Elements of a vector, inputs of a block.
-        m: Outputs of a tile along an axis.
-        taps: Weights along an axis.
-    """
-    arguments = view_of(WinogradOfPanelsArguments)
-    transform = _transform_panel(dtype, lanes, winograd_matrix(m, taps))
-    pixel = lanes * vec(dtype, lanes).itemsize
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        outputs, width, blocks, apart = a.outputs, a.width, a.blocks, a.point
-        for unit in range(begin, end):
-            panel, block = unit // blocks, unit % blocks
-            first = panel * width
-            wide = min(width, outputs - first)
-            rows = first * blocks + block * wide
-            x = a.source + taps * taps * (a.skipped * width * blocks + rows) * pixel
-            y = a.target + rows * pixel
-            for at in range(0, wide * pixel, pixel):
-                transform(x + at, wide * pixel, y + at, apart)
 
     return kernel

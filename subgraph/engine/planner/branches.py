@@ -137,12 +137,10 @@ class _Branch:
         arguments = (self._condition, int(self._when), 0)
         step = EmittedStep(self._node, BRANCH, arguments, 1, BRANCH_GRAIN, 0, 0)
         self._items.append(step)
-        shared = self._planner.shared_scratch
         with self._planner.layouts.discarding_conversions():
             self._planner.branch_depth += 1
             _plan_nodes(self._planner, body, captured)
             self._planner.branch_depth -= 1
-            self._planner.shared_scratch = shared
             operands = map(self._planner.operand, body.outputs)
             results = [self._planner.layouts.plain(operand) for operand in operands]
             if not slots:

@@ -18,7 +18,7 @@ A function that raises `Unsupported` refuses the node with a reason; the referen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import attrs
@@ -305,8 +305,6 @@ class Lowering:
         options: The device's configuration by option name.
         float_block: Channels of a block of float32 values in the blocked layout.
         in_place_pairs: (output, input) that may share memory; see `in_place`.
-        shared_scratch: Scratch memory whose content several nodes of the plan read, by a key that
-            identifies the content: that of earlier nodes, and what this node adds.
         steps: The steps emitted so far.
         primitives: Functions of this device that replace the primitives of
             ``ops/elementwise/primitives.py``, by name.
@@ -346,7 +344,6 @@ class Lowering:
         threads: int = 1,
         options: dict[str, Any] | None = None,
         float_block: int = 0,
-        shared_scratch: Mapping[Hashable, Scratch] | None = None,
     ) -> None:
         """Prepare to lower a node.
 
@@ -357,7 +354,6 @@ class Lowering:
             threads: Largest number of threads that run a step.
             options: The device's configuration by option name.
             float_block: Channels of a block of float32 values; 0: a vector of this machine.
-            shared_scratch: Scratch memory of earlier nodes, see the class.
         """
         self.node = node
         self.inputs = tuple(inputs)
@@ -365,7 +361,6 @@ class Lowering:
         self.threads = threads
         self.options = options or {}
         self.float_block = float_block or self.lanes("float32")
-        self.shared_scratch: dict[Hashable, Scratch] = dict(shared_scratch or {})
         self.steps: list[EmittedStep] = []
         self.in_place_pairs: list[tuple[Operand, Operand]] = []
         self._placed: list[Storage] = []

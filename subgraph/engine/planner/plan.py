@@ -9,7 +9,7 @@ plan then places all other values in one arena. A plan contains no memory of a r
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ from subgraph.engine.planner.lowering import (
     Lowering,
     LoweringRule,
     Operand,
-    Scratch,
     Storage,
     Unsupported,
     ValueNeeded,
@@ -144,7 +143,6 @@ class Planner:
         self.items: list[Item] = []
         self.in_place_pairs: list[tuple[Operand, Operand, int]] = []
         self.read_versions: dict[Parameter, int] = {}
-        self.shared_scratch: dict[Hashable, Scratch] = {}
         self.memory_limit = memory_limit()
         self.folded: list[Any] = []
         self.folded_bytes = self.derived_bytes = 0
@@ -475,7 +473,6 @@ class Planner:
             ) from None
         first = len(self.items)
         self.items += low.steps
-        self.shared_scratch = low.shared_scratch
         for (value, _), operand in zip(outputs, low.outputs, strict=True):
             self.operands[value] = operand
         if not low.in_place_pairs:
@@ -519,7 +516,6 @@ class Planner:
                 threads=self.options.threads,
                 options=dict(self.options.properties),
                 float_block=self.layouts.float_block,
-                shared_scratch=self.shared_scratch,
             )
             try:
                 rule.function(node, low)

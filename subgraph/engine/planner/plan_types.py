@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import attrs
 import numpy as np
 
 from subgraph.engine.planner.layouts import LayoutAssigner
-from subgraph.engine.planner.lowering import EmittedStep, Lowering, Operand, Scratch, Storage
+from subgraph.engine.planner.lowering import EmittedStep, Lowering, Operand, Storage
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Versions
@@ -125,7 +125,6 @@ class PlanInProgress(Protocol):
         operands: The operands of the values that are planned.
         known_elements: Elements of values that are known while planning, None if none are.
         items: The steps so far.
-        shared_scratch: Scratch memory whose content several nodes read; see `Lowering`.
         branch_depth: Number of If branches around the present node, whose steps runs may skip.
         layouts: Assigns and converts layouts.
     """
@@ -134,7 +133,6 @@ class PlanInProgress(Protocol):
     operands: dict[Value, Operand]
     known_elements: dict[Value, Array | None]
     items: list[Item]
-    shared_scratch: dict[Hashable, Scratch]
     branch_depth: int
     layouts: LayoutAssigner
 

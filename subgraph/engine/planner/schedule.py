@@ -1,8 +1,7 @@
 """The schedule of a plan: its nodes in topological order, with nodes that share a weight adjacent.
 
 The head of a detection network applies the same weights to feature maps of several sizes. Adjacent
-convolutions find the weight in the processor's caches, and a weight that every run transforms (for
-Winograd's algorithm) is transformed once for all of them (`Lowering.shared_scratch`).
+convolutions find the weight in the processor's caches.
 """
 
 from __future__ import annotations

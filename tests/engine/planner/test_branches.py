@@ -473,27 +473,3 @@ def test_an_exported_model_keeps_its_branches(tmp_path: Any, python: list[str]) 
     for inputs, result in zip(_signs(4, 8), wanted, strict=True):
         np.testing.assert_array_equal(again(inputs)[0], result)
     assert not python
-
-
-def test_a_weight_transformed_in_a_branch_is_not_used_after_it(python: list[str]) -> None:
-    """Later convolutions reuse a transformed weight unless only a branch transforms it."""
-    x = sg.input("x", (1, 256, 40, 40))
-    weight = sg.parameter("w", _random(256, 256, 3, 3, seed=1) / F4(50))
-
-    def convolved(value: sg.Value) -> sg.Value:
-        return ops.Conv(value, weight, pads=[1, 1, 1, 1])
-
-    y = ops.If(
-        _above(x),
-        then_branch=_branch(convolved(sg.capture(x)), name="then"),
-        else_branch=_branch(ops.Relu(convolved(ops.Sin(sg.capture(x)))), name="else"),
-    )
-    first, later = ops.Tanh(y), convolved(ops.Sigmoid(y))
-    again = convolved(ops.Relu(later))
-    graph = sg.Graph([x], [first, again])
-    _both(graph, *_signs(1, 256, 40, 40))
-    request = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True}).create_infer_request()
-    request.infer(_signs(1, 256, 40, 40)[0])
-    kernels = [entry.kernel for entry in request.profile()]
-    assert sum("winograd_of_panels" in kernel for kernel in kernels) <= 2
-    assert not python

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,12 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.planner import schedule
 from subgraph.engine.planner.lowering import EmittedStep, Weight
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import PlanOptions
 from subgraph.graph.types import Array, TensorType
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.conv import choice as conv_choice
 from subgraph.ops.conv import cpu as conv_cpu
-from subgraph.ops.conv import winograd as conv_winograd
 from subgraph.ops.conv.choice import DIRECT, POLYPHASE, Algorithm, Method
 from subgraph.ops.conv.job import Job
 from subgraph.ops.conv.polyphase import phases_of
@@ -32,12 +28,8 @@ from tests.support.kernels import run_node
 TILES_AND_TAPS = [(2, 3), (4, 3), (3, 4), (2, 5)]
 STRIDED = Algorithm(Method.STRIDED_WINOGRAD, 2)
 WINOGRAD = {tile: Algorithm(Method.WINOGRAD, tile) for tile in (2, 3, 4)}
-ON_THE_FLY = {tile: Algorithm(Method.ON_THE_FLY_WINOGRAD, tile) for tile in (2, 3, 4)}
 # Algorithms, and the taps along an axis that each is tried with.
-FORMS = [
-    (STRIDED, 3),
-    *[(form[tile], taps) for form in (WINOGRAD, ON_THE_FLY) for tile, taps in TILES_AND_TAPS],
-]
+FORMS = [(STRIDED, 3), *[(WINOGRAD[tile], taps) for tile, taps in TILES_AND_TAPS]]
 FEW_ROWS = direct_tiles("float32", host.lanes("float32")).few_rows
 
 
@@ -50,7 +42,6 @@ FEW_ROWS = direct_tiles("float32", host.lanes("float32")).few_rows
     act=st.sampled_from(["", "Relu", "Clip", "Silu"]),
     with_residual=st.booleans(),
     form=st.sampled_from(FORMS),
-    held=st.sampled_from([1, 100_000, 1 << 24]),
     threads=st.integers(1, 3),
     cuts=st.lists(st.floats(0, 1), max_size=3),
 )
@@ -62,11 +53,9 @@ def test_winograd(
     act: str,
     with_residual: bool,
     form: tuple[Algorithm, int],
-    held: int,
     threads: int,
     cuts: list[float],
 ) -> None:
-    """Every algorithm; on-the-fly weights are transformed ``held`` bytes at a time."""
     algorithm, taps = form
     assume(algorithm != STRIDED or FEW_ROWS)
     stride = 2 if algorithm == STRIDED else 1
@@ -104,7 +93,6 @@ def test_winograd(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conv_cpu, "choose", lambda job: _square_or_direct(job, algorithm, taps))
-        patch.setattr(conv_winograd, "_ON_THE_FLY_BYTES", held)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted, 1e-5)
@@ -250,8 +238,6 @@ def test_winograd_of_few_tiles(form: Algorithm, cuts: list[float]) -> None:
         (STRIDED, 3, 2e-6),
         (WINOGRAD[3], 4, 6e-6),
         (WINOGRAD[2], 5, 6e-6),
-        (ON_THE_FLY[2], 3, 1e-6),
-        (ON_THE_FLY[4], 3, 6e-6),
     ],
 )
 def test_winograd_error_is_as_stated(form: Algorithm, taps: int, bound: float) -> None:
@@ -302,40 +288,3 @@ def test_one_form_of_weights_that_maps_of_several_sizes_share() -> None:
     results = sg.compile_model(graph, "CPU")(given)
     for k, x in enumerate(given):
         close(results[k], reference(x, array, [1, 1], [1, 1], (1, 1, 1, 1), 1))
-
-
-def test_weights_of_large_maps_are_transformed_in_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are kept as they are for direct convolution, and transformed once for all maps."""
-    monkeypatch.setattr(conv_choice, "_MAX_EXTRA_WEIGHT_BYTES", 100_000)
-    monkeypatch.setattr(schedule, "_MIN_SHARED_WEIGHT_BYTES", 1000)
-    rng = np.random.default_rng(0)
-    array = rng.standard_normal((64, 64, 3, 3)).astype(np.float32) / np.float32(24)
-    sides = (60, 30, 16)
-    graph, w = _head(array, sides)
-    types: list[TensorType | None] = [TensorType("float32", (1, 64, s, s)) for s in sides]
-    plan = make_plan(graph, types, {}, PlanOptions())
-    steps = [item for item in plan.items if isinstance(item, EmittedStep)]
-    made = [step for step in steps if step.kernel.factory == "winograd_of_panels"]
-    words = [word for step in steps for word in step.arguments if isinstance(word, Weight)]
-    kept = {word.recipe for word in words if w.parameter in word.sources}
-    if host.lanes("float32") > 1:
-        assert len(made) == 1
-        assert len(kept) == 1
-        assert next(iter(kept)).startswith("conv direct")
-    given = [rng.standard_normal((1, 64, s, s)).astype(np.float32) for s in sides]
-    compiled = sg.compile_model(graph, "CPU")
-    for changed in (array, array[::-1].copy()):
-        assert w.parameter is not None
-        w.parameter.assign(changed)
-        results = compiled(given)
-        for k, x in enumerate(given):
-            first = np.maximum(reference(x, changed, [1, 1], [1, 1], (1, 1, 1, 1), 1), 0)
-            close(results[k], reference(first, changed, [1, 1], [1, 1], (1, 1, 1, 1), 1), 1e-5)
-
-
-def _head(array: Array, sides: Sequence[int]) -> tuple[sg.Graph, sg.Value]:
-    """Return two convolutions by the same weight on each of some maps, and the weight."""
-    w = sg.parameter("w", array)
-    maps = [sg.input(f"x{side}", (1, 64, side, side)) for side in sides]
-    twice = [ops.Conv(ops.Relu(ops.Conv(x, w, pads=[1] * 4)), w, pads=[1] * 4) for x in maps]
-    return sg.Graph(maps, twice), w
