@@ -135,7 +135,8 @@ def _damaged(sample: Sample, done: str, further: bool, rng: np.random.Generator)
     count = (1 if rng.random() >= _TWICE else 2) + (further and bool(done))
     what = [done] if done else []
     # A Loop runs as long as its count says, until it is cancelled.
-    most = _MAX_TRIPS if sample.node.op_type == "Loop" else None
+    loops = any(node.op_type == "Loop" for node in (*sample.before, sample.node))
+    most = _MAX_TRIPS if loops else None
     while values and len(what) < count:
         what.append(_damage(values, most, rng))
     return Damaged(values, " and ".join(what) or "nothing")

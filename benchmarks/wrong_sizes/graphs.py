@@ -68,7 +68,9 @@ class _Graph:
     results: dict[str, Array] = attrs.field(factory=dict[str, Array])
 
     def append(self, sample: Sample) -> None:
-        """Add the node of a sample, unless it does not run."""
+        """Add the node of a sample, unless it does not run or has NaN or infinite operands."""
+        if not all(map(_is_finite, sample.values.values())):
+            return
         connected = {name: self._connect(value) for name, value in sample.values.items()}
         values = {
             name: sample.values[name] if made is None else self.results[made]
@@ -159,6 +161,14 @@ class _Graph:
 
     def _choice(self, names: Sequence[str]) -> str:
         return names[int(self.rng.integers(len(names)))]
+
+
+def _is_finite(value: Operand) -> bool:
+    return (
+        not isinstance(value, np.ndarray)
+        or value.dtype.kind != "f"
+        or bool(np.isfinite(value).all())
+    )
 
 
 def _run(

@@ -129,7 +129,7 @@ def view(node: Node, low: Lowering) -> None:
 def required(node: Node, low: Lowering) -> None:
     """Lower Required to an alias of its first input; a loss's labels must be classes."""
     x = low.input(0)
-    if node.attrs[REQUIRED_OF] in LOSSES:
+    if node.attrs.get(REQUIRED_OF) in LOSSES:
         ignored = node.attrs.get("ignore_index")
         emit_range_check(low, low.input(1), "labels", 0, x.shape[1] - 1, ignored=ignored)
     low.alias(low.output(), x)

@@ -3,7 +3,8 @@
 The pass "ExpandFunctions" replaces some operators by the nodes that define them; these nodes would
 broadcast operands that the operator must reject. The operands therefore pass through
 ``Required(inputs...)``, which returns its first input. Its attributes are those of the replaced
-operator, and ``required_of`` is that operator's key.
+operator, and ``required_of`` is that operator's key. Without it nothing is checked: the pass
+"UnfoldControlFlow" keeps values alive in this way whose computation may fail.
 """
 
 from __future__ import annotations

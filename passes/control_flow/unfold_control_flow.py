@@ -19,6 +19,7 @@ from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.bodies import check_node
 from subgraph.operators.inference import scanned_inputs
 from subgraph.operators.operator import is_random
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import LIMIT
 from subgraph.operators.type_inference import infer_graph
 from subgraph.transform.pass_manager import apply_pass, register_pass
@@ -109,21 +110,41 @@ class _Round:
         self._known = known
         self._guards = guards
         self._replaced: dict[Value, Value] = {}
+        # Values computed by nodes from whose sizes numbers of the present node follow, in order.
+        self._measured: dict[Value, None] = {}
         self._weights = {v.parameter: v for v in graph.values() if v.parameter is not None}
         self._sequences = Sequences(self._numbers, left)
 
     def replacements(self) -> dict[Value, Value]:
         """Return the new value of each output of unfolded nodes."""
         for node in self._graph.nodes:
+            found: dict[Value, Value] = {}
             if concerns_sequences(node):
-                self._replaced.update(self._sequences.follow(node, self._current))
+                found = self._sequences.follow(node, self._current)
             elif _is_control_flow(node):
                 made = self._unfolded(node)
                 if made is not None:
-                    for old, new in zip(node.outputs, made, strict=True):
-                        new.type = new.type or old.type
-                        self._replaced[old] = new
+                    found = dict(zip(node.outputs, made, strict=True))
+            for old, new in found.items():
+                new.type = new.type or old.type
+                self._replaced[old] = self._after_measured(node, new)
+            self._measured.clear()
         return self._replaced
+
+    def _after_measured(self, node: Node, value: Value) -> Value:
+        """Return the value behind a node that also takes what was measured for its numbers.
+
+        Nothing else may take that any more, and the error of the node that computes it would be
+        lost.
+        """
+        measured = [self._current(other) for other in self._measured]
+        self._measured.clear()
+        if not measured or not isinstance(value.type, TensorType):
+            return value
+        name, operands = f"{node.name}.measured", [value, *measured]
+        made = Node("Required", operands, name=name, domain=INTERNAL_DOMAIN)
+        made.outputs[0].type = value.type
+        return made.outputs[0]
 
     def _unfolded(self, node: Node) -> Sequence[Value] | None:
         """Return the new values of the outputs of a node; None if the node stays."""
@@ -156,14 +177,17 @@ class _Round:
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
     def _depend_on(self, value: Value) -> None:
-        """Add the parameters that a known value was computed from to the guards."""
+        """Note what a known value was computed from: parameters, and values that were measured."""
         work, seen = [value], {value}
         while work:
             current = work.pop()
             if current.parameter is not None:
                 self._guards[current.parameter] = current.parameter.version
             node = current.producer
-            if node is None or node.op_type in ("Shape", "Size"):
+            if node is None:
+                continue
+            if node.op_type in ("Shape", "Size"):
+                self._measured.update((v, None) for v in node.sources if v.producer is not None)
                 continue
             fresh = [v for v in node.sources if v not in seen]
             work += [v for v in fresh if v.parameter is None or v.parameter.array.size <= LIMIT]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -206,6 +207,7 @@ GIVEN: list[tuple[str, list[Array], dict[str, Any], int, Any]] = [
         11,
         np.zeros(0, np.float32),
     ),
+    ("Unique", [np.zeros(0, ml_dtypes.bfloat16)], {}, 11, np.zeros(0, ml_dtypes.bfloat16)),
     ("OneHot", [ints(1, -1, 3), ints(4), floats(2)], {}, 9, 2 * EYE[[1, 3, 3]] - 1),
     ("OneHot", [ints(1, -1, 3), ints(4), floats(2)], {}, 11, 2 * EYE[[1, 3, 3]] - 1),
     (

@@ -54,6 +54,33 @@ def test_a_condition_on_a_shape(shape: tuple[int, int]) -> None:
     _run(sg.Graph([x], [ops.Relu(y)]), _random(*shape))
 
 
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+@pytest.mark.parametrize("kind", ["If", "Loop"])
+def test_an_error_behind_a_number_that_is_known_is_not_lost(kind: str, device: str) -> None:
+    """Only the sizes of the sum decide, and two of them are known before it is computed."""
+    x, y, z = sg.input("x", ("N",)), sg.input("y", ("M",)), sg.input("z", (2,))
+    total = ops.Add(ops.Expand(x, np.array([4, 3, 1])), y)
+    number = ops.Gather(ops.Shape(total), np.int64(1))
+    if kind == "If":
+        bodies = [
+            _body([], [op(sg.capture(z))], name) for name, op in (("a", ops.Neg), ("b", ops.Exp))
+        ]
+        result = ops.If(
+            ops.Equal(number, np.int64(3)), then_branch=bodies[0], else_branch=bodies[1]
+        )
+        expected = -_random(2)
+    else:
+        turn, going, state = _loop_inputs(sg.input("state", (2,)))
+        result = ops.Loop(
+            number, None, z, body=_body([turn, going, state], [going, ops.Neg(state)])
+        )
+        expected = -_random(2)
+    model = sg.compile_model(sg.Graph([x, y, z], [result]), device)
+    np.testing.assert_array_equal(model(_random(5), _random(5), _random(2))[0], expected)
+    with pytest.raises(sg.ShapeError, match="Add"):
+        model(_random(5), _random(4), _random(2))
+
+
 def test_branches_whose_constants_have_one_name() -> None:
     """As the branches of an If in a loop have it that is unrolled."""
     x = sg.input("x", (4,))
