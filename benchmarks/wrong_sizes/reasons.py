@@ -291,7 +291,9 @@ REASONS: Final = (
         "one scale for all",
         "QLinearSoftmax",
     ),
-    Reason("strict", "no elements to pool", "a window has no element to take", "MaxPool"),
+    Reason(
+        "strict", "no elements to pool", "a window has no element to take", "MaxPool NhwcMaxPool"
+    ),
     Reason(
         "other",
         "elements differ",

@@ -242,8 +242,6 @@ def _label_table(node: Node) -> tuple[Array, Array]:
     dtypes = {"int64s": np.int64, "floats": np.float32}
     if options.get("keys_strings") or options.get("values_strings") or "tensor" in (kind, target):
         raise Unsupported("a LabelEncoder of strings or tensors")
-    if len(keys) != len(values):
-        raise Unsupported("keys and values differ in number")
     default = options["default_int64" if target == "int64s" else "default_float"]
     return np.array(keys, dtypes[kind]), np.array([*values, default], dtypes[target])
 

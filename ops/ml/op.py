@@ -122,11 +122,7 @@ def label_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 def _label_encoder_since_2(node: Node, x: Array) -> Sequence[Any]:
     """Return the value of each key; keys and values are attributes of several dtypes."""
     options = attributes(node)
-    keys = _first(options, "keys_strings", "keys_int64s", "keys_floats", "keys_tensor")
-    values = _first(options, "values_strings", "values_int64s", "values_floats", "values_tensor")
-    if keys is None or values is None or len(keys[1]) != len(values[1]):
-        raise ShapeError("keys and values are missing or differ in number")
-    kind, numbers = values
+    keys, kind, numbers = operands.label_table(node)
     default: Any = {
         "values_strings": options.get("default_string"),
         "values_int64s": options.get("default_int64"),
@@ -142,7 +138,7 @@ def _label_encoder_since_2(node: Node, x: Array) -> Sequence[Any]:
         missing: Any = "_Unused" if dtype.kind == "O" else -1 if dtype.kind in "iu" else -0.0
         default = missing if tensor is None else tensor.reshape(-1)[0]
         numbers = numbers.reshape(-1).tolist()
-    names = np.asarray(keys[1]).reshape(-1).tolist()
+    names = np.asarray(keys).reshape(-1).tolist()
     if x.dtype.kind == "f":
         # By the standard NaN equals NaN (not so in ONNX Runtime). Attributes are float32.
         names = [_float_key(name) for name in names]
@@ -156,15 +152,6 @@ def _label_encoder_since_2(node: Node, x: Array) -> Sequence[Any]:
 
 def _float_key(value: float) -> Any:
     return "nan" if value != value else float(np.float32(value))
-
-
-def _first(options: Mapping[str, Any], *names: str) -> tuple[str, Any] | None:
-    """Return the first of some attributes that is not empty, with its name."""
-    for name in names:
-        value = options.get(name)
-        if value is not None and len(value):
-            return name, value
-    return None
 
 
 def dict_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -242,7 +229,7 @@ _declare(
     compute=feature_vectorizer,
 )
 _declare("Imputer", requires=operands.imputer_operands, infer=types.input_type)
-_declare("LabelEncoder", requires=operands.any_operands, compute=label_encoder)
+_declare("LabelEncoder", requires=operands.label_encoder_operands, compute=label_encoder)
 _declare(
     "LinearClassifier",
     requires=operands.linear_classifier_operands,

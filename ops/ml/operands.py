@@ -32,6 +32,33 @@ def any_operands(node: Node, x: Tensor) -> None:
     """Accept every tensor, of an operator that maps each element to one of the result."""
 
 
+def label_table(node: Node) -> tuple[Any, str, Any]:
+    """Return the keys of a LabelEncoder since opset 2, the attribute of its values, and these.
+
+    Raises:
+        ShapeError: There are none, or not as many values as keys.
+    """
+    options = attributes(node)
+
+    def first(kind: str) -> tuple[str, Any]:
+        names = [f"{kind}_{dtype}" for dtype in ("strings", "int64s", "floats", "tensor")]
+        given = [n for n in names if options.get(n) is not None and len(options[n])]
+        require(bool(given), "{} are missing", kind)
+        return given[0], options[given[0]]
+
+    (_, keys), (name, values) = first("keys"), first("values")
+    require(
+        len(keys) == len(values), "{} keys and {} values do not pair up", len(keys), len(values)
+    )
+    return keys, name, values
+
+
+def label_encoder_operands(node: Node, x: Tensor) -> None:
+    """Require keys and values in pairs (ONNX LabelEncoder, 2 to 4)."""
+    if node.version != 1:
+        label_table(node)
+
+
 def map_operands(node: Node, x: ValueType | Tensor) -> None:
     """Accept every map; the reference refuses tensors."""
 

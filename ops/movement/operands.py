@@ -191,7 +191,7 @@ def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
     elif split is None:
         stated = node.attrs.get("num_outputs", count)
         require(stated == count, "num_outputs is {} for {} outputs", stated, count)
-        equal = is_before(node, 18) and "num_outputs" not in node.attrs
+        equal = "num_outputs" not in node.attrs  # with it, the last part may be smaller
         require(not equal or size % count == 0, "an axis of {} does not split into {}", size, count)
 
 

@@ -103,12 +103,23 @@ WITHOUT_ELEMENTS: list[tuple[Use, str]] = [
     (Use("ScatterND", (floats(5, 0), ints(5).reshape(1, 1), floats(1, 0))), "outside|out of"),
     (Use("Tile", (floats(), np.ones(1, np.float32), np.ones((), np.float32)), {}, 1), "scalar"),
     (Use("CausalConvWithState", (floats(2, 4, 0), floats(4, 1, 4))), "no elements"),
+    (
+        Use(
+            "LabelEncoder",
+            (np.empty(0, np.int64),),
+            {"keys_int64s": (7, 7), "values_int64s": (70,)},
+            2,
+            domain="ai.onnx.ml",
+        ),
+        "2 keys and 1 values",
+    ),
 ]
 OF_TWO: list[tuple[Use, str]] = [
     (Use("Split", (X, ints(2, 3)), {}, outputs=2), "does not fill"),
     (Use("Split", (X, ints(-2, 6)), {}, outputs=2), "negative"),
     (Use("Split", (X, ints(4)), {}, outputs=2), "split has shape"),
     (Use("Split", (X,), {"num_outputs": 3}, outputs=2), "num_outputs is 3"),
+    (Use("Split", (floats(2, 3),), {"axis": 1}, outputs=2), "does not split"),
     (Use("TopK", (X, ints(7)), {}, outputs=2), "k is 7"),
     (Use("TopK", (X, ints(-1)), {}, outputs=2), "k is -1"),
     (Use("TopK", (X, ints(1, 2)), {}, outputs=2), "k has shape"),
