@@ -33,8 +33,8 @@ def in_range(*, dtype: str) -> Callable[..., None]:
     """Return the kernel of `InRangeArguments`, which reports values out of range.
 
     Args:
-        dtype: Dtype of the values: int32, int64, float32 or float64. Floats are rounded down before
-            the check; NaN is out of range.
+        dtype: Dtype of the values: int32, int64, float32 or float64. The fraction of
+            floats is cut off before the check, as a cast does; NaN is out of range.
     """
     arguments = view_of(InRangeArguments)
     load, item = ld(dtype), 8 if dtype.endswith("64") else 4
@@ -44,7 +44,7 @@ def in_range(*, dtype: str) -> Callable[..., None]:
         least, most = a.least, a.most
         for k in range(a.count):
             value = load(a.values + k * a.step * item)
-            if not (value >= least and value < most + 1) and value != a.also:
+            if not (value > least - 1 and value < most + 1) and value != a.also:
                 report_value(ld_i64(a.report), ld_i64(a.report + 8), int(value), least, most)
 
     return kernel

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
+from subgraph.operators.inference import infer_types
 from subgraph.operators.operator import may_train
 from subgraph.operators.shape_values import follows_from_shapes
 from subgraph.transform.pass_manager import register_pass
@@ -55,7 +57,19 @@ def _changes_nothing(node: Node) -> bool:
         ends = set(graph.outputs)
         if any(value in ends for value in node.outputs[1:]):
             return False
-    return rule(node)
+    return rule(node) and _is_valid(node)
+
+
+def _is_valid(node: Node) -> bool:
+    """Return whether the types of the inputs fit the operator and its attributes, as far as known.
+
+    A node that does not stays, so that its error is reported.
+    """
+    try:
+        infer_types(node, [None if value is None else value.type for value in node.inputs])
+    except ShapeError:
+        return False
+    return True
 
 
 def _always(node: Node) -> bool:
@@ -101,7 +115,7 @@ def _rank(node: Node) -> int | None:
 def _transpose(node: Node) -> bool:
     rank, perm = _rank(node), node.attrs.get("perm")
     if perm is not None:
-        return rank == len(perm) and list(perm) == sorted(perm)
+        return rank is not None and list(perm) == list(range(rank))
     return rank is not None and rank < 2
 
 

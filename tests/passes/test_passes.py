@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
 import subgraph as sg
 from subgraph.passes import apply_pass
@@ -430,3 +431,28 @@ def test_a_node_that_checks_the_rank_stays(build: Any) -> None:
         assert model(np.ones((2, 3), np.float32))[0].shape == (2, 3)
         with pytest.raises(sg.ShapeError):
             model(np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+@pytest.mark.parametrize(
+    ("op_type", "attrs", "said"),
+    [
+        ("Transpose", {"perm": [0, 2, 2]}, "no order"),
+        ("Concat", {"axis": 7}, "axis is 7"),
+        ("Pad", {"pads": [0] * 6, "mode": "none"}, "mode is 'none'"),
+    ],
+)
+def test_a_node_with_an_invalid_attribute_is_no_identity(
+    op_type: str, attrs: dict[str, Any], said: str, device: str
+) -> None:
+    shape = ("A", "B", "C")
+    node = helper.make_node(op_type, ["x"], ["y"], **attrs)
+    made = helper.make_graph(
+        [node, helper.make_node("Relu", ["y"], ["z"])],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [onnx.ValueInfoProto(name="z")],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 10)], ir_version=10)
+    with pytest.raises(sg.ShapeError, match=said):
+        sg.compile_model(model, device)(np.ones((2, 3, 4), np.float32))

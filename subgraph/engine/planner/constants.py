@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from subgraph.engine.planner.lowering import Operand, Storage, Weight
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import Array, TensorType, dtype_of
+from subgraph.graph.types import Array, Dim, TensorType, dtype_of
 from subgraph.operators.evaluation import evaluate
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.weights.cache import WeightCache, WeightEntry, recipe_id
 
 _ALIGN = 64
@@ -45,12 +46,30 @@ class _Derivation:
         arguments = iter(arrays)
         inputs = [next(arguments) if present else None for present in self.present]
         result = np.asarray(evaluate(self.node, inputs)[self.output])
+        shape = self.type.shape or ()
+        if (
+            self.node.domain == INTERNAL_DOMAIN
+            and result.shape != shape
+            and _has_room(shape, result)
+        ):
+            # A padded output is smaller if a number that the planner did not know bounds it.
+            room = np.zeros(shape, result.dtype)
+            room[tuple(map(slice, result.shape))] = result
+            result = room
         if TensorType(dtype_of(result), result.shape) != self.type:
             raise ShapeError(
                 f"node {self.node.name!r} ({self.node.op_type}): output {self.output} is planned "
                 f"as {self.type}, but its weights give {result.dtype}{list(result.shape)}"
             )
         return result
+
+
+def _has_room(shape: Sequence[Dim], array: Array) -> TypeGuard[Sequence[int]]:
+    """Return whether an array fits into one of a static shape."""
+    pairs = zip(shape, array.shape, strict=False)
+    return len(shape) == array.ndim and all(
+        isinstance(room, int) and n <= room for room, n in pairs
+    )
 
 
 class _Composition:

@@ -135,6 +135,17 @@ def test_boxes_that_are_weights_compile(device: str) -> None:
 
 
 @Devices
+def test_how_many_boxes_follows_from_weights(device: str) -> None:
+    """The number, 2, was not known when memory was planned, and then was."""
+    boxes, scores = sg.parameter("boxes", BOXES), sg.parameter("scores", SCORES)
+    size = ops.Reshape(ops.Size(sg.parameter("w", floats(3, 4))), np.array([-1]))
+    most = ops.Sub(size, np.array([10]))
+    y = ops.NonMaxSuppression(boxes, scores, most, np.float32(1))
+    model = sg.compile_model(sg.Graph(outputs=[y]), device)
+    assert model([])[0].shape == (4, 3)
+
+
+@Devices
 def test_how_many_boxes_is_a_weight_that_changes(device: str) -> None:
     boxes, scores = sg.parameter("boxes", BOXES), sg.parameter("scores", SCORES)
     most = sg.parameter("most", ints(2))
