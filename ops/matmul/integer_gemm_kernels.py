@@ -1,4 +1,4 @@
-"""Kernel of integer GEMM: a register tile of four rows times two vectors."""
+"""Kernel of integer GEMM: a register tile of four rows times a vector."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def product(*, dtype: str, lanes: int) -> Function:
     """
     arguments = view_of(IntegerGemmArguments)
     v = vec(dtype, lanes)
-    store, store_n, item = v.store, v.store_n, v.itemsize
-    pairs, single = _four_rows(v)
+    store_n, item = v.store_n, v.itemsize
+    product_of_rows = _four_rows(v)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         stack = arguments(args)
         m, depth, n, dimensions = stack.rows, stack.depth, stack.columns, stack.dimensions
         blocks = (m + 3) // 4
-        row, line, width = depth * item, n * item, 2 * lanes
+        row, line = depth * item, n * item
         for unit in range(begin, end):
             which, first, last = unit // blocks, unit % blocks * 4, m - 1
             a = stack.a + outer_offset(stack.dims, dimensions, which, 0)
@@ -42,21 +42,9 @@ def product(*, dtype: str, lanes: int) -> Function:
             a0, a1, a2, a3 = a + first * row, a + i1 * row, a + i2 * row, a + i3 * row
             y0, y1, y2, y3 = y + first * line, y + i1 * line, y + i2 * line, y + i3 * line
             at = 0
-            while at + width <= n:
-                to, more = at * item, (at + lanes) * item
-                c0, d0, c1, d1, c2, d2, c3, d3 = pairs(a0, a1, a2, a3, b + to, line, row)
-                store(y0 + to, c0)
-                store(y0 + more, d0)
-                store(y1 + to, c1)
-                store(y1 + more, d1)
-                store(y2 + to, c2)
-                store(y2 + more, d2)
-                store(y3 + to, c3)
-                store(y3 + more, d3)
-                at += width
             while at < n:
                 to, left = at * item, min(n - at, lanes)
-                c0, c1, c2, c3 = single(a0, a1, a2, a3, b + to, line, row, left)
+                c0, c1, c2, c3 = product_of_rows(a0, a1, a2, a3, b + to, line, row, left)
                 store_n(y0 + to, left, c0)
                 store_n(y1 + to, left, c1)
                 store_n(y2 + to, left, c2)
@@ -66,35 +54,18 @@ def product(*, dtype: str, lanes: int) -> Function:
     return kernel
 
 
-def _four_rows(v: Any) -> tuple[Function, Function]:
-    """Return two functions that multiply four rows of A by columns of B.
+def _four_rows(v: Any) -> Function:
+    """Return the function that multiplies four rows of A by columns of B.
 
     ``a0`` to ``a3`` are the rows, of ``row`` bytes; ``b`` is the first element of the columns, in
     rows of ``line`` bytes.
     """
-    load, load_n, bcast, zero = v.load, v.load_n, v.bcast, v.zero
-    lanes, item = v.lanes, v.itemsize
+    load_n, bcast, zero, item = v.load_n, v.bcast, v.zero, v.itemsize
 
     @register_jitable
-    def pairs(a0: int, a1: int, a2: int, a3: int, b: int, line: int, row: int) -> Any:
-        """Return the sums of four rows and two whole vectors of columns."""
-        c0, d0, c1, d1 = zero(), zero(), zero(), zero()
-        c2, d2, c3, d3 = zero(), zero(), zero(), zero()
-        for k in range(0, row, item):
-            s, t = load(b), load(b + lanes * item)
-            b += line
-            p = bcast(a0 + k)
-            c0, d0 = c0 + p * s, d0 + p * t
-            p = bcast(a1 + k)
-            c1, d1 = c1 + p * s, d1 + p * t
-            p = bcast(a2 + k)
-            c2, d2 = c2 + p * s, d2 + p * t
-            p = bcast(a3 + k)
-            c3, d3 = c3 + p * s, d3 + p * t
-        return c0, d0, c1, d1, c2, d2, c3, d3
-
-    @register_jitable
-    def single(a0: int, a1: int, a2: int, a3: int, b: int, line: int, row: int, n: int) -> Any:
+    def product_of_rows(
+        a0: int, a1: int, a2: int, a3: int, b: int, line: int, row: int, n: int
+    ) -> Any:
         """Return the sums of four rows and ``n`` columns, one vector at most."""
         c0, c1, c2, c3 = zero(), zero(), zero(), zero()
         for k in range(0, row, item):
@@ -104,4 +75,4 @@ def _four_rows(v: Any) -> tuple[Function, Function]:
             c2, c3 = c2 + bcast(a2 + k) * s, c3 + bcast(a3 + k) * s
         return c0, c1, c2, c3
 
-    return pairs, single
+    return product_of_rows
