@@ -62,6 +62,25 @@ def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]
     return [TensorType("int64", (rank, None))]
 
 
+def unique(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the types of Unique: the elements or slices, and three lists of indices and counts.
+
+    Args:
+        node: The node; ``axis`` is read.
+        types: Types of the inputs, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
+    x, axis = tensor(types[0]), node.attrs.get("axis")
+    if x is None:
+        return [None]
+    shape: list[Dim] | None = [None]
+    if axis is not None:
+        shape = None if x.shape is None else list(x.shape)
+        if shape is not None:
+            shape[normal_axis(int(axis), len(shape))] = None
+    return [TensorType(x.dtype, shape), *[TensorType("int64", [None])] * 3]
+
+
 def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Return the type of NonMaxSuppression: image, class and box of each selected box.
 
@@ -83,7 +102,7 @@ declare(
 )
 declare("NonZero", requires=padded.non_zero_operands, infer=non_zero)
 declare("TopK", requires=top_operands, infer=top_k, compute=movement_reference.of_single_numbers)
-declare("Unique", requires=padded.unique_operands, compute=reference.unique)
+declare("Unique", requires=padded.unique_operands, infer=unique, compute=reference.unique)
 declare(
     "PaddedCompress",
     domain=INTERNAL_DOMAIN,

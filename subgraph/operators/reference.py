@@ -107,10 +107,7 @@ def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | No
             size = max((counts[1] - counts[0]) / counts[2], 0) * 8
             check_memory(size, _where(node, inputs))
         return ()
-    try:
-        found = infer_types(node, types, values)
-    except ShapeError:
-        return ()  # the operands satisfy the requirements; the computation says what is wrong
+    found = infer_types(node, types, values)
     tensors = [type_ for type_ in found if isinstance(type_, TensorType)]
     check_memory(sum(map(size_in_bytes, tensors)), _where(node, inputs))
     return found
