@@ -3,10 +3,15 @@
 Each column of the table is a runtime and a way to load the model: unchanged; partitioned by a
 random selector; after save and load; after export and import; printed as text and parsed; with
 plans that are symbolic in every dimension. Cases run in worker processes: one that crashes or hangs
-counts as failed and is replaced. Cases that no implementation can pass are listed with the reason
-and counted separately.
+counts as failed and is replaced. Failures are printed as they come. Cases that no implementation
+can pass are listed with the reason and counted separately.
 
     python benchmarks/conformance.py --devices AUTO,CPU,REFERENCE --modes plain,partition
+
+A device over a library runs with its fallback devices; the table counts the cases of which it ran a
+node. Its own errors are seen if regions may not move to the fallback devices:
+
+    python benchmarks/conformance.py --devices OPENVINO --peers "" --config RUNTIME_FALLBACK=0
 """
 
 from __future__ import annotations
@@ -66,53 +71,72 @@ class Outcome:
         name: Name of the case.
         error: Why it failed; "" if it passed.
         seconds: Time of the case.
+        own: Whether the column's device ran at least one node; False for peers.
     """
 
     name: str
     error: str
     seconds: float
+    own: bool = False
 
 
 # --- the runtimes ------------------------------------------------------------------------------
 
 
-def preparer(column: Column, seed: int) -> Callable[[onnx.ModelProto], suite.Run]:
-    """Return the function that prepares a model for the column's runtime."""
+def preparer(
+    column: Column, options: argparse.Namespace, devices: set[str]
+) -> Callable[[onnx.ModelProto], suite.Run]:
+    """Return the function that prepares a model for the column's runtime.
+
+    Args:
+        column: Runtime and mode.
+        options: The arguments ``seed`` and ``config``.
+        devices: Receives the names of our devices that run nodes of the model.
+    """
     if column.runtime == "onnxruntime":
         return _onnxruntime
     if column.runtime == "openvino":
         return _openvino
     if column.runtime == "onnx.reference":
         return _onnx_reference
-    return lambda model: _subgraph(model, column, seed)
+    config = dict(pair.split("=", 1) for pair in options.config.split(",") if pair)
+
+    def prepare(model: onnx.ModelProto) -> suite.Run:
+        from subgraph.tools.backend import SubgraphRep
+
+        compiled = _compiled(model, column, options.seed, config)
+        devices.update(compiled.get_property("EXECUTION_DEVICES"))
+        run = SubgraphRep(compiled).run
+        if column.mode != "traced":
+            return run
+
+        def run_traced(inputs: Sequence[Any]) -> Sequence[Any]:
+            with suite.traced():
+                return run(inputs)
+
+        return run_traced
+
+    return prepare
 
 
-def _subgraph(model: onnx.ModelProto, column: Column, seed: int) -> suite.Run:
+def _compiled(model: onnx.ModelProto, column: Column, seed: int, config: dict[str, Any]) -> Any:
+    """Return the model, compiled by Subgraph in the column's mode."""
     import subgraph as sg
-    from subgraph.tools.backend import SubgraphRep
 
     source: Any = model
     if column.mode == "partition":
         source = suite.partitioned(model, seed)
     elif column.mode == "save":
         with tempfile.TemporaryDirectory() as folder:
-            return SubgraphRep(sg.compile_model(suite.saved(model, folder), column.runtime)).run
+            return sg.compile_model(suite.saved(model, folder), column.runtime, config)
     elif column.mode == "text":
         source = suite.reprinted(model)
     elif column.mode == "export":
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.blob"
-            sg.compile_model(model, column.runtime).export_model(path)
-            return SubgraphRep(sg.import_model(path, column.runtime)).run
-    elif column.mode == "traced":
-        compiled = SubgraphRep(sg.compile_model(source, column.runtime))
-
-        def run(inputs: Sequence[Any]) -> Sequence[Any]:
-            with suite.traced():
-                return compiled.run(inputs)
-
-        return run
-    return SubgraphRep(sg.compile_model(source, column.runtime)).run
+            sg.compile_model(model, column.runtime, config).export_model(path)
+            return sg.import_model(path, column.runtime, config)
+    return sg.compile_model(source, column.runtime, config)
 
 
 # OpenVINO's names of the types that NumPy lacks.
@@ -237,19 +261,25 @@ def _onnx_reference(model: onnx.ModelProto) -> suite.Run:
 # --- workers -----------------------------------------------------------------------------------
 
 
-def _work(channel: Connection, column: Column, seed: int, package: str) -> None:
-    """Run the cases whose positions come through the channel; send error and seconds of each."""
+def _work(channel: Connection, column: Column, options: argparse.Namespace) -> None:
+    """Run the cases whose positions come through the channel.
+
+    Error, seconds, and whether the column's device ran a node are sent for each.
+    """
     warnings.simplefilter("ignore")
     os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"  # ONNX Runtime: allow opset 27 and 28
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
-    prepare = preparer(column, seed)
-    known = suite.cases(package)
+    devices: set[str] = set()
+    prepare = preparer(column, options, devices)
+    known = suite.cases(options.suite)
+    own = column.runtime.partition(":")[2].partition(",")[0] or column.runtime
     while True:
         position = channel.recv()
         if position is None:
             return
+        devices.clear()
         start = time.perf_counter()
         try:
             suite.run(known[position], prepare)
@@ -259,7 +289,7 @@ def _work(channel: Connection, column: Column, seed: int, package: str) -> None:
             text = " ".join(str(failure).split())[:300]
             place = f"{Path(where.filename).name}:{where.lineno}"
             error = f"{type(failure).__name__}: {text} ({place})"
-        channel.send((error, time.perf_counter() - start))
+        channel.send((error, time.perf_counter() - start, own in devices))
 
 
 class Worker:
@@ -271,9 +301,9 @@ class Worker:
         channel: Connection to the process.
     """
 
-    def __init__(self, column: Column, seed: int, package: str) -> None:
+    def __init__(self, column: Column, options: argparse.Namespace) -> None:
         """Start the process."""
-        self._arguments = (column, seed, package)
+        self._arguments = (column, options)
         self.position: int | None = None
         self.started = 0.0
         self._start()
@@ -290,17 +320,17 @@ class Worker:
         self.position, self.started = position, time.perf_counter()
         self.channel.send(position)
 
-    def take(self) -> tuple[str, float]:
-        """Return error and seconds of the case that has ended; replace a dead process."""
+    def take(self) -> tuple[str, float, bool]:
+        """Return what `_work` sent of the case that has ended; replace a dead process."""
         try:
-            error, seconds = self.channel.recv()
+            answer: tuple[str, float, bool] = self.channel.recv()
         except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode
             self._start()
-            error, seconds = f"the process died (exit code {code})", 0.0
+            answer = f"the process died (exit code {code})", 0.0, False
         self.position = None
-        return error, seconds
+        return answer
 
     def kill(self) -> None:
         """End the process and start another."""
@@ -326,11 +356,11 @@ def run_column(
     Args:
         column: Runtime and mode.
         positions: Positions of the cases in `suite.cases`.
-        options: The arguments ``jobs``, ``seed``, ``suite`` and ``timeout``.
+        options: The arguments ``jobs``, ``seed``, ``config``, ``suite`` and ``timeout``.
     """
     known = suite.cases(options.suite)
     count = min(options.jobs, len(positions))
-    workers = [Worker(column, options.seed, options.suite) for _ in range(count)]
+    workers = [Worker(column, options) for _ in range(count)]
     waiting = list(reversed(positions))
     running = 0
     try:
@@ -388,6 +418,7 @@ def table(
     rows.append(["all", str(len(first)), *(str(sum(counts[c].values())) for c in columns)])
     count = sum(outcome.name in excused for outcome in first)
     rows.append(["need not pass", str(count), *["" for _ in columns]])
+    rows.append(["on the device", "", *(str(sum(o.own for o in results[c])) for c in columns)])
     rows.append(["seconds", "", *(f"{sum(o.seconds for o in results[c]):.0f}" for c in columns)])
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = [
@@ -398,7 +429,7 @@ def table(
         for row in rows
     ]
     lines.insert(1, "-" * len(lines[0]))
-    lines.insert(-3, "-" * len(lines[0]))
+    lines.insert(-4, "-" * len(lines[0]))
     return "\n".join(lines)
 
 
@@ -438,6 +469,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--modes", default="plain", help=f"of ours: {','.join(MODES)}, or all")
     parser.add_argument("--peers", default="onnxruntime,openvino", help=",".join(PEERS))
     parser.add_argument("--select", default="", help="only cases whose name holds this")
+    parser.add_argument("--config", default="", help="properties of ours: KEY=VALUE, with commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for a case")
     parser.add_argument("--seed", type=int, default=0, help="of the random selectors")
@@ -473,13 +505,17 @@ def main(given: Sequence[str] | None = None) -> int:
     columns = _columns(options)
     known = suite.cases(options.suite)
     positions = [k for k, case in enumerate(known) if options.select in case.name]
-    print(f"{len(positions)} cases; {versions()}; seed of random selectors {options.seed}")
+    print(
+        f"{len(positions)} cases; {versions()}; seed of random selectors {options.seed}", flush=True
+    )
     results: dict[Column, list[Outcome]] = {}
     start = time.perf_counter()
     for column in columns:
         outcomes: list[Outcome] = []
         for outcome in run_column(column, positions, options):
             outcomes.append(outcome)
+            if outcome.error:
+                print(f"{column.title}: {outcome.name}: {outcome.error}", flush=True)
             if sys.stderr.isatty():
                 done = f"{column.title}: {len(outcomes)}/{len(positions)}"
                 print(f"\r{done:60}", end="", file=sys.stderr, flush=True)
