@@ -24,6 +24,7 @@ HELPER_MODULES = (
     "cudnn_graph",
     "cudnn_plans",
     "onednn_graph",
+    "openvino_forms",
     "operand_checks",
     "property",
     "tensorrt_engine",

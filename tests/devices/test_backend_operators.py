@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph import ops
 from tests.support.backends import installed
 from tests.support.requirements import Use, floats, ints, run
 
-INSTALLED = installed("CUDNN", "ONEDNN", "OPENVINO", "TENSORRT", "TORCH", "TVM")
+INSTALLED = installed("CUDNN", "ONEDNN", "ONNXRUNTIME", "OPENVINO", "TENSORRT", "TORCH", "TVM")
 X, IMAGE, LINE = floats(3, 4, 5), floats(2, 3, 9, 8), floats(2, 4, 11)
 FILTERS = floats(6, 3, 3, 2)
+SCALES = np.array([1, 1, 0.6, 0.7], np.float32)
+BYTES = np.arange(18, dtype=np.uint8).reshape(2, 1, 3, 3)
+INDICES = np.array([5, 7, 13, 15]).reshape(1, 1, 2, 2)
+INFINITE = np.array([-np.inf, -2, 0, 2, np.inf], np.float32)
+ATTENDED = [floats(1, 2, 3, 4), floats(1, 2, 5, 4), floats(1, 2, 5, 6)]
+PAST = [floats(1, 2, 2, 4), floats(1, 2, 2, 6)]
 
 
 def use(op: str, *inputs: Any, version: int = 0, **attrs: Any) -> Use:
@@ -48,6 +55,7 @@ USES = [
     use("Softmax", X, version=11, axis=1),
     use("Softmax", X, version=11, axis=2),
     use("LogSoftmax", X, version=11, axis=-1),
+    *[use(f"{name}max", X, version=v) for name in ("Soft", "LogSoft", "Hard") for v in (1, 11)],
     use("BatchNormalization", IMAGE, *[floats(3) + 2] * 4, version=15, epsilon=0.1),
     use("LayerNormalization", X, floats(4, 5), floats(5), axis=1),
     use("LayerNormalization", X, floats(3, 1, 5), axis=2),
@@ -66,6 +74,8 @@ USES = [
     use("ReduceSum", X, noop_with_empty_axes=1),
     use("ReduceMax", X, ints(0, 2), keepdims=0),
     use("ReduceMin", X, ints(-1)),
+    use("ReduceMax", np.full((2, 3), -np.inf, np.float32), ints(-1)),
+    use("ReduceMin", np.full((2, 3), np.inf, np.float32)),
     use("ReduceL1", X, ints(1)),
     use("ReduceL2", X, ints(1, 2)),
     use("ReduceL2", ints(3, 4, 5)),
@@ -86,6 +96,7 @@ USES = [
     use("Concat", X, X, version=1),
     use("Gather", X, np.array([[-1, 0], [2, -3]]), axis=0),
     use("Gather", X, np.array(-2), axis=1),
+    use("Gather", floats(4), np.array(-2)),
     use("Clip", X, np.float32(-0.5), np.float32(0.25)),
     use("Clip", X, None, np.float32(0.25)),
     use("Clip", X, version=6, min=-0.25, max=0.5),
@@ -105,9 +116,70 @@ USES = [
     use("Pow", X + 2, np.float32(1.5)),
     use("Max", X, floats(5), -X),
     use("Expand", floats(3, 1), ints(2, 1, 4)),
+    use("Tile", X, ints(2, 1, 3)),
     use("Cast", X, to=1),
     use("Cast", ints(1, 0, -2), to=9),
     use("Where", X > 0, X, -X),
+    use(
+        "BitShift",
+        np.array([-128, -4, 4], np.int8),
+        np.array([1, 9, -1], np.int8),
+        direction="RIGHT",
+    ),
+    use("Resize", IMAGE, None, SCALES, mode="linear"),
+    use("Resize", IMAGE, None, SCALES, mode="linear", antialias=1),
+    use("Resize", IMAGE, None, SCALES, mode="cubic", exclude_outside=1),
+    *[
+        use(
+            "Resize", IMAGE, None, *sizes, mode=mode, coordinate_transformation_mode="align_corners"
+        )
+        for mode in ("linear", "cubic")
+        for sizes in ((SCALES,), (None, ints(2, 3, 6, 4)))
+    ],
+    *[use("MaxPool", LINE, kernel_shape=(k,), strides=(k,), ceil_mode=1) for k in (2, 3, 4)],
+    use("MaxPool", floats(1, 1, 2, 2), kernel_shape=(1, 1), strides=(2, 2), ceil_mode=1),
+    *[
+        use("GRU", floats(3, 2, 4), floats(1, 9, 4), floats(1, 9, 3), hidden_size=3, layout=k)
+        for k in (0, 1)
+    ],
+    use("LSTM", floats(3, 2, 4), floats(1, 12, 4), floats(1, 12, 3), hidden_size=3),
+    use(
+        "LSTM",
+        floats(3, 2, 4),
+        floats(1, 12, 4),
+        floats(1, 12, 3),
+        *[None] * 4,
+        floats(1, 9),
+        hidden_size=3,
+    ),
+    use("DFT", floats(1, 10, 2), version=17),
+    use("QuantizeLinear", floats(100), np.float32(0.0196078438), np.uint8(3)),
+    use("DynamicQuantizeLinear", floats(101)),
+    use("Range", np.array([0]), np.array([3]), np.array([1])),
+    use("ReduceMax", np.zeros((2, 0), bool), ints(1)),
+    use("ConvInteger", BYTES, BYTES[:, :, :2, :2], np.uint8(1), np.array([1, 2], np.uint8)),
+    use("ConvInteger", BYTES, BYTES[:, :, :2, :2], np.uint8(1), np.uint8(2)),
+    use(
+        "MaxUnpool",
+        floats(1, 1, 2, 2),
+        INDICES,
+        ints(1, 1, 5, 5),
+        kernel_shape=(2, 2),
+        strides=(2, 2),
+    ),
+    use("MaxUnpool", floats(1, 1, 2, 2), INDICES, kernel_shape=(2, 2), strides=(2, 2)),
+    use("Shrink", INFINITE),
+    use("ThresholdedRelu", INFINITE),
+    *[use(name, X) for name in ("Dropout", "Identity", "Max", "Mean", "Min", "Sum")],
+    *[use(name, floats(1)[0]) for name in ("Exp", "Identity", "ReduceSum", "Transpose")],
+    use("Reshape", floats(1), ints()),
+    use("Squeeze", floats(1, 1)),
+    use("Unsqueeze", floats(1)[0], ints(0)),
+    *[use("Attention", *ATTENDED, is_causal=k, version=24) for k in (0, 1)],
+    *[use("Attention", *ATTENDED, None, *PAST, is_causal=k) for k in (0, 1)],
+    use("Attention", *ATTENDED, floats(3, 4), version=24),
+    use("Attention", *ATTENDED, is_causal=1, left_window_size=1),
+    use("Attention", *ATTENDED, left_window_size=0, right_window_size=1),
 ]
 
 
@@ -134,5 +206,45 @@ def test_most_forms_are_taken(device: str) -> None:
         ]
         made = sg.Node(case.op, [x, *rest], version=case.version, attrs=case.attrs)
         taken += len(sg.query_model(sg.Graph([x], made.outputs), device)) > 0
-    least = {"CUDNN": 30, "ONEDNN": 35, "OPENVINO": 60, "TENSORRT": 65, "TORCH": 65, "TVM": 25}
+    least = {
+        "CUDNN": 30,
+        "ONEDNN": 35,
+        "ONNXRUNTIME": 90,
+        "OPENVINO": 60,
+        "TENSORRT": 65,
+        "TORCH": 65,
+        "TVM": 25,
+    }
     assert taken >= least[device]
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+@pytest.mark.parametrize("op", ["Exp", "Sigmoid", "Softplus"])
+def test_small_results_are_exact(device: str, op: str) -> None:
+    case = use(op, np.linspace(-40, -4, 100, dtype=np.float32))
+    [wanted] = run(case, "REFERENCE")
+    [found] = run(case, f"HETERO:{device},REFERENCE", RUNTIME_FALLBACK=False)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+def test_regions_pass_inputs_through(device: str) -> None:
+    """The outputs of a region may be its inputs, in another order, and more than once."""
+    x, y = (sg.input(name, (2, 3), "float32") for name in "xy")
+    outputs = [ops.Dropout(y), ops.Sum(x), ops.Abs(y), ops.Identity(y), ops.Max(y)]
+    compiled = sg.compile_model(sg.Graph([x, y], outputs), f"HETERO:{device},REFERENCE")
+    for a in (floats(2, 3), floats(2, 3) + 3):
+        found = compiled([a, -a])
+        for k, wanted in enumerate((-a, a, abs(a), -a, -a)):
+            np.testing.assert_array_equal(found[k], wanted)
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+def test_sizes_that_the_library_does_not_know(device: str) -> None:
+    """The size of the result is declared, and follows from elements of an input."""
+    x, counts = sg.input("x", (2, 3), "float32"), sg.input("counts", (2,), "int64")
+    y = ops.Tile(x, counts)
+    y.type = sg.TensorType("float32", (4, 9))
+    compiled = sg.compile_model(sg.Graph([x, counts], [y]), f"HETERO:{device},REFERENCE")
+    found = compiled([floats(2, 3), ints(2, 3)])[0]
+    np.testing.assert_array_equal(found, np.tile(floats(2, 3), (2, 3)))

@@ -8,8 +8,10 @@ from typing import Any
 import attrs
 
 from subgraph.devices.backends.base import Backend, BackendOptions, LibraryModel
+from subgraph.devices.backends.operand_checks import aligns_by_scales, has_input
 from subgraph.errors import ConfigError
-from subgraph.graph.types import Array
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Array, TensorType
 from subgraph.runtime.settings import option
 
 
@@ -40,6 +42,13 @@ class OnnxruntimeDevice(Backend):
             *("string", "uint8", "uint16", "uint32", "uint64"),
         }
     )
+
+    def refusal(self, node: Node) -> str:
+        """Refuse what ONNX Runtime computes otherwise than ONNX, or fails to run."""
+        differs = _DIFFERENT.get(node.op_type)
+        if differs is None or node.domain or not differs(node):
+            return ""
+        return f"ONNX Runtime computes this form of {node.op_type} otherwise than ONNX"
 
     def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
         """Return a session; the library optimizes the model for the provider."""
@@ -82,3 +91,42 @@ class _SessionModel:
             return found
 
         return call
+
+
+def _type(node: Node, position: int) -> TensorType:
+    """Return the type of an input; a query has refused nodes without one."""
+    value = node.inputs[position]
+    assert value is not None
+    assert isinstance(value.type, TensorType)
+    return value.type
+
+
+def _attends_otherwise(node: Node) -> bool:
+    """Return whether float16 loses digits, scores lack the causal mask, or a run fails.
+
+    It does with a mask of fewer columns than there are keys, or a past without its output.
+    """
+    if _type(node, 0).dtype == "float16" or (has_input(node, 4) and len(node.outputs) < 3):
+        return True
+    masked = bool(node.attrs.get("is_causal", 0)) and len(node.outputs) > 3
+    if masked and node.attrs.get("qk_matmul_output_mode", 0) == 2:
+        return True
+    if not has_input(node, 3):
+        return False
+    lengths = [(_type(node, k).shape or ())[-2:-1] for k in (1, 4) if has_input(node, k)]
+    sizes = [*(_type(node, 3).shape or ())[-1:], *(n for length in lengths for n in length)]
+    known = [n for n in sizes if isinstance(n, int)]
+    return len(known) == len(sizes) and known[0] != sum(known[1:])
+
+
+# By operator: whether ONNX Runtime 1.32 computes a node otherwise, or ends with an error.
+_DIFFERENT: dict[str, Callable[[Node], bool]] = {
+    "Attention": _attends_otherwise,
+    "ConvInteger": lambda node: has_input(node, 3) and _type(node, 3).shape not in ((), (1,)),
+    "DFT": lambda _: True,  # loses digits, as STFT does
+    "MaxUnpool": lambda node: has_input(node, 2),
+    "Range": lambda node: any(_type(node, k).shape != () for k in range(3)),
+    **dict.fromkeys(("ReduceMax", "ReduceMin"), lambda node: _type(node, 0).dtype == "bool"),
+    "Resize": aligns_by_scales,
+    "STFT": lambda _: True,
+}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from subgraph.devices.backends import openvino_forms
 from subgraph.devices.backends.base import (
     Backend,
     BackendOptions,
@@ -17,32 +18,6 @@ from subgraph.devices.backends.base import (
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.runtime.settings import option
-
-# Positions of operands that are indices or sizes, by operator. OpenVINO computes int64 in int32,
-# which is right for these operands only.
-_INT64_OPERANDS = {
-    "Gather": (1,),
-    "GatherElements": (1,),
-    "GatherND": (1,),
-    "ReduceL1": (1,),
-    "ReduceL2": (1,),
-    "ReduceLogSum": (1,),
-    "ReduceLogSumExp": (1,),
-    "ReduceMax": (1,),
-    "ReduceMean": (1,),
-    "ReduceMin": (1,),
-    "ReduceProd": (1,),
-    "ReduceSum": (1,),
-    "ReduceSumSquare": (1,),
-    "Reshape": (1,),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "Expand": (1,),
-    "Pad": (1, 3),
-    "Unsqueeze": (1,),
-}
 
 
 @attrs.frozen
@@ -74,22 +49,12 @@ class OpenvinoDevice(Backend):
         self._core = library.Core()
 
     def refusal(self, node: Node) -> str:
-        """Refuse int64 other than as an index or size, and forms that OpenVINO computes otherwise.
-
-        It computes int64 in int32, which is right for indices and sizes only.
-        """
-        if _computes_otherwise(node):
-            return f"OpenVINO computes this form of {node.op_type} otherwise than ONNX"
-        allowed = _INT64_OPERANDS.get(node.op_type, ())
-        values = [v for k, v in enumerate(node.inputs) if k not in allowed]
-        for value in (*values, *node.outputs):
-            if value is not None and getattr(value.type, "dtype", "") == "int64":
-                return f"OpenVINO computes int64 in int32, and {value.name!r} is no index"
-        return ""
+        """Refuse what OpenVINO computes otherwise than ONNX."""
+        return openvino_forms.refusal(node)
 
     def try_library_model(self, model: bytes, options: Any) -> None:
         """Query OpenVINO, which is fast; compile a model that it refuses, for the reason."""
-        read = self._core.read_model(model)
+        read = self._read(model)
         supported = self._core.query_model(read, options.DEVICE)
         if any(op.friendly_name not in supported for op in read.get_ops()):
             self.compile_library_model(model, options)
@@ -101,51 +66,55 @@ class OpenvinoDevice(Backend):
             settings["INFERENCE_NUM_THREADS"] = options.INFERENCE_NUM_THREADS
         if options.PRECISION:
             settings["INFERENCE_PRECISION_HINT"] = options.PRECISION
+        read = self._read(model)
+        compiled = self._core.compile_model(read, options.DEVICE, settings)
+        return _CompiledModel(compiled, self.library, openvino_forms.passed_through(read))
+
+    def _read(self, model: bytes) -> Any:
+        """Return OpenVINO's form of a model, which has the model's inputs and shapes."""
         read = self._core.read_model(model)
-        return _CompiledModel(
-            self._core.compile_model(read, options.DEVICE, settings), self.library
-        )
+        openvino_forms.check_model(self.library, read, model)
+        return read
 
 
 class _CompiledModel:
     """A compiled model; each runner has an infer request of its own."""
 
-    def __init__(self, compiled: Any, library: Any) -> None:
+    def __init__(self, compiled: Any, library: Any, through: Mapping[int, int]) -> None:
+        """Prepare to run a compiled model, given what `openvino_forms.passed_through` returns."""
         self._compiled = compiled
         self._tensor = library.Tensor
+        self._through = through
+        wide = library.Type.i64
+        self._wide = [k for k, port in enumerate(compiled.inputs) if port.element_type == wide]
+        # An output of unknown size is not written into the caller's array.
+        self._fixed = [port.partial_shape.is_static for port in compiled.outputs]
 
     def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
+        """Return a function that runs an infer request on the caller's arrays."""
         request, tensor = self._compiled.create_infer_request(), self._tensor
+        through, wide, fixed = self._through, self._wide, self._fixed
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
             # The request does not hold its arrays: the copies of this list live until it has run.
-            passed = [array if array.dtype != np.int64 else _clipped(array) for array in arrays]
+            passed = [*arrays]
+            for k in wide:
+                passed[k] = _clipped(passed[k])
             for k, array in enumerate(passed):
                 request.set_input_tensor(k, tensor(writable_view(array), shared_memory=True))
-            for k, target in enumerate(into):
+            results = [target if known else None for target, known in zip(into, fixed, strict=True)]
+            for k, target in enumerate(results):
                 if target is not None:
                     request.set_output_tensor(k, tensor(target, shared_memory=True))
-            request.infer()
+            request.infer(share_outputs=True)
             return [
-                np.array(request.get_output_tensor(k).data) if target is None else target
-                for k, target in enumerate(into)
+                np.array(arrays[through[k]] if k in through else request.get_output_tensor(k).data)
+                if target is None or k in through
+                else target
+                for k, target in enumerate(results)
             ]
 
         return call
-
-
-def _computes_otherwise(node: Node) -> bool:
-    """Return whether results would be wrong (OpenVINO 2026.4, on its CPU).
-
-    The bias of LRN is ignored, LpNormalization adds a small number to the norm, and the Softmax of
-    opset 11 is along one axis where ONNX counts all from this one on as one.
-    """
-    if node.op_type == "LRN":
-        return bool(node.attrs.get("bias", 1.0) != 1.0)
-    if node.op_type == "Softmax" and node.version == 11:
-        rank = getattr(node.outputs[0].type, "rank", None)
-        return rank is None or node.attrs.get("axis", 1) not in (-1, rank - 1)
-    return node.op_type == "LpNormalization"
 
 
 def _clipped(array: Array) -> Array:

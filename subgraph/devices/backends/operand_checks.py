@@ -200,6 +200,17 @@ def pools_nothing(node: Node) -> bool:
     return first is not None and first.rank is not None and first.rank < 3
 
 
+def has_input(node: Node, position: int) -> bool:
+    """Return whether a node's input at a position is given."""
+    return len(node.inputs) > position and node.inputs[position] is not None
+
+
+def aligns_by_scales(node: Node) -> bool:
+    """Return whether a Resize aligns corners by scales, where libraries round the size before."""
+    mode = node.attrs.get("coordinate_transformation_mode", "half_pixel")
+    return mode == "align_corners" and not has_input(node, 3)
+
+
 def has_whole_scales(node: Node) -> bool:
     """Return whether scale and bias of a LayerNormalization have the sizes of what is normalized.
 

@@ -305,7 +305,7 @@ def _gather(call: Call) -> Function:
         along = axis % x.dim()
         flat = indices.reshape(-1)
         rows = torch.index_select(x, along, torch.where(flat < 0, flat + x.shape[along], flat))
-        return rows.reshape(*x.shape[:along], *indices.shape, *x.shape[along + 1 :])
+        return rows.reshape((*x.shape[:along], *indices.shape, *x.shape[along + 1 :]))
 
     return run
 
