@@ -132,7 +132,7 @@ def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
         copy = attrs.evolve(copy, origin=(1,), goal=(1,))
     if _emit_zip(low, copy) or _emit_transpose(low, copy):
         return
-    copy = _longest_last(_widen(copy))
+    copy = _widen(copy)
     dims, origin, goal, item = copy.dims, copy.origin, copy.goal, copy.item
     size, rows = dims[-1], dims[-2] if len(dims) > 1 else 1
     block = smaller(size, _UNIT_BYTES // item)
@@ -166,17 +166,6 @@ def _transposed_dimension(copy: StridedCopy) -> int | None:
     found = [d for d in range(len(dims) - 1) if origin[d] == 1]
     # A few columns (the channels of an image) are faster copied one after the other.
     return found[0] if len(found) == 1 and dims[found[0]] > 4 else None
-
-
-def _longest_last(copy: StridedCopy) -> StridedCopy:
-    """Return the dimensions ordered so that the inner loop of a strided copy is a long one."""
-    dims, origin, goal = copy.dims, copy.origin, copy.goal
-    if (origin[-1] == 1 and goal[-1] == 1) or dims[-1] >= 16:
-        return copy
-    longest = max(range(len(dims)), key=lambda d: (dims[d], d))
-    order = [d for d in range(len(dims)) if d != longest] + [longest]
-    dims, origin, goal = (tuple(part[d] for d in order) for part in (dims, origin, goal))
-    return attrs.evolve(copy, dims=dims, origin=origin, goal=goal)
 
 
 def _emit_zip(low: Lowering, copy: StridedCopy) -> bool:
