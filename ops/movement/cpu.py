@@ -30,7 +30,7 @@ from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.elementwise.cpu import emit_expression, source
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.shared.range_check_cpu import emit_range_check
-from subgraph.ops.shared.required import LOSSES, REQUIRED_OF
+from subgraph.ops.shared.required import LOSSES, REQUIRED_OF, WINDOWS
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
 from .arguments import (
@@ -128,8 +128,10 @@ def view(node: Node, low: Lowering) -> None:
 @lowering("Required", domain=INTERNAL_DOMAIN)
 def required(node: Node, low: Lowering) -> None:
     """Lower Required to an alias of its first input; a loss's labels must be classes."""
-    x = low.input(0)
-    if node.attrs.get(REQUIRED_OF) in LOSSES:
+    x, operator = low.input(0), node.attrs.get(REQUIRED_OF)
+    if operator in WINDOWS:
+        known(low, 0)  # the requirement is one of the size's content
+    if operator in LOSSES:
         ignored = node.attrs.get("ignore_index")
         emit_range_check(low, low.input(1), "labels", 0, x.shape[1] - 1, ignored=ignored)
     low.alias(low.output(), x)

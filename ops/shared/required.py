@@ -18,6 +18,7 @@ from subgraph.operators.requirements import Tensor
 
 REQUIRED_OF = "required_of"
 LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+WINDOWS = ("BlackmanWindow", "HammingWindow", "HannWindow")
 
 
 def required_operands(node: Node, *operands: Tensor | None) -> None:
