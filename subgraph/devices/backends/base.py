@@ -97,6 +97,7 @@ class Backend(Device):
             they are checked before, and nodes for which that is impossible are refused.
         empty_tensors: Whether the library runs on inputs without elements; if not, the default
             executor makes such runs.
+        writes_outputs: Whether a runner writes into arrays that it is given; if not, none are made.
         library: The imported module, once the device has started.
     """
 
@@ -108,6 +109,7 @@ class Backend(Device):
     dtypes: ClassVar[frozenset[str]]
     checks_operands: ClassVar[bool] = False
     empty_tensors: ClassVar[bool] = True
+    writes_outputs: ClassVar[bool] = True
     library: Any
 
     # ------------------------------------------------------------------ overridden by children
@@ -353,13 +355,13 @@ class _BackendSession(Session):
         self._op = op
         self._model: LibraryModel | None = None
         self._run: Callable[..., Sequence[Array]] | None = None
-        self._fixed = [_fixed_type(value.type) for value in op.subgraph.outputs]
+        known = op.backend.writes_outputs
+        self._fixed = [_fixed_type(v.type) if known else None for v in op.subgraph.outputs]
         self._default: Session = DefaultSubgraphOp(op.subgraph).session()
         trusted = op.backend.checks_operands
         self._operands = None if trusted else OperandChecks(op.subgraph)
         self._runs_empty = op.backend.empty_tensors
         self._inputs = op.inputs
-        self._new: list[Array | None] = [None] * len(self._fixed)
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -379,8 +381,10 @@ class _BackendSession(Session):
         model = self._op.compiled()
         if model is not self._model or self._run is None:
             self._model, self._run = model, model.runner()
-        targets = outputs or self._new
-        into = [_target(t, fixed) for t, fixed in zip(targets, self._fixed, strict=True)]
+        if outputs is None:
+            into = [None if fixed is None else np.empty(*fixed) for fixed in self._fixed]
+        else:
+            into = [_target(t, fixed) for t, fixed in zip(outputs, self._fixed, strict=True)]
         try:
             results = self._run(arrays, into)
         except (SubgraphError, MemoryError):

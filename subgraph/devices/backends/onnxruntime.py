@@ -36,6 +36,7 @@ class OnnxruntimeDevice(Backend):
     requirement = "onnxruntime >= 1.22"
     title = "ONNX Runtime"
     checks_operands = True
+    writes_outputs = False
     dtypes = frozenset(
         {
             *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),

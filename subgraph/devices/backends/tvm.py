@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.devices.backends.base import Backend, BackendOptions, LibraryModel
+from subgraph.devices.backends.base import Backend, BackendOptions, LibraryModel, writable_view
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.runtime.settings import option
@@ -31,6 +31,7 @@ _OPERATORS = frozenset(
 # TVM converts and builds in one thread at a time (scopes of its operators are global), and so is
 # the redirection of standard output.
 _converting = threading.RLock()
+_ALIGNMENT = 64  # bytes, of the memory that built functions read; other inputs are copied
 
 
 @attrs.frozen
@@ -110,12 +111,21 @@ class _BuiltModel:
     def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
         library = self._library
         main = self._relax.VirtualMachine(self._built, library.cpu())["main"]
-        tensor, device = library.runtime.tensor, library.cpu()
+        tensor = library.runtime.from_dlpack
+        staged: dict[int, Array] = {}  # by position of the input: memory with TVM's alignment
         if self._threads:
             library.get_global_func("runtime.config_threadpool")(1, self._threads)
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
-            found = main(*[tensor(array, device) for array in arrays])
+            passed = [writable_view(array) for array in arrays]
+            for k, array in enumerate(passed):
+                if array.__array_interface__["data"][0] % _ALIGNMENT:
+                    place = staged.get(k)
+                    if place is None or place.shape != array.shape:
+                        place = staged[k] = _aligned(array)
+                    np.copyto(place, array)
+                    passed[k] = place
+            found = main(*map(tensor, passed))
             results = [found] if len(into) == 1 and hasattr(found, "numpy") else list(found)
             made: list[Array] = []
             for result, target in zip(results, into, strict=True):
@@ -127,3 +137,10 @@ class _BuiltModel:
             return made
 
         return call
+
+
+def _aligned(array: Array) -> Array:
+    """Return memory of an array's shape and dtype with TVM's alignment."""
+    memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
