@@ -474,11 +474,14 @@ def test_a_loop_without_end_is_cancelled(device: str, constants: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["HannWindow", "HammingWindow", "BlackmanWindow"])
 def test_the_size_of_a_window_is_checked_wherever_it_is_computed(name: str, device: str) -> None:
-    """The rank of the size is an input, so that the size is known after a first part of the run."""
-    x, rank = sg.input("x", ("N",), "int32"), sg.input("rank", ("R",), "int64")
-    size = ops.Reshape(ops.Slice(ops.CumSum(x, np.array(0)), np.array([0]), np.array([1])), rank)
-    model = sg.compile_model(sg.Graph([x, rank], [getattr(ops, name)(size)]), device)
-    scalar = np.empty(0, np.int64)
-    assert model(np.array([5, 1], np.int32), scalar)[0].shape == (5,)
+    """Sizes that follow from inputs make the run go on in parts, of which one knows the number."""
+    x, move = (sg.input(name, None, "int32") for name in ("x", "move"))
+    first, last, rank = (sg.input(name, None, "int64") for name in ("first", "last", "rank"))
+    number = ops.Reshape(ops.Slice(ops.CumProd(x, np.array(0)), first, last), rank)
+    y = getattr(ops, name)(ops.Add(number, move))
+    model = sg.compile_model(sg.Graph([x, move, first, last, rank], [y]), device)
+    rest = [np.array([0]), np.array([1]), np.empty(0, np.int64)]
+    x_value = np.array([5, 1], np.int32)
+    assert model(x_value, np.array(1, np.int32), *rest)[0].shape == (6,)
     with pytest.raises(sg.ShapeError, match="size is -5"):
-        model(np.array([-5, 1], np.int32), scalar)
+        model(x_value, np.array(-10, np.int32), *rest)
