@@ -31,7 +31,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.movement.arguments import InterleaveArguments, SumTapsArguments
+from subgraph.ops.movement.arguments import InterleaveArguments
 from subgraph.ops.movement.geometry import (
     Geometry,
     auto_pad,
@@ -47,12 +47,12 @@ from subgraph.ops.movement.layout_conversion import (
     blocked,
     blocked_target,
     convert_output,
+    plain_operand,
     plain_target,
 )
 from subgraph.ops.movement.packing import pack_blocks
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
-    NO_ACTIVATION,
     Activation,
     Tiles,
     activation,
@@ -204,13 +204,10 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     if sizes.kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
     act = activation(node, of)
-    plain = x.layout == y.layout == "plain"
     alone = sizes.groups == 1 and act.kernel == 0 and not act.flags
-    if alone and _sums_taps(of, sizes, per_axis, plain=plain):
-        if plain:
-            _emit_columns(node, low, x, w, bias, y)
-        else:
-            _emit_tap_sums(low, of, sizes, w, bias)
+    plain = x.layout == y.layout == "plain"
+    if alone and x.size and _sums_taps(of, sizes, per_axis, plain=plain):
+        _emit_columns(node, low, x, w, bias, y)
     elif sizes.groups == 1 and of.few_rows and _joins_phases(of, sizes, per_axis):
         _emit_joint(low, of, sizes, per_axis, w, bias, act)
     else:
@@ -289,19 +286,21 @@ def _emit_columns(
     node: Node, low: Lowering, x: Operand, w: Operand, bias: Operand | None, y: Operand
 ) -> None:
     """Emit a matrix product in the plain layout and the sum of its columns (Col2Im)."""
-    if "blocked" in (x.layout, y.layout) or not x.size or node.attrs.get("activation"):
+    if not x.size or node.attrs.get("activation"):
         raise Unsupported("weights of a transposed convolution that are computed at run time")
+    of = tiles(x.dtype, low.block_lanes(x.dtype))
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
     inputs, each = x.shape[1] // groups, w.shape[1]
     taps, pixels = math.prod(w.shape[2:]), math.prod(x.shape[2:])
     transposed = _transposed_weights(low, w, groups)
     columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, pixels))
-    image = viewed(low, x, (x.shape[0], groups, inputs, pixels))
+    image = viewed(low, plain_operand(low, of, x), (x.shape[0], groups, inputs, pixels))
     delegate(low, "MatMul", [transposed, image], columns)
+    target = y if y.layout == "plain" else temporary(low, y.dtype, y.shape)
     emit_column_sums(
         low,
         columns,
-        y,
+        target,
         y.shape[2:],
         w.shape[2:],
         x.shape[2:],
@@ -310,6 +309,7 @@ def _emit_columns(
         ints(node, "dilations", rank, 1),
         bias,
     )
+    convert_output(low, of, y, target)
 
 
 def _transposed_weights(low: Lowering, w: Operand, groups: int) -> Operand:
@@ -357,8 +357,8 @@ def _joins_phases(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]
 
 
 # Cost of adding one tap's contribution to an output, in products of a pixel's channel and a block:
-# from the blocked layout, and from the plain one, where the sum is vectorized (estimates).
-_SUM_COST, _PLAIN_SUM_COST = 2.5, 0.7
+# in the plain layout, and with conversions from and to the blocked one (estimates).
+_PLAIN_SUM_COST, _SUM_COST = 0.7, 1.5
 
 
 def _sums_taps(
@@ -373,70 +373,6 @@ def _sums_taps(
     if of.few_rows and sizes.dilations == (1, 1, 1):
         least = min(least, _joint_products(of, sizes, per_axis))
     return cost < 0.8 * least
-
-
-def _tap_weights(of: Tiles) -> Callable[[Array], Array]:
-    """Return the function that packs ``[I, O, ...]`` for a product with the columns (O, tap)."""
-
-    def make(weight: Array) -> Array:
-        flat = weight.reshape(len(weight), -1)
-        return pack_blocks(np.ascontiguousarray(flat.T)[None, :, :, None], of)
-
-    return make
-
-
-def _emit_tap_sums(
-    low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand | None
-) -> None:
-    """Emit the product of each pixel with the weights of all taps, then the sums over taps."""
-    y = low.output()
-    one = (1, 1, 1)
-    g = attrs.evolve(
-        sizes,
-        outputs=sizes.outputs * sizes.taps,
-        target=sizes.source,
-        kernel=one,
-        strides=one,
-        dilations=one,
-        pads=(0, 0, 0),
-    )
-    weight = low.weight(f"conv transpose taps {of.nv}x{of.lanes}", _tap_weights(of), w)
-    products = _emit_to_scratch(low, of, g, weight, 0, NO_ACTIVATION)
-    target = plain_target(low, of, y)
-    arguments = SumTapsArguments(
-        source=products,
-        target=target,
-        channels=sizes.outputs,
-        blocks=-(-g.outputs // of.lanes),
-        source_depth=sizes.source[0],
-        source_height=sizes.source[1],
-        source_width=sizes.source[2],
-        taps_depth=sizes.kernel[0],
-        taps_height=sizes.kernel[1],
-        taps_width=sizes.kernel[2],
-        depth=sizes.target[0],
-        height=sizes.target[1],
-        width=sizes.target[2],
-        stride_depth=sizes.strides[0],
-        stride_height=sizes.strides[1],
-        stride_width=sizes.strides[2],
-        dilation_depth=sizes.dilations[0],
-        dilation_height=sizes.dilations[1],
-        dilation_width=sizes.dilations[2],
-        pad_depth=sizes.pads[0],
-        pad_height=sizes.pads[1],
-        pad_width=sizes.pads[2],
-        bias=bias or 0,
-    )
-    units = g.images * sizes.target[0] * sizes.target[1]
-    low.emit(
-        Kernel("subgraph.ops.movement.reorder_kernels", "sum_taps", dtype=of.dtype, lanes=of.lanes),
-        arguments,
-        units,
-        grain=grain(units, 4 * g.images * g.outputs * g.pixels),
-        bytes=(g.images * g.outputs * g.pixels + y.size) * of.item,
-    )
-    convert_output(low, of, y, target)
 
 
 def _emit_to_scratch(

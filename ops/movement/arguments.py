@@ -267,60 +267,6 @@ class InterleaveArguments(KernelArguments):
     width: int
 
 
-class SumTapsArguments(KernelArguments):
-    """Arguments of `sum_taps`; a work unit is a row of the target: ``[N][D][H]``.
-
-    Attributes:
-        source: Products of pixels and taps, blocked: ``[N][blocks][D][H][W][lanes]``.
-        target: The plain image ``[N][C][D][H][W]``.
-        channels: Channels of the target.
-        blocks: Blocks of channels of the source.
-        source_depth: D of the source.
-        source_height: H of the source.
-        source_width: W of the source.
-        taps_depth: Taps along D.
-        taps_height: Taps along H.
-        taps_width: Taps along W.
-        depth: D of the target.
-        height: H of the target.
-        width: W of the target.
-        stride_depth: Stride along D, in pixels of the target.
-        stride_height: Stride along H.
-        stride_width: Stride along W.
-        dilation_depth: Dilation along D, in pixels of the target.
-        dilation_height: Dilation along H.
-        dilation_width: Dilation along W.
-        pad_depth: Padding before the target along D, in pixels.
-        pad_height: Padding before the target along H.
-        pad_width: Padding before the target along W.
-        bias: One element for each channel; 0: none.
-    """
-
-    source: Address
-    target: Address
-    channels: int
-    blocks: int
-    source_depth: int
-    source_height: int
-    source_width: int
-    taps_depth: int
-    taps_height: int
-    taps_width: int
-    depth: int
-    height: int
-    width: int
-    stride_depth: int
-    stride_height: int
-    stride_width: int
-    dilation_depth: int
-    dilation_height: int
-    dilation_width: int
-    pad_depth: int
-    pad_height: int
-    pad_width: int
-    bias: Address
-
-
 class PhasesArguments(KernelArguments):
     """Arguments of `phases`; a work unit is a row of the target, of an image.
 

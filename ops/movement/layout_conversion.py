@@ -11,7 +11,7 @@ import math
 from subgraph.engine.planner.layout_arguments import ReorderArguments
 from subgraph.engine.planner.lowering import Argument, Lowering, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.ops.elementwise.cpu import clear_padding
+from subgraph.ops.elementwise.cpu import clear_padding, temporary
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up
 
 _UNIT_PIXELS = 2048  # pixels of a work unit (estimate)
@@ -43,6 +43,21 @@ def plain(low: Lowering, of: Tiles, operand: Operand) -> Operand | Scratch:
     if target is not operand:
         _emit_conversion(low, of, "to_plain", operand, target, operand.shape)
     return target
+
+
+def plain_operand(low: Lowering, of: Tiles, operand: Operand) -> Operand:
+    """Return an operand in the plain layout, for steps that other lowerings emit; see `plain`.
+
+    Args:
+        low: Collects the plan's steps and scratch memory.
+        of: The contraction tiles; their lanes are the channels of a block.
+        operand: An input, ``[N, C, *spatial]``.
+    """
+    if operand.layout == "plain":
+        return operand
+    copy = temporary(low, operand.dtype, operand.shape)
+    _emit_conversion(low, of, "to_plain", operand, copy, operand.shape)
+    return copy
 
 
 def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Argument:

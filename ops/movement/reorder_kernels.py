@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, memcpy, st, vec
 from subgraph.engine.codegen.transpose import transposer
 from subgraph.engine.planner.layout_arguments import CopyBytesArguments, ReorderArguments
 
-from .arguments import InterleaveArguments, PhasesArguments, SumTapsArguments
+from .arguments import InterleaveArguments, PhasesArguments
 
 
 def copy() -> Callable[..., None]:
@@ -138,99 +135,6 @@ def interleave(*, dtype: str, lanes: int) -> Callable[..., None]:
                         store(to + (i * across + p) * item, load(source + i * pixel))
 
     return kernel
-
-
-def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
-    """Return the kernel of `SumTapsArguments`, which sums the contributions of taps to images.
-
-    Channel ``(c, kd, kh, kw)`` of the blocked source contributes to channel c of the plain target:
-    its pixel i is added to pixel ``i * stride + tap * dilation - pad`` along each axis, if that
-    lies inside the image.
-
-    Args:
-        dtype: Dtype of the elements.
-        lanes: Channels of a block.
-    """
-    arguments = view_of(SumTapsArguments)
-    load, store = ld(dtype), st(dtype)
-    v = vec(dtype, lanes)
-    item, zero, get = v.itemsize, v.zero, v.get
-    pixel = lanes * item
-    add_tap = _tap_adder(dtype, lanes)
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        a = arguments(args)
-        channels, blocks = a.channels, a.blocks
-        height, width = a.source_height, a.source_width
-        area = a.source_depth * height * width * pixel
-        slices, rows, columns = a.depth, a.height, a.width
-        apart = slices * rows * columns * item
-        for unit in range(begin, end):
-            h, d, image = unit % rows, unit // rows % slices, unit // rows // slices
-            at = a.source + image * blocks * area
-            to = a.target + image * channels * apart + (d * rows + h) * columns * item
-            for c in range(channels):
-                bias = load(a.bias + c * item) if a.bias != 0 else get(zero(), 0)
-                for i in range(columns):
-                    store(to + c * apart + i * item, bias)
-            for kd in range(a.taps_depth):
-                z = _source_pixel(
-                    d + a.pad_depth - kd * a.dilation_depth, a.stride_depth, a.source_depth
-                )
-                for kh in range(a.taps_height):
-                    y = _source_pixel(
-                        h + a.pad_height - kh * a.dilation_height, a.stride_height, a.source_height
-                    )
-                    if z < 0 or y < 0:
-                        continue
-                    line = at + (z * height + y) * width * pixel
-                    first = (kd * a.taps_height + kh) * a.taps_width
-                    for kw in range(a.taps_width):
-                        add_tap(a, line, area, to, apart, first + kw, kw)
-
-    return kernel
-
-
-@register_jitable
-def _source_pixel(at: int, stride: int, size: int) -> int:
-    """Return the source pixel that is added ``at`` pixels into the target, or -1 if none is."""
-    return at // stride if at % stride == 0 and at // stride < size else -1
-
-
-def _tap_adder(dtype: str, lanes: int) -> Any:
-    """Return ``f(a, line, area, to, apart, tap, kw)``: a tap's part of a row of the target."""
-    load, store = ld(dtype), st(dtype)
-    item = vec(dtype, lanes).itemsize
-    pixel = lanes * item
-
-    @register_jitable
-    def add_tap(
-        a: SumTapsArguments, line: int, area: int, to: int, apart: int, tap: int, kw: int
-    ) -> None:
-        """Add a row of the source to a row of the target, for one tap and all channels.
-
-        Args:
-            a: The arguments.
-            line: Address of the row in the first block of the source.
-            area: Bytes of a block of the source.
-            to: Address of the row in the first channel of the target.
-            apart: Bytes of a channel of the target.
-            tap: Index of the tap, in row-major order of (D, H, W).
-            kw: Index of the tap along W.
-        """
-        stride, first = a.stride_width, kw * a.dilation_width - a.pad_width
-        taps = a.taps_depth * a.taps_height * a.taps_width
-        begin = max(0, (stride - 1 - first) // stride)
-        end = min(a.source_width, (a.width - 1 - first) // stride + 1)
-        for c in range(a.channels):
-            channel = c * taps + tap
-            source = line + channel // lanes * area + channel % lanes * item
-            row = to + c * apart + first * item
-            for i in range(begin, end):
-                target = row + i * stride * item
-                store(target, load(target) + load(source + i * pixel))
-
-    return add_tap
 
 
 def phases(*, item: int, lanes: int) -> Callable[..., None]:
