@@ -103,13 +103,12 @@ class Geometry:
         line = self.flat()
         if line is not self:
             return line
-        once = [
-            k == s == 1 and p == 0 and n == o
-            for k, s, p, n, o in zip(
-                self.kernel, self.strides, self.pads, self.source, self.target, strict=True
-            )
-        ]
-        if once[1] and once[2]:
+        if all(
+            self.kernel[axis] == self.strides[axis] == 1
+            and self.pads[axis] == 0
+            and self.source[axis] == self.target[axis]
+            for axis in (1, 2)
+        ):
             # The first axis takes the place of the second: (D, H, W) as (1, D, H * W).
             depth, rows, columns = self.source
             return attrs.evolve(
@@ -121,10 +120,6 @@ class Geometry:
                 dilations=(1, self.dilations[0], 1),
                 pads=(0, self.pads[0], 0),
             )
-        if once[0] and once[1]:
-            rows = self.source[0] * self.source[1]
-            source, target = (1, rows, self.source[2]), (1, rows, self.target[2])
-            return attrs.evolve(self, source=source, target=target)
         return self
 
     def trimmed(self) -> tuple[Geometry, tuple[slice, slice, slice]]:
