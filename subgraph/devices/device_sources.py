@@ -29,6 +29,7 @@ HELPER_MODULES = (
     "property",
     "tensorrt_engine",
     "torch_operators",
+    "translation",
 )
 # Device names of other frameworks for hardware that OPENCL can use.
 _OPENCL_NAMES = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})

@@ -440,33 +440,6 @@ def _numbers_of(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def parsed_model(model: bytes) -> tuple[Any, int, dict[str, Array]]:
-    """Return a model for a child that translates nodes itself.
-
-    Args:
-        model: A serialized ONNX model of `compile_library_model`.
-
-    Returns:
-        The ``onnx.GraphProto``, the opset version of the standard's operators, and the weights by
-        name, which are copies.
-    """
-    import onnx
-    from onnx import numpy_helper
-
-    proto = onnx.load_from_string(model)
-    version = next(opset.version for opset in proto.opset_import if not opset.domain)
-    weights = {t.name: numpy_helper.to_array(t).copy() for t in proto.graph.initializer}
-    return proto.graph, version, weights
-
-
-def node_attributes(node: Any) -> dict[str, Any]:
-    """Return the attributes of an ``onnx.NodeProto`` by name; text as str."""
-    from onnx import helper
-
-    found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    return {name: v.decode() if isinstance(v, bytes) else v for name, v in found.items()}
-
-
 def reason_of_library(error: BaseException) -> str:
     """Return the first lines of a library's message, at most 400 characters, with its class."""
     text = " ".join(str(error).split())

@@ -16,18 +16,23 @@ from subgraph.devices.backends.base import (
     BackendOp,
     BackendOptions,
     LibraryModel,
-    parsed_model,
 )
 from subgraph.devices.backends.cuda import Card, CardMemory, Stream
 from subgraph.devices.backends.cudnn_graph import OPERATORS, Shape, Step, steps_of
 from subgraph.devices.backends.cudnn_plans import Kernel, Planner
+from subgraph.devices.backends.translation import (
+    Programs,
+    Shapes,
+    parsed_model,
+    refusal_of_operands,
+    result_array,
+)
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import Array, TensorType
+from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import SubgraphOp
 from subgraph.runtime.settings import option
 
-_MAX_SHAPES = 16  # sets of input shapes whose plans a model caches
 # Size of unknown dimensions in queries. cuDNN decides by operator and layout; an estimate.
 _TYPICAL_SIZE = 4
 
@@ -81,14 +86,7 @@ class CudnnDevice(Backend):
 
     def refusal(self, node: Node) -> str:
         """Refuse operators that are not translated, and integers that are not constants."""
-        if node.op_type not in OPERATORS or node.domain:
-            return f"{node.op_type} is not translated to cuDNN"
-        for k, value in enumerate(node.sources):
-            type_ = value.type
-            real = isinstance(type_, TensorType) and type_.dtype == "float32"
-            if not real and (k == 0 or value.parameter is None):
-                return f"{value.name!r} is {type_}; cuDNN is used for float32"
-        return ""
+        return refusal_of_operands(node, OPERATORS, self.title)
 
     def try_library_model(self, model: bytes, options: Any) -> None:
         """Plan each part without compiling the plan, which may take seconds."""
@@ -137,24 +135,20 @@ class CudnnModel:
         self.planner = planner
         self.card = card
         self._precision = precision
-        self._programs: dict[tuple[Shape, ...], list[tuple[Step, Kernel | None]]] = {}
+        self._programs: Programs[list[tuple[Step, Kernel | None]]] = Programs()
         self._uploaded: dict[tuple[str, int], CardMemory] = {}
         self._lock = threading.Lock()
         self.inputs = [p.name for p in self._body.input if p.name not in self._weights]
         self.outputs = [port.name for port in self._body.output]
 
-    def program(self, shapes: tuple[Shape, ...]) -> list[tuple[Step, Kernel | None]]:
+    def program(self, shapes: Shapes) -> list[tuple[Step, Kernel | None]]:
         """Return the steps and their compiled plans for shapes of the inputs."""
-        with self._lock:
-            found = self._programs.pop(shapes, None)
-            if found is None:
-                known = dict(zip(self.inputs, shapes, strict=True))
-                steps = steps_of(self._body, self._version, self._weights, known)
-                found = [(step, self.planner.kernel(step, self._precision)) for step in steps]
-            while len(self._programs) >= _MAX_SHAPES:
-                del self._programs[next(iter(self._programs))]  # the one that was not used longest
-            self._programs[shapes] = found
-            return found
+        return self._programs.get(shapes, self._compiled)
+
+    def _compiled(self, shapes: Shapes) -> list[tuple[Step, Kernel | None]]:
+        known = dict(zip(self.inputs, shapes, strict=True))
+        steps = steps_of(self._body, self._version, self._weights, known)
+        return [(step, self.planner.kernel(step, self._precision)) for step in steps]
 
     def constant(self, step: Step, position: int, stream: Stream) -> int | None:
         """Return the address on the card of an operand that is a weight; None if it is none.
@@ -221,11 +215,8 @@ class _Run:
                     self._give(values.pop(name), values)
         results: list[Array] = []
         for name, target in zip(model.outputs, into, strict=True):
-            shape = sizes[name]
-            if target is None or target.shape != shape:
-                target = np.empty(shape, np.float32)
-            stream.download(target, values[name].reserve(0))
-            results.append(target)
+            results.append(result_array(target, sizes[name]))
+            stream.download(results[-1], values[name].reserve(0))
         stream.wait()
         self._free += {id(memory): memory for memory in values.values()}.values()
         return results

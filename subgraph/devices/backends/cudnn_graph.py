@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.devices.backends.base import node_attributes
+from subgraph.devices.backends.translation import node_attributes
 from subgraph.graph.types import Array
 
 Shape = tuple[int, ...]

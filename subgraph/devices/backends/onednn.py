@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_size_t, c_void_p
@@ -18,15 +17,20 @@ from subgraph.devices.backends.base import (
     Backend,
     BackendOptions,
     LibraryModel,
-    node_attributes,
-    parsed_model,
 )
 from subgraph.devices.backends.onednn_graph import Form, Library, LogicalTensor
+from subgraph.devices.backends.translation import (
+    Programs,
+    Shapes,
+    node_attributes,
+    parsed_model,
+    refusal_of_operands,
+    result_array,
+)
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType
 
 _MAX_RANK = 6  # of most operations of oneDNN
-_MAX_SHAPES = 16  # sets of input shapes whose compiled partitions a model caches
 
 
 class OnednnDevice(Backend):
@@ -50,16 +54,9 @@ class OnednnDevice(Backend):
 
     def refusal(self, node: Node) -> str:
         """Refuse operators without a form, scalars, and integers that are not constants."""
-        if node.op_type not in onednn_graph.OPERATORS or node.domain:
-            return f"{node.op_type} is not translated to oneDNN"
-        sources = list(node.sources)
-        for k, value in enumerate(sources):
-            type_ = value.type
-            if not isinstance(type_, TensorType) or type_.dtype == "float32":
-                continue
-            if k == 0 or value.parameter is None:
-                return f"{value.name!r} is {type_}; oneDNN is used for float32"
-        for value in (*sources[:1], *node.outputs):
+        if reason := refusal_of_operands(node, onednn_graph.OPERATORS, self.title):
+            return reason
+        for value in (*[*node.sources][:1], *node.outputs):
             rank = value.type.rank if isinstance(value.type, TensorType) else None
             if rank is None or not 1 <= rank <= _MAX_RANK:
                 return f"{value.name!r} is {value.type}; oneDNN takes 1 to {_MAX_RANK} axes"
@@ -109,8 +106,7 @@ class _GraphModel:
         self._partitions = onednn_graph.partitions_of(library, graph)
         for partition in self._partitions:
             weakref.finalize(self, library, "graph_partition_destroy", partition)
-        self._programs: dict[tuple[tuple[int, ...], ...], _Program] = {}
-        self._lock = threading.Lock()
+        self._programs: Programs[_Program] = Programs()
 
     def _number(self, name: str) -> int:
         """Return the identity of a tensor."""
@@ -148,16 +144,8 @@ class _GraphModel:
         shape = None if constant is None else constant.shape
         return onednn_graph.logical(number, shape, constant=constant is not None)
 
-    def _program(self, shapes: tuple[tuple[int, ...], ...]) -> _Program:
+    def _compiled(self, shapes: Shapes) -> _Program:
         """Return the partitions, compiled for shapes of the inputs."""
-        with self._lock:
-            program = self._programs.pop(shapes, None) or self._compiled(shapes)
-            while len(self._programs) >= _MAX_SHAPES:
-                del self._programs[next(iter(self._programs))]  # the one that was not used longest
-            self._programs[shapes] = program
-            return program
-
-    def _compiled(self, shapes: tuple[tuple[int, ...], ...]) -> _Program:
         known = {
             number: onednn_graph.logical(number, shape)
             for number, shape in zip(self._inputs, shapes, strict=True)
@@ -191,7 +179,7 @@ class _GraphModel:
         """Return a function that runs the partitions one after the other."""
         library, outputs = self._library, self._outputs
         stream = library.made("stream_create", library.engine, c_int(1))
-        runs: dict[tuple[tuple[int, ...], ...], _Run] = {}
+        runs: dict[Shapes, _Run] = {}
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
             if self._threads:
@@ -200,14 +188,14 @@ class _GraphModel:
             run = runs.get(shapes)
             if run is None:
                 runs.clear()
-                run = runs[shapes] = _Run(library, self._program(shapes), self._constants, outputs)
+                run = runs[shapes] = _Run(
+                    library, self._programs.get(shapes, self._compiled), self._constants, outputs
+                )
             tensors = run.program.tensors
-            targets: list[Array] = []
-            for number, target in zip(outputs, into, strict=True):
-                shape = tensors[number].shape
-                if target is None or target.shape != shape:
-                    target = np.empty(shape, np.float32)
-                targets.append(target)
+            targets = [
+                result_array(target, tensors[number].shape)
+                for number, target in zip(outputs, into, strict=True)
+            ]
             for number, array in zip((*self._inputs, *outputs), (*arrays, *targets), strict=True):
                 run.place(number, array)
             for compiled, taken, given in run.steps:

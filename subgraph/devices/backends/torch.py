@@ -12,11 +12,10 @@ from subgraph.devices.backends.base import (
     Backend,
     BackendOptions,
     LibraryModel,
-    node_attributes,
-    parsed_model,
     writable_view,
 )
 from subgraph.devices.backends.torch_operators import OPERATORS, Call, Function
+from subgraph.devices.backends.translation import node_attributes, parsed_model
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.runtime.settings import option

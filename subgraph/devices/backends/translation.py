@@ -1,0 +1,92 @@
+"""What the backends share that translate each node to operations of their library themselves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Array, TensorType
+
+_MAX_SHAPES = 16  # sets of input shapes whose programs a model caches
+Shapes = tuple[tuple[int, ...], ...]
+Program = TypeVar("Program")
+
+
+class Programs(Generic[Program]):
+    """The programs of a model by the shapes of its inputs; several threads may use them."""
+
+    def __init__(self) -> None:
+        """Start without programs."""
+        self._programs: dict[Shapes, Program] = {}
+        self._lock = threading.Lock()
+
+    def get(self, shapes: Shapes, compile_for: Callable[[Shapes], Program]) -> Program:
+        """Return the program for shapes of the inputs.
+
+        Args:
+            shapes: The shapes.
+            compile_for: Compiles the program when the shapes are first run.
+        """
+        with self._lock:
+            found = self._programs.pop(shapes, None)
+            if found is None:
+                found = compile_for(shapes)
+            while len(self._programs) >= _MAX_SHAPES:
+                del self._programs[next(iter(self._programs))]  # the one that was not used longest
+            self._programs[shapes] = found
+            return found
+
+
+def refusal_of_operands(node: Node, operators: Container[str], title: str) -> str:
+    """Return why a node is not translated; "" if its operator and operands are fit for it.
+
+    Args:
+        node: The node.
+        operators: The operators that are translated.
+        title: Name of the library.
+    """
+    if node.op_type not in operators or node.domain:
+        return f"{node.op_type} is not translated to {title}"
+    for k, value in enumerate(node.sources):
+        type_ = value.type
+        real = isinstance(type_, TensorType) and type_.dtype == "float32"
+        if not real and (k == 0 or value.parameter is None):
+            return f"{value.name!r} is {type_}; {title} is used for float32"
+    return ""
+
+
+def result_array(target: Array | None, shape: tuple[int, ...]) -> Array:
+    """Return the caller's array for a result, or a new one if it has none of this shape."""
+    fits = target is not None and target.shape == shape
+    return target if fits and target is not None else np.empty(shape, np.float32)
+
+
+def parsed_model(model: bytes) -> tuple[Any, int, dict[str, Array]]:
+    """Return a model for a child that translates nodes itself.
+
+    Args:
+        model: A serialized ONNX model of `compile_library_model`.
+
+    Returns:
+        The ``onnx.GraphProto``, the opset version of the standard's operators, and the weights by
+        name, which are copies.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.load_from_string(model)
+    version = next(opset.version for opset in proto.opset_import if not opset.domain)
+    weights = {t.name: numpy_helper.to_array(t).copy() for t in proto.graph.initializer}
+    return proto.graph, version, weights
+
+
+def node_attributes(node: Any) -> dict[str, Any]:
+    """Return the attributes of an ``onnx.NodeProto`` by name; text as str."""
+    from onnx import helper
+
+    found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return {name: v.decode() if isinstance(v, bytes) else v for name, v in found.items()}
