@@ -125,7 +125,12 @@ def _rows_of_images(
 
 
 def _uses_blocks(x: Operand, of: Tiles, g: Geometry) -> bool:
-    """Return whether plain images are converted to blocks: rows are shorter than a vector."""
+    """Return whether plain images are converted to blocks, which takes less time.
+
+    Rows are shorter than a vector, or windows are further apart than vectors of a row can serve.
+    """
+    if g.strides[2] > 3 and of.lanes > 1:
+        return x.shape[1] >= of.lanes
     return g.target[2] < of.lanes and x.shape[1] % of.lanes == 0
 
 
