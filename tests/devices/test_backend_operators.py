@@ -242,9 +242,9 @@ def test_regions_pass_inputs_through(device: str) -> None:
 @pytest.mark.parametrize("device", INSTALLED)
 def test_sizes_that_the_library_does_not_know(device: str) -> None:
     """The size of the result is declared, and follows from elements of an input."""
-    x, counts = sg.input("x", (2, 3), "float32"), sg.input("counts", (2,), "int64")
-    y = ops.Tile(x, counts)
-    y.type = sg.TensorType("float32", (4, 9))
-    compiled = sg.compile_model(sg.Graph([x, counts], [y]), f"HETERO:{device},REFERENCE")
-    found = compiled([floats(2, 3), ints(2, 3)])[0]
-    np.testing.assert_array_equal(found, np.tile(floats(2, 3), (2, 3)))
+    array, counts = floats(2, 3, 4, 5), ints(7, 6, 4, 2)
+    x, repeats = sg.input("x", array.shape, "float32"), sg.input("repeats", (4,), "int64")
+    y = ops.Tile(x, repeats)
+    y.type = sg.TensorType("float32", (14, 18, 16, 10))
+    compiled = sg.compile_model(sg.Graph([x, repeats], [y]), f"HETERO:{device},REFERENCE")
+    np.testing.assert_array_equal(compiled([array, counts])[0], np.tile(array, counts))

@@ -77,6 +77,12 @@ def _samples_otherwise(node: Node) -> bool:
     return weighed or aligns_by_scales(node)
 
 
+def _has_computed_counts(node: Node) -> bool:
+    """Return whether the counts of a Tile are no weight; results are then not written."""
+    counts = node.inputs[1]
+    return counts is not None and counts.parameter is None
+
+
 def _has_many_axes(node: Node) -> bool:
     """Return whether a Softmax counts all axes from its own on as one, as before opset 13."""
     if not 0 < node.version < 13:
@@ -92,6 +98,7 @@ _DIFFERENT: dict[str, Callable[[Node], bool]] = {
     "LRN": _has_bias,
     "Resize": _samples_otherwise,
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _has_many_axes),
+    "Tile": _has_computed_counts,
 }
 
 
