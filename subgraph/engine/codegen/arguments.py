@@ -75,6 +75,11 @@ class WordBlock:
                     fields[name] = (width + index, kind)
                 width += parent.block_words
         for name, kind in vars(cls).get("__annotations__", {}).items():
+            if not isinstance(kind, str):
+                raise TypeError(
+                    f"{cls.__name__}.{name}: the kinds of fields are words; write "
+                    "'from __future__ import annotations' at the top of the file"
+                )
             if kind.startswith("ClassVar"):
                 continue
             if kind not in _WIDTHS:

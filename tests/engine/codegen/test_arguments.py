@@ -43,6 +43,12 @@ def test_a_field_of_two_parents_is_refused() -> None:
         type("_Both", (one, other), {})
 
 
+def test_kinds_that_are_no_words_are_refused() -> None:
+    """Address, Words and Triple are the same type: they are told apart by their words."""
+    with pytest.raises(TypeError, match="from __future__ import annotations"):
+        type("_Typed", (KernelArguments,), {"__annotations__": {"x": int}})
+
+
 def test_missing_and_unknown_fields_are_refused() -> None:
     few: dict[str, Any] = {"rows": 1}
     many: dict[str, Any] = {"rows": 1, "scale": 1.0, "columns": 2}
