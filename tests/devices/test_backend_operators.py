@@ -93,6 +93,7 @@ USES = [
     use("Transpose", X),
     use("Transpose", X, perm=(1, 2, 0)),
     use("Concat", X, X, axis=-1),
+    use("Concat", X, X[:0], axis=0),
     use("Concat", X, X, version=1),
     use("Gather", X, np.array([[-1, 0], [2, -3]]), axis=0),
     use("Gather", X, np.array(-2), axis=1),

@@ -206,6 +206,8 @@ class Backend(Device):
                 return f"the type of value {value.name!r} is not known: {type_}"
             if type_.dtype not in self.dtypes:
                 return f"{self.title} is not used for {type_.dtype} ({value.name!r})"
+            if 0 in type_.shape and not self.empty_tensors:
+                return f"{self.title} is not used for tensors without elements ({value.name!r})"
         if is_random(node):
             return "random numbers are drawn by Subgraph, so that a seed gives the same ones"
         if pools_nothing(node):
