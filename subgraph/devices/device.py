@@ -111,6 +111,8 @@ class Device:
             different devices may always overlap.
         without_regions: Whether the default executor runs its nodes one by one, without regions, as
             it does for REFERENCE.
+        keeps_nan: Whether every operator keeps NaN, as ONNX defines it. If not, `check_device`
+            compares no runs in which a NaN appears.
         caches: Whether its compiled models are stored in ``CACHE_DIR``; False for a device whose
             other devices store theirs.
     """
@@ -120,6 +122,7 @@ class Device:
     is_virtual: ClassVar[bool] = False
     concurrent_regions: ClassVar[bool] = False
     without_regions: ClassVar[bool] = False
+    keeps_nan: ClassVar[bool] = True
     caches: ClassVar[bool] = True
     name: str
     core: DeviceTable | None

@@ -41,6 +41,7 @@ class OnednnDevice(Backend):
     requirement = "onednn-cpu-gomp >= 2023.2"
     title = "oneDNN"
     empty_tensors = False
+    keeps_nan = False  # Relu of NaN is 0, for one
     dtypes = frozenset(("float32", "int64"))
 
     def load(self) -> Library:

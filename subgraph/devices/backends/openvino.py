@@ -40,6 +40,7 @@ class OpenvinoDevice(Backend):
     requirement = "openvino >= 2025.0"
     title = "OpenVINO"
     empty_tensors = False
+    keeps_nan = False  # Relu of NaN is 0, for one
     dtypes = frozenset(("float32", "int8", "uint8", "int32", "int64", "bool"))
 
     def start(self) -> None:
