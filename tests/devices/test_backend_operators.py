@@ -154,8 +154,6 @@ USES = [
         hidden_size=3,
     ),
     use("DFT", floats(1, 10, 2), version=17),
-    use("QuantizeLinear", floats(100), np.float32(0.0196078438), np.uint8(3)),
-    use("DynamicQuantizeLinear", floats(101)),
     use("Range", np.array([0]), np.array([3]), np.array([1])),
     use("ReduceMax", np.zeros((2, 0), bool), ints(1)),
     use("ConvInteger", BYTES, BYTES[:, :, :2, :2], np.uint8(1), np.array([1, 2], np.uint8)),

@@ -26,7 +26,6 @@ _INT64_OPERANDS = {
 # Operators whose results are wrong, with the reason.
 _WRONG = {
     **dict.fromkeys(("DFT", "STFT"), "loses digits"),
-    **dict.fromkeys(("DynamicQuantizeLinear", "QuantizeLinear"), "rounds other numbers up"),
     "LpNormalization": "adds a small number to the norm",
     **dict.fromkeys(("ReduceMax", "ReduceMin"), "makes finite numbers of infinities"),
     **dict.fromkeys(("Shrink", "ThresholdedRelu"), "makes NaN of infinities"),
