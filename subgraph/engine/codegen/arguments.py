@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
+from typing import Any, ClassVar, Literal, TypeAlias, cast, dataclass_transform
 
 # Types of fields besides int and float: what a lowering passes, and what a kernel gets.
 # An operand, scratch memory, a weight or a kernel; the kernel gets its address.
@@ -86,7 +86,7 @@ class WordBlock:
                 raise TypeError(f"{cls.__name__}.{name} is {kind}; it must be one of {[*_WIDTHS]}")
             if any(previous == "Words" for _, previous in fields.values()):
                 raise TypeError(f"{cls.__name__}.{name} follows a field of kind Words")
-            fields[name] = (width, kind)
+            fields[name] = (width, cast("Kind", kind))
             width += _WIDTHS[kind]
         cls.fields, cls.block_words = fields, width
 
