@@ -9,13 +9,10 @@ from pathlib import Path
 
 import attrs
 
-from subgraph.operators.operator import RANDOM_OPERATORS
 from wrong_sizes.damage import Case, Damaged
 from wrong_sizes.reasons import reason
 from wrong_sizes.runs import Answer, differs, in_onnxruntime, ours, told
-from wrong_sizes.samples import Operand
-
-_RANDOM = RANDOM_OPERATORS | {"BiasDropout", "Dropout"}
+from wrong_sizes.samples import RANDOM, Operand
 
 
 @attrs.frozen
@@ -82,7 +79,7 @@ def _compare_devices(
             found("raw", f"{device}: {answer.error}")
         elif (first.results is None) != (answer.results is None):
             found("verdict", f"{devices[0]}: {told(first)}; {device}: {told(answer)}")
-        elif first.results and answer.results and case.node.op_type not in _RANDOM:
+        elif first.results and answer.results and case.node.op_type not in RANDOM:
             said = differs(first.results, answer.results) if answer is not first else ""
             if said:
                 found("values", f"{devices[0]} and {device}: {said}")
@@ -121,7 +118,7 @@ def is_judge(case: Case, device: str) -> bool:
         model = attrs.evolve(case, node=node, form="sizes", constant=frozenset()).model(values)
         [theirs] = in_onnxruntime(model, [values], lambda _: None)
         mine = Answer(None)
-        if theirs.results is not None and case.node.op_type not in _RANDOM:
+        if theirs.results is not None and case.node.op_type not in RANDOM:
             [mine] = ours(device, model, [values])
         same = mine.results is not None and theirs.results is not None
         _judges[key] = same and not differs(mine.results or [], theirs.results or [])

@@ -9,9 +9,8 @@ import numpy as np
 import onnx
 
 from subgraph.graph.types import Array
-from subgraph.operators.operator import RANDOM_OPERATORS
 from wrong_sizes.runs import make_model, ours
-from wrong_sizes.samples import OPSET, Operand, Sample, samples, since
+from wrong_sizes.samples import OPSET, RANDOM, Operand, Sample, samples, since
 
 _CONNECTED = 0.7  # share of operands that are connected where a value suits
 _FROM_SHAPE = 0.3  # share of connected integers that are computed from a shape
@@ -42,7 +41,7 @@ def graph_of(count: int, only: str, rng: np.random.Generator) -> Sample:
 def _is_current(sample: Sample) -> bool:
     """Return whether a sample belongs to the operator set of graphs, and is not random."""
     node = sample.node
-    if node.domain or node.op_type in RANDOM_OPERATORS | {"Dropout"}:
+    if node.domain or node.op_type in RANDOM:
         return False
     return sample.version == since("", node.op_type, OPSET)
 

@@ -292,18 +292,21 @@ def _store_rounded(low: Lowering, x: Operand, y: Operand) -> None:
     emit_expression(low, e, [source(x)], [(e.cast(term, y.dtype), y)])
 
 
+def _filter_scale(node: Node, a: Axis) -> float:
+    """Return the factor of distances to neighbours, below 1 for a filter that antialias widens."""
+    return min(a.scale, 1.0) if node.attrs.get("antialias", 0) else 1.0
+
+
 def _reach(node: Node, a: Axis, mode: str) -> float:
     """Return how far the neighbours of a position are, in elements."""
-    scale = min(a.scale, 1.0) if node.attrs.get("antialias", 0) else 1.0
-    return (1 if mode == "linear" else 2) / scale
+    return (1 if mode == "linear" else 2) / _filter_scale(node, a)
 
 
 def _taps(node: Node, a: Axis, mode: str, transform: str) -> tuple[Array, Array, Array]:
     """Return neighbours and weights, [neighbours, size], and the first term of each sum, [size]."""
     at, outside = _positions(a, transform)
     antialias = bool(node.attrs.get("antialias", 0))
-    scale = min(a.scale, 1.0) if antialias else 1.0
-    reach = _reach(node, a, mode)
+    scale, reach = _filter_scale(node, a), _reach(node, a, mode)
     first = math.floor(-reach) + 1
     offsets = np.arange(first, 2 - first)
     # An integer position is the right end of its interval, as in the standard's reference.

@@ -30,6 +30,7 @@ from subgraph.ops.reduce.cpu import emit_argminmax, emit_reduction
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 
 from .arguments import SearchArguments
+from .operands import label_table
 from .scores import ML, prepared
 
 # Operators that compute a ``post_transform``.
@@ -230,20 +231,12 @@ def _emit_search(low: Lowering, x: Operand, y: Operand, keys: Array, values: Arr
 def _label_table(node: Node) -> tuple[Array, Array]:
     """Return the keys of a LabelEncoder, and their values and the default value."""
     options = attributes(node)
-
-    def named(which: str) -> tuple[str, Any]:
-        for kind in ("int64s", "floats", "tensor"):
-            numbers = options.get(f"{which}_{kind}")
-            if numbers is not None and len(numbers):
-                return kind, numbers
-        raise Unsupported("a LabelEncoder of strings")
-
-    (kind, keys), (target, values) = named("keys"), named("values")
+    key_kind, keys, value_kind, values = label_table(node)
     dtypes = {"int64s": np.int64, "floats": np.float32}
-    if options.get("keys_strings") or options.get("values_strings") or "tensor" in (kind, target):
+    if key_kind not in dtypes or value_kind not in dtypes:
         raise Unsupported("a LabelEncoder of strings or tensors")
-    default = options["default_int64" if target == "int64s" else "default_float"]
-    return np.array(keys, dtypes[kind]), np.array([*values, default], dtypes[target])
+    default = options["default_int64" if value_kind == "int64s" else "default_float"]
+    return np.array(keys, dtypes[key_kind]), np.array([*values, default], dtypes[value_kind])
 
 
 @lowering("LabelEncoder", domain=ML, dtypes=("int64", "float32"))

@@ -122,17 +122,15 @@ def label_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 def _label_encoder_since_2(node: Node, x: Array) -> Sequence[Any]:
     """Return the value of each key; keys and values are attributes of several dtypes."""
     options = attributes(node)
-    keys, kind, numbers = operands.label_table(node)
+    _, keys, kind, numbers = operands.label_table(node)
     default: Any = {
-        "values_strings": options.get("default_string"),
-        "values_int64s": options.get("default_int64"),
-        "values_floats": options.get("default_float"),
-        "values_tensor": None,
+        "strings": options.get("default_string"),
+        "int64s": options.get("default_int64"),
+        "floats": options.get("default_float"),
+        "tensor": None,
     }[kind]
-    dtype: Any = {"values_strings": object, "values_int64s": "<i8", "values_floats": "<f4"}.get(
-        kind
-    )
-    if kind == "values_tensor":
+    dtype: Any = {"strings": object, "int64s": "<i8", "floats": "<f4"}.get(kind)
+    if kind == "tensor":
         tensor = options.get("default_tensor")
         dtype = numbers.dtype
         missing: Any = "_Unused" if dtype.kind == "O" else -1 if dtype.kind in "iu" else -0.0

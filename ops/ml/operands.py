@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import ValueType
 from subgraph.operators.reference import attributes
@@ -32,25 +33,28 @@ def any_operands(node: Node, x: Tensor) -> None:
     """Accept every tensor, of an operator that maps each element to one of the result."""
 
 
-def label_table(node: Node) -> tuple[Any, str, Any]:
-    """Return the keys of a LabelEncoder since opset 2, the attribute of its values, and these.
+def label_table(node: Node) -> tuple[str, Any, str, Any]:
+    """Return the keys and the values of a LabelEncoder since opset 2, each after its kind.
+
+    A kind is the end of an attribute's name: "strings", "int64s", "floats" or "tensor".
 
     Raises:
         ShapeError: There are none, or not as many values as keys.
     """
     options = attributes(node)
 
-    def first(kind: str) -> tuple[str, Any]:
-        names = [f"{kind}_{dtype}" for dtype in ("strings", "int64s", "floats", "tensor")]
-        given = [n for n in names if options.get(n) is not None and len(options[n])]
-        require(bool(given), "{} are missing", kind)
-        return given[0], options[given[0]]
+    def first(role: str) -> tuple[str, Any]:
+        for kind in ("strings", "int64s", "floats", "tensor"):
+            items = options.get(f"{role}_{kind}")
+            if items is not None and len(items):
+                return kind, items
+        raise ShapeError(f"{role} are missing")
 
-    (_, keys), (name, values) = first("keys"), first("values")
+    (key_kind, keys), (value_kind, values) = first("keys"), first("values")
     require(
         len(keys) == len(values), "{} keys and {} values do not pair up", len(keys), len(values)
     )
-    return keys, name, values
+    return key_kind, keys, value_kind, values
 
 
 def label_encoder_operands(node: Node, x: Tensor) -> None:

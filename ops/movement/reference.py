@@ -55,17 +55,6 @@ def split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return np.split(x, np.cumsum(lengths)[:-1], axis=axis)
 
 
-def range_(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the numbers from start to before limit.
-
-    NumPy, on which onnx.reference builds, refuses a far start from which the steps lead away.
-    """
-    start, limit, delta = (value.reshape(-1)[0].item() for value in inputs)
-    if (limit - start if delta > 0 else start - limit) <= 0:
-        return [np.empty(0, inputs[0].dtype)]
-    return standard(node, inputs)
-
-
 def tile(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the input repeated; opset 1 repeats it along one axis."""
     x, repeats = inputs[:2]

@@ -132,10 +132,10 @@ class _Round:
         return self._replaced
 
     def _after_measured(self, node: Node, value: Value) -> Value:
-        """Return the value behind a node that also takes what was measured for its numbers.
+        """Return the value through a Required node that also takes the values of `_measured`.
 
-        Nothing else may take that any more, and the error of the node that computes it would be
-        lost.
+        Otherwise a measured value may have no user left; the node that computes it would be
+        removed, and its error with it.
         """
         measured = [self._current(other) for other in self._measured]
         self._measured.clear()

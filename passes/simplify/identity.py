@@ -63,7 +63,7 @@ def _changes_nothing(node: Node) -> bool:
 def _is_valid(node: Node) -> bool:
     """Return whether the types of the inputs fit the operator and its attributes, as far as known.
 
-    A node that does not stays, so that its error is reported.
+    An invalid node stays in the graph, so that its error is reported.
     """
     try:
         infer_types(node, [None if value is None else value.type for value in node.inputs])

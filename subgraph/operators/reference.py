@@ -106,7 +106,6 @@ def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | No
         if all(counts[2:]):
             size = max((counts[1] - counts[0]) / counts[2], 0) * 8
             check_memory(size, _where(node, inputs))
-        return ()
     found = infer_types(node, types, values)
     tensors = [type_ for type_ in found if isinstance(type_, TensorType)]
     check_memory(sum(map(size_in_bytes, tensors)), _where(node, inputs))

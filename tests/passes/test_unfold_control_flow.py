@@ -70,10 +70,9 @@ def test_an_error_behind_a_number_that_is_known_is_not_lost(kind: str, device: s
         )
         expected = -_random(2)
     else:
-        turn, going, state = _loop_inputs(sg.input("state", (2,)))
-        result = ops.Loop(
-            number, None, z, body=_body([turn, going, state], [going, ops.Neg(state)])
-        )
+        iteration, going, state = _loop_inputs(sg.input("state", (2,)))
+        body = _body([iteration, going, state], [going, ops.Neg(state)])
+        result = ops.Loop(number, None, z, body=body)
         expected = -_random(2)
     model = sg.compile_model(sg.Graph([x, y, z], [result]), device)
     np.testing.assert_array_equal(model(_random(5), _random(5), _random(2))[0], expected)

@@ -44,7 +44,7 @@ def test_a_field_of_two_parents_is_refused() -> None:
 
 
 def test_kinds_that_are_no_words_are_refused() -> None:
-    """Address, Words and Triple are the same type: they are told apart by their words."""
+    """Address, Words and Triple are names of one type; only the text of an annotation differs."""
     with pytest.raises(TypeError, match="from __future__ import annotations"):
         type("_Typed", (KernelArguments,), {"__annotations__": {"x": int}})
 

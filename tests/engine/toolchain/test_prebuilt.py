@@ -223,7 +223,7 @@ def test_kernels_are_compiled_for_another_architecture(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     machines, needs = map(ast.literal_eval, run.stdout.splitlines())
-    assert not machines or machines == {183 if foreign == "neon" else 62}
+    assert machines <= {183 if foreign == "neon" else 62}
     assert {"syscall", "sched_getcpu"} <= set(needs)
 
 
