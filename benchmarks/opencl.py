@@ -3,14 +3,21 @@
 The peak is that of a loop of multiply-adds on registers (the best of several shapes of register
 tiles), compiled by the device's compiler and interleaved with the kernels.
 
-usage: python benchmarks/opencl.py [--device OPENCL] [--rounds 10]
+With --tilings, every way to divide each product on a GPU is measured, and the one that Subgraph
+chooses is compared with the fastest. With --models, whole models are timed on OPENCL, on CPU, and
+by PyTorch on the same card if it has CUDA: all in float32, with the copies of inputs and results.
+
+usage: python benchmarks/opencl.py [--device OPENCL] [--rounds 10] [--tilings] [--models FILE ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +25,8 @@ import numpy as np
 import subgraph as sg
 from subgraph.graph.types import Array
 from subgraph.opencl.runtime import Runtime, opencl, runtime
+from subgraph.opencl.tuning import TILES
+from subgraph.ops.matmul import opencl as products
 
 Run = Callable[[], float]
 
@@ -41,7 +50,13 @@ void loop(__global const float* a, __global const float* b, __global float* out,
   *(__global V*)(out + get_global_id(0) * LANES) = sum;
 }
 """
-PRODUCTS = [(512, 512, 512), (1024, 1024, 1024), (128, 3072, 768), (128, 768, 3072)]
+# Rows, columns, depth: squares, a transformer's, a classifier's, and pointwise convolutions.
+PRODUCTS = [
+    *[(512, 512, 512), (1024, 1024, 1024), (4096, 4096, 1024), (1, 1000, 2048), (1, 4096, 4096)],
+    *[(128, 3072, 768), (128, 768, 3072), (128, 768, 768), (32, 1280, 320), (16, 12544, 32)],
+    *[(96, 12544, 16), (24, 3136, 96), (576, 196, 96), (160, 49, 960), (1280, 49, 320)],
+    *[(64, 3136, 64), (256, 3136, 64), (512, 784, 128), (1024, 196, 256), (512, 49, 2048)],
+]
 # images, channels, height and width, kernels, size, stride
 CONVOLUTIONS = [
     (1, 64, 56, 64, 3, 1),
@@ -49,6 +64,8 @@ CONVOLUTIONS = [
     (1, 256, 14, 1024, 1, 1),
     (1, 512, 7, 512, 3, 1),
     (1, 3, 224, 64, 7, 2),
+    (8, 64, 56, 64, 3, 1),
+    (1, 64, 128, 32, 3, 1),
 ]
 
 
@@ -124,22 +141,89 @@ def convolution(shape: tuple[int, int, int, int, int, int], device: str) -> Run:
     return compiled(sg.Graph(inputs=[x], outputs=[y]), arrays, flops, device)
 
 
+def tilings(cases: dict[str, Callable[[], Run]], rounds: int) -> None:
+    """Print the rate of each product with the chosen tiling, and with the best of all.
+
+    Args:
+        cases: Functions that compile a product, by name.
+        rounds: Runs of each; the fastest counts.
+    """
+    choose, ratios = products.choose_tiling, list[float]()
+    for name, compile_it in cases.items():
+        rates: dict[products.Tiling, float] = {}
+        chosen: list[products.Tiling] = []
+
+        def note(low: Any, product: Any, chosen: Any = chosen) -> products.Tiling:
+            chosen.append(choose(low, product))
+            return chosen[-1]
+
+        products.choose_tiling = note
+        compile_it()
+        for tiling in [products.Tiling(t, 1 << k) for t in TILES for k in range(6)]:
+            products.choose_tiling = lambda low, product, tiling=tiling: tiling
+            run = compile_it()
+            rates[tiling] = max(run() for _ in range(rounds))
+        best = max(rates, key=rates.__getitem__)
+        ratios.append(rates[best] / rates[chosen[-1]])
+        print(f"{rates[chosen[-1]]:8.1f} GFLOP/s  {name}: {chosen[-1]}; {ratios[-1]:.2f}: {best}")
+    products.choose_tiling = choose
+    print(f"the best ones are faster by {statistics.geometric_mean(ratios):.3f}")
+
+
+def model_times(paths: Sequence[str], device: str, rounds: int) -> None:
+    """Print the milliseconds of a request of each model, by device."""
+    configs: dict[str, dict[str, Any]] = {device: {}, "CPU": {}, "TORCH": {"DEVICE": "cuda"}}
+    for path in paths:
+        graph, rng = sg.load(path), np.random.default_rng(0)
+        inputs: list[Array] = []
+        for value in graph.inputs:
+            kind = value.type
+            assert isinstance(kind, sg.TensorType)
+            shape = [size if isinstance(size, int) else 1 for size in kind.shape or ()]
+            numbers = rng.standard_normal(shape) if "float" in kind.dtype else np.ones(shape)
+            inputs.append(numbers.astype(kind.dtype))
+        for name, config in configs.items():
+            try:
+                request = sg.compile_model(graph, name, config).create_infer_request()
+            except sg.SubgraphError as error:
+                print(f"{path}: {name}: {error}")
+                continue
+            seconds: list[float] = []
+            for _ in range(rounds + 3):
+                start = time.perf_counter()
+                request.infer(inputs)
+                seconds.append(time.perf_counter() - start)
+            print(f"{path}: {name} {statistics.median(seconds[3:]) * 1e3:.3f} ms", flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; return 0 if every kernel reaches a third of the loop's rate."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="OPENCL")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--tilings", action="store_true", help="compare all tilings, on a GPU")
+    parser.add_argument("--models", nargs="*", default=[], metavar="FILE", help="time models")
     options = parser.parse_args(argv)
     device = runtime(int(options.device.partition(".")[2] or 0))
     print(f"{device.name}, {device.traits}")
-    measures = loops(device)
-    cases = {
-        f"MatMul {m}x{k} by {k}x{n}": product((m, n, k), options.device) for m, n, k in PRODUCTS
+    compilers: dict[str, Callable[[], Run]] = {
+        f"MatMul {m}x{k} by {k}x{n}": partial(product, (m, n, k), options.device)
+        for m, n, k in PRODUCTS
     }
-    cases |= {
-        f"Conv {c}x{s}x{s} by {o} of {t}x{t} / {d}": convolution((i, c, s, o, t, d), options.device)
+    compilers |= {
+        f"{i} Conv {c}x{s}x{s} by {o} of {t}x{t} / {d}": partial(
+            convolution, (i, c, s, o, t, d), options.device
+        )
         for i, c, s, o, t, d in CONVOLUTIONS
     }
+    if options.models:
+        model_times(options.models, options.device, options.rounds)
+        return 0
+    if options.tilings:
+        tilings(compilers, options.rounds)
+        return 0
+    measures = loops(device)
+    cases = {name: compile_it() for name, compile_it in compilers.items()}
     best = dict.fromkeys([*measures, *cases], 0.0)
     for _ in range(options.rounds):
         for name, run in (*measures.items(), *cases.items()):

@@ -1,70 +1,62 @@
 // Attention: softmax(scale * Q K' + mask) V, with running maximum and sum over blocks of BLOCK
-// keys, so scores are never stored. One work-item computes one query. DEPTH, VALUES: sizes of a
-// head; SHARED: a GPU's work-group reads each block through local memory. ZERO_UNSEEN: a query
-// that sees no key gives 0, not NaN. T: element.
+// keys, so scores are never stored. DEPTH, VALUES: sizes of a head; ZERO_UNSEEN: a query that sees
+// no key gives 0, not NaN. T: element.
 
 #if defined(DEPTH)
 #define STEPS(name) int name##_b, int name##_h, int name##_t, int name##_d
+#define ARGUMENTS                                                                              \
+  int queries, __global const T *q, int q0, __global const T *k, int k0, __global const T *v,  \
+      int v0, __global T *out, int out0, __global const T *mask, int mask0, int keys,          \
+      int heads, int sharing, STEPS(q), STEPS(k), STEPS(v), STEPS(o), STEPS(m), T scale,       \
+      int causal, int offset
+// Advance the pointers to a query's row, and to the keys and values of its head.
+#define HEAD(number)                                         \
+  int head = (number) % heads, batch = (number) / heads;     \
+  int real = query < queries, row = real ? query : 0;        \
+  q += q0 + batch * q_b + head * q_h + row * q_t;            \
+  k += k0 + batch * k_b + head / sharing * k_h;              \
+  v += v0 + batch * v_b + head / sharing * v_h;              \
+  mask += mask0 + batch * m_b + head * m_h + row * m_t;      \
+  out += out0 + batch * o_b + head * o_h + row * o_t
+
+// The score of a key, from the product of query and key.
+T seen_score(T score, int key, int row, __global const T *mask, int m_d, int causal, int offset) {
+#if MASKED
+  score += mask[key * m_d];
+#endif
+  return causal && key > row + offset ? -INFINITY : score;
+}
+#endif
+
+#if defined(DEPTH) && PARTS == 1
 #define WIDE 8
 
-__kernel void attention(int queries, __global const T *q, int q0, __global const T *k, int k0,
-                        __global const T *v, int v0, __global T *out, int out0,
-                        __global const T *mask, int mask0, int keys, int heads, int sharing,
-                        STEPS(q), STEPS(k), STEPS(v), STEPS(o), STEPS(m), T scale, int causal,
-                        int offset) {
-  int query = get_global_id(0), head = get_global_id(1) % heads;
-  int batch = get_global_id(1) / heads;
-  int real = query < queries;
-#if SHARED
-  __local T key_block[BLOCK][DEPTH], value_block[BLOCK][VALUES];
-#else
+// For a CPU: one work-item computes one query.
+__kernel void attention(ARGUMENTS) {
+  int query = get_global_id(0);
+  HEAD(get_global_id(2));
   if (!real) return;
-#endif
-  int row = real ? query : 0;
-  q += q0 + batch * q_b + head * q_h + row * q_t;
-  k += k0 + batch * k_b + head / sharing * k_h;
-  v += v0 + batch * v_b + head / sharing * v_h;
-  mask += mask0 + batch * m_b + head * m_h + row * m_t;
   T mine[DEPTH], sums[VALUES], top = -INFINITY, total = 0;
   for (int d = 0; d < DEPTH; d++) mine[d] = q[d] * scale;
   for (int d = 0; d < VALUES; d++) sums[d] = 0;
   for (int first = 0; first < keys; first += BLOCK) {
     int many = min(BLOCK, keys - first);
-#if SHARED
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (int e = get_local_id(0); e < many * DEPTH; e += get_local_size(0))
-      key_block[e / DEPTH][e % DEPTH] = k[(first + e / DEPTH) * k_t + e % DEPTH * k_d];
-    for (int e = get_local_id(0); e < many * VALUES; e += get_local_size(0))
-      value_block[e / VALUES][e % VALUES] = v[(first + e / VALUES) * v_t + e % VALUES * v_d];
-    barrier(CLK_LOCAL_MEM_FENCE);
-#endif
     T scores[BLOCK], best = top;
     int seen = 0;
     for (int j = 0; j < many; j++) {
       T parts[WIDE];
       for (int e = 0; e < WIDE; e++) parts[e] = 0;
       int d = 0;
-#if SHARED
-#define KEY(d) key_block[j][d]
-#define VALUE(d) value_block[j][d]
-#else
       __global const T *key = k + (first + j) * k_t;
-#define KEY(d) key[(d) * k_d]
-#define VALUE(d) value[(d) * v_d]
       if (k_d == 1)
         for (; d + WIDE <= DEPTH; d += WIDE)
           for (int e = 0; e < WIDE; e++) parts[e] += mine[d + e] * key[d + e];
-#endif
-      for (; d < DEPTH; d++) parts[0] += mine[d] * KEY(d);
+      for (; d < DEPTH; d++) parts[0] += mine[d] * key[d * k_d];
       T score = ((parts[0] + parts[1]) + (parts[2] + parts[3])) +
                 ((parts[4] + parts[5]) + (parts[6] + parts[7]));
-#if MASKED
-      score += mask[(first + j) * m_d];
-#endif
-      if (causal && first + j > row + offset) score = -INFINITY;
-      scores[j] = score;
-      best = score > best ? score : best;
-      seen |= score != -INFINITY;
+      scores[j] = seen_score(score, first + j, row, mask, m_d, causal, offset);
+      best = scores[j] > best ? scores[j] : best;
+      seen |= scores[j] != -INFINITY;
     }
     if (!seen) continue;
     T shrink = exp(top - best);
@@ -74,23 +66,110 @@ __kernel void attention(int queries, __global const T *q, int q0, __global const
     for (int j = 0; j < many; j++) {
       T weight = exp(scores[j] - top);
       total += weight;
-#if SHARED
-      for (int d = 0; d < VALUES; d++) sums[d] += weight * VALUE(d);
-#else
       __global const T *value = v + (first + j) * v_t;
       if (v_d == 1)
         for (int d = 0; d < VALUES; d++) sums[d] += weight * value[d];
       else
-        for (int d = 0; d < VALUES; d++) sums[d] += weight * VALUE(d);
-#endif
+        for (int d = 0; d < VALUES; d++) sums[d] += weight * value[d * v_d];
     }
   }
-  if (!real) return;
 #if ZERO_UNSEEN
   if (total == 0) total = 1;
 #endif
-  out += out0 + batch * o_b + head * o_h + row * o_t;
   for (int d = 0; d < VALUES; d++) out[d] = sums[d] / total;
+}
+#endif
+
+#if defined(DEPTH) && PARTS > 1
+// For a GPU: a work-group computes QUERIES queries. PARTS work-items share a query: each takes every
+// PARTS-th key of a block in local memory, and they join their sums at the end. Heads are padded to
+// vectors of 4 with zeros.
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define V4 JOIN(T, 4)
+#define DEEP ((DEPTH + 3) / 4)
+#define WIDE ((VALUES + 3) / 4)
+#define EACH (BLOCK / PARTS)
+
+__kernel __attribute__((reqd_work_group_size(QUERIES, PARTS, 1))) void attention(ARGUMENTS) {
+  __local V4 key_block[BLOCK][DEEP], value_block[BLOCK][WIDE], sums_of[PARTS][QUERIES];
+  __local T tops[PARTS][QUERIES], totals[PARTS][QUERIES];
+  int mine = get_local_id(0), part = get_local_id(1), me = part * QUERIES + mine;
+  int query = get_global_id(0);
+  HEAD(get_global_id(2));
+  V4 asked[DEEP], sums[WIDE];
+  for (int d = 0; d < DEEP; d++) {
+    T four[4];
+    for (int e = 0; e < 4; e++) four[e] = 4 * d + e < DEPTH ? q[(4 * d + e) * q_d] * scale : (T)0;
+    asked[d] = vload4(0, four);
+  }
+  for (int d = 0; d < WIDE; d++) sums[d] = 0;
+  T top = -INFINITY, total = 0;
+  int last = (int)get_group_id(0) * QUERIES + QUERIES - 1 + offset;
+  int end = causal ? min(keys, last + 1) : keys;
+  for (int first = 0; first < end; first += BLOCK) {
+    int many = min(BLOCK, end - first);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int e = me; e < many * DEEP * 4; e += QUERIES * PARTS) {
+      int j = e / (DEEP * 4), d = e % (DEEP * 4);
+      ((__local T *)key_block)[e] = d < DEPTH ? k[(first + j) * k_t + d * k_d] : (T)0;
+    }
+    for (int e = me; e < many * WIDE * 4; e += QUERIES * PARTS) {
+      int j = e / (WIDE * 4), d = e % (WIDE * 4);
+      ((__local T *)value_block)[e] = d < VALUES ? v[(first + j) * v_t + d * v_d] : (T)0;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    T scores[EACH], best = top;
+    int seen = 0;
+    for (int i = 0; i < EACH; i++) {
+      int j = i * PARTS + part;
+      if (j >= many) break;
+      V4 sum = 0;
+      for (int d = 0; d < DEEP; d++) sum = asked[d] * key_block[j][d] + sum;
+      T score = (sum.s0 + sum.s1) + (sum.s2 + sum.s3);
+      scores[i] = seen_score(score, first + j, row, mask, m_d, causal, offset);
+      best = scores[i] > best ? scores[i] : best;
+      seen |= scores[i] != -INFINITY;
+    }
+    if (!seen) continue;
+    T shrink = exp(top - best);
+    top = best;
+    total *= shrink;
+    for (int d = 0; d < WIDE; d++) sums[d] *= shrink;
+    for (int i = 0; i < EACH; i++) {
+      int j = i * PARTS + part;
+      if (j >= many) break;
+      T weight = exp(scores[i] - top);
+      total += weight;
+      for (int d = 0; d < WIDE; d++) sums[d] = weight * value_block[j][d] + sums[d];
+    }
+  }
+  tops[part][mine] = top;
+  totals[part][mine] = total;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  T best = tops[0][mine], weight = 0;
+  for (int p = 1; p < PARTS; p++) best = tops[p][mine] > best ? tops[p][mine] : best;
+  T whole = 0;
+  for (int p = 0; p < PARTS; p++) {
+    // A part that saw no key has no weight, also where no part has seen one.
+    T of = totals[p][mine] == 0 ? (T)0 : exp(tops[p][mine] - best);
+    whole += totals[p][mine] * of;
+    weight = p == part ? of : weight;
+  }
+#if ZERO_UNSEEN
+  if (whole == 0) whole = 1;
+#endif
+  for (int d = 0; d < WIDE; d++) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    sums_of[part][mine] = sums[d] * weight;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (part != d % PARTS || !real) continue;
+    V4 sum = 0;
+    for (int p = 0; p < PARTS; p++) sum += sums_of[p][mine];
+    T four[4];
+    vstore4(sum / whole, 0, four);
+    for (int e = 0; e < 4 && 4 * d + e < VALUES; e++) out[(4 * d + e) * o_d] = four[e];
+  }
 }
 #endif
 

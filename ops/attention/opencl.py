@@ -18,11 +18,14 @@ from .fused_cpu import AttentionSpec, checked_mask_steps
 
 cl_shared("Attention", "RotaryEmbedding")
 cl_shared("FusedAttention", domain=INTERNAL_DOMAIN)
-# Estimates: a block of keys and values fits into local memory, the queries of a work-group fill the
-# SIMD units of a GPU, and the elements of a head fit into a work-item's private memory.
-_BLOCK_KEYS = 16
-_GROUP_QUERIES = 64
+# Estimates: the elements of a head fit into a work-item's private memory, and a block of keys and
+# values into the local memory of any GPU; the queries of a work-group fill its SIMD units.
 _MAX_HEAD_SIZE = 256
+_BLOCK_KEYS = 16  # keys of a block on a CPU
+_LOCAL_BYTES = 16384  # of keys and values on a GPU
+_GROUP_QUERIES = 32
+_GROUP_PARTS = 8  # work-items that share a query on a GPU
+_GROUP_MASKS = 64  # work-items that write a row of the mask on a GPU
 
 
 @cl_primitive
@@ -40,12 +43,17 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     steps = checked_mask_steps(r)
     if max(depth, values) > _MAX_HEAD_SIZE:
         raise Unsupported(f"attention over heads of {max(depth, values)} elements")
-    gpu = low.traits.is_gpu
+    group, parts, block = 1, 1, _BLOCK_KEYS
+    if low.traits.is_gpu:
+        group, parts = _GROUP_QUERIES, _GROUP_PARTS
+        fitting = _LOCAL_BYTES // (r.q.operand.itemsize * (depth + values))
+        block = max(1, min(fitting, _LOCAL_BYTES) // parts) * parts
     defines: dict[str, str | int] = {
-        "BLOCK": _BLOCK_KEYS,
+        "BLOCK": block,
         "DEPTH": depth,
         "MASKED": int(r.mask is not None),
-        "SHARED": int(gpu),
+        "PARTS": parts,
+        "QUERIES": group,
         "T": register(dtype),
         "VALUES": values,
         "ZERO_UNSEEN": int(r.zero_unseen),
@@ -55,13 +63,12 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     for of in (r.q.steps, r.k.steps, r.v.steps, r.out.steps, steps):
         arguments += of
     arguments += [number(dtype, r.scale), int(r.causal), r.offset]
-    group = _GROUP_QUERIES if gpu else 1
     low.launch(
         ClSource("attention/kernels", defines=tuple(sorted(defines.items()))),
         "attention",
         arguments,
-        (-(-queries // group) * group, batch * heads),
-        (group, 1),
+        (-(-queries // group) * group, parts, batch * heads),
+        (group, parts, 1),
         flops=2 * batch * heads * queries * keys * (depth + values),
         bytes=sum(h.operand.nbytes for h in (r.q, r.k, r.v, r.out)),
     )
@@ -73,7 +80,7 @@ def bias(low: ClLowering, kernel: Kernel, a: BiasArguments) -> None:
     variant: dict[str, Any] = dict(kernel.variant)
     dtype, mask = variant["dtype"], variant["mask"]
     require(low, dtype)
-    group = _GROUP_QUERIES if low.traits.is_gpu else 1
+    group = _GROUP_MASKS if low.traits.is_gpu else 1
     defines: dict[str, str | int] = {
         "COUNTED": int(a.counts != 0),
         "GROUP": group,

@@ -171,7 +171,11 @@ def _product(low: ClLowering, job: Convolution) -> None:
     if job.bias is not None:
         product.bias, product.bias_steps, product.bias_step = job.bias, (1, 0), g.outputs
     if low.traits.is_gpu:
-        launch_tiles(low, product, x, _window(g), CONVOLUTION=1)
+        if g.taps == 1 and set(g.strides) == {1} and not any(g.pads):
+            launch_tiles(low, product, x, [pixels, 1])
+            return
+        depths, heights, widths = g.kernel
+        launch_tiles(low, product, x, _window(g), KD=depths, KH=heights, KW=widths)
         return
     width = panel_width(low, y.dtype)
     panels = -(-pixels // width)
@@ -190,7 +194,7 @@ def _product(low: ClLowering, job: Convolution) -> None:
 def _window(g: Geometry) -> list[int]:
     """Return the sizes from which the GPU's kernel computes the pixels of a row of B."""
     sizes = sizes_of(g)
-    return [*sizes[:3], *sizes[4:]]
+    return [*sizes[:3], *sizes[4:6], *sizes[9:]]
 
 
 @cl_lowering("ConvTranspose")

@@ -16,10 +16,10 @@
       T beta, T p, T q, int size1, int size2, int a_s0, int a_s1, int a_s2, int b_s0,          \
       int b_s1, int b_s2, int c_s0, int c_s1, int c_s2, int bias_step
 
-// Advance the pointers to this work-item's matrices of the stack.
-#define STACK                                                                     \
-  int i2 = get_global_id(2) % size2, i1 = get_global_id(2) / size2 % size1;       \
-  int i0 = get_global_id(2) / size2 / size1;                                      \
+// Advance the pointers to the matrices of this number in the stack.
+#define STACK(number)                                                             \
+  int i2 = (number) % size2, i1 = (number) / size2 % size1;                       \
+  int i0 = (number) / size2 / size1;                                              \
   a += a0 + i0 * a_s0 + i1 * a_s1 + i2 * a_s2;                                    \
   b += b0 + i0 * b_s0 + i1 * b_s1 + i2 * b_s2;                                    \
   int first = i0 * c_s0 + i1 * c_s1 + i2 * c_s2;                                  \
@@ -51,7 +51,7 @@ T finish(T sum, int row, int column, int n, __global const T *bias, int bias_row
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void panels(ARGUMENTS, int blocks) {
   int top = get_global_id(0) * ROWS * blocks, column = get_global_id(1) * WIDTH;
-  STACK;
+  STACK(get_global_id(2));
   b += (size_t)get_global_id(1) * depth * WIDTH;
   T part[BLOCKS * ROWS * WIDTH];
   int end = 0;
@@ -99,65 +99,151 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void panels(ARGUMENTS, i
 
 #if defined(TILE)
 // For a GPU: a group of GROUP * GROUP work-items computes a TILE * TILE part of C from tiles of A
-// and B in local memory; each work-item computes EACH * EACH elements.
+// and B in local memory, DEEP columns and rows at a time. It loads the next tiles to registers while
+// it computes with the present ones. A work-item computes EACH * EACH elements, in blocks of 4 * 4
+// that are 4 * GROUP apart, so that it reads local memory in vectors.
+//
+// The range's third dimension is the stack of `count` products, once for each slice of the depth.
+// With SPLIT, C is [slices][count][m][n] and takes the sums of the slices; `total` adds them.
 #define EACH (TILE / GROUP)
 #define DEEP 16
+#define ITEMS (GROUP * GROUP)
+#define COPIES (TILE * DEEP / ITEMS)  // elements of a tile that a work-item copies
+#define V4 JOIN(T, 4)
 
-#if defined(CONVOLUTION)
-#define MORE                                                                                 \
-  , int sd, int sh, int sw, int th, int tw, int kd, int kh, int kw, int step_d, int step_h,  \
-      int step_w, int far_d, int far_h, int far_w, int pad_d, int pad_h, int pad_w
+// The place in a tile of the element that a work-item copies in turn t: K along the depth, AT along
+// the tile. Neighbours copy neighbours along the depth (.._ALONG), or along the tile.
+#define ALONG_K(t) (me % DEEP)
+#define ALONG_AT(t) (me / DEEP + (t) * (ITEMS / DEEP))
+#define ACROSS_K(t) (me / TILE + (t) * (ITEMS / TILE))
+#define ACROSS_AT(t) (me % TILE)
+#if LEFT_ALONG
+#define LEFT_K ALONG_K
+#define LEFT_AT ALONG_AT
+#else
+#define LEFT_K ACROSS_K
+#define LEFT_AT ACROSS_AT
+#endif
+#if RIGHT_ALONG
+#define RIGHT_K ALONG_K
+#define RIGHT_AT ALONG_AT
+#else
+#define RIGHT_K ACROSS_K
+#define RIGHT_AT ACROSS_AT
+#endif
+
+#if defined(KW)  // a convolution by KD * KH * KW taps: B is its image
+#define MORE                                                                                  \
+  , int sd, int sh, int sw, int th, int tw, int step_d, int step_h, int step_w, int far_d,    \
+      int far_h, int far_w, int pad_d, int pad_h, int pad_w
 #else
 #define MORE , int b_row, int b_column
 #endif
 
-__kernel __attribute__((reqd_work_group_size(GROUP, GROUP, 1))) void tiles(ARGUMENTS MORE) {
-  __local T left[DEEP][TILE + 1], right[DEEP][TILE + 1];
-  int lx = get_local_id(0), ly = get_local_id(1), me = ly * GROUP + lx;
+__kernel __attribute__((reqd_work_group_size(GROUP, GROUP, 1))) void tiles(
+    ARGUMENTS, int count, int share MORE) {
+  __local T left[DEEP][TILE + 4] __attribute__((aligned(32)));
+  __local T right[DEEP][TILE + 4] __attribute__((aligned(32)));
+  int lx = get_local_id(0), ly = get_local_id(1);
+  uint me = ly * GROUP + lx;
   int column = get_group_id(0) * TILE, row = get_group_id(1) * TILE;
-  STACK;
-  T sums[EACH][EACH];
-  for (int i = 0; i < EACH; i++)
-    for (int j = 0; j < EACH; j++) sums[i][j] = 0;
-  for (int k0 = 0; k0 < depth; k0 += DEEP) {
-    for (int e = me; e < DEEP * TILE; e += GROUP * GROUP) {
-      int k = k0 + e % DEEP, r = row + e / DEEP;
-      left[e % DEEP][e / DEEP] = k < depth && r < m ? a[r * a_row + k * a_column] : (T)0;
-    }
-    for (int e = me; e < DEEP * TILE; e += GROUP * GROUP) {
-      int k = k0 + e / TILE, o = column + e % TILE;
-      T value = 0;
-      if (k < depth && o < n) {
-#if defined(CONVOLUTION)
-        int x = o % tw * step_w - pad_w + k % kw * far_w;
-        int y = o / tw % th * step_h - pad_h + k / kw % kh * far_h;
-        int z = o / tw / th * step_d - pad_d + k / kw / kh % kd * far_d;
-        if (x >= 0 && x < sw && y >= 0 && y < sh && z >= 0 && z < sd)
-          value = b[((k / kw / kh / kd * sd + z) * sh + y) * sw + x];
-#else
-        value = b[k * b_row + o * b_column];
+  int number = get_global_id(2) % count, slice = get_global_id(2) / count;
+  STACK(number);
+#if SPLIT
+  c += slice * count * m * n;
 #endif
+  int begin = slice * share, end = min(begin + share, depth);
+#if defined(KW)
+  int pixel = column + RIGHT_AT(0);
+  int x0 = pixel % tw * step_w - pad_w, y0 = pixel / tw % th * step_h - pad_h;
+  int z0 = pixel / tw / th * step_d - pad_d;
+#endif
+  V4 sums[EACH][EACH / 4];
+  for (int i = 0; i < EACH; i++)
+    for (int j = 0; j < EACH / 4; j++) sums[i][j] = 0;
+  T next_left[COPIES], next_right[COPIES];
+  for (int k0 = begin;; k0 += DEEP) {
+    if (k0 < end) {
+#pragma unroll
+      for (int t = 0; t < COPIES; t++) {
+        int k = k0 + LEFT_K(t), r = row + LEFT_AT(t);
+        next_left[t] = k < end && r < m ? a[r * a_row + k * a_column] : (T)0;
       }
-      right[e / TILE][e % TILE] = value;
+#pragma unroll
+      for (int t = 0; t < COPIES; t++) {
+        int k = k0 + RIGHT_K(t), o = column + RIGHT_AT(t);
+        T value = 0;
+#if defined(KW)
+        int x = x0 + k % KW * far_w, y = y0 + k / KW % KH * far_h;
+        int z = z0 + k / (KW * KH) % KD * far_d;
+        if (k < end && o < n && x >= 0 && x < sw && y >= 0 && y < sh && z >= 0 && z < sd)
+          value = b[((k / (KW * KH * KD) * sd + z) * sh + y) * sw + x];
+#else
+        if (k < end && o < n) value = b[k * b_row + o * b_column];
+#endif
+        next_right[t] = value;
+      }
     }
+    if (k0 > begin) {
+#pragma unroll
+      for (int k = 0; k < DEEP; k++) {
+        V4 x[EACH / 4], y[EACH / 4];
+        for (int h = 0; h < EACH / 4; h++) {
+          x[h] = *(__local const V4 *)&left[k][4 * (h * GROUP + ly)];
+          y[h] = *(__local const V4 *)&right[k][4 * (h * GROUP + lx)];
+        }
+        for (int h = 0; h < EACH / 4; h++)
+          for (int j = 0; j < EACH / 4; j++) {
+            sums[4 * h][j] = x[h].s0 * y[j] + sums[4 * h][j];
+            sums[4 * h + 1][j] = x[h].s1 * y[j] + sums[4 * h + 1][j];
+            sums[4 * h + 2][j] = x[h].s2 * y[j] + sums[4 * h + 2][j];
+            sums[4 * h + 3][j] = x[h].s3 * y[j] + sums[4 * h + 3][j];
+          }
+      }
+    }
+    if (k0 >= end) break;
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int k = 0; k < DEEP; k++) {
-      T mine[EACH];
-      for (int j = 0; j < EACH; j++) mine[j] = right[k][lx + j * GROUP];
-      for (int i = 0; i < EACH; i++) {
-        T x = left[k][ly + i * GROUP];
-        for (int j = 0; j < EACH; j++) sums[i][j] = x * mine[j] + sums[i][j];
-      }
-    }
+    for (int t = 0; t < COPIES; t++) left[LEFT_K(t)][LEFT_AT(t)] = next_left[t];
+    for (int t = 0; t < COPIES; t++) right[RIGHT_K(t)][RIGHT_AT(t)] = next_right[t];
     barrier(CLK_LOCAL_MEM_FENCE);
   }
-  for (int i = 0; i < EACH; i++)
-    for (int j = 0; j < EACH; j++) {
-      int r = row + ly + i * GROUP, o = column + lx + j * GROUP;
-      if (r < m && o < n)
-        c[r * n + o] = finish(sums[i][j], r, o, n, bias, bias_row, bias_column, residual, alpha,
-                              beta, p, q);
+  int vectors = n % 4 == 0 && (size_t)c % sizeof(V4) == 0;
+  for (int i = 0; i < EACH; i++) {
+    int r = row + i / 4 * 4 * GROUP + 4 * ly + i % 4;
+    if (r >= m) continue;
+    for (int j = 0; j < EACH / 4; j++) {
+      int o = column + 4 * (j * GROUP + lx);
+      T part[4];
+      vstore4(sums[i][j], 0, part);
+#if !SPLIT
+      for (int e = 0; e < 4; e++)
+        if (o + e < n)
+          part[e] = finish(part[e], r, o + e, n, bias, bias_row, bias_column, residual, alpha,
+                           beta, p, q);
+#endif
+      if (vectors && o < n)
+        *(__global V4 *)(c + r * n + o) = vload4(0, part);
+      else
+        for (int e = 0; e < 4; e++)
+          if (o + e < n) c[r * n + o + e] = part[e];
     }
+  }
+}
+
+// Each work-item adds the sums of the slices of one element of C = [count][m][n].
+__kernel void total(__global const T *part, int part0, __global T *c, int c0,
+                    __global const T *bias, int bias0, __global const T *residual,
+                    int residual0, int slices, int size, int m, int n, int bias_row,
+                    int bias_column, T alpha, T beta, T p, T q, int size2, int bias_step) {
+  int e = get_global_id(0);
+  if (e >= size) return;
+  int number = e / n / m;
+  bias += bias0 + number % size2 * bias_step;
+  residual += residual0 + number * m * n;
+  T sum = 0;
+  for (int s = 0; s < slices; s++) sum += part[part0 + s * size + e];
+  c[c0 + e] = finish(sum, e / n % m, e % n, n, bias, bias_row, bias_column, residual, alpha, beta,
+                     p, q);
 }
 #endif
 

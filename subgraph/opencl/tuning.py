@@ -21,6 +21,8 @@ from subgraph.opencl.runtime import Runtime
 from subgraph.system.folders import base_folder
 from subgraph.system.trusted_files import read_trusted, write_trusted
 
+TILES = (128, 64, 32)
+
 
 def _positive(instance: object, attribute: attrs.Attribute[int], value: Any) -> None:
     if not isinstance(value, int) or not 1 <= value <= 4096:
@@ -29,30 +31,27 @@ def _positive(instance: object, attribute: attrs.Attribute[int], value: Any) -> 
 
 @attrs.frozen
 class ClTuning:
-    """Sizes with which the kernels of matrix products are built; each is from 1 to 4096.
+    """Sizes with which the kernels of matrix products are built; each of a CPU is from 1 to 4096.
 
     Attributes:
         rows: Rows of a register tile, on a CPU.
         blocks: Register tiles that a work-item computes, one below the other, on a CPU.
         chunk: Depth of the part of a product whose operands stay in the first-level cache, on a
             CPU, in elements.
-        tile: Rows and columns of a tile in local memory, on a GPU.
-        group: Work-items along each side of a tile, on a GPU.
+        tile: Rows and columns of the largest tile in local memory, on a GPU; products of few tiles
+            take smaller ones.
     """
 
     rows: int = attrs.field(default=6, validator=_positive)
     blocks: int = attrs.field(default=8, validator=_positive)
     chunk: int = attrs.field(default=256, validator=_positive)
-    tile: int = attrs.field(default=64, validator=_positive)
-    group: int = attrs.field(default=16, validator=_positive)
+    tile: int = attrs.field(default=TILES[0], validator=attrs.validators.in_(TILES))
 
 
 def candidates(runtime: Runtime) -> Iterator[ClTuning]:
     """Yield the tunings that are measured on a device."""
     if runtime.traits.is_gpu:
-        for tile, group in ((64, 16), (128, 16), (32, 8), (64, 8)):
-            if group * group <= runtime.traits.max_group:
-                yield ClTuning(tile=tile, group=group)
+        yield from (ClTuning(tile=tile) for tile in TILES)
         return
     for rows in (4, 6, 8):
         for blocks, chunk in ((8, 256), (8, 512), (4, 1024)):
