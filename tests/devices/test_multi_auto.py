@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph import ops
 from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import Session
 from tests.support.simulated_device import Simulated, X, check, expected, seven, two_devices
@@ -142,7 +144,37 @@ def test_auto_starts_on_cpu_while_another_compiles() -> None:
     assert model.ready.wait(20)
     check(model, seven())
     request.infer(X)
-    assert slow.runs == 2
+    assert slow.runs == 3, "once before requests move there"
+    assert model.execution_devices == ["SLOW"]
+
+
+@pytest.mark.parametrize("first_run", [False, True])
+def test_a_first_run_prepares_the_better_device(first_run: bool) -> None:
+    """For the sizes of the last request, where those of the graph's inputs are not known."""
+    core, gate = sg.Core(), threading.Event()
+    seen: list[tuple[int, ...]] = []
+
+    class Slow(Simulated):
+        def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
+            gate.wait(20)
+            return Noting(graph)
+
+    class Noting(sg.SubgraphOp):
+        def forward(self, inputs: Sequence[Array]) -> list[Array]:
+            seen.append(inputs[0].shape)
+            return [inputs[0] + 1]
+
+    core.register_device("SLOW", Slow())
+    x = sg.input("x", ("N", 3))
+    graph = sg.Graph([x], [ops.Add(x, np.float32(1))])
+    model: Any = core.compile_model(graph, "AUTO:SLOW,CPU")
+    request, data = model.create_infer_request(), np.ones((5, 3), np.float32)
+    if first_run:
+        np.testing.assert_array_equal(request.infer(data)[0], data + 1)
+    gate.set()
+    assert model.ready.wait(20)
+    assert seen == ([(5, 3)] if first_run else [])
+    np.testing.assert_array_equal(request.infer(data)[0], data + 1)
     assert model.execution_devices == ["SLOW"]
 
 

@@ -1,4 +1,4 @@
-"""AUTO: chooses a device; models run on CPU while the chosen device compiles.
+"""AUTO: chooses a device; models run on CPU until the chosen device is ready.
 
 Candidates are the devices of "AUTO:A,B", or all that are available: graphics processors and
 accelerators, then CPU, then others, REFERENCE last. With ``MEASURE`` each candidate runs the model
@@ -17,6 +17,7 @@ from os import PathLike
 from typing import IO, Any
 
 import attrs
+import numpy as np
 
 from subgraph.devices.calls import query_on
 from subgraph.devices.device import Config, Device
@@ -32,6 +33,7 @@ from subgraph.devices.placement.profiles import sample_inputs, seconds_of_runs
 from subgraph.devices.virtual import VirtualDevice, device_names, split_config
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
+from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.operators.subgraph_op import ProfileEntry, Session
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
@@ -233,6 +235,8 @@ class AutoModel(CompiledModel):
     Attributes:
         current: The model of the device that runs now.
         ready: Set when no other model is being compiled any more.
+        seen: Shapes and dtypes of the arrays of the last run before that; None for an input that
+            was no array, and before the first run.
     """
 
     def __init__(
@@ -259,6 +263,7 @@ class AutoModel(CompiledModel):
         )
         self.current = start
         self.ready = threading.Event()
+        self.seen = _static_types(graph)
         thread = threading.Thread(target=self._improve, args=(make_better,), daemon=True)
         if not start_threads([thread]):
             _log.warning("AUTO stays on %s: no thread can be started", self.current.device)
@@ -267,11 +272,23 @@ class AutoModel(CompiledModel):
     def _improve(self, make_better: Callable[[], CompiledModel]) -> None:
         try:
             with uninterrupted:
-                self.current = make_better()
+                better = make_better()
+                self._warm_up(better)
+                self.current = better
         except Exception as error:
             _log.warning("AUTO stays on %s: %s", self.current.device, str(error))
         finally:
             self.ready.set()
+
+    def _warm_up(self, better: CompiledModel) -> None:
+        """Run a model once on zeros, so that no request waits for what a first run prepares.
+
+        A model with regions of a user's property is not run: their ops may count or keep things.
+        """
+        if self.seen is None or any(region_nodes(self.graph)):
+            return
+        with suppress(SubgraphError, MemoryError):  # a request that fails alike has its fallback
+            better.create_infer_request().infer([np.zeros(*known) for known in self.seen])
 
     @property
     def execution_devices(self) -> list[str]:
@@ -289,6 +306,20 @@ class AutoModel(CompiledModel):
     def create_runner(self, cancel: Cancel) -> Runner:
         """Return a runner that switches to the better model when it is ready."""
         return _AutoRunner(self, cancel)
+
+
+def _static_types(graph: Graph) -> list[tuple[tuple[int, ...], Any]] | None:
+    """Return shapes and dtypes of the inputs; None if one of them is unknown or no tensor."""
+    found: list[tuple[tuple[int, ...], Any]] = []
+    for value in graph.inputs:
+        type_ = value.type
+        if not isinstance(type_, TensorType) or type_.shape is None:
+            return None
+        sizes = tuple(size for size in type_.shape if isinstance(size, int))
+        if len(sizes) < len(type_.shape):
+            return None
+        found.append((sizes, numpy_dtype(type_.dtype)))
+    return found
 
 
 class _AutoRunner(Runner):
@@ -318,6 +349,8 @@ class _AutoRunner(Runner):
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         if self._owner.current is not self._model:
             self._switch()
+        elif not self._owner.ready.is_set() and all(isinstance(x, np.ndarray) for x in inputs):
+            self._owner.seen = [(x.shape, x.dtype) for x in inputs]
         self._runner.outputs = self.outputs
         return self._runner.run(inputs)
 
