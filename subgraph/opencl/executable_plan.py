@@ -133,8 +133,20 @@ def _span(times: _LaunchTimes, offset: float) -> Span:
 # process that ended between `enqueue` and `finish` crashed.
 _plans: WeakSet[ClExecutablePlan] = WeakSet()
 uninterrupted.wait_for(lambda: any(plan.is_running() for plan in list(_plans)))
+_parents: list[Any] = []  # of a forked child: what it must not release
+
+
+def _in_child() -> None:
+    """Forget the plans of the parent, whose threads are the driver's, without releasing them.
+
+    A driver that does not work in the child may end it when one of its objects is released.
+    """
+    _parents.append((list(_plans), dict(_device_weights)))
+    _plans.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_plans.clear)  # the driver's threads are the parent's
+    os.register_at_fork(after_in_child=_in_child)
 
 
 class ClExecutablePlan:
@@ -159,6 +171,7 @@ class ClExecutablePlan:
         Raises:
             DeviceError: A program does not build, or memory does not suffice.
         """
+        runtime.check_process()
         self.plan = plan
         self.entries = profile_entries(plan)
         self.epoch: int | None = None
@@ -286,6 +299,7 @@ class ClExecutablePlan:
     @uninterruptedly
     def refresh(self, snapshot: Snapshot) -> None:
         """Take the weights as they are in ``snapshot``, which is pinned."""
+        self._runtime.check_process()
         store = device_weights(self._runtime)
         with driver_errors(self._runtime, "the upload of weights"):
             buffers = [store.buffer(entry, self._queue) for entry in self._weights.entries]
@@ -359,6 +373,7 @@ class ClExecutablePlan:
         Returns:
             The argument of `finish`.
         """
+        self._runtime.check_process()
         with driver_errors(self._runtime, "the upload of inputs"):
             if self._enqueued:  # an earlier run was enqueued and not finished
                 self._wait()

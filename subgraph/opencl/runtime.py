@@ -257,11 +257,30 @@ class Runtime:
             raise DeviceError(f"OpenCL device {device.name!r} cannot be opened: {error}") from error
         self._programs: dict[ClSource, Any] = {}
         self._lock = free_in_child(threading.Lock())
+        self._process = os.getpid()
+        self._name = f"{device.name.strip()} ({device.platform.name.strip()})"
+        self._forks = not self.traits.is_gpu or device.platform.name == SIMULATOR
+
+    def check_process(self) -> None:
+        """Check that the driver works in this process.
+
+        Drivers of graphics processors do not work in a forked child of the process that opened
+        them: NVIDIA's ends the child by SIGSEGV.
+
+        Raises:
+            DeviceError: This process is such a child.
+        """
+        if not self._forks and os.getpid() != self._process:
+            raise DeviceError(
+                f"OpenCL device {self._name!r} was opened before this process was forked, "
+                "and its driver does not work in forked processes: use processes that are started "
+                "by 'spawn' or 'forkserver', or another device"
+            )
 
     @property
     def name(self) -> str:
         """The device's name and its platform's."""
-        return f"{self.device.name.strip()} ({self.device.platform.name.strip()})"
+        return self._name
 
     def queue(self, *, profiling: bool = False) -> cl.CommandQueue:
         """Return a new in-order queue; with ``profiling``, its events record times."""
@@ -294,6 +313,18 @@ class Runtime:
                 program = self._programs[source] = self._build(source)
             return program
 
+    def _build_options(self) -> list[str]:
+        """Return the options of the compiler: quotients and roots are rounded as on the CPU.
+
+        OpenCL allows quotients of float32 an error of 2.5 units in the last place unless the
+        compiler is asked for correct ones, and some drivers make use of that: values on the border
+        between two steps of a quantization were rounded to the other one.
+        """
+        exact = opencl().device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
+        rounded = self.device.single_fp_config & exact
+        options = ["-cl-mad-enable", "-w"]
+        return [*options, "-cl-fp32-correctly-rounded-divide-sqrt"] if rounded else options
+
     @uninterruptedly
     def _build(self, source: ClSource) -> cl.Program:
         check_time(f"building OpenCL program {source.name!r}")
@@ -304,7 +335,7 @@ class Runtime:
                 # -w inhibits them; the error of a failed build has the output.
                 warnings.simplefilter("ignore")
                 program = api.Program(self.context, source.code())
-                built: cl.Program = program.build(["-cl-mad-enable", "-w"])
+                built: cl.Program = program.build(self._build_options())
         except api.Error as error:
             said = "\n".join(str(error).strip().splitlines()[:20])
             raise DeviceError(

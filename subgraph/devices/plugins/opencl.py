@@ -22,7 +22,7 @@ from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter
 from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering, cl_lowering
 from subgraph.opencl.region_op import ClSubgraphOp
-from subgraph.opencl.runtime import ClTraits, Runtime, find_devices, runtime
+from subgraph.opencl.runtime import SIMULATOR, ClTraits, Runtime, find_devices, runtime
 from subgraph.opencl.tuning import ClTuning, stored, tuned
 from subgraph.operators.builder import input, operator, parameter
 from subgraph.operators.schema import contributed
@@ -136,13 +136,14 @@ class OpenclDevice(Device):
     def metrics(self) -> dict[str, Any]:
         """Return the read-only properties."""
         found = self._runtime(self.options_for(None))
+        kind = "gpu" if found.traits.is_gpu else "cpu"
         capabilities = ["FP32", "EXPORT_IMPORT"]
         capabilities += ["FP64"] if found.traits.fp64 else []
         capabilities += ["FP16"] if found.traits.fp16 else []
         return {
             **super().metrics(),
             "FULL_DEVICE_NAME": found.name,
-            "DEVICE_TYPE": "gpu" if found.traits.is_gpu else "cpu",
+            "DEVICE_TYPE": "simulator" if found.device.platform.name == SIMULATOR else kind,
             "DEVICE_ARCHITECTURE": found.device.version.strip(),
             "OPTIMIZATION_CAPABILITIES": capabilities,
         }
