@@ -29,8 +29,9 @@ needs_package = pytest.mark.skipif(bool(no_package("CUDNN")), reason=no_package(
 
 X = floats(3, 4, 5)
 MORE = [
-    Use("Add", (X, floats(1, 4, 1))),
-    Use("Add", (floats(2, 5, 3, 4), floats(5, 1, 1))),
+    Use("Add", (X, floats(3, 1, 1))),
+    Use("Add", (floats(4, 5), X)),
+    Use("Add", (X, floats(1))),
     Use("Pow", (floats(6) + 2, floats(6))),
     Use("Gemm", (floats(3, 4), floats(5, 4), floats(5)), {"transB": 1}),
     Use("MatMul", (floats(2, 3, 4), floats(4, 6))),
@@ -38,7 +39,6 @@ MORE = [
     Use("InstanceNormalization", (floats(2, 3, 4), floats(3), floats(3))),
     Use("LayerNormalization", (floats(3, 4, 6), floats(6), floats(6)), {"axis": -1}),
     Use("LayerNormalization", (floats(3, 4, 6), floats(4, 6)), {"axis": 1, "epsilon": 0.1}),
-    Use("Transpose", (floats(2, 3, 4, 5),), {"perm": (1, 2, 3, 0)}),
     *[Use(op, (X,)) for op in ("Abs", "Erf", "Exp", "Neg", "Sigmoid", "Tanh", "Relu", "Cos")],
     *[Use(op, (X + 3,)) for op in ("Log", "Reciprocal", "Sqrt", "Floor")],
 ]
@@ -103,6 +103,21 @@ def test_graphs_compute_what_onnx_defines(core: sg.Core) -> None:
 
 
 @needs_package
+def test_what_a_card_computed_wrongly_is_refused(core: sg.Core) -> None:
+    for case, reason in (
+        (Use("Add", (X, floats(1, 4, 1))), "broadcasting over 3 x 4 x 5"),
+        (Use("Mul", (floats(2, 5, 12), floats(5, 1))), "broadcasting over 2 x 5 x 12"),
+        (Use("Add", (floats(2, 70000), floats(70000))), "broadcasting over 2 x 70000"),
+        (Use("Transpose", (X,), {"perm": (1, 2, 0)}), "not translated"),
+        (Use("Softplus", (X,)), "not translated"),
+    ):
+        graph, _ = graph_of_use(case)
+        answer = core.query_model(graph, "NUMPY")
+        assert answer == {}
+        assert reason in "; ".join(answer.reasons.values())
+
+
+@needs_package
 def test_a_model_of_several_nodes(core: sg.Core) -> None:
     x = np.random.default_rng(1).standard_normal((3, 4, 6, 6)).astype(np.float32)
     assert len(core.query_model(residual(), "NUMPY")) == 7
@@ -156,9 +171,9 @@ def test_refusals() -> None:
     assert "Softmax is not translated" in reason(x, output=ops.Softmax(x))
     assert "input 1 is no weight" in reason(x, y, output=ops.MatMul(x, y))
     assert "cuDNN is used for float32" in reason(n, output=ops.Add(n, n))
-    a = sg.input("a", type=sg.TensorType("float32", (2, 1, 3, 4)))
-    b = sg.input("b", type=sg.TensorType("float32", (5, 1, 4)))
-    assert "cudnnGraphNotSupportedError" in reason(a, b, output=ops.Add(a, b))
+    depthwise = sg.parameter("w", np.ones((4, 1, 3, 3, 3, 3), np.float32))
+    image = sg.input("image", type=sg.TensorType("float32", (1, 4, 8, 8, 8, 8)))
+    assert "failed with message" in reason(image, output=ops.Conv(image, depthwise, group=4))
 
 
 def test_keys_of_plans() -> None:

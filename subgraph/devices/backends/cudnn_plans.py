@@ -32,7 +32,7 @@ def graph_of(library: Any, part: Part, **where: Any) -> tuple[Any, list[Any], An
     tensors = [
         graph.tensor(
             dim=list(operand.dims),
-            stride=list(operand.strides or strides_of(operand.dims)),
+            stride=strides_of(operand.dims),
             data_type=real,
         )
         for operand in part.operands
