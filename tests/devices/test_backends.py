@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,14 @@ NEVER_FOR_ALL = {"refusals"}  # ONNX Runtime refuses nothing that the kit tries
 FLOAT = sg.TensorType("float32", ("N", 6))
 
 
-def dense(name: str = "dense") -> tuple[sg.Graph, sg.Parameter]:
+def dense(
+    name: str = "dense", last: Callable[..., Any] = ops.Softmax
+) -> tuple[sg.Graph, sg.Parameter]:
     rng = np.random.default_rng(3)
     x = sg.input("x", type=FLOAT)
     w = sg.parameter("w", rng.standard_normal((6, 4)).astype(np.float32))
     assert w.parameter is not None
-    return sg.Graph([x], [ops.Softmax(ops.Relu(ops.MatMul(x, w)))], name), w.parameter
+    return sg.Graph([x], [last(ops.Relu(ops.MatMul(x, w)))], name), w.parameter
 
 
 def rows(count: int, seed: int = 0) -> Array:
@@ -53,7 +56,7 @@ def test_the_kit(device: str) -> None:
 
 @pytest.mark.parametrize("device", INSTALLED)
 def test_a_region_beside_cpu(device: str) -> None:
-    graph, _ = dense()
+    graph, _ = dense(last=ops.Sigmoid)
     model = sg.compile_model(graph, f"HETERO:{device},CPU")
     assert model.get_property("EXECUTION_DEVICES") == [device]
     np.testing.assert_allclose(model(x=rows(3))[0], expected(graph, x=rows(3))[0], atol=1e-6)
@@ -149,7 +152,7 @@ def test_tvm_converts_and_builds_in_one_thread_at_a_time(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("device", INSTALLED)
 def test_as_a_property(device: str, tmp_path: Path) -> None:
-    graph, _ = dense()
+    graph, _ = dense(last=ops.Sigmoid)
     name = device.lower()
     assert name in sg.list_properties()
     cut = sg.optimize_for(graph, name, min_size=2, INFERENCE_NUM_THREADS=1)
@@ -267,6 +270,17 @@ def test_answers_for_some_options_are_not_those_for_others() -> None:
     with pytest.raises(sg.ConfigError, match=r"PROVIDERS is 'Warp'.*CPUExecutionProvider"):
         sg.query_model(graph, "ONNXRUNTIME", {"PROVIDERS": "Warp"})
     assert len(sg.query_model(graph, "ONNXRUNTIME")) == 2
+
+
+@pytest.mark.parametrize("device", installed("OPENVINO", "TORCH"))
+@pytest.mark.parametrize("name", ["WARP", "CPU:WARP", "meta"])
+def test_a_device_that_the_library_lacks_is_an_error(device: str, name: str) -> None:
+    graph, _ = dense()
+    message = rf"device {device}: DEVICE is '{name}'"
+    with pytest.raises(sg.ConfigError, match=message):
+        sg.compile_model(graph, device, {"DEVICE": name})
+    with pytest.raises(sg.ConfigError, match=message):
+        sg.query_model(graph, device, {"DEVICE": name})
 
 
 def test_nodes_without_users_are_asked_about_like_others() -> None:

@@ -15,6 +15,7 @@ from subgraph.devices.backends.base import (
     LibraryModel,
     writable_view,
 )
+from subgraph.errors import ConfigError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.runtime.settings import option
@@ -55,6 +56,7 @@ class OpenvinoDevice(Backend):
 
     def try_library_model(self, model: bytes, options: Any) -> None:
         """Query OpenVINO, which is fast; compile a model that it refuses, for the reason."""
+        self._check_device(options.DEVICE)
         read = self._read(model)
         supported = self._core.query_model(read, options.DEVICE)
         if any(op.friendly_name not in supported for op in read.get_ops()):
@@ -70,6 +72,21 @@ class OpenvinoDevice(Backend):
         read = self._read(model)
         compiled = self._core.compile_model(read, options.DEVICE, settings)
         return _CompiledModel(compiled, self.library, openvino_forms.passed_through(read))
+
+    def _check_device(self, device: str) -> None:
+        """Check that OpenVINO has a device, or each of those in ``HETERO:GPU,CPU`` and its like.
+
+        Raises:
+            ConfigError: It has not.
+        """
+        first, _, others = device.partition(":")
+        known = [name.partition(".")[0] for name in self._core.available_devices]
+        for name in (others or first).split(","):
+            if name.partition(".")[0].partition("(")[0].strip(" -") not in (*known, "AUTO"):
+                raise ConfigError(
+                    f"device {self.name}: DEVICE is {device!r}; OpenVINO has "
+                    f"{', '.join(self._core.available_devices)} on this machine"
+                )
 
     def _read(self, model: bytes) -> Any:
         """Return OpenVINO's form of a model, which has the model's inputs and shapes."""

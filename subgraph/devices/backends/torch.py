@@ -1,8 +1,9 @@
-"""TORCH: regions run by PyTorch, node by node or by its compiler."""
+"""TORCH: regions run by PyTorch, node by node or by its compiler, on one of its devices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -16,6 +17,7 @@ from subgraph.devices.backends.base import (
 )
 from subgraph.devices.backends.torch_operators import OPERATORS, Call, Function
 from subgraph.devices.backends.translation import node_attributes, parsed_model
+from subgraph.errors import ConfigError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.runtime.settings import option
@@ -25,13 +27,14 @@ from subgraph.runtime.settings import option
 class TorchOptions(BackendOptions):
     """Options of TORCH."""
 
+    DEVICE: str = option("cpu", "device of PyTorch, such as cpu, cuda or cuda:1")
     COMPILE: bool = option(
         False, "compile regions by torch.compile, which needs a C++ compiler, at their first run"
     )
 
 
 class TorchDevice(Backend):
-    """Runs the operators of ``torch_operators.py`` by PyTorch on the processor."""
+    """Runs the operators of ``torch_operators.py`` by PyTorch."""
 
     options_class = TorchOptions
     module = "torch"
@@ -51,7 +54,17 @@ class TorchDevice(Backend):
         return ""
 
     def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:
-        """Return the model as a sequence of PyTorch's functions."""
+        """Return the model as a sequence of PyTorch's functions.
+
+        Raises:
+            ConfigError: PyTorch has no such device here.
+        """
+        try:
+            self.library.empty(1, device=options.DEVICE).cpu()
+        except (AssertionError, RuntimeError) as error:
+            said = str(error).splitlines()[0]
+            message = f"device {self.name}: DEVICE is {options.DEVICE!r}; PyTorch says: {said}"
+            raise ConfigError(message) from error
         return _TorchModel(self.library, model, options)
 
 
@@ -79,7 +92,8 @@ class _TorchModel:
         body, version, weights = parsed_model(model)
         self._torch = torch
         self._threads = options.INFERENCE_NUM_THREADS
-        self._weights = {name: torch.from_numpy(array) for name, array in weights.items()}
+        self._device = torch.device(options.DEVICE)
+        self._weights = {name: self._tensor(array) for name, array in weights.items()}
         self._inputs = [port.name for port in body.input if port.name not in self._weights]
         self._outputs = [port.name for port in body.output]
         needed = {*self._outputs, *self._weights}
@@ -92,6 +106,10 @@ class _TorchModel:
             steps.append(_Step(function, tuple(node.input), tuple(node.output), released))
         self._steps = steps[::-1]
         self._run = torch.compile(self._values, dynamic=False) if options.COMPILE else self._values
+
+    def _tensor(self, array: Array) -> Any:
+        """Return an array as a tensor on the device; on the processor they share memory."""
+        return self._torch.from_numpy(array).to(self._device)
 
     def _values(self, values: dict[str, Any]) -> list[Any]:
         """Return the outputs, computed from the inputs and weights by name."""
@@ -110,13 +128,15 @@ class _TorchModel:
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
             if self._threads:
                 torch.set_num_threads(self._threads)
-            tensors = (torch.from_numpy(writable_view(array)) for array in arrays)
+            tensors = (self._tensor(writable_view(array)) for array in arrays)
             values = dict(zip(names, tensors, strict=True))
-            with torch.inference_mode():
+            # cuDNN rounds the operands of convolutions to TensorFloat-32 unless it is told not to.
+            exact = torch.backends.cudnn.flags(allow_tf32=False)
+            with torch.inference_mode(), exact if self._device.type == "cuda" else nullcontext():
                 results = self._run({**self._weights, **values})
             made: list[Array] = []
             for result, target in zip(results, into, strict=True):
-                found: Array = result.numpy()
+                found: Array = result.cpu().numpy()
                 made.append(np.array(found) if target is None else target)
                 if target is not None:
                     np.copyto(target, found)
