@@ -155,6 +155,7 @@ def test_values_in_the_other_byte_order(device: str) -> None:
     np.testing.assert_array_equal(model(data)[0], 2 * data @ values)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype) on a NumPy array:DeprecationWarning")
 @pytest.mark.parametrize("how", ["shape", "dtype", "resize"])
 def test_an_update_changes_nothing_but_values(how: str) -> None:
     """The array was the published one: kernels would have read beyond it."""

@@ -49,6 +49,8 @@ OPERANDS: dict[str, tuple[int, ...]] = {
     **{"BitShift": (1,), "Mod": (1,), "Div": (1,)},
 }
 INTEGERS = (-(1 << 63), -(1 << 31) - 1, -2, 1 << 31, 1 << 62, (1 << 63) - 1)
+# The standard leaves open which of the updates at equal indices remains, and -2 would be equal.
+UNIQUE = tuple(-1 if value == -2 else value for value in INTEGERS)
 FLOATS = (float("nan"), float("inf"), float("-inf"), -1e38, 1e38, 3e9)
 
 
@@ -74,7 +76,8 @@ def planted(sample: Sample, position: int) -> list[Damaged]:
     honest = sample.values[name]
     assert isinstance(honest, np.ndarray)
     sets: list[Damaged] = []
-    values: Sequence[float] = FLOATS if honest.dtype.kind == "f" else INTEGERS
+    integers = UNIQUE if sample.node.op_type.startswith("Scatter") else INTEGERS
+    values: Sequence[float] = FLOATS if honest.dtype.kind == "f" else integers
     for value in values:
         array: Array = honest.copy()
         if honest.dtype.kind in "iu":

@@ -25,6 +25,7 @@ def enabled(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     monkeypatch.setattr(gc_control, "_promoted", 0)
     monkeypatch.setattr(gc_control, "MIN_PROMOTED_OBJECTS", 1_000)
     monkeypatch.setattr(gc_control, "MAX_PROMOTED_OBJECTS", 10_000)
+    gc.unfreeze()  # nothing is promoted while others have frozen objects
     gc.collect()
     gc.enable()
     yield

@@ -21,6 +21,8 @@ from subgraph.graph.types import Array
 # One operation: its function, and the positions of its operands among the numbers so far.
 Formula = tuple[Callable[..., Any], tuple[int, ...]]
 
+# Comparisons are inverted like other integers; Python 3.12 warns of that.
+pytestmark = pytest.mark.filterwarnings("ignore:Bitwise inversion:DeprecationWarning")
 CONSTANTS = (0, 1, 3, -7, 62, 2**31, -(2**52) - 1, 2.5, -0.0, 1e300)
 SHIFTS = 5  # the constants by which integers are shifted; others would take too much memory
 DIMENSIONS = 3
