@@ -1,7 +1,7 @@
 """Every kernel under Oclgrind: no race, no access out of bounds, and the right results.
 
 The tests of ``test_opencl_ops.py`` run on Oclgrind's device, once for each form of the kernels, and
-no other device helps out. What was launched is compared with the kernels that there are.
+those of ``test_gpu_kernels.py`` for a GPU; no other device helps out. What was launched is compared with the kernels that there are.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def run_part(form: str, part: int, folder: Path) -> tuple[dict[str, Any], str]:
         "no:cacheprovider",
     ]
     command += ["--timeout", "3600", "--tb", "short", str(HERE / "test_opencl_ops.py")]
+    if form == "GPU":
+        command.append(str(HERE / "test_gpu_kernels.py"))
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     failed = "" if done.returncode == 0 else f"{form}, part {part}: {done.stdout[-6000:]}"
     return json.loads(notes.read_text()), failed + (done.stderr[-2000:] if failed else "")
