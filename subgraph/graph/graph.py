@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from subgraph.errors import ModelError, require_type
+from subgraph.graph.arguments import as_items, check_types
 from subgraph.graph.naming import name_all
 from subgraph.graph.order import (
     Replacements,
@@ -148,16 +149,23 @@ class Node:
 
         ``outputs`` is their number, or values that have no source yet. An empty ``name`` lets the
         graph that collects the node choose one.
+
+        Raises:
+            ModelError: an argument has a wrong type, or an output has a source.
         """
         self.name = name
         self.op_type = op_type
         self.domain = domain
         self.version = version
-        self.inputs: tuple[Value | None, ...] = tuple(inputs)
+        if not (type(op_type) is type(name) is type(domain) is str and type(version) is int):
+            check_types(self, op_type=op_type, name=name, domain=domain, version=version)
+        if attrs or metadata:
+            check_types(self, attrs=attrs, metadata=metadata)
+        self.inputs: tuple[Value | None, ...] = as_items(inputs, Value, "inputs", self)
         if isinstance(outputs, int):
             self.outputs = tuple(Value(producer=self) for _ in range(outputs))
         else:
-            self.outputs = tuple(outputs)
+            self.outputs = as_items(outputs, Value, "outputs", self)
             for value in self.outputs:
                 if value.producer is not None or value.parameter is not None:
                     raise ModelError(
@@ -166,8 +174,10 @@ class Node:
                     )
                 value.producer = self
         self.attrs: dict[str, Any] = {} if attrs is None else dict(attrs)
-        self.captures: tuple[Value, ...] = tuple(captures)
+        self.captures: tuple[Value, ...] = as_items(captures, Value, "captures", self)
         self.metadata: dict[str, str] | None = dict(metadata) if metadata else None
+        if subgraph is not None:
+            require_type(subgraph, Graph, ModelError, f"a graph as the inner one of node {name!r}")
         self.subgraph = subgraph
         self.op = op
         self.fallback: Any = None
@@ -248,19 +258,22 @@ class Graph:
         used but not listed are added.
 
         Raises:
-            ModelError: a cycle, a name used twice, a value without a source.
+            ModelError: a cycle, a name used twice, a value without a source, a wrong type.
         """
+        check_types(None, name=name, nodes=nodes, attrs=attrs, opsets=opsets, metadata=metadata)
+        check_types(None, doc=doc)
         self.name = name
-        self.inputs = _as_tuple(inputs, "inputs")
-        self.outputs = _as_tuple(outputs, "outputs")
-        self.captures = tuple(captures)
+        self.inputs: tuple[Value, ...] = as_items(inputs, Value, "inputs")
+        self.outputs: tuple[Value, ...] = as_items(outputs, Value, "outputs")
+        self.captures: tuple[Value, ...] = as_items(captures, Value, "captures")
         self.attrs: dict[str, Any] = {} if attrs is None else dict(attrs)
         self.opsets: dict[str, int] = {} if opsets is None else dict(opsets)
         self.metadata: dict[str, str] = {} if metadata is None else dict(metadata)
         self.doc = doc
         self._by_name: dict[str, Node] | None = None
         self._output_set: tuple[tuple[Value, ...], frozenset[Value]] = (), frozenset()
-        ordered = topological([*(nodes or ()), *producers(self.outputs)])
+        listed = as_items(nodes or (), Node, "nodes")
+        ordered = topological([*listed, *producers(self.outputs)])
         if any(node.graph is not None for node in ordered):
             ordered = self._copy_from(ordered)
         for node in ordered:
@@ -499,25 +512,6 @@ class Graph:
             f"<Graph {self.name!r}: {len(self._nodes)} nodes, {len(self.inputs)} inputs, "
             f"{len(self.outputs)} outputs, {len(self._parameters)} parameters>"
         )
-
-
-def _as_tuple(values: Iterable[Value], what: str) -> tuple[Value, ...]:
-    """Return the inputs or outputs of a graph, as ``what`` says, as a tuple.
-
-    Raises:
-        ModelError: they are not a list of values.
-    """
-    if isinstance(values, Value):
-        raise ModelError(f"the graph's {what} are one value; give a list: [{values.name or 'x'}]")
-    require_type(values, Iterable, ModelError, f"the graph's {what}, a list of values")
-    values = tuple(values)
-    for value in values:
-        if not isinstance(value, Value):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ModelError(
-                f"the graph's {what} hold {value!r}, which is no value; an operator with several "
-                "outputs gives a tuple: unpack it"
-            )
-    return values
 
 
 def copy_value(value: Value, values: dict[Value, Value]) -> Value:
