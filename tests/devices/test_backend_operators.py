@@ -77,6 +77,7 @@ USES = [
     use("ReduceMax", np.full((2, 3), -np.inf, np.float32), ints(-1)),
     use("ReduceMin", np.full((2, 3), np.inf, np.float32)),
     use("ReduceL1", X, ints(1)),
+    use("ReduceL1", X, noop_with_empty_axes=1),
     use("ReduceL2", X, ints(1, 2)),
     use("ReduceL2", ints(3, 4, 5)),
     use("ReduceMean", ints(3, 4, 6)),

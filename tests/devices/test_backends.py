@@ -63,6 +63,20 @@ def test_a_region_beside_cpu(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", INSTALLED)
+def test_a_region_behind_a_node_of_unknown_type(device: str) -> None:
+    """Regions were compiled for the types that the graph had before anyone inferred them."""
+    x = sg.input("x", type=sg.TensorType("float32", (4, 3, 3)))
+    unknown = sg.Node("Det", [x], name="det").outputs[0]
+    assert unknown.type is None
+    graph = sg.Graph([x], [ops.Relu(ops.Add(unknown, np.float32(1)))], "untyped")
+    config = {"RUNTIME_FALLBACK": False}
+    model = sg.compile_model(graph, f"HETERO:{device},REFERENCE", config)
+    assert device in model.get_property("EXECUTION_DEVICES")
+    data = np.random.default_rng(0).standard_normal((4, 3, 3)).astype(np.float32)
+    np.testing.assert_allclose(model(data)[0], expected(graph, x=data)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", INSTALLED)
 @pytest.mark.parametrize("weights", ["inside", "inputs"])
 def test_new_weights_are_seen(device: str, weights: str) -> None:
     graph, parameter = dense()

@@ -67,6 +67,14 @@ def _is_batchwise_or_peeps(node: Node) -> bool:
     return bool(node.attrs.get("layout", 0)) or (node.op_type == "LSTM" and has_input(node, 7))
 
 
+def _may_have_no_axes(node: Node) -> bool:
+    """Return whether a reduction along no axes computes its function of single elements.
+
+    OpenVINO returns the elements as they are.
+    """
+    return bool(node.attrs.get("noop_with_empty_axes", 0))
+
+
 def _has_bias(node: Node) -> bool:
     return bool(node.attrs.get("bias", 1.0) != 1.0)
 
@@ -95,6 +103,8 @@ _DIFFERENT: dict[str, Callable[[Node], bool]] = {
     "Attention": _is_causal_after_past,
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _is_batchwise_or_peeps),
     "LRN": _has_bias,
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum"), _may_have_no_axes),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceSumSquare"), _may_have_no_axes),
     "Resize": _samples_otherwise,
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _has_many_axes),
     "Tile": _has_computed_counts,

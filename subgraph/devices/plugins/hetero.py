@@ -128,7 +128,7 @@ class HeteroDevice(VirtualDevice):
         """
         options, devices, configs = self._configured(config)
         whole = without_default_regions(graph)
-        work = graph.clone() if whole is graph else whole
+        work = _typed(graph.clone() if whole is graph else whole)
         placed = self._assign(work, devices, configs, options)
         return self._cut_and_compile(graph, work, devices, configs, options, placed)
 
@@ -161,6 +161,7 @@ class HeteroDevice(VirtualDevice):
         known = supported if whole is graph and not is_nested(graph) else None
         # Shapes in bodies often depend on constants around them, which have to be folded first.
         work = apply_pass(whole, "ConstantFolding") if is_nested(whole) else whole.clone()
+        work = _typed(work)
         for each in _with_bodies(work):
             for node in each.nodes:
                 node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}
@@ -393,6 +394,12 @@ def _imported_op(
         return CutOp(subgraph)
     op.fallback = DeviceFallback(subgraph, op, others, configs, options)
     return op
+
+
+def _typed(graph: Graph) -> Graph:
+    """Return a graph with the types of its values, for which a library compiles a region."""
+    typed = all(value.type is not None for value in graph.values())
+    return graph if typed else apply_pass(graph, "InferTypes")
 
 
 def _with_bodies(graph: Graph) -> Iterator[Graph]:
