@@ -23,6 +23,7 @@ cl_shared("FusedAttention", domain=INTERNAL_DOMAIN)
 _MAX_HEAD_SIZE = 256
 _BLOCK_KEYS = 16  # keys of a block on a CPU
 _LOCAL_BYTES = 16384  # of keys and values on a GPU
+_MAX_BLOCK_KEYS = 64  # so that the scores of a work-item fit in its registers
 _GROUP_QUERIES = 32
 _GROUP_PARTS = 8  # work-items that share a query on a GPU
 _GROUP_MASKS = 64  # work-items that write a row of the mask on a GPU
@@ -46,8 +47,10 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     group, parts, block = 1, 1, _BLOCK_KEYS
     if low.traits.is_gpu:
         group, parts = _GROUP_QUERIES, _GROUP_PARTS
-        fitting = _LOCAL_BYTES // (r.q.operand.itemsize * (depth + values))
-        block = max(1, min(fitting, _LOCAL_BYTES) // parts) * parts
+        padded = 4 * (-(-depth // 4) + -(-values // 4)) * r.q.operand.itemsize  # bytes of a key
+        while parts > 2 and parts * padded > _LOCAL_BYTES:
+            parts //= 2
+        block = parts * max(1, min(_LOCAL_BYTES // padded, _MAX_BLOCK_KEYS) // parts)
     defines: dict[str, str | int] = {
         "BLOCK": block,
         "DEPTH": depth,

@@ -78,6 +78,7 @@ def _refuse(
             "a tuple: unpack it"
         )
     if isinstance(given, kind):
-        raise ModelError(f"{owner} are one {wanted}; give a list: [{given.name or 'x'}]")
+        name = getattr(given, "name", "") or "x"
+        raise ModelError(f"{owner} are one {wanted}; give a list: [{name}]")
     kind_name = type(given).__name__
     raise ModelError(f"got {given!r} of type {kind_name}; give {owner}, a list")

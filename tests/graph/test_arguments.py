@@ -29,8 +29,9 @@ import subgraph as sg
     ],
 )
 def test_of_a_node(given: dict[str, Any], message: str) -> None:
+    right: dict[str, Any] = {"op_type": "Relu", "inputs": [sg.input("x")], "name": "n"}
     with pytest.raises(sg.ModelError, match=message):
-        sg.Node(**{"op_type": "Relu", "inputs": [sg.input("x")], "name": "n", **given})
+        sg.Node(**{**right, **given})
     assert sg.Node("Clip", [sg.input("x"), None, sg.input("high")]).inputs[1] is None
 
 

@@ -13,6 +13,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
+from subgraph.opencl.runtime import ClSource, Runtime, opencl, runtime
 from subgraph.opencl.tuning import TILES
 from subgraph.ops.matmul import opencl as products
 from subgraph.ops.matmul.opencl import Tiling
@@ -81,3 +82,24 @@ def test_attention(seed: int) -> None:
     elif seed % 3 == 2:
         arrays.append(random(batch, 1, queries, keys))
     compare(*graph_of("Attention", arrays, version=23, is_causal=seed % 2))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [1, 2, 5, 64, 256])
+def test_attention_fits_in_local_memory(
+    size: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of one element took 64 KB for a block of keys; GPUs have 32 KB or more."""
+    bound: list[Any] = []
+    original = Runtime.kernel
+
+    def note(self: Runtime, source: ClSource, name: str) -> Any:
+        bound.append(original(self, source, name))
+        return bound[-1]
+
+    monkeypatch.setattr(Runtime, "kernel", note)
+    arrays = [random(1, 1, 9, size, dtype=dtype), *[random(1, 1, 70, size, dtype=dtype)] * 2]
+    compare(*graph_of("Attention", arrays, version=23))
+    work, device = opencl().kernel_work_group_info, runtime(0).device
+    used = [k.get_work_group_info(work.LOCAL_MEM_SIZE, device) for k in bound]
+    assert 1024 < max(used) <= 32768
