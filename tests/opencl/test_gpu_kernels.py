@@ -13,7 +13,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
-from subgraph.opencl.runtime import ClSource, Runtime, opencl, runtime
+from subgraph.opencl.runtime import ClSource, Runtime, opencl
 from subgraph.opencl.tuning import TILES
 from subgraph.ops.matmul import opencl as products
 from subgraph.ops.matmul.opencl import Tiling
@@ -100,6 +100,6 @@ def test_attention_fits_in_local_memory(
     monkeypatch.setattr(Runtime, "kernel", note)
     arrays = [random(1, 1, 9, size, dtype=dtype), *[random(1, 1, 70, size, dtype=dtype)] * 2]
     compare(*graph_of("Attention", arrays, version=23))
-    work, device = opencl().kernel_work_group_info, runtime(0).device
-    used = [k.get_work_group_info(work.LOCAL_MEM_SIZE, device) for k in bound]
+    size_of = opencl().kernel_work_group_info.LOCAL_MEM_SIZE
+    used = [k.get_work_group_info(size_of, k.context.devices[0]) for k in bound]
     assert 1024 < max(used) <= 32768
