@@ -141,7 +141,9 @@ def _in_child() -> None:
 
     A driver that does not work in the child may end it when one of its objects is released.
     """
-    _parents.append((list(_plans), dict(_device_weights)))
+    plans = list(_plans)
+    if not all(plan.survives_fork for plan in plans):
+        _parents.append((plans, dict(_device_weights)))
     _plans.clear()
 
 
@@ -451,6 +453,11 @@ class ClExecutablePlan:
         except opencl().Error:
             self._queue = self._runtime.queue(profiling=self._profiling)
         self._enqueued = False
+
+    @property
+    def survives_fork(self) -> bool:
+        """Whether the device works in a forked child of this process."""
+        return self._runtime.survives_fork
 
     def is_running(self) -> bool:
         """Return whether commands of a run that `enqueue` began are not at their end; at exit."""

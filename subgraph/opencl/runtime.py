@@ -240,6 +240,7 @@ class Runtime:
         device: The device.
         context: Its context.
         traits: Properties that decide between variants of kernels.
+        survives_fork: Whether the driver works in a forked child of this process.
     """
 
     def __init__(self, device: cl.Device) -> None:
@@ -259,7 +260,7 @@ class Runtime:
         self._lock = free_in_child(threading.Lock())
         self._process = os.getpid()
         self._name = f"{device.name.strip()} ({device.platform.name.strip()})"
-        self._forks = not self.traits.is_gpu or device.platform.name == SIMULATOR
+        self.survives_fork = not self.traits.is_gpu or device.platform.name == SIMULATOR
 
     def check_process(self) -> None:
         """Check that the driver works in this process.
@@ -270,7 +271,7 @@ class Runtime:
         Raises:
             DeviceError: This process is such a child.
         """
-        if not self._forks and os.getpid() != self._process:
+        if not self.survives_fork and os.getpid() != self._process:
             raise DeviceError(
                 f"OpenCL device {self._name!r} was opened before this process was forked, "
                 "and its driver does not work in forked processes: use processes that are started "

@@ -417,7 +417,7 @@ def test_a_graphics_processor_is_refused_in_a_forked_child(
     for request in requests:
         np.testing.assert_allclose(request.infer([array])[0], wanted, rtol=1e-4)
     opened = runtime.runtime(0)
-    monkeypatch.setattr(opened, "_forks", False)
+    monkeypatch.setattr(opened, "survives_fork", False)
     monkeypatch.setattr(opened, "_process", -1)
     for request in (requests[1], strict.create_infer_request()):
         with pytest.raises(DeviceError, match=r"opened before this process was forked.*'spawn'"):
