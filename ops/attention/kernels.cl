@@ -9,9 +9,13 @@
       int v0, __global T *out, int out0, __global const T *mask, int mask0, int keys,          \
       int heads, int sharing, STEPS(q), STEPS(k), STEPS(v), STEPS(o), STEPS(m), T scale,       \
       int causal, int offset
-// Advance the pointers to a query's row, and to the keys and values of its head.
-#define HEAD(number)                                         \
-  int head = (number) % heads, batch = (number) / heads;     \
+// Find the query and its head, and advance the pointers to their rows. The queries of all heads are
+// numbered along one dimension, those of each head rounded up to work-groups.
+#define QUERY                                                \
+  int padded = (queries + QUERIES - 1) / QUERIES * QUERIES;  \
+  int query = get_global_id(0) % padded;                     \
+  int head = get_global_id(0) / padded % heads;              \
+  int batch = get_global_id(0) / padded / heads;             \
   int real = query < queries, row = real ? query : 0;        \
   q += q0 + batch * q_b + head * q_h + row * q_t;            \
   k += k0 + batch * k_b + head / sharing * k_h;              \
@@ -33,8 +37,7 @@ T seen_score(T score, int key, int row, __global const T *mask, int m_d, int cau
 
 // For a CPU: one work-item computes one query.
 __kernel void attention(ARGUMENTS) {
-  int query = get_global_id(0);
-  HEAD(get_global_id(2));
+  QUERY;
   if (!real) return;
   T mine[DEPTH], sums[VALUES], top = -INFINITY, total = 0;
   for (int d = 0; d < DEPTH; d++) mine[d] = q[d] * scale;
@@ -95,8 +98,7 @@ __kernel __attribute__((reqd_work_group_size(QUERIES, PARTS, 1))) void attention
   __local V4 key_block[BLOCK][DEEP], value_block[BLOCK][WIDE], sums_of[PARTS][QUERIES];
   __local T tops[PARTS][QUERIES], totals[PARTS][QUERIES];
   int mine = get_local_id(0), part = get_local_id(1), me = part * QUERIES + mine;
-  int query = get_global_id(0);
-  HEAD(get_global_id(2));
+  QUERY;
   V4 asked[DEEP], sums[WIDE];
   for (int d = 0; d < DEEP; d++) {
     T four[4];
@@ -105,7 +107,7 @@ __kernel __attribute__((reqd_work_group_size(QUERIES, PARTS, 1))) void attention
   }
   for (int d = 0; d < WIDE; d++) sums[d] = 0;
   T top = -INFINITY, total = 0;
-  int last = (int)get_group_id(0) * QUERIES + QUERIES - 1 + offset;
+  int last = query - mine + QUERIES - 1 + offset;
   int end = causal ? min(keys, last + 1) : keys;
   for (int first = 0; first < end; first += BLOCK) {
     int many = min(BLOCK, end - first);

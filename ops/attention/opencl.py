@@ -70,8 +70,8 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
         ClSource("attention/kernels", defines=tuple(sorted(defines.items()))),
         "attention",
         arguments,
-        (-(-queries // group) * group, parts, batch * heads),
-        (group, parts, 1),
+        (-(-queries // group) * group * batch * heads, parts),
+        (group, parts),
         flops=2 * batch * heads * queries * keys * (depth + values),
         bytes=sum(h.operand.nbytes for h in (r.q, r.k, r.v, r.out)),
     )

@@ -103,8 +103,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void panels(ARGUMENTS, i
 // it computes with the present ones. A work-item computes EACH * EACH elements, in blocks of 4 * 4
 // that are 4 * GROUP apart, so that it reads local memory in vectors.
 //
-// The range's third dimension is the stack of `count` products, once for each slice of the depth.
-// With SPLIT, C is [slices][count][m][n] and takes the sums of the slices; `total` adds them.
+// The groups are numbered along one dimension, as GPUs bound the others to 65,535 groups: columns,
+// then rows, then the stack of `count` products, once for each slice of the depth. With SPLIT, C is [slices][count][m][n] and takes the sums of the slices; `total` adds them.
 #define EACH (TILE / GROUP)
 #define DEEP 16
 #define ITEMS (GROUP * GROUP)
@@ -146,8 +146,9 @@ __kernel __attribute__((reqd_work_group_size(GROUP, GROUP, 1))) void tiles(
   __local T right[DEEP][TILE + 4] __attribute__((aligned(32)));
   int lx = get_local_id(0), ly = get_local_id(1);
   uint me = ly * GROUP + lx;
-  int column = get_group_id(0) * TILE, row = get_group_id(1) * TILE;
-  int number = get_global_id(2) % count, slice = get_global_id(2) / count;
+  int across = (n + TILE - 1) / TILE, down = (m + TILE - 1) / TILE;
+  int column = get_group_id(0) % across * TILE, row = get_group_id(0) / across % down * TILE;
+  int place = get_group_id(0) / across / down, number = place % count, slice = place / count;
   STACK(number);
 #if SPLIT
   c += slice * count * m * n;

@@ -378,16 +378,13 @@ def launch_tiles(
         **flags,
         **defines,
     )
-    size = (
-        -(-product.b.columns // tiling.tile) * tiling.group,
-        -(-product.a.rows // tiling.tile) * tiling.group,
-        stack * slices,
-    )
+    across, down = (-(-n // tiling.tile) for n in (product.b.columns, product.a.rows))
+    size = (across * down * stack * slices * tiling.group, tiling.group)
     target = out if slices == 1 else temporary(low, out.dtype, (slices * out.size,))
     words = arguments(product, right, product.steps[1], (p, q))
     words[2] = target
     words += [stack, share, *more]
-    group = (tiling.group, tiling.group, 1)
+    group = (tiling.group, tiling.group)
     low.launch(source, "tiles", words, size, group, **_cost(product))
     if slices > 1:
         words = [target, out, product.bias or out, product.residual or out]

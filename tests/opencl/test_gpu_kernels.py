@@ -50,6 +50,10 @@ def test_every_tiling(tile: int, slices: int, monkeypatch: pytest.MonkeyPatch) -
     compare(sg.Graph([x], [ops.Relu(ops.Add(z, y))]), [random(2, 16, 9, 7)])
 
 
+def test_more_products_than_a_gpu_has_groups_in_a_dimension() -> None:
+    compare(*graph_of("MatMul", [random(70_000, 2, 3), random(70_000, 3, 2)]))
+
+
 def test_float64_takes_no_tile_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[Tiling] = []
     choose = products.choose_tiling
