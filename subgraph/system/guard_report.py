@@ -89,9 +89,12 @@ def _install() -> tuple[Any, ...]:
     before = ctypes.create_string_buffer(_ACTION_BYTES)
 
     def handle(number: int, info: int, _context: int) -> None:
-        sigaction(number, before, None)
-        address = ctypes.c_uint64.from_address(info + _ADDRESS_AT).value
-        os.write(2, report(address).encode())
+        try:
+            address = ctypes.c_uint64.from_address(info + _ADDRESS_AT).value
+            os.write(2, report(address).encode())
+        finally:
+            # Not before: another thread at an inaccessible page would end the process meanwhile.
+            sigaction(number, before, None)
 
     handler = _HANDLER(handle)
     mine = ctypes.create_string_buffer(_ACTION_BYTES)

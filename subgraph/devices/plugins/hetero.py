@@ -9,6 +9,7 @@ region. Nodes of REFERENCE are not cut: the default executor runs them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -33,7 +34,7 @@ from subgraph.devices.placement.table import PlacementTable
 from subgraph.devices.query import QueryResult
 from subgraph.devices.region_dump import dump_regions
 from subgraph.devices.virtual import VirtualDevice, device_names, split_config
-from subgraph.errors import DeviceError, UnsupportedOpError
+from subgraph.errors import DeviceError, SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import (
     AFFINITY,
@@ -397,9 +398,14 @@ def _imported_op(
 
 
 def _typed(graph: Graph) -> Graph:
-    """Return a graph with the types of its values, for which a library compiles a region."""
-    typed = all(value.type is not None for value in graph.values())
-    return graph if typed else apply_pass(graph, "InferTypes")
+    """Return a graph with the types of its values, for which a library compiles a region.
+
+    A graph with a node that is wrong stays as it is; the device that gets the node says so.
+    """
+    if any(value.type is None for value in graph.values()):
+        with suppress(SubgraphError):
+            return apply_pass(graph, "InferTypes")
+    return graph
 
 
 def _with_bodies(graph: Graph) -> Iterator[Graph]:
