@@ -111,8 +111,9 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void panels(ARGUMENTS, i
 #define COPIES (TILE * DEEP / ITEMS)  // elements of a tile that a work-item copies
 #define V4 JOIN(T, 4)
 
-// The place in a tile of the element that a work-item copies in turn t: K along the depth, AT along
-// the tile. Neighbours copy neighbours along the depth (.._ALONG), or along the tile.
+// Indices within a tile of the t-th element that a work-item copies: K along the depth, AT along the
+// rows of A or the columns of B. Neighbouring work-items copy elements that are neighbours along the
+// depth (ALONG) or along the rows or columns (ACROSS).
 #define ALONG_K(t) (me % DEEP)
 #define ALONG_AT(t) (me / DEEP + (t) * (ITEMS / DEEP))
 #define ACROSS_K(t) (me / TILE + (t) * (ITEMS / TILE))

@@ -314,7 +314,9 @@ class Tiling:
 def choose_tiling(low: ClLowering, product: Product) -> Tiling:
     """Return the tiling of a product with the least estimated time."""
     depth, count = product.a.columns, product.out.size
-    tiles = [tile for tile in TILES if tile <= low.tuning.tile]
+    most = low.traits.max_group
+    tiles = [t for t in TILES if t <= low.tuning.tile and Tiling(t).group ** 2 <= most]
+    tiles = tiles or [TILES[-1]]
     if product.out.dtype == "float64":
         tiles = [tile for tile in tiles if tile <= _MAX_WIDE_TILE] or tiles[-1:]
     slices = [1]
