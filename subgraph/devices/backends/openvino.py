@@ -49,6 +49,7 @@ class OpenvinoDevice(Backend):
         super().start()
         library: Any = self.library
         self._core = library.Core()
+        self._names: list[str] = self._core.available_devices
 
     def refusal(self, node: Node) -> str:
         """Refuse what OpenVINO computes otherwise than ONNX."""
@@ -80,12 +81,12 @@ class OpenvinoDevice(Backend):
             ConfigError: It has not.
         """
         first, _, others = device.partition(":")
-        known = [name.partition(".")[0] for name in self._core.available_devices]
+        known = [name.partition(".")[0] for name in self._names]
         for name in (others or first).split(","):
             if name.partition(".")[0].partition("(")[0].strip(" -") not in (*known, "AUTO"):
                 raise ConfigError(
                     f"device {self.name}: DEVICE is {device!r}; OpenVINO has "
-                    f"{', '.join(self._core.available_devices)} on this machine"
+                    f"{', '.join(self._names)} on this machine"
                 )
 
     def _read(self, model: bytes) -> Any:
