@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import subgraph as sg
+from subgraph.devices.placement.profiles import sample_inputs
 from subgraph.graph.types import Array
 from subgraph.opencl.runtime import Runtime, opencl, runtime
 from subgraph.opencl.tuning import TILES
@@ -174,14 +175,8 @@ def model_times(paths: Sequence[str], device: str, rounds: int) -> None:
     """Print the milliseconds of a request of each model, by device."""
     configs: dict[str, dict[str, Any]] = {device: {}, "CPU": {}, "TORCH": {"DEVICE": "cuda"}}
     for path in paths:
-        graph, rng = sg.load(path), np.random.default_rng(0)
-        inputs: list[Array] = []
-        for value in graph.inputs:
-            kind = value.type
-            assert isinstance(kind, sg.TensorType)
-            shape = [size if isinstance(size, int) else 1 for size in kind.shape or ()]
-            numbers = rng.standard_normal(shape) if "float" in kind.dtype else np.ones(shape)
-            inputs.append(numbers.astype(kind.dtype))
+        graph = sg.load(path)
+        inputs = sample_inputs(graph)
         for name, config in configs.items():
             try:
                 request = sg.compile_model(graph, name, config).create_infer_request()

@@ -498,8 +498,7 @@ def test_another_device_takes_over(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             np.testing.assert_allclose(model([array])[0], wanted, rtol=1e-4)
-    told = [r.getMessage() for r in caplog.records if r.name == "subgraph"]
-    first, last = told
+    first, last = (r.getMessage() for r in caplog.records if r.name == "subgraph")
     assert "CPU helps out" in first
     assert "failed 3 times in a row on OPENCL and runs on CPU from now on" in last
 

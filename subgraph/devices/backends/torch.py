@@ -130,7 +130,7 @@ class _TorchModel:
                 torch.set_num_threads(self._threads)
             tensors = (self._tensor(writable_view(array)) for array in arrays)
             values = dict(zip(names, tensors, strict=True))
-            # cuDNN rounds the operands of convolutions to TensorFloat-32 unless it is told not to.
+            # cuDNN rounds the operands of convolutions to TensorFloat-32 by default.
             exact = torch.backends.cudnn.flags(allow_tf32=False)
             with torch.inference_mode(), exact if self._device.type == "cuda" else nullcontext():
                 results = self._run({**self._weights, **values})

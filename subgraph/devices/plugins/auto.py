@@ -235,8 +235,8 @@ class AutoModel(CompiledModel):
     Attributes:
         current: The model of the device that runs now.
         ready: Set when no other model is being compiled any more.
-        seen: Shapes and dtypes of the arrays of the last run before that; None for an input that
-            was no array, and before the first run.
+        seen: Shapes and dtypes of the arrays of the last run before that; before the first run
+            those of the graph's inputs, None if they are not all known.
     """
 
     def __init__(
