@@ -1,15 +1,16 @@
 """Constants as weights: a region's op gets constants as Parameters.
 
 Constants are the outputs of Constant nodes, and of nodes that depend only on these: for example
-ConstantOfShape, or a Cast or Transpose of a constant. While a property cuts a graph, their values
-carry a Parameter, so that selectors see an initializer. A constant that a region uses is replaced
-by its Parameter.
+ConstantOfShape, or a Cast, Transpose or Split of a constant. A body has the constants that it
+captures, too. While a property cuts a graph, their values carry a Parameter, so that selectors see
+an initializer. A constant that a region uses is replaced by its Parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
 # Operators whose result may be constant although no input comes from a constant node.
 _FIRST_CONSTANTS = frozenset({"Constant", *_SHAPE_OPERAND})
+_CAPTURE = -1  # stands in a place (see `ConstantWeights`) for the number of a node
 
 
 def constant_array(node: Node) -> Array | None:
@@ -41,17 +43,22 @@ def constant_array(node: Node) -> Array | None:
     return None
 
 
-def constant_nodes(graph: Graph) -> list[Node]:
-    """Return the nodes of ``graph`` whose only output is constant, in topological order."""
-    if _FIRST_CONSTANTS.isdisjoint([node.op_type for node in graph.nodes]):
+def constant_nodes(graph: Graph, captured: AbstractSet[Value] = frozenset()) -> list[Node]:
+    """Return the nodes of ``graph`` whose outputs are constant, in topological order.
+
+    Args:
+        graph: The graph.
+        captured: The captures of the graph, a body, that are constant.
+    """
+    if not captured and _FIRST_CONSTANTS.isdisjoint([node.op_type for node in graph.nodes]):
         return []
     inputs = set(graph.inputs)
-    known: set[Value] = set()
+    known = set(captured)
     found: list[Node] = []
     for node in graph.nodes:
         if not known and node.op_type not in _FIRST_CONSTANTS:
             continue
-        if len(node.outputs) == 1 and _is_constant(node, known, inputs):
+        if _is_constant(node, known, inputs):
             known.update(node.outputs)
             found.append(node)
     return found
@@ -73,27 +80,38 @@ def _is_constant(node: Node, known: set[Value], inputs: set[Value]) -> bool:
     return bool(count) and plain and not is_random(node) and not node.bodies
 
 
-def constant_arrays(nodes: Sequence[Node]) -> dict[Value, Array]:
+def constant_arrays(
+    nodes: Sequence[Node], captured: Mapping[Value, Array] | None = None
+) -> dict[Value, Array]:
     """Return the arrays that `constant_nodes` compute, by value.
 
     Nodes that fail are left out: a failure is reported when the model runs.
+
+    Args:
+        nodes: The result of `constant_nodes`.
+        captured: The arrays of constant captures.
     """
-    known: dict[Value, Array] = {}
+    known = dict(captured or {})
+    found: dict[Value, Array] = {}
     for node in nodes:
-        held = constant_array(node)
-        if held is not None:
-            known[node.outputs[0]] = held
-            continue
-        arrays = [_operand(value, known) for value in node.inputs]
-        if any(a is None and v is not None for a, v in zip(arrays, node.inputs, strict=True)):
-            continue
-        try:
-            results = evaluate(node, arrays)
-        except SubgraphError:
-            continue
-        if isinstance(results[0], np.ndarray):
-            known[node.outputs[0]] = results[0]
-    return known
+        for value, array in zip(node.outputs, _results(node, known), strict=False):
+            if isinstance(array, np.ndarray):
+                known[value] = found[value] = array
+    return found
+
+
+def _results(node: Node, known: Mapping[Value, Array]) -> Sequence[Any]:
+    """Return the arrays of a node's outputs; none if the node fails."""
+    held = constant_array(node)
+    if held is not None:
+        return (held,)
+    arrays = [_operand(value, known) for value in node.inputs]
+    if any(a is None and v is not None for a, v in zip(arrays, node.inputs, strict=True)):
+        return ()
+    try:
+        return evaluate(node, arrays)
+    except SubgraphError:
+        return ()
 
 
 def _operand(value: Value | None, known: Mapping[Value, Array]) -> Array | None:
@@ -121,85 +139,187 @@ def constants_to_weights(
     if not names:
         return set()
     known = {*taken, *graph.parameters}
+    arrays = constant_arrays(nodes)
+    lifted = {
+        node.name
+        for node in nodes
+        if node.name in names and all(_may_be_weight(v, arrays, graph) for v in node.outputs)
+    }
     replaced: dict[Value, Value] = {}
-    lifted: set[str] = set()
-    for value, array in constant_arrays(nodes).items():
+    for value, array in arrays.items():
         assert value.producer is not None, "only results of nodes are computed"
-        name = value.producer.name
-        if name not in names or graph.is_output(value) or array.dtype == object:
-            continue
-        lifted.add(name)
         # A constant that only replaced constants use needs no Parameter.
-        if any(user.name not in names for user in value.uses):
+        if value.producer.name in lifted and any(n.name not in names for n in value.uses):
             parameter = Parameter.adopt(_unique(value.name, known), array)
-            replaced[value] = Value(value.name, parameter.type, parameter=parameter)
+            replaced[value] = _over(value, parameter)
     graph.rewire(replaced)
     return lifted
+
+
+def _may_be_weight(value: Value, arrays: Mapping[Value, Array], graph: Graph) -> bool:
+    """Return whether a Parameter can replace a value of ``graph``.
+
+    A constant that is a graph output stays a node, which has the output's name.
+    """
+    return value in arrays and arrays[value].dtype != object and not graph.is_output(value)
+
+
+def _over(value: Value, parameter: Parameter) -> Value:
+    """Return a value of the same name over the Parameter."""
+    return Value(value.name, parameter.type, parameter=parameter)
 
 
 class ConstantWeights:
     """The constants of one graph that regions may use as weights.
 
+    A constant is known by its place, which stays the same while regions are replaced: the number of
+    its node and the position among the node's outputs, or `_CAPTURE` and the position among the
+    captures.
+
     Attributes:
         numbers: Positions in the graph of the nodes that compute constants; no region has them.
     """
 
-    def __init__(self, graph: Graph, skip: AbstractSet[str], names: set[str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        skip: AbstractSet[str],
+        names: set[str],
+        outside: Mapping[Value, Parameter],
+    ) -> None:
         """Find the constants of ``graph``.
 
         Args:
             graph: The graph.
+            nodes: Its nodes by number.
             skip: Names of nodes that do not become weights.
             names: Names of all parameters; the names of new ones are added.
+            outside: The Parameters of constant captures, if the graph is a body.
         """
+        self._weights = {
+            (_CAPTURE, position): outside[value]
+            for position, value in enumerate(graph.captures)
+            if value in outside
+        }
+        found = [n for n in constant_nodes(graph, outside.keys()) if n.name not in skip]
         self.numbers: list[int] = []
-        self._weights: dict[int, Parameter] = {}
-        found = [node for node in constant_nodes(graph) if node.name not in skip]
         if not found:
             return
-        number = {node: k for k, node in enumerate(graph.nodes)}
-        arrays = constant_arrays(found)
-        for value, array in arrays.items():
-            assert value.producer is not None, "only results of nodes are computed"
-            self.numbers.append(number[value.producer])
-            used = any(node.outputs[0] not in arrays for node in value.uses)
-            # A constant that is a graph output stays a node, which has the output's name.
-            if used and not graph.is_output(value) and array.dtype != object:
-                parameter = Parameter.adopt(_unique(value.name, names), array)
-                self._weights[number[value.producer]] = parameter
+        number = {node: k for k, node in enumerate(nodes)}
+        arrays = constant_arrays(found, {value: p.array for value, p in outside.items()})
+        for node in found:
+            if any(value in arrays for value in node.outputs):
+                self.numbers.append(number[node])
+            if not all(_may_be_weight(value, arrays, graph) for value in node.outputs):
+                continue
+            several = len(node.outputs) > 1  # then all are replaced together, so that the node goes
+            for position, value in enumerate(node.outputs):
+                used = any(v not in arrays for user in value.uses for v in user.outputs)
+                if used or (several and value.uses):
+                    parameter = Parameter.adopt(_unique(value.name, names), arrays[value])
+                    self._weights[number[node], position] = parameter
 
     def __bool__(self) -> bool:
         return bool(self._weights)
 
-    def show(self, nodes: Sequence[Node]) -> None:
-        """Attach the Parameters to the values of the constants, for selectors and the cut."""
-        for number, parameter in self._weights.items():
-            nodes[number].outputs[0].parameter = parameter
+    def keep(self, graph: Graph, nodes: Sequence[Node]) -> None:
+        """Forget the constants whose nodes have left the graph or are in a region now.
 
-    def hide(self, nodes: Sequence[Node]) -> None:
+        Args:
+            graph: The graph as it is now.
+            nodes: Its nodes by number; the node of a region has the numbers of its members.
+        """
+
+        def stays(number: int) -> bool:
+            node = nodes[number]
+            return node.subgraph is None and node.graph is graph
+
+        self.numbers = [number for number in self.numbers if stays(number)]
+        self._weights = {
+            place: parameter
+            for place, parameter in self._weights.items()
+            if place[0] == _CAPTURE or stays(place[0])
+        }
+
+    def values(self, graph: Graph, nodes: Sequence[Node]) -> Iterator[tuple[Value, Parameter]]:
+        """Yield the constants' values with their Parameters.
+
+        Args:
+            graph: The graph as it is now.
+            nodes: Its nodes by number.
+        """
+        for place, parameter in self._weights.items():
+            yield _at(place, graph, nodes), parameter
+
+    def show(self, graph: Graph, nodes: Sequence[Node]) -> None:
+        """Attach the Parameters to the values of the constants, for selectors and the cut."""
+        for value, parameter in self.values(graph, nodes):
+            value.parameter = parameter
+
+    def hide(self, graph: Graph, nodes: Sequence[Node]) -> None:
         """Remove the Parameters that `show` has attached."""
-        for number in self._weights:
-            nodes[number].outputs[0].parameter = None
+        for value, _ in self.values(graph, nodes):
+            value.parameter = None
 
     def take(
-        self, taken: AbstractSet[Parameter | None], nodes: Sequence[Node]
-    ) -> dict[Value, Value]:
-        """Return replacements of the constants that regions use, and forget these constants.
+        self, taken: AbstractSet[Parameter | None], graph: Graph, nodes: Sequence[Node]
+    ) -> dict[Value, Parameter]:
+        """Return Parameters by values of the nodes whose constants regions use; forget these.
 
         Args:
             taken: Parameters that regions use.
-            nodes: The graph's nodes by number.
-
-        Returns:
-            A value over the Parameter for each value of these constants.
+            graph: The graph as it is now.
+            nodes: Its nodes by number.
         """
-        replaced: dict[Value, Value] = {}
-        for number, parameter in list(self._weights.items()):
-            if parameter in taken:
-                old = nodes[number].outputs[0]
-                replaced[old] = Value(old.name, parameter.type, parameter=parameter)
-                del self._weights[number]
-        return replaced
+        makers = {place[0] for place, parameter in self._weights.items() if parameter in taken}
+        own = [place for place in self._weights if place[0] in makers - {_CAPTURE}]
+        return {_at(place, graph, nodes): self._weights.pop(place) for place in own}
+
+
+def _at(place: tuple[int, int], graph: Graph, nodes: Sequence[Node]) -> Value:
+    number, position = place
+    return graph.captures[position] if number == _CAPTURE else nodes[number].outputs[position]
+
+
+def replace_by_weights(graph: Graph, weights: Mapping[Value, Parameter]) -> None:
+    """Replace values of ``graph``, which is changed, by Parameters, in its bodies too.
+
+    A body gets a value of its own over the Parameter, in place of the capture. A capture that is an
+    output of its body stays.
+
+    Args:
+        graph: The graph.
+        weights: The Parameters by values of the graph.
+    """
+    if not weights:
+        return
+    levels: list[tuple[Graph, Mapping[Value, Parameter]]] = [(graph, weights)]
+    for level, known in levels:
+        for node in level.nodes:
+            if not known.keys().isdisjoint(node.captures):
+                levels += _drop_captures(node, known)
+    for level, known in levels:
+        level.rewire({value: _over(value, parameter) for value, parameter in known.items()})
+
+
+def _drop_captures(
+    node: Node, known: Mapping[Value, Parameter]
+) -> Iterator[tuple[Graph, dict[Value, Parameter]]]:
+    """Drop captures of the values in ``known``; yield the bodies with their Parameters by capture.
+
+    The captures that a body lost are still used in it.
+    """
+    outer = iter(node.captures)
+    kept: list[Value] = []
+    for body in node.bodies:
+        pairs = list(zip(body.captures, outer, strict=False))
+        inner = {v: known[o] for v, o in pairs if o in known and not body.is_output(v)}
+        body.captures = tuple([v for v, _ in pairs if v not in inner])
+        kept += [o for v, o in pairs if v not in inner]
+        if inner:
+            yield body, inner
+    node.captures = tuple(kept)
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from subgraph.errors import PartitionError, SubgraphError
-from subgraph.graph.graph import Graph, Node
+from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
-from subgraph.partition.constants import ConstantWeights
+from subgraph.partition.constants import ConstantWeights, replace_by_weights
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.op_note import note_op, saved_options
 from subgraph.partition.options import OWN, Options, check_names
@@ -65,7 +65,7 @@ def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Op
             current = _Target(replaced, is_copy=False)
         shared.names = OperatorNames(current.graph)
         current.cut(owner, options, shared)
-        _cut_bodies(current.graph, owner, options, shared)
+        _cut_bodies(current, owner, options, shared)
         replaced = call_hook(owner, "post_partition", current.graph, options)
         if replaced is not None:
             current = _Target(replaced, is_copy=False)
@@ -131,19 +131,28 @@ def call_hook(owner: SubgraphProperty, method: str, graph: Graph, options: Optio
     return answer if isinstance(answer, Graph) else None
 
 
-def _cut_bodies(graph: Graph, owner: SubgraphProperty, options: Options, shared: _Shared) -> None:
-    """Cut the bodies of nodes outside of regions; ``graph`` is the pass's own copy."""
-    work = [graph]
-    while work:
-        for node in work.pop().nodes:
+def _cut_bodies(top: _Target, owner: SubgraphProperty, options: Options, shared: _Shared) -> None:
+    """Cut the bodies of nodes outside of regions; the graph of ``top`` is the pass's own copy."""
+    levels = [top]
+    for target in levels:
+        weights = target.weights() if owner.constant_weights else {}
+        for node in target.graph.nodes:
             if not node.attrs or node.subgraph is not None:
                 continue
+            captured = iter(node.captures)
             for key, body in node.attrs.items():
                 if isinstance(body, Graph):
-                    target = _Target(body, is_copy=True)
-                    target.cut(owner, options, shared)
-                    node.attrs[key] = target.graph
-                    work.append(target.graph)
+                    pairs = list(zip(body.captures, captured, strict=False))
+                    outside = {v: weights[outer] for v, outer in pairs if outer in weights}
+                    inner = _Target(body, is_copy=True, outside=outside)
+                    inner.cut(owner, options, shared)
+                    node.attrs[key] = inner.graph
+                    levels.append(inner)
+    taken = {parameter for target in levels for parameter in target.taken_outside}
+    if taken:
+        for target in levels:
+            target.replace_constants(taken)
+            target.replace_captures(taken)
 
 
 class _Shared:
@@ -168,20 +177,32 @@ class _Target:
         graph: The graph as it is now.
         work: Its nodes by number; the numbers stay the same for all properties.
         made: Members of the regions that were replaced.
+        taken_outside: Parameters of constant captures that regions use.
     """
 
-    def __init__(self, graph: Graph, *, is_copy: bool) -> None:
+    def __init__(
+        self, graph: Graph, *, is_copy: bool, outside: Mapping[Value, Parameter] | None = None
+    ) -> None:
+        """Begin without regions.
+
+        Args:
+            graph: The graph.
+            is_copy: Whether the graph may be changed.
+            outside: For a body, the Parameters of captures that are constant.
+        """
         self.graph = graph
         self.work = Workspace.of(graph)
         self.made: list[list[int]] = []
+        self.taken_outside: set[Parameter] = set()
         self._is_copy = is_copy
+        self._outside = outside or {}
         self._constants: ConstantWeights | None = None
+        self._shown = False
 
     def cut(self, owner: SubgraphProperty, options: Options, shared: _Shared) -> None:
         """Cut by one property, in rounds until none replaces a region."""
         mark_forced(self.work, options)
-        if owner.constant_weights:
-            self._find_constants(options, shared)
+        self._prepare_constants(owner, options, shared)
         earlier = record_of(self.graph.attrs.get(KEY))
         cap = _cap(owner, options)
         if cap is not None:
@@ -198,20 +219,54 @@ class _Target:
                 cap -= sum(note.status == MADE for note in run.regions)
         if not self._is_copy:
             self._replace(Replacement(self.graph), set())
-        if self._constants:
-            self._constants.hide(self.work.nodes)
+        if self._constants is not None and self._shown:
+            self._constants.hide(self.graph, self.work.nodes)
+            self._shown = False
         self.graph.attrs[KEY] = PartitionRecord((*earlier.runs, *runs))
 
-    def _find_constants(self, options: Options, shared: _Shared) -> None:
-        """Attach Parameters to constants, so that a property sees them as weights."""
-        if self._constants is None:
+    def _prepare_constants(
+        self, owner: SubgraphProperty, options: Options, shared: _Shared
+    ) -> None:
+        """Attach Parameters to constants, if the property sees them as weights."""
+        if self._constants is None and owner.constant_weights:
             skip = options.include | options.exclude
-            self._constants = ConstantWeights(self.graph, skip, shared.parameters)
+            self._constants = ConstantWeights(
+                self.graph, self.work.nodes, skip, shared.parameters, self._outside
+            )
             if self._constants and not self._is_copy:
                 self._replace(Replacement(self.graph), set())
+        if self._constants is None:
+            return
+        self._constants.keep(self.graph, self.work.nodes)
         for number in self._constants.numbers:
-            self.work.free[number] = 0
-        self._constants.show(self.work.nodes)
+            self.work.free[number] = not owner.constant_weights
+        if owner.constant_weights:
+            self._constants.show(self.graph, self.work.nodes)
+        self._shown = owner.constant_weights
+
+    def weights(self) -> dict[Value, Parameter]:
+        """Return the weights of bodies: Parameters by values, of constants and of captures."""
+        found = self._captured_parameters()
+        if self._constants is not None:
+            found.update(self._constants.values(self.graph, self.work.nodes))
+        return found
+
+    def replace_constants(self, taken: AbstractSet[Parameter | None]) -> None:
+        """Replace the graph's own constants whose Parameters are ``taken``, in its bodies too."""
+        if self._constants is not None:
+            found = self._constants.take(taken, self.graph, self.work.nodes)
+            replace_by_weights(self.graph, found)
+
+    def replace_captures(self, taken: AbstractSet[Parameter]) -> None:
+        """Give bodies values of their own for captures whose Parameters are ``taken``."""
+        captured = self._captured_parameters()
+        replace_by_weights(self.graph, {v: p for v, p in captured.items() if p in taken})
+
+    def _captured_parameters(self) -> dict[Value, Parameter]:
+        """Return the parameters of the graph that bodies capture, by their values."""
+        inputs = set(self.graph.inputs)
+        values = dict.fromkeys(value for node in self.graph.nodes for value in node.captures)
+        return {v: v.parameter for v in values if v.parameter is not None and v not in inputs}
 
     def _round(
         self,
@@ -251,7 +306,7 @@ class _Target:
     ) -> tuple[list[RegionNote], list[Node | None]]:
         cutter, replacement = Cutter(self.graph), Replacement(self.graph)
         weights: set[Parameter | None] = set()
-        nodes, name, has_constants = self.work.nodes, property_name(owner), bool(self._constants)
+        nodes, name, has_constants = self.work.nodes, property_name(owner), self._shown
         notes: list[RegionNote] = []
         made: list[Node | None] = []
         for region, status in zip(regions, statuses, strict=True):
@@ -290,9 +345,10 @@ class _Target:
         self._is_copy = True
         nodes = self.work.nodes
         nodes[:] = map(copies.get, nodes, nodes)  # constants that became weights have no copy
-        if self._constants:
-            self.graph.rewire(self._constants.take(weights, nodes))
-            self._constants.show(nodes)
+        if self._constants is not None and self._shown:
+            self.taken_outside.update(p for p in self._outside.values() if p in weights)
+            self.replace_constants(weights)
+            self._constants.show(self.graph, nodes)
 
 
 def _cap(owner: SubgraphProperty, options: Options) -> int | None:

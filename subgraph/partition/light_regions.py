@@ -76,7 +76,7 @@ def place_following(
     if not names:
         return following
     for node in reversed(constant_nodes(graph)):
-        if node.name not in names or graph.is_output(node.outputs[0]):
+        if node.name not in names or any(map(graph.is_output, node.outputs)):
             continue
         homes = (placed.get(user.name, "") for user in node.successors())
         takers = [home for home in homes if node.name in weights.get(home, ())]

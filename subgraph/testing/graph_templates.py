@@ -394,7 +394,8 @@ def _branch(draw: Draw, pool: Pool, name: str) -> Any:
     one = make("ReduceMax", make("Cast", flag, to=6), keepdims=0)
     condition = make("Cast", one, to=9)
     then = Graph(outputs=[sg.ops.Neg(sg.ops.Relu(sg.capture(x)))], name=f"then{pool.weights}")
-    other = sg.ops.Tanh(sg.ops.Mul(sg.capture(x), sg.capture(x)))
+    factor = pool.constant(3, dtype(x))
+    other = sg.ops.Tanh(sg.ops.Mul(sg.capture(x), sg.capture(factor)))
     orelse = Graph(outputs=[other], name=f"else{pool.weights}")
     return make(name, condition, then_branch=then, else_branch=orelse)
 

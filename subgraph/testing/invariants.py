@@ -5,7 +5,7 @@ The check takes time linear in nodes and edges, and uses nothing of the code tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,6 +18,8 @@ from subgraph.operators.reference import evaluate
 from subgraph.partition.record import KEY, MADE, PartitionRecord
 
 Source = Value | Parameter | None
+# A body before and after, and what the captures of the first stand for if they are constant.
+_Bodies = tuple[Graph, Graph, Mapping[Value, Parameter | Array]]
 # (operator, input) whose parameters are shapes, which passes may fold: they cannot be assigned.
 _SHAPES = frozenset(
     {("ConstantOfShape", 0), ("Expand", 1), ("Reshape", 1), ("Tile", 1), ("Unsqueeze", 1)}
@@ -43,7 +45,7 @@ def check_partition(
     5. A selector chose every node of a region, according to the partition's record if there is one.
     6. Subgraph nodes list each input and output once; the graph's own are unchanged.
     7. Every node computes the same from the same values; a parameter may replace a constant
-       subgraph of equal value.
+       subgraph of equal value, also where a body captures it.
 
     Bodies of control-flow nodes are checked, too.
 
@@ -60,10 +62,9 @@ def check_partition(
     """
     for graph in (before, after):
         require_type(graph, Graph, PartitionError, "the graphs before and after the partition")
-    work = [(before, after)]
+    work: list[_Bodies] = [(before, after, {})]
     while work:
-        old, new = work.pop()
-        checker = _Checker(old, new)
+        checker = _Checker(*work.pop())
         checker.check()
         work += checker.bodies
     if inputs is not None:
@@ -82,13 +83,16 @@ class _Checker:
     Attributes:
         before: The graph that was partitioned.
         after: The partitioned graph.
-        bodies: Pairs of bodies of control-flow nodes that are still to be checked.
+        bodies: Bodies of control-flow nodes that are still to be checked.
     """
 
-    def __init__(self, before: Graph, after: Graph) -> None:
+    def __init__(
+        self, before: Graph, after: Graph, captured: Mapping[Value, Parameter | Array]
+    ) -> None:
         self.before = before
         self.after = after
-        self.bodies: list[tuple[Graph, Graph]] = []
+        self.bodies: list[_Bodies] = []
+        self._captured = captured
         self._nodes = {node.name: node for node in before.nodes}
         self._ends = frozenset(before.inputs)
         self._region: dict[Node, Node] = {}  # node before -> subgraph node after
@@ -110,7 +114,8 @@ class _Checker:
         lost = [
             node.name
             for node in self.before.nodes
-            if node not in self._seen and node.outputs[0] not in self._constants()
+            if node not in self._seen
+            and not all(value in self._constants() for value in node.outputs)
         ]
         if lost:
             _fail(1, f"node {lost[0]!r} is gone; {len(lost)} of {len(self._nodes)} are missing")
@@ -122,7 +127,7 @@ class _Checker:
         for what, old, new in (
             ("inputs", self.before.inputs, self.after.inputs),
             ("outputs", self.before.outputs, self.after.outputs),
-            ("captures", self.before.captures, self.after.captures),
+            ("captures", self._kept_captures(), self.after.captures),
         ):
             if [v.name for v in old] != [v.name for v in new]:
                 _fail(6, f"{what} were {[v.name for v in old]}, are {[v.name for v in new]}")
@@ -130,7 +135,15 @@ class _Checker:
             if was.type != now.type or was.parameter is not now.parameter:
                 _fail(6, f"input {was.name!r} changed from {was.type} to {now.type}")
 
+    def _kept_captures(self) -> list[Value]:
+        """Return the old captures but for the constant ones that the new graph does not have."""
+        there = {value.name for value in self.after.captures}
+        return [v for v in self.before.captures if v.name in there or v not in self._captured]
+
     def _canonical(self, value: Value | None) -> Source:
+        held = None if value is None else self._captured.get(value)
+        if isinstance(held, Parameter):
+            return held
         if value is not None and value.parameter is not None and value not in self._ends:
             return value.parameter
         return value
@@ -140,9 +153,9 @@ class _Checker:
         env: dict[Value, Source] = {}
         for old, new in (
             *zip(self.before.inputs, self.after.inputs, strict=True),
-            *zip(self.before.captures, self.after.captures, strict=True),
+            *zip(self._kept_captures(), self.after.captures, strict=True),
         ):
-            env[new] = old
+            env[new] = self._canonical(old)
         # (node, subgraph node around it, whether the nodes inside it have been checked)
         stack: list[tuple[Node, Node | None, bool]] = [
             (node, None, False) for node in reversed(self.after.nodes)
@@ -206,7 +219,7 @@ class _Checker:
         self._check_attrs(old, node, where)
         for what, mine, theirs in (
             ("input", node.inputs, old.inputs),
-            ("capture", node.captures, old.captures),
+            ("capture", node.captures, self._captures_left(old, node)),
         ):
             carried = [self._carried(value, env) for value in mine]
             expected = [self._canonical(value) for value in theirs]
@@ -221,6 +234,28 @@ class _Checker:
         for result, source in zip(node.outputs, old.outputs, strict=True):
             env[result] = source
 
+    def _captures_left(self, old: Node, new: Node) -> list[Value]:
+        """Return the old captures but for the constant ones that the new node's bodies lost."""
+        outer = iter(old.captures)
+        left: list[Value] = []
+        for theirs, mine in _body_pairs(old, new):
+            there = {value.name for value in mine.captures}
+            pairs = list(zip(theirs.captures, outer, strict=False))
+            constant = self._constant_values([value for _, value in pairs])
+            left += [o for v, o in pairs if v.name in there or o not in constant]
+        return left
+
+    def _constant_values(self, values: Iterable[Value]) -> dict[Value, Parameter | Array]:
+        """Return the Parameters or arrays of those old values that are constant."""
+        found: dict[Value, Parameter | Array] = {}
+        for value in values:
+            source = self._canonical(value)
+            if isinstance(source, Parameter):
+                found[value] = source
+            elif value in self._constants():
+                found[value] = self._constants()[value]
+        return found
+
     def _is_folded(self, got: Source, wanted: Source) -> bool:
         """Return whether ``got`` is a Parameter with the value of a constant old value."""
         if not isinstance(got, Parameter) or not isinstance(wanted, Value):
@@ -231,11 +266,11 @@ class _Checker:
     def _constants(self) -> Mapping[Value, Array]:
         """Return the values of the old graph's nodes that depend on constants and shapes only."""
         if self._known is None:
-            self._known = {}
+            self._known = {v: a for v, a in self._captured.items() if isinstance(a, np.ndarray)}
             for node in self.before.nodes:
-                array = _constant_result(node, self._known)
-                if array is not None:
-                    self._known[node.outputs[0]] = array
+                for value, array in zip(node.outputs, _results(node, self._known), strict=False):
+                    if array is not None:
+                        self._known[value] = np.asarray(array)
         return self._known
 
     def _check_attrs(self, old: Node, new: Node, where: str) -> None:
@@ -244,9 +279,15 @@ class _Checker:
         for key, theirs in old.attrs.items():
             mine = new.attrs[key]
             if isinstance(theirs, Graph) and isinstance(mine, Graph):
-                self.bodies.append((theirs, mine))
-            elif mine is not theirs and not _equal(mine, theirs):
+                continue
+            if mine is not theirs and not _equal(mine, theirs):
                 _fail(7, f"attribute {key!r} of node {new.name!r}{where} changed")
+        outer = iter(old.captures)
+        for theirs, mine in _body_pairs(old, new):
+            pairs = list(zip(theirs.captures, outer, strict=False))
+            constant = self._constant_values([value for _, value in pairs])
+            captured = {v: constant[o] for v, o in pairs if o in constant}
+            self.bodies.append((theirs, mine, captured))
 
     def _check_connected(self) -> None:
         group = {node: node for node in self._region}
@@ -335,25 +376,32 @@ class _Checker:
                         )
 
 
-def _constant_result(node: Node, known: Mapping[Value, Array]) -> Array | None:
-    """Return the output of a node whose inputs are all constant; None for other nodes."""
-    if len(node.outputs) != 1 or node.domain or node.subgraph is not None or node.bodies:
-        return None
+def _body_pairs(old: Node, new: Node) -> Iterator[tuple[Graph, Graph]]:
+    """Yield the bodies of two nodes that have attributes of the same names."""
+    for key, theirs in old.attrs.items():
+        mine = new.attrs[key]
+        if isinstance(theirs, Graph) and isinstance(mine, Graph):
+            yield theirs, mine
+
+
+def _results(node: Node, known: Mapping[Value, Array]) -> Sequence[Any]:
+    """Return the outputs of a node whose inputs are all constant; none for other nodes."""
+    if node.domain or node.subgraph is not None or node.bodies:
+        return ()
     given: list[Array | None] = []
     for position, value in enumerate(node.inputs):
         array = None if value is None else known.get(value)
         if value is not None and array is None:
             if value.parameter is None or (node.op_type, position) not in _SHAPES:
-                return None
+                return ()
             array = value.parameter.array
         given.append(array)
     if node.op_type != "Constant" and not any(array is not None for array in given):
-        return None
+        return ()
     try:
-        result: Any = evaluate(node, given)[0]
+        return evaluate(node, given)
     except SubgraphError:
-        return None
-    return None if result is None else np.asarray(result)
+        return ()
 
 
 def _equal(one: Any, two: Any) -> bool:

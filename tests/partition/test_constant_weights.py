@@ -251,6 +251,180 @@ def test_constants_in_bodies_and_names_that_are_taken() -> None:
         np.testing.assert_allclose(got, ARRAY @ (W * factor) @ W, rtol=1e-5)
 
 
+def branches(
+    weight: sg.Value, other: sg.Value | None = None, y: sg.Value | None = None
+) -> sg.Graph:
+    """Return a graph of one If: a product by a captured weight, or a sum with another value.
+
+    If there is an input ``y``, the graph also gives its product by the weight.
+    """
+    x, flag = sg.input("x", (2, 4)), sg.input("flag", (), "bool")
+    then = sg.Graph(outputs=[ops.MatMul(sg.capture(x), sg.capture(weight))], name="then")
+    value = ops.Sin(sg.capture(weight if other is None else other))
+    orelse = sg.Graph(outputs=[ops.Add(sg.capture(x), ops.ReduceSum(value))], name="else")
+    choice = ops.If(flag, then_branch=then, else_branch=orelse, name="choice")
+    if y is None:
+        return sg.Graph([x, flag], [choice], name="branches")
+    return sg.Graph([x, flag, y], [choice, ops.MatMul(y, weight)], name="branches")
+
+
+def run_branches(graph: sg.Graph) -> list[Array]:
+    model = sg.compile_model(graph, "REFERENCE")
+    return [model({"x": ARRAY, "flag": np.array(flag)})[0] for flag in (True, False)]
+
+
+def check_branches(graph: sg.Graph, cut: sg.Graph, count: int = 1) -> None:
+    """Check a partition of `branches`, its regions and its results before and after a new weight.
+
+    Args:
+        graph: The graph.
+        cut: Its partition.
+        count: How many regions have the weight "c".
+    """
+    check_partition(graph, cut)
+    made = [node for level in cut.levels() for node in regions(level)]
+    inner = [node.subgraph.inputs[1].parameter for node in made if node.subgraph is not None]
+    assert inner == [cut.parameters["c"]] * count
+    for expected, got in zip(run_branches(graph), run_branches(cut), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    model = sg.compile_model(cut, "REFERENCE")
+    feed = {"x": ARRAY, "flag": np.array(True)}
+    model(feed)
+    model.parameters["c"].assign(W * 2)
+    np.testing.assert_allclose(model(feed)[0], ARRAY @ (W * 2), rtol=1e-6)
+    again = sg.optimize_for(cut, Packing())
+    assert sg.print_graph(again) == sg.print_graph(cut)
+
+
+@pytest.mark.parametrize("make", [constant, sg.parameter])
+def test_what_a_body_captures_is_a_weight_too(make: Any) -> None:
+    weight = constant(W, "c") if make is constant else sg.parameter("c", W)
+    graph = branches(weight)
+    before = str(graph)
+    cut = sg.optimize_for(graph, Packing())
+    assert str(graph) == before
+    check_branches(graph, cut)
+    assert "Constant" not in [node.op_type for node in cut.nodes]
+
+
+def test_a_body_and_the_graph_around_share_a_weight() -> None:
+    graph = branches(constant(W), y=sg.input("y", ("N", 4)))
+    cut = sg.optimize_for(graph, Packing())
+    check_partition(graph, cut)
+    assert list(cut.parameters) == ["c"]
+    used = [node.subgraph for level in cut.levels() for node in regions(level)]
+    assert [inner and inner.inputs[1].parameter for inner in used] == [cut.parameters["c"]] * 2
+
+
+def test_a_capture_that_no_region_takes_stays_one() -> None:
+    a, b = constant(W, "c"), constant(W * 2, "d")
+    graph = branches(a, b)
+    cut = sg.optimize_for(graph, Packing())
+    check_branches(graph, cut)
+    assert [node.op_type for node in cut.nodes] == ["Constant", "If"]
+    assert [value.name for value in cut.nodes[1].captures] == ["x", "d", "x"]
+    untouched = sg.optimize_for(graph, sg.ContainOpSelector({"Conv"}))
+    assert str(untouched) == str(graph)
+
+
+def test_a_weight_of_a_body_of_a_body() -> None:
+    x, flag = sg.input("x", (2, 4)), sg.input("flag", (), "bool")
+    c = constant(W)
+    seen, middle = sg.capture(x), sg.capture(c)
+    then = sg.Graph(outputs=[ops.MatMul(sg.capture(seen), sg.capture(middle))], name="deep")
+    orelse = sg.Graph(outputs=[ops.Relu(sg.capture(seen))], name="deep_else")
+    inner = ops.If(sg.capture(flag), then_branch=then, else_branch=orelse)
+    choice = ops.If(
+        flag,
+        then_branch=sg.Graph(outputs=[inner], name="then"),
+        else_branch=sg.Graph(outputs=[ops.Neg(sg.capture(x))], name="else"),
+    )
+    graph = sg.Graph([x, flag], [choice], name="nested")
+    check_branches(graph, sg.optimize_for(graph, Packing()))
+
+
+def test_a_weight_that_a_body_computes_from_a_capture() -> None:
+    x, flag = sg.input("x", (2, 4)), sg.input("flag", (), "bool")
+    turned = ops.Transpose(sg.capture(constant(W)), name="turned")
+    then = sg.Graph(outputs=[ops.MatMul(sg.capture(x), turned)], name="then")
+    orelse = sg.Graph(outputs=[ops.Neg(sg.capture(x))], name="else")
+    choice = ops.If(flag, then_branch=then, else_branch=orelse)
+    graph = sg.Graph([x, flag], [choice], name="turning")
+    cut = sg.optimize_for(graph, Packing())
+    check_partition(graph, cut)
+    (weight,) = cut.parameters.values()
+    np.testing.assert_array_equal(weight.array, W.T)
+    for expected, got in zip(run_branches(graph), run_branches(cut), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_a_captured_constant_that_a_body_gives() -> None:
+    x, flag = sg.input("x", (4, 4)), sg.input("flag", (), "bool")
+    c = constant(W)
+    then = sg.Graph(outputs=[ops.MatMul(sg.capture(x), sg.capture(c))], name="then")
+    orelse = sg.Graph(outputs=[sg.capture(c)], name="else")
+    choice = ops.If(flag, then_branch=then, else_branch=orelse)
+    graph = sg.Graph([x, flag], [choice], name="giving")
+    cut = sg.optimize_for(graph, Packing())
+    check_partition(graph, cut)
+    model = sg.compile_model(cut, "REFERENCE")
+    eye = np.eye(4, dtype=np.float32) * 3
+    np.testing.assert_allclose(model({"x": eye, "flag": np.array(True)})[0], W * 3, rtol=1e-6)
+    np.testing.assert_array_equal(model({"x": eye, "flag": np.array(False)})[0], W)
+
+
+def test_the_outputs_of_a_split_are_weights() -> None:
+    x = sg.input("x", ("N", 4))
+    both = constant(np.concatenate([W, W * 2]), "both")
+    first, second = ops.Split(both, axis=0, num_outputs=2, outputs=2)
+    graph = sg.Graph([x], [ops.MatMul(ops.MatMul(x, first), second)], name="split")
+    cut = sg.optimize_for(graph, Packing())
+    check_partition(graph, cut, inputs=[ARRAY])
+    assert [node.op_type for node in cut.nodes] == ["_subgraph_op"] * 2
+    arrays = [parameter.array for parameter in cut.parameters.values()]
+    np.testing.assert_array_equal(arrays, [W, W * 2])
+
+
+def test_a_split_with_other_users() -> None:
+    x = sg.input("x", ("N", 4))
+    for follow in (ops.Sin, ops.Transpose, ops.Identity):
+        both = constant(np.concatenate([W, W * 2]), "both")
+        first, second = ops.Split(both, axis=0, num_outputs=2, outputs=2)
+        other = ops.ReduceSum(follow(second))
+        graph = sg.Graph([x], [ops.Add(ops.MatMul(x, first), other)], name="split")
+        cut = sg.optimize_for(graph, Packing())
+        check_partition(graph, cut, inputs=[ARRAY])
+        assert len(regions(cut)) == 1
+        assert not {"Constant", "Split"} & {node.op_type for node in cut.nodes}
+    first, second = ops.Split(constant(np.stack([W, W])), axis=0, num_outputs=2, outputs=2)
+    product = ops.MatMul(x, ops.Squeeze(first))
+    given = sg.Graph([x], [product, second], name="given")
+    cut = sg.optimize_for(given, sg.ContainOpSelector({"MatMul"}))
+    check_partition(given, cut, inputs=[ARRAY])
+    assert [node.op_type for node in cut.nodes] == ["Constant", "Split", "_subgraph_op"]
+
+
+class AsNodes(SelectorProperty):
+    """Takes constants as nodes of its regions."""
+
+    constant_weights = False
+
+
+def test_properties_that_see_constants_differently() -> None:
+    x = sg.input("x", ("N", 4))
+    h = ops.Relu(ops.Relu(x))
+    h = ops.Add(ops.MatMul(h, constant(W, "c")), constant(ARRAY[:1], "d"))
+    graph = sg.Graph([x], [h], name="turns")
+    weights = SelectorProperty(sg.ContainOpSelector({"Relu", "MatMul"}))
+    nodes = AsNodes(sg.ContainOpSelector({"Constant", "Add"}))
+    for order in ([weights, nodes], [nodes, weights], [weights, nodes, weights]):
+        cut = sg.optimize_for(graph, order)
+        check_partition(graph, cut, inputs=[ARRAY])
+        inner = {tuple(n.op_type for n in r.subgraph.nodes) for r in regions(cut) if r.subgraph}
+        assert ("Constant", "Add") in inner, order
+        assert sum("MatMul" in types for types in inner) == 1
+
+
 def test_several_properties_share_a_constant() -> None:
     x = sg.input("x", ("N", 4))
     c = constant(W)
@@ -305,3 +479,14 @@ def test_the_check_finds_another_weight(wrong: Array) -> None:
     other = sg.optimize_for(network(constant(np.ascontiguousarray(wrong))), Packing())
     with pytest.raises(sg.PartitionError, match="invariant 7"):
         check_partition(graph, other)
+
+
+def test_the_check_finds_another_weight_of_a_body() -> None:
+    graph = branches(constant(W))
+    other = sg.optimize_for(branches(constant(W + 1)), Packing())
+    with pytest.raises(sg.PartitionError, match="invariant 7"):
+        check_partition(graph, other)
+    of_weights, copied = (sg.optimize_for(branches(constant(W)), Packing()) for _ in range(2))
+    check_partition(graph, of_weights)
+    with pytest.raises(sg.PartitionError, match="invariant 7"):  # another Parameter of equal value
+        check_partition(of_weights, copied)

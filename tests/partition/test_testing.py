@@ -60,7 +60,7 @@ def pretend(graph: sg.Graph, *regions: str) -> list[Any]:
     """Return what the order check says to regions that no graph could hold."""
     from subgraph.testing import invariants
 
-    checker = invariants._Checker(graph, graph)  # pyright: ignore[reportPrivateUsage]
+    checker = invariants._Checker(graph, graph, {})  # pyright: ignore[reportPrivateUsage]
     for number, names in enumerate(regions):
         holder = sg.Node("_subgraph_op", name=f"r{number}", subgraph=sg.Graph())
         for node in graph.nodes:
