@@ -1,12 +1,13 @@
 """Conv and ConvTranspose for the reference, in the cases where onnx.reference is wrong or fails.
 
-onnx.reference multiplies NaN and Inf between the taps of a dilated filter by 0. In ConvTranspose
-it splits the weights of groups along the wrong axis, ignores the padding that ``output_shape``
-implies, and fails for a batch of 0.
+onnx.reference multiplies NaN and Inf between the taps of a dilated filter by 0. Its ConvTranspose
+splits the weights of groups along the wrong axis, ignores the padding that ``output_shape``
+implies, fails for a batch of 0, and takes a step of Python for each pair of a tap and a position.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,7 +73,7 @@ def without_empty_lists(node: Node) -> Node:
 
 
 def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the transposed convolution, computed one group at a time."""
+    """Return the transposed convolution of ConvTranspose, of any rank."""
     node = without_empty_lists(node)
     if inputs[0].shape[0] == 0:
         one = np.zeros((1, *inputs[0].shape[1:]), inputs[0].dtype)
@@ -109,17 +110,49 @@ def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
-    groups = int(node.attrs.get("group", 1))
-    if groups == 1:
-        only: Array = standard(node, inputs)[0]
-        return only
+    """Return the transposed convolution with explicit pads; all groups at once.
+
+    The products of one tap with all positions, or of one position with all taps, are added to a
+    strided part of the result: whichever takes fewer steps. Sums of float16 and bfloat16 are
+    float32.
+    """
     x, weight = inputs[:2]
-    bias = inputs[2] if len(inputs) > 2 else None
-    single = variant(node, group=1)
-    each, made = x.shape[1] // groups, weight.shape[1]
-    parts: list[Any] = []
-    for g in range(groups):
-        operands = [x[:, g * each : (g + 1) * each], weight[g * each : (g + 1) * each]]
-        operands.append(None if bias is None else bias[g * made : (g + 1) * made])
-        parts.append(standard(single, operands[: len(inputs)])[0])
-    return np.concatenate(parts, axis=1)
+    rank = x.ndim - 2
+    groups = int(node.attrs.get("group", 1))
+    strides, dilations, more, pads = (
+        [int(n) for n in node.attrs.get(name) or [default] * count]
+        for name, default, count in (
+            ("strides", 1, rank),
+            ("dilations", 1, rank),
+            ("output_padding", 0, rank),
+            ("pads", 0, 2 * rank),
+        )
+    )
+    places, taps = x.shape[2:], weight.shape[2:]
+    dtype = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
+    images, made = x.shape[0], weight.shape[1]
+    data = x.astype(dtype).reshape(images, groups, -1, math.prod(places))
+    filters = weight.astype(dtype).reshape(groups, -1, made, math.prod(taps))
+    reach = [(k - 1) * d + 1 for k, d in zip(taps, dilations, strict=True)]
+    spans = [(n - 1) * s + 1 for n, s in zip(places, strides, strict=True)]
+    size = [a + b - 1 + extra for a, b, extra in zip(spans, reach, more, strict=True)]
+    whole = np.zeros((images, groups, made, *size), dtype)
+    by_tap = math.prod(taps) <= math.prod(places)
+    outer, inner = (taps, places) if by_tap else (places, taps)
+    jumps, steps, lengths = (dilations, strides, spans) if by_tap else (strides, dilations, reach)
+    for number, where in enumerate(np.ndindex(*outer)):
+        if by_tap:
+            part = filters[..., number].transpose(0, 2, 1) @ data
+        else:
+            one = data[..., number].transpose(1, 0, 2) @ filters.reshape(*filters.shape[:2], -1)
+            part = one.transpose(1, 0, 2)
+        target = [
+            slice(k * jump, k * jump + length, step)
+            for k, jump, length, step in zip(where, jumps, lengths, steps, strict=True)
+        ]
+        whole[(..., *target)] += part.reshape(images, groups, made, *inner)
+    crop = [slice(pads[k], n - pads[rank + k]) for k, n in enumerate(size)]
+    result = whole.reshape(images, groups * made, *size)[(..., *crop)]
+    if len(inputs) > 2 and inputs[2] is not None:
+        result = result + inputs[2].astype(dtype).reshape(-1, *[1] * rank)
+    return result.astype(x.dtype)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import subgraph as sg
+from subgraph import ops
 from subgraph.engine.planner.lowering import Layout
 from subgraph.graph.types import Array
 from subgraph.ops.conv import transpose_cpu as conv_transpose_cpu
@@ -194,3 +195,16 @@ def test_form_that_multiplies_least() -> None:
     assert form(3, 4, 2) == "taps"
     assert form(1, 3, 1) == "taps"
     assert form(32, 4, 2) == "apart"
+
+
+def test_many_taps_and_positions_on_the_reference() -> None:
+    # One step for each pair of a tap and a position would take minutes.
+    sizes = (3, 8, 8, 8)
+    x = np.random.default_rng(0).standard_normal((1, 1, *sizes)).astype(np.float32)
+    value = sg.input("x", x.shape)
+    graph = sg.Graph([value], [ops.ConvTranspose(value, sg.parameter("w", x))])
+    got = sg.compile_model(graph, "REFERENCE")(x)[0]
+    padded = [2 * size - 1 for size in sizes]
+    spectrum = np.fft.fftn(x[0, 0].astype(np.float64), padded)
+    expected = np.fft.ifftn(spectrum * spectrum).real
+    np.testing.assert_allclose(got[0, 0], expected, rtol=1e-3, atol=1e-3)
