@@ -205,6 +205,6 @@ def test_many_taps_and_positions_on_the_reference() -> None:
     graph = sg.Graph([value], [ops.ConvTranspose(value, sg.parameter("w", x))])
     got = sg.compile_model(graph, "REFERENCE")(x)[0]
     padded = [2 * size - 1 for size in sizes]
-    spectrum = np.fft.fftn(x[0, 0].astype(np.float64), padded)
+    spectrum = np.fft.fftn(x[0, 0].astype(np.float64), padded, axes=range(4))
     expected = np.fft.ifftn(spectrum * spectrum).real
     np.testing.assert_allclose(got[0, 0], expected, rtol=1e-3, atol=1e-3)
