@@ -135,10 +135,9 @@ def _cut_bodies(top: _Target, owner: SubgraphProperty, options: Options, shared:
     """Cut the bodies of nodes outside of regions; the graph of ``top`` is the pass's own copy."""
     levels = [top]
     for target in levels:
-        weights = target.weights() if owner.constant_weights else {}
-        for node in target.graph.nodes:
-            if not node.attrs or node.subgraph is not None:
-                continue
+        holders = [n for n in target.graph.nodes if n.attrs and n.subgraph is None and n.bodies]
+        weights = target.weights() if holders and owner.constant_weights else {}
+        for node in holders:
             captured = iter(node.captures)
             for key, body in node.attrs.items():
                 if isinstance(body, Graph):

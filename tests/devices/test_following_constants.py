@@ -80,6 +80,29 @@ def test_a_device_without_constant_runs_what_takes_one(kind: Any, cast: bool) ->
     np.testing.assert_allclose(model(X)[0], X + 10 * HELD)
 
 
+def split_sum(*, given: bool = False) -> sg.Graph:
+    """Return x + a + b for the halves of one constant; the graph gives b too, if ``given``."""
+    x = sg.input("x", (2, 3))
+    both = ops.Constant(value=np.concatenate([HELD, 2 * HELD]), name="both")
+    first, second = ops.Split(both, num_outputs=2, outputs=2, name="halves")
+    y = ops.Add(ops.Add(x, first, name="one"), second, name="two")
+    return sg.Graph([x], [y, second] if given else [y], "halves")
+
+
+@pytest.mark.parametrize("kind", [lambda: Simulated({"Add"}), Foreign, WeightsAlone])
+def test_the_outputs_of_a_split_go_along(kind: Any) -> None:
+    graph = split_sum()
+    core = made(kind())
+    assert core.query_model(graph, "A") == {node.name: "A" for node in graph.nodes}
+    model = core.compile_model(graph, "A")
+    assert len(model.parameters) == 2
+    check(model, graph)
+    graph = split_sum(given=True)
+    model = core.compile_model(graph, "HETERO:A,REFERENCE")
+    assert "Split" in [node.op_type for node in model.graph.nodes]
+    check(model, graph)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", [lambda: Simulated({"Add"}), Foreign, WeightsAlone])
 def test_the_constant_reaches_the_region_as_a_parameter(kind: Any, shared: bool) -> None:
