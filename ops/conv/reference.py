@@ -117,18 +117,18 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
     float32.
     """
     x, weight = inputs[:2]
-    rank = x.ndim - 2
+    rank: int = x.ndim - 2
     groups = int(node.attrs.get("group", 1))
-    strides, dilations, more, pads = (
-        [int(n) for n in node.attrs.get(name) or [default] * count]
-        for name, default, count in (
-            ("strides", 1, rank),
-            ("dilations", 1, rank),
-            ("output_padding", 0, rank),
-            ("pads", 0, 2 * rank),
-        )
+    strides, dilations = (
+        _numbers(node, "strides", [1] * rank),
+        _numbers(node, "dilations", [1] * rank),
     )
-    places, taps = x.shape[2:], weight.shape[2:]
+    more, pads = (
+        _numbers(node, "output_padding", [0] * rank),
+        _numbers(node, "pads", [0] * 2 * rank),
+    )
+    places: tuple[int, ...] = x.shape[2:]
+    taps: tuple[int, ...] = weight.shape[2:]
     dtype = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
     images, made = x.shape[0], weight.shape[1]
     data = x.astype(dtype).reshape(images, groups, -1, math.prod(places))
@@ -137,6 +137,7 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
     spans = [(n - 1) * s + 1 for n, s in zip(places, strides, strict=True)]
     size = [a + b - 1 + extra for a, b, extra in zip(spans, reach, more, strict=True)]
     whole = np.zeros((images, groups, made, *size), dtype)
+    all_channels = (slice(None),) * 3
     by_tap = math.prod(taps) <= math.prod(places)
     outer, inner = (taps, places) if by_tap else (places, taps)
     jumps, steps, lengths = (dilations, strides, spans) if by_tap else (strides, dilations, reach)
@@ -146,13 +147,18 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
         else:
             one = data[..., number].transpose(1, 0, 2) @ filters.reshape(*filters.shape[:2], -1)
             part = one.transpose(1, 0, 2)
-        target = [
+        target: tuple[slice, ...] = tuple(
             slice(k * jump, k * jump + length, step)
             for k, jump, length, step in zip(where, jumps, lengths, steps, strict=True)
-        ]
-        whole[(..., *target)] += part.reshape(images, groups, made, *inner)
-    crop = [slice(pads[k], n - pads[rank + k]) for k, n in enumerate(size)]
-    result = whole.reshape(images, groups * made, *size)[(..., *crop)]
+        )
+        whole[all_channels + target] += part.reshape(images, groups, made, *inner)
+    crop: tuple[slice, ...] = tuple(slice(pads[k], n - pads[rank + k]) for k, n in enumerate(size))
+    result = whole[all_channels + crop]
+    result = result.reshape(images, groups * made, *result.shape[3:])
     if len(inputs) > 2 and inputs[2] is not None:
         result = result + inputs[2].astype(dtype).reshape(-1, *[1] * rank)
     return result.astype(x.dtype)
+
+
+def _numbers(node: Node, name: str, default: list[int]) -> list[int]:
+    return [int(number) for number in node.attrs.get(name) or default]
