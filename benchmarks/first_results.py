@@ -97,17 +97,21 @@ def install(folder: Path, packages: Sequence[str]) -> Path:
     return python
 
 
+def write_feeds(chosen: Sequence[Path], folder: Path) -> dict[Path, Path]:
+    """Write the inputs of each model into a file of the folder, and return the files by model."""
+    feeds = {model: folder / f"{model.stem}.npz" for model in chosen}
+    for model, path in feeds.items():
+        np.savez(path, **models.inputs_of(model))
+    return feeds
+
+
 def measure(
-    python: Path, chosen: Sequence[Path], engines: Sequence[str], rounds: int, folder: Path
+    python: Path, feeds: dict[Path, Path], engines: Sequence[str], rounds: int, folder: Path
 ) -> dict[Path, dict[str, list[float]]]:
     """Return the seconds of all rounds, by model, and by engine with "fresh" or "warm"."""
-    feeds: dict[Path, Path] = {}
-    for model in chosen:
-        feeds[model] = folder / f"{model.stem}.npz"
-        np.savez(feeds[model], **models.inputs_of(model))
-    seconds: dict[Path, dict[str, list[float]]] = {model: {} for model in chosen}
+    seconds: dict[Path, dict[str, list[float]]] = {model: {} for model in feeds}
     for _ in range(rounds):
-        pairs = [(model, engine) for model in chosen for engine in engines]
+        pairs = [(model, engine) for model in feeds for engine in engines]
         for model, engine in random.sample(pairs, len(pairs)):
             with tempfile.TemporaryDirectory(dir=folder) as home:
                 for state in ("fresh", "warm")[: 2 if engine == _OURS else 1]:
@@ -128,27 +132,20 @@ def main() -> None:
     chosen = [path.resolve() for path in options.models]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wheel = f"{options.wheel.resolve()}"
+        wheel = str(options.wheel.resolve())
         print(f"installing {options.wheel.name} and {', '.join(peers)}", file=sys.stderr)
         python = install(folder / "environment", [wheel, *peers])
-        first = first_of_all(python, chosen[0], folder)
-        seconds = measure(python, chosen, [_OURS, *peers], options.rounds, folder)
-    columns = list(seconds[chosen[0]])
-    table = Table("model", *sorted(columns), "fresh : warm")
+        feeds = write_feeds(chosen, folder)
+        with tempfile.TemporaryDirectory(dir=folder) as home:
+            first = first_result(python, _OURS, chosen[0], feeds[chosen[0]], Path(home))
+        seconds = measure(python, feeds, [_OURS, *peers], options.rounds, folder)
+    columns = sorted(seconds[chosen[0]])
+    table = Table("model", *columns, "fresh : warm")
     for model, found in seconds.items():
-        ratio = ratio_of(found)
-        cells = [f"{statistics.median(found[column]):.2f}" for column in sorted(columns)]
-        table.add_row(model.stem, *cells, f"{ratio:.2f}")
+        cells = [f"{statistics.median(found[column]):.2f}" for column in columns]
+        table.add_row(model.stem, *cells, f"{ratio_of(found):.2f}")
     Console(width=120).print(table)
     print(f"{chosen[0].stem}, the first process after the installation: {first:.2f} s")
-
-
-def first_of_all(python: Path, model: Path, folder: Path) -> float:
-    """Return the seconds of the first process of this project in the new environment."""
-    feeds = folder / "first.npz"
-    np.savez(feeds, **models.inputs_of(model))
-    with tempfile.TemporaryDirectory(dir=folder) as home:
-        return first_result(python, _OURS, model, feeds, Path(home))
 
 
 def ratio_of(found: dict[str, list[float]]) -> float:

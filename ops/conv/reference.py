@@ -75,21 +75,15 @@ def without_empty_lists(node: Node) -> Node:
 def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the transposed convolution of ConvTranspose, of any rank."""
     node = without_empty_lists(node)
-    if inputs[0].shape[0] == 0:
-        one = np.zeros((1, *inputs[0].shape[1:]), inputs[0].dtype)
-        return [conv_transpose(node, [one, *inputs[1:]])[0][:0]]
-    if inputs[1].shape[1] == 0:  # no output channels
-        filters = np.zeros((inputs[1].shape[0], 1, *inputs[1].shape[2:]), inputs[1].dtype)
-        return [conv_transpose(node, [inputs[0], filters])[0][:, :0]]
     wanted, auto = node.attrs.get("output_shape"), decoded(node.attrs.get("auto_pad", "NOTSET"))
     if wanted is None and not auto.startswith("SAME"):
         return [_grouped(node, inputs)]
     x, weight = inputs[:2]
     rank = x.ndim - 2
     whole = _grouped(variant(node, drop=_SHAPING), [x, weight])
-    extra = [int(n) for n in node.attrs.get("output_padding") or [0] * rank]
+    extra = _numbers(node, "output_padding", [0] * rank)
     if wanted is None:  # no pad is negative, as onnx's shape inference and ONNX Runtime have it
-        strides = [int(n) for n in node.attrs.get("strides") or [1] * rank]
+        strides = _numbers(node, "strides", [1] * rank)
         rooms = zip(x.shape[2:], strides, whole.shape[2:], extra, strict=True)
         size = [min(places * stride, full + more) for places, stride, full, more in rooms]
     else:
@@ -130,9 +124,9 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
     places: tuple[int, ...] = x.shape[2:]
     taps: tuple[int, ...] = weight.shape[2:]
     dtype = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
-    images, made = x.shape[0], weight.shape[1]
-    data = x.astype(dtype).reshape(images, groups, -1, math.prod(places))
-    filters = weight.astype(dtype).reshape(groups, -1, made, math.prod(taps))
+    images, each, made = x.shape[0], x.shape[1] // groups, weight.shape[1]
+    data = x.astype(dtype).reshape(images, groups, each, math.prod(places))
+    filters = weight.astype(dtype).reshape(groups, each, made, math.prod(taps))
     reach = [(k - 1) * d + 1 for k, d in zip(taps, dilations, strict=True)]
     spans = [(n - 1) * s + 1 for n, s in zip(places, strides, strict=True)]
     size = [a + b - 1 + extra for a, b, extra in zip(spans, reach, more, strict=True)]
@@ -145,7 +139,9 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
         if by_tap:
             part = filters[..., number].transpose(0, 2, 1) @ data
         else:
-            one = data[..., number].transpose(1, 0, 2) @ filters.reshape(*filters.shape[:2], -1)
+            one = data[..., number].transpose(1, 0, 2) @ filters.reshape(
+                groups, each, made * math.prod(taps)
+            )
             part = one.transpose(1, 0, 2)
         target: tuple[slice, ...] = tuple(
             slice(k * jump, k * jump + length, step)

@@ -149,7 +149,7 @@ def constants_to_weights(
     for value, array in arrays.items():
         assert value.producer is not None, "only results of nodes are computed"
         # A constant that only replaced constants use needs no Parameter.
-        if value.producer.name in lifted and any(n.name not in names for n in value.uses):
+        if value.producer.name in lifted and any(n.name not in lifted for n in value.uses):
             parameter = Parameter.adopt(_unique(value.name, known), array)
             replaced[value] = _over(value, parameter)
     graph.rewire(replaced)
@@ -311,15 +311,15 @@ def _drop_captures(
     The captures that a body lost are still used in it.
     """
     outer = iter(node.captures)
-    kept: list[Value] = []
+    remaining: list[Value] = []
     for body in node.bodies:
         pairs = list(zip(body.captures, outer, strict=False))
         inner = {v: known[o] for v, o in pairs if o in known and not body.is_output(v)}
         body.captures = tuple([v for v, _ in pairs if v not in inner])
-        kept += [o for v, o in pairs if v not in inner]
+        remaining += [o for v, o in pairs if v not in inner]
         if inner:
             yield body, inner
-    node.captures = tuple(kept)
+    node.captures = tuple(remaining)
 
 
 def _unique(name: str, taken: set[str]) -> str:

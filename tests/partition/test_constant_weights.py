@@ -256,7 +256,7 @@ def branches(
 ) -> sg.Graph:
     """Return a graph of one If: a product by a captured weight, or a sum with another value.
 
-    If there is an input ``y``, the graph also gives its product by the weight.
+    If there is an input ``y``, the graph also returns its product by the weight.
     """
     x, flag = sg.input("x", (2, 4)), sg.input("flag", (), "bool")
     then = sg.Graph(outputs=[ops.MatMul(sg.capture(x), sg.capture(weight))], name="then")
@@ -345,11 +345,11 @@ def test_a_weight_of_a_body_of_a_body() -> None:
 
 def test_a_weight_that_a_body_computes_from_a_capture() -> None:
     x, flag = sg.input("x", (2, 4)), sg.input("flag", (), "bool")
-    turned = ops.Transpose(sg.capture(constant(W)), name="turned")
-    then = sg.Graph(outputs=[ops.MatMul(sg.capture(x), turned)], name="then")
+    transposed = ops.Transpose(sg.capture(constant(W)), name="transposed")
+    then = sg.Graph(outputs=[ops.MatMul(sg.capture(x), transposed)], name="then")
     orelse = sg.Graph(outputs=[ops.Neg(sg.capture(x))], name="else")
     choice = ops.If(flag, then_branch=then, else_branch=orelse)
-    graph = sg.Graph([x, flag], [choice], name="turning")
+    graph = sg.Graph([x, flag], [choice], name="transposing")
     cut = sg.optimize_for(graph, Packing())
     check_partition(graph, cut)
     (weight,) = cut.parameters.values()
@@ -358,13 +358,13 @@ def test_a_weight_that_a_body_computes_from_a_capture() -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-def test_a_captured_constant_that_a_body_gives() -> None:
+def test_a_captured_constant_that_a_body_returns() -> None:
     x, flag = sg.input("x", (4, 4)), sg.input("flag", (), "bool")
     c = constant(W)
     then = sg.Graph(outputs=[ops.MatMul(sg.capture(x), sg.capture(c))], name="then")
     orelse = sg.Graph(outputs=[sg.capture(c)], name="else")
     choice = ops.If(flag, then_branch=then, else_branch=orelse)
-    graph = sg.Graph([x, flag], [choice], name="giving")
+    graph = sg.Graph([x, flag], [choice], name="returning")
     cut = sg.optimize_for(graph, Packing())
     check_partition(graph, cut)
     model = sg.compile_model(cut, "REFERENCE")
@@ -414,7 +414,7 @@ def test_properties_that_see_constants_differently() -> None:
     x = sg.input("x", ("N", 4))
     h = ops.Relu(ops.Relu(x))
     h = ops.Add(ops.MatMul(h, constant(W, "c")), constant(ARRAY[:1], "d"))
-    graph = sg.Graph([x], [h], name="turns")
+    graph = sg.Graph([x], [h], name="properties")
     weights = SelectorProperty(sg.ContainOpSelector({"Relu", "MatMul"}))
     nodes = AsNodes(sg.ContainOpSelector({"Constant", "Add"}))
     for order in ([weights, nodes], [nodes, weights], [weights, nodes, weights]):
