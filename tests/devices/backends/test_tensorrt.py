@@ -2,7 +2,7 @@
 
 TensorRT-RTX builds engines on a machine without a card. Requests, their shapes and memory are
 tested with ONNX Runtime in the place of engines. What runs on a card is tested with the other
-backends, in test_backends.py and test_backend_operators.py, where there is one.
+backends, in test_backends.py and test_operators.py, where there is one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from subgraph.devices.backends import tensorrt
 from subgraph.devices.backends.base import library_model_of
 from subgraph.devices.backends.tensorrt_engine import EngineModel, network_and_weights
 from subgraph.graph.types import Array
-from tests.devices.test_backend_operators import USES
+from tests.devices.backends.test_operators import USES
 from tests.support.backends import installed, is_missing, no_package
 from tests.support.tensorrt_engines import Cardless, OrtTensorrt
 

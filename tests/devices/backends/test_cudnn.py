@@ -3,7 +3,7 @@
 The graphs are made by cuDNN's frontend; NumPy computes them, in the place of the card, and the
 results are compared with REFERENCE. Where libcudnn and a driver's libcuda are installed, cuDNN
 plans the graphs for an H100 without one. What runs on a card is tested with the other backends, in
-test_backends.py and test_backend_operators.py, where there is one.
+test_backends.py and test_operators.py, where there is one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from subgraph.devices.backends.cudnn_plans import Planner
 from subgraph.devices.backends.translation import parsed_model
 from subgraph.graph.types import Array
 from subgraph.transform.pass_manager import apply_pass
-from tests.devices.test_backend_operators import USES
+from tests.devices.backends.test_operators import USES
 from tests.support.backends import no_package
 from tests.support.cudnn_graphs import NumpyCudnn, described_card
 from tests.support.requirements import Use, floats
