@@ -32,12 +32,12 @@ from subgraph.errors import (
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import Array
 from subgraph.operators.op_checks import is_array, is_list
+from subgraph.operators.results import fill_outputs
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
     Session,
     SubgraphOp,
-    fill_outputs,
     open_own,
     open_session,
 )

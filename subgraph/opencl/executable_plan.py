@@ -27,7 +27,7 @@ from subgraph.graph.parameters import Snapshot
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.opencl.lowering import ClLaunch
 from subgraph.opencl.runtime import Runtime, opencl
-from subgraph.operators.subgraph_op import fill_outputs
+from subgraph.operators.results import fill_outputs
 from subgraph.system.exiting import uninterrupted, uninterruptedly
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache, WeightEntry

@@ -12,12 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
-import numpy as np
 
 from subgraph.errors import (
     DeviceError,
     PartitionError,
-    ShapeError,
     require_type,
 )
 from subgraph.graph.graph import Graph, Node, Value
@@ -35,6 +33,7 @@ from subgraph.operators.op_checks import (
     region_types,
     result_type_error,
 )
+from subgraph.operators.results import fill_outputs, own_results
 from subgraph.system.forking import free_in_child
 from subgraph.system.hooks import Hook
 from subgraph.weights.cache import WeightCache, WeightEntry
@@ -183,6 +182,7 @@ class Session:
             type_, dtype, fits = check
             if getattr(result, "dtype", None) != dtype or not fits(result.shape):
                 raise result_type_error(self.op, position, result, type_)
+        results = own_results(results, inputs)
         return results if outputs is None else fill_outputs(results, outputs)
 
     def cancel(self) -> None:
@@ -274,28 +274,6 @@ class Session:
         return []
 
 
-def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any]:
-    """Copy results into the arrays of ``outputs``; return these, and results that have no array.
-
-    Raises:
-        ShapeError: an array has another shape than the result of this run, or is read-only.
-    """
-    filled: list[Any] = []
-    for position, (result, target) in enumerate(zip(results, outputs, strict=True)):
-        if target is not None and target is not result:
-            if target.shape != np.shape(result):
-                raise ShapeError(
-                    f"output {position} has shape {np.shape(result)} in this run, the array to "
-                    f"write it into has {target.shape}"
-                )
-            if not target.flags.writeable:  # it was when it was given
-                raise ShapeError(f"output {position}: the array to write it into is read-only")
-            np.copyto(target, result, casting="equiv")  # the target's byte order may differ
-            result = target
-        filled.append(result)
-    return filled
-
-
 class SubgraphOp:
     """A stateful operator that runs the inner graph of a subgraph node.
 
@@ -359,7 +337,8 @@ class SubgraphOp:
                 Parameter, whose ``array`` has the version that this run must use.
 
         Returns:
-            One array for each output of ``subgraph``.
+            One array for each output of ``subgraph``. The caller copies those in the memory of an
+            input or of another output, and read-only ones.
         """
         raise NotImplementedError(f"{type(self).__name__} has no forward of its own: write forward")
 

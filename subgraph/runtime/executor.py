@@ -23,8 +23,8 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import enter_run, leave_run
 from subgraph.graph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
 from subgraph.graph.types import Array
-from subgraph.operators.op_checks import is_list
 from subgraph.operators.region_names import note_region
+from subgraph.operators.results import fill_outputs, own_results
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     IterationsResult,
@@ -33,7 +33,6 @@ from subgraph.operators.subgraph_op import (
     Session,
     SubgraphOp,
     Wiring,
-    fill_outputs,
     open_session,
 )
 from subgraph.runtime.cancel import Cancel
@@ -326,10 +325,8 @@ class Executor:
         if self._outer_entries is not None:
             if self.profiling:
                 self._outer_entries.extend(self.profile())
-        elif self.plan.passed:
-            inputs = {id(_owner(values[slot])) for slot, _ in self.plan.inputs}
-            for position in self.plan.passed:
-                results[position] = _unshared(results[position], inputs)
+        else:
+            results = own_results(results, [values[slot] for slot, _ in self.plan.inputs])
         return results
 
     def _start_values(self, snapshot: Snapshot) -> list[Any]:
@@ -553,20 +550,6 @@ def _with_times(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEn
             start = end
         found.append(entry)
     return found
-
-
-def _owner(value: Any) -> Any:
-    """Return the array that owns the memory of an array: itself, or the base of a view."""
-    while isinstance(getattr(value, "base", None), np.ndarray):
-        value = value.base
-    return value
-
-
-def _unshared(value: Any, owners: set[int]) -> Any:
-    """Return a result, copied if its memory belongs to one of ``owners`` (ids of arrays)."""
-    if is_list(value):
-        return [_unshared(item, owners) for item in value]
-    return value.copy() if hasattr(value, "base") and id(_owner(value)) in owners else value
 
 
 def _is_fast(node: Node) -> bool:

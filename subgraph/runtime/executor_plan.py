@@ -92,8 +92,6 @@ class Plan:
         only: If the graph is one subgraph node: positions of the graph's inputs that the node reads
             besides weights, and for each output of the graph its position among the node's outputs.
         schedule: The steps that may overlap; None if none may.
-        passed: Positions of outputs that may share the memory of an input, because no subgraph node
-            computed them.
     """
 
     def __init__(self, graph: Graph, *, parallel: bool = True) -> None:
@@ -122,7 +120,6 @@ class Plan:
         self.outputs = tuple(self._slot_of_array(value) for value in graph.outputs)
         self.schedule = self._schedule() if parallel else None
         self.only = self._only()
-        self.passed = self._passed()
         self._mark_deaths()
 
     def all_steps(self) -> Iterator[Step]:
@@ -204,13 +201,6 @@ class Plan:
             tuple(input_at[slot] for slot in step.data_slots),
             tuple(output_at[slot] for slot in self.outputs),
         )
-
-    def _passed(self) -> tuple[int, ...]:
-        passed = {slot for slot, _ in self.inputs}
-        for step in self.steps:
-            if step.op is None and not passed.isdisjoint(step.inputs):
-                passed.update(step.outputs)
-        return tuple(k for k, slot in enumerate(self.outputs) if slot in passed)
 
     def _mark_deaths(self) -> None:
         """Set the slots that each step frees: those that no later step reads."""

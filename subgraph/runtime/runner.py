@@ -22,12 +22,12 @@ from subgraph.graph.limits import limited, parse_bytes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
 from subgraph.operators.op_checks import is_array
+from subgraph.operators.results import fill_outputs
 from subgraph.operators.subgraph_op import (
     ProfileEntry,
     Repeat,
     Session,
     fallback_of,
-    fill_outputs,
     open_session,
 )
 from subgraph.runtime.cancel import Cancel

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph.graph.types import Array
+from subgraph.partition.property import SelectorProperty
 
 _HANDED_ON: dict[str, Callable[[sg.Value], sg.Value]] = {
     "input": lambda x: x,
@@ -47,3 +49,58 @@ def test_an_output_may_be_written_in_either_byte_order(dtype: str, device: str) 
     request.infer(np.array([-1, 2, 3], np.float32))
     assert target.dtype == np.dtype(dtype)
     assert target.tolist() == [0, 2, 3]
+
+
+class HandsOn(sg.SubgraphOp):
+    """Returns its input, a view of it, a weight, and one new array twice."""
+
+    def forward(self, inputs: list[Any]) -> list[Array]:
+        x, w = inputs
+        new = x + 1
+        return [x, x[::-1], w.array, new, new]
+
+
+def _hands_on() -> tuple[sg.Value, tuple[sg.Value, ...]]:
+    x, w = sg.input("x", (4,)), sg.parameter("w", np.arange(4, dtype=np.float32))
+    inner_x = sg.input("inner_x", (4,))
+    inner_w = sg.Value("inner_w", w.type, parameter=w.parameter)
+    inner_outputs = [sg.ops.Relu(inner_x) for _ in range(5)]
+    inner = sg.Graph([inner_x, inner_w], inner_outputs, "inner")
+    return x, sg.subgraph_node(inner, HandsOn(inner), inputs=[x, w]).outputs
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_results_of_a_users_op_are_the_callers_own(beside: bool) -> None:
+    x, outputs = _hands_on()
+    more = [sg.ops.Neg(x)] if beside else []
+    graph = sg.Graph([x], [*outputs, *more], "net")
+    model, given = sg.compile_model(graph, "CPU"), np.arange(4, dtype=np.float32)
+    for _ in range(2):
+        found = list(model(given).values())
+        expected = [[0, 1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]]
+        for result, right in zip(found, expected, strict=False):
+            assert result.tolist() == right
+            result[...] = -1
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU", "HETERO:CPU,REFERENCE", "AUTO"])
+@pytest.mark.parametrize("region", [False, True])
+def test_a_result_is_in_the_memory_of_no_other_result_or_weight(region: bool, device: str) -> None:
+    x, w = sg.input("x", (4, 4)), sg.parameter("w", np.eye(4, dtype=np.float32))
+    product = sg.ops.Relu(sg.ops.MatMul(x, w))
+    outputs = [product, sg.ops.Transpose(product), sg.ops.Reshape(product, np.array([16]))]
+    outputs += [*sg.ops.Split(product, num_outputs=2), sg.ops.Identity(product)]
+    outputs += [sg.ops.Identity(w), sg.ops.Transpose(w), sg.ops.Reshape(w, np.array([2, 8]))]
+    graph = sg.Graph([x], outputs)
+    if region:
+        taken = {"MatMul", "Relu", "Transpose", "Reshape", "Split", "Identity"}
+        graph = sg.optimize_for(graph, SelectorProperty(sg.ContainOpSelector(taken), "views"))
+        assert any(node.subgraph is not None for node in graph.nodes)
+    model, given = sg.compile_model(graph, device), np.ones((4, 4), np.float32)
+    for _ in range(2):
+        found = model(given)
+        for k in range(len(outputs)):
+            own = [np.ones((4, 4)), np.eye(4)][k > 5]
+            expected = {2: own.reshape(16), 3: own[:2], 4: own[:2], 8: own.reshape(2, 8)}
+            np.testing.assert_array_equal(found[k], expected.get(k, own))
+            found[k][...] = -1

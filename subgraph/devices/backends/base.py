@@ -34,12 +34,12 @@ from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import DTYPE_OF_ONNX, ONNX_DTYPE, Array, TensorType, numpy_dtype
 from subgraph.operators.operator import is_random
+from subgraph.operators.results import fill_outputs
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ExportFile,
     Session,
     SubgraphOp,
-    fill_outputs,
 )
 from subgraph.partition.replace import Cutter
 from subgraph.partition.selector import Reject

@@ -42,6 +42,7 @@ class TorchDevice(Backend):
     title = "PyTorch"
     checks_operands = True
     empty_tensors = False
+    writes_outputs = False
     dtypes = frozenset(("float32", "float64", "int32", "int64", "bool"))
 
     def refusal(self, node: Node) -> str:
@@ -94,6 +95,7 @@ class _TorchModel:
         self._threads = options.INFERENCE_NUM_THREADS
         self._device = torch.device(options.DEVICE)
         self._weights = {name: self._tensor(array) for name, array in weights.items()}
+        self._held = frozenset(map(_memory, self._weights.values()))
         self._inputs = [port.name for port in body.input if port.name not in self._weights]
         self._outputs = [port.name for port in body.output]
         needed = {*self._outputs, *self._weights}
@@ -122,7 +124,7 @@ class _TorchModel:
         return [values[name] for name in self._outputs]
 
     def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
-        """Return a function that runs the model and copies results to the caller's arrays."""
+        """Return a function that runs the model; results on the processor are not copied."""
         torch, names = self._torch, self._inputs
 
         def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
@@ -134,12 +136,20 @@ class _TorchModel:
             exact = torch.backends.cudnn.flags(allow_tf32=False)
             with torch.inference_mode(), exact if self._device.type == "cuda" else nullcontext():
                 results = self._run({**self._weights, **values})
+            held = {*self._held, *map(_memory, values.values())}
             made: list[Array] = []
-            for result, target in zip(results, into, strict=True):
+            for result in results:
                 found: Array = result.cpu().numpy()
-                made.append(np.array(found) if target is None else target)
-                if target is not None:
-                    np.copyto(target, found)
+                # A result may be a view of an input, a weight or another result.
+                memory = _memory(result)
+                made.append(found.copy() if memory in held else np.asarray(found, order="C"))
+                held.add(memory)
             return made
 
         return call
+
+
+def _memory(tensor: Any) -> int:
+    """Return the address of the memory of a tensor, which views of it share."""
+    address: int = tensor.untyped_storage().data_ptr()
+    return address

@@ -148,7 +148,8 @@ def _reduce(name: str, square: bool = False) -> Callable[[Call], Function]:
             if not chosen and stays:
                 return x * x if square else x
             chosen = chosen or list(range(x.dim()))
-            return getattr(torch, name)(x * x if square else x, chosen, keepdim=keep)
+            # torch.sum returns int64 for every integer type.
+            return getattr(torch, name)(x * x if square else x, chosen, keepdim=keep).to(x.dtype)
 
         return run
 

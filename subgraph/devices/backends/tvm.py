@@ -55,6 +55,7 @@ class TvmDevice(Backend):
     requirement = "apache-tvm >= 0.27"
     title = "TVM"
     empty_tensors = False
+    writes_outputs = False
     dtypes = frozenset(("float32", "float64", "int32", "int64", "bool"))
 
     def start(self) -> None:
@@ -96,17 +97,22 @@ class TvmDevice(Backend):
         with _converting:
             target = library.target.Target(options.TARGET)
             built = self._relax.build(self._converted(model), target)
-        return _BuiltModel(built, library, self._relax, options.INFERENCE_NUM_THREADS)
+        return _BuiltModel(
+            built, library, self._relax, options.INFERENCE_NUM_THREADS, _constant_outputs(model)
+        )
 
 
 class _BuiltModel:
     """A built function; each runner has a virtual machine of its own."""
 
-    def __init__(self, built: Any, library: Any, relax: Any, threads: int) -> None:
+    def __init__(
+        self, built: Any, library: Any, relax: Any, threads: int, constant: frozenset[int]
+    ) -> None:
         self._built = built
         self._library = library
         self._relax = relax
         self._threads = threads
+        self._constant = constant  # positions of outputs whose memory the function holds
 
     def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
         library = self._library
@@ -126,17 +132,30 @@ class _BuiltModel:
                     np.copyto(place, array)
                     passed[k] = place
             found = main(*map(tensor, passed))
-            results = [found] if len(into) == 1 and hasattr(found, "numpy") else list(found)
+            results = [found] if len(into) == 1 and hasattr(found, "numpy") else found
             made: list[Array] = []
-            for result, target in zip(results, into, strict=True):
-                if target is None:
-                    made.append(result.numpy())
-                else:
-                    np.copyto(target, np.from_dlpack(result))
-                    made.append(target)
+            for k, result in enumerate(results):
+                own: Array = np.from_dlpack(result)
+                # An output may be an input, another output or a constant of the function.
+                held = k in self._constant or not own.flags.writeable
+                if held or any(np.may_share_memory(own, other) for other in (*passed, *made)):
+                    own = own.copy()
+                made.append(own)
             return made
 
         return call
+
+
+def _constant_outputs(model: bytes) -> frozenset[int]:
+    """Return the positions of the outputs of a serialized model that depend on no input."""
+    import onnx
+
+    graph = onnx.load_from_string(model).graph
+    computed = {port.name for port in graph.input}
+    for node in graph.node:
+        if not computed.isdisjoint(node.input):
+            computed.update(node.output)
+    return frozenset(k for k, port in enumerate(graph.output) if port.name not in computed)
 
 
 def _aligned(array: Array) -> Array:

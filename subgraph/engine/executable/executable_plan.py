@@ -31,7 +31,8 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.limits import check_memory
 from subgraph.graph.parameters import Snapshot
 from subgraph.graph.types import Array
-from subgraph.operators.subgraph_op import ProfileEntry, fill_outputs
+from subgraph.operators.results import fill_outputs
+from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system import guard_pages, guard_report
 from subgraph.system.large_pages import aligned_empty, mapped_empty
 from subgraph.weights.cache import ChangedEntries, WeightEntry

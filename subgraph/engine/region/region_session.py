@@ -22,7 +22,8 @@ from subgraph.errors import RequestCancelledError
 from subgraph.graph.limits import limited
 from subgraph.graph.parameters import Snapshot, epoch, pinned, pinned_snapshot
 from subgraph.graph.types import Array
-from subgraph.operators.subgraph_op import ProfileEntry, Repeat, RunInputs, Session, fill_outputs
+from subgraph.operators.results import fill_outputs
+from subgraph.operators.subgraph_op import ProfileEntry, Repeat, RunInputs, Session
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.executor import Executor
 from subgraph.system.gc_control import paused_gc

@@ -78,6 +78,27 @@ def test_a_region_behind_a_node_of_unknown_type(device: str) -> None:
 
 @pytest.mark.parametrize("device", INSTALLED)
 @pytest.mark.parametrize("weights", ["inside", "inputs"])
+def test_results_are_the_callers_own(device: str, weights: str) -> None:
+    """A library may return an input, a weight or another result as a result, or a view of one."""
+    x = sg.input("x", type=sg.TensorType("float32", (8, 8)))
+    w = sg.parameter("w", np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32))
+    product = ops.Relu(ops.MatMul(x, w))
+    outputs = [product, ops.Identity(product), ops.Transpose(product), ops.Reshape(product, [-1])]
+    outputs += [ops.Identity(x), ops.Reshape(x, [4, 16]), ops.Identity(w), ops.Reshape(w, [64])]
+    outputs += ops.Split(product, num_outputs=2)
+    graph = sg.Graph([x], outputs, "views")
+    model = sg.compile_model(graph, f"HETERO:{device},REFERENCE", {"WEIGHTS": weights})
+    data = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    untouched = data.copy()
+    for _ in range(3):
+        found, right = model(data), expected(graph, x=untouched)
+        for k in range(len(outputs)):
+            np.testing.assert_allclose(found[k], right[k], atol=1e-6)
+            found[k][...] = np.nan
+
+
+@pytest.mark.parametrize("device", INSTALLED)
+@pytest.mark.parametrize("weights", ["inside", "inputs"])
 def test_new_weights_are_seen(device: str, weights: str) -> None:
     graph, parameter = dense()
     model = sg.compile_model(graph, device, {"WEIGHTS": weights, "RUNTIME_FALLBACK": False})
