@@ -103,6 +103,10 @@ def argminmax_types(node: Node, types: Types, values: Values) -> list[ValueType 
     return [TensorType("int64", _without(x.shape, {axis}, keep))]
 
 
+# Operators whose sums of integers are taken in float64.
+_REAL = ("ReduceL2", "ReduceLogSum", "ReduceMean")
+
+
 def with_scalars(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Reduce a scalar as a vector of one; onnx.reference fails for a scalar with axes."""
     x: Array = inputs[0]
@@ -115,10 +119,11 @@ def with_scalars(node: Node, inputs: Sequence[Any]) -> list[Any]:
 def in_dtype_of_input(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Return results of the input's dtype; onnx.reference returns NumPy's wider one of integers.
 
-    It raises for logarithms of integers, which opsets up to 26 allow.
+    Of integers it raises for logarithms, which opsets up to 26 allow, and means and norms are wrong
+    where the sum exceeds the dtype.
     """
     x: Array = inputs[0]
-    if node.op_type == "ReduceLogSum" and x.dtype.kind in "iu":
+    if node.op_type in _REAL and x.dtype.kind in "iu":
         inputs = [x.astype(np.float64), *inputs[1:]]
     return [np.asarray(y).astype(x.dtype) for y in with_scalars(node, inputs)]
 
@@ -156,14 +161,14 @@ declare(
 )
 declare("CumProd", "CumSum", requires=cumulative_operands, infer=first_type, compute=cumulative)
 declare(
-    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"),
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSumSquare"),
     requires=reduction_operands,
     infer=reduction_types,
     compute=in_dtype_of_input,
 )
 declare("ReduceLogSumExp", requires=reduction_operands, infer=reduction_types, compute=log_sum_exp)
 declare(
-    *("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"),
+    *("ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum"),
     requires=reduction_operands,
     infer=reduction_types,
     compute=with_scalars,

@@ -500,3 +500,31 @@ def test_a_dilated_filter_sees_its_own_points_alone(rank: int, auto_pad: str) ->
     assert np.isnan(want).any()
     assert np.isfinite(want).any()
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_products_of_integers_have_every_digit(dtype: str, device: str) -> None:
+    """onnx.reference multiplies them by a float alpha, so that digits above 2**53 are lost."""
+    rng, limits = np.random.default_rng(0), np.iinfo(dtype)
+    arrays = [
+        rng.integers(limits.min, limits.max, shape, dtype) for shape in ((3, 4), (4, 5), (5,))
+    ]
+    inputs = [sg.input(f"x{k}", array.shape, dtype) for k, array in enumerate(arrays)]
+    graph = sg.Graph(inputs, [sg.ops.Gemm(*inputs), sg.ops.Gemm(*inputs[:2])])
+    found = sg.compile_model(graph, device)(*arrays)
+    a, b, c = arrays
+    np.testing.assert_array_equal(found[0], a @ b + c)
+    np.testing.assert_array_equal(found[1], a @ b)
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+def test_means_and_norms_of_integers_whose_sums_exceed_the_dtype(device: str) -> None:
+    data = np.array([[2_000_000_000, 2_000_000_001, 1_999_999_999], [6, -3, 6]], np.int32)
+    x = sg.input("x", data.shape, "int32")
+    graph = sg.Graph([x], [sg.ops.ReduceMean(x, [1]), sg.ops.ReduceL2(x, [1])])
+    found = sg.compile_model(graph, device)(data)
+    assert found[0].tolist() == [[2_000_000_000], [3]]
+    assert found[1][1].tolist() == [9]
+    squares = np.array([[6, 3, 6], [60_000, 30_000, 60_000]], np.int32)
+    assert sg.compile_model(graph, device)(squares)[1].tolist() == [[9], [90_000]]

@@ -23,11 +23,30 @@ _INT64_OPERANDS = {
     **dict.fromkeys(("Expand", "Reshape", "Split", "Squeeze", "Tile", "Unsqueeze"), (1,)),
     **{"Pad": (1, 3), "Slice": (1, 2, 3, 4)},
 }
+# Operators that OpenVINO computes in float32 for int32, which loses digits above 2**24.
+_INT32_IN_FLOAT32 = frozenset(
+    {
+        *(
+            "Einsum",
+            "Gemm",
+            "MatMul",
+            "Mod",
+            "PRelu",
+            "Pow",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSum",
+        ),
+        *("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"),
+        *("ReduceSumSquare", "Relu", "Resize"),
+    }
+)
+# Operators whose results of int8 and uint8 end at the largest number instead of wrapping around.
+_BYTES_SATURATE = frozenset(("Abs", "Add", "BitShift", "Einsum", "Mul", "Neg", "Sub"))
 # Operators whose results are wrong, with the reason.
 _WRONG = {
     **dict.fromkeys(("DFT", "STFT"), "loses digits"),
     "LpNormalization": "adds a small number to the norm",
-    **dict.fromkeys(("ReduceMax", "ReduceMin"), "makes finite numbers of infinities"),
     **dict.fromkeys(("Shrink", "ThresholdedRelu"), "makes NaN of infinities"),
     "Softplus": "loses the digits of small results",
 }
@@ -40,6 +59,11 @@ def refusal(node: Node) -> str:
     differs = _DIFFERENT.get(node.op_type)
     if (differs is not None and differs(node)) or _is_newer(node):
         return f"OpenVINO computes this form of {node.op_type} otherwise than ONNX"
+    dtype = getattr(node.outputs[0].type, "dtype", "")
+    if dtype == "int32" and node.op_type in _INT32_IN_FLOAT32:
+        return f"OpenVINO computes {node.op_type} of int32 in float32"
+    if dtype in ("int8", "uint8") and node.op_type in _BYTES_SATURATE:
+        return f"OpenVINO saturates {node.op_type} of {dtype}"
     allowed = _INT64_OPERANDS.get(node.op_type, ())
     values = [v for k, v in enumerate(node.inputs) if k not in allowed]
     for value in (*values, *node.outputs):
@@ -75,6 +99,11 @@ def _may_have_no_axes(node: Node) -> bool:
     return bool(node.attrs.get("noop_with_empty_axes", 0))
 
 
+def _reads_floats(node: Node) -> bool:
+    """Return whether a maximum or minimum may be infinite, of which OpenVINO makes a number."""
+    return getattr(node.outputs[0].type, "dtype", "float32") == "float32"
+
+
 def _has_bias(node: Node) -> bool:
     return bool(node.attrs.get("bias", 1.0) != 1.0)
 
@@ -105,6 +134,7 @@ _DIFFERENT: dict[str, Callable[[Node], bool]] = {
     "LRN": _has_bias,
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum"), _may_have_no_axes),
     **dict.fromkeys(("ReduceLogSumExp", "ReduceSumSquare"), _may_have_no_axes),
+    **dict.fromkeys(("ReduceMax", "ReduceMin"), _reads_floats),
     "Resize": _samples_otherwise,
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _has_many_axes),
     "Tile": _has_computed_counts,

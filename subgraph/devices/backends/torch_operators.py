@@ -196,7 +196,8 @@ def _gemm(call: Call) -> Function:
     def run(a: Any, b: Any, c: Any = None) -> Any:
         a, b = a.T if left else a, b.T if right else b
         if c is None:
-            return (alpha * torch.mm(a, b)).to(a.dtype)
+            product = torch.mm(a, b)
+            return product if alpha == 1 else (alpha * product).to(a.dtype)
         return torch.addmm(c, a, b, alpha=alpha, beta=beta)
 
     return run

@@ -66,8 +66,12 @@ class TvmDevice(Backend):
 
     def refusal(self, node: Node) -> str:
         """Refuse operators that the frontend for ONNX is not known to convert."""
-        known = node.op_type in _OPERATORS and not node.domain
-        return "" if known else f"{node.op_type} is not left to TVM's frontend for ONNX"
+        if node.op_type not in _OPERATORS or node.domain:
+            return f"{node.op_type} is not left to TVM's frontend for ONNX"
+        dtype = getattr(node.outputs[0].type, "dtype", "")
+        if node.op_type == "ReduceMean" and not dtype.startswith("float"):
+            return f"TVM's sums of {dtype} overflow in ReduceMean"
+        return ""
 
     def try_library_model(self, model: bytes, options: Any) -> None:
         """Convert and lower a model without building it, because a build takes much longer."""
