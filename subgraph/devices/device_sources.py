@@ -30,6 +30,7 @@ HELPER_MODULES = (
     "operand_checks",
     "property",
     "tensorrt_engine",
+    "torch_model",
     "torch_operators",
     "translation",
 )

@@ -13,9 +13,7 @@ from subgraph.devices.backends.base import (
 )
 from subgraph.devices.backends.onednn_graph import Library
 from subgraph.devices.backends.onednn_model import OnednnModel
-from subgraph.devices.backends.translation import (
-    refusal_of_operands,
-)
+from subgraph.devices.backends.translation import refusal_of_operands
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType
 

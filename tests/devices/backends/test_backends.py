@@ -5,6 +5,8 @@ Results are compared with those of REFERENCE, by the kit and here.
 
 from __future__ import annotations
 
+import importlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -95,6 +97,28 @@ def test_results_are_the_callers_own(device: str, weights: str) -> None:
         for k in range(len(outputs)):
             np.testing.assert_allclose(found[k], right[k], atol=1e-6)
             found[k][...] = np.nan
+
+
+@pytest.mark.slow  # PyTorch's compiler takes seconds for each shape
+@pytest.mark.skipif(bool(unusable("TORCH")), reason=unusable("TORCH"))
+@pytest.mark.skipif(not shutil.which("c++"), reason="PyTorch's compiler needs a C++ compiler")
+@pytest.mark.parametrize("weights", ["inside", "inputs"])
+def test_torch_compiles_a_region_as_a_whole(weights: str) -> None:
+    """Axes and sizes that are weights used to cut the region into single operators."""
+    counters = importlib.import_module("torch._dynamo.utils").counters
+    counters.clear()
+    x, w = sg.input("x", type=FLOAT), sg.parameter("w", np.ones((6, 4), np.float32))
+    assert w.parameter is not None
+    hidden = ops.ReduceMean(ops.Unsqueeze(ops.Relu(ops.MatMul(x, w)), [1]), [1], keepdims=0)
+    graph = sg.Graph([x], [ops.Softmax(ops.Reshape(hidden, [-1, 2, 2]))], "axes")
+    config = {"COMPILE": True, "WEIGHTS": weights, "RUNTIME_FALLBACK": False}
+    model = sg.compile_model(graph, "TORCH", config)
+    for count in (3, 2, 3):
+        w.parameter.assign(np.random.default_rng(count).random((6, 4), np.float32))
+        found = model(x=rows(count))[0]
+        np.testing.assert_allclose(found, expected(graph, x=rows(count))[0], atol=1e-6)
+    assert counters["stats"]["unique_graphs"] >= 2
+    assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize("device", INSTALLED)
