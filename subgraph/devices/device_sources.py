@@ -27,6 +27,7 @@ HELPER_MODULES = (
     "onednn_graph",
     "onednn_model",
     "openvino_forms",
+    "openvino_model",
     "operand_checks",
     "property",
     "tensorrt_engine",

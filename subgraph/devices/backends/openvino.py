@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-import numpy as np
 
 from subgraph.devices.backends import openvino_forms
 from subgraph.devices.backends.base import (
     Backend,
     BackendOptions,
     LibraryModel,
-    writable_view,
 )
+from subgraph.devices.backends.openvino_model import OpenvinoModel
 from subgraph.errors import ConfigError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Array
 from subgraph.runtime.settings import option
 
 
@@ -72,7 +69,7 @@ class OpenvinoDevice(Backend):
             settings["INFERENCE_PRECISION_HINT"] = options.PRECISION
         read = self._read(model)
         compiled = self._core.compile_model(read, options.DEVICE, settings)
-        return _CompiledModel(compiled, self.library, openvino_forms.passed_through(read))
+        return OpenvinoModel(compiled, self.library, openvino_forms.passed_through(read))
 
     def _check_device(self, device: str) -> None:
         """Check that OpenVINO has a device, or each of those in ``HETERO:GPU,CPU`` and its like.
@@ -94,48 +91,3 @@ class OpenvinoDevice(Backend):
         read = self._core.read_model(model)
         openvino_forms.check_model(self.library, read, model)
         return read
-
-
-class _CompiledModel:
-    """A compiled model; each runner has an infer request of its own."""
-
-    def __init__(self, compiled: Any, library: Any, through: Mapping[int, int]) -> None:
-        """Prepare to run a compiled model, given what `openvino_forms.passed_through` returns."""
-        self._compiled = compiled
-        self._tensor = library.Tensor
-        self._through = through
-        wide = library.Type.i64
-        self._wide = [k for k, port in enumerate(compiled.inputs) if port.element_type == wide]
-        # An output of unknown size is not written into the caller's array.
-        self._fixed = [port.partial_shape.is_static for port in compiled.outputs]
-
-    def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
-        """Return a function that runs an infer request on the caller's arrays."""
-        request, tensor = self._compiled.create_infer_request(), self._tensor
-        through, wide, fixed = self._through, self._wide, self._fixed
-
-        def call(arrays: Sequence[Array], into: Sequence[Array | None]) -> Sequence[Array]:
-            # The request does not hold its arrays: the copies of this list live until it has run.
-            passed = [*arrays]
-            for k in wide:
-                passed[k] = _clipped(passed[k])
-            for k, array in enumerate(passed):
-                request.set_input_tensor(k, tensor(writable_view(array), shared_memory=True))
-            results = [target if known else None for target, known in zip(into, fixed, strict=True)]
-            for k, target in enumerate(results):
-                if target is not None:
-                    request.set_output_tensor(k, tensor(target, shared_memory=True))
-            request.infer(share_outputs=True)
-            return [
-                np.array(arrays[through[k]] if k in through else request.get_output_tensor(k).data)
-                if target is None or k in through
-                else target
-                for k, target in enumerate(results)
-            ]
-
-        return call
-
-
-def _clipped(array: Array) -> Array:
-    """Return indices or sizes, those beyond int32, in which OpenVINO computes, clipped."""
-    return np.clip(array, -(1 << 31), (1 << 31) - 1)
