@@ -78,14 +78,16 @@ class OnednnModel:
     def _add_nodes(
         self, graph: c_void_p, body: Any, version: int, weights: dict[str, Array]
     ) -> None:
-        infos = (*body.input, *body.value_info, *body.output)
-        ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in infos}
-        ranks.update({name: array.ndim for name, array in weights.items()})
-        for k, node in enumerate(body.node):
+        shapes: dict[str, tuple[int, ...]] = {
+            info.name: tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
+            for info in (*body.input, *body.value_info, *body.output)
+        }
+        shapes.update({name: array.shape for name, array in weights.items()})
+        for k, (node, bias, results) in enumerate(onednn_graph.with_biases(body, shapes)):
             form = Form(
                 node_attributes(node),
                 version,
-                [ranks[name] if name else -1 for name in node.input],
+                [len(shapes[name]) if name else -1 for name in node.input],
                 {
                     place: weights[name].reshape(-1).tolist()
                     for place, name in enumerate(node.input)
@@ -94,9 +96,9 @@ class OnednnModel:
                 len(node.output),
             )
             kind, chosen, attributes = onednn_graph.OPERATORS[node.op_type](form)
-            names = [node.input[place] for place in chosen]
+            names = [*[node.input[place] for place in chosen], bias]
             inputs = [self._logical(name) for name in names if name]
-            outputs = [self._logical(name) for name in node.output]
+            outputs = [self._logical(name) for name in results]
             onednn_graph.add_operation(
                 self._library, graph, (kind, attributes), k, (inputs, outputs)
             )
