@@ -100,7 +100,7 @@ def _may_have_no_axes(node: Node) -> bool:
 
 
 def _reads_floats(node: Node) -> bool:
-    """Return whether a maximum or minimum may be infinite, of which OpenVINO makes a number."""
+    """Return whether results are float32; a largest one that is infinite becomes a number."""
     return getattr(node.outputs[0].type, "dtype", "float32") == "float32"
 
 
@@ -134,7 +134,8 @@ _DIFFERENT: dict[str, Callable[[Node], bool]] = {
     "LRN": _has_bias,
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum"), _may_have_no_axes),
     **dict.fromkeys(("ReduceLogSumExp", "ReduceSumSquare"), _may_have_no_axes),
-    **dict.fromkeys(("ReduceMax", "ReduceMin"), _reads_floats),
+    # Remainders of large quotients lose all digits.
+    **dict.fromkeys(("Mod", "ReduceMax", "ReduceMin"), _reads_floats),
     "Resize": _samples_otherwise,
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _has_many_axes),
     "Tile": _has_computed_counts,

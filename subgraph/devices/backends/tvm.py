@@ -56,6 +56,7 @@ class TvmDevice(Backend):
     title = "TVM"
     empty_tensors = False
     writes_outputs = False
+    keeps_nan = False  # Relu of NaN is 0, for one
     dtypes = frozenset(("float32", "float64", "int32", "int64", "bool"))
 
     def start(self) -> None:

@@ -116,6 +116,7 @@ USES = [
     use("Div", X, X + 3),
     use("Div", ints(7, -7, 5), ints(2, 2, -3)),
     use("Pow", X + 2, np.float32(1.5)),
+    use("Mod", 1e5 * X, X + 3, fmod=1),
     use("Max", X, floats(5), -X),
     use("Expand", floats(3, 1), ints(2, 1, 4)),
     use("Tile", X, ints(2, 1, 3)),
