@@ -13,6 +13,7 @@ from subgraph.devices.backends.base import (
 )
 from subgraph.devices.backends.torch_model import TorchModel
 from subgraph.devices.backends.torch_operators import OPERATORS
+from subgraph.devices.backends.translation import refusal_of_operator
 from subgraph.errors import ConfigError
 from subgraph.graph.graph import Node
 from subgraph.runtime.settings import option
@@ -42,11 +43,11 @@ class TorchDevice(Backend):
 
     def refusal(self, node: Node) -> str:
         """Refuse operators that are not translated, and means of integers."""
-        if node.op_type not in OPERATORS or node.domain:
-            return f"{node.op_type} is not translated to PyTorch"
+        if reason := refusal_of_operator(node, OPERATORS, self.title):
+            return reason
         dtype = getattr(node.outputs[0].type, "dtype", "")
-        if node.op_type in ("ReduceL2", "ReduceMean") and not dtype.startswith("float"):
-            return f"{node.op_type} of {dtype} is not translated to PyTorch"
+        if node.op_type in ("Erf", "ReduceL2", "ReduceMean") and not dtype.startswith("float"):
+            return f"{node.op_type} of {dtype} is not translated to {self.title}"
         return ""
 
     def compile_library_model(self, model: bytes, options: Any) -> LibraryModel:

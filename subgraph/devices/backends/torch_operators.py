@@ -195,10 +195,12 @@ def _gemm(call: Call) -> Function:
 
     def run(a: Any, b: Any, c: Any = None) -> Any:
         a, b = a.T if left else a, b.T if right else b
-        if c is None:
-            product = torch.mm(a, b)
-            return product if alpha == 1 else (alpha * product).to(a.dtype)
-        return torch.addmm(c, a, b, alpha=alpha, beta=beta)
+        if alpha == beta == 1:
+            return torch.mm(a, b) if c is None else torch.addmm(c, a, b)
+        if not a.is_floating_point():  # torch.addmm rounds alpha and beta to integers
+            product = alpha * torch.mm(a, b)
+            return (product if c is None else product + beta * c).to(a.dtype)
+        return alpha * torch.mm(a, b) if c is None else torch.addmm(c, a, b, alpha=alpha, beta=beta)
 
     return run
 

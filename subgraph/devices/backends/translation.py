@@ -41,6 +41,15 @@ class Programs(Generic[Program]):
             return found
 
 
+def refusal_of_operator(node: Node, operators: Container[str], title: str) -> str:
+    """Return why an operator is not translated; "" if it is. The arguments are those below."""
+    if node.op_type not in operators or node.domain:
+        return f"{node.op_type} is not translated to {title}"
+    if node.attrs.get("broadcast", 0) or (node.op_type == "Reshape" and "shape" in node.attrs):
+        return f"{node.op_type} of version {node.version} is not translated to {title}"
+    return ""
+
+
 def refusal_of_operands(node: Node, operators: Container[str], title: str) -> str:
     """Return why a node is not translated; "" if its operator and operands are fit for it.
 
@@ -49,8 +58,8 @@ def refusal_of_operands(node: Node, operators: Container[str], title: str) -> st
         operators: The operators that are translated.
         title: Name of the library.
     """
-    if node.op_type not in operators or node.domain:
-        return f"{node.op_type} is not translated to {title}"
+    if reason := refusal_of_operator(node, operators, title):
+        return reason
     for k, value in enumerate(node.sources):
         type_ = value.type
         real = isinstance(type_, TensorType) and type_.dtype == "float32"
