@@ -18,23 +18,7 @@ PLUGINS = "subgraph.devices.plugins"  # package of the built-in devices
 BACKENDS = "subgraph.devices.backends"  # package of the devices over other libraries
 _ENTRY_POINTS = "subgraph.devices"  # group of the entry points of other packages
 # Modules of the packages that define no device.
-HELPER_MODULES = (
-    "base",
-    "cuda",
-    "cudnn_graph",
-    "cudnn_model",
-    "cudnn_plans",
-    "onednn_graph",
-    "onednn_model",
-    "openvino_forms",
-    "openvino_model",
-    "operand_checks",
-    "property",
-    "tensorrt_engine",
-    "torch_model",
-    "torch_operators",
-    "translation",
-)
+HELPER_MODULES = ("base", "libraries", "openvino_forms", "operand_checks", "property")
 # Device names of other frameworks for hardware that OPENCL can use.
 _OPENCL_NAMES = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
 

@@ -40,8 +40,8 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Unchecked, transaction
+from subgraph.graph.result_arrays import is_array
 from subgraph.graph.types import Array, TensorType, dtype_of
-from subgraph.operators.op_checks import is_array
 from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp
 from subgraph.partition.op_note import OP_NOTE
 from subgraph.partition.regions import without_device_regions

@@ -30,9 +30,8 @@ from subgraph.errors import (
     UnsupportedOpError,
 )
 from subgraph.graph.graph import Graph, Node
+from subgraph.graph.result_arrays import fill_outputs, is_array, is_list
 from subgraph.graph.types import Array
-from subgraph.operators.op_checks import is_array, is_list
-from subgraph.operators.results import fill_outputs
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,

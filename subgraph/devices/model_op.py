@@ -7,8 +7,8 @@ from typing import Any
 
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter
+from subgraph.graph.result_arrays import fill_outputs
 from subgraph.graph.types import Array
-from subgraph.operators.results import fill_outputs
 from subgraph.operators.subgraph_op import ProfileEntry, Session, SubgraphOp
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel

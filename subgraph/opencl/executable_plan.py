@@ -24,10 +24,10 @@ from subgraph.engine.planner.step_profile import Span, profile_entries
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.parameters import Snapshot
+from subgraph.graph.result_arrays import fill_outputs
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.opencl.lowering import ClLaunch
 from subgraph.opencl.runtime import Runtime, opencl
-from subgraph.operators.results import fill_outputs
 from subgraph.system.exiting import uninterrupted, uninterruptedly
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache, WeightEntry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from subgraph.errors import (
     UnsupportedOpError,
 )
 from subgraph.graph.graph import Graph, Value
-from subgraph.graph.types import Array, TensorType, ValueType, dtype_of, numpy_dtype
+from subgraph.graph.result_arrays import is_array, is_list
+from subgraph.graph.types import TensorType, ValueType, dtype_of, numpy_dtype
 from subgraph.system.hooks import Hook
 from subgraph.system.registry import nearest
 from subgraph.weights.cache import WeightCache
@@ -157,16 +158,6 @@ def _expected(type_: ValueType | None) -> Check:
         return len(shape) == len(dims) and all(shape[k] == dim for k, dim in known)
 
     return type_, dtype, fits
-
-
-def is_array(item: Any) -> TypeGuard[Array]:
-    """Return whether an input or result is an array, not a sequence, map or Parameter."""
-    return isinstance(item, np.ndarray)
-
-
-def is_list(results: Any) -> bool:
-    """Return whether ``forward`` or ``infer_types`` returned a list or tuple."""
-    return isinstance(results, (list, tuple))
 
 
 def result_type_error(op: CheckedOp, position: int, result: Any, wanted: TensorType) -> DeviceError:

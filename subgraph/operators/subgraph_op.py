@@ -20,6 +20,7 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Unchecked
+from subgraph.graph.result_arrays import fill_outputs, is_array, is_list, own_results
 from subgraph.graph.types import Array, ValueType
 from subgraph.operators.op_checks import (
     DEFAULT_DEVICE,
@@ -27,13 +28,10 @@ from subgraph.operators.op_checks import (
     check_op,
     checks_for,
     contract_error,
-    is_array,
-    is_list,
     output_types,
     region_types,
     result_type_error,
 )
-from subgraph.operators.results import fill_outputs, own_results
 from subgraph.system.forking import free_in_child
 from subgraph.system.hooks import Hook
 from subgraph.weights.cache import WeightCache, WeightEntry

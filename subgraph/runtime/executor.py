@@ -22,9 +22,9 @@ from subgraph.errors import DeviceError, LimitError, RequestCancelledError, Subg
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import enter_run, leave_run
 from subgraph.graph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
+from subgraph.graph.result_arrays import fill_outputs, own_results
 from subgraph.graph.types import Array
 from subgraph.operators.region_names import note_region
-from subgraph.operators.results import fill_outputs, own_results
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     IterationsResult,

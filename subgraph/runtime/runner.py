@@ -20,9 +20,8 @@ from subgraph.errors import DeviceError, require_type
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.graph.parameters import Parameter
+from subgraph.graph.result_arrays import fill_outputs, is_array
 from subgraph.graph.types import Array
-from subgraph.operators.op_checks import is_array
-from subgraph.operators.results import fill_outputs
 from subgraph.operators.subgraph_op import (
     ProfileEntry,
     Repeat,

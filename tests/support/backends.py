@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import subgraph as sg
-from subgraph.devices.backends.cuda import Card
+from subgraph.devices.backends.libraries.cuda import Card
 
 # The packages of each device; one of them is needed.
 PACKAGES = {

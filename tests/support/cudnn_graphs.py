@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from subgraph.devices.backends.cuda import Card
 from subgraph.devices.backends.cudnn import CudnnDevice
-from subgraph.devices.backends.cudnn_graph import Step, strides_of
-from subgraph.devices.backends.cudnn_plans import Kernel, Planner, graph_of
+from subgraph.devices.backends.libraries.cuda import Card
+from subgraph.devices.backends.libraries.cudnn_graph import Step, strides_of
+from subgraph.devices.backends.libraries.cudnn_plans import Kernel, Planner, graph_of
 from subgraph.graph.types import Array
 from tests.support.host_card import HostCard, HostRuntime
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.devices.backends.cuda import Card
+from subgraph.devices.backends.libraries.cuda import Card
 from subgraph.graph.types import Array
 
 

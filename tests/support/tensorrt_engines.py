@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.devices.backends import tensorrt
-from subgraph.devices.backends.cuda import Card
-from subgraph.devices.backends.cudnn_graph import strides_of
-from subgraph.devices.backends.tensorrt_engine import Builder, Shapes
+from subgraph.devices.backends.libraries.cuda import Card
+from subgraph.devices.backends.libraries.cudnn_graph import strides_of
+from subgraph.devices.backends.libraries.tensorrt_engine import Builder, Shapes
 from subgraph.graph.types import Array
 from tests.support.host_card import HostCard, HostRuntime
 

@@ -75,6 +75,7 @@ ORDER = [
     "passes.fuse",
     "devices.placement",
     "devices.plugins",
+    "devices.backends.libraries",
     "devices.backends",
     "face",
     "testing",

@@ -7,7 +7,6 @@ shapes, output memory and errors.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib
 import itertools
@@ -32,9 +31,9 @@ from subgraph.devices.query import PreparedGraph
 from subgraph.errors import ConfigError, DeviceError, ModelError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
+from subgraph.graph.result_arrays import fill_outputs
 from subgraph.graph.types import DTYPE_OF_ONNX, ONNX_DTYPE, Array, TensorType, numpy_dtype
 from subgraph.operators.operator import is_random
-from subgraph.operators.results import fill_outputs
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ExportFile,
@@ -564,14 +563,3 @@ def _target(target: Array | None, fixed: tuple[tuple[int, ...], Any] | None) -> 
         fits = target.shape == shape and target.flags.writeable
         return target if fits else None  # `fill_outputs` says what is wrong
     return np.empty(shape, dtype)
-
-
-def writable_view(array: Array) -> Array:
-    """Return a writable array over the same memory, for libraries that take no read-only arrays.
-
-    They only read their inputs. The caller holds ``array`` during the run.
-    """
-    if array.flags.writeable:
-        return array
-    memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-    return np.ndarray(array.shape, array.dtype, memoryview(memory))

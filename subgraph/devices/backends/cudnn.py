@@ -12,11 +12,11 @@ from subgraph.devices.backends.base import (
     BackendOptions,
     LibraryModel,
 )
-from subgraph.devices.backends.cuda import Card
-from subgraph.devices.backends.cudnn_graph import OPERATORS, Shape, steps_of
-from subgraph.devices.backends.cudnn_model import CudnnModel
-from subgraph.devices.backends.cudnn_plans import Planner
-from subgraph.devices.backends.translation import (
+from subgraph.devices.backends.libraries.cuda import Card
+from subgraph.devices.backends.libraries.cudnn_graph import OPERATORS, Shape, steps_of
+from subgraph.devices.backends.libraries.cudnn_model import CudnnModel
+from subgraph.devices.backends.libraries.cudnn_plans import Planner
+from subgraph.devices.backends.libraries.translation import (
     parsed_model,
     refusal_of_operands,
 )
@@ -41,7 +41,7 @@ class CudnnOptions(BackendOptions):
 
 
 class CudnnDevice(Backend):
-    """Runs the operators of ``cudnn_graph.py`` by cuDNN, in float32."""
+    """Runs the operators of ``libraries/cudnn_graph.py`` by cuDNN, in float32."""
 
     options_class = CudnnOptions
     module = "cudnn"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from importlib.metadata import distribution
 from typing import Any
 
-from subgraph.devices.backends import onednn_graph
 from subgraph.devices.backends.base import (
     Backend,
     BackendOptions,
     LibraryModel,
 )
-from subgraph.devices.backends.onednn_graph import Library
-from subgraph.devices.backends.onednn_model import OnednnModel
-from subgraph.devices.backends.translation import refusal_of_operands
+from subgraph.devices.backends.libraries import onednn_graph
+from subgraph.devices.backends.libraries.onednn_graph import Library
+from subgraph.devices.backends.libraries.onednn_model import OnednnModel
+from subgraph.devices.backends.libraries.translation import refusal_of_operands
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType
 
@@ -21,7 +21,7 @@ _MAX_RANK = 6  # of most operations of oneDNN
 
 
 class OnednnDevice(Backend):
-    """Runs the operators of ``onednn_graph.py`` by oneDNN on the processor, in float32."""
+    """Runs the operators of ``libraries/onednn_graph.py`` by oneDNN, in float32."""
 
     options_class = BackendOptions
     module = "onednn"

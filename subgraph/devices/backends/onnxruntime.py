@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from subgraph.devices.backends.base import Backend, BackendOptions, LibraryModel
-from subgraph.devices.backends.operand_checks import aligns_by_scales, has_input
+from subgraph.devices.backends.operand_checks import depends_on_scales, has_input
 from subgraph.errors import ConfigError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType
@@ -128,6 +128,6 @@ _DIFFERENT: dict[str, Callable[[Node], bool]] = {
     "MaxUnpool": lambda node: has_input(node, 2),
     "Range": lambda node: any(_type(node, k).shape != () for k in range(3)),
     **dict.fromkeys(("ReduceMax", "ReduceMin"), lambda node: _type(node, 0).dtype == "bool"),
-    "Resize": aligns_by_scales,
+    "Resize": depends_on_scales,
     "STFT": lambda _: True,
 }

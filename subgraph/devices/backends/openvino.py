@@ -12,7 +12,7 @@ from subgraph.devices.backends.base import (
     BackendOptions,
     LibraryModel,
 )
-from subgraph.devices.backends.openvino_model import OpenvinoModel
+from subgraph.devices.backends.libraries.openvino_model import OpenvinoModel
 from subgraph.errors import ConfigError
 from subgraph.graph.graph import Node
 from subgraph.runtime.settings import option

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from subgraph.devices.backends.operand_checks import aligns_by_scales, has_input
+from subgraph.devices.backends.operand_checks import depends_on_scales, has_input
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import find_schema
 
@@ -27,6 +27,7 @@ _INT64_OPERANDS = {
 _INT32_IN_FLOAT32 = frozenset(
     {
         *(
+            "Div",
             "Einsum",
             "Gemm",
             "MatMul",
@@ -104,13 +105,13 @@ def _reads_floats(node: Node) -> bool:
     return getattr(node.outputs[0].type, "dtype", "float32") == "float32"
 
 
-def _has_bias(node: Node) -> bool:
-    return bool(node.attrs.get("bias", 1.0) != 1.0)
+def _has_bias_or_even_size(node: Node) -> bool:
+    return bool(node.attrs.get("bias", 1.0) != 1.0) or node.attrs["size"] % 2 == 0
 
 
 def _samples_otherwise(node: Node) -> bool:
     weighed = any(node.attrs.get(name, 0) for name in ("antialias", "exclude_outside"))
-    return weighed or aligns_by_scales(node)
+    return weighed or depends_on_scales(node)
 
 
 def _has_computed_counts(node: Node) -> bool:
@@ -131,7 +132,7 @@ def _has_many_axes(node: Node) -> bool:
 _DIFFERENT: dict[str, Callable[[Node], bool]] = {
     "Attention": _is_causal_after_past,
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _is_batchwise_or_peeps),
-    "LRN": _has_bias,
+    "LRN": _has_bias_or_even_size,
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum"), _may_have_no_axes),
     **dict.fromkeys(("ReduceLogSumExp", "ReduceSumSquare"), _may_have_no_axes),
     # Remainders of large quotients lose all digits.

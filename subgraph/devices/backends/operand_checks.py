@@ -205,10 +205,23 @@ def has_input(node: Node, position: int) -> bool:
     return len(node.inputs) > position and node.inputs[position] is not None
 
 
-def aligns_by_scales(node: Node) -> bool:
-    """Return whether a Resize aligns corners by scales, where libraries round the size before."""
-    mode = node.attrs.get("coordinate_transformation_mode", "half_pixel")
-    return mode == "align_corners" and not has_input(node, 3)
+def depends_on_scales(node: Node) -> bool:
+    """Return whether the positions that a Resize samples depend on how its scales are rounded.
+
+    Libraries round the size before they align corners by scales. They compute positions in float32,
+    so that the nearest pixel is another one where scales are not whole, 1/2, 1/4, and so on.
+    """
+    if has_input(node, 3):
+        return False
+    if node.attrs.get("coordinate_transformation_mode", "half_pixel") == "align_corners":
+        return True
+    scales = node.inputs[-1]
+    if node.attrs.get("mode", "nearest") != "nearest":
+        return False
+    if scales is None or scales.parameter is None:
+        return True
+    factors: list[float] = scales.parameter.array.reshape(-1).tolist()
+    return not all(f > 0 and (f.is_integer() or (1 / f).is_integer()) for f in factors)
 
 
 def has_whole_scales(node: Node) -> bool:

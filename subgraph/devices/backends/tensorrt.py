@@ -15,8 +15,8 @@ from subgraph.devices.backends.base import (
     LibraryModel,
     library_version,
 )
-from subgraph.devices.backends.cuda import Card
-from subgraph.devices.backends.tensorrt_engine import Builder, EngineModel
+from subgraph.devices.backends.libraries.cuda import Card
+from subgraph.devices.backends.libraries.tensorrt_engine import Builder, EngineModel
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import ExportFile, ImportFile, SubgraphOp
 from subgraph.runtime.settings import option

@@ -11,9 +11,9 @@ from subgraph.devices.backends.base import (
     BackendOptions,
     LibraryModel,
 )
-from subgraph.devices.backends.torch_model import TorchModel
-from subgraph.devices.backends.torch_operators import OPERATORS
-from subgraph.devices.backends.translation import refusal_of_operator
+from subgraph.devices.backends.libraries.torch_model import TorchModel
+from subgraph.devices.backends.libraries.torch_operators import OPERATORS
+from subgraph.devices.backends.libraries.translation import refusal_of_operator
 from subgraph.errors import ConfigError
 from subgraph.graph.graph import Node
 from subgraph.runtime.settings import option
@@ -30,7 +30,7 @@ class TorchOptions(BackendOptions):
 
 
 class TorchDevice(Backend):
-    """Runs the operators of ``torch_operators.py`` by PyTorch."""
+    """Runs the operators of ``libraries/torch_operators.py`` by PyTorch."""
 
     options_class = TorchOptions
     module = "torch"

@@ -13,7 +13,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.devices.backends.base import Backend, BackendOptions, LibraryModel, writable_view
+from subgraph.devices.backends.base import Backend, BackendOptions, LibraryModel
+from subgraph.devices.backends.libraries.translation import writable_view
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.runtime.settings import option
@@ -70,8 +71,10 @@ class TvmDevice(Backend):
         if node.op_type not in _OPERATORS or node.domain:
             return f"{node.op_type} is not left to TVM's frontend for ONNX"
         dtype = getattr(node.outputs[0].type, "dtype", "")
-        if node.op_type == "ReduceMean" and not dtype.startswith("float"):
-            return f"TVM's sums of {dtype} overflow in ReduceMean"
+        if node.op_type in ("Gemm", "ReduceMean") and not dtype.startswith("float"):
+            return f"TVM computes {node.op_type} of {dtype} otherwise than ONNX"
+        if len(node.outputs) > 1 or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
+            return f"TVM's frontend converts this form of {node.op_type} otherwise than ONNX"
         return ""
 
     def try_library_model(self, model: bytes, options: Any) -> None:

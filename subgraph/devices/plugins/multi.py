@@ -30,7 +30,7 @@ from subgraph.errors import (
     SubgraphError,
 )
 from subgraph.graph.graph import Graph
-from subgraph.operators.results import fill_outputs
+from subgraph.graph.result_arrays import fill_outputs
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, ProfileEntry, Session
 from subgraph.partition.regions import without_device_regions
 from subgraph.runtime.breaker import Breaker

@@ -30,8 +30,8 @@ from subgraph.engine.toolchain import loader, toolchain
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.limits import check_memory
 from subgraph.graph.parameters import Snapshot
+from subgraph.graph.result_arrays import fill_outputs
 from subgraph.graph.types import Array
-from subgraph.operators.results import fill_outputs
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system import guard_pages, guard_report
 from subgraph.system.large_pages import aligned_empty, mapped_empty

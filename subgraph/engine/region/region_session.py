@@ -21,8 +21,8 @@ from subgraph.engine.region.split_plan import SplitRegion
 from subgraph.errors import RequestCancelledError
 from subgraph.graph.limits import limited
 from subgraph.graph.parameters import Snapshot, epoch, pinned, pinned_snapshot
+from subgraph.graph.result_arrays import fill_outputs
 from subgraph.graph.types import Array
-from subgraph.operators.results import fill_outputs
 from subgraph.operators.subgraph_op import ProfileEntry, Repeat, RunInputs, Session
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.executor import Executor

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import subgraph as sg
-from subgraph.devices.backends.cuda import Card
+from subgraph.devices.backends.libraries.cuda import Card
 
 
 def test_without_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:

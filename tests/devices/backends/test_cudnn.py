@@ -15,10 +15,10 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.backends.base import library_model_of
 from subgraph.devices.backends.cudnn import CudnnDevice, CudnnOp
-from subgraph.devices.backends.cudnn_graph import Step, steps_of
-from subgraph.devices.backends.cudnn_model import CudnnModel
-from subgraph.devices.backends.cudnn_plans import Planner
-from subgraph.devices.backends.translation import parsed_model
+from subgraph.devices.backends.libraries.cudnn_graph import Step, steps_of
+from subgraph.devices.backends.libraries.cudnn_model import CudnnModel
+from subgraph.devices.backends.libraries.cudnn_plans import Planner
+from subgraph.devices.backends.libraries.translation import parsed_model
 from subgraph.graph.types import Array
 from subgraph.transform.pass_manager import apply_pass
 from tests.devices.backends.test_operators import USES

@@ -55,9 +55,10 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _operands(dtype: str, seed: int) -> list[Array]:
-    rng, limits = np.random.default_rng(seed), np.iinfo(dtype)
-    low, high, shape = limits.min, limits.max, (3, 4, 4)
-    return [rng.integers(low, high, shape, dtype, endpoint=True) | 1 for _ in range(2)]
+    """Return numbers of all sizes, none of them 0."""
+    rng, limits, shape = np.random.default_rng(seed), np.iinfo(dtype), (3, 4, 4)
+    x, y = (rng.integers(limits.min, limits.max, shape, dtype, endpoint=True) | 1 for _ in range(2))
+    return [x, y >> rng.integers(0, limits.bits - 1, shape).astype(dtype) | 1]
 
 
 def _graph(name: str, dtype: str) -> sg.Graph | None:

@@ -10,7 +10,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.devices.backends.onednn_graph import with_biases
+from subgraph.devices.backends.libraries.onednn_graph import with_biases
 from tests.support.backends import installed
 
 

@@ -17,7 +17,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.backends import tensorrt
 from subgraph.devices.backends.base import library_model_of
-from subgraph.devices.backends.tensorrt_engine import EngineModel, network_and_weights
+from subgraph.devices.backends.libraries.tensorrt_engine import EngineModel, network_and_weights
 from subgraph.graph.types import Array
 from tests.devices.backends.test_operators import USES
 from tests.support.backends import installed, is_missing, no_package

@@ -25,7 +25,7 @@ from subgraph.devices.placement.regions import divide, with_regions
 from tests.support.simulated_device import Simulated
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(1, 8)
-FAST, SLOW = 2e-4, 4e-3  # seconds of an operator; far more than calls and noise take
+FAST, SLOW = 2e-4, 1e-2  # seconds of an operator; far more than calls and noise take
 
 
 class Sleeping(Simulated):

@@ -10,13 +10,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.devices.backends.base import writable_view
-from subgraph.devices.backends.torch_operators import OPERATORS, Call, Function
-from subgraph.devices.backends.translation import (
+from subgraph.devices.backends.libraries.torch_operators import OPERATORS, Call, Function
+from subgraph.devices.backends.libraries.translation import (
     Programs,
     Shapes,
     node_attributes,
     parsed_model,
+    writable_view,
 )
 from subgraph.graph.types import DTYPE_OF_ONNX, Array
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.types import Array
-from subgraph.operators.op_checks import is_array, is_list
 
 # Arrays by the identity of the array that owns their memory.
 _ByOwner = dict[int, list[Any]]
+
+
+def is_array(item: Any) -> TypeGuard[Array]:
+    """Return whether an input or result is an array, not a sequence, map or Parameter."""
+    return isinstance(item, np.ndarray)
+
+
+def is_list(results: Any) -> bool:
+    """Return whether results, or a value, are a list or tuple; a value is then a sequence."""
+    return isinstance(results, (list, tuple))
 
 
 def own_results(results: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.devices.backends.cuda import Card, CardMemory, Stream
-from subgraph.devices.backends.cudnn_graph import Step, steps_of
-from subgraph.devices.backends.cudnn_plans import Kernel, Planner
-from subgraph.devices.backends.translation import (
+from subgraph.devices.backends.libraries.cuda import Card, CardMemory, Stream
+from subgraph.devices.backends.libraries.cudnn_graph import Step, steps_of
+from subgraph.devices.backends.libraries.cudnn_plans import Kernel, Planner
+from subgraph.devices.backends.libraries.translation import (
     Programs,
     Shapes,
     parsed_model,

@@ -1,7 +1,8 @@
-"""What the backends share that translate each node to operations of their library themselves."""
+"""What the models of libraries share: programs by shape, refusals, and arrays."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Container
 from typing import Any, Generic, TypeVar
@@ -99,3 +100,14 @@ def node_attributes(node: Any) -> dict[str, Any]:
 
     found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     return {name: v.decode() if isinstance(v, bytes) else v for name, v in found.items()}
+
+
+def writable_view(array: Array) -> Array:
+    """Return a writable array over the same memory, for libraries that take no read-only arrays.
+
+    They only read their inputs. The caller holds ``array`` during the run.
+    """
+    if array.flags.writeable:
+        return array
+    memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    return np.ndarray(array.shape, array.dtype, memoryview(memory))

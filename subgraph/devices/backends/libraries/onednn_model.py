@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.devices.backends import onednn_graph
-from subgraph.devices.backends.onednn_graph import Form, Library, LogicalTensor
-from subgraph.devices.backends.translation import (
+from subgraph.devices.backends.libraries import onednn_graph
+from subgraph.devices.backends.libraries.onednn_graph import Form, Library, LogicalTensor
+from subgraph.devices.backends.libraries.translation import (
     Programs,
     Shapes,
     node_attributes,

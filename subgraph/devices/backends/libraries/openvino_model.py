@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.devices.backends.base import writable_view
+from subgraph.devices.backends.libraries.translation import writable_view
 from subgraph.graph.types import Array
 
 # A tensor over the caller's memory takes 5 to 7 us (measured), in which 32 KB are copied.

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.devices.backends.cuda import Card, Stream
+from subgraph.devices.backends.libraries.cuda import Card, Stream
 from subgraph.graph.types import Array
 
 Shapes = tuple[tuple[int, ...], ...]

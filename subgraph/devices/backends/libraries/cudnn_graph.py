@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.devices.backends.translation import node_attributes
+from subgraph.devices.backends.libraries.translation import node_attributes
 from subgraph.graph.types import Array
 
 Shape = tuple[int, ...]

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from subgraph.devices.backends.cudnn_graph import Part, Step, strides_of
+from subgraph.devices.backends.libraries.cudnn_graph import Part, Step, strides_of
 
 _MAX_KERNELS = 1024  # compiled plans that a process holds; an estimate
 
