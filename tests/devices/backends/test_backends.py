@@ -121,6 +121,19 @@ def test_torch_compiles_a_region_as_a_whole(weights: str) -> None:
     assert not counters["graph_break"]
 
 
+@pytest.mark.skipif(bool(unusable("TORCH")), reason=unusable("TORCH"))
+def test_torch_compiles_nothing_whose_sizes_are_computed() -> None:
+    """A trace would have the sizes of its example in it."""
+    x = sg.input("x", type=sg.TensorType("float32", (2, 6)))
+    shape = sg.input("shape", type=sg.TensorType("int64", (2,)))
+    graph = sg.Graph([x, shape], [ops.Relu(ops.Reshape(x, shape))], "computed")
+    found = sg.Core().query_model(graph, "TORCH", {"COMPILE": True})
+    [reshape, relu] = (node.name for node in graph.nodes)
+    assert [*found] == [relu]
+    assert "axes and sizes that are computed" in found.reasons[reshape]
+    assert [*sg.query_model(graph, "TORCH")] == [reshape, relu]
+
+
 @pytest.mark.parametrize("device", INSTALLED)
 @pytest.mark.parametrize("weights", ["inside", "inputs"])
 def test_new_weights_are_seen(device: str, weights: str) -> None:

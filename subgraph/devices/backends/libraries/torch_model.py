@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import attrs
 import numpy as np
 
-from subgraph.devices.backends.libraries.torch_operators import OPERATORS, Call, Function
+from subgraph.devices.backends.libraries.torch_operators import (
+    OPERATORS,
+    WITH_NUMBERS,
+    Call,
+    Function,
+)
 from subgraph.devices.backends.libraries.translation import (
     Programs,
     Shapes,
@@ -30,12 +35,14 @@ class _Step:
         inputs: Names of its operands; "" for an omitted one.
         outputs: Names of its outputs.
         released: Names of the operands that no later step reads.
+        numbers: The second operand if it is a weight that holds axes or sizes.
     """
 
     function: Function
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     released: tuple[str, ...]
+    numbers: list[int] | None
 
 
 class TorchModel:
@@ -67,7 +74,8 @@ class TorchModel:
             function = OPERATORS[node.op_type](call)
             released = tuple({*node.input} - needed - {""})
             needed.update(released)
-            steps.append(_Step(function, tuple(node.input), tuple(node.output), released))
+            numbers = _numbers_of(node, weights, options.COMPILE)
+            steps.append(_Step(function, tuple(node.input), tuple(node.output), released, numbers))
         self._steps = steps[::-1]
         self._compiles: bool = options.COMPILE
         self._programs: Programs[Callable[..., list[Any]]] = Programs()
@@ -84,7 +92,7 @@ class TorchModel:
             zeros(shape, dtype=dtype, device=device)
             for shape, dtype in zip(shapes, self._dtypes, strict=True)
         ]
-        # The trace reads the values of weights that are axes or sizes, which torch.compile cannot.
+        # torch.compile compiles one Python function at most eight times; a trace is a new one.
         traced = make_fx(self._values)(*examples)
         found: Callable[..., list[Any]] = self._torch.compile(traced, dynamic=False)
         return found
@@ -93,7 +101,10 @@ class TorchModel:
         """Return the outputs, computed from one tensor for each input."""
         values = {**self._weights, **dict(zip(self._inputs, inputs, strict=True))}
         for step in self._steps:
-            made = step.function(*[values[name] if name else None for name in step.inputs])
+            operands = [values[name] if name else None for name in step.inputs]
+            if step.numbers is not None:
+                operands[1] = step.numbers
+            made = step.function(*operands)
             made = (made,) if len(step.outputs) == 1 else made
             values.update(zip(step.outputs, made, strict=True))
             for name in step.released:
@@ -127,6 +138,28 @@ class TorchModel:
             return made
 
         return call
+
+
+def _numbers_of(node: Any, weights: Mapping[str, Array], compiles: bool) -> list[int] | None:
+    """Return the axes or sizes of a node that are a weight; None if it has none.
+
+    Args:
+        node: An ``onnx.NodeProto``.
+        weights: The weights by name.
+        compiles: Whether the model is compiled, which is possible only if they are a weight.
+
+    Raises:
+        NotImplementedError: They are computed, and the model is compiled.
+    """
+    if node.op_type not in WITH_NUMBERS or len(node.input) < 2 or not node.input[1]:
+        return None
+    array = weights.get(node.input[1])
+    if array is not None:
+        found: list[int] = array.reshape(-1).tolist()
+        return found
+    if compiles:
+        raise NotImplementedError("COMPILE is not for axes and sizes that are computed")
+    return None
 
 
 def _memory(tensor: Any) -> int:

@@ -53,10 +53,12 @@ class Call:
             raise NotImplementedError(f"{name}={found!r} is not translated")
 
 
-def _numbers(tensor: Any) -> list[int]:
-    """Return the elements of a small tensor of integers."""
-    found: list[int] = tensor.reshape(-1).tolist()
-    return found
+def _numbers(operand: Any) -> list[int]:
+    """Return axes or sizes: an operand of `WITH_NUMBERS` as a tensor, or as a list if a weight."""
+    if hasattr(operand, "reshape"):
+        operand = operand.reshape(-1).tolist()
+    numbers: list[int] = operand
+    return numbers
 
 
 def _plain(name: str) -> Callable[[Call], Function]:
@@ -424,3 +426,10 @@ OPERATORS: dict[str, Callable[[Call], Function]] = {
     **{"Concat": _concat, "Gather": _gather, "Cast": _cast, "Expand": _expand},
     **{"Dropout": _dropout, "ReduceL1": _norm(1), "ReduceL2": _norm(2)},
 }
+# Operators whose second operand are axes or sizes, which a function takes as a list, too.
+WITH_NUMBERS = frozenset(
+    {
+        *("Expand", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"),
+        *("ReduceSumSquare", "Reshape", "Squeeze", "Unsqueeze"),
+    }
+)
