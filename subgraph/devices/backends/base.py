@@ -96,7 +96,7 @@ class Backend(Device):
             they are checked before, and nodes for which that is impossible are refused.
         empty_tensors: Whether the library runs on inputs without elements; if not, the default
             executor makes such runs.
-        writes_outputs: Whether a runner writes into arrays that it is given; if not, none are made.
+        writes_outputs: Whether a runner writes into arrays of the caller; if not, it gets none.
         library: The imported module, once the device has started.
     """
 
@@ -358,6 +358,7 @@ class _BackendSession(Session):
         self._run: Callable[..., Sequence[Array]] | None = None
         known = op.backend.writes_outputs
         self._fixed = [_fixed_type(v.type) if known else None for v in op.subgraph.outputs]
+        self._no_targets: list[Array | None] = [None] * len(self._fixed)
         self._default: Session = DefaultSubgraphOp(op.subgraph).session()
         trusted = op.backend.checks_operands
         self._operands = None if trusted else OperandChecks(op.subgraph)
@@ -382,10 +383,9 @@ class _BackendSession(Session):
         model = self._op.compiled()
         if model is not self._model or self._run is None:
             self._model, self._run = model, model.runner()
-        if outputs is None:
-            into = [None if fixed is None else np.empty(*fixed) for fixed in self._fixed]
-        else:
-            into = [_target(t, fixed) for t, fixed in zip(outputs, self._fixed, strict=True)]
+        into = self._no_targets
+        if outputs is not None:
+            into = [_fitting(t, fixed) for t, fixed in zip(outputs, self._fixed, strict=True)]
         try:
             results = self._run(arrays, into)
         except (SubgraphError, MemoryError):
@@ -549,17 +549,13 @@ def _fixed_type(type_: Any) -> tuple[tuple[int, ...], Any] | None:
     return shape, numpy_dtype(type_.dtype)
 
 
-def _target(target: Array | None, fixed: tuple[tuple[int, ...], Any] | None) -> Array | None:
-    """Return the array for an output: the caller's if it fits, else a new one.
+def _fitting(target: Array | None, fixed: tuple[tuple[int, ...], Any] | None) -> Array | None:
+    """Return the caller's array if the library may write an output into it, else None.
 
     Args:
         target: Array of the caller; None for none.
-        fixed: Shape and dtype of the output; None if unknown, and the library then makes the array.
+        fixed: Shape and dtype of the output; None if unknown.
     """
-    if fixed is None:
+    if target is None or (target.shape, target.dtype) != fixed:
         return None
-    shape, dtype = fixed
-    if target is not None and target.flags.c_contiguous and target.dtype == dtype:
-        fits = target.shape == shape and target.flags.writeable
-        return target if fits else None  # `fill_outputs` says what is wrong
-    return np.empty(shape, dtype)
+    return target if target.flags.c_contiguous and target.flags.writeable else None

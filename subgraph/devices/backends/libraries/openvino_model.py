@@ -26,12 +26,12 @@ class OpenvinoModel:
         wide = library.Type.i64
         self._wide = [k for k, port in enumerate(compiled.inputs) if port.element_type == wide]
         self._copied = [k for k, port in enumerate(compiled.inputs) if _is_small(port)]
-        # An output of unknown size is not written into the caller's array.
-        self._written = frozenset(
-            k
+        # Shapes and dtypes of outputs that are written into arrays, not copied from the request.
+        self._written = {
+            k: (tuple(port.shape), port.element_type.to_dtype())
             for k, port in enumerate(compiled.outputs)
             if port.partial_shape.is_static and not _is_small(port)
-        )
+        }
 
     def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
         """Return a function that runs an infer request on the caller's arrays, or small copies."""
@@ -46,15 +46,18 @@ class OpenvinoModel:
                 passed[k] = _clipped(passed[k])
             for k, array in enumerate(passed):
                 place = own.get(k)
-                if place is not None and place.shape == array.shape:
-                    np.copyto(place, array)
-                else:
+                if place is None:
                     shared = tensor(writable_view(array), shared_memory=True)
                     request.set_input_tensor(k, shared)
-            results = [target if k in written else None for k, target in enumerate(into)]
-            for k, target in enumerate(results):
-                if target is not None:
-                    request.set_output_tensor(k, tensor(target, shared_memory=True))
+                elif place.shape != array.shape:  # np.copyto would broadcast it
+                    raise ValueError(f"input {k} is {array.shape}, the model has {place.shape}")
+                else:
+                    np.copyto(place, array)
+            results: list[Array | None] = [None] * len(into)
+            for k, fixed in written.items():
+                target = into[k]
+                results[k] = array = np.empty(*fixed) if target is None else target
+                request.set_output_tensor(k, tensor(array, shared_memory=True))
             request.infer(share_outputs=True)
             return [
                 np.array(arrays[through[k]] if k in through else request.get_output_tensor(k).data)
