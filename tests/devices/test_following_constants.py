@@ -80,13 +80,13 @@ def test_a_device_without_constant_runs_what_takes_one(kind: Any, cast: bool) ->
     np.testing.assert_allclose(model(X)[0], X + 10 * HELD)
 
 
-def split_sum(*, returned: bool = False) -> sg.Graph:
-    """Return x + a + b for the halves of one constant; b is an output, too, if ``returned``."""
+def split_sum(*, second_is_output: bool = False) -> sg.Graph:
+    """Return x + a + b, where a Split of one constant gives a and b; b may be an output, too."""
     x = sg.input("x", (2, 3))
     both = ops.Constant(value=np.concatenate([HELD, 2 * HELD]), name="both")
-    first, second = ops.Split(both, num_outputs=2, outputs=2, name="halves")
+    first, second = ops.Split(both, num_outputs=2, outputs=2, name="split")
     y = ops.Add(ops.Add(x, first, name="one"), second, name="two")
-    return sg.Graph([x], [y, second] if returned else [y], "halves")
+    return sg.Graph([x], [y, second] if second_is_output else [y], "split")
 
 
 @pytest.mark.parametrize("kind", [lambda: Simulated({"Add"}), Foreign, WeightsAlone])
@@ -97,7 +97,7 @@ def test_the_outputs_of_a_split_go_along(kind: Any) -> None:
     model = core.compile_model(graph, "A")
     assert len(model.parameters) == 2
     check(model, graph)
-    graph = split_sum(returned=True)
+    graph = split_sum(second_is_output=True)
     model = core.compile_model(graph, "HETERO:A,REFERENCE")
     assert "Split" in [node.op_type for node in model.graph.nodes]
     check(model, graph)
@@ -107,7 +107,7 @@ def test_the_outputs_of_a_split_go_along(kind: Any) -> None:
 def test_a_split_whose_other_output_is_transposed_for_the_caller(kind: Any) -> None:
     x = sg.input("x", (2, 3))
     both = ops.Constant(value=np.stack([HELD, 2 * HELD]), name="both")
-    first, second = ops.Split(both, num_outputs=2, outputs=2, name="halves")
+    first, second = ops.Split(both, num_outputs=2, outputs=2, name="split")
     graph = sg.Graph([x], [ops.Add(x, first), ops.Transpose(second)], "transposed")
     check(made(kind()).compile_model(graph, "HETERO:A,REFERENCE"), graph)
 

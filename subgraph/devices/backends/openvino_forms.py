@@ -101,7 +101,7 @@ def _may_have_no_axes(node: Node) -> bool:
 
 
 def _reads_floats(node: Node) -> bool:
-    """Return whether results are float32; a largest one that is infinite becomes a number."""
+    """Return whether results are float32: infinite extrema and large remainders are wrong then."""
     return getattr(node.outputs[0].type, "dtype", "float32") == "float32"
 
 
@@ -135,7 +135,6 @@ _DIFFERENT: dict[str, Callable[[Node], bool]] = {
     "LRN": _has_bias_or_even_size,
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum"), _may_have_no_axes),
     **dict.fromkeys(("ReduceLogSumExp", "ReduceSumSquare"), _may_have_no_axes),
-    # Remainders of large quotients lose all digits.
     **dict.fromkeys(("Mod", "ReduceMax", "ReduceMin"), _reads_floats),
     "Resize": _samples_otherwise,
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _has_many_axes),

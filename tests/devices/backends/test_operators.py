@@ -198,18 +198,21 @@ def test_operators_agree(device: str, case: Use) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def graph_of(case: Use) -> sg.Graph:
+    """Return a graph of a case with the first operand as its input, and the others as weights."""
+    first = case.inputs[0]
+    assert first is not None
+    x = sg.input("x", first.shape, first.dtype.name)
+    rest = [None if a is None else sg.parameter(f"w{k}", a) for k, a in enumerate(case.inputs[1:])]
+    made = sg.Node(case.op, [x, *rest], version=case.version, attrs=case.attrs)
+    return sg.Graph([x], made.outputs, "use")
+
+
 @pytest.mark.parametrize("device", INSTALLED)
 def test_most_forms_are_taken(device: str) -> None:
     taken = 0
     for case in USES:
-        first = case.inputs[0]
-        assert first is not None
-        x = sg.input("x", first.shape, first.dtype.name)
-        rest = [
-            None if a is None else sg.parameter(f"w{k}", a) for k, a in enumerate(case.inputs[1:])
-        ]
-        made = sg.Node(case.op, [x, *rest], version=case.version, attrs=case.attrs)
-        taken += len(sg.query_model(sg.Graph([x], made.outputs), device)) > 0
+        taken += len(sg.query_model(graph_of(case), device)) > 0
     least = {
         "CUDNN": 30,
         "ONEDNN": 35,

@@ -19,7 +19,7 @@ from subgraph.devices.backends import tensorrt
 from subgraph.devices.backends.base import library_model_of
 from subgraph.devices.backends.libraries.tensorrt_engine import EngineModel, network_and_weights
 from subgraph.graph.types import Array
-from tests.devices.backends.test_operators import USES
+from tests.devices.backends.test_operators import USES, graph_of
 from tests.support.backends import installed, is_missing, no_package
 from tests.support.tensorrt_engines import Cardless, OrtTensorrt
 
@@ -63,19 +63,14 @@ def test_operators_are_built(core: sg.Core) -> None:
     """All that a query takes, the library builds; what it refuses has the library's reason."""
     refused: list[str] = []
     for case in USES:
-        first = case.inputs[0]
-        assert first is not None
-        x = sg.input("x", first.shape, first.dtype.name)
-        rest = [
-            None if a is None else sg.parameter(f"w{k}", a) for k, a in enumerate(case.inputs[1:])
-        ]
-        made = sg.Node(case.op, [x, *rest], version=case.version, attrs=case.attrs)
-        graph = sg.Graph([x], made.outputs, "use")
+        graph = graph_of(case)
         found = core.query_model(graph, "CARDLESS")
         refused += found.reasons.values()
         if found:
             [(low, high, plan)] = engines_of(core.compile_model(graph, "CARDLESS")).plans()
-            assert low == high == (first.shape,)
+            type_ = graph.inputs[0].type
+            assert isinstance(type_, sg.TensorType)
+            assert low == high == (type_.shape,)
             assert len(plan) > 1000
     assert len(refused) < len(USES) / 2
     of_library = [reason for reason in refused if reason.startswith("TensorRT-RTX: ValueError: ")]

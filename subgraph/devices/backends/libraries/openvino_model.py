@@ -26,11 +26,11 @@ class OpenvinoModel:
         wide = library.Type.i64
         self._wide = [k for k, port in enumerate(compiled.inputs) if port.element_type == wide]
         self._copied = [k for k, port in enumerate(compiled.inputs) if _is_small(port)]
-        # Shapes and dtypes of outputs that are written into arrays, not copied from the request.
+        # Shapes and dtypes of outputs that are written into arrays, not copied.
         self._written = {
             k: (tuple(port.shape), port.element_type.to_dtype())
             for k, port in enumerate(compiled.outputs)
-            if port.partial_shape.is_static and not _is_small(port)
+            if k not in through and port.partial_shape.is_static and not _is_small(port)
         }
 
     def runner(self) -> Callable[[Sequence[Array], Sequence[Array | None]], Sequence[Array]]:
@@ -61,9 +61,9 @@ class OpenvinoModel:
             request.infer(share_outputs=True)
             return [
                 np.array(arrays[through[k]] if k in through else request.get_output_tensor(k).data)
-                if target is None or k in through
-                else target
-                for k, target in enumerate(results)
+                if result is None
+                else result
+                for k, result in enumerate(results)
             ]
 
         return call

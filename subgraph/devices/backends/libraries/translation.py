@@ -43,7 +43,13 @@ class Programs(Generic[Program]):
 
 
 def refusal_of_operator(node: Node, operators: Container[str], title: str) -> str:
-    """Return why an operator is not translated; "" if it is. The arguments are those below."""
+    """Return why an operator is not translated; "" if it is.
+
+    Args:
+        node: The node.
+        operators: The operators that are translated, in their present forms.
+        title: Name of the library.
+    """
     if node.op_type not in operators or node.domain:
         return f"{node.op_type} is not translated to {title}"
     if node.attrs.get("broadcast", 0) or (node.op_type == "Reshape" and "shape" in node.attrs):
