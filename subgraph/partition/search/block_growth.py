@@ -133,6 +133,7 @@ def try_to_join(graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, nod
     joins_between = False  # whether a consumer will lie between ``node`` and another member
     for edge in range(graph.out_begin[node], graph.out_end[node]):
         neighbour = graph.representative[graph.consumers[edge]]
+        # A consumer with a path to a member would lie between ``node`` and that member.
         if growth.min_descendant_rank[neighbour]:
             if growth.rejected[neighbour]:
                 return False
@@ -142,6 +143,7 @@ def try_to_join(graph: ContractedGraph, blocks: Blocks, growth: BlockGrowth, nod
     growth.pending_count = 0
     if joins_between:
         _enqueue(growth, node, rank + 1)
+    # Labels that are incomplete because of a rejected node leave with the member.
     if _label_ancestors(graph, blocks, growth, node, rank + 1) or _propagate_down(graph, growth):
         roll_back(growth, rank)
         return False
@@ -238,6 +240,8 @@ def _label_ancestors(
                 is_between = True
             elif growth.min_descendant_rank[neighbour]:
                 continue
+            # Before the first member no node lies between members. If an earlier member joins, the
+            # search continues there (`_label_pruned`).
             elif graph.order[neighbour] < growth.first_position:
                 _prune(growth, neighbour)
             else:
@@ -354,6 +358,7 @@ def reject(growth: BlockGrowth, node: int) -> None:
             rank = max(growth.min_ancestor_rank[node], growth.min_descendant_rank[node]) - 1
             size = growth.size
             roll_back(growth, rank)
+            # The members taken back are rejected nodes now, and each may lie between two others.
             for k in range(rank, size):
                 work[count] = growth.members[k]
                 count += 1

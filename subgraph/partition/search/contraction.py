@@ -154,6 +154,7 @@ def _set_position(graph: ContractedGraph, region: Region, node: int, position: i
 
 def _merge_edges(graph: ContractedGraph, region: Region) -> None:
     """Let the first member represent all; its new edges are those that leave the region."""
+    # The new lists are appended, with each node outside once; tables of edges have room for them.
     first = region.members[0]
     in_begin, out_begin = graph.producers_end, graph.consumers_end
     region.epoch += 1
@@ -214,6 +215,7 @@ def _remove_detours(graph: ContractedGraph, region: Region, anchor: int) -> None
     for k in range(region.size):
         nodes[count] = region.members[k]
         count += 1
+    # Nodes outside that are ancestors and descendants lie on paths between members.
     for k in range(region.ancestor_count):
         if region.descendant_epoch[region.ancestors[k]] == marked:
             nodes[count] = region.ancestors[k]
@@ -247,6 +249,7 @@ def _mark_detours_to_anchor(
     inside = region.epoch + 1  # a path to the anchor stays among members
     detour = region.epoch + 2  # a path to the anchor has a node outside
     region.epoch += 2
+    # In reverse topological order all consumers of a node are marked before the node.
     for k in range(count - 1, -1, -1):
         node = region.visit_order[k]
         for edge in range(graph.out_begin[node], graph.out_end[node]):
@@ -284,6 +287,7 @@ def _mark_reached_by_detours(
     stays = region.epoch + 1
     reached = region.epoch + 2  # from one that stays, over a node outside
     region.epoch += 2
+    # In topological order all producers of a node are marked before the node.
     for k in range(count):
         node = region.visit_order[k]
         may_stay = region.member_epoch[node] == marked and mark[node] != detour

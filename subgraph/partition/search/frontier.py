@@ -92,6 +92,7 @@ def is_behind_detour(
     root_count = 0
     for edge in range(graph.in_begin[node], graph.in_end[node]):
         source = graph.producers[edge]
+        # A waiting candidate is below a detour, and so is everything below it.
         if growth.state[source] == WAITING:
             return True
         if not growth.state[source]:
@@ -127,11 +128,13 @@ def _find_ancestors(
             )
     if frontier.discovered_end == begin:
         return
+    # Classified in topological order, a node comes after its producers, whose flags it depends on.
     sort_by(graph.order, frontier.discovered, begin, frontier.discovered_end)
     frontier.batch_count += 1
     for k in range(begin, frontier.discovered_end):
         _classify(graph, growth, frontier, frontier.discovered[k])
         frontier.batch_of[frontier.discovered[k]] = frontier.batch_count
+    # Consumers that an earlier search has discovered were classified without the new nodes.
     frame = frontier.frame_count
     frontier.frame_count += 1
     frontier.frame_head[frame] = -1
@@ -164,6 +167,8 @@ def _discover(
     """
     if frontier.flags[node] or growth.state[node]:
         return size
+    # A node before the first candidate lies between no two candidates, so the search ends there. It
+    # continues from ``pruned`` if an earlier candidate joins (`add_candidate`).
     if graph.order[node] > frontier.first_position:
         frontier.flags[node] = ANCESTOR
         frontier.nodes[frontier.node_count] = node
@@ -174,6 +179,7 @@ def _discover(
         return size + 1
     if not frontier.pruned.index[node] or rank < frontier.min_descendant_rank[node]:
         frontier.min_descendant_rank[node] = rank
+    # The heap gives the least key first; the last position is needed first.
     frontier.pruned.keys[node] = -graph.order[node]
     heap_push(frontier.pruned, node)
     return size
@@ -236,13 +242,16 @@ def add_candidate(
         node: A node that the selector has accepted.
     """
     _rank_candidate(graph, growth, frontier, node)
+    # An OPEN node counts in the support of its consumers already, as a queued candidate does.
     was_open = frontier.flags[node] & OPEN
+    # Candidates below wait because of this node; growth judges them again when its queue is empty.
     if frontier.flags[node] & DETOUR:
         growth.stale = 1
     frontier.flags[node] = 0
     position = graph.order[node]
     if position < frontier.first_position:
         frontier.first_position = position
+        # Nodes at which searches have ended may lie between candidates now.
         while frontier.pruned.count and graph.order[frontier.pruned.items[0]] > position:
             pruned = frontier.pruned.items[0]
             heap_remove(frontier.pruned, pruned)
@@ -432,6 +441,8 @@ def _reclassify(
     graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, frame: int, node: int
 ) -> None:
     """Update OPEN and SUCCESSOR of a node whose support has changed, and begin what follows."""
+    # A detour stays one until `clear_frontier`. A node without flags has joined since it was
+    # scheduled.
     flags = frontier.flags[node]
     if flags & DETOUR or not flags:
         return
@@ -446,6 +457,8 @@ def _reclassify(
         if _lower_must_leave(graph, growth, frontier, node):
             mark_detour(graph, growth, frontier, node)
         else:
+            # The candidates above leave instead. The frame bars one at a time: the frames that
+            # follow from each must be processed before the next.
             frontier.flags[node] -= SUCCESSOR
             frontier.frame_node[frame] = node
             frontier.frame_cursor[frame] = graph.in_begin[node]
@@ -456,6 +469,7 @@ def _bar_next(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, 
     last = frontier.frame_barred[frame]
     if last >= 0:
         frontier.frame_barred[frame] = -1
+        # The candidate is a node outside now, and its ancestors are known.
         if frontier.flags[last]:
             _schedule(frontier, frame, last)
     node = frontier.frame_node[frame]
@@ -465,6 +479,8 @@ def _bar_next(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier, 
             supports = growth.state[source] == QUEUED
             growth.state[source] = 0
             growth.barred[source] = 1
+            # Consumers that keep their support are classified again, too: they have lost a
+            # candidate above.
             _change_support(graph, frontier, source, -1 if supports else 0, frame)
             frontier.frame_cursor[frame] = edge + 1
             frontier.frame_barred[frame] = source
@@ -491,6 +507,7 @@ def mark_detour(
         size -= 1
         node = frontier.detour_stack[size]
         if growth.state[node]:
+            # The start never waits, so that no region loses it.
             if growth.state[node] == WAITING or node == growth.start:
                 continue
             growth.state[node] = WAITING

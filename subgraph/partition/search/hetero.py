@@ -123,12 +123,14 @@ def find_largest(
         root = device.dirty.items[0]
         heap_remove(device.dirty, root)
         is_cached = cache.member_count[root] > 0
+        # A taken, covered or shadowed node is no root any more; its growth must not be chosen.
         if not graph.free[root] or device.cover_count[root] or _is_shadowed(graph, device, root):
             if is_cached:
                 _invalidate(graph, device, cache, root)
         elif not is_cached:
             _grow(graph, blocks, growth, device, root)
             entries = device.size + growth.dependency_count + device.constraints_end
+            # The number of entries is known only now. The root stays dirty and grows again.
             if cache.used + entries > cache.capacity:
                 _mark_dirty(device, root)
                 return FULL
@@ -174,6 +176,7 @@ def _grow(
     while count:
         count -= 1
         entry, came_from = device.entries[count], device.entry_blocks[count]
+        # The block above the entry, then those below it, except the one just left.
         block = blocks.parent_block[entry] or blocks.first_child[entry]
         while block:
             if block != came_from:
@@ -190,6 +193,7 @@ def _grow(
                 if block == blocks.parent_block[entry]
                 else blocks.next_sibling[block - 1]
             )
+    # The region is no longer valid when another region takes a member.
     for k in range(device.size):
         depend_on(growth, device.members[k])
 
@@ -256,6 +260,7 @@ def _store(
     cache.end[root] = cache.used = at
     device.by_size.keys[root] = -device.size
     heap_push(device.by_size, root)
+    # Later roots in the region are covered, so they are no roots while it is in the cache.
     for k in range(begin, begin + device.size):
         node = cache.nodes[k]
         if node > root:
@@ -308,6 +313,7 @@ def claim(
     """
     for k in range(region.size):
         node = region.members[k]
+        # A node is in the block above it and in all blocks of which it is the top.
         vertex = blocks.vertex[node]
         if blocks.parent_block[vertex]:
             blocks.not_free[blocks.parent_block[vertex] - 1] += 1
@@ -317,6 +323,7 @@ def claim(
             block = blocks.next_sibling[block - 1]
     for k in range(region.size):
         _recheck_with_twin(graph, device, cache, region.members[k])
+    # Growths that have looked at a member would go another way now.
     for k in range(region.size):
         node = region.members[k]
         at = cache.first_watcher[node]
@@ -348,6 +355,8 @@ def invalidate_moved(
         while at:
             root = cache.watching_root[at - 1]
             following = cache.next_watcher[at - 1]
+            # Entries of removed growths are unlinked on the way. The constraints of a root are
+            # checked once, after the loop, however many of its nodes have moved.
             if _is_valid_entry(cache, root, at - 1):
                 if device.affected_epoch[root] != region.epoch:
                     device.affected_epoch[root] = region.epoch
@@ -413,6 +422,7 @@ def compact_cache(cache: GrowthCache, count: int, room: int) -> None:
     cache.capacity = room
     for node in range(count):
         cache.first_watcher[node] = 0
+    # Lists of watchers are built anew, without the entries of removed growths.
     used = 0
     for root in range(count):
         if not cache.member_count[root]:

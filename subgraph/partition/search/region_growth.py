@@ -134,6 +134,7 @@ def _process_producers(
     k = 0
     for edge in range(graph.in_begin[node], graph.in_end[node]):
         neighbour = graph.producers[edge]
+        # ``asked`` has those of the producers that were asked about, in the same order.
         if k < growth.ask_count and message.asked[k] == neighbour:
             if message.answers[k]:
                 _join(graph, growth, frontier, neighbour)
@@ -142,6 +143,7 @@ def _process_producers(
             k += 1
         elif not growth.state[neighbour] or growth.state[neighbour] == WAITING:
             may_wait = True
+    # The search for detours is costly; if all producers are active candidates, there is none.
     if may_wait and is_behind_detour(graph, growth, frontier, node) and node != growth.start:
         mark_detour(graph, growth, frontier, node)
     if growth.state[node] == QUEUED:
@@ -166,6 +168,7 @@ def _process_consumers(
 def _requeue_waiting(graph: ContractedGraph, growth: RegionGrowth, frontier: Frontier) -> None:
     """Classify all nodes again, and queue the candidates that need not wait any more."""
     clear_frontier(growth, frontier)
+    # All candidates that were not barred become active, and those behind a detour wait again.
     growth.queue_begin = growth.queue_end = 0
     count = growth.candidate_count
     for k in range(count):
@@ -201,6 +204,7 @@ def _finish(graph: ContractedGraph, region: Region, growth: RegionGrowth) -> Non
             growth.given_up_count += 1
     # Free nodes represent themselves, so this sorts by number.
     sort_by(graph.representative, region.members, 0, region.size)
+    # A candidate that was given up may have connected others with the start.
     if growth.given_up_count:
         mark_members(region)
         restrict_to_component(graph, region, growth.start)
@@ -209,4 +213,5 @@ def _finish(graph: ContractedGraph, region: Region, growth: RegionGrowth) -> Non
         for k in range(region.removed_count):
             growth.given_up[growth.given_up_count] = region.removed[k]
             growth.given_up_count += 1
+        # `contract` needs the ancestors and descendants of the members that remain.
         find_cones(graph, region)
