@@ -23,7 +23,7 @@ from subgraph.passes._patterns import Context, dtype_of, fusion_pass, is_op, sha
 _EXACT_TERMS = 258
 
 
-@fusion_pass("FloatProducts", "integers", ("QLinearMatMul",), ("ConvInteger",))
+@fusion_pass("FloatProducts", "integers", "QLinearMatMul", "ConvInteger")
 def float_products(graph: Graph) -> Graph:
     """Return a copy of ``graph`` with float32 products between conversions instead."""
     graph = graph.clone()

@@ -16,7 +16,7 @@ from subgraph.graph.types import ONNX_DTYPE, TensorType, dtype_of
 from subgraph.passes._patterns import Context, fusion_pass, is_op, shape_of
 
 
-@fusion_pass("SplitZeroPoint", "integers", ("ConvInteger",))
+@fusion_pass("SplitZeroPoint", "integers", "ConvInteger")
 def split_zero_point(graph: Graph) -> Graph:
     """Return a copy of ``graph`` in which no ConvInteger has a computed zero point."""
     graph = graph.clone()
