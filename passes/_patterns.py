@@ -21,6 +21,7 @@ from subgraph.errors import PartitionError, PassError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, Shape, TensorType
+from subgraph.operators.inference import part_metadata, set_output_types
 from subgraph.operators.operator import is_random
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.partition.property import SubgraphProperty
@@ -214,6 +215,15 @@ def weight_node(
     dtype = next(dtype_of(v) for v in inputs if v is not None)
     node.outputs[0].type = TensorType(dtype, shape)
     return node.outputs[0]
+
+
+def part_of(
+    node: Node, op_type: str, *inputs: Value | None, version: int = 13, **attributes: object
+) -> Value:
+    """Return the typed output of a new standard node that replaces a part of ``node``."""
+    made = Node(op_type, inputs, version=version, attrs=attributes, metadata=part_metadata(node))
+    set_output_types(made)
+    return made.outputs[0]
 
 
 def static_size(shape: Sequence[object] | None) -> int | None:

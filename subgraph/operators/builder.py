@@ -15,7 +15,7 @@ from subgraph.errors import ModelError, ShapeError, require_type
 from subgraph.graph.graph import Capture, Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import ONNX_DTYPE, Array, TensorType, ValueType, canonical_dtype, dtype_of
-from subgraph.operators.inference import infer_types
+from subgraph.operators.inference import set_output_types
 from subgraph.operators.schema import Schema, describe, get_schema
 from subgraph.system.registry import nearest
 
@@ -140,9 +140,7 @@ def operator(op_type: str, domain: str = "") -> Builder:
             metadata=metadata,
         )
         known = [None if v is None or v.parameter is None else v.parameter.array for v in values]
-        types = infer_types(node, [None if v is None else v.type for v in values], known)
-        for value, type_ in zip(node.outputs, types, strict=True):
-            value.type = type_
+        set_output_types(node, known)
         return node.outputs[0] if len(node.outputs) == 1 else node.outputs
 
     build.__name__ = build.__qualname__ = op_type

@@ -27,7 +27,12 @@ from subgraph.graph.types import (
     dtype_of,
     numpy_dtype,
 )
-from subgraph.operators.inference import EXTRA_REQUIREMENT, check_operands, infer_types
+from subgraph.operators.inference import (
+    EXTRA_REQUIREMENT,
+    check_operands,
+    part_metadata,
+    set_output_types,
+)
 from subgraph.operators.operator import OPERATORS, Operator, find_operator, operator_key
 from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import (
@@ -265,8 +270,7 @@ class Call:
         domain: str = "",
         requires: str = "",
     ) -> Sequence[Value]:
-        notes = dict(self.node.metadata or {})
-        notes.pop(EXTRA_REQUIREMENT, None)
+        notes = part_metadata(self.node)
         if requires:
             notes[EXTRA_REQUIREMENT] = requires
         made = Node(
@@ -277,13 +281,12 @@ class Call:
             domain=domain,
             version=1 if domain else _OPSET,
             attrs=given,
-            metadata={**notes, "origin": notes.get("origin", self.node.name)},
+            metadata=notes,
         )
         types = [None if v is None else v.type for v in values]
         known = [None if v is None else self._known.get(v) for v in values]
         arrays = [to_array(k, t) for k, t in zip(known, types, strict=True)]
-        for value, type_ in zip(made.outputs, infer_types(made, types, arrays), strict=True):
-            value.type = type_
+        set_output_types(made, arrays)
         elements = propagate(made, known, types)
         if elements is not None:
             self._known[made.outputs[0]] = elements
@@ -376,7 +379,6 @@ def _compute(node: Node, given: Sequence[Any]) -> Sequence[Any]:
     call = Call(node, found, inputs, elements)
     results = _check_used(call, call.results())
     known: dict[Value | None, Any] = {None: None, **dict(zip(inputs, given, strict=True))}
-    known[None] = None
     for step in call.nodes:
         made = evaluate(step, [known[value] for value in step.inputs])
         known.update(zip(step.outputs, made, strict=True))

@@ -240,6 +240,27 @@ def infer_types(
     return (found + unknown)[: len(node.outputs)]
 
 
+def set_output_types(node: Node, known: Sequence[Array | None] = ()) -> None:
+    """Set the types of a node's outputs, as they follow from those of its inputs.
+
+    Args:
+        node: The node.
+        known: As ``input_values`` of `infer_types`.
+
+    Raises:
+        ShapeError: the input types do not fit the operator.
+    """
+    types = infer_types(node, [None if v is None else v.type for v in node.inputs], known)
+    for value, type_ in zip(node.outputs, types, strict=True):
+        value.type = type_
+
+
+def part_metadata(node: Node) -> dict[str, str]:
+    """Return the metadata of a new node that replaces a part of ``node``, its "origin"."""
+    notes = {key: note for key, note in (node.metadata or {}).items() if key != EXTRA_REQUIREMENT}
+    return {"origin": node.name, **notes}
+
+
 def _mismatch(node: Node, types: Sequence[ValueType | None], error: Exception) -> ShapeError:
     shown = ", ".join("-" if t is None else str(t) for t in types)
     where = f"node {node.name!r} ({node.op_type})" if node.name else node.op_type

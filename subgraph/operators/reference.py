@@ -21,7 +21,12 @@ from subgraph.errors import LimitError, ShapeError, SubgraphError, UnsupportedOp
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.limits import check_memory, count_results, size_in_bytes
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of, numpy_dtype
-from subgraph.operators.inference import EXTRA_REQUIREMENT, check_values, infer_types
+from subgraph.operators.inference import (
+    check_values,
+    infer_types,
+    part_metadata,
+    set_output_types,
+)
 from subgraph.operators.operator import find_operator, operator_key
 from subgraph.operators.schema import find_schema, newest_opset
 
@@ -388,7 +393,6 @@ def function_outputs(node: Node, inputs: Sequence[Value | None]) -> list[Value |
     proto = _function_of(node, [None if v is None else v.type for v in node.inputs])
     if proto is None:
         return None
-    notes = {key: note for key, note in (node.metadata or {}).items() if key != EXTRA_REQUIREMENT}
     known: dict[str, Value | None] = dict.fromkeys(("", *proto.input))
     known.update(zip(proto.input, inputs, strict=False))
     for number, step in enumerate(proto.node):
@@ -401,11 +405,9 @@ def function_outputs(node: Node, inputs: Sequence[Value | None]) -> list[Value |
             domain=inner.domain,
             version=inner.version,
             attrs=inner.attrs,
-            metadata={**notes, "origin": notes.get("origin", node.name)},
+            metadata=part_metadata(node),
         )
-        types = infer_types(made, [None if v is None else v.type for v in made.inputs])
-        for value, type_ in zip(made.outputs, types, strict=True):
-            value.type = type_
+        set_output_types(made)
         known.update(zip(targets, made.outputs, strict=True))
     return [known.get(name) for name in proto.output]
 

@@ -168,16 +168,15 @@ class _Chain:
         version: int,
         attributes: Mapping[str, Any] | None = None,
     ) -> Value:
-        from subgraph.operators.inference import infer_types
+        from subgraph.operators.inference import set_output_types
 
         name = f"{self._name}.{op_type.lower()}"
         node = Node(op_type, inputs, name=name, version=version, attrs=attributes)
-        types = [None if v is None else v.type for v in inputs]
-        known = [None if v is None or not v.parameter else v.parameter.array for v in inputs]
-        result = node.outputs[0]
-        result.name = f"{self._name}.{op_type.lower()}"
-        result.type = infer_types(node, types, known)[0]
-        return result
+        set_output_types(
+            node, [None if v is None or not v.parameter else v.parameter.array for v in inputs]
+        )
+        node.outputs[0].name = name
+        return node.outputs[0]
 
     def _parameter(self, kind: str, array: Array) -> Value:
         parameter = Parameter(f"{self._name}.{kind}", array)
