@@ -44,7 +44,7 @@ from subgraph.onnx_format.metadata import (
     add_metadata,
 )
 from subgraph.onnx_format.opsets import all_graphs, choose_opsets
-from subgraph.operators.protobuf import attr_to_proto, tensor_to_proto, type_to_proto
+from subgraph.operators.protobuf import tensor_to_proto, type_to_proto, write_attributes
 from subgraph.operators.schema import find_schema
 from subgraph.operators.subgraph_op import DOMAIN
 from subgraph.partition.op_note import saved_metadata
@@ -327,10 +327,6 @@ class GraphWriter:
         return {PARTITION_RECORD: dump_record(record)}
 
     def _write_attributes(self, proto: NodeProto, node: Node, names: _Names) -> None:
-        schema = None
-        if node.subgraph is None:
-            schema = find_schema(node.op_type, node.domain, node.version)
-        kinds = {} if schema is None else schema.attributes
         captured = iter(node.captures)
 
         def body(graph: Graph) -> GraphProto:
@@ -341,13 +337,7 @@ class GraphWriter:
             self._fill(message, graph, inner)
             return message
 
-        for name, value in node.attrs.items():
-            kind = kinds[name].kind if name in kinds else None
-            try:
-                proto.attribute.append(attr_to_proto(name, value, kind, body))
-            except (TypeError, ValueError) as error:
-                error.add_note(f"attribute {name!r} of node {node.name!r} ({node.op_type})")
-                raise
+        write_attributes(proto, node, body)
 
     def _function(self, node: Node) -> FunctionProto:
         """Return the function of a subgraph node, converted at its first use."""

@@ -19,6 +19,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory, count_results
 from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
 from subgraph.operators.inference import check_values
+from subgraph.operators.shape_values import slice_of
 
 NumpyFunction = Callable[[Node, Sequence[Any]], "Array | None"]
 _MIN_COUNTED_BYTES = 1 << 12  # bytes; larger results are counted against the memory budget
@@ -134,18 +135,8 @@ def _slice(node: Node, inputs: Sequence[Any]) -> Array:
     axes = range(len(starts)) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        forward = slice(start, end, step)
-        place[axis] = forward if step > 0 else _backward(forward, x.shape[axis])
+        place[axis] = slice_of(x.shape[axis], start, end, step)
     return np.array(x[tuple(place)])
-
-
-def _backward(taken: slice, size: int) -> slice:
-    """Return a slice with a negative step, its ends clamped to the axis as ONNX clamps them."""
-    if not size:
-        return slice(0)
-    start, end = (v + size if v < 0 else v for v in (taken.start, taken.stop))
-    first, last = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
-    return slice(first, None if last < 0 else last, taken.step)
 
 
 def _where(node: Node, inputs: Sequence[Any]) -> Array | None:

@@ -34,7 +34,7 @@ from subgraph.operators.inference import (
     set_output_types,
 )
 from subgraph.operators.operator import OPERATORS, Operator, find_operator, operator_key
-from subgraph.operators.reference import evaluate
+from subgraph.operators.reference import evaluate_nodes
 from subgraph.operators.schema import (
     ATTRIBUTE_KINDS,
     CONTRIBUTED,
@@ -378,8 +378,5 @@ def _compute(node: Node, given: Sequence[Any]) -> Sequence[Any]:
     elements = [None if array is None else from_array(array) for array in given]
     call = Call(node, found, inputs, elements)
     results = _check_used(call, call.results())
-    known: dict[Value | None, Any] = {None: None, **dict(zip(inputs, given, strict=True))}
-    for step in call.nodes:
-        made = evaluate(step, [known[value] for value in step.inputs])
-        known.update(zip(step.outputs, made, strict=True))
-    return [known[value] for value in results]
+    known: dict[Value | None, Any] = {**dict(zip(inputs, given, strict=True)), None: None}
+    return evaluate_nodes(call.nodes, known, results)

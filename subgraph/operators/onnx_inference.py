@@ -10,7 +10,7 @@ import onnx.defs
 import onnx.shape_inference
 
 from subgraph.errors import ShapeError
-from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import Array, ValueType
 from subgraph.operators.protobuf import (
     node_to_proto,
@@ -55,7 +55,7 @@ def infer_node(
             f"node {node.name!r} (Einsum): equation {node.attrs.get('equation')!r} is not well "
             "formed; letters, commas, one '...' a term and '->' make one"
         )
-    proto = node_to_proto(_plain_names(node))
+    proto = node_to_proto(node, len(node.inputs))
     names = list(proto.input)
     types = {n: type_to_proto(t) for n, t in zip(names, input_types, strict=True) if t is not None}
     data = {
@@ -74,21 +74,6 @@ def infer_node(
             f"{str(error).strip().splitlines()[-1]}"
         ) from error
     return [type_from_proto(found[name]) if name in found else None for name in proto.output]
-
-
-def _plain_names(node: Node) -> Node:
-    """Return a copy of the node whose values have distinct names, even where one is used twice."""
-    inputs = [None if v is None else Value(f"i{k}") for k, v in enumerate(node.inputs)]
-    outputs = [Value(f"o{k}") for k in range(len(node.outputs))]
-    return Node(
-        node.op_type,
-        inputs,
-        outputs=outputs,
-        name=node.name,
-        domain=node.domain,
-        version=node.version,
-        attrs=node.attrs,
-    )
 
 
 def _types_of_bodies(node: Node, unknown: list[ValueType | None]) -> list[ValueType | None]:
