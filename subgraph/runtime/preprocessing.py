@@ -118,6 +118,7 @@ class _Chain:
             raise ConfigError(f"preprocessing of {name!r}: {error}") from error
         self._needs_layout = bool(settings.layout or settings.size or len(settings.mean) > 1)
         self._needs_layout |= len(settings.scale) > 1
+        self._dtype = dtype
         self.input = Value(name, TensorType(dtype, self._outer_shape()))
 
     def _outer_shape(self) -> tuple[Dim, ...] | None:
@@ -140,7 +141,7 @@ class _Chain:
         arithmetic = bool(settings.size or settings.mean or settings.scale)
         if arithmetic and self._type.dtype not in FLOATS:
             raise ConfigError(f"input {self._name!r} is {self._type}: only floats are scaled")
-        if self.input.type != self._type and self._dtype_of(value) != self._type.dtype:
+        if self._dtype != self._type.dtype:
             from subgraph.graph.types import ONNX_DTYPE
 
             value = self._node("Cast", [value], 13, {"to": ONNX_DTYPE[self._type.dtype]})
@@ -157,9 +158,6 @@ class _Chain:
             value = self._node("Identity", [value], 16)
         value.type = self._type
         return value
-
-    def _dtype_of(self, value: Value) -> str:
-        return value.type.dtype if isinstance(value.type, TensorType) else ""
 
     def _node(
         self,
