@@ -177,8 +177,8 @@ def _check_dtypes(schema: Schema, values: Sequence[Value | None]) -> None:
         if value is None or not isinstance(value.type, TensorType):
             continue
         place = min(position, len(schema.inputs) - 1)  # a variadic input is the last one
-        name, dtype, allowed = schema.inputs[place], value.type.dtype, schema.input_dtypes[place]
-        if allowed is not None and dtype not in allowed:
+        name, dtype, allowed = schema.inputs[place], value.type.dtype, schema.dtypes_of(position)
+        if allowed and dtype not in allowed:
             raise ShapeError(
                 f"{schema.op_type} (opset {schema.since_version}): input {name!r} is {dtype}; it "
                 f"takes {', '.join(sorted(allowed))}: convert it with ops.Cast"

@@ -22,7 +22,6 @@ from subgraph.operators import schema_types
 from subgraph.operators.schema_types import Attribute, Schema, from_onnx, newest_of_package
 from subgraph.system import objectcache
 from subgraph.system.json_values import with_tuples
-from subgraph.system.objectcache import ObjectCode
 from subgraph.system.prebuilt_files import read_data
 
 PREBUILT: Final = "schemas"  # name of the file in the package
@@ -79,13 +78,7 @@ def _from_cache(release: str) -> bytes | None:
     key = _library_key(release)
     if key is None:
         return None
-    entry = objectcache.read(key)
-    if entry is None:
-        if not objectcache.writable(warn=False):
-            return None
-        entry = ObjectCode((), schemas_of_package())
-        objectcache.write(key, entry)
-    return entry.data
+    return objectcache.cached_data(key, schemas_of_package, required=False)
 
 
 def release_key() -> str | None:
@@ -136,7 +129,7 @@ def schemas_of_package() -> bytes:
 
 def _line(schema: Schema) -> str:
     attributes = [attrs.astuple(attribute) for attribute in schema.attributes.values()]
-    dtypes = [None if group is None else sorted(group) for group in schema.input_dtypes]
+    dtypes = [sorted(group) for group in schema.input_dtypes]
     rest = attrs.asdict(schema, recurse=False)
     rest.update(attributes=attributes, input_dtypes=dtypes)
     return f"{schema.domain}\t{schema.op_type}\t{schema.since_version}\t{json.dumps(rest)}"
@@ -147,5 +140,5 @@ def _from_json(text: bytes) -> Schema:
     attributes = [Attribute(*each) for each in fields["attributes"]]
     groups: Iterable[Any] = fields["input_dtypes"]
     fields["attributes"] = {attribute.name: attribute for attribute in attributes}
-    fields["input_dtypes"] = tuple(None if group is None else frozenset(group) for group in groups)
+    fields["input_dtypes"] = tuple(map(frozenset, groups))
     return Schema(**fields)
