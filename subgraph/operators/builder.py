@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,18 +23,7 @@ from subgraph.system.registry import nearest
 _DTYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
-class Builder(Protocol):
-    """Type of the functions that `operator` returns."""
-
-    def __call__(
-        self,
-        *inputs: Any,
-        name: str = ...,
-        outputs: int | None = ...,
-        version: int = ...,
-        metadata: Mapping[str, str] | None = ...,
-        **attributes: Any,
-    ) -> Any: ...
+Builder = Callable[..., Any]  # the functions that `operator` returns
 
 
 def input(

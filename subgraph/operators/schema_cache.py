@@ -22,6 +22,7 @@ from subgraph.operators import schema_types
 from subgraph.operators.schema_types import Attribute, Schema, from_onnx, newest_of_package
 from subgraph.system import objectcache
 from subgraph.system.json_values import with_tuples
+from subgraph.system.objectcache import ObjectCode
 from subgraph.system.prebuilt_files import read_data
 
 PREBUILT: Final = "schemas"  # name of the file in the package
@@ -78,7 +79,13 @@ def _from_cache(release: str) -> bytes | None:
     key = _library_key(release)
     if key is None:
         return None
-    return objectcache.cached_data(key, schemas_of_package, required=False)
+    entry = objectcache.read(key)
+    if entry is None:
+        if not objectcache.writable(warn=False):
+            return None
+        entry = ObjectCode((), schemas_of_package())
+        objectcache.write(key, entry)
+    return entry.data
 
 
 def release_key() -> str | None:

@@ -13,7 +13,6 @@ import logging
 import os
 import stat
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,25 +117,6 @@ def write(key: str, code: ObjectCode) -> bool:
         _warn(error)
         return False
     return True
-
-
-def cached_data(key: str, compute: Callable[[], bytes], *, required: bool) -> bytes | None:
-    """Return the data of an entry, computed and stored if there is none; nothing is logged.
-
-    Args:
-        key: Key of the entry.
-        compute: Returns the data.
-        required: Whether to compute data that cannot be stored; None is returned otherwise.
-    """
-    entry = read(key)
-    if entry is None:
-        stores = writable(warn=False)
-        if not stores and not required:
-            return None
-        entry = ObjectCode((), compute())
-        if stores:
-            write(key, entry)
-    return entry.data
 
 
 def _warn(error: OSError) -> None:
