@@ -79,22 +79,9 @@ class _Conversion:
     """A DequantizeLinear or QuantizeLinear between 8-bit integers and float32."""
 
     node: Node
-
-    @property
-    def source(self) -> Value:
-        value = self.node.inputs[0]
-        assert value is not None, "it has an input"
-        return value
-
-    @property
-    def scale(self) -> Value:
-        value = self.node.inputs[1]
-        assert value is not None, "it has a scale"
-        return value
-
-    @property
-    def zero(self) -> Value | None:
-        return self.node.inputs[2] if len(self.node.inputs) > 2 else None
+    source: Value
+    scale: Value
+    zero: Value | None
 
     @property
     def is_per_tensor(self) -> bool:
@@ -116,11 +103,11 @@ class _Conversion:
 
 def _conversion(context: Context, node: Node | None, op_type: str) -> _Conversion | None:
     """Return a node as a conversion; None unless its scale and zero point are weights."""
-    if node is None or not is_op(node, op_type) or len(node.inputs) < 2:
+    if node is None or not is_op(node, op_type) or node.attrs.get("block_size", 0):
         return None
-    if node.attrs.get("block_size", 0) or None in node.inputs[:2]:
+    found = _as_conversion(node)
+    if found is None:
         return None
-    found = _Conversion(node)
     ends = (found.source, node.outputs[0])
     narrow, wide = ends if op_type == "DequantizeLinear" else ends[::-1]
     if dtype_of(narrow) not in _EIGHT_BIT or dtype_of(wide) != "float32":
@@ -128,6 +115,13 @@ def _conversion(context: Context, node: Node | None, op_type: str) -> _Conversio
     if dtype_of(found.scale) != "float32" or not context.is_weight(found.scale):
         return None
     return found if found.zero is None or context.is_weight(found.zero) else None
+
+
+def _as_conversion(node: Node) -> _Conversion | None:
+    source, scale, zero = (*node.inputs, None, None)[:3]
+    if source is None or scale is None:
+        return None
+    return _Conversion(node, source, scale, zero)
 
 
 def dequantize_before(context: Context, value: Value | None) -> _Conversion | None:
@@ -203,7 +197,9 @@ def _bias(
     if producer is None or dtype_of(producer.inputs[0]) != "int32":
         weight = value.parameter is not None and dtype_of(value) == "float32"
         return ([], value, None) if weight else None
-    bias = _Conversion(producer)
+    bias = _as_conversion(producer)
+    if bias is None:
+        return None
     made = produced_by(bias.scale, "Mul")
     if made is not None and set(made.inputs) == {x.scale, w.scale} and bias.zero is None:
         alone = context.sole_user(bias.scale) is producer

@@ -154,9 +154,13 @@ def _div(node: Node, inputs: Sequence[Any]) -> Array | None:
     return np.asarray(x // y)
 
 
-def _unary(function: Callable[[Any], Any], kinds: str) -> NumpyFunction:
+def _elementwise(function: Callable[..., Any], kinds: str = "fi") -> NumpyFunction:
+    """Return the function of an operator on inputs whose first has one of these kinds of dtype."""
+
     def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
-        return np.asarray(function(inputs[0])) if inputs[0].dtype.kind in kinds else None
+        if "axis" in node.attrs or "broadcast" in node.attrs or inputs[0].dtype.kind not in kinds:
+            return None
+        return np.asarray(function(*inputs))
 
     return apply
 
@@ -241,16 +245,7 @@ def _shape(node: Node, inputs: Sequence[Any]) -> Array:
     return np.array(inputs[0].shape[start:end], np.int64)
 
 
-def _binary(function: Callable[[Any, Any], Any], kinds: str = "fi") -> NumpyFunction:
-    def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
-        if "axis" in node.attrs or "broadcast" in node.attrs or inputs[0].dtype.kind not in kinds:
-            return None
-        return np.asarray(function(inputs[0], inputs[1]))
-
-    return apply
-
-
-_float_div = _binary(np.divide, "f")
+_float_div = _elementwise(np.divide, "f")
 
 
 def _constant(node: Node, inputs: Sequence[Any]) -> Array | None:
@@ -262,30 +257,30 @@ def _constant(node: Node, inputs: Sequence[Any]) -> Array | None:
 
 
 NUMPY_FUNCTIONS: dict[str, NumpyFunction] = {
-    "Add": _binary(np.add),
-    "And": _binary(np.logical_and, "b"),
+    "Add": _elementwise(np.add),
+    "And": _elementwise(np.logical_and, "b"),
     "Cast": _cast,
-    "Ceil": _unary(np.ceil, "f"),
+    "Ceil": _elementwise(np.ceil, "f"),
     "Concat": _concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
     "Div": _div,
-    "Equal": _binary(np.equal, "fib"),
+    "Equal": _elementwise(np.equal, "fib"),
     "Expand": _expand,
     "Flatten": _flatten,
-    "Floor": _unary(np.floor, "f"),
+    "Floor": _elementwise(np.floor, "f"),
     "Gather": _gather,
     "GatherND": _gather_nd,
-    "GreaterOrEqual": _binary(np.greater_equal),
+    "GreaterOrEqual": _elementwise(np.greater_equal),
     "Identity": lambda node, inputs: inputs[0],
-    "Less": _binary(np.less),
+    "Less": _elementwise(np.less),
     "Max": _among(np.maximum),
     "Min": _among(np.minimum),
-    "Mul": _binary(np.multiply),
-    "Neg": _unary(np.negative, "fi"),
-    "Not": _unary(np.logical_not, "b"),
+    "Mul": _elementwise(np.multiply),
+    "Neg": _elementwise(np.negative, "fi"),
+    "Not": _elementwise(np.logical_not, "b"),
     "Range": _range,
-    "Reciprocal": _unary(np.reciprocal, "f"),
+    "Reciprocal": _elementwise(np.reciprocal, "f"),
     "ReduceMax": _reduction(np.max),
     "ReduceMin": _reduction(np.min),
     "ReduceProd": _reduction(np.prod),
@@ -295,9 +290,9 @@ NUMPY_FUNCTIONS: dict[str, NumpyFunction] = {
     "Shape": _shape,
     "Size": lambda node, inputs: np.array(inputs[0].size, np.int64),
     "Slice": _slice,
-    "Sqrt": _unary(np.sqrt, "f"),
+    "Sqrt": _elementwise(np.sqrt, "f"),
     "Squeeze": _squeeze,
-    "Sub": _binary(np.subtract),
+    "Sub": _elementwise(np.subtract),
     "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
