@@ -370,6 +370,7 @@ def write_attributes(
 
     Raises:
         ModelError: ONNX has no attribute type for an attribute's value.
+        TypeError, ValueError: a value is not of the attribute's type; a note names the attribute.
     """
     schema = find_schema(node.op_type, node.domain, node.version) if node.attrs else None
     kinds = {} if schema is None or node.subgraph is not None else schema.attributes
