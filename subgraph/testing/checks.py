@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
@@ -95,13 +95,25 @@ def _strategy(
     test: _PropertyTest, ops: Collection[str] | None, max_nodes: int
 ) -> st.SearchStrategy[Graph]:
     """Return a strategy for graphs of the operators that the selector takes."""
-    every = templates_of(ops) if ops is not None else {**TEMPLATES, **RARE_TEMPLATES}
     taken = taken_operators(test.prop)
     test.coverage.taken = tuple(taken)
+    focused = graphs_with(taken, ops, max_nodes)
+    return graphs(max_nodes=max_nodes, ops=ops, corners=True) if focused is None else focused
+
+
+def graphs_with(
+    taken: Iterable[str], ops: Collection[str] | None, max_nodes: int
+) -> st.SearchStrategy[Graph] | None:
+    """Return a strategy for graphs of some operators among others; None if none can be drawn.
+
+    Args:
+        taken: The operators that are tested.
+        ops: The operators to draw; None: all that have a template.
+        max_nodes: Largest number of operators in a graph, not counting joins.
+    """
+    every = templates_of(ops) if ops is not None else {**TEMPLATES, **RARE_TEMPLATES}
     focus = templates_of([name for name in taken if ops is None or name in ops])
-    if not focus:
-        return graphs(max_nodes=max_nodes, ops=ops, corners=True)
-    return focused_graphs(by_operator(focus), by_operator(every), max_nodes)
+    return focused_graphs(by_operator(focus), by_operator(every), max_nodes) if focus else None
 
 
 class GraphTest(Protocol):
@@ -178,6 +190,37 @@ def runs(graph: Graph) -> bool:
     return True
 
 
+def smallest_failure(
+    graph: Graph, error: Exception, attempt: Callable[[Graph], None]
+) -> tuple[Graph, Exception]:
+    """Shrink a graph while its test fails in the same way.
+
+    Args:
+        graph: The graph.
+        error: The error of its test.
+        attempt: The test.
+
+    Returns:
+        The smallest graph that was found, and the error of its test.
+    """
+    errors = [error]
+
+    def fails(candidate: Graph) -> bool:
+        if not runs(candidate):
+            return False  # the candidate is no valid graph
+        try:
+            attempt(candidate)
+        except Exception as found:
+            if type(found) is not type(error):
+                return False
+            errors.append(found)
+            return True
+        return False
+
+    small = shrink_graph(graph, fails)
+    return small, errors[-1]
+
+
 class _PropertyTest:
     """The test of a property.
 
@@ -222,27 +265,13 @@ class _PropertyTest:
         Raises:
             PartitionError: always.
         """
-        errors = [error]
-
-        def fails(candidate: Graph) -> bool:
-            if not runs(candidate):
-                return False  # the candidate is no valid graph
-            try:
-                self.attempt(candidate)
-            except Exception as found:
-                if type(found) is not type(errors[-1]):
-                    return False
-                errors.append(found)
-                return True
-            return False
-
-        small = shrink_graph(graph, fails)
+        small, shown = smallest_failure(graph, error, self.attempt)
         given = "".join(f", {key}={value!r}" for key, value in self._options.items())
         where = "" if self._device == "REFERENCE" else f", device={self._device!r}"
         test = as_test(small, self.prop, f"{where}, rtol={self._rtol}, atol={self._atol}{given}")
         raise PartitionError(
-            f"property {self._name} fails: {errors[-1]}\non the graph\n{small}\nas a test\n{test}"
-        ) from errors[-1]
+            f"property {self._name} fails: {shown}\non the graph\n{small}\nas a test\n{test}"
+        ) from shown
 
     def check_coverage(self) -> None:
         """Raise if the check has tested nothing of the property.

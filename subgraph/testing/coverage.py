@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest.mock import patch
 
 import attrs
 
 from subgraph.graph.graph import Graph
-from subgraph.operators import subgraph_op
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
@@ -19,6 +17,7 @@ from subgraph.operators.subgraph_op import (
     Session,
     SubgraphOp,
 )
+from subgraph.testing.sessions import changed_sessions
 
 
 @attrs.define
@@ -86,31 +85,17 @@ class Coverage:
         self.calls += len(ran & operators)
         self.own_calls += len(ran & operators)
 
-    @contextmanager
-    def counted(self, ops: list[SubgraphOp]) -> Generator[None]:
-        """Count the calls of these ops through sessions that are opened in the ``with`` block."""
+    def counted(self, ops: list[SubgraphOp]) -> AbstractContextManager[None]:
+        """Return a context that counts the calls of these ops through sessions opened in it."""
         known = {id(op) for op in ops}
-        made: dict[type[Session], type[Session]] = {}
-        opened = subgraph_op.open_own
-
-        def open_own(op: SubgraphOp) -> Session:
-            session = opened(op)
-            if id(op) in known:
-                kind = type(session)
-                if kind not in made:
-                    made[kind] = self._counting(kind)
-                session.__class__ = made[kind]
-            return session
-
-        with patch.object(subgraph_op, "open_own", open_own):
-            yield
+        return changed_sessions(lambda op: id(op) in known, self._counting)
 
     def _called(self, op: SubgraphOp) -> None:
         self.calls += 1
         self.own_calls += type(op) is not DefaultSubgraphOp
 
-    def _counting(self, kind: type[Session]) -> type[Session]:
-        """Return a child of a session's class that counts calls; instances can change to it."""
+    def _counting(self, kind: type[Session]) -> dict[str, Any]:
+        """Return methods that count calls, then call those of a session's class."""
         coverage = self
 
         def call(session: Session, *args: Any, **kwargs: Any) -> Any:
@@ -128,5 +113,4 @@ class Coverage:
 
             return counted
 
-        methods = {"__slots__": (), "__call__": call, "run_inputs": run_inputs}
-        return type(kind.__name__, (kind,), methods)
+        return {"__call__": call, "run_inputs": run_inputs}

@@ -42,6 +42,8 @@ from subgraph.testing.device_under_test import (
     fail,
 )
 
+DEVICE_CHECKS: dict[str, str] = {}
+_CHECKS: dict[str, Callable[[DeviceUnderTest], None]] = {}
 _GENERIC = "does not list it as supported"  # end of Core's text for a device without reason
 
 
@@ -91,10 +93,21 @@ def check_device(
         device = class_name(kind)
     graphs = [model if isinstance(model, Graph) else load(model) for model in models]
     try:
-        dut = DeviceUnderTest(core or default_core(), device, config or {}, graphs, (rtol, atol))
+        dut = DeviceUnderTest(
+            core or default_core(), device, config or {}, graphs, (rtol, atol), max_examples
+        )
     except FailedCheck as error:
         raise DeviceError(str(error)) from error
-    failed = _run_checks(dut, names, max_examples)
+    failed: dict[str, Exception] = {}
+    for name in names:
+        try:
+            _CHECKS[name](dut)
+        except SkippedCheck as why:
+            dut.report.skipped[name] = str(why)
+        except Exception as error:
+            failed[name] = error
+        else:
+            dut.report.passed.append(name)
     if failed:
         lines = [
             f"\n{name} ({DEVICE_CHECKS[name]})\n  {_error_text(e)}" for name, e in failed.items()
@@ -105,38 +118,26 @@ def check_device(
     return dut.report
 
 
-def _run_checks(
-    dut: DeviceUnderTest, names: Iterable[str], max_examples: int
-) -> dict[str, Exception]:
-    """Run checks and report those that passed or were skipped; return the errors of the others.
-
-    Args:
-        dut: The device.
-        names: Names of the checks.
-        max_examples: Number of random graphs of the check "random".
-    """
-    failed: dict[str, Exception] = {}
-    for name in names:
-        try:
-            if name == "random":
-                random_graphs(dut, max_examples)
-            else:
-                _CHECKS[name](dut)
-        except SkippedCheck as why:
-            dut.report.skipped[name] = str(why)
-        except Exception as error:
-            failed[name] = error
-        else:
-            dut.report.passed.append(name)
-    return failed
-
-
 def _error_text(error: Exception) -> str:
     own = isinstance(error, FailedCheck)
     text = str(error) if own else f"{type(error).__name__}: {error}"
     return "\n  ".join([*text.splitlines(), *getattr(error, "__notes__", [])])
 
 
+def _check(
+    about: str,
+) -> Callable[[Callable[[DeviceUnderTest], None]], Callable[[DeviceUnderTest], None]]:
+    """Return a decorator that adds a check to the tables, under its name without "_"."""
+
+    def add(check: Callable[[DeviceUnderTest], None]) -> Callable[[DeviceUnderTest], None]:
+        name = check.__name__.removeprefix("_")
+        DEVICE_CHECKS[name], _CHECKS[name] = about, check
+        return check
+
+    return add
+
+
+@_check("every listed property can be read, and a writable one set to its value")
 def _properties(dut: DeviceUnderTest) -> None:
     known = dut.options
     if not known:
@@ -153,6 +154,7 @@ def _properties(dut: DeviceUnderTest) -> None:
             fail(f"{name} is empty")
 
 
+@_check("graphs that query_model takes compile, and HETERO places nodes as it answers")
 def _query(dut: DeviceUnderTest) -> None:
     for graph in dut.graphs:
         found = dut.query(graph)
@@ -178,6 +180,7 @@ def _check_placement(dut: DeviceUnderTest, graph: Graph) -> None:
         fail(f"query_model and compile_model of HETERO place nodes differently: {wrong}\n{graph}")
 
 
+@_check("a refused node has a reason; the error of compile_model names a refused node")
 def _refusals(dut: DeviceUnderTest) -> None:
     pieces = [p for p in dut.refused if p.dtype == "float32" and p.shape == ("N", 6)]
     own = [p for p in dut.taken if p.dtype == "float32" and p.shape == ("N", 6)]
@@ -213,6 +216,7 @@ def _refusals(dut: DeviceUnderTest) -> None:
         fail(f"compile_model takes nodes that query_model refuses: {[node.name for node in left]}")
 
 
+@_check("the next call uses a new value of a weight, and no later call an old one")
 def _weights(dut: DeviceUnderTest) -> None:
     graphs = [graph for graph in dut.graphs if graph.parameters]
     if not graphs:
@@ -243,6 +247,7 @@ def _weights(dut: DeviceUnderTest) -> None:
                 parameter.assign(array)
 
 
+@_check("one model runs inputs of several sizes")
 def _shapes(dut: DeviceUnderTest) -> None:
     if dut.fixed:
         raise SkippedCheck("it takes fixed sizes alone")
@@ -254,6 +259,7 @@ def _shapes(dut: DeviceUnderTest) -> None:
             dut.run(request.infer, graph, f"with {size} rows, in one request", size=size)
 
 
+@_check("models run tensors without elements")
 def _empty(dut: DeviceUnderTest) -> None:
     if dut.fixed:
         raise SkippedCheck("it takes fixed sizes alone")
@@ -263,6 +269,7 @@ def _empty(dut: DeviceUnderTest) -> None:
         dut.run(model, graph, "with 2 rows after 0", size=2)
 
 
+@_check("graphs may have several outputs, intermediate values and inputs among them")
 def _outputs(dut: DeviceUnderTest) -> None:
     for piece in dut.pieces:
         x = piece.input(fixed=dut.fixed)
@@ -281,6 +288,7 @@ def _outputs(dut: DeviceUnderTest) -> None:
             fail(f"results are named {list(got)}, not as the graph's outputs are\n{graph}")
 
 
+@_check("runs do not change inputs or earlier results; set_output's array gets the result")
 def _memory(dut: DeviceUnderTest) -> None:
     for graph in dut.graphs:
         model = dut.compile(graph)
@@ -313,6 +321,7 @@ def _strided(array: Any) -> Any:
     return view
 
 
+@_check("several requests and threads may run at the same time")
 def _requests(dut: DeviceUnderTest) -> None:
     graph = dut.some_graph()
     model = dut.compile(graph)
@@ -357,6 +366,7 @@ def _requests(dut: DeviceUnderTest) -> None:
         raise errors[0]
 
 
+@_check("a region that fails while it runs moves to the next device, and later back")
 def _failure(dut: DeviceUnderTest) -> None:
     graph = dut.some_graph()
     ran = dut.compile(graph, dut.with_reference).execution_devices
@@ -392,6 +402,7 @@ def _failure(dut: DeviceUnderTest) -> None:
             fail(f"EXECUTION_DEVICES does not list {ran[0]} after it runs again")
 
 
+@_check("an exported model runs after import; a file for other hardware is refused")
 def _export(dut: DeviceUnderTest) -> None:
     for graph in dut.graphs[:3]:
         model = dut.compile(graph)
@@ -438,6 +449,7 @@ def _other_hardware(dut: DeviceUnderTest, graph: Graph, data: bytes) -> None:
         dut.run(dut.core.import_model(data, dut.name), graph, "compiled again on import")
 
 
+@_check("a profile has entries with node, device, kernel and plausible times")
 def _profile(dut: DeviceUnderTest) -> None:
     for graph in dut.graphs[:3]:
         config = {"ENABLE_PROFILING": True} if "ENABLE_PROFILING" in dut.options else {}
@@ -466,6 +478,7 @@ def _profile(dut: DeviceUnderTest) -> None:
             fail(f"profile entries sum up to {total:.4f} s, the run took {wall:.4f} s")
 
 
+@_check("options of threads and streams limit their numbers")
 def _threads(dut: DeviceUnderTest) -> None:
     graph = dut.some_graph()
     known = [k for k in ("INFERENCE_NUM_THREADS", "NUM_STREAMS") if dut.options.get(k) == "RW"]
@@ -497,6 +510,7 @@ def _thread_count() -> int:
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
+@_check("errors are Subgraph's and name the cause; the model works afterwards")
 def _errors(dut: DeviceUnderTest) -> None:
     graph = dut.some_graph()
     _expect_error(ConfigError, "NO_SUCH_OPTION", lambda: dut.compile(graph, NO_SUCH_OPTION=1))
@@ -540,36 +554,6 @@ def _expect_error(kind: type[Exception], text: str, do: Callable[[], object]) ->
         fail(f"no error about {text!r}; a {kind.__name__} was expected")
 
 
-_CHECKS: dict[str, Callable[[DeviceUnderTest], None]] = {
-    "properties": _properties,
-    "query": _query,
-    "refusals": _refusals,
-    "weights": _weights,
-    "shapes": _shapes,
-    "empty": _empty,
-    "outputs": _outputs,
-    "memory": _memory,
-    "requests": _requests,
-    "failure": _failure,
-    "export": _export,
-    "profile": _profile,
-    "threads": _threads,
-    "errors": _errors,
-}
-DEVICE_CHECKS: dict[str, str] = {
-    "properties": "every listed property can be read, and a writable one set to its value",
-    "query": "graphs that query_model takes compile, and HETERO places nodes as it answers",
-    "refusals": "a refused node has a reason; the error of compile_model names a refused node",
-    "weights": "the next call uses a new value of a weight, and no later call an old one",
-    "shapes": "one model runs inputs of several sizes",
-    "empty": "models run tensors without elements",
-    "outputs": "graphs may have several outputs, intermediate values and inputs among them",
-    "memory": "runs do not change inputs or earlier results; set_output's array gets the result",
-    "requests": "several requests and threads may run at the same time",
-    "failure": "a region that fails while it runs moves to the next device, and later back",
-    "export": "an exported model runs after import; a file for other hardware is refused",
-    "profile": "a profile has entries with node, device, kernel and plausible times",
-    "threads": "options of threads and streams limit their numbers",
-    "errors": "errors are Subgraph's and name the cause; the model works afterwards",
-    "random": "random graphs of operators that the device takes run by HETERO with REFERENCE",
-}
+@_check("random graphs of operators that the device takes run by HETERO with REFERENCE")
+def _random(dut: DeviceUnderTest) -> None:
+    random_graphs(dut)

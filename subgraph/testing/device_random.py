@@ -11,39 +11,32 @@ from subgraph.graph.graph import Graph
 from subgraph.operators.schema import standard_operators
 from subgraph.operators.subgraph_op import AFFINITY
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.testing.checks import check_drawn_graphs, other_weights, runs
+from subgraph.testing.checks import (
+    check_drawn_graphs,
+    graphs_with,
+    other_weights,
+    smallest_failure,
+)
 from subgraph.testing.device_under_test import DeviceUnderTest, FailedCheck, SkippedCheck, fail
-from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of
-from subgraph.testing.graph_templates import TEMPLATES
 from subgraph.testing.random_graphs import graphs
-from subgraph.testing.rare_templates import RARE_TEMPLATES
-from subgraph.testing.shrinking import shrink_graph
 from subgraph.testing.taken_operators import SHAPES, plain_node
 
 _MAX_NODES = 10  # operators of a random graph, not counting joins
 
 
-def random_graphs(dut: DeviceUnderTest, max_examples: int) -> None:
+def random_graphs(dut: DeviceUnderTest) -> None:
     """Compile and run random graphs by HETERO on a device and REFERENCE.
-
-    Args:
-        dut: The device that is tested.
-        max_examples: Number of random graphs.
 
     Raises:
         SkippedCheck: no node of the random graphs ran on the device, and the user gave models.
         FailedCheck: results differ, compilation failed, or no node ran on the device.
     """
-    focus = templates_of(_taken(dut))
-    if focus:
-        every = {**TEMPLATES, **RARE_TEMPLATES}
-        strategy = focused_graphs(by_operator(focus), by_operator(every), _MAX_NODES)
-    else:
-        strategy = graphs(max_nodes=_MAX_NODES, corners=True)
+    focused = graphs_with(_taken(dut), None, _MAX_NODES)
+    strategy = graphs(max_nodes=_MAX_NODES, corners=True) if focused is None else focused
     drawn = _RandomGraphTest(dut)
-    check_drawn_graphs(drawn, strategy, max_examples)
-    if max_examples and not drawn.nodes:
-        if dut.models and not focus:
+    check_drawn_graphs(drawn, strategy, dut.max_examples)
+    if dut.max_examples and not drawn.nodes:
+        if dut.models and focused is None:
             raise SkippedCheck(
                 "the device takes no operator with float operands and no attributes, and no node "
                 f"of {drawn.graphs} random graphs"
@@ -120,19 +113,5 @@ class _RandomGraphTest:
         Raises:
             FailedCheck: always.
         """
-
-        def fails(candidate: Graph) -> bool:
-            if not runs(candidate):
-                return False
-            try:
-                self.attempt(candidate)
-            except Exception as found:
-                return type(found) is type(error)
-            return False
-
-        small = shrink_graph(graph, fails)
-        try:
-            self.attempt(small)
-        except Exception as found:
-            error = found
-        raise FailedCheck(f"{error}\non the random graph\n{small}") from error
+        small, shown = smallest_failure(graph, error, self.attempt)
+        raise FailedCheck(f"{shown}\non the random graph\n{small}") from shown

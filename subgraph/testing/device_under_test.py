@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 import attrs
 import numpy as np
@@ -16,11 +15,11 @@ from subgraph.devices.core import Core
 from subgraph.devices.query import QueryResult
 from subgraph.errors import DeviceError
 from subgraph.graph.graph import Graph
-from subgraph.operators import subgraph_op
-from subgraph.operators.subgraph_op import Session, SubgraphOp
+from subgraph.operators.subgraph_op import Session
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.testing.invariants import check_results, run_reference
 from subgraph.testing.random_graphs import feeds
+from subgraph.testing.sessions import changed_sessions
 from subgraph.testing.shape_preserving_ops import ShapePreservingOp, sorted_by_support
 
 INJECTED = "a failure injected by check_device"  # begin of the error of `broken_sessions`
@@ -74,6 +73,7 @@ class DeviceUnderTest:
         taken: Operators of which the device takes chains.
         refused: Operators of which it does not.
         fixed: Whether it takes only static shapes.
+        max_examples: Number of random graphs.
         report: The results so far.
     """
 
@@ -84,6 +84,7 @@ class DeviceUnderTest:
         config: Mapping[str, Any],
         models: Sequence[Graph],
         tolerances: tuple[float, float],
+        max_examples: int,
     ) -> None:
         """Query which operators the device takes.
 
@@ -93,6 +94,7 @@ class DeviceUnderTest:
             config: Options of every compile call.
             models: The user's models.
             tolerances: Relative and absolute tolerance of results.
+            max_examples: Number of random graphs.
 
         Raises:
             FailedCheck: it takes none of the operators, and there are no models.
@@ -101,6 +103,7 @@ class DeviceUnderTest:
         self.device, _ = core.split(name)
         self.report = DeviceReport(name)
         self._rtol, self._atol = tolerances
+        self.max_examples = max_examples
         self.taken, self.refused, self.fixed = sorted_by_support(self.takes)
         if not self.taken and not models:
             raise FailedCheck(
@@ -242,35 +245,20 @@ def broken_sessions(devices: Sequence[str]) -> Generator[list[bool]]:
         A list of one item, False; the sessions fail while a caller sets it to True.
     """
     state = [False]
-    kinds: dict[type[Session], type[Session]] = {}
-    opened = subgraph_op.open_own
 
-    def open_own(op: SubgraphOp) -> Session:
-        session = opened(op)
-        if op.device.partition(".")[0] in devices:
-            kind = type(session)
-            if kind not in kinds:
-                kinds[kind] = _breaking(kind, state)
-            session.__class__ = kinds[kind]
-        return session
+    def breaking(kind: type[Session]) -> dict[str, Any]:
+        """Return methods of a session that has only calls, which raise while ``state[0]``."""
 
-    with (
-        patch.object(subgraph_op, "open_own", open_own),
-        patch("subgraph.devices.fallback.open_own", open_own),
-    ):
+        def call(session: Session, *args: Any, **kwargs: Any) -> Any:
+            if state[0]:
+                raise DeviceError(f"{INJECTED} on device {session.op.device}")
+            return kind.__call__(session, *args, **kwargs)
+
+        def nothing(session: Session, *_: Any) -> None:
+            return None
+
+        shorter = dict.fromkeys(("run_inputs", "repeat", "enqueue_finish", "iterations"), nothing)
+        return {"__call__": call, **shorter}
+
+    with changed_sessions(lambda op: op.device.partition(".")[0] in devices, breaking):
         yield state
-
-
-def _breaking(kind: type[Session], state: Sequence[bool]) -> type[Session]:
-    """Return a child of a session's class that raises while ``state[0]``, and only has calls."""
-
-    def call(session: Session, *args: Any, **kwargs: Any) -> Any:
-        if state[0]:
-            raise DeviceError(f"{INJECTED} on device {session.op.device}")
-        return kind.__call__(session, *args, **kwargs)
-
-    def nothing(session: Session, *_: Any) -> None:
-        return None
-
-    shorter = dict.fromkeys(("run_inputs", "repeat", "enqueue_finish", "iterations"), nothing)
-    return type(kind.__name__, (kind,), {"__slots__": (), "__call__": call, **shorter})
