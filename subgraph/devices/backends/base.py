@@ -96,6 +96,7 @@ class Backend(Device):
             they are checked before, and nodes for which that is impossible are refused.
         empty_tensors: Whether the library runs on inputs without elements; if not, the default
             executor makes such runs.
+        passes_weights: Whether weights may be inputs of the library's model.
         writes_outputs: Whether a runner writes into arrays of the caller; if not, it gets none.
         library: The imported module, once the device has started.
     """
@@ -108,6 +109,7 @@ class Backend(Device):
     dtypes: ClassVar[frozenset[str]]
     checks_operands: ClassVar[bool] = False
     empty_tensors: ClassVar[bool] = True
+    passes_weights: ClassVar[bool] = True
     writes_outputs: ClassVar[bool] = True
     library: Any
 
@@ -244,9 +246,7 @@ class Backend(Device):
 
     def create_op(self, graph: Graph, options: Any) -> SubgraphOp:
         """Return the op that runs a region by the library; the region is compiled here."""
-        op = BackendOp(graph, self, options)
-        op.compiled()
-        return op
+        return BackendOp(graph, self, options)
 
     def capability(self) -> dict[str, str]:
         """Return the facts of `Device.capability` and the library's version."""
@@ -271,7 +271,7 @@ class BackendOp(SubgraphOp):
     """
 
     def __init__(self, subgraph: Graph, device: Backend, options: Any) -> None:
-        """Prepare to run ``subgraph`` on ``device``."""
+        """Compile ``subgraph`` for ``device``."""
         super().__init__(subgraph)
         self.backend = device
         self.options = options
@@ -284,6 +284,7 @@ class BackendOp(SubgraphOp):
         self._parameters = [p for p in all_parameters(subgraph) if p not in passed]
         self._recipe = f"{device.name} model {next(_numbers)}"
         self._entry: WeightEntry | None = None
+        self.compiled()
 
     def _is_passed(self, parameter: Parameter) -> bool:
         """Return whether a weight is an input of the library's model.
@@ -292,7 +293,7 @@ class BackendOp(SubgraphOp):
         Clip: many libraries need their values to compile.
         """
         small = parameter.nbytes <= _SMALL_WEIGHT_BYTES and parameter.array.dtype.kind in "iub"
-        inside = small or parameter.array.ndim == 0
+        inside = small or parameter.array.ndim == 0 or not self.backend.passes_weights
         return self.options.WEIGHTS == "inputs" and not inside
 
     def compiled(self) -> LibraryModel:

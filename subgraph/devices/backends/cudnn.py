@@ -8,7 +8,6 @@ import attrs
 
 from subgraph.devices.backends.base import (
     Backend,
-    BackendOp,
     BackendOptions,
     LibraryModel,
 )
@@ -20,9 +19,7 @@ from subgraph.devices.backends.libraries.translation import (
     parsed_model,
     refusal_of_operands,
 )
-from subgraph.graph.graph import Graph, Node
-from subgraph.graph.parameters import Parameter
-from subgraph.operators.subgraph_op import SubgraphOp
+from subgraph.graph.graph import Node
 from subgraph.runtime.settings import option
 
 # Size of unknown dimensions in queries. cuDNN decides by operator and layout; an estimate.
@@ -48,6 +45,7 @@ class CudnnDevice(Backend):
     requirement = "nvidia-cudnn-frontend >= 1.30"
     title = "cuDNN"
     empty_tensors = False
+    passes_weights = False  # a new value is copied to the card once, and no plan depends on it
     dtypes = frozenset(("float32", "int64"))
 
     def load(self) -> Any:
@@ -92,23 +90,9 @@ class CudnnDevice(Backend):
         self.try_library_model(model, options)
         return CudnnModel(self.planner, self.card, model, options.PRECISION)
 
-    def create_op(self, graph: Graph, options: Any) -> SubgraphOp:
-        """Return the op that runs a region."""
-        op = CudnnOp(graph, self, options)
-        op.compiled()
-        return op
-
     def capability(self) -> dict[str, str]:
         """Return the facts of the base class and the card."""
         return {**super().capability(), "card": "" if self.card is None else self.card.name}
-
-
-class CudnnOp(BackendOp):
-    """Runs a region by cuDNN."""
-
-    def _is_passed(self, parameter: Parameter) -> bool:
-        """Return False: a new value is copied to the card once, and no plan depends on it."""
-        return False
 
 
 def _typical_shape(port: Any) -> Shape:

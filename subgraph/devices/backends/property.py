@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ import attrs
 
 from subgraph.devices.backends.base import Backend, library_version
 from subgraph.devices.default_core import default_core
+from subgraph.devices.device_sources import BACKENDS, device_modules, device_of_module
 from subgraph.errors import DeviceError
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import subgraph_node
@@ -91,53 +91,16 @@ class _SupportedSelector(SubgraphSelector):
         return self.select(output_node)
 
 
-@register_property("cudnn")
-class CudnnProperty(BackendProperty):
-    """Regions that cuDNN runs."""
-
-    device = "CUDNN"
-
-
-@register_property("onednn")
-class OnednnProperty(BackendProperty):
-    """Regions that oneDNN runs."""
-
-    device = "ONEDNN"
+def _register(device: str) -> None:
+    """Register the property of a device under the device's name in lower case."""
+    about = f"Regions that the device {device} runs."
+    members = {"__module__": __name__, "__doc__": about, "device": device}
+    kind: type[BackendProperty] = type(f"{device.title()}Property", (BackendProperty,), members)
+    register_property(device.lower(), kind)
 
 
-@register_property("onnxruntime")
-class OnnxruntimeProperty(BackendProperty):
-    """Regions that ONNX Runtime runs."""
-
-    device = "ONNXRUNTIME"
-
-
-@register_property("openvino")
-class OpenvinoProperty(BackendProperty):
-    """Regions that OpenVINO runs."""
-
-    device = "OPENVINO"
-
-
-@register_property("tensorrt")
-class TensorrtProperty(BackendProperty):
-    """Regions that TensorRT runs."""
-
-    device = "TENSORRT"
-
-
-@register_property("torch")
-class TorchProperty(BackendProperty):
-    """Regions that PyTorch runs."""
-
-    device = "TORCH"
-
-
-@register_property("tvm")
-class TvmProperty(BackendProperty):
-    """Regions that TVM compiles."""
-
-    device = "TVM"
+for _name in device_modules(BACKENDS):
+    _register(_name)
 
 
 @attrs.frozen
@@ -166,10 +129,8 @@ def backends() -> list[BackendState]:
     core = default_core()
     found: list[BackendState] = []
     for name in core.registered_backends:
-        importlib.import_module(f"subgraph.devices.backends.{name.lower()}")
-        kind = next(
-            k for k in Backend.__subclasses__() if k.__module__.endswith(f".{name.lower()}")
-        )
+        kind = device_of_module(device_modules(BACKENDS)[name])
+        assert isinstance(kind, Backend), "a module of the package defines a backend"
         problem = ""
         try:
             core.device(name)

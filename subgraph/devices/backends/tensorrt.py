@@ -114,9 +114,7 @@ class TensorrtDevice(Backend):
 
     def create_op(self, graph: Graph, options: Any) -> SubgraphOp:
         """Return the op that runs a region, which exports its engines."""
-        op = TensorrtOp(graph, self, options)
-        op.compiled()
-        return op
+        return TensorrtOp(graph, self, options)
 
     def capability(self) -> dict[str, str]:
         """Return the facts of the base class and the card, which an engine is built for."""

@@ -13,8 +13,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.devices.backends.base import library_model_of
-from subgraph.devices.backends.cudnn import CudnnDevice, CudnnOp
+from subgraph.devices.backends.base import BackendOp, library_model_of
+from subgraph.devices.backends.cudnn import CudnnDevice
 from subgraph.devices.backends.libraries.cudnn_graph import Step, steps_of
 from subgraph.devices.backends.libraries.cudnn_model import CudnnModel
 from subgraph.devices.backends.libraries.cudnn_plans import Planner
@@ -136,7 +136,7 @@ def planned(graph: sg.Graph, config: dict[str, str]) -> tuple[CudnnModel, Cardle
     core, device = sg.Core(), Cardless()
     core.register_device("CARDLESS", device)
     op = core.compile_model(graph, "CARDLESS", config).graph.nodes[0].op
-    assert isinstance(op, CudnnOp)
+    assert isinstance(op, BackendOp)
     model = op.compiled()
     assert isinstance(model, CudnnModel)
     return model, device

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.devices.backends.libraries.translation import node_attributes
+from subgraph.devices.backends.libraries.translation import NodeForm, node_attributes
 from subgraph.graph.types import Array
 
 Shape = tuple[int, ...]
@@ -64,20 +64,14 @@ class Part:
 
 
 @attrs.frozen
-class Form:
+class Form(NodeForm):
     """A node to translate.
 
     Attributes:
-        op: The operator.
-        attributes: Its attributes.
-        version: Opset version of the model.
         shapes: Shapes of its inputs; None for one that is left out.
         weights: Values of the inputs that are weights, by position.
     """
 
-    op: str
-    attributes: dict[str, Any]
-    version: int
     shapes: list[Shape | None]
     weights: dict[int, Array]
 
@@ -101,14 +95,8 @@ class Form:
         """Return integers that are an attribute or a weight, by version; None if there are none."""
         if self.has(position):
             return [int(n) for n in self.weight(position).reshape(-1)]
-        found = self.attributes.get(name)
+        found = self.get(name)
         return None if found is None else list(found)
-
-    def only(self, name: str, default: Any) -> None:
-        """Require that an attribute has its default."""
-        found = self.attributes.get(name, default)
-        if found != default:
-            raise NotImplementedError(f"{name}={found!r}")
 
 
 def strides_of(dims: Sequence[int]) -> list[int]:
@@ -118,14 +106,21 @@ def strides_of(dims: Sequence[int]) -> list[int]:
 
 def _spatial(form: Form, name: str, rank: int, default: int) -> list[int]:
     """Return an attribute with a number for each spatial axis; an image of one axis gets two."""
-    found = list(form.attributes.get(name) or [default] * rank)
+    found = list(form.get(name) or [default] * rank)
     return [default] * (2 - rank) + found
 
 
-def _pads(form: Form, rank: int) -> tuple[list[int], list[int]]:
-    pads = list(form.attributes.get("pads") or [0] * (2 * rank))
+def _windows(form: Form, rank: int) -> dict[str, list[int]]:
+    """Return cuDNN's arguments for the windows of a convolution over ``rank`` spatial axes."""
+    form.only("auto_pad", "NOTSET")
+    pads = list(form.get("pads") or [0] * (2 * rank))
     missing = [0] * (2 - rank)
-    return missing + pads[:rank], missing + pads[rank:]
+    return {
+        "pre_padding": missing + pads[:rank],
+        "post_padding": missing + pads[rank:],
+        "stride": _spatial(form, "strides", rank, 1),
+        "dilation": _spatial(form, "dilations", rank, 1),
+    }
 
 
 def _image(shape: Shape) -> Shape:
@@ -139,48 +134,41 @@ def _bias(form: Form, channels: int, rank: int) -> Operand:
     return Operand(2 if form.has(2) else np.zeros(channels, np.float32), dims)
 
 
-def _conv(form: Form) -> Part:
-    form.only("auto_pad", "NOTSET")
-    x, w = _image(form.shape(0)), _image(form.shape(1))
-    rank = len(form.shape(0)) - 2
-    (pre, post), strides = _pads(form, rank), _spatial(form, "strides", rank, 1)
-    dilations = _spatial(form, "dilations", rank, 1)
-    sizes = [
-        (size + a + b - d * (k - 1) - 1) // s + 1
-        for size, a, b, d, k, s in zip(x[2:], pre, post, dilations, w[2:], strides, strict=True)
-    ]
-    dims = (x[0], w[0], *sizes)
+def _with_bias(windows: dict[str, list[int]]) -> Callable[..., Any]:
+    """Return a function that adds a convolution and the sum with its bias to a graph."""
 
     def compute(graph: Any, x: Any, w: Any, bias: Any) -> Any:
-        product = graph.conv_fprop(
-            x, w, pre_padding=pre, post_padding=post, stride=strides, dilation=dilations
-        )
-        return graph.add(product, bias)
+        return graph.add(graph.conv_fprop(x, w, **windows), bias)
 
+    return compute
+
+
+def _conv(form: Form) -> Part:
+    x, w = _image(form.shape(0)), _image(form.shape(1))
+    rank = len(form.shape(0)) - 2
+    windows = _windows(form, rank)
+    rows = zip(x[2:], w[2:], *windows.values(), strict=True)
+    sizes = [(size + a + b - d * (k - 1) - 1) // s + 1 for size, k, a, b, s, d in rows]
+    dims = (x[0], w[0], *sizes)
     operands = (Operand(0, x), Operand(1, w), _bias(form, w[0], len(dims)))
     shape = (*dims[:2], *dims[len(dims) - rank :])
-    return Part(shape, dims, operands, compute, product=True, relu=True)
+    return Part(shape, dims, operands, _with_bias(windows), product=True, relu=True)
 
 
 def _conv_transpose(form: Form) -> Part:
     """Return the gradient of a convolution by its image, which is a transposed convolution."""
-    form.only("auto_pad", "NOTSET")
     form.only("output_shape", None)
     if form.has(2):
-        raise NotImplementedError("a bias")
+        raise NotImplementedError("a bias is not translated")
     x, w = _image(form.shape(0)), _image(form.shape(1))
     rank = len(form.shape(0)) - 2
-    (pre, post), strides = _pads(form, rank), _spatial(form, "strides", rank, 1)
-    dilations = _spatial(form, "dilations", rank, 1)
-    extra = _spatial(form, "output_padding", rank, 0)
-    pairs = zip(x[2:], pre, post, dilations, w[2:], strides, extra, strict=True)
-    sizes = [s * (size - 1) + e + d * (k - 1) + 1 - a - b for size, a, b, d, k, s, e in pairs]
-    dims = (x[0], w[1] * int(form.attributes.get("group", 1)), *sizes)
+    windows, extra = _windows(form, rank), _spatial(form, "output_padding", rank, 0)
+    rows = zip(x[2:], w[2:], *windows.values(), extra, strict=True)
+    sizes = [s * (size - 1) + e + d * (k - 1) + 1 - a - b for size, k, a, b, s, d, e in rows]
+    dims = (x[0], w[1] * int(form.get("group", 1)), *sizes)
 
     def compute(graph: Any, x: Any, w: Any) -> Any:
-        return graph.conv_dgrad(
-            x, w, pre_padding=pre, post_padding=post, stride=strides, dilation=dilations
-        )
+        return graph.conv_dgrad(x, w, **windows)
 
     shape = (*dims[:2], *dims[len(dims) - rank :])
     return Part(shape, dims, (Operand(0, x), Operand(1, w)), compute, product=True)
@@ -192,24 +180,27 @@ def _product(form: Form) -> Part:
         form.only(name, default)
     x, matrix = form.shape(0), form.weight(1)
     if matrix.ndim != 2 or len(x) < 2:
-        raise NotImplementedError(f"a product of {len(x)} and {matrix.ndim} axes")
-    filters = np.ascontiguousarray(matrix if form.attributes.get("transB") else matrix.T)
+        raise NotImplementedError(f"products of {len(x)} and {matrix.ndim} axes are not translated")
+    filters = np.ascontiguousarray(matrix if form.get("transB") else matrix.T)
     width, depth = filters.shape
     rows = math.prod(x[:-1])
     bias = _bias(form, width, 4)
     if form.has(2):
         bias = Operand(2, bias.dims) if math.prod(form.shape(2)) == width else bias
         if math.prod(form.shape(2)) != width or len(form.shape(2)) > 1:
-            raise NotImplementedError(f"a bias of shape {form.shape(2)}")
+            raise NotImplementedError(f"a bias of shape {form.shape(2)} is not translated")
 
-    def compute(graph: Any, x: Any, w: Any, bias: Any) -> Any:
-        product = graph.conv_fprop(
-            x, w, pre_padding=[0, 0], post_padding=[0, 0], stride=[1, 1], dilation=[1, 1]
-        )
-        return graph.add(product, bias)
-
+    none, one = [0, 0], [1, 1]
+    windows = {"pre_padding": none, "post_padding": none, "stride": one, "dilation": one}
     operands = (Operand(0, (rows, depth, 1, 1)), Operand(filters, (width, depth, 1, 1)), bias)
-    return Part((*x[:-1], width), (rows, width, 1, 1), operands, compute, product=True, relu=True)
+    return Part(
+        (*x[:-1], width),
+        (rows, width, 1, 1),
+        operands,
+        _with_bias(windows),
+        product=True,
+        relu=True,
+    )
 
 
 def _column(size: int) -> Shape:
@@ -246,7 +237,7 @@ def _unary(name: str, attribute: str = "", default: float = 0.0, argument: str =
     def translated(form: Form) -> Part:
         options: dict[str, Any] = {}
         if argument:
-            options[argument] = float(form.attributes.get(attribute, default))
+            options[argument] = float(form.get(attribute, default))
         elif attribute:
             form.only(attribute, default)
         dims = _column(math.prod(form.shape(0)))
@@ -260,7 +251,7 @@ def _unary(name: str, attribute: str = "", default: float = 0.0, argument: str =
 
 
 def _gelu(form: Form) -> Part:
-    tanh = form.attributes.get("approximate", "none") == "tanh"
+    tanh = form.get("approximate", "none") == "tanh"
     part: Part = _unary("gelu_approx_tanh" if tanh else "gelu")(form)
     return part
 
@@ -270,7 +261,7 @@ def _binary(name: str) -> Callable[[Form], Part]:
 
     def translated(form: Form) -> Part:
         if len(form.shapes) != 2:
-            raise NotImplementedError(f"{len(form.shapes)} inputs")
+            raise NotImplementedError(f"{len(form.shapes)} inputs are not translated")
         shape = np.broadcast_shapes(form.shape(0), form.shape(1))
         sizes = _merged(form.shape(0), form.shape(1))
         dims = _rows([max(pair) for pair in sizes])
@@ -329,7 +320,7 @@ def _batch_normalization(form: Form) -> Part:
     form.only("training_mode", 0)
     x = form.shape(0)
     scale, bias, mean, variance = (form.weight(k).astype(np.float64) for k in range(1, 5))
-    factor = scale / np.sqrt(variance + form.attributes.get("epsilon", 1e-5))
+    factor = scale / np.sqrt(variance + form.get("epsilon", 1e-5))
     terms = [np.tile(term.astype(np.float32), x[0]) for term in (factor, bias - mean * factor)]
     dims, channels = _rows([x[0] * x[1], math.prod(x[2:])]), _column(x[0] * x[1])
 
@@ -342,11 +333,11 @@ def _batch_normalization(form: Form) -> Part:
 
 def _layer_normalization(form: Form) -> Part:
     form.only("stash_type", 1)
-    x, axis = form.shape(0), int(form.attributes.get("axis", -1)) % len(form.shape(0))
+    x, axis = form.shape(0), int(form.get("axis", -1)) % len(form.shape(0))
     width = math.prod(x[axis:])
     terms = [Operand(1, (1, width, 1, 1)), _bias(form, width, 4)]
     if any(math.prod(form.shape(k)) != width for k in (1, 2) if form.has(k)):
-        raise NotImplementedError("a scale or bias of another shape")
+        raise NotImplementedError("the scale or bias has another shape")
     return _normalized(form, "layernorm", (math.prod(x[:axis]), width, 1, 1), terms)
 
 
@@ -365,7 +356,7 @@ def _normalized(form: Form, name: str, dims: Shape, terms: Sequence[Operand]) ->
         dims: Sizes of the image that is normalized.
         terms: The scale and the bias.
     """
-    epsilon = float(form.attributes.get("epsilon", 1e-5))
+    epsilon = float(form.get("epsilon", 1e-5))
 
     def compute(graph: Any, x: Any, scale: Any, bias: Any) -> Any:
         library: Any = importlib.import_module("cudnn")
@@ -389,7 +380,7 @@ def _reshape(form: Form) -> Part:
 
 
 def _flatten(form: Form) -> Part:
-    x, axis = form.shape(0), int(form.attributes.get("axis", 1))
+    x, axis = form.shape(0), int(form.get("axis", 1))
     axis = axis + len(x) if axis < 0 else axis
     return Part((math.prod(x[:axis]), math.prod(x[axis:])))
 
@@ -480,15 +471,15 @@ def steps_of(
     for node in body.node:
         found = [shapes[name] if name else None for name in node.input]
         values = {k: weights[name] for k, name in enumerate(node.input) if name in weights}
-        form = Form(node.op_type, node_attributes(node), version, found, values)
+        form = Form(node_attributes(node), version, found, values)
         try:
             part = OPERATORS[node.op_type](form)
             if len([name for name in node.output if name]) > 1:
                 raise NotImplementedError("more than one output")
             if part.compute is None and 0 in values:
-                raise NotImplementedError("another shape of a weight")
+                raise NotImplementedError("a weight gets another shape")
         except NotImplementedError as error:
-            raise NotImplementedError(f"{node.op_type}: {error} is not translated") from error
+            raise NotImplementedError(f"{node.op_type}: {error}") from error
         kind = f"{node.op_type} {sorted(form.attributes.items())}"
         step = Step(part, tuple(node.input), node.output[0], kind)
         shapes[step.output] = step.part.shape

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from subgraph.devices.backends.libraries.cudnn_graph import Part, Step, strides_of
+from subgraph.devices.backends.libraries.translation import Programs
 
 _MAX_KERNELS = 1024  # compiled plans that a process holds; an estimate
 
@@ -79,7 +80,7 @@ class Planner:
         self.lock = threading.Lock()
         self._where = where
         self._supported: set[Any] = set()
-        self._kernels: dict[Any, Kernel] = {}
+        self._kernels: Programs[Any, Kernel] = Programs(_MAX_KERNELS)
 
     def _planned(self, part: Part, precision: str) -> tuple[Any, list[Any], Any]:
         """Return a graph with plans, which are not compiled, and its tensors as `graph_of`."""
@@ -125,14 +126,11 @@ class Planner:
         """
         if step.part.compute is None:
             return None
-        key = (step.key(), precision)
+
+        def compiled(_: Any) -> Kernel:
+            graph, tensors, output = self._planned(step.part, precision)
+            graph.build_plans()
+            return Kernel(graph, tensors, output, int(graph.get_workspace_size()))
+
         with self.lock:
-            found = self._kernels.pop(key, None)
-            if found is None:
-                graph, tensors, output = self._planned(step.part, precision)
-                graph.build_plans()
-                found = Kernel(graph, tensors, output, int(graph.get_workspace_size()))
-            while len(self._kernels) >= _MAX_KERNELS:
-                del self._kernels[next(iter(self._kernels))]  # the one that was not used longest
-            self._kernels[key] = found
-            return found
+            return self._kernels.get((step.key(), precision), compiled)

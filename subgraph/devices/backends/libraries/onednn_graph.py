@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import attrs
 import numpy as np
 
+from subgraph.devices.backends.libraries.translation import NodeForm
+
 _FLOAT32 = 3  # dnnl_f32
 _CPU = 1  # dnnl_cpu
 _UNKNOWN_RANK, _UNKNOWN_SIZE = -1, -(1 << 63)  # DNNL_GRAPH_UNKNOWN_NDIMS, DNNL_GRAPH_UNKNOWN_DIM
@@ -139,26 +141,18 @@ def free_layout(tensor: LogicalTensor) -> LogicalTensor:
 
 
 @attrs.frozen
-class Form:
+class Form(NodeForm):
     """A node of ONNX that is translated to an operation.
 
     Attributes:
-        attributes: Its attributes; text as str.
-        version: Opset version of the model.
         ranks: Rank of each input.
         constants: Elements of small weights by the position of the input.
         outputs: Number of its outputs.
     """
 
-    attributes: Mapping[str, Any]
-    version: int
     ranks: Sequence[int]
     constants: Mapping[int, Sequence[float]]
     outputs: int
-
-    def get(self, name: str, default: Any) -> Any:
-        """Return an attribute, or ``default``."""
-        return self.attributes.get(name, default)
 
     def require(self, fits: bool, what: str) -> None:
         """Raise NotImplementedError, which names ``what``, unless ``fits``."""
@@ -171,7 +165,7 @@ Operation: TypeAlias = tuple[str, Sequence[int], dict[str, Any]]
 
 
 def _windows(form: Form, rank: int) -> dict[str, Any]:
-    form.require(form.get("auto_pad", "NOTSET") == "NOTSET", "auto_pad")
+    form.only("auto_pad", "NOTSET")
     pads = list(form.get("pads", [0] * 2 * rank)) or [0] * 2 * rank
     return {
         "strides": list(form.get("strides", ())) or [1] * rank,
@@ -238,7 +232,7 @@ def _one(name: str, **defaults: float) -> Callable[[Form], Operation]:
 
 
 def _gelu(form: Form) -> Operation:
-    form.require(form.get("approximate", "none") == "none", "approximate")
+    form.only("approximate", "none")
     return "gelu", (0,), {}
 
 

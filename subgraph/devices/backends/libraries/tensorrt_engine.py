@@ -10,12 +10,11 @@ from contextlib import suppress
 from typing import Any
 
 import attrs
-import numpy as np
 
 from subgraph.devices.backends.libraries.cuda import Card, Stream
+from subgraph.devices.backends.libraries.translation import Shapes, result_array
 from subgraph.graph.types import Array
 
-Shapes = tuple[tuple[int, ...], ...]
 _MAX_ENGINES = 16  # engines for exact shapes that a model holds
 _MAX_REFITTABLE = 8  # engines with replaceable weights that are held for later values
 # Operands whose values TensorRT's parser passes on unchanged, so that a refit replaces them.
@@ -285,8 +284,7 @@ class _Run:
                 context.set_tensor_address(name, address)
         results: list[Array] = []
         for (name, shape, dtype), target in zip(self._results, into, strict=True):
-            fits = target is not None and target.shape == shape and target.dtype == dtype
-            array = target if target is not None and fits else np.empty(shape, dtype)
+            array = result_array(target, shape, dtype)
             context.set_tensor_address(name, self._memory[name].reserve(array.nbytes))
             results.append(array)
         if not context.execute_async_v3(stream.handle):

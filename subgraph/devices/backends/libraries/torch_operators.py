@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from subgraph.devices.backends.libraries.translation import NodeForm
+
 # Takes the node's inputs as tensors, None where one is left out; returns a tensor or a sequence.
 Function: TypeAlias = Callable[..., Any]
 Unary: TypeAlias = Callable[[Any], Any]
@@ -19,38 +21,25 @@ Binary: TypeAlias = Callable[[Any, Any], Any]
 
 
 @attrs.frozen
-class Call:
+class Call(NodeForm):
     """A node that is to become a function.
 
     Attributes:
         torch: The module.
-        attributes: Attributes of the node; text as str.
-        version: Opset version of the model.
         outputs: Number of outputs that the node has.
     """
 
     torch: Any
-    attributes: dict[str, Any]
-    version: int
     outputs: int
 
-    def __getitem__(self, name: str) -> Any:
-        """Return an attribute, or None."""
-        return self.attributes.get(name)
-
-    def get(self, name: str, default: Any) -> Any:
-        """Return an attribute, or ``default``."""
-        return self.attributes.get(name, default)
-
-    def only(self, name: str, default: Any) -> None:
-        """Require that an attribute has its default.
+    def one_output(self, others: str) -> None:
+        """Require that the node has no other outputs, which the text names.
 
         Raises:
-            NotImplementedError: It has another value.
+            NotImplementedError: It has.
         """
-        found = self.attributes.get(name, default)
-        if found != default:
-            raise NotImplementedError(f"{name}={found!r} is not translated")
+        if self.outputs > 1:
+            raise NotImplementedError(f"{others} are not translated")
 
 
 def _numbers(operand: Any) -> list[int]:
@@ -89,9 +78,9 @@ def _conv(call: Call, transposed: bool = False) -> Function:
 
     def run(x: Any, w: Any, b: Any = None) -> Any:
         rank = x.dim() - 2
-        pads, around = _split_pads(call["pads"], rank)
-        strides, dilations = (list(call[n] or [1] * rank) for n in ("strides", "dilations"))
-        extra = list(call["output_padding"] or [0] * rank)
+        pads, around = _split_pads(call.get("pads"), rank)
+        strides, dilations = (list(call.get(n) or [1] * rank) for n in ("strides", "dilations"))
+        extra = list(call.get("output_padding") or [0] * rank)
         if around and not transposed:
             x = torch.nn.functional.pad(x, around)
         y = torch.convolution(x, w, b, strides, pads, dilations, transposed, extra, groups)
@@ -105,12 +94,11 @@ def _conv(call: Call, transposed: bool = False) -> Function:
 def _pool(call: Call, largest: bool) -> Unary:
     for name, default in (("auto_pad", "NOTSET"), ("ceil_mode", 0), ("storage_order", 0)):
         call.only(name, default)
-    if call.outputs > 1:
-        raise NotImplementedError("indices are not translated")
-    functional, kernel = call.torch.nn.functional, list(call["kernel_shape"])
-    rank, strides = len(kernel), list(call["strides"] or [1] * len(kernel))
-    pads, around = _split_pads(call["pads"], rank)
-    dilations = list(call["dilations"] or [1] * rank)
+    call.one_output("indices")
+    functional, kernel = call.torch.nn.functional, list(call.get("kernel_shape"))
+    rank, strides = len(kernel), list(call.get("strides") or [1] * len(kernel))
+    pads, around = _split_pads(call.get("pads"), rank)
+    dilations = list(call.get("dilations") or [1] * rank)
     if not largest and (around or dilations != [1] * rank):
         raise NotImplementedError("an average with asymmetric pads or dilations")
     if not 1 <= rank <= 3:
@@ -143,10 +131,11 @@ def _global(name: str) -> Callable[[Call], Function]:
 
 def _reduce(name: str, square: bool = False) -> Callable[[Call], Function]:
     def entry(call: Call) -> Function:
-        torch, keep, stays = call.torch, bool(call.get("keepdims", 1)), call["noop_with_empty_axes"]
+        torch, keep = call.torch, bool(call.get("keepdims", 1))
+        stays = call.get("noop_with_empty_axes")
 
         def run(x: Any, axes: Any = None) -> Any:
-            chosen = list(call["axes"] or []) if axes is None else _numbers(axes)
+            chosen = list(call.get("axes") or []) if axes is None else _numbers(axes)
             if not chosen and stays:
                 return x * x if square else x
             chosen = chosen or list(range(x.dim()))
@@ -173,7 +162,7 @@ def _softmax(name: str) -> Callable[[Call], Function]:
 
 
 def _clip(call: Call) -> Function:
-    low, high = call["min"], call["max"]
+    low, high = call.get("min"), call.get("max")
     torch = call.torch
 
     def run(x: Any, least: Any = None, most: Any = None) -> Any:
@@ -192,7 +181,7 @@ def _divide(call: Call) -> Binary:
 
 def _gemm(call: Call) -> Function:
     alpha, beta = float(call.get("alpha", 1.0)), float(call.get("beta", 1.0))
-    left, right = bool(call["transA"]), bool(call["transB"])
+    left, right = bool(call.get("transA")), bool(call.get("transB"))
     torch = call.torch
 
     def run(a: Any, b: Any, c: Any = None) -> Any:
@@ -210,14 +199,12 @@ def _gemm(call: Call) -> Function:
 def _batch_norm(call: Call) -> Callable[[Any, Any, Any, Any, Any], Any]:
     call.only("training_mode", 0)
     normalize, epsilon = call.torch.nn.functional.batch_norm, float(call.get("epsilon", 1e-5))
-    if call.outputs > 1:
-        raise NotImplementedError("statistics of a batch are not translated")
+    call.one_output("statistics of a batch")
     return lambda x, scale, b, mean, var: normalize(x, mean, var, scale, b, eps=epsilon)
 
 
 def _layer_norm(call: Call) -> Function:
-    if call.outputs > 1:
-        raise NotImplementedError("mean and deviation are not translated")
+    call.one_output("mean and deviation")
     normalize, epsilon = call.torch.nn.functional.layer_norm, float(call.get("epsilon", 1e-5))
     axis = int(call.get("axis", -1))
 
@@ -239,7 +226,7 @@ def _instance_norm(call: Call) -> Callable[[Any, Any, Any], Any]:
 
 
 def _lrn(call: Call) -> Unary:
-    size = int(call["size"])
+    size = int(call.get("size"))
     if size % 2 == 0:
         raise NotImplementedError("a window of an even number of channels")
     normalize = call.torch.nn.functional.local_response_norm
@@ -250,7 +237,7 @@ def _lrn(call: Call) -> Unary:
 
 
 def _reshape(call: Call) -> Function:
-    keep_zero = not call["allowzero"]
+    keep_zero = not call.get("allowzero")
 
     def run(x: Any, shape: Any) -> Any:
         dims = _numbers(shape)
@@ -262,7 +249,7 @@ def _reshape(call: Call) -> Function:
 
 def _squeeze(call: Call) -> Function:
     def run(x: Any, axes: Any = None) -> Any:
-        chosen = call["axes"] if axes is None else _numbers(axes)
+        chosen = call.get("axes") if axes is None else _numbers(axes)
         return x.squeeze() if chosen is None else x.squeeze(tuple(chosen))
 
     return run
@@ -270,7 +257,7 @@ def _squeeze(call: Call) -> Function:
 
 def _unsqueeze(call: Call) -> Function:
     def run(x: Any, axes: Any = None) -> Any:
-        chosen = list(call["axes"]) if axes is None else _numbers(axes)
+        chosen = list(call.get("axes")) if axes is None else _numbers(axes)
         rank = x.dim() + len(chosen)
         for axis in sorted(axis % rank for axis in chosen):
             x = x.unsqueeze(axis)
@@ -291,12 +278,12 @@ def _flatten(call: Call) -> Function:
 
 
 def _transpose(call: Call) -> Unary:
-    order = call["perm"]
+    order = call.get("perm")
     return lambda x: x.permute(list(order) if order else list(range(x.dim() - 1, -1, -1)))
 
 
 def _concat(call: Call) -> Function:
-    axis, concatenate = int(call["axis"]), call.torch.cat
+    axis, concatenate = int(call.get("axis")), call.torch.cat
 
     def run(*parts: Any) -> Any:
         return concatenate(parts, axis)
@@ -350,7 +337,7 @@ def _many(name: str) -> Callable[[Call], Function]:
 
 def _cast(call: Call) -> Unary:
     names = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 11: "float64"}
-    dtype = getattr(call.torch, names[int(call["to"])])
+    dtype = getattr(call.torch, names[int(call.get("to"))])
     return lambda x: x.to(dtype)
 
 
@@ -364,8 +351,7 @@ def _first(x: Any, *_: Any) -> Any:
 
 
 def _dropout(call: Call) -> Function:
-    if call.outputs > 1:
-        raise NotImplementedError("a mask is not translated")
+    call.one_output("masks")
     return _first
 
 
@@ -382,7 +368,7 @@ def _norm(order: int) -> Callable[[Call], Function]:
 
 
 def _selu(call: Call) -> Unary:
-    alpha, gamma = call["alpha"], call["gamma"]
+    alpha, gamma = call.get("alpha"), call.get("gamma")
     alpha = 1.67326319217681884765625 if alpha is None else float(alpha)
     gamma = 1.05070102214813232421875 if gamma is None else float(gamma)
     elu = call.torch.nn.functional.elu

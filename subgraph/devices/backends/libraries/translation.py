@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Generic, TypeVar
 
+import attrs
 import numpy as np
 
 from subgraph.graph.graph import Node
@@ -14,32 +15,64 @@ from subgraph.graph.types import Array, TensorType
 
 _MAX_SHAPES = 16  # sets of input shapes whose programs a model caches
 Shapes = tuple[tuple[int, ...], ...]
+Key = TypeVar("Key")
 Program = TypeVar("Program")
 
 
-class Programs(Generic[Program]):
-    """The programs of a model by the shapes of its inputs; several threads may use them."""
+class Programs(Generic[Key, Program]):
+    """Compiled programs, such as those of a model by the shapes of its inputs.
 
-    def __init__(self) -> None:
-        """Start without programs."""
-        self._programs: dict[Shapes, Program] = {}
+    Several threads may use them.
+    """
+
+    def __init__(self, most: int = _MAX_SHAPES) -> None:
+        """Start without programs; at most ``most`` are cached."""
+        self._programs: dict[Key, Program] = {}
+        self._most = most
         self._lock = threading.Lock()
 
-    def get(self, shapes: Shapes, compile_for: Callable[[Shapes], Program]) -> Program:
-        """Return the program for shapes of the inputs.
+    def get(self, key: Key, compile_for: Callable[[Key], Program]) -> Program:
+        """Return the program of a key.
 
         Args:
-            shapes: The shapes.
-            compile_for: Compiles the program when the shapes are first run.
+            key: The key, such as the shapes of the inputs.
+            compile_for: Compiles the program when the key is first used.
         """
         with self._lock:
-            found = self._programs.pop(shapes, None)
+            found = self._programs.pop(key, None)
             if found is None:
-                found = compile_for(shapes)
-            while len(self._programs) >= _MAX_SHAPES:
+                found = compile_for(key)
+            while len(self._programs) >= self._most:
                 del self._programs[next(iter(self._programs))]  # the one that was not used longest
-            self._programs[shapes] = found
+            self._programs[key] = found
             return found
+
+
+@attrs.frozen
+class NodeForm:
+    """A node that is translated to the terms of a library.
+
+    Attributes:
+        attributes: Its attributes; text as str.
+        version: Opset version of the model.
+    """
+
+    attributes: Mapping[str, Any]
+    version: int
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, or ``default``."""
+        return self.attributes.get(name, default)
+
+    def only(self, name: str, default: Any) -> None:
+        """Require that an attribute has its default.
+
+        Raises:
+            NotImplementedError: It has another value.
+        """
+        found = self.get(name, default)
+        if found != default:
+            raise NotImplementedError(f"{name}={found!r} is not translated")
 
 
 def refusal_of_operator(node: Node, operators: Container[str], title: str) -> str:
@@ -75,10 +108,10 @@ def refusal_of_operands(node: Node, operators: Container[str], title: str) -> st
     return ""
 
 
-def result_array(target: Array | None, shape: tuple[int, ...]) -> Array:
-    """Return the caller's array for a result, or a new one if it has none of this shape."""
-    fits = target is not None and target.shape == shape
-    return target if fits and target is not None else np.empty(shape, np.float32)
+def result_array(target: Array | None, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    """Return the caller's array for a result, or a new one if it has none of this type."""
+    fits = target is not None and target.shape == shape and target.dtype == dtype
+    return target if fits and target is not None else np.empty(shape, dtype)
 
 
 def parsed_model(model: bytes) -> tuple[Any, int, dict[str, Array]]:
