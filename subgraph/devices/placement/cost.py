@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import attrs
 
@@ -20,6 +21,7 @@ from subgraph.graph.types import TensorType, numpy_dtype
 # Seconds of a node on a device that cannot run it: more than any run, and small enough that sums of
 # float64 still resolve nanoseconds.
 _FORBIDDEN_SECONDS = 1e5
+_MAX_ROUNDS = 4  # of minimum cuts for all devices
 _MIN_CAPACITY = 1e-15  # seconds; residual capacities below are rounding errors
 
 
@@ -69,13 +71,9 @@ def placement_cost(
         times: Seconds by device and node name.
         link: Cost of transfers.
     """
-    total = sum(times[placement[node.name]][node.name] for node in graph.nodes)
-    for node in graph.nodes:
-        home = placement[node.name]
-        for value in node.outputs:
-            away = {placement[user.name] for user in value.consumers} - {home}
-            total += len(away) * link.seconds(value_bytes(value))
-    return total
+    computing = sum(times[placement[node.name]][node.name] for node in graph.nodes)
+    moved = transfers(graph, {node: placement[node.name] for node in graph.nodes})
+    return computing + sum(link.seconds(value_bytes(value)) for value, _, _ in moved)
 
 
 def place_by_cost(
@@ -96,11 +94,13 @@ def place_by_cost(
     """
     link = link or Link()
     costs = _costs(graph, devices, times, fixed or {})
-    best = {node.name: min(devices, key=lambda d: costs[node.name][d]) for node in graph.nodes}
+    best = {node.name: min(devices, key=lambda d: costs[d][node.name]) for node in graph.nodes}
+    least = placement_cost(graph, best, costs, link)
     for start in [best, *(dict.fromkeys(best, d) for d in devices)]:
-        found = _improved(graph, devices, dict(start), costs, link)
-        if _total(graph, found, costs, link) < _total(graph, best, costs, link):
-            best = found
+        found = _improved(graph, start, costs, link)
+        seconds = placement_cost(graph, found, costs, link)
+        if seconds < least:
+            best, least = found, seconds
     return best
 
 
@@ -110,37 +110,23 @@ def _costs(
     times: Mapping[str, Mapping[str, float]],
     fixed: Mapping[str, str],
 ) -> dict[str, dict[str, float]]:
-    costs: dict[str, dict[str, float]] = {}
-    for node in graph.nodes:
-        forced = fixed.get(node.name)
-        costs[node.name] = {
-            device: times.get(device, {}).get(node.name, _FORBIDDEN_SECONDS)
-            if forced in (None, device)
-            else _FORBIDDEN_SECONDS
-            for device in devices
-        }
-        if forced is not None and forced in devices:
-            known = costs[node.name][forced]
-            costs[node.name][forced] = 0.0 if known == _FORBIDDEN_SECONDS else known
+    """Return the seconds of every node on every device, also where it cannot or must not run."""
+    costs: dict[str, dict[str, float]] = {device: {} for device in devices}
+    for device, row in costs.items():
+        known = times.get(device, {})
+        for node in graph.nodes:
+            home = fixed.get(node.name)
+            if home == device:
+                row[node.name] = known.get(node.name, 0.0)
+            elif home is None:
+                row[node.name] = known.get(node.name, _FORBIDDEN_SECONDS)
+            else:
+                row[node.name] = _FORBIDDEN_SECONDS
     return costs
-
-
-def _total(
-    graph: Graph,
-    placement: Mapping[str, str],
-    costs: Mapping[str, Mapping[str, float]],
-    link: Link,
-) -> float:
-    by_device: dict[str, dict[str, float]] = {}
-    for name, row in costs.items():
-        for device, seconds in row.items():
-            by_device.setdefault(device, {})[name] = seconds
-    return placement_cost(graph, placement, by_device, link)
 
 
 def _improved(
     graph: Graph,
-    devices: Sequence[str],
     placement: dict[str, str],
     costs: Mapping[str, Mapping[str, float]],
     link: Link,
@@ -149,13 +135,12 @@ def _improved(
 
     One round is optimal for two devices; for more the number of rounds is bounded.
     """
-    best = _total(graph, placement, costs, link)
-    rounds = 1 if len(devices) <= 2 else 4
-    for _ in range(rounds):
+    best = placement_cost(graph, placement, costs, link)
+    for _ in range(_MAX_ROUNDS):
         changed = False
-        for device in devices:
+        for device in costs:
             moved = _expand(graph, device, placement, costs, link)
-            seconds = _total(graph, moved, costs, link)
+            seconds = placement_cost(graph, moved, costs, link)
             if seconds < best * (1 - 1e-12):  # not a rounding error
                 placement, best, changed = moved, seconds, True
         if not changed:
@@ -178,12 +163,11 @@ def _expand(
     index = {node: k + 2 for k, node in enumerate(graph.nodes)}
     flow = _MaxFlow(len(index) + 2)
     for node, vertex in index.items():
-        row = costs[node.name]
-        home = placement[node.name]
-        stay = _FORBIDDEN_SECONDS if home == device else row[home]
-        common = min(stay, row[device])
+        home, move = placement[node.name], costs[device][node.name]
+        stay = _FORBIDDEN_SECONDS if home == device else costs[home][node.name]
+        common = min(stay, move)
         flow.edge(0, vertex, stay - common)
-        flow.edge(vertex, 1, row[device] - common)
+        flow.edge(vertex, 1, move - common)
     for node, vertex in index.items():
         for value in node.outputs:
             users = [index[user] for user in value.consumers if user in index]
@@ -211,80 +195,46 @@ def _add_transfer(flow: _MaxFlow, producer: int, users: Sequence[int], seconds: 
 
 
 class _MaxFlow:
-    """Maximum flow from vertex 0 to vertex 1 by Dinic's algorithm, without recursion."""
+    """Maximum flow from vertex 0 to vertex 1 along shortest paths (Edmonds and Karp 1972)."""
 
     def __init__(self, vertices: int) -> None:
-        self._edges: list[list[int]] = [[] for _ in range(vertices)]
-        self._to: list[int] = []
-        self._capacity: list[float] = []  # residual; edge k ^ 1 is the reverse of edge k
+        # Residual capacities of the edges of each vertex by target.
+        self._residual: list[dict[int, float]] = [{} for _ in range(vertices)]
 
     def vertex(self) -> int:
-        self._edges.append([])
-        return len(self._edges) - 1
+        self._residual.append({})
+        return len(self._residual) - 1
 
     def edge(self, a: int, b: int, capacity: float) -> None:
-        if capacity <= 0:
-            return
-        for source, target, size in ((a, b, capacity), (b, a, 0.0)):
-            self._edges[source].append(len(self._to))
-            self._to.append(target)
-            self._capacity.append(size)
+        self._residual[a][b] = self._residual[a].get(b, 0.0) + capacity
+        self._residual[b].setdefault(a, 0.0)
 
     def source_side(self) -> set[int]:
         """Return the vertices on the source's side of a minimum cut."""
-        while True:
-            level = self._levels()
-            if 1 not in level:
-                return set(level)
-            self._add_blocking_flow(level)
+        before = self._reached()
+        while 1 in before:
+            path = [1]
+            while path[-1]:
+                path.append(before[path[-1]])
+            edges = [(a, b) for b, a in pairwise(path)]
+            added = min(self._residual[a][b] for a, b in edges)
+            for a, b in edges:
+                self._residual[a][b] -= added
+                self._residual[b][a] += added
+            before = self._reached()
+        return set(before)
 
-    def _levels(self) -> dict[int, int]:
-        """Return the distance from vertex 0 of each vertex that residual edges reach."""
-        level = {0: 0}
+    def _reached(self) -> dict[int, int]:
+        """Return the vertices that residual edges reach from vertex 0, with those before them."""
+        before = {0: 0}
         work = deque([0])
         while work:
             vertex = work.popleft()
-            for edge in self._edges[vertex]:
-                target = self._to[edge]
-                if self._capacity[edge] > _MIN_CAPACITY and target not in level:
-                    level[target] = level[vertex] + 1
+            for target, capacity in self._residual[vertex].items():
+                if capacity > _MIN_CAPACITY and target not in before:
+                    before[target] = vertex
                     work.append(target)
-        return level
-
-    def _add_blocking_flow(self, level: Mapping[int, int]) -> None:
-        """Add flow along shortest paths until each has a saturated edge."""
-        next_edge = [0] * len(self._edges)  # per vertex: edges before it lead to no path
-        path: list[int] = []
-        vertex = 0
-        while True:
-            if vertex == 1:
-                added = min(self._capacity[edge] for edge in path)
-                for edge in path:
-                    self._capacity[edge] -= added
-                    self._capacity[edge ^ 1] += added
-                path.clear()
-                vertex = 0
-                continue
-            found = self._usable(vertex, level, next_edge)
-            if found is not None:
-                path.append(found)
-                vertex = self._to[found]
-            elif path:
-                vertex = self._to[path.pop() ^ 1]
-                next_edge[vertex] += 1
-            else:
-                return
-
-    def _usable(self, vertex: int, level: Mapping[int, int], next_edge: list[int]) -> int | None:
-        """Return an edge with capacity to the next level; None if the vertex has none left."""
-        edges = self._edges[vertex]
-        while next_edge[vertex] < len(edges):
-            edge = edges[next_edge[vertex]]
-            open_edge = self._capacity[edge] > _MIN_CAPACITY
-            if open_edge and level.get(self._to[edge]) == level[vertex] + 1:
-                return edge
-            next_edge[vertex] += 1
-        return None
+        return before
 
 
 def transfers(graph: Graph, device_of: Mapping[Node, str]) -> list[tuple[Value, str, str]]:
