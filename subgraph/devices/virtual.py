@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from subgraph.devices.calls import known_properties, property_of
 from subgraph.devices.device import Config, Device, DeviceTable
-from subgraph.errors import ConfigError, DeviceError
+from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.partition.regions import without_device_regions
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.settings import current_name
+from subgraph.runtime.settings import current_name, option_names, options_among
 from subgraph.system.registry import nearest
 from subgraph.weights.cache import StoredWeights
 
@@ -33,6 +33,36 @@ class VirtualDevice(Device):
             stored: Not used.
         """
         return self.compile_model(without_device_regions(graph), config)
+
+    def candidates(self, options: Any) -> list[Device]:
+        """Return the devices of the option ``DEVICE_PRIORITIES`` in order.
+
+        Raises:
+            ConfigError: it lists none.
+            DeviceError: one of them is unknown or cannot start.
+        """
+        return [self.peer(name) for name in device_names(options.DEVICE_PRIORITIES, self.name)]
+
+    def configured(
+        self, config: Config | None
+    ) -> tuple[Any, list[Device], dict[str, dict[str, Any]]]:
+        """Return the options, the devices in order, and the options of each device.
+
+        All devices profile if this one does. If Core caches its models, theirs are not cached.
+
+        Raises:
+            ConfigError: an option is unknown to this device and the others.
+        """
+        own = option_names(self.options_class)
+        options: Any = self.options_for(options_among(self.options_class, config or {}))
+        devices = self.candidates(options)
+        left_out = {"CACHE_DIR"} if self.caches else set[str]()
+        rest = {key: value for key, value in (config or {}).items() if key not in left_out}
+        configs = split_config(rest, own, devices, self.name)
+        for device in devices if options.ENABLE_PROFILING else ():
+            if "ENABLE_PROFILING" in known_properties(device):
+                configs[device.name].setdefault("ENABLE_PROFILING", True)
+        return options, devices, configs
 
     def listed_devices(self) -> list[Device]:
         """Return the devices of the option ``DEVICE_PRIORITIES``; if unset, all that can start."""
@@ -87,14 +117,14 @@ def device_names(priorities: str, device: str) -> list[str]:
 
 
 def split_config(
-    config: Config, own: Config, devices: Sequence[Device], name: str
+    config: Config, own: Collection[str], devices: Sequence[Device], name: str
 ) -> dict[str, dict[str, Any]]:
     """Return the configuration of each device, by its name.
 
     Args:
         config: Options of a device in a dict under its name; other options are for every device
             that has them. Those under a device's name take precedence.
-        own: Options of the virtual device itself.
+        own: Names of the options of the virtual device itself.
         devices: The devices.
         name: Name of the virtual device, for the message.
 
@@ -122,3 +152,25 @@ def split_config(
             for device in takers:
                 flat[device][keys[device]] = value
     return {device: {**flat[device], **nested} for device, nested in out.items()}
+
+
+def attempt(
+    make: Callable[[Device], CompiledModel], device: Device, failures: list[str]
+) -> CompiledModel | None:
+    """Return the model that ``make`` compiles for a device, or None.
+
+    Args:
+        make: Compiles the model.
+        device: The device.
+        failures: Gets the reason if it fails.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    try:
+        return make(device)
+    except ConfigError:
+        raise
+    except SubgraphError as error:
+        failures.append(f"{device.name}: {error}")
+        return None

@@ -6,7 +6,7 @@ import argparse
 
 import subgraph as sg
 from subgraph.devices.virtual import split_config
-from subgraph.tools.cli_inputs import compiled_model, input_arrays, parse_assignments, ports
+from subgraph.tools.cli_inputs import compiled_model, input_arrays, ports
 from subgraph.tools.cli_output import Output, Row
 
 
@@ -19,7 +19,7 @@ def bench(args: argparse.Namespace) -> None:
     check_peers(peers)
     with out.progress("loading"):
         inputs = ports(sg.load(args.model))
-        arrays = input_arrays(inputs, args.input, parse_assignments(args.dim), args.seed)
+        arrays = input_arrays(inputs, dict(args.input), dict(args.dim), args.seed)
     with out.progress("measuring"):
         measured = measure(
             args.model, arrays, peers=peers, threads=args.threads, seconds=args.seconds
@@ -43,9 +43,9 @@ def profile(args: argparse.Namespace) -> None:
         return
     out = Output(args)
     with out.progress("loading and compiling"):
-        args.config = [*args.config, "ENABLE_PROFILING=1"]
+        args.config = [*args.config, ("ENABLE_PROFILING", "1")]
         model = compiled_model(args)
-        arrays = input_arrays(model.inputs, args.input, parse_assignments(args.dim), args.seed)
+        arrays = input_arrays(model.inputs, dict(args.input), dict(args.dim), args.seed)
     with out.progress("measuring"):
         cores = core_limit(model)
         limits = Limits.measure(cores)
@@ -91,10 +91,10 @@ def _profile_regions(args: argparse.Namespace) -> None:
     out = Output(args)
     core = sg.default_core()
     graph = sg.load(args.model)
-    arrays = input_arrays(ports(graph), args.input, parse_assignments(args.dim), args.seed)
+    arrays = input_arrays(ports(graph), args.input, dict(args.dim), args.seed)
     devices = [core.device(name) for name in (args.devices or args.device).split(",")]
-    config = parse_assignments(args.config)
-    configs = split_config(config, {}, devices, "subgraph profile")
+    config = dict(args.config)
+    configs = split_config(config, (), devices, "subgraph profile")
     options = MeasuredPlacement("COST", "")
     placement = HeteroPlacement(devices, configs, core.device, options)
     with out.progress("measuring"):

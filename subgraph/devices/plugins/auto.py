@@ -30,15 +30,15 @@ from subgraph.devices.placement.chooser import (
     with_affinities,
 )
 from subgraph.devices.placement.profiles import sample_inputs, seconds_of_runs
-from subgraph.devices.virtual import VirtualDevice, device_names, split_config
-from subgraph.errors import ConfigError, DeviceError, SubgraphError
+from subgraph.devices.virtual import VirtualDevice, attempt, device_names
+from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.operators.subgraph_op import ProfileEntry, Session
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.runner import Runner
-from subgraph.runtime.settings import DeviceOptions, option, options_among
+from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.system.exiting import uninterrupted
 from subgraph.weights.parallel import start_threads
 
@@ -68,7 +68,7 @@ class AutoDevice(VirtualDevice):
     options_class = AutoOptions
     caches = False
 
-    def candidates(self, options: AutoOptions) -> list[Device]:
+    def candidates(self, options: Any) -> list[Device]:
         """Return the devices to choose from, the best first.
 
         Raises:
@@ -90,18 +90,9 @@ class AutoDevice(VirtualDevice):
             raise DeviceError(f"AUTO finds no device: {'; '.join(failures)}")
         return found
 
-    def _split(
-        self, config: Config | None
-    ) -> tuple[AutoOptions, list[Device], dict[str, dict[str, Any]]]:
-        config = config or {}
-        own = options_among(AutoOptions, config)
-        options: AutoOptions = self.options_for(own)
-        devices = self.candidates(options)
-        return options, devices, split_config(config, own, devices, self.name)
-
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return the nodes that the first candidate supports; by cost the device of each node."""
-        options, devices, configs = self._split(config)
+        options, devices, configs = self.configured(config)
         if options.PLACEMENT == "COST":
             return self._by_cost(devices, configs, options).place(graph)
         return query_on(devices[0], graph, configs[devices[0].name] or None)
@@ -112,35 +103,31 @@ class AutoDevice(VirtualDevice):
         Raises:
             DeviceError: no candidate can run the model; the message has the reason of each.
         """
-        options, devices, configs = self._split(config)
+        options, devices, configs = self.configured(config)
         if options.PLACEMENT == "COST":
             return self._placed(graph, devices, configs, options)
+        first, failures = devices[0], list[str]()
+
+        def compiled(device: Device) -> CompiledModel:
+            return self._compile_one(graph, device, devices, configs, options)
+
         if options.MEASURE and len(devices) > 1:
-            return self._fastest(graph, devices, configs, options)
-        first, starter = devices[0], next((d for d in devices if d.name == _START_DEVICE), None)
-        failures: list[str] = []
+            found = {device.name: attempt(compiled, device, failures) for device in devices}
+            models = {name: model for name, model in found.items() if model is not None}
+            if models:
+                seconds = seconds_of_runs(models, sample_inputs(graph))
+                return models[min(seconds, key=seconds.__getitem__)]
+            devices = []  # none compiles it
+        starter = next((d for d in devices if d.name == _START_DEVICE), None)
         if options.START_ON_CPU and starter is not None and first is not starter:
-            try:
-                start = self._compile_one(graph, starter, devices, configs, options)
-            except ConfigError:
-                raise
-            except SubgraphError as error:
-                failures.append(f"{starter.name}: {error}")
-                devices = [device for device in devices if device is not starter]
-            else:
-                return AutoModel(
-                    graph,
-                    start,
-                    lambda: self._compile_one(graph, first, devices, configs, options),
-                    options,
-                )
+            start = attempt(compiled, starter, failures)
+            if start is not None:
+                return AutoModel(graph, start, lambda: compiled(first), options)
+            devices = [device for device in devices if device is not starter]
         for device in devices:
-            try:
-                return self._compile_one(graph, device, devices, configs, options)
-            except ConfigError:
-                raise
-            except SubgraphError as error:
-                failures.append(f"{device.name}: {error}")
+            model = attempt(compiled, device, failures)
+            if model is not None:
+                return model
         raise DeviceError(f"no device can run {graph.name!r}: {'; '.join(failures)}")
 
     def _compile_one(
@@ -186,27 +173,6 @@ class AutoDevice(VirtualDevice):
             model = self.known_core.compile_model(marked, f"HETERO:{names}", configs)
         model.metrics["PLACEMENT_TABLE"] = placement.table
         return model
-
-    def _fastest(
-        self,
-        graph: Graph,
-        devices: Sequence[Device],
-        configs: dict[str, dict[str, Any]],
-        options: AutoOptions,
-    ) -> CompiledModel:
-        models: dict[str, CompiledModel] = {}
-        failures: list[str] = []
-        for device in devices:
-            try:
-                models[device.name] = self._compile_one(graph, device, devices, configs, options)
-            except ConfigError:
-                raise
-            except SubgraphError as error:
-                failures.append(f"{device.name}: {error}")
-        if not models:
-            raise DeviceError(f"no device can run {graph.name!r}: {'; '.join(failures)}")
-        seconds = seconds_of_runs(models, sample_inputs(graph))
-        return models[min(seconds, key=seconds.__getitem__)]
 
     def request_range(self) -> tuple[int, int, int]:
         """Return the range up to the largest number of any candidate."""

@@ -8,8 +8,9 @@ region. Nodes of REFERENCE are not cut: the default executor runs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -33,7 +34,7 @@ from subgraph.devices.placement.cost import transfers, value_bytes
 from subgraph.devices.placement.table import PlacementTable
 from subgraph.devices.query import QueryResult
 from subgraph.devices.region_dump import dump_regions
-from subgraph.devices.virtual import VirtualDevice, device_names, split_config
+from subgraph.devices.virtual import VirtualDevice
 from subgraph.errors import DeviceError, SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import (
@@ -46,7 +47,7 @@ from subgraph.partition.constants import constants_to_weights
 from subgraph.partition.regions import without_default_regions
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.control_flow import is_nested
-from subgraph.runtime.settings import DeviceOptions, option, option_names, options_among
+from subgraph.runtime.settings import DeviceOptions, option, option_names
 from subgraph.transform.pass_manager import apply_pass
 from subgraph.weights.parallel import parallel_map
 
@@ -87,19 +88,6 @@ class HeteroDevice(VirtualDevice):
 
     options_class = HeteroOptions
 
-    def _configured(
-        self, config: Config | None
-    ) -> tuple[HeteroOptions, list[Device], dict[str, dict[str, Any]]]:
-        """Return the options, the devices in order of priority, and the options of each device.
-
-        Raises:
-            ConfigError: an option is unknown to HETERO and its devices.
-        """
-        own = options_among(HeteroOptions, config or {})
-        options: HeteroOptions = self.options_for(own)
-        devices = [self.peer(name) for name in device_names(options.DEVICE_PRIORITIES, self.name)]
-        return options, devices, _split_config(config or {}, options, devices)
-
     def _placement(
         self, devices: Sequence[Device], configs: Mapping[str, Config], options: HeteroOptions
     ) -> HeteroPlacement:
@@ -115,7 +103,7 @@ class HeteroDevice(VirtualDevice):
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return the device that would run each node."""
-        options, devices, configs = self._configured(config)
+        options, devices, configs = self.configured(config)
         whole = without_default_regions(graph)
         found = self._placement(devices, configs, options).place(whole)
         return found if whole is graph else _of_regions(graph, whole, found)
@@ -127,7 +115,7 @@ class HeteroDevice(VirtualDevice):
             UnsupportedOpError: no device in the list supports a node.
             ConfigError: an option is unknown to HETERO and its devices.
         """
-        options, devices, configs = self._configured(config)
+        options, devices, configs = self.configured(config)
         whole = without_default_regions(graph)
         work = _typed(graph.clone() if whole is graph else whole)
         placed = self._assign(work, devices, configs, options)
@@ -163,7 +151,7 @@ class HeteroDevice(VirtualDevice):
         # Shapes in bodies often depend on constants around them, which have to be folded first.
         work = apply_pass(whole, "ConstantFolding") if is_nested(whole) else whole.clone()
         work = _typed(work)
-        for each in _with_bodies(work):
+        for each in work.levels():
             for node in each.nodes:
                 node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}
         self._assign(work, devices, configs, options, known)
@@ -254,9 +242,11 @@ class HeteroDevice(VirtualDevice):
         by_name = {device.name: device for device in devices}
 
         def compile_one(node: Node) -> None:
+            assert node.subgraph is not None, "it is a region"
             device = by_name[(node.metadata or {})[AFFINITY]]
-            others = [d for d in devices if d is not device] if options.RUNTIME_FALLBACK else []
-            _compile(node, device, others, configs, options)
+            others = _others(device, devices, options)
+            node.op, home = compile_region(node.subgraph, device, others, configs, options)
+            node.metadata = {**(node.metadata or {}), AFFINITY: home.name}
 
         regions: list[Node] = []
         rest = list(dict.fromkeys((*devices, self.peer(REFERENCE))))
@@ -309,18 +299,15 @@ class HeteroDevice(VirtualDevice):
             header: Header of the file.
             stored: The packed weights of the file.
         """
-        options, devices, configs = self._configured(config)
+        options, devices, configs = self.configured(config)
         names = dict.fromkeys((*(d.name for d in devices), *affinities_in(graph)))
-        all_devices = {name: self.peer(name) for name in names}
+        all_devices = [self.peer(name) for name in names]
         for node in region_nodes(graph):
-            home = (node.metadata or {}).get(AFFINITY, REFERENCE)
-            device = all_devices.get(home) or self.peer(home)
+            device = self.peer((node.metadata or {}).get(AFFINITY, REFERENCE))
             if node.subgraph is not None and not device.without_regions:
-                others = [d for d in all_devices.values() if d is not device]
-                if not options.RUNTIME_FALLBACK:
-                    others = []
+                others = _others(device, all_devices, options)
                 node.op = _imported_op(node.subgraph, device, others, configs, options)
-        self._compile_regions(graph, list(all_devices.values()), configs, options)
+        self._compile_regions(graph, all_devices, configs, options)
         found: Mapping[str, Any] = header["metrics"]
         placed: dict[str, Any] = {"REFUSED_AFFINITIES": found.get("REFUSED_AFFINITIES", {})}
         if "PLACEMENT_TABLE" in found:
@@ -361,17 +348,9 @@ def _of_regions(graph: Graph, whole: Graph, found: QueryResult) -> QueryResult:
     return QueryResult(homes, reasons, weights=found.weights & {*homes}, refused=found.refused)
 
 
-def _compile(
-    node: Node,
-    device: Device,
-    others: Sequence[Device],
-    configs: Mapping[str, Config],
-    options: HeteroOptions,
-) -> None:
-    """Compile a region by the first device that can; set the node's op and affinity."""
-    assert node.subgraph is not None, "it is a region"
-    node.op, home = compile_region(node.subgraph, device, others, configs, options)
-    node.metadata = {**(node.metadata or {}), AFFINITY: home.name}
+def _others(device: Device, devices: Sequence[Device], options: HeteroOptions) -> list[Device]:
+    """Return the devices to which a region of ``device`` falls back while it runs."""
+    return [each for each in devices if each is not device] if options.RUNTIME_FALLBACK else []
 
 
 def _imported_op(
@@ -408,36 +387,11 @@ def _typed(graph: Graph) -> Graph:
     return graph
 
 
-def _with_bodies(graph: Graph) -> Iterator[Graph]:
-    """Yield a graph and its bodies at every depth."""
-    work = [graph]
-    while work:
-        current = work.pop()
-        yield current
-        work.extend(body for node in current.nodes if node.attrs for body in node.bodies)
-
-
-def _split_config(
-    config: Config, options: HeteroOptions, devices: Sequence[Device]
-) -> dict[str, dict[str, Any]]:
-    """Return the options of each device; all devices profile if HETERO does."""
-    own = attrs.fields_dict(HeteroOptions)
-    rest = {key: value for key, value in config.items() if key != "CACHE_DIR"}
-    out = split_config(rest, own, devices, "HETERO")
-    if options.ENABLE_PROFILING:
-        for device in devices:
-            if "ENABLE_PROFILING" in known_properties(device):
-                out[device.name].setdefault("ENABLE_PROFILING", True)
-    return out
-
-
 def _stages(graph: Graph, homes: Mapping[Node, str]) -> list[tuple[str, int, int]]:
     """Return (device, first node, end) of consecutive nodes of one device; none if all have one."""
     stages: list[tuple[str, int, int]] = []
-    for position, node in enumerate(graph.nodes):
-        home = homes[node]
-        if stages and stages[-1][0] == home:
-            stages[-1] = (home, stages[-1][1], position + 1)
-        else:
-            stages.append((home, position, position + 1))
+    end = 0
+    for home, nodes in groupby(graph.nodes, homes.__getitem__):
+        begin, end = end, end + len(list(nodes))
+        stages.append((home, begin, end))
     return stages if len(stages) > 1 else []

@@ -22,13 +22,8 @@ from subgraph.devices.device import Config, Device
 from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_model
 from subgraph.devices.fallback import all_finite, is_final, nonfinite_error
 from subgraph.devices.query import QueryResult
-from subgraph.devices.virtual import VirtualDevice, device_names, split_config
-from subgraph.errors import (
-    BlobError,
-    ConfigError,
-    DeviceError,
-    SubgraphError,
-)
+from subgraph.devices.virtual import VirtualDevice, attempt, device_names
+from subgraph.errors import BlobError, DeviceError
 from subgraph.graph.graph import Graph
 from subgraph.graph.result_arrays import fill_outputs
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, ProfileEntry, Session
@@ -38,7 +33,7 @@ from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.executor_plan import all_parameters
 from subgraph.runtime.runner import Runner
-from subgraph.runtime.settings import DeviceOptions, option, options_among
+from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.system.forking import free_in_child
 from subgraph.weights.parallel import parallel_map
 
@@ -63,7 +58,7 @@ class MultiDevice(VirtualDevice):
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return the nodes that every device of the list supports."""
-        devices, configs, _ = self._devices(config)
+        _, devices, configs = self.configured(config)
         reasons: dict[str, str] = {}
         for device in devices:
             found = query_on(device, graph, configs[device.name] or None)
@@ -77,23 +72,13 @@ class MultiDevice(VirtualDevice):
         supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
         return QueryResult(supported, reasons)
 
-    def _devices(
-        self, config: Config | None
-    ) -> tuple[list[Device], dict[str, dict[str, Any]], MultiOptions]:
-        config = config or {}
-        own = options_among(MultiOptions, config)
-        options: MultiOptions = self.options_for(own)
-        devices = [self.peer(name) for name in device_names(options.DEVICE_PRIORITIES, self.name)]
-        configs = split_config(config, own, devices, self.name)
-        return devices, configs, options
-
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Compile the model for every device of the list, all at the same time.
 
         Raises:
             DeviceError: no device could compile it; the message has the reason of each.
         """
-        devices, configs, options = self._devices(config)
+        options, devices, configs = self.configured(config)
         core = self.known_core
 
         def compile_for(device: Device) -> CompiledModel:
@@ -116,7 +101,7 @@ class MultiDevice(VirtualDevice):
         wanted = device_names(str(config.get("DEVICE_PRIORITIES", "")), self.name)
         unused = {ALLOW_RECOMPILE, *parts} - set(wanted)
         own = {key: value for key, value in config.items() if key not in unused}
-        devices, configs, options = self._devices(own)
+        options, devices, configs = self.configured(own)
         allowed = bool(config.get(ALLOW_RECOMPILE, True))
         known = [name for name in parts if any(name == device.name for device in devices)]
         name = known[0] if known else next(iter(parts))
@@ -161,17 +146,7 @@ def _for_each(
         DeviceError: all failed; the message has the reason of each.
     """
     failures: list[str] = []
-
-    def attempt(device: Device) -> CompiledModel | None:
-        try:
-            return make(device)
-        except ConfigError:
-            raise
-        except SubgraphError as error:
-            failures.append(f"{device.name}: {error}")
-            return None
-
-    compiled = parallel_map(attempt, devices, len(devices))
+    compiled = parallel_map(lambda d: attempt(make, d, failures), devices, len(devices))
     made = dict(zip((d.name for d in devices), compiled, strict=True))
     models = {device: model for device, model in made.items() if model is not None}
     if not models:
