@@ -31,7 +31,6 @@ from subgraph.tools.cli_inputs import (
     at_least,
     compiled_model,
     input_arrays,
-    parse_assignments,
 )
 from subgraph.tools.cli_measure import bench, profile, warmup
 from subgraph.tools.cli_output import Output, Row, discard_output, op_name, prepare_streams
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
     out = Output(args)
     with out.progress("loading and compiling"):
         model = compiled_model(args)
-        arrays = input_arrays(model.inputs, args.input, parse_assignments(args.dim), args.seed)
+        arrays = input_arrays(model.inputs, dict(args.input), dict(args.dim), args.seed)
     times: list[float] = []
     results: Mapping[str, Any] = {}
     with out.progress("running"):
@@ -244,7 +243,7 @@ def query(args: argparse.Namespace) -> None:
     out = Output(args)
     with out.progress("loading and asking"):
         graph = sg.load(args.model)
-        found = sg.default_core().query_model(graph, args.device, parse_assignments(args.config))
+        found = sg.default_core().query_model(graph, args.device, dict(args.config))
     rows = [
         {
             "node": node.name,

@@ -9,7 +9,7 @@ from typing import Any
 
 import subgraph as sg
 from subgraph.tools.accuracy import Run, is_quantized, measure
-from subgraph.tools.cli_inputs import input_arrays, parse_assignments, ports
+from subgraph.tools.cli_inputs import input_arrays, ports
 from subgraph.tools.cli_output import Output
 
 
@@ -17,7 +17,7 @@ def accuracy(args: argparse.Namespace) -> None:
     """Compare a model's results with bfloat16 weights or int8 kernels with those in float32."""
     out = Output(args)
     graph = sg.load(args.model)
-    given = parse_assignments(args.config)
+    given = dict(args.config)
     quantized = is_quantized(graph)
     truth_config = {**given, "FUSION": "0"} if quantized else given
     with out.progress("compiling"):
@@ -30,10 +30,10 @@ def accuracy(args: argparse.Namespace) -> None:
         if args.quantized is not None:
             runs[f"int8, {args.quantized.name}"] = _runner(args.quantized, given)
     inputs = ports(graph)
-    dims = parse_assignments(args.dim)
+    dims = dict(args.dim)
     with out.progress("comparing"):
         samples = [
-            input_arrays(inputs, args.input, dims, args.seed + k) for k in range(args.samples)
+            input_arrays(inputs, dict(args.input), dims, args.seed + k) for k in range(args.samples)
         ]
         found = measure(runs, truth, samples)
     rows = [one.row(name) for name, one in found.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from subgraph.system.registry import nearest
 from subgraph.system.trusted_files import open_regular
 
 
-def assignment(text: str) -> str:
-    """Return a ``NAME=VALUE`` argument unchanged; argparse reports one of another form."""
-    name, equals, _ = text.partition("=")
+def assignment(text: str) -> tuple[str, str]:
+    """Return name and value of a ``NAME=VALUE`` argument; argparse reports one of another form."""
+    name, equals, value = text.partition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
-    return text
+    return name, value
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -44,25 +44,10 @@ def at_least(least: int) -> Callable[[str], int]:
     return whole
 
 
-def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
-    """Return ``NAME=VALUE`` texts as a dict.
-
-    Raises:
-        ConfigError: a text has no ``=``.
-    """
-    found: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"expected NAME=VALUE, got {text!r}")
-        found[key] = value
-    return found
-
-
 def compiled_model(args: argparse.Namespace) -> CompiledModel:
     """Return the compiled or imported model of ``model``, ``--device`` and ``--config``."""
     core = sg.default_core()
-    config = parse_assignments(args.config)
+    config = dict(args.config)
     if args.model.suffix != ".onnx" and _is_exported(args.model):
         return core.import_model(args.model, args.device, config)
     return core.compile_model(args.model, args.device, config)
@@ -82,7 +67,7 @@ def ports(graph: Graph) -> list[Port]:
 
 def input_arrays(
     inputs: Sequence[Port],
-    sources: Iterable[str],
+    sources: Mapping[str, str],
     dims: Mapping[str, str],
     seed: int,
 ) -> dict[str, Any]:
@@ -90,7 +75,7 @@ def input_arrays(
 
     Args:
         inputs: Inputs of the model, with types and defaults.
-        sources: ``NAME=FILE`` or ``NAME=random``; inputs without source are random.
+        sources: Paths of files by name, or "random", as is an input without a source.
         dims: Sizes of symbolic dimensions by name, of unknown ones by ``INPUT.AXIS``; default: 1.
         seed: Seed of random arrays.
 
@@ -102,14 +87,13 @@ def input_arrays(
     """
     sizes = _sizes(inputs, dims)
     names = [value.name for value in inputs]
-    by_name = parse_assignments(sources)
-    for name in by_name:
+    for name in sources:
         if name not in names:
             raise MissingInputError(f"the model has no input {name!r}; {nearest(name, names)}")
     rng = np.random.default_rng(seed)
     arrays: dict[str, Any] = {}
     for value in inputs:
-        source = by_name.get(value.name, "random")
+        source = sources.get(value.name, "random")
         if source != "random":
             arrays[value.name] = _fitting(read_array(Path(source)), value, source)
         elif value.default is None:

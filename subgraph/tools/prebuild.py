@@ -125,8 +125,10 @@ def compiled_codes(level: IsaLevel, kernels: Sequence[Kernel]) -> dict[Kernel, O
     codes: dict[Kernel, ObjectCode] = {}
     start = time.perf_counter()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(host.core_count(), context, _enter, (level.name,)) as pool:
-        for kernel, code in zip(kernels, pool.map(_compile, kernels), strict=True):
+    target = (level.isa, level.architecture)
+    with ProcessPoolExecutor(host.core_count(), context, host.set_target, target) as pool:
+        compiled = pool.map(toolchain.compile_for_level, kernels)
+        for kernel, code in zip(kernels, compiled, strict=True):
             codes[kernel] = code
             seconds = time.perf_counter() - start
             print(
@@ -134,16 +136,6 @@ def compiled_codes(level: IsaLevel, kernels: Sequence[Kernel]) -> dict[Kernel, O
             )
     print()
     return codes
-
-
-def _enter(name: str) -> None:
-    """Set the level for which this worker process compiles."""
-    level = level_named(name)
-    host.set_target(level.isa, level.architecture)
-
-
-def _compile(kernel: Kernel) -> ObjectCode:
-    return toolchain.compile_for_level(kernel)
 
 
 def _assembled(level: IsaLevel) -> ObjectCode:

@@ -50,7 +50,7 @@ def warm(graphs: Sequence[tuple[str, Make]], report: Callable[[int, str], None])
             graph = make()
             for threads in (1, 0):
                 model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
-                model(input_arrays(ports(graph), [], {}, 0))
+                model(input_arrays(ports(graph), {}, {}, 0))
             done += 1
     finally:
         end()
