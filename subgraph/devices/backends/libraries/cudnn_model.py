@@ -38,7 +38,7 @@ class CudnnModel:
         self.planner = planner
         self.card = card
         self._precision = precision
-        self._programs: Programs[Shapes, list[tuple[Step, Kernel | None]]] = Programs()
+        self._programs: Programs[list[tuple[Step, Kernel | None]]] = Programs()
         self._uploaded: dict[tuple[str, int], CardMemory] = {}
         self._lock = threading.Lock()
         self.inputs = [p.name for p in self._body.input if p.name not in self._weights]

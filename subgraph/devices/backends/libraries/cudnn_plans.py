@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 
 from subgraph.devices.backends.libraries.cudnn_graph import Part, Step, strides_of
-from subgraph.devices.backends.libraries.translation import Programs
 
 _MAX_KERNELS = 1024  # compiled plans that a process holds; an estimate
 
@@ -80,7 +79,7 @@ class Planner:
         self.lock = threading.Lock()
         self._where = where
         self._supported: set[Any] = set()
-        self._kernels: Programs[Any, Kernel] = Programs(_MAX_KERNELS)
+        self._kernels: dict[Any, Kernel] = {}
 
     def _planned(self, part: Part, precision: str) -> tuple[Any, list[Any], Any]:
         """Return a graph with plans, which are not compiled, and its tensors as `graph_of`."""
@@ -126,11 +125,14 @@ class Planner:
         """
         if step.part.compute is None:
             return None
-
-        def compiled(_: Any) -> Kernel:
-            graph, tensors, output = self._planned(step.part, precision)
-            graph.build_plans()
-            return Kernel(graph, tensors, output, int(graph.get_workspace_size()))
-
+        key = (step.key(), precision)
         with self.lock:
-            return self._kernels.get((step.key(), precision), compiled)
+            found = self._kernels.pop(key, None)
+            if found is None:
+                graph, tensors, output = self._planned(step.part, precision)
+                graph.build_plans()
+                found = Kernel(graph, tensors, output, int(graph.get_workspace_size()))
+            while len(self._kernels) >= _MAX_KERNELS:
+                del self._kernels[next(iter(self._kernels))]  # the one that was not used longest
+            self._kernels[key] = found
+            return found

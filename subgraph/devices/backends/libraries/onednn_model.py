@@ -69,7 +69,7 @@ class OnednnModel:
         self._partitions = onednn_graph.partitions_of(library, graph)
         for partition in self._partitions:
             weakref.finalize(self, library, "graph_partition_destroy", partition)
-        self._programs: Programs[Shapes, _Program] = Programs()
+        self._programs: Programs[_Program] = Programs()
 
     def _number(self, name: str) -> int:
         """Return the identity of a tensor."""

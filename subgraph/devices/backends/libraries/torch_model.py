@@ -78,7 +78,7 @@ class TorchModel:
             steps.append(_Step(function, tuple(node.input), tuple(node.output), released, numbers))
         self._steps = steps[::-1]
         self._compiles: bool = options.COMPILE
-        self._programs: Programs[Shapes, Callable[..., list[Any]]] = Programs()
+        self._programs: Programs[Callable[..., list[Any]]] = Programs()
 
     def _tensor(self, array: Array) -> Any:
         """Return an array as a tensor on the device; on the processor they share memory."""

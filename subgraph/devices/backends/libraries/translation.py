@@ -15,36 +15,31 @@ from subgraph.graph.types import Array, TensorType
 
 _MAX_SHAPES = 16  # sets of input shapes whose programs a model caches
 Shapes = tuple[tuple[int, ...], ...]
-Key = TypeVar("Key")
 Program = TypeVar("Program")
 
 
-class Programs(Generic[Key, Program]):
-    """Compiled programs, such as those of a model by the shapes of its inputs.
+class Programs(Generic[Program]):
+    """The programs of a model by the shapes of its inputs; several threads may use them."""
 
-    Several threads may use them.
-    """
-
-    def __init__(self, most: int = _MAX_SHAPES) -> None:
-        """Start without programs; at most ``most`` are cached."""
-        self._programs: dict[Key, Program] = {}
-        self._most = most
+    def __init__(self) -> None:
+        """Start without programs."""
+        self._programs: dict[Shapes, Program] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Key, compile_for: Callable[[Key], Program]) -> Program:
-        """Return the program of a key.
+    def get(self, shapes: Shapes, compile_for: Callable[[Shapes], Program]) -> Program:
+        """Return the program for shapes of the inputs.
 
         Args:
-            key: The key, such as the shapes of the inputs.
-            compile_for: Compiles the program when the key is first used.
+            shapes: The shapes.
+            compile_for: Compiles the program when the shapes are first run.
         """
         with self._lock:
-            found = self._programs.pop(key, None)
+            found = self._programs.pop(shapes, None)
             if found is None:
-                found = compile_for(key)
-            while len(self._programs) >= self._most:
+                found = compile_for(shapes)
+            while len(self._programs) >= _MAX_SHAPES:
                 del self._programs[next(iter(self._programs))]  # the one that was not used longest
-            self._programs[key] = found
+            self._programs[shapes] = found
             return found
 
 
