@@ -16,7 +16,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.operators.protobuf import tensor_to_proto
 from subgraph.tools.cli import main, to_dot
-from subgraph.tools.cli_inputs import input_arrays, parse_assignments, ports, read_array
+from subgraph.tools.cli_inputs import input_arrays, ports, read_array
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits.onnx"
@@ -358,7 +358,7 @@ def test_random_inputs_fit_every_dtype() -> None:
         sg.input("d", (2, 2), "bfloat16"),
         sg.input("e", (1,), "string"),
     ]
-    arrays = input_arrays(ports(sg.Graph(inputs)), [], parse_assignments(["N=4"]), 0)
+    arrays = input_arrays(ports(sg.Graph(inputs)), {}, {"N": "4"}, 0)
     assert [arrays[k].shape for k in "abcde"] == [(4, 3), (2,), (), (2, 2), (1,)]
     assert [arrays[k].dtype.name for k in "abcde"] == [
         *("float32", "int64", "bool", "bfloat16", "object")

@@ -22,7 +22,7 @@ def test_every_family_is_whole_on_the_cpu(family: str) -> None:
     kept = sg.Core().query_model(graph, "CPU")
     outside = [node for node in graph.nodes if node.name not in kept]
     assert all(node.bodies for node in outside)  # loops, whose bodies are regions
-    arrays = input_arrays(ports(graph), [], {}, 0)
+    arrays = input_arrays(ports(graph), {}, {}, 0)
     found = sg.compile_model(graph, "CPU")(arrays)
     expected = sg.compile_model(graph, "REFERENCE")(arrays)
     for name, array in expected.items():
