@@ -176,12 +176,6 @@ def _binary(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, y) if draw(st.booleans()) else make(name, y, x)
 
 
-@template("Div")
-def _div(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw)
-    return make(name, x, pool.weight(dims(x)[-1:], 2, 0.5))
-
-
 @template("And", "Or", "Xor")
 def _logical(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("bool",))
@@ -198,37 +192,6 @@ def _where(draw: Draw, pool: Pool, name: str) -> Any:
     condition = pool.pick(draw, ("bool",))
     x = pool.like(draw, dims(condition), "float32")
     return None if x is None else make(name, condition, x, pool.weight(dims(x)[-1:]))
-
-
-@template("Cast")
-def _cast(draw: Draw, pool: Pool, name: str) -> Any:
-    try:
-        return make(name, pool.pick(draw, ("bool", "int64", "float64")), to=1)
-    except NoOperandError:
-        return make(name, pool.pick(draw), to=11)
-
-
-@template("Conv")
-def _conv(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=3, most=4)
-    if min(dims(x)[1:]) < 1:
-        return None
-    channels, space = dims(x)[1], dims(x)[2:]
-    kernel = [draw_int(draw, 1, min(3, size)) for size in space]
-    groups = channels if draw(st.booleans()) else 1
-    made = channels if groups > 1 else draw_int(draw, 1, 4)
-    weight = pool.weight((made, channels // groups, *kernel))
-    bias = [pool.weight((made,))] if draw(st.booleans()) else []
-    pads = [k // 2 for k in kernel] * 2
-    return make(name, x, weight, *bias, pads=pads, group=groups)
-
-
-@template("MaxPool", "AveragePool")
-def _pool(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=3, most=4)
-    kernel = [min(2, size) for size in dims(x)[2:]]
-    stride = draw_int(draw, 1, 2)
-    return make(name, x, kernel_shape=kernel, strides=[stride] * len(kernel))
 
 
 @template("GlobalAveragePool", "GlobalMaxPool")
@@ -251,19 +214,6 @@ def _instance_norm(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, pool.weight(shape), pool.weight(shape))
 
 
-@template("LayerNormalization")
-def _layer_norm(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=1)
-    shape = dims(x)[-1:]
-    return make(name, x, pool.weight(shape), pool.weight(shape), outputs=1)
-
-
-@template("MatMul")
-def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=2)
-    return make(name, x, pool.weight((dims(x)[-1], draw_int(draw, 1, 4))))
-
-
 @template("Gemm")
 def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2, most=2)
@@ -271,25 +221,6 @@ def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
     transposed = draw(st.booleans())
     shape = (wide, dims(x)[1]) if transposed else (dims(x)[1], wide)
     return make(name, x, pool.weight(shape), pool.weight((wide,)), transB=int(transposed))
-
-
-@template("Softmax", "LogSoftmax")
-def _softmax(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=1)
-    return make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
-
-
-@template("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2")
-def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=1)
-    axis = draw_int(draw, 0, len(dims(x)) - 1)
-    return make(name, x, pool.constant([axis]), keepdims=int(draw(st.booleans())))
-
-
-@template("ArgMax")
-def _arg_max(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=1)
-    return make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
 
 
 @template("Concat")
@@ -312,76 +243,16 @@ def _split(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, pool.constant([first, size - first]), axis=axis, outputs=2)
 
 
-@template("Slice")
-def _slice(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=1)
-    axis = draw_int(draw, 0, len(dims(x)) - 1)
-    start = draw_int(draw, 0, dims(x)[axis] - 1)
-    bounds = [pool.constant([k]) for k in (start, dims(x)[axis], axis)]
-    return make(name, x, *bounds)
-
-
-@template("Gather")
-def _gather(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=1)
-    axis = draw_int(draw, 0, len(dims(x)) - 1)
-    picked = draw(st.lists(st.integers(0, dims(x)[axis] - 1), min_size=1, max_size=3))
-    return make(name, x, pool.constant(picked), axis=axis)
-
-
 @template("Transpose")
 def _transpose(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "bool", "int64"), rank=1)
     return make(name, x, perm=draw(st.permutations(range(len(dims(x))))))
 
 
-@template("Reshape")
-def _reshape(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=1)
-    return make(name, x, pool.constant([dims(x)[0], int(np.prod(dims(x)[1:]))]))
-
-
 @template("Flatten")
 def _flatten(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
     return make(name, x, axis=draw_int(draw, 0, len(dims(x)) - 1))
-
-
-@template("Unsqueeze")
-def _unsqueeze(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, most=3)
-    return make(name, x, pool.constant([0]))
-
-
-@template("Pad")
-def _pad(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=1)
-    if np.prod(dims(x)) > 500:
-        return None
-    around = draw(st.lists(st.integers(0, 1), min_size=2 * len(dims(x)), max_size=2 * len(dims(x))))
-    return make(name, x, pool.constant(around))
-
-
-@template("Clip")
-def _clip(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw)
-    low, high = (sg.parameter(f"w{pool.weights}_limit{k}", np.float32(k)) for k in (-1, 1))
-    pool.weights += 1
-    return make(name, x, low, high)
-
-
-@template("CumSum")
-def _cumsum(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=1)
-    pool.weights += 1
-    axis = np.array(draw_int(draw, 0, len(dims(x)) - 1), np.int64)
-    return make(name, x, sg.parameter(f"w{pool.weights}", axis))
-
-
-@template("TopK")
-def _top_k(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=1)
-    return make(name, x, pool.constant([1]))
 
 
 @template("If")

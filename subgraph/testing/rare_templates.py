@@ -1,8 +1,9 @@
-"""Templates of random graphs for rare attributes, dtypes, shapes and bodies.
+"""Templates of random graphs with attributes, dtypes, shapes and bodies of every kind.
 
 Broadcasting of both operands, integers and half precision, empty and 0-d tensors, paddings, strides
 and groups of every kind, reductions over several axes, negative indices and steps, loops and scans.
-Names end in "*", to distinguish them from those of `subgraph.testing.graph_templates`.
+Names in `RARE_TEMPLATES` end in "*": these operators, or such forms of those that have a simple
+template in `subgraph.testing.graph_templates` too, are drawn only where rare graphs are wanted.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def _size(shape: Iterable[int]) -> int:
     return math.prod(shape)
 
 
-@_rare("Add", "Sub", "Mul", "Max", "Min", "Equal", "Greater", "GreaterOrEqual", "Div", "Pow")
+@template("Div")
+@_rare("Add", "Sub", "Mul", "Max", "Min", "Equal", "Greater", "GreaterOrEqual", "Pow")
 def _broadcast(draw: Draw, pool: Pool, name: str) -> Any:
     """Broadcast either operand, in any dtype of numbers; divisors and exponents are in [1, 3]."""
     x = pool.pick(draw, ("float32", "float64", "float16", *_INTEGERS), empty=True)
@@ -77,7 +79,7 @@ def _bits(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, y, fmod=draw_int(draw, 0, 1)) if name == "Mod" else make(name, x, y)
 
 
-@_rare("Cast")
+@template("Cast")
 def _cast(draw: Draw, pool: Pool, name: str) -> Any:
     """Cast to any dtype of numbers; floats are brought into [-20, 20] before a cast to integers."""
     x = pool.pick(draw, ("float32", "float64", "float16", "bool", *_INTEGERS), empty=True)
@@ -98,7 +100,8 @@ def _partial(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x)
 
 
-@_rare("Celu", "Elu", "LeakyRelu", "HardSigmoid", "Selu", "Gelu", "PRelu", "Clip", "Shrink")
+@template("Clip")
+@_rare("Celu", "Elu", "LeakyRelu", "HardSigmoid", "Selu", "Gelu", "PRelu", "Shrink")
 def _activation(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, empty=True)
     alpha = draw(st.sampled_from([0.125, 0.5, 1.5]))
@@ -139,7 +142,8 @@ def _window(draw: Draw, x: Any, least: int = 1) -> dict[str, Any]:
     return {**found, "auto_pad": auto}
 
 
-@_rare("Conv", "ConvTranspose")
+@template("Conv")
+@_rare("ConvTranspose")
 def _conv(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3, most=5)
     channels = dims(x)[1]
@@ -158,7 +162,8 @@ def _conv(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, weight, *bias, group=group, **window)
 
 
-@_rare("MaxPool", "AveragePool", "LpPool")
+@template("MaxPool", "AveragePool")
+@_rare("LpPool")
 def _pool(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3, most=5)
     window = _window(draw, x)
@@ -175,7 +180,8 @@ def _pool(draw: Draw, pool: Pool, name: str) -> Any:
     return make("MaxPool", x, **ceil, **window, outputs=draw_int(draw, 1, 2))
 
 
-@_rare("GroupNormalization", "LRN", "RMSNormalization", "LpNormalization", "LayerNormalization")
+@template("LayerNormalization")
+@_rare("GroupNormalization", "LRN", "RMSNormalization", "LpNormalization")
 def _normal(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank={"GroupNormalization": 3, "LRN": 4}.get(name, 1))
     axis = draw_int(draw, -len(dims(x)), len(dims(x)) - 1)
@@ -206,7 +212,7 @@ def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
     return make("Gemm", x, second, *third, transA=transposed, transB=other, **scales)
 
 
-@_rare("MatMul")
+@template("MatMul")
 def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
     """Products of batches that broadcast, and of vectors; either operand is the weight."""
     x = pool.pick(draw, rank=1, empty=True)
@@ -223,10 +229,8 @@ def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
     return make("MatMul", pool.weight((*batch, wide, dims(x)[-2])), x)
 
 
-_SUMS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
-
-
-@_rare(*_SUMS, "ReduceSumSquare", "ReduceLogSumExp")
+@template("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2")
+@_rare("ReduceProd", "ReduceL1", "ReduceSumSquare", "ReduceLogSumExp")
 def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "float64", "int32", "int64"))
     if name == "ReduceProd":
@@ -242,7 +246,8 @@ def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, *([pool.constant(axes)] if axes or draw(st.booleans()) else []), **keep)
 
 
-@_rare("ArgMax", "ArgMin")
+@template("ArgMax")
+@_rare("ArgMin")
 def _extreme(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "int32"), rank=1)
     axis = draw_int(draw, -len(dims(x)), len(dims(x)) - 1)
@@ -250,7 +255,7 @@ def _extreme(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, axis=axis, **more)
 
 
-@_rare("Slice")
+@template("Slice")
 def _slice(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "int64", "bool", "uint8", "float16"), rank=1, empty=True)
     rank = len(dims(x))
@@ -261,7 +266,8 @@ def _slice(draw: Draw, pool: Pool, name: str) -> Any:
     return make("Slice", x, *(pool.constant(k) for k in (*ends, axes, steps)))
 
 
-@_rare("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
+@template("Gather")
+@_rare("GatherElements", "GatherND", "ScatterElements", "ScatterND")
 def _indexed(draw: Draw, pool: Pool, name: str) -> Any:
     """Indices of any shape, also negative; scatters reduce, as duplicates have no order."""
     x = pool.pick(draw, ("float32", "int64", "float64"), rank=1)
@@ -289,7 +295,8 @@ def _indexed(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, indices, updates, axis=axis, reduction=how)
 
 
-@_rare("Reshape", "Squeeze", "Unsqueeze", "Expand", "Tile", "Transpose", "Identity", "Size")
+@template("Reshape", "Unsqueeze")
+@_rare("Squeeze", "Expand", "Tile", "Transpose", "Identity", "Size")
 def _shaped(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, RARE_DTYPES, empty=name not in ("Reshape", "Squeeze"))
     shape = list(dims(x))
@@ -313,7 +320,7 @@ def _shaped(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, pool.constant(wanted))
 
 
-@_rare("Pad")
+@template("Pad")
 def _pad(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "int64", "float64"), rank=1)
     if _size(dims(x)) > _MAX_ENLARGED_ELEMENTS // 4:
@@ -326,7 +333,8 @@ def _pad(draw: Draw, pool: Pool, name: str) -> Any:
     return make("Pad", x, pool.constant(around), *value, mode=mode)
 
 
-@_rare("Split", "Concat", "DepthToSpace", "SpaceToDepth", "Trilu", "ReverseSequence", "CumSum")
+@template("CumSum")
+@_rare("Split", "Concat", "DepthToSpace", "SpaceToDepth", "Trilu", "ReverseSequence")
 def _moved(draw: Draw, pool: Pool, name: str) -> Any:
     least = {"DepthToSpace": 4, "SpaceToDepth": 4, "Trilu": 2, "ReverseSequence": 2}.get(name, 1)
     x = pool.pick(draw, ("float32", "float64"), rank=least, most=4 if least == 4 else 9)
@@ -352,7 +360,8 @@ def _moved(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, pool.constant(axis), **how)
 
 
-@_rare("TopK", "OneHot", "Where", "Softmax", "LogSoftmax", "Resize")
+@template("TopK", "Softmax", "LogSoftmax")
+@_rare("OneHot", "Where", "Resize")
 def _various(draw: Draw, pool: Pool, name: str) -> Any:
     if name == "OneHot":
         x = pool.pick(draw, ("int64", "int32"), rank=1, most=3, empty=True)
