@@ -167,7 +167,7 @@ def _write_all(stream: IO[bytes], pieces: Iterable[bytes]) -> None:
         for piece in pieces:
             rest = piece
             while rest:
-                count = _write_part(stream, rest)
+                count: Any = stream.write(rest)  # None if the object does not count bytes
                 if count is None and waits:
                     break
                 if not count:
@@ -175,11 +175,6 @@ def _write_all(stream: IO[bytes], pieces: Iterable[bytes]) -> None:
                 rest = rest[count:]
     except (OSError, ValueError) as error:
         raise _stream_error("write", error) from error
-
-
-def _write_part(stream: IO[bytes], data: bytes) -> int | None:
-    """Return how many bytes a stream took; None of an object that does not count them."""
-    return stream.write(data)
 
 
 def _stream_error(action: str, error: OSError | ValueError) -> FileError:

@@ -413,10 +413,6 @@ def _imported(
     return model
 
 
-def _is_large(place: Any) -> bool:
-    return integer(place, "size") >= LARGE
-
-
 def _import_several(
     device: Device, reader: BlobReader, config: dict[str, Any], allowed: bool
 ) -> CompiledModel:
@@ -521,7 +517,7 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
             known = parameters is not None and proto.name in parameters
             dtype, shape = dtype_from_number(proto.data_type), tuple(proto.dims)
             mapped = dtype in _MAPPED_DTYPES and all(dim >= 0 for dim in shape)
-            if known or not mapped or place is None or not _is_large(place):
+            if known or not mapped or place is None or integer(place, "size") < LARGE:
                 return self.array(proto)
             part, leaves = reader.unchecked(place)
             array = self._view(proto, dtype, shape, part, 0, len(part))

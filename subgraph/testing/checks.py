@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -82,11 +82,13 @@ def check_property(
         try:
             test.attempt(graph)
         except Exception as error:
-            test.fail(graph, error)
+            test.fail(*smallest_failure(graph, error, test.attempt))
     if max_examples:
         if strategy is None:
             strategy = _strategy(test, ops, max_nodes)
-        check_drawn_graphs(test, strategy, max_examples)
+        failure = check_drawn_graphs(test.attempt, strategy, max_examples)
+        if failure is not None:
+            test.fail(*failure)
     test.check_coverage()
     return test.coverage
 
@@ -116,30 +118,18 @@ def graphs_with(
     return focused_graphs(by_operator(focus), by_operator(every), max_nodes) if focus else None
 
 
-class GraphTest(Protocol):
-    """A test of one graph, for `check_drawn_graphs`."""
-
-    def attempt(self, graph: Graph) -> None:
-        """Test one graph; raise if it fails."""
-        ...
-
-    def fail(self, graph: Graph, error: Exception) -> NoReturn:
-        """Raise an error that shows ``graph``, whose test raised ``error``."""
-        ...
-
-
 def check_drawn_graphs(
-    test: GraphTest, strategy: st.SearchStrategy[Graph], max_examples: int
-) -> None:
+    attempt: Callable[[Graph], None], strategy: st.SearchStrategy[Graph], max_examples: int
+) -> tuple[Graph, Exception] | None:
     """Test random graphs; those that the reference does not run are skipped.
 
     Args:
-        test: Tests one graph, and reports a failing one.
+        attempt: Tests one graph; raises if it fails.
         strategy: Draws the graphs, without randomness: the same ones in every call.
         max_examples: Number of graphs.
 
-    Raises:
-        Exception: the error of ``test.fail`` for the smallest failing graph of the strategy.
+    Returns:
+        The smallest failing graph that was found and its error; None if none fails.
     """
     failed: list[Graph] = []
 
@@ -159,22 +149,23 @@ def check_drawn_graphs(
         phases=(Phase.generate, Phase.shrink),
     )
     @given(strategy)
-    def attempt(graph: Graph) -> None:
+    def attempt_drawn(graph: Graph) -> None:
         assume(runs(graph))
         try:
-            test.attempt(graph)
+            attempt(graph)
         except Exception:
             failed.append(graph)
             raise
 
     try:
-        attempt()
+        attempt_drawn()
     except Unsatisfiable:
-        return  # the reference runs no graph of the strategy; the caller sees 0 graphs
+        pass  # the reference runs no graph of the strategy; the caller sees 0 graphs
     except Exception as error:
         if not failed:
             raise
-        test.fail(failed[-1], error)
+        return smallest_failure(failed[-1], error, attempt)
+    return None
 
 
 def runs(graph: Graph) -> bool:
@@ -260,18 +251,17 @@ class _PropertyTest:
             raise PartitionError("invariant 8: partitioning again changes the graph")
 
     def fail(self, graph: Graph, error: Exception) -> NoReturn:
-        """Shrink ``graph``, whose test raised ``error``, and raise an error that shows the result.
+        """Raise an error that shows ``graph``, whose test raised ``error``, also as a Python test.
 
         Raises:
             PartitionError: always.
         """
-        small, shown = smallest_failure(graph, error, self.attempt)
         given = "".join(f", {key}={value!r}" for key, value in self._options.items())
         where = "" if self._device == "REFERENCE" else f", device={self._device!r}"
-        test = as_test(small, self.prop, f"{where}, rtol={self._rtol}, atol={self._atol}{given}")
+        test = as_test(graph, self.prop, f"{where}, rtol={self._rtol}, atol={self._atol}{given}")
         raise PartitionError(
-            f"property {self._name} fails: {shown}\non the graph\n{small}\nas a test\n{test}"
-        ) from shown
+            f"property {self._name} fails: {error}\non the graph\n{graph}\nas a test\n{test}"
+        ) from error
 
     def check_coverage(self) -> None:
         """Raise if the check has tested nothing of the property.

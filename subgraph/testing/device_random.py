@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from subgraph.errors import SubgraphError
@@ -11,12 +9,7 @@ from subgraph.graph.graph import Graph
 from subgraph.operators.schema import standard_operators
 from subgraph.operators.subgraph_op import AFFINITY
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.testing.checks import (
-    check_drawn_graphs,
-    graphs_with,
-    other_weights,
-    smallest_failure,
-)
+from subgraph.testing.checks import check_drawn_graphs, graphs_with, other_weights
 from subgraph.testing.device_under_test import DeviceUnderTest, FailedCheck, SkippedCheck, fail
 from subgraph.testing.random_graphs import graphs
 from subgraph.testing.taken_operators import SHAPES, plain_node
@@ -34,7 +27,10 @@ def random_graphs(dut: DeviceUnderTest) -> None:
     focused = graphs_with(_taken(dut), None, _MAX_NODES)
     strategy = graphs(max_nodes=_MAX_NODES, corners=True) if focused is None else focused
     drawn = _RandomGraphTest(dut)
-    check_drawn_graphs(drawn, strategy, dut.max_examples)
+    failure = check_drawn_graphs(drawn.attempt, strategy, dut.max_examples)
+    if failure is not None:
+        graph, error = failure
+        raise FailedCheck(f"{error}\non the random graph\n{graph}") from error
     if dut.max_examples and not drawn.nodes:
         if dut.models and focused is None:
             raise SkippedCheck(
@@ -106,12 +102,3 @@ class _RandomGraphTest:
         whole.outputs = tuple(value for node in whole.nodes for value in node.outputs)
         found = self._dut.expected(whole, self._dut.inputs(graph, seed=seed))
         return any(a.dtype.kind == "f" and bool(np.isnan(a).any()) for a in map(np.asarray, found))
-
-    def fail(self, graph: Graph, error: Exception) -> Any:
-        """Shrink ``graph``, whose test raised ``error``, and raise an error that shows the result.
-
-        Raises:
-            FailedCheck: always.
-        """
-        small, shown = smallest_failure(graph, error, self.attempt)
-        raise FailedCheck(f"{shown}\non the random graph\n{small}") from shown

@@ -21,6 +21,7 @@ from subgraph.graph.types import TensorType, numpy_dtype
 # Seconds of a node on a device that cannot run it: more than any run, and small enough that sums of
 # float64 still resolve nanoseconds.
 _FORBIDDEN_SECONDS = 1e5
+_UNKNOWN_BYTES = 1024  # an estimate
 _MAX_ROUNDS = 4  # of minimum cuts for all devices
 _MIN_CAPACITY = 1e-15  # seconds; residual capacities below are rounding errors
 
@@ -42,15 +43,13 @@ class Link:
         return self.latency + nbytes / self.bandwidth
 
 
-def value_bytes(value: Value, default: int = 1024) -> int:
+def value_bytes(value: Value) -> int:
     """Return the bytes of a value; unknown dimensions count as one.
 
-    Args:
-        value: The value.
-        default: Bytes of a value of unknown rank, or that is not a tensor.
+    A value of unknown rank, or that is no tensor, counts as `_UNKNOWN_BYTES`.
     """
     if not isinstance(value.type, TensorType) or value.type.shape is None:
-        return default
+        return _UNKNOWN_BYTES
     size = numpy_dtype(value.type.dtype).itemsize
     for dim in value.type.shape:
         size *= dim if isinstance(dim, int) else 1
