@@ -11,9 +11,11 @@ from __future__ import annotations
 import copy
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import IO, Any, ClassVar, Protocol, Self
+
+import attrs
 
 from subgraph.devices.query import (
     PreparedGraph,
@@ -53,9 +55,7 @@ _compile_checked: Hook[[Device, Graph, Config | None], CompiledModel] = Hook(
     "compile a queried graph"
 )
 _import_model: Hook[[Device, Any, Config | None], CompiledModel] = Hook("import a model")
-_fallback: Hook[[Graph, SubgraphOp, list[Device], Config, DeviceOptions], Fallback] = Hook(
-    "fallback of an op"
-)
+_fallback: Hook[[Graph, SubgraphOp, DeviceList], Fallback] = Hook("fallback of an op")
 
 
 class DeviceTable(Protocol):
@@ -103,6 +103,7 @@ class Device:
     Attributes:
         name: The name under which it is registered; "NAME.0" for one of several ids.
         core: The Core that it is registered with, or None.
+        full_name: Its metric FULL_DEVICE_NAME; "": its name.
         options_class: Its options, a child of `DeviceOptions`.
         fallback: Names of devices that run the nodes which this one does not support if a model is
             compiled for this device alone.
@@ -117,6 +118,7 @@ class Device:
             other devices store theirs.
     """
 
+    full_name: ClassVar[str] = ""
     options_class: ClassVar[type[DeviceOptions]] = DeviceOptions
     fallback: ClassVar[tuple[str, ...]] = ()
     is_virtual: ClassVar[bool] = False
@@ -191,7 +193,7 @@ class Device:
         """Return the read-only properties; a child adds its own to ``super().metrics()``."""
         return {
             "AVAILABLE_DEVICES": self.device_ids(),
-            "FULL_DEVICE_NAME": self.name,
+            "FULL_DEVICE_NAME": self.full_name or self.name,
             "OPTIMIZATION_CAPABILITIES": ["FP32"],
             "DEVICE_ARCHITECTURE": platform.machine(),
             "EXPORT_IMPORT": True,
@@ -347,7 +349,7 @@ class Device:
         """Return the op, with the device's fallback devices to run the region if the op fails."""
         if self.fallback and self.core is not None and options.RUNTIME_FALLBACK:
             others = [self.core.device(name) for name in self.fallback]
-            op.fallback = _fallback(graph, op, others, {}, options)
+            op.fallback = _fallback(graph, op, DeviceList(others, {}, options))
         return op
 
     def region_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
@@ -492,6 +494,29 @@ class Device:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
+
+
+@attrs.frozen
+class DeviceList:
+    """Devices in order of priority, among which parts or runs of a model are distributed.
+
+    Attributes:
+        devices: The devices.
+        configs: Options by the device's name.
+        options: Options of the device that uses them.
+    """
+
+    devices: Sequence[Device]
+    configs: Mapping[str, Config]
+    options: Any
+
+    def config_of(self, device: Device) -> Config | None:
+        """Return the options of a device; None for its defaults."""
+        return self.configs.get(device.name) or None
+
+    def without(self, device: Device) -> DeviceList:
+        """Return the other devices."""
+        return attrs.evolve(self, devices=[each for each in self.devices if each is not device])
 
 
 # Metrics that take time to compute; they are computed only when one is read by its name.

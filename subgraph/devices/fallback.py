@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 
 from subgraph.devices.calls import compile_on, compile_queried
-from subgraph.devices.device import Config, Device
+from subgraph.devices.device import Device, DeviceList
 from subgraph.devices.model_op import op_of
 from subgraph.errors import (
     BlobError,
@@ -42,7 +42,6 @@ from subgraph.operators.subgraph_op import (
 )
 from subgraph.runtime.breaker import Breaker
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.settings import DeviceOptions
 from subgraph.system.forking import free_in_child
 
 _log = logging.getLogger("subgraph")
@@ -61,20 +60,14 @@ def is_final(error: Exception) -> bool:
 
 
 def compile_region(
-    subgraph: Graph,
-    device: Device,
-    others: Sequence[Device],
-    configs: Mapping[str, Config],
-    options: DeviceOptions,
+    subgraph: Graph, device: Device, others: DeviceList
 ) -> tuple[SubgraphOp, Device]:
     """Compile a region for the first device that can; those after it become its fallback.
 
     Args:
         subgraph: The region.
         device: The device whose query supports the region.
-        others: More devices in order of priority.
-        configs: Options by the device's name.
-        options: Options of the breaker.
+        others: More devices, and the options of all of them and of the breaker.
 
     Returns:
         The op, and the device that compiled it.
@@ -83,9 +76,9 @@ def compile_region(
         DeviceError: the last device failed.
         UnsupportedOpError: the last device does not support a node.
     """
-    candidates = [device, *others]
+    candidates = [device, *others.devices]
     for number, candidate in enumerate(candidates):
-        config = configs.get(candidate.name) or None
+        config = others.config_of(candidate)
         # The first device was queried before the partition.
         compile_model = compile_queried if number == 0 else compile_on
         try:
@@ -100,7 +93,8 @@ def compile_region(
                 str(error),
             )
             continue
-        op.fallback = DeviceFallback(subgraph, op, candidates[number + 1 :], configs, options)
+        rest = attrs.evolve(others, devices=candidates[number + 1 :])
+        op.fallback = DeviceFallback(subgraph, op, rest)
         return op, candidate
     raise AssertionError("the last candidate returned or raised")
 
@@ -119,30 +113,19 @@ class DeviceFallback:
         checks: Whether results with NaN or Inf are compared with the reference.
     """
 
-    def __init__(
-        self,
-        subgraph: Graph,
-        op: SubgraphOp,
-        others: Sequence[Device],
-        configs: Mapping[str, Config],
-        options: DeviceOptions,
-    ) -> None:
+    def __init__(self, subgraph: Graph, op: SubgraphOp, others: DeviceList) -> None:
         """Create the fallback of one region.
 
         Args:
             subgraph: The region.
             op: The region's own op.
-            others: The devices that may run it instead, in order of priority.
-            configs: Options by the device's name.
-            options: Options of the breaker.
+            others: The devices that may run it instead, their options and those of the breaker.
         """
-        self._breaker = Breaker(options)
-        self.checks = options.FALLBACK_CHECK
+        self._breaker = Breaker(others.options)
+        self.checks: bool = others.options.FALLBACK_CHECK
         self._subgraph = subgraph
         self._device = type(op).__name__ if op.device == SubgraphOp.device else op.device
-        self._others = list(others)
-        self._configs = configs
-        self._options = options
+        self._others = others
         self._lock = free_in_child(threading.Lock())
         self._next: SubgraphOp | None = None
 
@@ -196,7 +179,7 @@ class DeviceFallback:
 
     def next_op(self) -> SubgraphOp | None:
         """Return the op of the next device that compiles the region; None if there is none."""
-        if self._next is None and self._others:
+        if self._next is None and self._others.devices:
             with self._lock:
                 self._next = self._next or self._compiled()
         return self._next
@@ -231,15 +214,16 @@ class DeviceFallback:
 
     def _compiled(self) -> SubgraphOp | None:
         """Compile the region for the next device that can; those after it are its fallback."""
-        for number, device in enumerate(self._others):
+        others = self._others
+        for number, device in enumerate(others.devices):
             try:
-                config = self._configs.get(device.name) or None
-                op = _op_on(device, self._subgraph, compile_on(device, self._subgraph, config))
+                model = compile_on(device, self._subgraph, others.config_of(device))
+                op = _op_on(device, self._subgraph, model)
             except SubgraphError:
                 continue
-            rest = self._others[number + 1 :]
-            options = attrs.evolve(self._options, FALLBACK_CHECK=False)
-            op.fallback = DeviceFallback(self._subgraph, op, rest, self._configs, options)
+            options = attrs.evolve(others.options, FALLBACK_CHECK=False)
+            rest = attrs.evolve(others, devices=others.devices[number + 1 :], options=options)
+            op.fallback = DeviceFallback(self._subgraph, op, rest)
             return op
         return None
 
@@ -441,9 +425,7 @@ def _differs(result: Any, reference: Any) -> bool:
     return bool((~np.isfinite(result) & np.isfinite(reference)).any())
 
 
-def add_fallback(
-    node: Node, others: Sequence[Device], configs: Mapping[str, Config], options: Any
-) -> None:
+def add_fallback(node: Node, others: DeviceList) -> None:
     """Let devices run a region if its op fails, unless it has a fallback already.
 
     An op that states types of its own computes something else than its inner graph; no device can
@@ -451,13 +433,11 @@ def add_fallback(
 
     Args:
         node: The region's subgraph node.
-        others: The devices, in order of priority.
-        configs: Options by the device's name.
-        options: Options of the compiled model.
+        others: The devices, their options and those of the compiled model.
     """
     op = node.op
     known = node.fallback is not None or (op is not None and op.fallback is not None)
-    if node.subgraph is None or op is None or known or op.says_types or not others:
+    if node.subgraph is None or op is None or known or op.says_types or not others.devices:
         return
-    if options.RUNTIME_FALLBACK:
-        node.fallback = DeviceFallback(node.subgraph, op, others, configs, options)
+    if others.options.RUNTIME_FALLBACK:
+        node.fallback = DeviceFallback(node.subgraph, op, others)

@@ -9,6 +9,7 @@ from typing import Any
 
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph
+from subgraph.graph.types import TensorType, ValueType, numpy_dtype
 
 Model = Graph | str | PathLike[str] | bytes | Any
 BACKEND_VARIABLE = "SUBGRAPH_BACKEND"
@@ -79,3 +80,11 @@ def without_defaults(graph: Graph) -> Graph:
     copy = graph.clone()
     copy.inputs = tuple(value for value in copy.inputs if value.parameter is None)
     return copy
+
+
+def static_form(type_: ValueType | None) -> tuple[tuple[int, ...], Any] | None:
+    """Return shape and NumPy dtype of a tensor type of known sizes; None for any other type."""
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return None
+    shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int))
+    return shape, numpy_dtype(type_.dtype)

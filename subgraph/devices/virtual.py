@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from subgraph.devices.calls import known_properties, property_of
-from subgraph.devices.device import Config, Device, DeviceTable
+from subgraph.devices.device import Config, Device, DeviceList, DeviceTable
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.partition.regions import without_device_regions
@@ -43,10 +43,8 @@ class VirtualDevice(Device):
         """
         return [self.peer(name) for name in device_names(options.DEVICE_PRIORITIES, self.name)]
 
-    def configured(
-        self, config: Config | None
-    ) -> tuple[Any, list[Device], dict[str, dict[str, Any]]]:
-        """Return the options, the devices in order, and the options of each device.
+    def configured(self, config: Config | None) -> DeviceList:
+        """Return the devices in order, the options of each, and the options of this device.
 
         All devices profile if this one does. If Core caches its models, theirs are not cached.
 
@@ -62,7 +60,7 @@ class VirtualDevice(Device):
         for device in devices if options.ENABLE_PROFILING else ():
             if "ENABLE_PROFILING" in known_properties(device):
                 configs[device.name].setdefault("ENABLE_PROFILING", True)
-        return options, devices, configs
+        return DeviceList(devices, configs, options)
 
     def listed_devices(self) -> list[Device]:
         """Return the devices of the option ``DEVICE_PRIORITIES``; if unset, all that can start."""

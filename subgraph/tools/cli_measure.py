@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import subgraph as sg
+from subgraph.devices.device import DeviceList
 from subgraph.devices.virtual import split_config
 from subgraph.tools.cli_inputs import compiled_model, input_arrays, ports
 from subgraph.tools.cli_output import Output, Row
@@ -95,8 +96,8 @@ def _profile_regions(args: argparse.Namespace) -> None:
     devices = [core.device(name) for name in (args.devices or args.device).split(",")]
     config = dict(args.config)
     configs = split_config(config, (), devices, "subgraph profile")
-    options = MeasuredPlacement("COST", "")
-    placement = HeteroPlacement(devices, configs, core.device, options)
+    listed = DeviceList(devices, configs, None)
+    placement = HeteroPlacement(listed, core.device, MeasuredPlacement("COST", ""))
     with out.progress("measuring"):
         measured = placement.measured(graph, arrays, repeats=args.repeat)
     facts: Row = {

@@ -27,6 +27,7 @@ from subgraph.devices.backends.operand_checks import (
     pools_nothing,
 )
 from subgraph.devices.device import Device
+from subgraph.devices.model_input import static_form
 from subgraph.devices.query import PreparedGraph
 from subgraph.errors import ConfigError, DeviceError, ModelError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes
@@ -541,13 +542,9 @@ def _if_small(parameter: Parameter) -> Array | None:
 
 
 def _fixed_type(type_: Any) -> tuple[tuple[int, ...], Any] | None:
-    """Return shape and NumPy dtype of a tensor type whose size is known, else None."""
-    if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype == "string":
-        return None
-    shape = tuple(dim for dim in type_.shape if isinstance(dim, int))
-    if len(shape) != len(type_.shape) or math.prod(shape) == 0:
-        return None
-    return shape, numpy_dtype(type_.dtype)
+    """Return shape and NumPy dtype of an output that a library can write, else None."""
+    found = static_form(type_)
+    return None if found is None or found[1].hasobject or 0 in found[0] else found
 
 
 def _fitting(target: Array | None, fixed: tuple[tuple[int, ...], Any] | None) -> Array | None:

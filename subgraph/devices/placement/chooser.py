@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any
@@ -13,7 +13,7 @@ import attrs
 
 from subgraph.devices.affinity_cut import REFERENCE
 from subgraph.devices.calls import query_on
-from subgraph.devices.device import Config, Device
+from subgraph.devices.device import Device, DeviceList
 from subgraph.devices.placement.cost import Link, place_by_cost
 from subgraph.devices.placement.profiles import (
     MIXED,
@@ -73,21 +73,19 @@ class HeteroPlacement:
 
     def __init__(
         self,
-        devices: Sequence[Device],
-        configs: Mapping[str, Config],
+        listed: DeviceList,
         find: Callable[[str], Device],
         measured: MeasuredPlacement | None = None,
     ) -> None:
         """Prepare to place nodes.
 
         Args:
-            devices: The devices in order of priority.
-            configs: Options by the device's name.
+            listed: The devices and their options.
             find: Returns a device by its name; raises DeviceError if there is none.
             measured: Options of a placement by measured times; None places by priority.
         """
-        self._devices = list(devices)
-        self._configs = configs
+        self._listed = listed
+        self._devices = list(listed.devices)
         self._find = find
         self._measured = measured
         self.table = PlacementTable()
@@ -121,7 +119,7 @@ class HeteroPlacement:
         return QueryResult(placed, refusals, weights=following, refused=refused)
 
     def _query(self, device: Device, graph: Graph) -> dict[str, str]:
-        return query_on(device, graph, self._configs.get(device.name) or None)
+        return query_on(device, graph, self._listed.config_of(device))
 
     def _by_priority(
         self, graph: Graph, known: Mapping[str, str] | None
@@ -236,20 +234,21 @@ class HeteroPlacement:
             inputs: Its inputs by name.
             repeats: Runs of each region.
         """
-        profile = measure(graph, self._devices, inputs, repeats=repeats, configs=self._configs)
+        configs = self._listed.configs
+        profile = measure(graph, self._devices, inputs, repeats=repeats, configs=configs)
         core = next((device.core for device in self._devices if device.core is not None), None)
         if core is None or len(self._devices) < 2:
             return profile
         models: dict[str, CompiledModel] = {}
         for device in self._devices:
             with suppress(DeviceError, UnsupportedOpError):
-                config = self._configs.get(device.name) or None
+                config = self._listed.config_of(device)
                 models[device.name] = core.compile_model(graph, device.name, config)
         placed, _, _ = self._by_priority(graph, None)
         placed.update(self._by_times(graph, MeasuredPlacement("COST", ""), profile, placed))
         if len(set(placed.values())) > 1:
             names = ",".join(device.name for device in self._devices)
-            config = {name: dict(each) for name, each in self._configs.items() if each}
+            config = {name: dict(each) for name, each in configs.items() if each}
             marked = with_affinities(graph, placed)
             models[MIXED] = core.compile_model(marked, f"HETERO:{names}", config)
         profile = attrs.evolve(profile, runs=seconds_of_runs(models, inputs))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import IO, Any
@@ -20,9 +20,10 @@ import attrs
 import numpy as np
 
 from subgraph.devices.calls import query_on
-from subgraph.devices.device import Config, Device
+from subgraph.devices.device import Config, Device, DeviceList
 from subgraph.devices.export import region_nodes
 from subgraph.devices.fallback import add_fallback
+from subgraph.devices.model_input import static_form
 from subgraph.devices.placement.chooser import (
     PROFILE_ABOUT,
     HeteroPlacement,
@@ -33,7 +34,6 @@ from subgraph.devices.placement.profiles import sample_inputs, seconds_of_runs
 from subgraph.devices.virtual import VirtualDevice, attempt, device_names
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
-from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.operators.subgraph_op import ProfileEntry, Session
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.compiled_model import CompiledModel
@@ -65,6 +65,7 @@ class AutoOptions(DeviceOptions):
 class AutoDevice(VirtualDevice):
     """Chooses one of several devices for each model."""
 
+    full_name = "The best device there is"
     options_class = AutoOptions
     caches = False
 
@@ -92,10 +93,11 @@ class AutoDevice(VirtualDevice):
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return the nodes that the first candidate supports; by cost the device of each node."""
-        options, devices, configs = self.configured(config)
-        if options.PLACEMENT == "COST":
-            return self._by_cost(devices, configs, options).place(graph)
-        return query_on(devices[0], graph, configs[devices[0].name] or None)
+        listed = self.configured(config)
+        if listed.options.PLACEMENT == "COST":
+            return self._by_cost(listed).place(graph)
+        first = listed.devices[0]
+        return query_on(first, graph, listed.config_of(first))
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Compile for the chosen device.
@@ -103,13 +105,16 @@ class AutoDevice(VirtualDevice):
         Raises:
             DeviceError: no candidate can run the model; the message has the reason of each.
         """
-        options, devices, configs = self.configured(config)
+        listed = self.configured(config)
+        options: AutoOptions = listed.options
         if options.PLACEMENT == "COST":
-            return self._placed(graph, devices, configs, options)
-        first, failures = devices[0], list[str]()
+            return self._placed(graph, listed)
+        failures: list[str] = []
+        devices: Sequence[Device] = listed.devices
+        first = devices[0]
 
         def compiled(device: Device) -> CompiledModel:
-            return self._compile_one(graph, device, devices, configs, options)
+            return self._compile_one(graph, device, listed)
 
         if options.MEASURE and len(devices) > 1:
             found = {device.name: attempt(compiled, device, failures) for device in devices}
@@ -123,64 +128,43 @@ class AutoDevice(VirtualDevice):
             start = attempt(compiled, starter, failures)
             if start is not None:
                 return AutoModel(graph, start, lambda: compiled(first), options)
-            devices = [device for device in devices if device is not starter]
+            listed = listed.without(starter)
+            devices = listed.devices
         for device in devices:
             model = attempt(compiled, device, failures)
             if model is not None:
                 return model
         raise DeviceError(f"no device can run {graph.name!r}: {'; '.join(failures)}")
 
-    def _compile_one(
-        self,
-        graph: Graph,
-        device: Device,
-        candidates: Sequence[Device],
-        configs: Mapping[str, dict[str, Any]],
-        options: AutoOptions,
-    ) -> CompiledModel:
+    def _compile_one(self, graph: Graph, device: Device, listed: DeviceList) -> CompiledModel:
         """Compile for one candidate; the others become the fallback of regions that have none."""
-        model = self.known_core.compile_model(graph, device.name, configs[device.name] or None)
-        others = [other for other in candidates if other is not device]
+        model = self.known_core.compile_model(graph, device.name, listed.config_of(device))
+        others = listed.without(device)
         for node in region_nodes(model.graph):
-            add_fallback(node, others, configs, options)
+            add_fallback(node, others)
         return model
 
-    def _by_cost(
-        self,
-        devices: Sequence[Device],
-        configs: Mapping[str, dict[str, Any]],
-        options: AutoOptions,
-    ) -> HeteroPlacement:
-        measured = MeasuredPlacement("COST", options.PROFILE)
-        return HeteroPlacement(devices, configs, self.peer, measured)
+    def _by_cost(self, listed: DeviceList) -> HeteroPlacement:
+        measured = MeasuredPlacement("COST", listed.options.PROFILE)
+        return HeteroPlacement(listed, self.peer, measured)
 
-    def _placed(
-        self,
-        graph: Graph,
-        devices: Sequence[Device],
-        configs: dict[str, dict[str, Any]],
-        options: AutoOptions,
-    ) -> CompiledModel:
+    def _placed(self, graph: Graph, listed: DeviceList) -> CompiledModel:
         """Compile for the placement by measured times, by HETERO if it has several devices."""
-        placement = self._by_cost(devices, configs, options)
+        placement = self._by_cost(listed)
         homes = placement.place(graph)
-        alone = next((d for d in devices if d.name == placement.table["alone"]), None)
+        alone = next((d for d in listed.devices if d.name == placement.table["alone"]), None)
         if alone is not None:
-            model = self._compile_one(graph, alone, devices, configs, options)
+            model = self._compile_one(graph, alone, listed)
         else:
-            names = ",".join(device.name for device in devices)
+            names = ",".join(device.name for device in listed.devices)
             marked = with_affinities(graph, homes)
-            model = self.known_core.compile_model(marked, f"HETERO:{names}", configs)
+            model = self.known_core.compile_model(marked, f"HETERO:{names}", listed.configs)
         model.metrics["PLACEMENT_TABLE"] = placement.table
         return model
 
     def request_range(self) -> tuple[int, int, int]:
         """Return the range up to the largest number of any candidate."""
         return 1, max(self._max_requests()), 1
-
-    def metrics(self) -> dict[str, Any]:
-        """Return the metrics."""
-        return {**super().metrics(), "FULL_DEVICE_NAME": "The best device there is"}
 
 
 def _rank(device: Device) -> tuple[int, str]:
@@ -229,7 +213,8 @@ class AutoModel(CompiledModel):
         )
         self.current = start
         self.ready = threading.Event()
-        self.seen = _static_types(graph)
+        types = [static_form(value.type) for value in graph.inputs]
+        self.seen = None if None in types else [each for each in types if each is not None]
         thread = threading.Thread(target=self._improve, args=(make_better,), daemon=True)
         if not start_threads([thread]):
             _log.warning("AUTO stays on %s: no thread can be started", self.current.device)
@@ -272,20 +257,6 @@ class AutoModel(CompiledModel):
     def create_runner(self, cancel: Cancel) -> Runner:
         """Return a runner that switches to the better model when it is ready."""
         return _AutoRunner(self, cancel)
-
-
-def _static_types(graph: Graph) -> list[tuple[tuple[int, ...], Any]] | None:
-    """Return shapes and dtypes of the inputs; None if one of them is unknown or no tensor."""
-    found: list[tuple[tuple[int, ...], Any]] = []
-    for value in graph.inputs:
-        type_ = value.type
-        if not isinstance(type_, TensorType) or type_.shape is None:
-            return None
-        sizes = tuple(size for size in type_.shape if isinstance(size, int))
-        if len(sizes) < len(type_.shape):
-            return None
-        found.append((sizes, numpy_dtype(type_.dtype)))
-    return found
 
 
 class _AutoRunner(Runner):

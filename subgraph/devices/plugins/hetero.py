@@ -22,7 +22,7 @@ from subgraph.devices.affinity_cut import (
     cut_by_affinity,
 )
 from subgraph.devices.calls import known_properties, require_support
-from subgraph.devices.device import Config, Device
+from subgraph.devices.device import Config, Device, DeviceList
 from subgraph.devices.export import region_nodes
 from subgraph.devices.fallback import DeviceFallback, add_fallback, compile_region
 from subgraph.devices.placement.chooser import (
@@ -86,11 +86,11 @@ class HeteroOptions(DeviceOptions):
 class HeteroDevice(VirtualDevice):
     """Runs the parts of a model on several devices."""
 
+    full_name = "Several devices as one"
     options_class = HeteroOptions
 
-    def _placement(
-        self, devices: Sequence[Device], configs: Mapping[str, Config], options: HeteroOptions
-    ) -> HeteroPlacement:
+    def _placement(self, listed: DeviceList) -> HeteroPlacement:
+        options: HeteroOptions = listed.options
         measured = None
         if options.PLACEMENT != "PRIORITY":
             measured = MeasuredPlacement(
@@ -99,13 +99,13 @@ class HeteroDevice(VirtualDevice):
                 options.TRANSFER_LATENCY,
                 options.TRANSFER_BANDWIDTH,
             )
-        return HeteroPlacement(devices, configs, self.peer, measured)
+        return HeteroPlacement(listed, self.peer, measured)
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return the device that would run each node."""
-        options, devices, configs = self.configured(config)
+        listed = self.configured(config)
         whole = without_default_regions(graph)
-        found = self._placement(devices, configs, options).place(whole)
+        found = self._placement(listed).place(whole)
         return found if whole is graph else _of_regions(graph, whole, found)
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
@@ -115,11 +115,10 @@ class HeteroDevice(VirtualDevice):
             UnsupportedOpError: no device in the list supports a node.
             ConfigError: an option is unknown to HETERO and its devices.
         """
-        options, devices, configs = self.configured(config)
+        listed = self.configured(config)
         whole = without_default_regions(graph)
         work = _typed(graph.clone() if whole is graph else whole)
-        placed = self._assign(work, devices, configs, options)
-        return self._cut_and_compile(graph, work, devices, configs, options, placed)
+        return self._cut_and_compile(graph, work, listed, self._assign(work, listed))
 
     def compile_with_fallback(
         self,
@@ -154,44 +153,33 @@ class HeteroDevice(VirtualDevice):
         for each in work.levels():
             for node in each.nodes:
                 node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}
-        self._assign(work, devices, configs, options, known)
-        return self._cut_and_compile(
-            graph, work, devices, configs, options, {"REFUSED_AFFINITIES": {}}
-        )
+        listed = DeviceList(devices, configs, options)
+        self._assign(work, listed, known)
+        return self._cut_and_compile(graph, work, listed, {"REFUSED_AFFINITIES": {}})
 
     def _cut_and_compile(
-        self,
-        graph: Graph,
-        work: Graph,
-        devices: Sequence[Device],
-        configs: Mapping[str, Config],
-        options: HeteroOptions,
-        placed: Mapping[str, Any],
+        self, graph: Graph, work: Graph, listed: DeviceList, placed: Mapping[str, Any]
     ) -> CompiledModel:
         """Return the model of a graph.
 
         Args:
             graph: The graph.
             work: A copy of it with an affinity for every node.
-            devices: The devices, in order of priority.
-            configs: Options by the device's name.
-            options: Options of HETERO.
+            listed: The devices and options.
             placed: Metrics of the placement.
         """
-        names = dict.fromkeys((*(d.name for d in devices), *affinities_in(work)))
-        all_devices = [self.peer(name) for name in names]
-        own = [d.name for d in all_devices if not d.without_regions]
-        cut = cut_by_affinity(work, own)
-        self._compile_regions(cut, all_devices, configs, options)
-        return self._finished(cut, options, configs, placed, source=graph)
+        listed = self._with_affinities(listed, work)
+        cut = cut_by_affinity(work, [d.name for d in listed.devices if not d.without_regions])
+        self._compile_regions(cut, listed)
+        return self._finished(cut, listed, placed, source=graph)
+
+    def _with_affinities(self, listed: DeviceList, graph: Graph) -> DeviceList:
+        """Return the devices, with those at the end that only affinities of nodes name."""
+        names = dict.fromkeys((*(d.name for d in listed.devices), *affinities_in(graph)))
+        return attrs.evolve(listed, devices=[self.peer(name) for name in names])
 
     def _assign(
-        self,
-        graph: Graph,
-        devices: Sequence[Device],
-        configs: Mapping[str, Config],
-        options: HeteroOptions,
-        known: Mapping[str, str] | None = None,
+        self, graph: Graph, listed: DeviceList, known: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Write the device of every node, including those in bodies, into its metadata.
 
@@ -204,7 +192,7 @@ class HeteroDevice(VirtualDevice):
         Raises:
             UnsupportedOpError: no device supports some node.
         """
-        placement = self._placement(devices, configs, options)
+        placement = self._placement(listed)
         work, names = [graph], set(graph.parameters)
         refused: dict[str, str] = {}
         while work:
@@ -215,7 +203,8 @@ class HeteroDevice(VirtualDevice):
             if placed.weights:
                 constants_to_weights(current, placed.weights, names)
                 names.update(current.parameters)
-            require_support(placed, current, f"HETERO:{','.join(d.name for d in devices)}")
+            names_listed = ",".join(device.name for device in listed.devices)
+            require_support(placed, current, f"HETERO:{names_listed}")
             for node in current.nodes:
                 if node.subgraph is not None:
                     continue
@@ -231,41 +220,36 @@ class HeteroDevice(VirtualDevice):
         table = {"PLACEMENT_TABLE": placement.table} if placement.table else {}
         return {"REFUSED_AFFINITIES": refused, **table}
 
-    def _compile_regions(
-        self,
-        graph: Graph,
-        devices: Sequence[Device],
-        configs: Mapping[str, Config],
-        options: HeteroOptions,
-    ) -> None:
+    def _compile_regions(self, graph: Graph, listed: DeviceList) -> None:
         """Compile the regions that were cut; regions with an own op get fallback devices."""
-        by_name = {device.name: device for device in devices}
+        by_name = {device.name: device for device in listed.devices}
 
         def compile_one(node: Node) -> None:
             assert node.subgraph is not None, "it is a region"
             device = by_name[(node.metadata or {})[AFFINITY]]
-            others = _others(device, devices, options)
-            node.op, home = compile_region(node.subgraph, device, others, configs, options)
+            others = _fallback_of(device, listed)
+            node.op, home = compile_region(node.subgraph, device, others)
             node.metadata = {**(node.metadata or {}), AFFINITY: home.name}
 
         regions: list[Node] = []
-        rest = list(dict.fromkeys((*devices, self.peer(REFERENCE))))
+        every = list(dict.fromkeys((*listed.devices, self.peer(REFERENCE))))
+        rest = attrs.evolve(listed, devices=every)
         for node in region_nodes(graph):
             if isinstance(node.op, CutOp):
                 regions.append(node)
             else:
-                add_fallback(node, rest, configs, options)
+                add_fallback(node, rest)
         parallel_map(compile_one, regions, min(len(regions), _MAX_COMPILE_THREADS))
 
     def _finished(
         self,
         cut: Graph,
-        options: HeteroOptions,
-        configs: Mapping[str, Config],
+        listed: DeviceList,
         placed: Mapping[str, Any],
         source: Graph | None = None,
         stored: StoredWeights | None = None,
     ) -> CompiledModel:
+        options: HeteroOptions = listed.options
         if options.DUMP_DIR:
             dump_regions(cut, options.DUMP_DIR)
         homes = {node: (node.metadata or {}).get(AFFINITY, REFERENCE) for node in cut.nodes}
@@ -284,7 +268,7 @@ class HeteroDevice(VirtualDevice):
             pipeline=_stages(cut, homes) if options.PIPELINE else (),
             source=source,
             stored=stored,
-            configs=configs,
+            configs=listed.configs,
             core=self.core,
         )
 
@@ -299,28 +283,21 @@ class HeteroDevice(VirtualDevice):
             header: Header of the file.
             stored: The packed weights of the file.
         """
-        options, devices, configs = self.configured(config)
-        names = dict.fromkeys((*(d.name for d in devices), *affinities_in(graph)))
-        all_devices = [self.peer(name) for name in names]
+        listed = self._with_affinities(self.configured(config), graph)
         for node in region_nodes(graph):
             device = self.peer((node.metadata or {}).get(AFFINITY, REFERENCE))
             if node.subgraph is not None and not device.without_regions:
-                others = _others(device, all_devices, options)
-                node.op = _imported_op(node.subgraph, device, others, configs, options)
-        self._compile_regions(graph, all_devices, configs, options)
+                node.op = _imported_op(node.subgraph, device, listed)
+        self._compile_regions(graph, listed)
         found: Mapping[str, Any] = header["metrics"]
         placed: dict[str, Any] = {"REFUSED_AFFINITIES": found.get("REFUSED_AFFINITIES", {})}
         if "PLACEMENT_TABLE" in found:
             placed["PLACEMENT_TABLE"] = PlacementTable(found["PLACEMENT_TABLE"])
-        return self._finished(graph, options, configs, placed, stored=stored)
+        return self._finished(graph, listed, placed, stored=stored)
 
     def request_range(self) -> tuple[int, int, int]:
         """Return up to one request on each device."""
         return 1, max(1, len(self.listed_devices())), 1
-
-    def metrics(self) -> dict[str, Any]:
-        """Return the metrics."""
-        return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices as one"}
 
 
 def _of_regions(graph: Graph, whole: Graph, found: QueryResult) -> QueryResult:
@@ -348,18 +325,13 @@ def _of_regions(graph: Graph, whole: Graph, found: QueryResult) -> QueryResult:
     return QueryResult(homes, reasons, weights=found.weights & {*homes}, refused=found.refused)
 
 
-def _others(device: Device, devices: Sequence[Device], options: HeteroOptions) -> list[Device]:
-    """Return the devices to which a region of ``device`` falls back while it runs."""
-    return [each for each in devices if each is not device] if options.RUNTIME_FALLBACK else []
+def _fallback_of(device: Device, listed: DeviceList) -> DeviceList:
+    """Return the devices to which a region of ``device`` falls back; none if that is off."""
+    others = listed.without(device)
+    return others if listed.options.RUNTIME_FALLBACK else attrs.evolve(others, devices=[])
 
 
-def _imported_op(
-    subgraph: Graph,
-    device: Device,
-    others: Sequence[Device],
-    configs: Mapping[str, Config],
-    options: HeteroOptions,
-) -> SubgraphOp:
+def _imported_op(subgraph: Graph, device: Device, listed: DeviceList) -> SubgraphOp:
     """Return the op of a region of a file, without a compilation if its device can restore it.
 
     Returns:
@@ -369,10 +341,10 @@ def _imported_op(
     if type(device).compile_model is not Device.compile_model:
         return CutOp(subgraph)
     try:
-        op = device.region_op(subgraph, device.options_for(configs.get(device.name)))
+        op = device.region_op(subgraph, device.options_for(listed.config_of(device)))
     except (DeviceError, UnsupportedOpError):
         return CutOp(subgraph)
-    op.fallback = DeviceFallback(subgraph, op, others, configs, options)
+    op.fallback = DeviceFallback(subgraph, op, _fallback_of(device, listed))
     return op
 
 

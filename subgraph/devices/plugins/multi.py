@@ -18,7 +18,7 @@ from typing import IO, Any
 import attrs
 
 from subgraph.devices.calls import query_on
-from subgraph.devices.device import Config, Device
+from subgraph.devices.device import Config, Device, DeviceList
 from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_model
 from subgraph.devices.fallback import all_finite, is_final, nonfinite_error
 from subgraph.devices.query import QueryResult
@@ -53,15 +53,16 @@ class MultiOptions(DeviceOptions):
 class MultiDevice(VirtualDevice):
     """Compiles a model for each of several devices."""
 
+    full_name = "Several devices side by side"
     options_class = MultiOptions
     caches = False
 
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return the nodes that every device of the list supports."""
-        _, devices, configs = self.configured(config)
+        listed = self.configured(config)
         reasons: dict[str, str] = {}
-        for device in devices:
-            found = query_on(device, graph, configs[device.name] or None)
+        for device in listed.devices:
+            found = query_on(device, graph, listed.config_of(device))
             if device.fallback:
                 continue  # its fallback devices run the other nodes
             texts = getattr(found, "reasons", {})
@@ -78,13 +79,13 @@ class MultiDevice(VirtualDevice):
         Raises:
             DeviceError: no device could compile it; the message has the reason of each.
         """
-        options, devices, configs = self.configured(config)
+        listed = self.configured(config)
         core = self.known_core
 
         def compile_for(device: Device) -> CompiledModel:
-            return core.compile_model(graph, device.name, configs[device.name] or None)
+            return core.compile_model(graph, device.name, listed.config_of(device))
 
-        return MultiModel(graph, _for_each(devices, compile_for, graph.name), options, configs)
+        return MultiModel(graph, _for_each(listed.devices, compile_for, graph.name), listed)
 
     def import_parts(self, parts: Mapping[str, memoryview], config: Config) -> CompiledModel:
         """Import the model of each device; one that is missing is compiled from another's graph.
@@ -101,19 +102,19 @@ class MultiDevice(VirtualDevice):
         wanted = device_names(str(config.get("DEVICE_PRIORITIES", "")), self.name)
         unused = {ALLOW_RECOMPILE, *parts} - set(wanted)
         own = {key: value for key, value in config.items() if key not in unused}
-        options, devices, configs = self.configured(own)
+        listed = self.configured(own)
         allowed = bool(config.get(ALLOW_RECOMPILE, True))
-        known = [name for name in parts if any(name == device.name for device in devices)]
+        known = [name for name in parts if any(name == device.name for device in listed.devices)]
         name = known[0] if known else next(iter(parts))
         first = import_model(
-            self.peer(name), parts[name], {**configs.get(name, {}), ALLOW_RECOMPILE: allowed}
+            self.peer(name), parts[name], {**listed.configs.get(name, {}), ALLOW_RECOMPILE: allowed}
         )
         weights = {p.name: p for p in all_parameters(first.graph)}
 
         def import_for(device: Device) -> CompiledModel:
             if device.name == name:
                 return first
-            options = configs[device.name]
+            options = listed.configs[device.name]
             part = parts.get(device.name)
             try:
                 if part is not None:
@@ -125,16 +126,12 @@ class MultiDevice(VirtualDevice):
             graph = without_device_regions(first.graph)
             return self.known_core.compile_model(graph, device.name, options or None)
 
-        models = _for_each(devices, import_for, first.name)
-        return MultiModel(first.graph, models, options, configs)
+        models = _for_each(listed.devices, import_for, first.name)
+        return MultiModel(first.graph, models, listed)
 
     def request_range(self) -> tuple[int, int, int]:
         """Return the range up to the sum of the devices' largest numbers."""
         return 1, sum(self._max_requests()), 1
-
-    def metrics(self) -> dict[str, Any]:
-        """Return the metrics."""
-        return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices side by side"}
 
 
 def _for_each(
@@ -165,33 +162,28 @@ class MultiModel(CompiledModel):
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        by_device: Mapping[str, CompiledModel],
-        options: MultiOptions,
-        configs: Mapping[str, Mapping[str, Any]],
+        self, graph: Graph, by_device: Mapping[str, CompiledModel], listed: DeviceList
     ) -> None:
         """Distribute requests over the models of several devices.
 
         Args:
             graph: The graph.
             by_device: The models by the device's name, in order of priority.
-            options: Options of MULTI.
-            configs: Options by the device's name.
+            listed: Options of MULTI and of the devices.
         """
         models = list(by_device.values())
         names = [model.device for model in models]
         super().__init__(
             graph.clone(),
             device=f"MULTI:{','.join(names)}",
-            options=options,
-            configs=configs,
+            options=listed.options,
+            configs=listed.configs,
             requests=sum(model.optimal_requests for model in models),
             source=graph,
         )
         self.by_device = dict(by_device)
         self.models = models
-        self._load = _Load(self.device, models, self.source, options)
+        self._load = _Load(self.device, models, self.source, listed.options)
 
     @property
     def execution_devices(self) -> list[str]:

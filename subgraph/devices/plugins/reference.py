@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from subgraph.devices.device import Config, Device
+from subgraph.devices.device import Config, Device, DeviceList
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import runs_by_default
 from subgraph.runtime.compiled_model import CompiledModel
@@ -34,7 +34,7 @@ class ReferenceDevice(Device):
         work, options = graph.clone(), self.options_for(config)
         for node in region_nodes(work):
             if not runs_by_default(node.op):
-                add_fallback(node, [self], {}, options)
+                add_fallback(node, DeviceList([self], {}, options))
         return CompiledModel(
             work,
             device=self.name,
