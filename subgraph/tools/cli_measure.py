@@ -92,7 +92,7 @@ def _profile_regions(args: argparse.Namespace) -> None:
     out = Output(args)
     core = sg.default_core()
     graph = sg.load(args.model)
-    arrays = input_arrays(ports(graph), args.input, dict(args.dim), args.seed)
+    arrays = input_arrays(ports(graph), dict(args.input), dict(args.dim), args.seed)
     devices = [core.device(name) for name in (args.devices or args.device).split(",")]
     config = dict(args.config)
     configs = split_config(config, (), devices, "subgraph profile")

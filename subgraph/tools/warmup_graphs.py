@@ -42,24 +42,16 @@ def _silu(x: Any) -> Any:
     return ops.Mul(x, ops.Sigmoid(x))
 
 
-def _clip(x: Any) -> Any:
-    return ops.Clip(x, np.float32(0), np.float32(6))
-
-
 def _gelu(x: Any) -> Any:
     halves = ops.Mul(x, np.float32(0.5))
     return ops.Mul(halves, ops.Add(ops.Erf(ops.Div(x, np.float32(2**0.5))), np.float32(1)))
 
 
+# Those for which mobile networks need kernels that no other family needs.
 ACTIVATIONS: dict[str, Activation] = {
-    "Relu": ops.Relu,
-    "Clip": _clip,
-    "SiLU": _silu,
     "HardSwish": ops.HardSwish,
     "LeakyRelu": ops.LeakyRelu,
     "Sigmoid": ops.Sigmoid,
-    "Tanh": ops.Tanh,
-    "Gelu": _gelu,
 }
 
 
@@ -135,15 +127,6 @@ def _narrow() -> Graph:
         h = ops.Conv(_padded(mixed, w(24, 1, 3, 3), stride, group=24), w(24, 6, 1, 1), group=4)
         h = ops.Relu(ops.Concat(short, h, axis=1)) if stride == 2 else ops.Relu(h)
     return Graph([x], [ops.Flatten(ops.GlobalAveragePool(h))])
-
-
-def _large() -> Graph:
-    """Return a product and a convolution large enough for Strassen's and Winograd's methods."""
-    w, x = _Weights(), sg.input("x", (1, 128, 384))
-    image = sg.input("image", (1, 512, 14, 14))
-    wide = _gelu(ops.Add(ops.MatMul(x, w(384, 1536)), w(1536)))
-    h = ops.Add(x, ops.Add(ops.MatMul(wide, w(1536, 384)), w(384)))
-    return Graph([x, image], [h, ops.Relu(_padded(image, w(512, 512, 3, 3), 1))])
 
 
 def _mobile(activation: Activation) -> Graph:
@@ -393,7 +376,6 @@ FAMILIES: dict[str, Callable[[], Graph]] = {
     **{f"mobile networks, {name}": partial(_mobile, f) for name, f in ACTIVATIONS.items()},
     "first convolutions": _stems,
     "narrow convolutions": _narrow,
-    "large convolutions and products": _large,
     "convolutions of one and three dimensions": _one_and_three_dimensions,
     "decoders of images": _upsampling,
     "normalisations": _norms,
