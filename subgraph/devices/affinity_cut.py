@@ -6,13 +6,13 @@ the ``hetero`` strategy. The regions get their ops later, when the devices compi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, subgraph_node
 from subgraph.partition.property import SubgraphProperty
 from subgraph.partition.replace import Cut, Cutter, replace_regions
-from subgraph.partition.selector import SubgraphSelector
+from subgraph.partition.selector import Reject, SubgraphSelector
 from subgraph.transform.pass_manager import apply_pass
 
 REFERENCE = "REFERENCE"  # its nodes are not cut: the default executor runs them
@@ -30,24 +30,34 @@ class CutOp(DefaultSubgraphOp):
     """Placeholder op of a region until its device has compiled it."""
 
 
-class AffinitySelector(SubgraphSelector):
-    """Selects the nodes whose affinity is one device."""
+class NodeSelector(SubgraphSelector):
+    """Selects nodes by a function of the node alone, wherever they are connected."""
+
+    def __init__(self, select: Callable[[Node], bool | Reject]) -> None:
+        """Select the nodes for which ``select`` answers True."""
+        self._select = select
+
+    def select(self, node: Node) -> bool | Reject:
+        """Return the function's answer."""
+        return self._select(node)
+
+    def select_input(self, node: Node, input_node: Node) -> bool | Reject:
+        """Return the function's answer for the producer."""
+        return self._select(input_node)
+
+    def select_output(self, node: Node, output_node: Node) -> bool | Reject:
+        """Return the function's answer for the consumer."""
+        return self._select(output_node)
+
+
+class AffinitySelector(NodeSelector):
+    """Selects the nodes of one device that are no subgraph nodes yet."""
 
     def __init__(self, device: str) -> None:
         """Select for ``device``."""
-        self._device = device
-
-    def select(self, node: Node) -> bool:
-        """Return whether the node is for the device and not already a subgraph node."""
-        return node.subgraph is None and (node.metadata or {}).get(AFFINITY) == self._device
-
-    def select_input(self, node: Node, input_node: Node) -> bool:
-        """Return whether the producer is for the device too."""
-        return self.select(input_node)
-
-    def select_output(self, node: Node, output_node: Node) -> bool:
-        """Return whether the consumer is for the device too."""
-        return self.select(output_node)
+        super().__init__(
+            lambda node: node.subgraph is None and (node.metadata or {}).get(AFFINITY) == device
+        )
 
 
 class AffinityProperty(SubgraphProperty):

@@ -176,15 +176,10 @@ def _binary(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, y) if draw(st.booleans()) else make(name, y, x)
 
 
-@template("And", "Or", "Xor")
+@template("And", "Or", "Xor", "Not")
 def _logical(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("bool",))
-    return make(name, x, pool.like(draw, dims(x), "bool"))
-
-
-@template("Not")
-def _not(draw: Draw, pool: Pool, name: str) -> Any:
-    return make(name, pool.pick(draw, ("bool",)))
+    return make(name, x, *([] if name == "Not" else [pool.like(draw, dims(x), "bool")]))
 
 
 @template("Where")
@@ -214,15 +209,6 @@ def _instance_norm(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, pool.weight(shape), pool.weight(shape))
 
 
-@template("Gemm")
-def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, rank=2, most=2)
-    wide = draw_int(draw, 1, 4)
-    transposed = draw(st.booleans())
-    shape = (wide, dims(x)[1]) if transposed else (dims(x)[1], wide)
-    return make(name, x, pool.weight(shape), pool.weight((wide,)), transB=int(transposed))
-
-
 @template("Concat")
 def _concat(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
@@ -245,7 +231,7 @@ def _split(draw: Draw, pool: Pool, name: str) -> Any:
 
 @template("Transpose")
 def _transpose(draw: Draw, pool: Pool, name: str) -> Any:
-    x = pool.pick(draw, ("float32", "bool", "int64"), rank=1)
+    x = pool.pick(draw, ("float32", "bool", "int64", "float16"), rank=1, empty=True)
     return make(name, x, perm=draw(st.permutations(range(len(dims(x))))))
 
 

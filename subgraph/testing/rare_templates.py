@@ -199,16 +199,21 @@ def _normal(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, x, pool.weight(shape), pool.weight(shape), axis=axis, outputs=1)
 
 
-@_rare("Gemm")
+@template("Gemm")
 def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "float64"), rank=2, most=2)
     transposed, other, wide = draw_int(draw, 0, 1), draw_int(draw, 0, 1), draw_int(draw, 1, 5)
     rows, inner = dims(x)[::-1] if transposed else dims(x)
-    numbers = pool.rng.uniform(-1, 1, (wide, inner) if other else (inner, wide))
     shape = draw(st.sampled_from([None, (), (1,), (wide,), (rows, 1), (1, wide), (rows, wide)]))
-    third = [] if shape is None else [pool.constant(pool.rng.uniform(-1, 1, shape), dtype(x))]
+
+    def operand(size: tuple[int, ...]) -> Any:
+        if dtype(x) == "float32":
+            return pool.weight(size)
+        return pool.constant(pool.rng.uniform(-1, 1, size), dtype(x))
+
+    second = operand((wide, inner) if other else (inner, wide))
+    third = [] if shape is None else [operand(shape)]
     scales = {"alpha": draw(st.sampled_from([1.0, 0.5])), "beta": draw(st.sampled_from([1.0, 2.0]))}
-    second = pool.constant(numbers, dtype(x))
     return make("Gemm", x, second, *third, transA=transposed, transB=other, **scales)
 
 
@@ -296,11 +301,11 @@ def _indexed(draw: Draw, pool: Pool, name: str) -> Any:
 
 
 @template("Reshape", "Unsqueeze")
-@_rare("Squeeze", "Expand", "Tile", "Transpose", "Identity", "Size")
+@_rare("Squeeze", "Expand", "Tile", "Identity", "Size")
 def _shaped(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, RARE_DTYPES, empty=name not in ("Reshape", "Squeeze"))
     shape = list(dims(x))
-    if name in ("Transpose", "Identity", "Size"):
+    if name in ("Identity", "Size"):
         return make(name, x)
     if name == "Reshape":
         cut = draw_int(draw, 0, len(shape))
@@ -361,15 +366,12 @@ def _moved(draw: Draw, pool: Pool, name: str) -> Any:
 
 
 @template("TopK", "Softmax", "LogSoftmax")
-@_rare("OneHot", "Where", "Resize")
+@_rare("OneHot", "Resize")
 def _various(draw: Draw, pool: Pool, name: str) -> Any:
     if name == "OneHot":
         x = pool.pick(draw, ("int64", "int32"), rank=1, most=3, empty=True)
         values = pool.constant([0.25, 2], "float32")
         return make(name, x, pool.constant(4), values, axis=draw_int(draw, -1, len(dims(x))))
-    if name == "Where":
-        flag = pool.pick(draw, ("bool",), empty=True)
-        return make(name, flag, pool.weight(dims(flag)[-1:]), pool.weight(()))
     x = pool.pick(draw, rank=4 if name == "Resize" else 1, most=4 if name == "Resize" else 9)
     axis = draw_int(draw, -len(dims(x)), len(dims(x)) - 1)
     if name == "TopK":

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import attrs
 
+from subgraph.devices.affinity_cut import NodeSelector
 from subgraph.devices.backends.base import Backend, library_version
 from subgraph.devices.default_core import default_core
 from subgraph.devices.device_sources import BACKENDS, device_modules, device_of_module
@@ -52,7 +53,8 @@ class BackendProperty(SubgraphProperty):
 
     def create_subgraph_selector(self) -> SubgraphSelector:
         """Return a selector of the nodes that the device supports."""
-        return _SupportedSelector(self._backend, self._backend.options_for(self._config))
+        options = self._backend.options_for(self._config)
+        return NodeSelector(lambda node: self._backend.supports(node, options))
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | Reject:
         """Return a node that the library runs.
@@ -72,23 +74,6 @@ class BackendProperty(SubgraphProperty):
     def saved_options(self) -> Mapping[str, Any]:
         """Return the device's options, for a saved partition."""
         return self._config
-
-
-class _SupportedSelector(SubgraphSelector):
-    """Selects the nodes that a backend supports."""
-
-    def __init__(self, device: Backend, options: Any) -> None:
-        self._device = device
-        self._options = options
-
-    def select(self, node: Node) -> bool | Reject:
-        return self._device.supports(node, self._options)
-
-    def select_input(self, node: Node, input_node: Node) -> bool | Reject:
-        return self.select(input_node)
-
-    def select_output(self, node: Node, output_node: Node) -> bool | Reject:
-        return self.select(output_node)
 
 
 def _register(device: str) -> None:
