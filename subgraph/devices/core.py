@@ -251,14 +251,10 @@ class Core:
             device = device_of_module(module) if maker is None else maker[0]()
             device.name = name
             device.core = self
-            device.ensure_started()
+            device.start()
             self._extend(device, name)
         except Exception as error:
-            message = (
-                str(error)
-                if isinstance(error, DeviceError)
-                else (f"device {name} cannot start: {type(error).__name__}: {error}")
-            )
+            message = f"device {name} cannot start: {error}"
             self._failed[name] = message
             # A missing optional package is normal: log it below the default level.
             cause: BaseException | None = error

@@ -129,8 +129,6 @@ class Device:
     name: str
     core: DeviceTable | None
     _settings: dict[str, Any]
-    _start_error: str | None
-    _started: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Create the private state, so that a child need not call ``super().__init__``."""
@@ -138,8 +136,6 @@ class Device:
         self.name = class_name(cls)
         self.core = None
         self._settings = {}
-        self._start_error = None
-        self._started = False
         return self
 
     # ------------------------------------------------------------------ overridden by children
@@ -468,22 +464,6 @@ class Device:
         return resolve_options(self.options_class, self.name, [config or {}, self._settings], base)
 
     # ------------------------------------------------------------------ called by Core
-
-    def ensure_started(self) -> None:
-        """Start the device unless it was started before.
-
-        Raises:
-            DeviceError: it cannot start, or could not the first time.
-        """
-        if not self._started:
-            self._started = True
-            try:
-                self.start()
-            except Exception as error:
-                self._start_error = f"device {self.name} cannot start: {error}"
-                raise DeviceError(self._start_error) from error
-        if self._start_error is not None:
-            raise DeviceError(self._start_error)
 
     def with_id(self, device_id: str) -> Device:
         """Return the device of an id, with a copy of this device's options."""
