@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from subgraph.testing.checks import check_property
     from subgraph.testing.device_checks import DEVICE_CHECKS, check_device
     from subgraph.testing.device_under_test import DeviceReport
-    from subgraph.testing.random_graphs import feeds, graphs, topologies
-    from subgraph.testing.random_selectors import misbehaving_selectors, selectors
+    from subgraph.testing.random_graphs import (
+        feeds,
+        graphs,
+        misbehaving_selectors,
+        selectors,
+        topologies,
+    )
 
 __all__ = [
     "DEVICE_CHECKS",
@@ -40,8 +45,8 @@ _MODULES = {
     "feeds": "random_graphs",
     "graphs": "random_graphs",
     "topologies": "random_graphs",
-    "misbehaving_selectors": "random_selectors",
-    "selectors": "random_selectors",
+    "misbehaving_selectors": "random_graphs",
+    "selectors": "random_graphs",
 }
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import warnings
-import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -286,44 +285,13 @@ def run(case: Case, prepare: Callable[[onnx.ModelProto], Run]) -> None:
 # --- ways to load a model that must not change its results -----------------------------------
 
 
-def random_selector(seed: int) -> Any:
-    """Return a property that chooses nodes at random but obeys the selectors' contract.
-
-    Every answer is a function of the seed and the names, so that a failure can be repeated.
-    """
-    from subgraph.graph.graph import Node
-    from subgraph.partition.property import SubgraphProperty
-    from subgraph.partition.selector import SubgraphSelector
-
-    def draw(*names: str) -> float:
-        return zlib.crc32("/".join((str(seed), *names)).encode()) / 2**32
-
-    class RandomSelector(SubgraphSelector):
-        def select(self, node: Node) -> bool:
-            return draw("node", node.name) < 0.8
-
-        def select_input(self, node: Node, input_node: Node) -> bool:
-            return draw("edge", node.name, input_node.name) < 0.8
-
-        def select_output(self, node: Node, output_node: Node) -> bool:
-            return draw("edge", output_node.name, node.name) < 0.8
-
-        def filter(self, candidates: list[Node]) -> list[Node]:
-            return [node for node in candidates if draw("filter", node.name) < 0.95]
-
-    class RandomProperty(SubgraphProperty):
-        def create_subgraph_selector(self) -> SubgraphSelector:
-            return RandomSelector()
-
-    return RandomProperty()
-
-
 def partitioned(model: onnx.ModelProto, seed: int) -> Any:
-    """Return the model's graph, partitioned by `random_selector`."""
+    """Return the model's graph, partitioned by a selector whose answers follow from a seed."""
     import subgraph as sg
+    from subgraph.testing.random_selectors import ByEdge
 
     graph = sg.load(model)
-    graph.attrs["subgraph_property"] = random_selector(seed)
+    graph.attrs["subgraph_property"] = ByEdge(seed)
     strategy = ("selector", "hetero")[seed % 2]
     return sg.passes.apply_pass(graph, "PartitionGraph", strategy=strategy)
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for graphs: of various operators, or of various topologies."""
+"""Hypothesis strategies: graphs of various operators or topologies, and selectors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from subgraph.graph.graph import Graph, Value
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.testing import rare_templates as rare
 from subgraph.testing.graph_templates import TEMPLATES, Draw, Pool, draw_int, grow, make
+from subgraph.testing.random_selectors import MISBEHAVING, WELL_BEHAVED, Recipe
 
 _SHAPES = ((4,), (2, 3), (1, 2, 4, 4), (2, 3, 4))
 
@@ -59,6 +60,7 @@ def graphs(
     return Graph(inputs, dict.fromkeys(ends or made_values[-1:]), name="random")
 
 
+_SEEDS = st.integers(0, 10_000)
 _UNARY = ("Relu", "Tanh", "Sin", "Neg", "Sigmoid")
 _MANY = ("Sum", "Max", "Mean", "Min")
 
@@ -85,6 +87,16 @@ def topologies(draw: Draw, *, min_nodes: int = 1, max_nodes: int = 24, reach: in
         used.update(sources)
         made.append(make(name, *(sources or [x]), name=f"n{number}"))
     return Graph([x], [v for v in made if v not in used], name="topology")
+
+
+def selectors() -> st.SearchStrategy[Recipe]:
+    """Draw factories of selectors that obey the contract, stateless and stateful ones."""
+    return st.builds(Recipe, st.sampled_from(WELL_BEHAVED), _SEEDS)
+
+
+def misbehaving_selectors() -> st.SearchStrategy[Recipe]:
+    """Draw factories of selectors that raise, return foreign nodes, or answer inconsistently."""
+    return st.builds(Recipe, st.sampled_from(MISBEHAVING), _SEEDS)
 
 
 def feeds(graph: Graph, seed: int = 0, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""Hypothesis strategies for selectors: some that obey the contract, some that break it.
+"""Selectors whose answers depend only on a seed and on names; some break the contract.
 
-A drawn item is a `Recipe`: a factory of selectors whose answers depend only on a seed and on names,
-and whose ``repr`` is the call that makes it.
+A `Recipe` is a factory of such selectors, whose ``repr`` is the call that makes it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import Any
 from zlib import crc32
 
 import attrs
-from hypothesis import strategies as st
 
 from subgraph.graph.graph import Node
 from subgraph.partition.selector import ContainOpSelector, Reject, SubgraphSelector
@@ -196,14 +194,3 @@ WELL_BEHAVED = (
     *(Budget, RemovingFilter, AllOrNothing),
 )
 MISBEHAVING = (Raising, RaisingFilter, ForeignNodes, Inconsistent, NonBoolean)
-_SEEDS = st.integers(0, 10_000)
-
-
-def selectors() -> st.SearchStrategy[Recipe]:
-    """Draw factories of selectors that obey the contract, stateless and stateful ones."""
-    return st.builds(Recipe, st.sampled_from(WELL_BEHAVED), _SEEDS)
-
-
-def misbehaving_selectors() -> st.SearchStrategy[Recipe]:
-    """Draw factories of selectors that raise, return foreign nodes, or answer inconsistently."""
-    return st.builds(Recipe, st.sampled_from(MISBEHAVING), _SEEDS)
