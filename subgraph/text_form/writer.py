@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from subgraph.dtypes import DTYPES
 from subgraph.errors import ModelError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
@@ -279,7 +280,7 @@ def _numbers(array: Array) -> Iterable[str] | None:
     items = array.ravel()
     if array.dtype.kind == "b":
         return [str(int(item)) for item in items]
-    if array.dtype.kind in "iu" or dtype_of(array) in ("int2", "int4", "uint2", "uint4"):
+    if DTYPES[dtype_of(array)].kind in ("int", "uint"):
         return [str(int(item)) for item in items]
     if array.dtype.kind == "c":
         return None

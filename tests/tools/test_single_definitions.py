@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from subgraph.dtypes import DTYPES
+from subgraph.dtypes import DTYPES, INTEGERS, UNSIGNED
 from subgraph.operators.schema import INTERNAL_DOMAIN
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +67,18 @@ def test_one_table_of_the_sizes_of_dtypes() -> None:
         and all(isinstance(v, ast.Constant) and type(v.value) is int for v in node.values)
     }
     assert not found, "derive it from subgraph.dtypes.DTYPES"
+
+
+def test_one_list_of_the_integers_of_kernels() -> None:
+    """Also the table of unsigned integers by their bytes is such a list."""
+    found = {
+        path
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Tuple, ast.Set, ast.List, ast.Dict))
+        and set(literals(node)) in (set(INTEGERS), set(UNSIGNED.values()))
+    }
+    assert not found, "use INTEGERS or UNSIGNED of subgraph.dtypes"
 
 
 def test_one_set_of_narrow_floats() -> None:
