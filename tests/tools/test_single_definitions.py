@@ -95,6 +95,7 @@ def test_one_set_of_narrow_floats() -> None:
 
 # Files that describe instruction sets; those of the toolchain choose code that was made before.
 DESCRIBING = ("subgraph/system/", "subgraph/engine/toolchain/", "subgraph/tools/prebuild.py")
+NAMES = {"avx512", "avx2", "avx", "sse", "neon", "avx512vl", "avx512vnni", "avxvnni", "f16c"}
 
 
 def test_what_an_instruction_set_can_do_is_asked_by_name() -> None:
@@ -104,9 +105,10 @@ def test_what_an_instruction_set_can_do_is_asked_by_name() -> None:
         for path, tree in sources().items()
         if not path.startswith(DESCRIBING)
         for node in ast.walk(tree)
-        if (isinstance(node, ast.Constant) and node.value in {"avx512", "avx2", "neon", "avx512vl"})
+        if (isinstance(node, ast.Constant) and node.value in NAMES)
         or (
-            (isinstance(node, ast.Attribute) and ast.unparse(node) == "host.isa().name")
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node).removeprefix("host.") in ("isa().name", "isa().has")
             and not path.endswith("plugins/cpu.py")
         )
     }
