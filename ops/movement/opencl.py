@@ -34,7 +34,6 @@ _MIN_ROW_ELEMENTS, _ELEMENTS_PER_ROW = 16, 4096
 _MAX_DIMENSIONS = 7  # most dimensions of a copy, after merging
 
 cl_shared(
-    "BitCast",
     "Concat",
     "Constant",
     "ConstantOfShape",

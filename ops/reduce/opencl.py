@@ -27,9 +27,7 @@ _MAX_DIMENSIONS = 4  # kept ones, and reduced ones, that the kernel takes
 cl_shared(
     *("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"),
     *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin", "CumSum"),
-    "LpNormalization",
-    *("CumProd", "Hardmax", "MeanVarianceNormalization", "Einsum"),
-    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+    *("CumProd", "LpNormalization"),
 )
 
 # Macros of kernels.cl for each operation: START, STEP(a, v), JOIN(a, b), END(a).
