@@ -12,19 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import wraps
 from typing import Any, Generic, Literal, TypeVar
 
 import attrs
-import numpy as np
 
-from subgraph.errors import PartitionError, PassError, SubgraphError
+from subgraph.errors import PartitionError, PassError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, Shape, TensorType
+from subgraph.operators.inference import part_metadata, set_output_types
 from subgraph.operators.operator import is_random
-from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.operators.shape_values import LIMIT
 from subgraph.partition.property import SubgraphProperty
 from subgraph.partition.selector import Reject, SubgraphSelector
 from subgraph.system.registry import Files, Registry, defined_at
@@ -77,16 +76,27 @@ class Context:
         self.outputs = frozenset(graph.outputs)
         self.reads: list[Parameter] = []
         self._weights = weight_values(graph)
+        self._positions = {node: k for k, node in enumerate(graph.nodes)}
 
     def begin(self) -> None:
         """Begin a new match, which has read no parameter."""
         self.reads = []
 
-    def sole_user(self, value: Value) -> Node | None:
-        """Return the node with the only use of a value; None for more uses or a graph output."""
+    def sole_user(self, value: Value, *op_types: str) -> Node | None:
+        """Return the node with the only use of a value; None for more uses or a graph output.
+
+        Args:
+            value: The value.
+            op_types: If given, the node must be a standard operator with one of these names.
+        """
         if len(value.uses) != 1 or value in self.outputs:
             return None
-        return value.uses[0]
+        user = value.uses[0]
+        return user if not op_types or is_op(user, *op_types) else None
+
+    def ordered(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """Return nodes of the graph, each once, in the graph's order."""
+        return tuple(sorted(set(nodes), key=self._positions.__getitem__))
 
     def is_weight(self, value: Value | None) -> bool:
         """Return whether a value is a parameter or computed from parameters alone."""
@@ -98,24 +108,6 @@ class Context:
             return None
         self.reads.append(value.parameter)
         return value.parameter.array
-
-    def numbers(self, value: Value | None) -> Array | None:
-        """Return the content of a parameter, or of a small integer tensor computed from parameters.
-
-        TorchScript's exporter, for example, computes the pads of an image in seven nodes.
-        """
-        if value is None or value.parameter is not None:
-            return self.array(value)
-        node = value.producer
-        if node is None or value not in self._weights or not _few_numbers(value):
-            return None
-        arrays = [self.numbers(v) for v in node.inputs]
-        if node.domain or any(a is None for a, v in zip(arrays, node.inputs, strict=True) if v):
-            return None
-        try:
-            return np.asarray(evaluate(node, arrays)[node.outputs.index(value)])
-        except SubgraphError:
-            return None
 
     def scalar(self, value: Value | None) -> float | None:
         """Return the number in a parameter of one element; None for any other value."""
@@ -153,13 +145,6 @@ class Context:
                 if value in self.outputs or any(user not in inside for user in value.uses):
                     return False
         return not any(v.uses or v in self.outputs for v in nodes[-1].outputs[1:])
-
-
-def _few_numbers(value: Value) -> bool:
-    type_ = value.type
-    if not isinstance(type_, TensorType) or type_.dtype not in ("int64", "int32"):
-        return False
-    return math.prod(d if isinstance(d, int) else LIMIT + 1 for d in type_.shape or ()) <= LIMIT
 
 
 def weight_values(graph: Graph) -> set[Value]:
@@ -232,16 +217,19 @@ def weight_node(
     return node.outputs[0]
 
 
+def part_of(
+    node: Node, op_type: str, *inputs: Value | None, version: int = 13, **attributes: object
+) -> Value:
+    """Return the typed output of a new standard node that replaces a part of ``node``."""
+    made = Node(op_type, inputs, version=version, attrs=attributes, metadata=part_metadata(node))
+    set_output_types(made)
+    return made.outputs[0]
+
+
 def static_size(shape: Sequence[object] | None) -> int | None:
     """Return the number of elements of a shape; None if it or a dimension is unknown."""
-    if shape is None:
-        return None
-    size = 1
-    for dim in shape:
-        if not isinstance(dim, int):
-            return None
-        size *= dim
-    return size
+    sizes = [dim for dim in shape or () if isinstance(dim, int)]
+    return None if shape is None or len(sizes) < len(shape) else math.prod(sizes)
 
 
 Matcher = Callable[[Context, Node], Match | None]
@@ -259,41 +247,56 @@ class Fusion(Generic[_T]):
     Attributes:
         stage: When it runs.
         run: The matcher or the pass.
-        needs: Alternative sets of operators. Only a graph with all operators of one set can have
-            something to fuse; empty: every graph can.
+        starts: Only a graph with one of these operators can have something to fuse.
+        needs: A graph must have all of these operators besides.
     """
 
     stage: Stage
     run: _T
-    needs: tuple[tuple[str, ...], ...] = ()
+    starts: frozenset[str]
+    needs: frozenset[str] = frozenset()
 
 
 MATCHERS: Registry[Fusion[Matcher]] = Registry("pattern", PassError, _FUSIONS)
 FUSION_PASSES: Registry[Fusion[Callable[..., Graph]]] = Registry("fusion", PassError, _FUSIONS)
 
 
-def pattern(stage: Stage, *needs: tuple[str, ...]) -> Callable[[Matcher], Matcher]:
-    """Decorate a matcher that `CpuFusion` runs in this stage; see `Fusion` for ``needs``."""
+def pattern(stage: Stage, *starts: str, needs: Iterable[str] = ()) -> Callable[[Matcher], Matcher]:
+    """Decorate a matcher that `CpuFusion` runs in this stage.
+
+    Args:
+        stage: The stage.
+        starts: Operators of the standard; the matcher is called for their nodes with a float
+            result.
+        needs: Other operators without which a graph has no match.
+    """
 
     def register(matcher: Matcher) -> Matcher:
+        @wraps(matcher)
+        def match(context: Context, node: Node) -> Match | None:
+            fits = is_op(node, *starts) and dtype_of(node.outputs[0]) in FLOATS
+            return matcher(context, node) if fits else None
+
         name = f"{stage} {getattr(matcher, '__name__', matcher)}"
-        MATCHERS.register(name, Fusion(stage, matcher, needs), defined_at(matcher))
-        return matcher
+        fusion = Fusion[Matcher](stage, match, frozenset(starts), frozenset(needs))
+        MATCHERS.register(name, fusion, defined_at(matcher))
+        return match
 
     return register
 
 
-def fusion_pass(name: str, stage: Stage, *needs: tuple[str, ...]) -> Callable[[_T], _T]:
+def fusion_pass(name: str, stage: Stage, *starts: str) -> Callable[[_T], _T]:
     """Decorate a pass that `CpuFusion` runs before the matchers of a stage.
 
     Args:
         name: The pass's name.
         stage: The stage.
-        needs: See `Fusion`.
+        starts: See `Fusion`.
     """
 
     def register(function: _T) -> _T:
-        FUSION_PASSES.register(name, Fusion(stage, function, needs), defined_at(function))
+        owner = defined_at(function)
+        FUSION_PASSES.register(name, Fusion(stage, function, frozenset(starts)), owner)
         return register_pass(name)(function)
 
     return register
@@ -313,41 +316,34 @@ def fusions(
     return [
         each.run
         for each in found
-        if present is None or not each.needs or any(present >= set(row) for row in each.needs)
+        if present is None or (each.starts & present and each.needs <= present)
     ]
 
 
-class PatternSelector(SubgraphSelector):
-    """Selects the nodes of the match at a start node."""
+class GroupSelector(SubgraphSelector):
+    """Selects all nodes that are fused with a start node, or none if one of them is missing."""
 
-    def __init__(self, owner: PatternProperty) -> None:
-        """Use the matchers of ``owner``."""
-        self._owner = owner
-        self._found: frozenset[Node] = frozenset()
+    def __init__(self, members: Callable[[Node], frozenset[Node]]) -> None:
+        """Use a function that returns the nodes for a start node; empty if there are none."""
+        self._members_of = members
+        self._members: frozenset[Node] = frozenset()
 
     def select(self, node: Node) -> bool | Reject:
-        """Return whether a matcher finds a match at ``node``."""
-        match = self._owner.match(node)
-        if match is None:
-            return False
-        self._found = frozenset(match.nodes)
-        return True
+        """Return whether there are nodes to fuse at ``node``."""
+        self._members = self._members_of(node)
+        return bool(self._members)
 
     def select_input(self, node: Node, input_node: Node) -> bool | Reject:
-        """Return whether the producer is a node of the match."""
-        return input_node in self._found
+        """Return whether the producer is among the nodes."""
+        return input_node in self._members
 
     def select_output(self, node: Node, output_node: Node) -> bool | Reject:
-        """Return whether the consumer is a node of the match."""
-        return output_node in self._found
+        """Return whether the consumer is among the nodes."""
+        return output_node in self._members
 
     def filter(self, candidates: list[Node]) -> list[Node]:
-        """Return all nodes of the match, or none if one of them is missing."""
-        return candidates if len(candidates) == len(self._found) else []
-
-    def reset(self) -> None:
-        """Forget the match."""
-        self._found = frozenset()
+        """Return all the nodes, or none."""
+        return candidates if len(candidates) == len(self._members) else []
 
 
 class PatternProperty(SubgraphProperty):
@@ -380,14 +376,17 @@ class PatternProperty(SubgraphProperty):
 
     def create_subgraph_selector(self) -> SubgraphSelector:
         """Return a fresh selector."""
-        return PatternSelector(self)
+        return GroupSelector(self.members)
 
-    def match(self, node: Node) -> Match | None:
-        """Return the first match at a node whose inner results are not used outside."""
+    def members(self, node: Node) -> frozenset[Node]:
+        """Return the nodes of the first match at a node; empty for a node without a match.
+
+        The inner results of a match are not used outside of it.
+        """
         context = self._context
         if context is None or context.graph is not node.graph:
             if node.graph is None:
-                return None
+                return frozenset()
             context = self._context = Context(node.graph)
         for matcher in self._matchers:
             context.begin()
@@ -395,8 +394,8 @@ class PatternProperty(SubgraphProperty):
             if found is not None and context.is_closed(found.nodes):
                 found = attrs.evolve(found, reads=tuple(context.reads))
                 self._matches[frozenset(n.name for n in found.nodes)] = found
-                return found
-        return None
+                return frozenset(found.nodes)
+        return frozenset()
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | None:
         """Return the fused node of a match; None for a region that is only a part of a match."""

@@ -19,7 +19,7 @@ from subgraph.graph.types import (
 )
 from subgraph.operators.reference import attributes, standard, variant
 from subgraph.operators.schema import is_before
-from subgraph.operators.shape_values import slice_range
+from subgraph.operators.shape_values import slice_of
 from subgraph.ops.shared.strides import normal_axis
 
 
@@ -214,7 +214,5 @@ def sliced(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     axes = range(len(starts)) if inputs[3] is None else inputs[3].reshape(-1).tolist()
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         axis = normal_axis(axis, x.ndim)
-        taken = slice_range(x.shape[axis], start, end, step)
-        cut = slice(taken.start, None if taken.stop < 0 else taken.stop, step)
-        x = x[(*(slice(None),) * axis, cut if taken else slice(0))]
+        x = x[(*(slice(None),) * axis, slice_of(x.shape[axis], start, end, step))]
     return [x]

@@ -16,7 +16,7 @@ import numpy as np
 from subgraph.graph.graph import Graph, Node, Value, copy_nodes
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
-from subgraph.operators.bodies import check_node
+from subgraph.operators.bodies import captures_of, check_node
 from subgraph.operators.inference import scanned_inputs
 from subgraph.operators.operator import is_random
 from subgraph.operators.schema import INTERNAL_DOMAIN
@@ -218,13 +218,8 @@ class _Round:
 
     def _copied_branch(self, node: Node, key: str, suffix: str) -> list[Value]:
         """Return the outputs of a copy of the branch in attribute ``key``; see `_copy`."""
-        outer = iter(node.captures)
-        for name, body in node.attrs.items():
-            if isinstance(body, Graph):
-                captured = [next(outer) for _ in body.captures]
-                if name == key:
-                    return self._copy(node, body, (), captured, suffix)
-        raise AssertionError("it is required")
+        captured = node.captures[captures_of(node)[key]]
+        return self._copy(node, node.attrs[key], (), captured, suffix)
 
     def _loop(self, node: Node, body: Graph) -> Sequence[Value] | None:
         limit, condition = node.inputs[0], node.inputs[1]

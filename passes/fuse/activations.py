@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.schema import is_before
-from subgraph.passes._patterns import FLOATS, Context, Match, dtype_of, is_op, pattern
+from subgraph.passes._patterns import Context, Match, dtype_of, pattern, produced_by
 
 
 def near(a: float | None, b: float) -> bool:
@@ -47,11 +47,9 @@ def activation(
     )
 
 
-@pattern("activation", ("Sigmoid", "Mul"), ("HardSigmoid", "Mul"))
+@pattern("activation", "Sigmoid", "HardSigmoid", needs=("Mul",))
 def silu(context: Context, node: Node) -> Match | None:
     """Match ``x * sigmoid(x)`` and ``x * hard_sigmoid(x)``."""
-    if not is_op(node, "Sigmoid", "HardSigmoid") or dtype_of(node.outputs[0]) not in FLOATS:
-        return None
     x, user = node.inputs[0], _product(context, node.outputs[0], node.inputs[0])
     if user is None:
         return None
@@ -64,19 +62,11 @@ def silu(context: Context, node: Node) -> Match | None:
     return activation(nodes, "HardSwish", x, version=14)
 
 
-@pattern("activation", ("Clip", "Add", "Mul"))
+@pattern("activation", "Clip", needs=("Add", "Mul"))
 def hard_swish(context: Context, node: Node) -> Match | None:
     """Match ``x * clip(x + 3, 0, 6) / 6``, with the division before or after the product."""
-    if not is_op(node, "Clip") or dtype_of(node.outputs[0]) not in FLOATS:
-        return None
-    shifted = node.inputs[0]
-    add = None if shifted is None else shifted.producer
-    if (
-        shifted is None
-        or add is None
-        or not is_op(add, "Add")
-        or context.sole_user(shifted) is not node
-    ):
+    add = produced_by(node.inputs[0], "Add")
+    if add is None or context.sole_user(add.outputs[0]) is not node:
         return None
     for x, three in (add.inputs, add.inputs[::-1]):
         if not near(context.scalar(three), 3.0):
@@ -93,33 +83,27 @@ def hard_swish(context: Context, node: Node) -> Match | None:
     return None
 
 
-@pattern("activation", ("Softplus", "Tanh"))
+@pattern("activation", "Softplus", needs=("Tanh",))
 def mish(context: Context, node: Node) -> Match | None:
     """Match ``x * tanh(softplus(x))``."""
-    if not is_op(node, "Softplus") or dtype_of(node.outputs[0]) not in FLOATS:
-        return None
-    tanh = context.sole_user(node.outputs[0])
-    if tanh is None or not is_op(tanh, "Tanh"):
-        return None
-    last = _product(context, tanh.outputs[0], node.inputs[0])
-    if last is None:
+    tanh = context.sole_user(node.outputs[0], "Tanh")
+    last = None if tanh is None else _product(context, tanh.outputs[0], node.inputs[0])
+    if tanh is None or last is None:
         return None
     return activation((node, tanh, last), "Mish", node.inputs[0], version=18)
 
 
 def _product(context: Context, value: Value, x: Value | None) -> Node | None:
     """Return the sole user of a value if it multiplies the value by x."""
-    user = context.sole_user(value)
-    fits = user is not None and is_op(user, "Mul") and context.other_operand(user, value) is x
+    user = context.sole_user(value, "Mul")
+    fits = user is not None and context.other_operand(user, value) is x
     return user if fits and value is not x else None
 
 
 def _sixth(context: Context, value: Value) -> Node | None:
     """Return the sole user of a value if it divides the value by 6."""
-    user = context.sole_user(value)
-    if user is None:
+    user = context.sole_user(value, "Div", "Mul")
+    if user is None or (user.op_type == "Div" and user.inputs[0] is not value):
         return None
-    if is_op(user, "Div") and user.inputs[0] is value:
-        return user if near(context.scalar(user.inputs[1]), 6.0) else None
-    fits = is_op(user, "Mul") and near(context.scalar(context.other_operand(user, value)), 1 / 6)
-    return user if fits else None
+    number = context.scalar(context.other_operand(user, value))
+    return user if near(number, 6.0 if user.op_type == "Div" else 1 / 6) else None

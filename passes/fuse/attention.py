@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from subgraph.graph.graph import Node, Value
 from subgraph.operators.schema import is_before
 from subgraph.passes._patterns import (
-    FLOATS,
     Context,
     Match,
     dtype_of,
@@ -21,49 +20,36 @@ from subgraph.passes._patterns import (
 )
 
 
-@pattern("transformer", ("Softmax", "MatMul"))
+@pattern("transformer", "Softmax", needs=("MatMul",))
 def attention(context: Context, node: Node) -> Match | None:
     """Match scaled dot-product attention at its Softmax.
 
     With heads inside the last dimension, [B, T, H * D], the match includes the Reshape and
     Transpose nodes that split and join them.
     """
-    if not is_op(node, "Softmax") or dtype_of(node.outputs[0]) not in FLOATS:
-        return None
     scores = node.inputs[0]
     rank = len(shape_of(scores) or ())
     axis = int(node.attrs.get("axis", 1 if is_before(node, 13) else -1))
     if rank not in (3, 4) or axis not in (-1, rank - 1):
         return None
     found = _scores(context, scores)
-    weighted = context.sole_user(node.outputs[0])
-    if found is None or weighted is None or not is_op(weighted, "MatMul"):
-        return None
-    if weighted.inputs[0] is not node.outputs[0]:
+    weighted = context.sole_user(node.outputs[0], "MatMul")
+    if found is None or weighted is None or weighted.inputs[0] is not node.outputs[0]:
         return None
     q, k, v = found.q, found.k, weighted.inputs[1]
-    nodes = [*found.nodes, node, weighted]
     split = _split_heads(context, q, found.k_transpose, v, weighted) if rank == 4 else None
-    if split is None:
+    if split is not None:
+        inputs: Sequence[Value | None] = split.inputs
+        own, heads = split.nodes, split.heads
+    else:
         if k is None or (rank == 3 and not _is_one_head(q, k, v, found.mask)):
             return None
-        inputs: Sequence[Value | None] = (q, k, v, found.mask)
-        attributes: dict[str, object] = {"scale": found.scale}
-        if rank == 3:
-            attributes |= {"q_num_heads": 1, "kv_num_heads": 1}
-        ordered = _ordered([*found.k_nodes, *nodes])
-        return Match(
-            tuple(ordered), "Attention", tuple(inputs), attributes, "", version=23, arity=7
-        )
-    return Match(
-        tuple(_ordered([*split.nodes, *nodes])),
-        "Attention",
-        (*split.inputs, found.mask),
-        {"scale": found.scale, "q_num_heads": split.heads, "kv_num_heads": split.heads},
-        "",
-        version=23,
-        arity=7,
-    )
+        inputs, own, heads = (q, k, v), found.k_nodes, 1 if rank == 3 else 0
+    attributes: dict[str, object] = {"scale": found.scale}
+    if heads:
+        attributes |= {"q_num_heads": heads, "kv_num_heads": heads}
+    nodes = context.ordered([*own, *found.nodes, node, weighted])
+    return Match(nodes, "Attention", (*inputs, found.mask), attributes, "", version=23, arity=7)
 
 
 def _is_one_head(q: Value | None, k: Value, v: Value | None, mask: Value | None) -> bool:
@@ -124,11 +110,16 @@ def _scores(context: Context, value: Value | None) -> _Scores | None:
     found.nodes.append(node)
     found.q = _unscaled(context, node.inputs[0], found)
     found.k_transpose = _unscaled(context, node.inputs[1], found)
-    transpose = produced_by(found.k_transpose, "Transpose")
-    perm = () if transpose is None else tuple(transpose.attrs.get("perm", ()))
-    if transpose is not None and perm in ((0, 1, 3, 2), (0, 2, 1)):
+    transpose = _transposed_by(found.k_transpose, (0, 1, 3, 2), (0, 2, 1))
+    if transpose is not None:
         found.k, found.k_nodes = transpose.inputs[0], [transpose]
     return found
+
+
+def _transposed_by(value: Value | None, *perms: tuple[int, ...]) -> Node | None:
+    """Return the Transpose with one of these orders of axes that computes a value."""
+    node = produced_by(value, "Transpose")
+    return node if node is not None and tuple(node.attrs.get("perm", ())) in perms else None
 
 
 def _operand_from(node: Node, op_types: Iterable[str]) -> Value | None:
@@ -175,15 +166,13 @@ class _Split:
         Returns:
             Whether there are such nodes.
         """
-        transpose = produced_by(value, "Transpose")
-        if transpose is None or tuple(transpose.attrs.get("perm", ())) not in perms:
-            return False
+        transpose = _transposed_by(value, *perms)
         nodes = [transpose]
-        if tuple(transpose.attrs["perm"]) == (0, 1, 3, 2):
-            transpose = produced_by(transpose.inputs[0], "Transpose")
-            if transpose is None or tuple(transpose.attrs.get("perm", ())) != (0, 2, 1, 3):
-                return False
+        if transpose is not None and tuple(transpose.attrs["perm"]) == (0, 1, 3, 2):
+            transpose = _transposed_by(transpose.inputs[0], (0, 2, 1, 3))
             nodes.append(transpose)
+        if transpose is None:
+            return False
         shape = produced_by(transpose.inputs[0], "Reshape")
         parts = shape_of(transpose.inputs[0])
         source = None if shape is None else shape.inputs[0]
@@ -196,7 +185,7 @@ class _Split:
         if not isinstance(size, int) or width != self.heads * size or parts[:2] != whole[:2]:
             return False
         self.inputs.append(source)
-        self.nodes += [*nodes, shape]
+        self.nodes += [*(each for each in nodes if each is not None), shape]
         return True
 
 
@@ -222,36 +211,14 @@ def _split_heads(
         return None
     if not split.take(v, merge):
         return None
-    transpose = context.sole_user(weighted.outputs[0])
-    if transpose is None or not is_op(transpose, "Transpose"):
+    transpose = context.sole_user(weighted.outputs[0], "Transpose")
+    if transpose is None or _transposed_by(transpose.outputs[0], *merge) is None:
         return None
-    if tuple(transpose.attrs.get("perm", ())) != (0, 2, 1, 3):
-        return None
-    joined = context.sole_user(transpose.outputs[0])
-    if joined is None or not is_op(joined, "Reshape"):
+    joined = context.sole_user(transpose.outputs[0], "Reshape")
+    if joined is None:
         return None
     whole, parts = shape_of(joined.outputs[0]), shape_of(transpose.outputs[0])
     if whole is None or parts is None or len(whole) != 3 or whole[:2] != parts[:2]:
         return None
     split.nodes += [transpose, joined]
     return split
-
-
-def _ordered(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes, each once, in a topological order."""
-    unique = list(dict.fromkeys(nodes))
-    members = set(unique)
-    order: list[Node] = []
-    done: set[Node] = set()
-    stack = list(reversed(unique))
-    while stack:
-        node = stack[-1]
-        waiting = [p for p in node.predecessors() if p in members and p not in done]
-        if waiting and node not in done:
-            stack += waiting
-            continue
-        stack.pop()
-        if node not in done:
-            done.add(node)
-            order.append(node)
-    return order

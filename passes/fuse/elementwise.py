@@ -12,9 +12,10 @@ from subgraph.dtypes import INTEGERS
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Shape
 from subgraph.partition.property import SubgraphProperty, register_property
-from subgraph.partition.selector import Reject, SubgraphSelector
+from subgraph.partition.selector import SubgraphSelector
 from subgraph.passes._patterns import (
     Context,
+    GroupSelector,
     Match,
     dtype_of,
     fused_node,
@@ -102,27 +103,7 @@ def _group_of_users(context: Context, node: Node, group_of: Mapping[Node, _Group
     return users.pop() if len(users) == 1 else None
 
 
-class _Selector(SubgraphSelector):
-    """Selects the group of a start node."""
-
-    def __init__(self, owner: ElementwiseProperty) -> None:
-        self._owner = owner
-        self._members: frozenset[Node] = frozenset()
-
-    def select(self, node: Node) -> bool | Reject:
-        self._members = self._owner.members(node)
-        return bool(self._members)
-
-    def select_input(self, node: Node, input_node: Node) -> bool | Reject:
-        return input_node in self._members
-
-    def select_output(self, node: Node, output_node: Node) -> bool | Reject:
-        return output_node in self._members
-
-    def filter(self, candidates: list[Node]) -> list[Node]:
-        return candidates if len(candidates) == len(self._members) else []
-
-
+@register_property("cpu_elementwise")
 class ElementwiseProperty(SubgraphProperty):
     """Fuses chains of elementwise operators."""
 
@@ -147,7 +128,7 @@ class ElementwiseProperty(SubgraphProperty):
 
     def create_subgraph_selector(self) -> SubgraphSelector:
         """Return a fresh selector."""
-        return _Selector(self)
+        return GroupSelector(self.members)
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | None:
         """Return the fused node of a region; None if it has several outputs."""
@@ -156,9 +137,3 @@ class ElementwiseProperty(SubgraphProperty):
         inputs = tuple(subgraph.inputs)
         match = Match(tuple(subgraph.nodes), "FusedElementwise", inputs, arity=len(inputs))
         return fused_node(subgraph, match)
-
-
-@register_property("cpu_elementwise")
-def elementwise_property() -> SubgraphProperty:
-    """Return the property that fuses elementwise chains."""
-    return ElementwiseProperty()

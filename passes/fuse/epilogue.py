@@ -7,6 +7,8 @@ activations are read from constants.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -15,13 +17,11 @@ from subgraph.graph.graph import Node, Value
 from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import is_before
 from subgraph.passes._patterns import (
-    FLOATS,
     MATCHERS,
     Context,
     Match,
     dtype_of,
     fusions,
-    is_op,
     pattern,
     same_shape,
     shape_of,
@@ -30,7 +30,7 @@ from subgraph.passes._patterns import (
 from .activations import clip_bounds
 
 # For each activation the attributes that become activation_alpha and activation_beta, with the
-# standard's defaults.
+# standard's defaults. Those of Clip stand for its bounds, which may be inputs.
 _NUMBERS: dict[str, tuple[tuple[str, float], ...]] = {
     "Relu": (),
     "Sigmoid": (),
@@ -43,6 +43,7 @@ _NUMBERS: dict[str, tuple[tuple[str, float], ...]] = {
     "LeakyRelu": (("alpha", 0.01),),
     "Elu": (("alpha", 1.0),),
     "Swish": (("alpha", 1.0),),
+    "Clip": (("low", -math.inf), ("high", math.inf)),
 }
 
 
@@ -70,44 +71,22 @@ class _Chain:
         self.at = node.outputs[0]
 
 
-@pattern("epilogue")
-def conv(context: Context, node: Node) -> Match | None:
-    """Match Conv, a residual, an activation."""
-    if not is_op(node, "Conv") or len(node.inputs) < 2 or dtype_of(node.outputs[0]) not in FLOATS:
-        return None
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    chain = _Chain([node], node.outputs[0], bias)
-    _take_residual(context, chain)
-    _take_activation(context, chain)
-    return _fused("FusedConv", chain)
-
-
-@pattern("epilogue")
+@pattern("epilogue", "Conv", "MatMul", "Gemm")
 def product(context: Context, node: Node) -> Match | None:
-    """Match MatMul or Gemm, a bias, a residual, an activation."""
-    if (
-        not is_op(node, "MatMul", "Gemm")
-        or len(node.inputs) < 2
-        or dtype_of(node.outputs[0]) not in FLOATS
-    ):
+    """Match Conv, MatMul or Gemm, a bias (after a matrix product), a residual, an activation."""
+    if len(node.inputs) < 2:
         return None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     chain = _Chain([node], node.outputs[0], bias)
-    if bias is None:
+    if bias is None and node.op_type != "Conv":
         _take_bias(context, chain)
     _take_residual(context, chain)
     _take_activation(context, chain)
-    return _fused("FusedMatMul", chain)
-
-
-def _fused(op_type: str, chain: _Chain) -> Match | None:
-    """Return the match of a chain; None if it is only the product."""
-    node = chain.nodes[0]
     if len(chain.nodes) == 1:
         return None
     return Match(
         tuple(chain.nodes),
-        op_type,
+        "FusedConv" if node.op_type == "Conv" else "FusedMatMul",
         (node.inputs[0], node.inputs[1], chain.bias, chain.residual),
         {**node.attrs, **chain.attributes},
         arity=4,
@@ -115,8 +94,8 @@ def _fused(op_type: str, chain: _Chain) -> Match | None:
 
 
 def _take_bias(context: Context, chain: _Chain) -> None:
-    user = context.sole_user(chain.at)
-    if user is None or not is_op(user, "Add") or is_before(user, 7):
+    user = context.sole_user(chain.at, "Add")
+    if user is None or is_before(user, 7):
         return
     other = context.other_operand(user, chain.at)
     whole, part = shape_of(chain.at), shape_of(other)
@@ -128,12 +107,8 @@ def _take_bias(context: Context, chain: _Chain) -> None:
 
 
 def _take_residual(context: Context, chain: _Chain) -> None:
-    user = context.sole_user(chain.at)
-    if (
-        user is None
-        or not is_op(user, "Add", "Sum")
-        or (user.op_type == "Add" and is_before(user, 7))
-    ):
+    user = context.sole_user(chain.at, "Add", "Sum")
+    if user is None or (user.op_type == "Add" and is_before(user, 7)):
         return
     other = context.other_operand(user, chain.at)
     if other is None or other is chain.at or context.is_weight(other):
@@ -146,28 +121,29 @@ def _take_residual(context: Context, chain: _Chain) -> None:
 def _take_activation(context: Context, chain: _Chain) -> None:
     if _take_spelled_out(context, chain):
         return
-    user = context.sole_user(chain.at)
-    if user is None or user.domain or not user.inputs or user.inputs[0] is not chain.at:
+    user = context.sole_user(chain.at, *_NUMBERS)
+    if user is None or user.inputs[0] is not chain.at:
         return
-    name = user.op_type
-    numbers: tuple[float, ...]
-    if name == "Clip":
-        found = clip_bounds(context, user)
-        if found is None:
+    attributes: Mapping[str, Any] = user.attrs
+    if user.op_type == "Clip":
+        bounds = clip_bounds(context, user)
+        if bounds is None:
             return
-        numbers = found
-    elif name in _NUMBERS:
-        numbers = tuple(float(user.attrs.get(key, default)) for key, default in _NUMBERS[name])
-        if name == "Gelu" and decoded(user.attrs.get("approximate", "none")) == "tanh":
-            name = "GeluTanh"
-        if name == "Swish" and numbers == (1.0,):
-            name, numbers = "Silu", ()
-    else:
-        return
-    chain.attributes["activation"] = name
-    for key, number in zip(("activation_alpha", "activation_beta"), numbers, strict=False):
-        chain.attributes[key] = number
+        attributes = {"low": bounds[0], "high": bounds[1]}
+    chain.attributes.update(_described(user.op_type, attributes))
     chain.take(user)
+
+
+def _described(op_type: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a fused node for an activation with these attributes."""
+    name = op_type
+    numbers = [float(attributes.get(key, default)) for key, default in _NUMBERS[op_type]]
+    if name == "Gelu" and decoded(attributes.get("approximate", "none")) == "tanh":
+        name = "GeluTanh"
+    if name == "Swish" and numbers == [1.0]:
+        name, numbers = "Silu", []
+    keys = ("activation_alpha", "activation_beta")
+    return {"activation": name, **dict(zip(keys, numbers, strict=False))}
 
 
 def _take_spelled_out(context: Context, chain: _Chain) -> bool:
@@ -183,10 +159,7 @@ def _take_spelled_out(context: Context, chain: _Chain) -> bool:
         for node in near:
             found = next((m for f in activations if (m := f(context, node)) is not None), None)
             if found is not None and found.inputs[0] is chain.at:
-                name = found.op_type
-                if name == "Gelu" and found.attrs.get("approximate") == "tanh":
-                    name = "GeluTanh"
-                chain.attributes["activation"] = "Silu" if name == "Swish" else name
+                chain.attributes.update(_described(found.op_type, found.attrs))
                 chain.nodes += found.nodes
                 chain.at = found.nodes[-1].outputs[0]
                 return True

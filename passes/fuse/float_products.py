@@ -15,15 +15,21 @@ import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import ONNX_DTYPE, Shape
-from subgraph.operators.inference import infer_types
-from subgraph.passes._patterns import Context, dtype_of, fusion_pass, is_op, shape_of
+from subgraph.passes._patterns import (
+    Context,
+    dtype_of,
+    fusion_pass,
+    is_op,
+    part_of,
+    shape_of,
+)
 
 # A difference of two 8-bit integers is at most 255 in absolute value, and 258 * 255**2 <= 2**24, up
 # to which float32 holds every integer.
 _EXACT_TERMS = 258
 
 
-@fusion_pass("FloatProducts", "integers", ("QLinearMatMul",), ("ConvInteger",))
+@fusion_pass("FloatProducts", "integers", "QLinearMatMul", "ConvInteger")
 def float_products(graph: Graph) -> Graph:
     """Return a copy of ``graph`` with float32 products between conversions instead."""
     graph = graph.clone()
@@ -38,10 +44,10 @@ def float_products(graph: Graph) -> Graph:
             if not all(shape_of(number) in ((), (1,)) for number in single):
                 continue
             left, right = _unscaled(node, a, a_zero, ()), _unscaled(node, b, b_zero, ())
-            product = _made(node, "MatMul", left, right)
+            product = part_of(node, "MatMul", left, right)
             a_wide, b_wide, y_wide = (_wide(node, each) for each in (a_scale, b_scale, y_scale))
-            scaled = _made(node, "Mul", product, _made(node, "Mul", a_wide, b_wide))
-            replaced[node.outputs[0]] = _made(node, "QuantizeLinear", scaled, y_wide, y_zero)
+            scaled = part_of(node, "Mul", product, part_of(node, "Mul", a_wide, b_wide))
+            replaced[node.outputs[0]] = part_of(node, "QuantizeLinear", scaled, y_wide, y_zero)
         elif is_op(node, "ConvInteger"):
             sums = _depthwise(node, context)
             if sums is not None:
@@ -63,8 +69,8 @@ def _depthwise(node: Node, context: Context) -> Value | None:
         return None
     left = _unscaled(node, x, zero, ())
     right = _unscaled(node, weight, own, each or ())
-    product = _made(node, "Conv", left, right, **node.attrs)
-    return _made(node, "Cast", product, to=ONNX_DTYPE["int32"])
+    product = part_of(node, "Conv", left, right, **node.attrs)
+    return part_of(node, "Cast", product, to=ONNX_DTYPE["int32"])
 
 
 def _unscaled(node: Node, quantized: Value | None, zero: Value | None, scales: Shape) -> Value:
@@ -76,28 +82,13 @@ def _unscaled(node: Node, quantized: Value | None, zero: Value | None, scales: S
         zero: Its zero point, or None.
         scales: Shape of the zero point: () or one number for each index of the first axis.
     """
-    ones = _made(node, "Constant", value=np.ones([int(d or 0) for d in scales], np.float32))
+    ones = part_of(node, "Constant", value=np.ones([int(d or 0) for d in scales], np.float32))
     inputs = [quantized, ones] if zero is None else [quantized, ones, zero]
-    return _made(node, "DequantizeLinear", *inputs, axis=0)
+    return part_of(node, "DequantizeLinear", *inputs, axis=0)
 
 
 def _wide(node: Node, scale: Value | None) -> Value | None:
     """Return a scale as float32."""
     if dtype_of(scale) == "float32":
         return scale
-    return _made(node, "Cast", scale, to=ONNX_DTYPE["float32"])
-
-
-def _made(node: Node, op_type: str, *inputs: Value | None, **attributes: object) -> Value:
-    """Return the typed output of a new node that replaces a part of ``node``."""
-    notes = node.metadata or {}
-    made = Node(
-        op_type,
-        inputs,
-        version=13,
-        attrs=attributes,
-        metadata={**notes, "origin": notes.get("origin", node.name)},
-    )
-    types = [None if value is None else value.type for value in inputs]
-    made.outputs[0].type = infer_types(made, types)[0]
-    return made.outputs[0]
+    return part_of(node, "Cast", scale, to=ONNX_DTYPE["float32"])

@@ -5,15 +5,7 @@ from __future__ import annotations
 import math
 
 from subgraph.graph.graph import Node, Value
-from subgraph.passes._patterns import (
-    FLOATS,
-    Context,
-    Match,
-    dtype_of,
-    is_op,
-    pattern,
-    produced_by,
-)
+from subgraph.passes._patterns import Context, Match, pattern, produced_by
 
 from .activations import activation, near
 
@@ -21,13 +13,11 @@ from .activations import activation, near
 Polynomial = dict[int, float]
 
 
-@pattern("activation", ("Erf",), ("Tanh",))
+@pattern("activation", "Erf", "Tanh")
 def gelu(context: Context, node: Node) -> Match | None:
     """Match ``0.5 x (1 + erf(x / sqrt(2)))`` and ``0.5 x (1 + tanh(...))`` at Erf or Tanh."""
-    if not is_op(node, "Erf", "Tanh") or dtype_of(node.outputs[0]) not in FLOATS:
-        return None
-    plus_one = context.sole_user(node.outputs[0])
-    if not is_op(plus_one, "Add") or plus_one is None:
+    plus_one = context.sole_user(node.outputs[0], "Add")
+    if plus_one is None:
         return None
     if not near(context.scalar(context.other_operand(plus_one, node.outputs[0])), 1.0):
         return None
@@ -68,8 +58,8 @@ def _product(context: Context, start: Node) -> tuple[Value, list[Node]] | None:
     nodes: list[Node] = []
     extra: list[Node] = []
     while True:
-        user = context.sole_user(at)
-        if user is None or not is_op(user, "Mul"):
+        user = context.sole_user(at, "Mul")
+        if user is None:
             return None
         other = context.other_operand(user, at)
         number = context.scalar(other)

@@ -7,15 +7,7 @@ of the chain are read, so the fused graph depends on their content.
 from __future__ import annotations
 
 from subgraph.graph.graph import Node, Value
-from subgraph.passes._patterns import (
-    FLOATS,
-    Context,
-    Match,
-    dtype_of,
-    is_op,
-    pattern,
-    shape_of,
-)
+from subgraph.passes._patterns import Context, Match, is_op, pattern, shape_of
 
 from .activations import near
 
@@ -48,35 +40,30 @@ def _root(context: Context, square: Node, axis: int) -> tuple[list[Node], float,
     Returns:
         The four nodes, epsilon, and the node of the root; None if they are different.
     """
-    mean = context.sole_user(square.outputs[0])
+    mean = context.sole_user(square.outputs[0], "ReduceMean")
     rank = len(shape_of(square.outputs[0]) or ())
-    if mean is None or not is_op(mean, "ReduceMean") or _last_axes(context, mean, rank) != axis:
+    if mean is None or _last_axes(context, mean, rank) != axis:
         return None
-    plus = context.sole_user(mean.outputs[0])
-    if plus is None or not is_op(plus, "Add"):
+    plus = context.sole_user(mean.outputs[0], "Add")
+    if plus is None:
         return None
     epsilon = context.scalar(context.other_operand(plus, mean.outputs[0]))
-    root = context.sole_user(plus.outputs[0])
-    if epsilon is None or root is None or not is_op(root, "Sqrt"):
+    root = context.sole_user(plus.outputs[0], "Sqrt")
+    if epsilon is None or root is None:
         return None
     return [square, mean, plus, root], epsilon, root
 
 
 def _normalized(context: Context, root: Node, centered: Value) -> list[Node] | None:
     """Return the nodes of ``centered / root`` or ``centered * (1 / root)``; None for others."""
-    user = context.sole_user(root.outputs[0])
-    if user is None:
+    user = context.sole_user(root.outputs[0], "Div", "Reciprocal")
+    if user is None or user.inputs == (centered, root.outputs[0]):
+        return None if user is None else [user]
+    inverse = user.op_type == "Reciprocal" or near(context.scalar(user.inputs[0]), 1.0)
+    after = context.sole_user(user.outputs[0], "Mul") if inverse else None
+    if after is None or context.other_operand(after, user.outputs[0]) is not centered:
         return None
-    if is_op(user, "Div") and user.inputs == (centered, root.outputs[0]):
-        return [user]
-    inverse = is_op(user, "Div") and near(context.scalar(user.inputs[0]), 1.0)
-    if inverse or is_op(user, "Reciprocal"):
-        after = context.sole_user(user.outputs[0])
-    else:
-        return None
-    if after is None or not is_op(after, "Mul"):
-        return None
-    return [user, after] if context.other_operand(after, user.outputs[0]) is centered else None
+    return [user, after]
 
 
 def _weighted(context: Context, at: Value, op_type: str, axis: int) -> tuple[Node, Value] | None:
@@ -88,8 +75,8 @@ def _weighted(context: Context, at: Value, op_type: str, axis: int) -> tuple[Nod
         op_type: "Mul" or "Add".
         axis: The first of the trailing axes, which are the weight's shape.
     """
-    user = context.sole_user(at)
-    if user is None or not is_op(user, op_type):
+    user = context.sole_user(at, op_type)
+    if user is None:
         return None
     weight = context.other_operand(user, at)
     whole, part = shape_of(at), shape_of(weight)
@@ -98,11 +85,9 @@ def _weighted(context: Context, at: Value, op_type: str, axis: int) -> tuple[Nod
     return (user, weight) if part == whole[axis:] else None
 
 
-@pattern("transformer", ("ReduceMean",))
+@pattern("transformer", "ReduceMean")
 def layer_norm(context: Context, node: Node) -> Match | None:
     """Match ``(x - mean) / sqrt(mean((x - mean)^2) + epsilon) * scale + bias`` at its mean."""
-    if not is_op(node, "ReduceMean") or dtype_of(node.outputs[0]) not in FLOATS:
-        return None
     x = node.inputs[0]
     rank = len(shape_of(x) or ())
     axis = _last_axes(context, node, rank) if rank else None
@@ -157,15 +142,15 @@ def _affine_norm(
     )
 
 
-@pattern("transformer", ("ReduceMean",))
+@pattern("transformer", "Pow", "Mul", needs=("ReduceMean",))
 def rms_norm(context: Context, node: Node) -> Match | None:
     """Match ``x / sqrt(mean(x^2) + epsilon) * scale`` at the square."""
     x = node.inputs[0] if node.inputs else None
-    if x is None or not _is_square(node, context, x) or dtype_of(x) not in FLOATS:
+    if x is None or not _is_square(node, context, x):
         return None
-    mean = context.sole_user(node.outputs[0])
+    mean = context.sole_user(node.outputs[0], "ReduceMean")
     rank = len(shape_of(x) or ())
-    if mean is None or not rank or not is_op(mean, "ReduceMean"):
+    if mean is None or not rank:
         return None
     axis = _last_axes(context, mean, rank)
     found = None if axis is None else _root(context, node, axis)
@@ -189,26 +174,24 @@ def rms_norm(context: Context, node: Node) -> Match | None:
     )
 
 
-@pattern("transformer", ("ReduceMax", "Exp"))
+@pattern("transformer", "ReduceMax", needs=("Exp",))
 def softmax(context: Context, node: Node) -> Match | None:
     """Match ``exp(x - max) / sum(exp(x - max))`` at the maximum."""
-    if not is_op(node, "ReduceMax") or dtype_of(node.outputs[0]) not in FLOATS:
-        return None
     x = node.inputs[0]
     rank = len(shape_of(x) or ())
     axis = _last_axes(context, node, rank) if rank else None
-    minus = context.sole_user(node.outputs[0])
-    if axis is None or axis != rank - 1 or minus is None or not is_op(minus, "Sub"):
+    minus = context.sole_user(node.outputs[0], "Sub")
+    if axis is None or axis != rank - 1 or minus is None:
         return None
-    exp = context.sole_user(minus.outputs[0])
-    if minus.inputs != (x, node.outputs[0]) or exp is None or not is_op(exp, "Exp"):
+    exp = context.sole_user(minus.outputs[0], "Exp")
+    if minus.inputs != (x, node.outputs[0]) or exp is None:
         return None
     power = exp.outputs[0]
     total = next((u for u in power.consumers if is_op(u, "ReduceSum")), None)
     if total is None or _last_axes(context, total, rank) != axis:
         return None
-    div = context.sole_user(total.outputs[0])
-    if div is None or not is_op(div, "Div") or div.inputs != (power, total.outputs[0]):
+    div = context.sole_user(total.outputs[0], "Div")
+    if div is None or div.inputs != (power, total.outputs[0]):
         return None
     nodes = (node, minus, exp, total, div)
     return Match(nodes, "Softmax", (x,), {"axis": -1}, domain="", version=13, arity=1)

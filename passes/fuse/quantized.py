@@ -16,6 +16,7 @@ standard's float arithmetic.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import attrs
@@ -35,6 +36,8 @@ from subgraph.passes._patterns import (
     static_size,
 )
 
+from .activations import clip_bounds
+
 _EIGHT_BIT = frozenset({"uint8", "int8"})
 # Operators that only move or pick elements.
 _MOVES = frozenset(
@@ -45,7 +48,7 @@ _MOVES = frozenset(
 )
 
 
-@fusion_pass("SplitDequantize", "quantized", ("DequantizeLinear",))
+@fusion_pass("SplitDequantize", "quantized", "DequantizeLinear")
 def split_dequantize(graph: Graph) -> Graph:
     """Return a copy in which each user of an 8-bit DequantizeLinear has its own node."""
     graph = graph.clone()
@@ -76,22 +79,9 @@ class _Conversion:
     """A DequantizeLinear or QuantizeLinear between 8-bit integers and float32."""
 
     node: Node
-
-    @property
-    def source(self) -> Value:
-        value = self.node.inputs[0]
-        assert value is not None, "it has an input"
-        return value
-
-    @property
-    def scale(self) -> Value:
-        value = self.node.inputs[1]
-        assert value is not None, "it has a scale"
-        return value
-
-    @property
-    def zero(self) -> Value | None:
-        return self.node.inputs[2] if len(self.node.inputs) > 2 else None
+    source: Value
+    scale: Value
+    zero: Value | None
 
     @property
     def is_per_tensor(self) -> bool:
@@ -113,11 +103,11 @@ class _Conversion:
 
 def _conversion(context: Context, node: Node | None, op_type: str) -> _Conversion | None:
     """Return a node as a conversion; None unless its scale and zero point are weights."""
-    if node is None or not is_op(node, op_type) or len(node.inputs) < 2:
+    if node is None or not is_op(node, op_type) or node.attrs.get("block_size", 0):
         return None
-    if node.attrs.get("block_size", 0) or None in node.inputs[:2]:
+    found = _as_conversion(node)
+    if found is None:
         return None
-    found = _Conversion(node)
     ends = (found.source, node.outputs[0])
     narrow, wide = ends if op_type == "DequantizeLinear" else ends[::-1]
     if dtype_of(narrow) not in _EIGHT_BIT or dtype_of(wide) != "float32":
@@ -125,6 +115,13 @@ def _conversion(context: Context, node: Node | None, op_type: str) -> _Conversio
     if dtype_of(found.scale) != "float32" or not context.is_weight(found.scale):
         return None
     return found if found.zero is None or context.is_weight(found.zero) else None
+
+
+def _as_conversion(node: Node) -> _Conversion | None:
+    source, scale, zero = (*node.inputs, None, None)[:3]
+    if source is None or scale is None:
+        return None
+    return _Conversion(node, source, scale, zero)
 
 
 def dequantize_before(context: Context, value: Value | None) -> _Conversion | None:
@@ -168,28 +165,19 @@ def _chain(context: Context, node: Node) -> _Chain | None:
     direct = quantize_after(context, node.outputs[0])
     if direct is not None:
         return _Chain([direct.node], direct, {})
-    user = context.sole_user(node.outputs[0])
-    if user is None or not is_op(user, "Relu", "Clip") or user.inputs[0] is not node.outputs[0]:
+    user = context.sole_user(node.outputs[0], "Relu", "Clip")
+    if user is None or user.inputs[0] is not node.outputs[0]:
         return None
     end = quantize_after(context, user.outputs[0])
     if end is None:
         return None
-    low, high = 0.0 if user.op_type == "Relu" else None, None
-    if user.op_type == "Clip":
-        if is_before(user, 11):
-            low, high = user.attrs.get("min"), user.attrs.get("max")
-        else:
-            ends = [*user.inputs[1:3], None, None]
-            found = [None if v is None else context.scalar(v) for v in ends[:2]]
-            if any(v is not None and f is None for v, f in zip(ends, found, strict=False)):
-                return None
-            low, high = found
+    ends = (0.0, math.inf) if user.op_type == "Relu" else clip_bounds(context, user)
     scale, zero = context.scalar(end.scale), _number(context, end.zero)
-    if scale is None or zero is None:
+    if ends is None or scale is None or zero is None:
         return None
     bounds: dict[str, Any] = {}
-    for name, bound in (("low", low), ("high", high)):
-        if bound is not None:
+    for name, bound in zip(("low", "high"), ends, strict=True):
+        if math.isfinite(bound):
             # Rounding is monotonic, so clipping the rounded value by a rounded bound is the same.
             bounds[name] = int(np.rint(np.float32(bound) / np.float32(scale))) + zero
     return _Chain([user, end.node], end, bounds)
@@ -209,7 +197,9 @@ def _bias(
     if producer is None or dtype_of(producer.inputs[0]) != "int32":
         weight = value.parameter is not None and dtype_of(value) == "float32"
         return ([], value, None) if weight else None
-    bias = _Conversion(producer)
+    bias = _as_conversion(producer)
+    if bias is None:
+        return None
     made = produced_by(bias.scale, "Mul")
     if made is not None and set(made.inputs) == {x.scale, w.scale} and bias.zero is None:
         alone = context.sole_user(bias.scale) is producer
@@ -226,19 +216,19 @@ def _bias(
     return [producer], bias.source, None if same else bias.scale
 
 
-@pattern("quantized", ("DequantizeLinear",))
+@pattern("quantized", "Conv", needs=("DequantizeLinear",))
 def conv(context: Context, node: Node) -> Match | None:
     """Match DequantizeLinear of input, weights and bias, Conv, an activation, QuantizeLinear."""
-    if not is_op(node, "Conv") or len(node.inputs) < 2:
+    if len(node.inputs) < 2:
         return None
     rank = len(shape_of(node.inputs[1]) or ())
     return _product(context, node, "FusedQLinearConv", 0, rank)
 
 
-@pattern("quantized", ("DequantizeLinear",))
+@pattern("quantized", "MatMul", "Gemm", needs=("DequantizeLinear",))
 def product(context: Context, node: Node) -> Match | None:
     """Match DequantizeLinear of input, weights and bias, MatMul or Gemm, QuantizeLinear."""
-    if not is_op(node, "MatMul", "Gemm") or len(node.inputs) < 2:
+    if len(node.inputs) < 2:
         return None
     if len(shape_of(node.inputs[1]) or ()) != 2 or node.attrs.get("transA", 0):
         return None
@@ -298,12 +288,10 @@ def _equal(context: Context, first: _Conversion, second: _Conversion) -> bool:
     return scales[0] is not None and scales[0] == scales[1] and zeros[0] == zeros[1] is not None
 
 
-@pattern("quantized", ("DequantizeLinear",))
+@pattern("quantized", "MaxPool", *_MOVES, needs=("DequantizeLinear",))
 def move(context: Context, node: Node) -> Match | None:
     """Match an operator that only moves or picks elements, between equal scales."""
-    pool = is_op(node, "MaxPool")
-    if not pool and not is_op(node, *_MOVES):
-        return None
+    pool = node.op_type == "MaxPool"
     if not node.inputs or len(node.outputs) != 1 or (pool and is_before(node, 8)):
         return None
     x = dequantize_before(context, node.inputs[0])
@@ -321,10 +309,10 @@ def move(context: Context, node: Node) -> Match | None:
     )
 
 
-@pattern("quantized", ("DequantizeLinear",))
+@pattern("quantized", "Concat", needs=("DequantizeLinear",))
 def concat(context: Context, node: Node) -> Match | None:
     """Match Concat of values with equal scales."""
-    if not is_op(node, "Concat") or is_before(node, 4):
+    if is_before(node, 4):
         return None
     end = quantize_after(context, node.outputs[0])
     if end is None:

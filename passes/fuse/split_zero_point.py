@@ -12,11 +12,11 @@ import math
 import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.types import ONNX_DTYPE, TensorType, dtype_of
-from subgraph.passes._patterns import Context, fusion_pass, is_op, shape_of
+from subgraph.graph.types import ONNX_DTYPE
+from subgraph.passes._patterns import Context, fusion_pass, is_op, part_of, shape_of
 
 
-@fusion_pass("SplitZeroPoint", "integers", ("ConvInteger",))
+@fusion_pass("SplitZeroPoint", "integers", "ConvInteger")
 def split_zero_point(graph: Graph) -> Graph:
     """Return a copy of ``graph`` in which no ConvInteger has a computed zero point."""
     graph = graph.clone()
@@ -47,34 +47,21 @@ def _split(context: Context, node: Node) -> Value | None:
     if any(pads):
         half = len(pads) // 2
         whole = np.array([0, 0, *pads[:half], 0, 0, *pads[half:]], np.int64)
-        x = _made(node, "Pad", x, _constant(node, whole), zero)
+        x = part_of(node, "Pad", x, part_of(node, "Constant", value=whole), zero)
     inputs = [x, weight] if own is None else [x, weight, None, own]
     conv = Node("ConvInteger", inputs, name=node.name, version=10, attrs=attributes)
-    node.name = f"{node.name}.unsplit"
     conv.metadata, conv.outputs[0].type = node.metadata, node.outputs[0].type
     to = ONNX_DTYPE["int32"]
     axes = tuple(range(1, len(dims)))
-    sums = _made(node, "ReduceSum", _made(node, "Cast", weight, to=to), version=11, axes=axes)
+    sums = part_of(node, "ReduceSum", part_of(node, "Cast", weight, to=to), version=11, axes=axes)
     if own is not None:
-        count = _constant(node, np.array(math.prod(dims[1:]), np.int32))
-        part = _made(node, "Mul", _made(node, "Cast", own, to=to), count)
+        count = part_of(node, "Constant", value=np.array(math.prod(dims[1:]), np.int32))
+        part = part_of(node, "Mul", part_of(node, "Cast", own, to=to), count)
         if shape_of(own) != ():
-            part = _made(node, "Reshape", part, version=1, shape=(-1, *(1,) * len(axes)))
-        sums = _made(node, "Sub", sums, part)
-    column = _made(node, "Reshape", sums, version=1, shape=(-1, *(1,) * (len(dims) - 2)))
-    added = _made(node, "Mul", _made(node, "Cast", zero, to=to), column)
-    return _made(node, "Sub", conv.outputs[0], added)
-
-
-def _made(
-    node: Node, op_type: str, *inputs: Value, version: int = 13, **attributes: object
-) -> Value:
-    """Return the output of a new node that replaces a part of ``node``."""
-    origin = {"origin": (node.metadata or {}).get("origin") or node.name.removesuffix(".unsplit")}
-    return Node(op_type, inputs, version=version, attrs=attributes, metadata=origin).outputs[0]
-
-
-def _constant(node: Node, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Value:
-    value = _made(node, "Constant", value=array)
-    value.type = TensorType(dtype_of(array), array.shape)
-    return value
+            part = part_of(node, "Reshape", part, version=1, shape=(-1, *(1,) * len(axes)))
+        sums = part_of(node, "Sub", sums, part)
+    column = part_of(node, "Reshape", sums, version=1, shape=(-1, *(1,) * (len(dims) - 2)))
+    added = part_of(node, "Mul", part_of(node, "Cast", zero, to=to), column)
+    result = part_of(node, "Sub", conv.outputs[0], added)
+    node.name = f"{node.name}.unsplit"
+    return result

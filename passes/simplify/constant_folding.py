@@ -6,7 +6,6 @@ implementation. Parameters are not constants: they can be assigned while the mod
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -14,12 +13,14 @@ import numpy as np
 
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.limits import size_in_bytes
 from subgraph.graph.naming import fresh_name
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import Array, TensorType, dtype_of, numpy_dtype
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.inference import infer_types
 from subgraph.operators.operator import is_random
+from subgraph.operators.shape_values import propagate, to_array
 from subgraph.partition.constants import constant_array
 from subgraph.transform.pass_manager import register_pass
 
@@ -122,31 +123,18 @@ class ConstantFolding:
         except SubgraphError:
             return False
         for type_ in found:
-            if not isinstance(type_, TensorType) or type_.shape is None:
-                if node.op_type in _GROWING:
-                    return False
-                continue
-            size = math.prod(dim for dim in type_.shape if isinstance(dim, int))
-            if size * numpy_dtype(type_.dtype).itemsize > self.size_limit:
+            if isinstance(type_, TensorType) and size_in_bytes(type_) > self.size_limit:
                 return False
-            if not type_.is_static and node.op_type in _GROWING:
+            static = isinstance(type_, TensorType) and type_.is_static
+            if node.op_type in _GROWING and not static:
                 return False
         return True
 
 
 def _by_shape(node: Node) -> Sequence[Array | None]:
     """Return the result of Shape or Size, which depends only on the type of the input."""
-    type_ = node.inputs[0].type if node.inputs and node.inputs[0] is not None else None
-    if not isinstance(type_, TensorType) or type_.shape is None:
-        return ()
-    dims = type_.shape[node.attrs.get("start", 0) : node.attrs.get("end", len(type_.shape))]
-    if node.op_type == "Size":
-        dims = type_.shape
-    numbers = [dim for dim in dims if isinstance(dim, int)]
-    if len(numbers) < len(dims):
-        return ()
-    result = math.prod(numbers) if node.op_type == "Size" else numbers
-    return (np.array(result, dtype=np.int64),)
+    elements = propagate(node, [None], [None if v is None else v.type for v in node.inputs])
+    return (to_array(elements, TensorType("int64")),)
 
 
 def _constant(value: Value) -> Array | None:

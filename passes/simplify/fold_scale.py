@@ -42,7 +42,7 @@ def fold_scale(graph: Graph) -> Graph:
         done.update(chain.nodes)
         chain.x = replaced.get(chain.x, chain.x)  # a chain may begin at the end of another
         end = chain.nodes[-1].outputs[0]
-        replaced[end] = _folded(chain, end)
+        replaced[end] = (_into_conv if chain.conv is not None else _into_affine)(chain, end)
     graph.rewire(replaced)
     return graph
 
@@ -163,10 +163,6 @@ def _per_channel(shape: Sequence[object] | None, channels: int, rank: int) -> bo
         return False
     full = [1] * (rank - len(shape)) + list(shape)
     return full[1] == channels and all(dim == 1 for k, dim in enumerate(full) if k != 1)
-
-
-def _folded(chain: _Chain, end: Value) -> Value:
-    return _into_conv(chain, end) if chain.conv is not None else _into_affine(chain, end)
 
 
 def _into_conv(chain: _Chain, end: Value) -> Value:

@@ -50,13 +50,12 @@ def _replacements(graph: Graph) -> dict[Value, Value]:
 
 def _changes_nothing(node: Node) -> bool:
     rule = _RULES.get(node.op_type)
-    if rule is None or not node.inputs or any(value.uses for value in node.outputs[1:]):
-        return False
     graph = node.graph
-    if len(node.outputs) > 1 and graph is not None:
-        ends = set(graph.outputs)
-        if any(value in ends for value in node.outputs[1:]):
-            return False
+    more = node.outputs[1:]
+    if rule is None or not node.inputs or any(value.uses for value in more):
+        return False
+    if graph is not None and any(map(graph.is_output, more)):
+        return False
     return rule(node) and _is_valid(node)
 
 

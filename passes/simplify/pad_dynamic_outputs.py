@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType
-from subgraph.operators.inference import infer_types
+from subgraph.operators.inference import set_output_types
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.transform.pass_manager import register_pass
 
@@ -31,7 +31,7 @@ def _padded(node: Node) -> dict[Value, Value]:
     """Return the replacement of each output of a node."""
     from subgraph.ops.selection.padded import PREFIX, TRIMMED, trimmed_axis  # few models need it
 
-    note = {**(node.metadata or {}), "origin": (node.metadata or {}).get("origin", node.name)}
+    note = {"origin": node.name, **(node.metadata or {})}
     made = Node(
         f"{PREFIX}{node.op_type}",
         node.inputs,
@@ -42,9 +42,7 @@ def _padded(node: Node) -> dict[Value, Value]:
         attrs=node.attrs,
         metadata=note,
     )
-    types = infer_types(made, [None if v is None else v.type for v in made.inputs])
-    for value, type_ in zip(made.outputs, types, strict=True):
-        value.type = type_
+    set_output_types(made)
     most = made.inputs[2] if len(made.inputs) > 2 else None
     if node.op_type == "NonMaxSuppression" and most is not None and most.parameter is not None:
         # The type depends on a weight (the most boxes of a class) that may be assigned.

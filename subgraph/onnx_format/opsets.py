@@ -21,8 +21,6 @@ from subgraph.operators.schema import Schema, canonical_domain, find_schema, new
 _EMPTY_GRAPH = 13
 # Newest version that most runtimes support (ONNX 1.17 of 2024 has opset 22).
 _WIDELY_SUPPORTED = 21
-# ONNX's names of dtypes, where they differ from ours.
-_ONNX_NAMES = {"float32": "float", "float64": "double"}
 
 
 @cache
@@ -109,8 +107,7 @@ def _choose(domain: str, nodes: Sequence[Node], stated: Mapping[str, int]) -> in
     for candidate in sorted({low, *versions}, reverse=True):
         if _incompatible_node(domain, nodes, candidate) is None:
             return candidate
-    _raise_conflict(domain, nodes, low)
-    raise AssertionError("unreachable")
+    raise _conflict(domain, nodes, low)
 
 
 def _incompatible_node(domain: str, nodes: Iterable[Node], version: int) -> Node | None:
@@ -144,23 +141,19 @@ def _same_meaning(node: Node, own: Schema, there: Schema) -> bool:
 
 def _takes(node: Node, there: Schema) -> bool:
     """Return whether the operator of an opset takes the dtypes of the node's inputs."""
-    import onnx.defs
-
-    formals = onnx.defs.get_schema(node.op_type, there.since_version, node.domain).inputs
     for position, value in enumerate(node.inputs):
         if value is not None and isinstance(value.type, TensorType):
-            dtype = value.type.dtype
-            name = _ONNX_NAMES.get(dtype, dtype.replace("_", ""))
-            if f"tensor({name})" not in formals[min(position, len(formals) - 1)].types:
+            allowed = there.dtypes_of(position)
+            if allowed and value.type.dtype not in allowed:
                 return False
     return True
 
 
-def _raise_conflict(domain: str, nodes: Iterable[Node], version: int) -> None:
+def _conflict(domain: str, nodes: Iterable[Node], version: int) -> ModelError:
     node = _incompatible_node(domain, nodes, version)
     newest = max(nodes, key=_since)
     assert node is not None, "only called for a conflict"
-    raise ModelError(
+    return ModelError(
         f"node {node.name!r} ({node.op_type}, opset {node.version}) and node {newest.name!r} "
         f"({newest.op_type}, opset {newest.version}) have no opset of {domain or 'ai.onnx'!r} in "
         "common; build both for one version (version=)"

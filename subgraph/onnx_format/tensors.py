@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+import attrs
 import numpy as np
 
 from subgraph.dtypes import DTYPES, NOT_RAW
@@ -60,34 +61,25 @@ def map_file(path: str | os.PathLike[str], *, inside: Path | None = None) -> Buf
         raise file_error("read", path, error) from error
 
 
+@attrs.define(eq=False, slots=False)
 class TensorReader:
-    """Reads the arrays of the tensors of one model."""
+    """Reads the arrays of the tensors of one model.
 
-    def __init__(
-        self,
-        folder: Path | None = None,
-        *,
-        buffer: Buffer = b"",
-        key: str = "",
-        spans: Sequence[Span] = (),
-        mapped: bool = True,
-    ) -> None:
-        """Prepare to read the tensors of a model.
+    Attributes:
+        folder: Folder of external data; None refuses external data.
+        buffer: The serialized model.
+        key: Key of the external data entries that `strip` made.
+        spans: Bytes of the tensors that `strip` took out of the message.
+        mapped: Whether arrays are views of mapped files; False copies them.
+    """
 
-        Args:
-            folder: Folder of external data; None refuses external data.
-            buffer: The serialized model.
-            key: Key of the external data entries that `strip` made.
-            spans: Bytes of the tensors that `strip` took out of the message.
-            mapped: Whether arrays are views of mapped files; False copies them.
-        """
-        self._folder = folder
-        self._buffer = buffer
-        self._key = key
-        self._spans = spans
-        self._mapped = mapped
-        self._files: dict[Path, Buffer] = {}
-        self._counted_bytes = 0
+    _folder: Path | None = None
+    _buffer: Buffer = attrs.field(default=b"", alias="buffer", kw_only=True)
+    _key: str = attrs.field(default="", alias="key", kw_only=True)
+    _spans: Sequence[Span] = attrs.field(default=(), alias="spans", kw_only=True)
+    _mapped: bool = attrs.field(default=True, alias="mapped", kw_only=True)
+    _files: dict[Path, Buffer] = attrs.field(init=False, factory=dict[Path, Buffer])
+    _counted_bytes: int = attrs.field(init=False, default=0)
 
     def _counted(self, array: Array) -> Array:
         """Count an array that is no view of a file against the memory budget; return it."""

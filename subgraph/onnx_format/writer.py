@@ -44,7 +44,7 @@ from subgraph.onnx_format.metadata import (
     add_metadata,
 )
 from subgraph.onnx_format.opsets import all_graphs, choose_opsets
-from subgraph.operators.protobuf import attr_to_proto, tensor_to_proto, type_to_proto
+from subgraph.operators.protobuf import tensor_to_proto, type_to_proto, write_attributes
 from subgraph.operators.schema import find_schema
 from subgraph.operators.subgraph_op import DOMAIN
 from subgraph.partition.op_note import saved_metadata
@@ -76,28 +76,23 @@ class _Names:
     def fresh(self, name: str) -> str:
         """Reserve and return ``name``, with a number if this or an outer scope has it."""
         unique, number = name, 0
-        while self._has(unique):
+        while any(unique in scope.taken for scope in self._scopes()):
             number += 1
             unique = f"{name}_{number}"
         self.taken.add(unique)
         return unique
 
-    def _has(self, name: str) -> bool:
+    def _scopes(self) -> Iterator[_Names]:
+        """Yield the names of this graph and of those around it."""
         scope: _Names | None = self
         while scope is not None:
-            if name in scope.taken:
-                return True
+            yield scope
             scope = scope.parent
-        return False
 
     def weight(self, parameter: Parameter) -> str | None:
         """Return the name of a parameter in this or an outer scope; None if it has none."""
-        scope: _Names | None = self
-        while scope is not None:
-            if parameter in scope.weights:
-                return scope.weights[parameter]
-            scope = scope.parent
-        return None
+        found = (scope.weights.get(parameter) for scope in self._scopes())
+        return next((name for name in found if name is not None), None)
 
     def __call__(self, value: Value | None) -> str:
         """Return the name of a value; "" for an omitted input."""
@@ -177,12 +172,10 @@ class GraphWriter:
     def _homes(self) -> dict[Parameter, Graph]:
         """Return the graph that holds each parameter: a body, if no other graph uses it."""
         homes: dict[Parameter, Graph] = {}
-        work = [self._graph]
-        for graph in work:
+        for graph in self._graph.levels():
             for parameter in self._used(graph):
                 if homes.setdefault(parameter, graph) is not graph:
                     homes[parameter] = self._graph
-            work.extend(body for node in graph.nodes if node.attrs for body in node.bodies)
         return homes
 
     def _used(self, graph: Graph) -> Iterator[Parameter]:
@@ -202,7 +195,7 @@ class GraphWriter:
         if inner not in self._hidden:
             own = {value.parameter for value in inner.inputs}
             needed = dict.fromkeys(inner.parameters.values())
-            for node in (node for graph in _bodies(inner) for node in graph.nodes):
+            for node in (node for graph in inner.levels() for node in graph.nodes):
                 if node.subgraph is not None:
                     needed.update(dict.fromkeys(self._hidden_of(node.subgraph)))
             self._hidden[inner] = [p for p in needed if p not in own]
@@ -327,10 +320,6 @@ class GraphWriter:
         return {PARTITION_RECORD: dump_record(record)}
 
     def _write_attributes(self, proto: NodeProto, node: Node, names: _Names) -> None:
-        schema = None
-        if node.subgraph is None:
-            schema = find_schema(node.op_type, node.domain, node.version)
-        kinds = {} if schema is None else schema.attributes
         captured = iter(node.captures)
 
         def body(graph: Graph) -> GraphProto:
@@ -341,13 +330,7 @@ class GraphWriter:
             self._fill(message, graph, inner)
             return message
 
-        for name, value in node.attrs.items():
-            kind = kinds[name].kind if name in kinds else None
-            try:
-                proto.attribute.append(attr_to_proto(name, value, kind, body))
-            except (TypeError, ValueError) as error:
-                error.add_note(f"attribute {name!r} of node {node.name!r} ({node.op_type})")
-                raise
+        write_attributes(proto, node, body)
 
     def _function(self, node: Node) -> FunctionProto:
         """Return the function of a subgraph node, converted at its first use."""
@@ -406,7 +389,7 @@ class GraphWriter:
                 proto.node.add(op_type="Identity", input=[name], output=[copy])
                 name = copy
             proto.output.append(name)
-        proto.opset_import.extend(self._imports(n for g in _bodies(inner) for n in g.nodes))
+        proto.opset_import.extend(self._imports(n for g in inner.levels() for n in g.nodes))
         metadata = {
             SUBGRAPH_NODE: "1",
             OP_TYPE: node.op_type,
@@ -434,14 +417,6 @@ def _is_loaded_function(node: Node) -> bool:
     """Return whether a subgraph node calls a loaded function, and is not a region."""
     foreign = node.domain not in ("", DOMAIN)
     return foreign and find_schema(node.op_type, node.domain, node.version) is None
-
-
-def _bodies(graph: Graph) -> list[Graph]:
-    """Return the graph and its bodies at every depth, without inner graphs of subgraph nodes."""
-    found = [graph]
-    for current in found:
-        found.extend(body for node in current.nodes if node.attrs for body in node.bodies)
-    return found
 
 
 def _info(name: str, value: Value) -> ValueInfoProto:

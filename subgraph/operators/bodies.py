@@ -5,9 +5,12 @@ Type inference, passes, plans and the executor rely on these numbers and do not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from subgraph.errors import ModelError, ShapeError
-from subgraph.graph.graph import Node
-from subgraph.operators.inference import check_operands, scanned_inputs
+from subgraph.graph.graph import Graph, Node
+from subgraph.operators.inference import check_operands, check_values, scanned_inputs
 
 
 def check_bodies(node: Node) -> None:
@@ -32,7 +35,39 @@ def check_node(node: Node) -> None:
     try:
         check_operands(node, [None if v is None else v.type for v in node.inputs])
     except ShapeError as error:
-        raise ShapeError(f"node {node.name!r} ({node.op_type}): {error}") from error
+        raise _named(error, node) from error
+
+
+def check_input_values(node: Node, values: Sequence[Any]) -> None:
+    """Check the input values of a node, like `check_values`; an error names the node.
+
+    Raises:
+        ShapeError: the values do not fit.
+    """
+    try:
+        check_values(node, values)
+    except ShapeError as error:
+        raise _named(error, node) from error
+
+
+def _named(error: ShapeError, node: Node) -> ShapeError:
+    return ShapeError(f"node {node.name!r} ({node.op_type}): {error}")
+
+
+def captures_of(node: Node, first: int = 0) -> dict[str, slice]:
+    """Return for each attribute that is a body where its captures are among the node's.
+
+    Args:
+        node: The node.
+        first: Position of the node's first capture.
+    """
+    found: dict[str, slice] = {}
+    for name, value in node.attrs.items():
+        if isinstance(value, Graph):
+            end = first + len(value.captures)
+            found[name] = slice(first, end)
+            first = end
+    return found
 
 
 def _require(node: Node, what: str, found: int, wanted: int) -> None:

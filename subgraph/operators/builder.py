@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from subgraph.errors import ModelError, ShapeError, require_type
 from subgraph.graph.graph import Capture, Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import ONNX_DTYPE, Array, TensorType, ValueType, canonical_dtype, dtype_of
-from subgraph.operators.inference import infer_types
+from subgraph.operators.inference import set_output_types
 from subgraph.operators.schema import Schema, describe, get_schema
 from subgraph.system.registry import nearest
 
@@ -23,18 +23,7 @@ from subgraph.system.registry import nearest
 _DTYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
-class Builder(Protocol):
-    """Type of the functions that `operator` returns."""
-
-    def __call__(
-        self,
-        *inputs: Any,
-        name: str = ...,
-        outputs: int | None = ...,
-        version: int = ...,
-        metadata: Mapping[str, str] | None = ...,
-        **attributes: Any,
-    ) -> Any: ...
+Builder = Callable[..., Any]  # the functions that `operator` returns
 
 
 def input(
@@ -140,9 +129,7 @@ def operator(op_type: str, domain: str = "") -> Builder:
             metadata=metadata,
         )
         known = [None if v is None or v.parameter is None else v.parameter.array for v in values]
-        types = infer_types(node, [None if v is None else v.type for v in values], known)
-        for value, type_ in zip(node.outputs, types, strict=True):
-            value.type = type_
+        set_output_types(node, known)
         return node.outputs[0] if len(node.outputs) == 1 else node.outputs
 
     build.__name__ = build.__qualname__ = op_type
@@ -179,8 +166,8 @@ def _check_dtypes(schema: Schema, values: Sequence[Value | None]) -> None:
         if value is None or not isinstance(value.type, TensorType):
             continue
         place = min(position, len(schema.inputs) - 1)  # a variadic input is the last one
-        name, dtype, allowed = schema.inputs[place], value.type.dtype, schema.input_dtypes[place]
-        if allowed is not None and dtype not in allowed:
+        name, dtype, allowed = schema.inputs[place], value.type.dtype, schema.dtypes_of(position)
+        if allowed and dtype not in allowed:
             raise ShapeError(
                 f"{schema.op_type} (opset {schema.since_version}): input {name!r} is {dtype}; it "
                 f"takes {', '.join(sorted(allowed))}: convert it with ops.Cast"

@@ -19,6 +19,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory, count_results
 from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
 from subgraph.operators.inference import check_values
+from subgraph.operators.shape_values import slice_of
 
 NumpyFunction = Callable[[Node, Sequence[Any]], "Array | None"]
 _MIN_COUNTED_BYTES = 1 << 12  # bytes; larger results are counted against the memory budget
@@ -134,18 +135,8 @@ def _slice(node: Node, inputs: Sequence[Any]) -> Array:
     axes = range(len(starts)) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        forward = slice(start, end, step)
-        place[axis] = forward if step > 0 else _backward(forward, x.shape[axis])
+        place[axis] = slice_of(x.shape[axis], start, end, step)
     return np.array(x[tuple(place)])
-
-
-def _backward(taken: slice, size: int) -> slice:
-    """Return a slice with a negative step, its ends clamped to the axis as ONNX clamps them."""
-    if not size:
-        return slice(0)
-    start, end = (v + size if v < 0 else v for v in (taken.start, taken.stop))
-    first, last = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
-    return slice(first, None if last < 0 else last, taken.step)
 
 
 def _where(node: Node, inputs: Sequence[Any]) -> Array | None:
@@ -163,9 +154,13 @@ def _div(node: Node, inputs: Sequence[Any]) -> Array | None:
     return np.asarray(x // y)
 
 
-def _unary(function: Callable[[Any], Any], kinds: str) -> NumpyFunction:
+def _elementwise(function: Callable[..., Any], kinds: str = "fi") -> NumpyFunction:
+    """Return the function of an operator on inputs whose first has one of these kinds of dtype."""
+
     def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
-        return np.asarray(function(inputs[0])) if inputs[0].dtype.kind in kinds else None
+        if "axis" in node.attrs or "broadcast" in node.attrs or inputs[0].dtype.kind not in kinds:
+            return None
+        return np.asarray(function(*inputs))
 
     return apply
 
@@ -250,16 +245,7 @@ def _shape(node: Node, inputs: Sequence[Any]) -> Array:
     return np.array(inputs[0].shape[start:end], np.int64)
 
 
-def _binary(function: Callable[[Any, Any], Any], kinds: str = "fi") -> NumpyFunction:
-    def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
-        if "axis" in node.attrs or "broadcast" in node.attrs or inputs[0].dtype.kind not in kinds:
-            return None
-        return np.asarray(function(inputs[0], inputs[1]))
-
-    return apply
-
-
-_float_div = _binary(np.divide, "f")
+_float_div = _elementwise(np.divide, "f")
 
 
 def _constant(node: Node, inputs: Sequence[Any]) -> Array | None:
@@ -271,30 +257,30 @@ def _constant(node: Node, inputs: Sequence[Any]) -> Array | None:
 
 
 NUMPY_FUNCTIONS: dict[str, NumpyFunction] = {
-    "Add": _binary(np.add),
-    "And": _binary(np.logical_and, "b"),
+    "Add": _elementwise(np.add),
+    "And": _elementwise(np.logical_and, "b"),
     "Cast": _cast,
-    "Ceil": _unary(np.ceil, "f"),
+    "Ceil": _elementwise(np.ceil, "f"),
     "Concat": _concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
     "Div": _div,
-    "Equal": _binary(np.equal, "fib"),
+    "Equal": _elementwise(np.equal, "fib"),
     "Expand": _expand,
     "Flatten": _flatten,
-    "Floor": _unary(np.floor, "f"),
+    "Floor": _elementwise(np.floor, "f"),
     "Gather": _gather,
     "GatherND": _gather_nd,
-    "GreaterOrEqual": _binary(np.greater_equal),
+    "GreaterOrEqual": _elementwise(np.greater_equal),
     "Identity": lambda node, inputs: inputs[0],
-    "Less": _binary(np.less),
+    "Less": _elementwise(np.less),
     "Max": _among(np.maximum),
     "Min": _among(np.minimum),
-    "Mul": _binary(np.multiply),
-    "Neg": _unary(np.negative, "fi"),
-    "Not": _unary(np.logical_not, "b"),
+    "Mul": _elementwise(np.multiply),
+    "Neg": _elementwise(np.negative, "fi"),
+    "Not": _elementwise(np.logical_not, "b"),
     "Range": _range,
-    "Reciprocal": _unary(np.reciprocal, "f"),
+    "Reciprocal": _elementwise(np.reciprocal, "f"),
     "ReduceMax": _reduction(np.max),
     "ReduceMin": _reduction(np.min),
     "ReduceProd": _reduction(np.prod),
@@ -304,9 +290,9 @@ NUMPY_FUNCTIONS: dict[str, NumpyFunction] = {
     "Shape": _shape,
     "Size": lambda node, inputs: np.array(inputs[0].size, np.int64),
     "Slice": _slice,
-    "Sqrt": _unary(np.sqrt, "f"),
+    "Sqrt": _elementwise(np.sqrt, "f"),
     "Squeeze": _squeeze,
-    "Sub": _binary(np.subtract),
+    "Sub": _elementwise(np.subtract),
     "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,

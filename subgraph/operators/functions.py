@@ -27,9 +27,14 @@ from subgraph.graph.types import (
     dtype_of,
     numpy_dtype,
 )
-from subgraph.operators.inference import EXTRA_REQUIREMENT, check_operands, infer_types
+from subgraph.operators.inference import (
+    EXTRA_REQUIREMENT,
+    check_operands,
+    part_metadata,
+    set_output_types,
+)
 from subgraph.operators.operator import OPERATORS, Operator, find_operator, operator_key
-from subgraph.operators.reference import evaluate
+from subgraph.operators.reference import evaluate_nodes
 from subgraph.operators.schema import (
     ATTRIBUTE_KINDS,
     CONTRIBUTED,
@@ -274,8 +279,7 @@ class Call:
         domain: str = "",
         requires: str = "",
     ) -> Sequence[Value]:
-        notes = dict(self.node.metadata or {})
-        notes.pop(EXTRA_REQUIREMENT, None)
+        notes = part_metadata(self.node)
         if requires:
             notes[EXTRA_REQUIREMENT] = requires
         made = Node(
@@ -286,13 +290,12 @@ class Call:
             domain=domain,
             version=1 if domain else _OPSET,
             attrs=given,
-            metadata={**notes, "origin": notes.get("origin", self.node.name)},
+            metadata=notes,
         )
         types = [None if v is None else v.type for v in values]
         known = [None if v is None else self._known.get(v) for v in values]
         arrays = [to_array(k, t) for k, t in zip(known, types, strict=True)]
-        for value, type_ in zip(made.outputs, infer_types(made, types, arrays), strict=True):
-            value.type = type_
+        set_output_types(made, arrays)
         elements = propagate(made, known, types)
         if elements is not None:
             self._known[made.outputs[0]] = elements
@@ -384,9 +387,5 @@ def _compute(node: Node, given: Sequence[Any]) -> Sequence[Any]:
     elements = [None if array is None else from_array(array) for array in given]
     call = Call(node, found, inputs, elements)
     results = _check_used(call, call.results())
-    known: dict[Value | None, Any] = {None: None, **dict(zip(inputs, given, strict=True))}
-    known[None] = None
-    for step in call.nodes:
-        made = evaluate(step, [known[value] for value in step.inputs])
-        known.update(zip(step.outputs, made, strict=True))
-    return [known[value] for value in results]
+    known: dict[Value | None, Any] = {**dict(zip(inputs, given, strict=True)), None: None}
+    return evaluate_nodes(call.nodes, known, results)

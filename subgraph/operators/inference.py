@@ -8,17 +8,19 @@ Output types are those of the operator's ``infer`` or, without one, the onnx pac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from subgraph.errors import ModelError, ShapeError, SubgraphError
-from subgraph.graph.graph import Node, Value
+from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Array, MapType, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.op_checks import output_types, region_types
 from subgraph.operators.operator import Operator, find_operator, operator_key
 from subgraph.operators.requirements import ANY_SIZE, Rule, Tensor
+from subgraph.operators.schema import newest_opset
 
 # Attributes of ONNX's operators for which the standard defines only 0 and 1. Runtimes differ in
 # their meaning of other numbers, so that these are refused.
@@ -34,6 +36,8 @@ SWITCHES = frozenset(
     }
 )
 _INTERNAL_PREFIX = "subgraph."
+_TERM = r"[A-Za-z ]*(?:\.\.\.[A-Za-z ]*)?"
+_EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")  # of Einsum
 # Metadata key of a node in a function's body: the name, in the domain "body", of a requirement that
 # holds besides its operator's own.
 EXTRA_REQUIREMENT = "subgraph.requires"
@@ -240,6 +244,27 @@ def infer_types(
     return (found + unknown)[: len(node.outputs)]
 
 
+def set_output_types(node: Node, known: Sequence[Array | None] = ()) -> None:
+    """Set the types of a node's outputs, as they follow from those of its inputs.
+
+    Args:
+        node: The node.
+        known: As ``input_values`` of `infer_types`.
+
+    Raises:
+        ShapeError: the input types do not fit the operator.
+    """
+    types = infer_types(node, [None if v is None else v.type for v in node.inputs], known)
+    for value, type_ in zip(node.outputs, types, strict=True):
+        value.type = type_
+
+
+def part_metadata(node: Node) -> dict[str, str]:
+    """Return the metadata of a new node that replaces a part of ``node``, its "origin"."""
+    notes = {key: note for key, note in (node.metadata or {}).items() if key != EXTRA_REQUIREMENT}
+    return {"origin": node.name, **notes}
+
+
 def _mismatch(node: Node, types: Sequence[ValueType | None], error: Exception) -> ShapeError:
     shown = ", ".join("-" if t is None else str(t) for t in types)
     where = f"node {node.name!r} ({node.op_type})" if node.name else node.op_type
@@ -255,23 +280,74 @@ def infer_by_onnx(
     """Return the output types that the onnx package infers, None for those that it does not know.
 
     Args:
-        node: A node whose operator declares no ``infer``, or an ``infer`` that calls this.
+        node: A node whose operator declares no ``infer``, or an ``infer`` that calls this; of
+            bodies, only those of If are typed here.
         input_types: As for `infer_types`.
         input_values: One item for each input; symbolic integers among them are concretized.
 
     Raises:
         ShapeError: the input types do not fit the operator.
     """
-    from subgraph.operators.onnx_inference import infer_node
     from subgraph.operators.shape_values import concretized
 
-    values = [
-        concretized(value, type_.dtype)
-        if value is not None and isinstance(type_, TensorType)
-        else value
-        for value, type_ in zip(input_values, input_types, strict=True)
+    unknown: list[ValueType | None] = [None] * len(node.outputs)
+    if node.bodies:
+        return _types_of_bodies(node, unknown)
+    import onnx.defs
+    import onnx.shape_inference
+
+    from subgraph.operators.protobuf import (
+        node_to_proto,
+        tensor_to_proto,
+        type_from_proto,
+        type_to_proto,
+    )
+
+    version = node.version or newest_opset(node.domain)
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    except onnx.defs.SchemaError:
+        return unknown
+    if any(v is not None and t is None for v, t in zip(node.inputs, input_types, strict=True)):
+        return unknown
+    if node.op_type == "Einsum" and not _EQUATION.fullmatch(str(node.attrs.get("equation", ""))):
+        # onnx 1.23 loops forever on an equation that is not well formed.
+        raise ShapeError(
+            f"equation {node.attrs.get('equation')!r} is not well formed; letters, commas, one "
+            "'...' a term and '->' make one"
+        )
+    proto = node_to_proto(node, len(node.inputs))
+    types = {n: t for n, t in zip(proto.input, input_types, strict=True) if t is not None}
+    known = {n: a for n, a in zip(proto.input, input_values, strict=True) if a is not None}
+    data = {
+        name: tensor_to_proto(concretized(array, type_.dtype))
+        for name, array in known.items()
+        # Larger arrays are weights, on which no shape depends.
+        if isinstance(type_ := types.get(name), TensorType) and array.size <= 4096
+    }
+    try:
+        found = onnx.shape_inference.infer_node_outputs(
+            schema,
+            proto,
+            {name: type_to_proto(type_) for name, type_ in types.items()},
+            data,
+            None,
+            [onnx.helper.make_opsetid(node.domain, version)],
+        )
+    except onnx.shape_inference.InferenceError as error:
+        raise ShapeError(str(error).strip().splitlines()[-1]) from error
+    return [type_from_proto(found[name]) if name in found else None for name in proto.output]
+
+
+def _types_of_bodies(node: Node, unknown: list[ValueType | None]) -> list[ValueType | None]:
+    """Return the output types of an If whose branches agree; `infer_graph` types Loop and Scan."""
+    if node.op_type != "If":
+        return unknown
+    branches: list[Graph] = node.bodies
+    outputs = zip(*(body.outputs for body in branches), strict=True)
+    return [
+        first.type if all(v.type == first.type for v in rest) else None for first, *rest in outputs
     ]
-    return infer_node(node, input_types, values)
 
 
 def scanned_inputs(node: Node, given: int) -> int:

@@ -124,26 +124,27 @@ def checks_for(op: CheckedOp, inputs: Sequence[Any]) -> list[Check]:
     inner = op.subgraph
     pairs = list(zip(inner.inputs, inputs, strict=True))
     if not op.says_types and all(_has_stated_type(value, item) for value, item in pairs):
-        return [_expected(value.type) for value in inner.outputs]
+        return [expected_result(value.type) for value in inner.outputs]
     types = [
         TensorType(dtype_of(item), item.shape) if is_array(item) else value.type
         for value, item in pairs
     ]
     try:
-        return [_expected(type_) for type_ in output_types(op, types)]
+        return [expected_result(type_) for type_ in output_types(op, types)]
     except UnsupportedOpError:  # an operator inside has no type inference
         return [None] * len(inner.outputs)
 
 
 def _has_stated_type(value: Value, item: Any) -> bool:
     """Return whether an input of an inner graph has the type that the graph states."""
-    check = _expected(value.type)
+    check = expected_result(value.type)
     if check is None or not is_array(item):
         return True
     return item.dtype == check[1] and check[2](item.shape)
 
 
-def _expected(type_: ValueType | None) -> Check:
+def expected_result(type_: ValueType | None) -> Check:
+    """Return the check of an array that has to be of a type; None if the type is not known."""
     if not isinstance(type_, TensorType):
         return None
     dims = type_.shape

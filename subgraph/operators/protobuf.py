@@ -6,7 +6,7 @@ Used by the ONNX file reader and writer and by type inference; loaded only when 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
@@ -331,32 +331,54 @@ _READERS: Mapping[AttributeKind, Callable[[Any], Any]] = {
 }
 
 
-def node_to_proto(node: Node) -> NodeProto:
-    """Return ONNX's message for a node without bodies; omitted inputs have an empty name.
+def node_to_proto(node: Node, count: int, ignored: Collection[str] = ()) -> NodeProto:
+    """Return ONNX's message for a node alone: its values have the names i0, i1, ..., o0, ...
+
+    Args:
+        node: A node without bodies.
+        count: Number of inputs of the message; omitted ones have an empty name.
+        ignored: Names of attributes to leave out.
 
     Raises:
         ModelError: ONNX has no attribute type for an attribute's value.
     """
+    omitted = {k for k, value in enumerate(node.inputs) if value is None}
     proto = NodeProto(
         name=node.name,
         op_type=node.op_type,
         domain=node.domain,
-        input=["" if v is None else v.name for v in node.inputs],
-        output=[v.name for v in node.outputs],
+        input=["" if k in omitted else f"i{k}" for k in range(count)],
+        output=[f"o{k}" for k in range(len(node.outputs))],
     )
-    if node.attrs:
-        schema = find_schema(node.op_type, node.domain, node.version)
-        kinds = {} if schema is None else schema.attributes
-        for name, value in node.attrs.items():
-            kind = kinds[name].kind if name in kinds else None
-            try:
-                proto.attribute.append(attr_to_proto(name, value, kind))
-            except (TypeError, ValueError) as error:
-                raise ModelError(
-                    f"node {node.name!r} ({node.op_type}): attribute {name!r} cannot be written "
-                    f"as {kind}: {error}"
-                ) from error
-    for key, text in (node.metadata or {}).items():
-        entry = proto.metadata_props.add()
-        entry.key, entry.value = key, text
+    write_attributes(proto, node, ignored=ignored)
     return proto
+
+
+def write_attributes(
+    proto: NodeProto,
+    node: Node,
+    graph_to_proto: GraphToProto | None = None,
+    ignored: Collection[str] = (),
+) -> None:
+    """Add a node's attributes to its message.
+
+    Args:
+        proto: The message.
+        node: The node.
+        graph_to_proto: Converts bodies; None: the node has none.
+        ignored: Names of attributes to leave out.
+
+    Raises:
+        ModelError: ONNX has no attribute type for an attribute's value.
+        TypeError, ValueError: a value is not of the attribute's type; a note names the attribute.
+    """
+    schema = find_schema(node.op_type, node.domain, node.version) if node.attrs else None
+    kinds = {} if schema is None or node.subgraph is not None else schema.attributes
+    for name, value in node.attrs.items():
+        kind = kinds[name].kind if name in kinds else None
+        try:
+            if name not in ignored:
+                proto.attribute.append(attr_to_proto(name, value, kind, graph_to_proto))
+        except (TypeError, ValueError) as error:
+            error.add_note(f"attribute {name!r} of node {node.name!r} ({node.op_type})")
+            raise

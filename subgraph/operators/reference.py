@@ -11,7 +11,7 @@ sequences, dicts for maps, `SparseTensor`, None for an omitted input or an empty
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeGuard, cast
 
@@ -20,8 +20,14 @@ import numpy as np
 from subgraph.errors import LimitError, ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.limits import check_memory, count_results, size_in_bytes
+from subgraph.graph.result_arrays import is_array, is_list
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of, numpy_dtype
-from subgraph.operators.inference import EXTRA_REQUIREMENT, check_values, infer_types
+from subgraph.operators.inference import (
+    check_values,
+    infer_types,
+    part_metadata,
+    set_output_types,
+)
 from subgraph.operators.operator import find_operator, operator_key
 from subgraph.operators.schema import find_schema, newest_opset
 
@@ -92,15 +98,15 @@ def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | No
     """
     product, empty = 1, False
     for value in inputs:
-        if _is_array(value):
+        if is_array(value):
             product *= value.size or 1
             empty = empty or not value.size
-        elif _is_list(value) and node.op_type == "ConcatFromSequence":
+        elif is_list(value) and node.op_type == "ConcatFromSequence":
             check_memory(sum(getattr(item, "nbytes", 0) for item in value), _where(node, inputs))
     if product <= _UNCHECKED_PRODUCT and not empty and node.op_type not in _GROWING:
         return ()
     types = [_type_of(value) for value in inputs]
-    values = [v if _is_array(v) and v.size <= 4096 else None for v in inputs]
+    values = [v if is_array(v) and v.size <= 4096 else None for v in inputs]
     if node.op_type == "Range" and not node.domain:
         counts = [float(np.asarray(v).reshape(-1)[0]) for v in inputs[:3] if v is not None]
         if all(counts[2:]):
@@ -159,7 +165,7 @@ def _where(node: Node, inputs: Sequence[Any]) -> str:
 def _type_text(value: Any) -> str:
     if value is None:
         return "-"
-    if not _is_array(value):
+    if not is_array(value):
         return type(value).__name__
     try:
         return str(TensorType(dtype_of(value), value.shape))
@@ -167,16 +173,8 @@ def _type_text(value: Any) -> str:
         return f"{value.dtype}{list(value.shape)}"
 
 
-def _is_array(value: object) -> TypeGuard[Array]:
-    return isinstance(value, np.ndarray)
-
-
 def _is_scalar(value: object) -> TypeGuard[Any]:
     return isinstance(value, np.generic)
-
-
-def _is_list(value: object) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
 
 
 def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
@@ -194,12 +192,12 @@ def _reason(error: BaseException) -> str:
 def _normal(value: Any) -> Any:
     """Return a result with arrays for NumPy scalars, and object arrays of str for strings."""
     array: Any = np.asarray(value) if _is_scalar(value) else value
-    if _is_array(array):
+    if is_array(array):
         if array.dtype.kind == "S":
             decoded: Array = np.char.decode(array, "utf-8")
             return decoded.astype(object)
         return array.astype(object) if array.dtype.kind in "UT" else array
-    return [_normal(item) for item in value] if _is_list(value) else value
+    return [_normal(item) for item in value] if is_list(value) else value
 
 
 def _key(node: Node, inputs: Sequence[Any]) -> Any:
@@ -306,16 +304,7 @@ def _proto_with_defaults(node: Node, count: int) -> Any:
     """
     from subgraph.operators.protobuf import attr_to_proto, node_to_proto
 
-    stand_in = Node(
-        node.op_type,
-        [Value(f"i{k}") if k >= len(node.inputs) or node.inputs[k] else None for k in range(count)],
-        outputs=[Value(f"o{k}") for k in range(len(node.outputs))],
-        name=node.name,
-        domain=node.domain,
-        version=node.version,
-        attrs={k: v for k, v in node.attrs.items() if k not in _IGNORED_ATTRIBUTES},
-    )
-    proto = node_to_proto(stand_in)
+    proto = node_to_proto(node, count, _IGNORED_ATTRIBUTES)
     schema = find_schema(node.op_type, node.domain, node.version)
     for name, attribute in ({} if schema is None else schema.attributes).items():
         default = attribute.default
@@ -355,19 +344,32 @@ def expand(node: Node, inputs: Sequence[Any]) -> Compute | None:
     proto = _function_of(node, [_type_of(v) for v in inputs])
     if proto is None:
         return None
-    steps = [_function_step(node, proto, step) for step in proto.node]
-    names_in, names_out = list(proto.input), list(proto.output)
+    formals = [Value(name) for name in proto.input]
+    nodes, results = _instantiated(node, proto, formals)
 
     def compute(given: Sequence[Any]) -> Sequence[Any]:
-        known: dict[str, Any] = {"": None}
-        known.update(dict.fromkeys(names_in))
-        known.update(zip(names_in, given, strict=False))
-        for inner, sources, targets in steps:
-            results = evaluate(inner, [known[name] for name in sources])
-            known.update(zip(targets, results, strict=True))
-        return [known.get(name) for name in names_out]
+        known: dict[Value | None, Any] = {None: None, **dict.fromkeys(formals)}
+        known.update(zip(formals, given, strict=False))
+        return evaluate_nodes(nodes, known, results)
 
     return compute
+
+
+def evaluate_nodes(
+    nodes: Iterable[Node], known: dict[Value | None, Any], results: Iterable[Value | None]
+) -> list[Any]:
+    """Return the content of values that nodes compute.
+
+    Args:
+        nodes: The nodes in topological order.
+        known: The content of all values that they read and do not compute, and of None; the others
+            are added.
+        results: The values.
+    """
+    for node in nodes:
+        made = evaluate(node, [known[value] for value in node.inputs])
+        known.update(zip(node.outputs, made, strict=True))
+    return [known[value] for value in results]
 
 
 def function_outputs(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] | None:
@@ -388,26 +390,46 @@ def function_outputs(node: Node, inputs: Sequence[Value | None]) -> list[Value |
     proto = _function_of(node, [None if v is None else v.type for v in node.inputs])
     if proto is None:
         return None
-    notes = {key: note for key, note in (node.metadata or {}).items() if key != EXTRA_REQUIREMENT}
-    known: dict[str, Value | None] = dict.fromkeys(("", *proto.input))
-    known.update(zip(proto.input, inputs, strict=False))
-    for number, step in enumerate(proto.node):
-        inner, sources, targets = _function_step(node, proto, step)
-        made = Node(
-            inner.op_type,
-            [known[name] for name in sources],
-            outputs=len(targets),
-            name=f"{node.name}/{number}",
-            domain=inner.domain,
-            version=inner.version,
-            attrs=inner.attrs,
-            metadata={**notes, "origin": notes.get("origin", node.name)},
+    nodes, results = _instantiated(node, proto, inputs)
+    for made in nodes:
+        set_output_types(made)
+    return results
+
+
+def _instantiated(
+    node: Node, function: Any, inputs: Sequence[Value | None]
+) -> tuple[list[Node], list[Value | None]]:
+    """Return new nodes for those of a function's message, and the values of its outputs."""
+    from subgraph.operators.protobuf import attr_from_proto
+
+    def no_graph(_: Any) -> Any:
+        raise UnsupportedOpError(
+            f"node {node.name!r} ({node.op_type}): its function body has a control-flow operator"
         )
-        types = infer_types(made, [None if v is None else v.type for v in made.inputs])
-        for value, type_ in zip(made.outputs, types, strict=True):
-            value.type = type_
-        known.update(zip(targets, made.outputs, strict=True))
-    return [known.get(name) for name in proto.output]
+
+    own = attributes(node)
+    opsets = {entry.domain: entry.version for entry in function.opset_import}
+    known: dict[str, Value | None] = dict.fromkeys(("", *function.input))
+    known.update(zip(function.input, inputs, strict=False))
+    nodes: list[Node] = []
+    for number, step in enumerate(function.node):
+        attrs = {
+            a.name: own.get(a.ref_attr_name) if a.ref_attr_name else attr_from_proto(a, no_graph)
+            for a in step.attribute
+        }
+        made = Node(
+            step.op_type,
+            [known[name] for name in step.input],
+            outputs=len(step.output),
+            name=f"{node.name}/{number}",
+            domain=step.domain,
+            version=opsets.get(step.domain, _version(node)),
+            attrs={name: value for name, value in attrs.items() if value is not None},
+            metadata=part_metadata(node),
+        )
+        known.update(zip(step.output, made.outputs, strict=True))
+        nodes.append(made)
+    return nodes, [known.get(name) for name in function.output]
 
 
 def _function_of(node: Node, given: Sequence[ValueType | None]) -> Any:
@@ -433,36 +455,7 @@ def _function_of(node: Node, given: Sequence[ValueType | None]) -> Any:
 
 
 def _type_of(value: Any) -> TensorType | None:
-    return TensorType(dtype_of(value), value.shape) if _is_array(value) else None
-
-
-def _function_step(node: Node, function: Any, step: Any) -> tuple[Node, list[str], list[str]]:
-    from subgraph.operators.protobuf import attr_from_proto
-
-    def no_graph(_: Any) -> Any:
-        raise UnsupportedOpError(
-            f"node {node.name!r} ({node.op_type}): its function body has a {step.op_type} inside"
-        )
-
-    attrs: dict[str, Any] = {}
-    for attribute in step.attribute:
-        if not attribute.ref_attr_name:
-            attrs[attribute.name] = attr_from_proto(attribute, no_graph)
-            continue
-        value = attributes(node).get(attribute.ref_attr_name)
-        if value is not None:
-            attrs[attribute.name] = value
-    opsets = {entry.domain: entry.version for entry in function.opset_import}
-    inner = Node(
-        step.op_type,
-        [Value(name) if name else None for name in step.input],
-        outputs=len(step.output),
-        name=f"{node.name}/{step.name or step.op_type}",
-        domain=step.domain,
-        version=opsets.get(step.domain, _version(node)),
-        attrs=attrs,
-    )
-    return inner, list(step.input), list(step.output)
+    return TensorType(dtype_of(value), value.shape) if is_array(value) else None
 
 
 def attributes(node: Node) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def schemas_of_package() -> bytes:
 
 def _line(schema: Schema) -> str:
     attributes = [attrs.astuple(attribute) for attribute in schema.attributes.values()]
-    dtypes = [None if group is None else sorted(group) for group in schema.input_dtypes]
+    dtypes = [sorted(group) for group in schema.input_dtypes]
     rest = attrs.asdict(schema, recurse=False)
     rest.update(attributes=attributes, input_dtypes=dtypes)
     return f"{schema.domain}\t{schema.op_type}\t{schema.since_version}\t{json.dumps(rest)}"
@@ -147,5 +147,5 @@ def _from_json(text: bytes) -> Schema:
     attributes = [Attribute(*each) for each in fields["attributes"]]
     groups: Iterable[Any] = fields["input_dtypes"]
     fields["attributes"] = {attribute.name: attribute for attribute in attributes}
-    fields["input_dtypes"] = tuple(None if group is None else frozenset(group) for group in groups)
+    fields["input_dtypes"] = tuple(map(frozenset, groups))
     return Schema(**fields)

@@ -63,8 +63,8 @@ class Schema:
         max_outputs: Largest number of outputs.
         attributes: The attributes by name.
         deprecated: Whether the standard has withdrawn the operator.
-        input_dtypes: For each of ``inputs`` the dtypes of tensors that it takes; None: not known,
-            or also other types than tensors.
+        input_dtypes: For each of ``inputs`` the dtypes of the tensors that it takes; empty if they
+            are not known.
         one_dtype: For each of ``inputs`` the name of a group whose inputs must have one dtype; "":
             none.
     """
@@ -80,8 +80,13 @@ class Schema:
     max_outputs: int = 0
     attributes: dict[str, Attribute] = attrs.field(factory=dict[str, Attribute])
     deprecated: bool = False
-    input_dtypes: tuple[frozenset[str] | None, ...] = ()
+    input_dtypes: tuple[frozenset[str], ...] = ()
     one_dtype: tuple[str, ...] = ()
+
+    def dtypes_of(self, position: int) -> frozenset[str]:
+        """Return the item of ``input_dtypes`` for an input; a variadic one is the last."""
+        last = len(self.input_dtypes) - 1
+        return self.input_dtypes[min(position, last)] if last >= 0 else frozenset()
 
 
 def canonical_domain(domain: str) -> str:
@@ -140,16 +145,14 @@ def from_onnx(found: Any) -> Schema:
     )
 
 
-def _dtypes(types: Iterable[str]) -> frozenset[str] | None:
-    """Return the dtypes of types such as ``tensor(float)``; None if others are among them.
+def _dtypes(types: Iterable[str]) -> frozenset[str]:
+    """Return the dtypes of the tensors among types such as ``tensor(float)``.
 
     A dtype that a newer onnx package allows and `subgraph.dtypes.DTYPES` lacks is left out: no
     value has it.
     """
-    names = [name.removeprefix("tensor(").removesuffix(")") for name in types]
-    if any("(" in name for name in names):
-        return None
-    return frozenset(found for name in names if (found := _dtype_of(name)) is not None)
+    tensors = (name[len("tensor(") : -1] for name in types if name.startswith("tensor("))
+    return frozenset(found for name in tensors if (found := _dtype_of(name)) is not None)
 
 
 @cache

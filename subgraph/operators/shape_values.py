@@ -285,8 +285,8 @@ def _slice(of: _Operands) -> Array | None:
     for k in range(len(starts)):
         axis = k if axes is None else int(axes[k])
         step = 1 if steps is None else int(steps[k])
-        selected = slice_range(data.shape[axis], starts[k], ends[k], step)
-        data = np.take(data, list(selected), axis)
+        selected = slice_of(data.shape[axis], starts[k], ends[k], step)
+        data = np.take(data, range(data.shape[axis])[selected], axis)
     return data
 
 
@@ -310,20 +310,10 @@ def slice_size(size: int, start: int, end: int, step: int) -> int:
     return max(-((begin - stop) // step), 0)
 
 
-def slice_range(size: int, start: int, end: int, step: int) -> range:
-    """Return the indices of the elements of an axis that Slice selects.
-
-    Args:
-        size: Elements of the axis.
-        start: First element; negative: counted from the end.
-        end: Element to stop before; negative: counted from the end.
-        step: Distance of the selected elements, negative for backwards.
-
-    Raises:
-        ShapeError: the step is 0.
-    """
+def slice_of(size: int, start: int, end: int, step: int) -> slice:
+    """Return what Slice selects on an axis as a slice for NumPy; see `slice_size`."""
     begin, stop = slice_ends(size, start, end, step)
-    return range(begin, stop, step)
+    return slice(begin, None if stop < 0 else stop, step)
 
 
 def slice_ends(size: int, start: int, end: int, step: int) -> tuple[int, int]:
@@ -415,46 +405,61 @@ def _elements(function: Callable[..., Any]) -> Rule:
     return rule
 
 
+def _is_number(item: Any) -> bool:
+    return item is not None and not isinstance(item, str)
+
+
 def _numbers(function: Callable[..., Any]) -> Rule:
     """Return the rule of an elementwise operator that is unknown where an operand is no number."""
 
     def one(*items: Any) -> Any:
-        if any(item is None or isinstance(item, str) for item in items):
-            return None
-        result = function(*items)
-        # ONNX's Floor and Ceil return floats.
-        return result * 1.0 if function in (math.floor, math.ceil) else result
+        return function(*items) if all(map(_is_number, items)) else None
 
     return _elements(one)
 
 
-def _mul(a: Any, b: Any) -> Any:
-    for item, other in ((a, b), (b, a)):
-        if item == 1 and not isinstance(item, str):
-            return other
-    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
-        return None
-    return a * b
+def _arithmetic(
+    function: Callable[[Any, Any], Any], neutral: int, *, commutes: bool = True
+) -> Rule:
+    """Return the rule of an operator that returns the other operand, a name also, for ``neutral``.
+
+    Args:
+        function: The operator on numbers.
+        neutral: The right operand that changes nothing.
+        commutes: Whether a left operand changes nothing either.
+    """
+
+    def one(a: Any, b: Any) -> Any:
+        if commutes and _is_number(a) and a == neutral:
+            return b
+        if _is_number(b) and b == neutral:
+            return a
+        return function(a, b) if _is_number(a) and _is_number(b) else None
+
+    return _elements(one)
+
+
+def _floor(item: Any) -> Any:
+    return math.floor(item) * 1.0  # ONNX's Floor and Ceil return floats
+
+
+def _ceil(item: Any) -> Any:
+    return math.ceil(item) * 1.0
+
+
+def _and(a: Any, b: Any) -> Any:
+    return a and b
+
+
+def _or(a: Any, b: Any) -> Any:
+    return a or b
 
 
 def _divide(a: Any, b: Any) -> Any:
-    if b == 1 and not isinstance(b, str):
-        return a
-    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
-        return None
     if isinstance(a, int) and isinstance(b, int):
         # ONNX rounds integer division towards zero.
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
     return a / b
-
-
-def _add(a: Any, b: Any) -> Any:
-    for item, other in ((a, b), (b, a)):
-        if item == 0 and not isinstance(item, str):
-            return other
-    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
-        return None
-    return a + b
 
 
 def _equal(a: Any, b: Any) -> Any:
@@ -467,14 +472,6 @@ def _equal(a: Any, b: Any) -> Any:
         number = b if isinstance(a, str) else a
         return False if not isinstance(number, str) and number < 0 else None
     return a == b
-
-
-def _and(a: Any, b: Any) -> Any:
-    return a and b
-
-
-def _or(a: Any, b: Any) -> Any:
-    return a or b
 
 
 # Operators without a rule that `is_arithmetic` counts as shape arithmetic.
@@ -503,16 +500,16 @@ _RULES: dict[str, Rule] = {
     "ReduceSum": _reduce(sum),
     "ReduceMax": _reduce(max),
     "ReduceMin": _reduce(min),
-    "Add": _elements(_add),
+    "Add": _arithmetic(operator.add, 0),
     "Sub": _numbers(operator.sub),
-    "Mul": _elements(_mul),
-    "Div": _elements(_divide),
+    "Mul": _arithmetic(operator.mul, 1),
+    "Div": _arithmetic(_divide, 1, commutes=False),
     "Mod": _numbers(operator.mod),
     "Min": _numbers(min),
     "Max": _numbers(max),
     "Neg": _numbers(operator.neg),
-    "Floor": _numbers(math.floor),
-    "Ceil": _numbers(math.ceil),
+    "Floor": _numbers(_floor),
+    "Ceil": _numbers(_ceil),
     "Sqrt": _numbers(math.sqrt),
     "Equal": _elements(_equal),
     "Less": _numbers(operator.lt),

@@ -15,12 +15,12 @@ from functools import cache
 from os import PathLike
 from typing import IO, Any, Protocol
 
-import numpy as np
-
-from subgraph.errors import ConfigError, MissingInputError, ShapeError
+from subgraph.errors import ConfigError, ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, ParameterTable, Snapshot, State, call_pinned, epoch
+from subgraph.graph.result_arrays import is_array
 from subgraph.graph.types import Array, TensorType, dtype_of
+from subgraph.operators.op_checks import expected_result
 from subgraph.operators.subgraph_op import (
     AFFINITY,
     Repeat,
@@ -44,7 +44,7 @@ from subgraph.runtime.runner import (
     with_memory_budget,
 )
 from subgraph.runtime.settings import DeviceOptions, current_name, property_access
-from subgraph.runtime.signature import Port, Results, Signature
+from subgraph.runtime.signature import Port, Results, Signature, port_position
 from subgraph.runtime.task_executor import TaskExecutor
 from subgraph.system.forking import free_in_child
 from subgraph.system.hooks import Hook
@@ -326,15 +326,10 @@ class CompiledModel:
             MissingInputError: The model has no such output.
             ShapeError: The array is not writable, or its dtype or shape can never fit.
         """
-        names = [port.name for port in self.outputs]
-        listed: Sequence[Any] = names if isinstance(key, str) else range(len(names))
-        if not isinstance(key, (str, int)) or key not in listed:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise MissingInputError(f"the model has no output {key!r}; {nearest(str(key), names)}")
-        position = key if isinstance(key, int) else names.index(key)
-        type_ = self.outputs[position].type
+        position = port_position(self.outputs, key, "output")
         if array is not None:
-            _check_preset(names[position], type_, array)
-        changed = list(outputs or [None] * len(names))
+            _check_preset(self.outputs[position], array)
+        changed = list(outputs or [None] * len(self.outputs))
         changed[position] = array
         return changed if any(a is not None for a in changed) else None
 
@@ -445,10 +440,11 @@ class CompiledModel:
             "EXECUTION_DEVICES": self.execution_devices,
             "FALLBACKS": self.fallbacks,
             "REGION_STRATEGIES": self.region_strategies,
-            "SUPPORTED_PROPERTIES": self._supported(),
         }
         options = property_access(self.options)
-        own["SUPPORTED_METRICS"] = [key for key in self._supported() if key not in options]
+        metrics = [*own, "SUPPORTED_PROPERTIES"]
+        own["SUPPORTED_PROPERTIES"] = dict.fromkeys([*metrics, *options], "RO")
+        own["SUPPORTED_METRICS"] = [key for key in metrics if key not in options]
         own["SUPPORTED_CONFIG_KEYS"] = list(options)
         known = [*own, *options]
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -461,12 +457,6 @@ class CompiledModel:
         if name in options:
             return getattr(self.options, name)
         raise ConfigError(f"a compiled model has no property {name!r}; {nearest(name, known)}")
-
-    def _supported(self) -> dict[str, str]:
-        names = ["NETWORK_NAME", "OPTIMAL_NUMBER_OF_INFER_REQUESTS", "EXECUTION_DEVICES"]
-        names += ["FALLBACKS", "REGION_STRATEGIES"]
-        names += ["SUPPORTED_PROPERTIES", *self.metrics, *property_access(self.options)]
-        return dict.fromkeys(names, "RO")
 
     def known_device(self, name: str) -> Any:
         """Return the device of a region, if the model knows its Core."""
@@ -511,22 +501,10 @@ def _runs_on(node: Node) -> list[str]:
     return [(node.metadata or {}).get(AFFINITY, op.device)]
 
 
-def _is_writable(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and array.flags.writeable
-
-
-def _check_preset(name: str, type_: Any, array: Any) -> None:
-    if not _is_writable(array):
-        raise ShapeError(f"output {name!r}: give a writable NumPy array to write into")
-    if not isinstance(type_, TensorType):
-        return
-    target: Array = array
-    target_type = TensorType(dtype_of(target), target.shape)
-    fits = type_.shape is None or (
-        len(type_.shape) == target.ndim
-        and all(
-            not isinstance(d, int) or d == s for d, s in zip(type_.shape, target.shape, strict=True)
-        )
-    )
-    if target_type.dtype != type_.dtype or not fits:
-        raise ShapeError(f"output {name!r} is {type_}, cannot be written into {target_type}")
+def _check_preset(port: Port, array: Any) -> None:
+    if not is_array(array) or not array.flags.writeable:
+        raise ShapeError(f"output {port.name!r}: give a writable NumPy array to write into")
+    check = expected_result(port.type)
+    if check is not None and not (array.dtype == check[1] and check[2](array.shape)):
+        found = TensorType(dtype_of(array), array.shape)
+        raise ShapeError(f"output {port.name!r} is {port.type}, cannot be written into {found}")

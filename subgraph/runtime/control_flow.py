@@ -15,8 +15,8 @@ from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import check_memory, memory_limit
 from subgraph.graph.types import Array, SequenceType, TensorType, dtype_of, numpy_dtype
-from subgraph.operators.bodies import check_bodies
-from subgraph.operators.inference import check_values, scanned_inputs
+from subgraph.operators.bodies import captures_of, check_bodies, check_input_values
+from subgraph.operators.inference import scanned_inputs
 from subgraph.operators.subgraph_op import RunIterations, Wiring
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -96,14 +96,6 @@ def _truth_value(value: Any, node: Node) -> bool:
     return bool(array.reshape(())[()])
 
 
-def _check(node: Node, inputs: Sequence[Any]) -> None:
-    """Check the inputs of a node against what its operator requires."""
-    try:
-        check_values(node, inputs)
-    except ShapeError as error:
-        raise ShapeError(f"node {node.name!r} ({node.op_type}): {error}") from error
-
-
 def _stacked(parts: Sequence[Any] | Array, body: Graph, position: int, axis: int = 0) -> Array:
     """Return the results of all iterations along a new axis; empty if there was none.
 
@@ -130,14 +122,8 @@ class _If:
 
     def __init__(self, node: Node, bodies: Sequence[BodyExecutor]) -> None:
         self._node = node
-        self._branches: dict[str, tuple[BodyExecutor, slice]] = {}
-        start = 1
-        executors = iter(bodies)
-        for key, value in node.attrs.items():
-            if isinstance(value, Graph):
-                end = start + len(value.captures)
-                self._branches[key] = (next(executors), slice(start, end))
-                start = end
+        spans = zip(captures_of(node, first=1).items(), bodies, strict=True)
+        self._branches = {key: (body, captures) for (key, captures), body in spans}
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         taken = _truth_value(inputs[0], self._node)
@@ -215,7 +201,7 @@ class _Loop(_Repeated):
         )
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        _check(self.node, inputs[: self.inputs])
+        check_input_values(self.node, inputs[: self.inputs])
         limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(-1)[0])
         going = inputs[1] is None or _truth_value(inputs[1], self.node)
         carried = list(inputs[2 : self.inputs])
@@ -289,7 +275,7 @@ class _Scan(_Repeated):
         )
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        _check(self.node, inputs[: self.inputs])
+        check_input_values(self.node, inputs[: self.inputs])
         states = list(inputs[: self._states])
         scanned = [
             _rows(array, axis, back)
@@ -341,7 +327,7 @@ class _ScanBatch(_Repeated):
         self._scan = _Scan(inner, body)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        _check(self.node, inputs[: self.inputs])
+        check_input_values(self.node, inputs[: self.inputs])
         captures = inputs[self.inputs :]
         states = inputs[1 : 1 + self._states]
         scanned = inputs[1 + self._states : self.inputs]

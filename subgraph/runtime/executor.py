@@ -19,11 +19,12 @@ import attrs
 import numpy as np
 
 from subgraph.errors import DeviceError, LimitError, RequestCancelledError, SubgraphError
-from subgraph.graph.graph import Graph, Node
+from subgraph.graph.graph import Node
 from subgraph.graph.limits import enter_run, leave_run
 from subgraph.graph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
 from subgraph.graph.result_arrays import fill_outputs, own_results
 from subgraph.graph.types import Array
+from subgraph.operators.bodies import captures_of
 from subgraph.operators.region_names import note_region
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
@@ -153,8 +154,7 @@ class Executor:
                 Executor(plan, profiling=self.profiling, cancel=self._cancel, outer_entries=entries)
                 for plan in step.bodies
             ]
-            keys = (key for key, value in step.node.attrs.items() if isinstance(value, Graph))
-            names = (f"{step.node.name}/{key}" for key in keys)
+            names = (f"{step.node.name}/{key}" for key in captures_of(step.node))
             self._bodies.update(zip(names, bodies, strict=True))
             return control_flow(step.node, bodies)
         from subgraph.operators.reference import evaluate
@@ -309,10 +309,7 @@ class Executor:
         """
         enter_run(values)
         try:
-            if self.profiling:
-                self._run_timed(values, range(begin, len(self._steps) if end is None else end))
-            else:
-                self._run_steps(values, begin, end)
+            self.run_chain(values, range(begin, len(self._steps) if end is None else end))
         finally:
             leave_run()
 
@@ -340,53 +337,38 @@ class Executor:
             start = self._start = (snapshot, values)
         return start[1].copy()
 
-    def _run_steps(self, values: list[Any], begin: int, end: int | None) -> None:
+    def run_chain(self, values: list[Any], positions: Sequence[int]) -> None:
+        """Run some steps in this thread; other threads may run others meanwhile."""
+        if self.profiling:
+            self._run_timed(values, positions)
+            return
         cancel = self._cancel
-        last = len(self._steps) if end is None else end
-        position = begin
-        while position < last:
-            steps = self._steps[position:last] if position or end is not None else self._steps
+        done, count = 0, len(positions)
+        while done < count:
+            every = not done and count == len(self._steps)
+            steps = self._steps if every else [self._steps[k] for k in positions[done:]]
             try:
                 for step in steps:
                     if cancel.wanted:
                         raise RequestCancelledError("the request was cancelled while it ran")
                     step(values)
-                    position += 1
+                    done += 1
             except Exception as error:
-                self._take_over(error, position)
-
-    def run_chain(self, values: list[Any], positions: Iterable[int]) -> None:
-        """Run some steps in this thread while other threads run others."""
-        if self.profiling:
-            self._run_timed(values, positions)
-            return
-        for position in positions:
-            try:
-                if self._cancel.wanted:
-                    raise RequestCancelledError("the request was cancelled while it ran")
-                self._steps[position](values)
-            except Exception as error:
-                self._take_over(error, position)
-                try:
-                    self._steps[position](values)
-                except Exception as second:
-                    raise_failure(second, self.plan.steps[position].node, self._runs[position])
+                self._take_over(error, positions[done])
 
     def _run_timed(self, values: list[Any], positions: Iterable[int]) -> None:
         for position in positions:
             step, run = self.plan.steps[position], self._runs[position]
             entries = self._profiles[position]
             start = time.perf_counter()
-            try:
-                if self._cancel.wanted:
-                    raise RequestCancelledError("the request was cancelled while it ran")
-                results = run([values[slot] for slot in step.inputs])
-            except Exception as error:
-                run = self._take_over(error, position)
+            results = None
+            while results is None:
                 try:
+                    if self._cancel.wanted:
+                        raise RequestCancelledError("the request was cancelled while it ran")
                     results = run([values[slot] for slot in step.inputs])
-                except Exception as second:
-                    raise_failure(second, step.node, run)
+                except Exception as error:
+                    run = self._take_over(error, position)
             span = start, time.perf_counter()
             for slot, result in zip(step.outputs, results, strict=True):
                 values[slot] = result

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import attrs
+
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, Fallback, SubgraphOp, fallback_of
@@ -16,6 +18,7 @@ from subgraph.runtime.step_schedule import HOST, Schedule, Work, make_schedule
 _NONE = 0  # the slot of an omitted input
 
 
+@attrs.define(eq=False)
 class Step:
     """A node with the slots of its values.
 
@@ -26,40 +29,17 @@ class Step:
         outputs: Slots of its outputs.
         data_slots: Slots of a subgraph node's inputs that are not weights; None if a run may
             replace one of the weights.
-        free: Slots that are set to None after the step.
         bodies: Plans of its bodies, in the order of its attributes.
+        free: Slots that are set to None after the step.
     """
 
-    __slots__ = ("bodies", "data_slots", "free", "inputs", "node", "op", "outputs")
-
-    def __init__(
-        self,
-        node: Node,
-        op: SubgraphOp | None,
-        inputs: tuple[int, ...],
-        outputs: tuple[int, ...],
-        data_slots: tuple[int, ...] | None = None,
-        *,
-        parallel: bool = True,
-    ) -> None:
-        """Prepare a node.
-
-        Args:
-            node: The node.
-            op: See the class, as for the following arguments.
-            inputs: See the class.
-            outputs: See the class.
-            data_slots: See the class.
-            parallel: Whether regions in its bodies may run at the same time.
-        """
-        self.node = node
-        self.op = op
-        self.inputs = inputs
-        self.outputs = outputs
-        self.data_slots = data_slots
-        self.free: tuple[int, ...] = ()
-        bodies = node.bodies if node.attrs else ()
-        self.bodies = [Plan(body, parallel=parallel) for body in bodies]
+    node: Node
+    op: SubgraphOp | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    data_slots: tuple[int, ...] | None
+    bodies: list[Plan]
+    free: tuple[int, ...] = ()
 
     @property
     def fallback(self) -> Fallback | None:
@@ -163,7 +143,9 @@ class Plan:
         data_slots = None if op is None else self._data_slots(node, op, inputs)
         inputs += tuple(self._slot_of_array(v) for v in node.captures)
         outputs = tuple(self._slot_of_array(v) for v in node.outputs)
-        return Step(node, op, inputs, outputs, data_slots, parallel=self._parallel)
+        bodies = node.bodies if node.attrs else ()
+        plans = [Plan(body, parallel=self._parallel) for body in bodies]
+        return Step(node, op, inputs, outputs, data_slots, plans)
 
     def _schedule(self) -> Schedule | None:
         if len({step.op for step in self.steps if step.op is not None}) < 2:

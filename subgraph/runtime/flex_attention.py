@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.errors import ShapeError
-from subgraph.graph.graph import Graph, Node
+from subgraph.graph.graph import Node
 from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
-from subgraph.operators.inference import check_values
+from subgraph.operators.bodies import captures_of, check_input_values
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -25,12 +25,8 @@ def flex_attention(node: Node, bodies: Sequence[Run]) -> Run:
         node: The FlexAttention node.
         bodies: Callables that run each body on its inputs and captures, in attribute order.
     """
-    spans: dict[str, tuple[Run, slice]] = {}
-    start = len(node.inputs)
-    names = [name for name, value in node.attrs.items() if isinstance(value, Graph)]
-    for name, graph, run in zip(names, node.bodies, bodies, strict=True):
-        spans[name] = run, slice(start, start + len(graph.captures))
-        start += len(graph.captures)
+    captures = captures_of(node, len(node.inputs)).items()
+    spans = {name: (run, span) for (name, span), run in zip(captures, bodies, strict=True)}
 
     def changed(name: str, values: Array, inputs: Sequence[Any]) -> Array:
         if name not in spans:
@@ -46,10 +42,7 @@ def flex_attention(node: Node, bodies: Sequence[Run]) -> Run:
 
     def compute(inputs: Sequence[Any]) -> Sequence[Any]:
         query, key, value = inputs[:3]
-        try:
-            check_values(node, (query, key, value))
-        except ShapeError as error:
-            raise ShapeError(f"node {node.name!r} (FlexAttention): {error}") from error
+        check_input_values(node, (query, key, value))
         groups = query.shape[1] // key.shape[1]
         precision = _precision(node, query)
         # Queries and keys are multiplied with the scale's root in the input's precision, as in

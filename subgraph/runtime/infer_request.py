@@ -20,7 +20,6 @@ import attrs
 from subgraph.errors import (
     ConfigError,
     DeviceError,
-    MissingInputError,
     RequestCancelledError,
     RequestError,
     SubgraphError,
@@ -32,10 +31,9 @@ from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.request_state import RequestState
 from subgraph.runtime.requested_model import RequestedModel
 from subgraph.runtime.runner import Stage, separate
-from subgraph.runtime.signature import Results
+from subgraph.runtime.signature import Results, port_position
 from subgraph.runtime.task_executor import TaskExecutor, lent
 from subgraph.system.forking import free_in_child
-from subgraph.system.registry import nearest
 
 _log = logging.getLogger("subgraph")
 Callback = Callable[..., Any]
@@ -357,7 +355,8 @@ class InferRequest:
             RequestError: The request is busy.
         """
         self._check_idle()
-        self._inputs[self.model.inputs[self._input_position(key)].name] = value
+        ports = self.model.inputs
+        self._inputs[ports[port_position(ports, key, "input")].name] = value
 
     def get_input(self, key: str | int = 0) -> Any:
         """Return the value of an input: that of `set_input`, or else that of the last run.
@@ -369,7 +368,7 @@ class InferRequest:
             MissingInputError: The model has no such input.
             RequestError: It was not set, and no run was started.
         """
-        position = self._input_position(key)
+        position = port_position(self.model.inputs, key, "input")
         port = self.model.inputs[position]
         if port.name in self._inputs:
             return self._inputs[port.name]
@@ -381,14 +380,6 @@ class InferRequest:
             return value
         with pinned(snapshot):  # which holds an array that was passed instead of the default
             return port.default.array
-
-    def _input_position(self, key: str | int) -> int:
-        names = [port.name for port in self.model.inputs]
-        if isinstance(key, int) and 0 <= key < len(names):
-            return key
-        if not isinstance(key, str) or key not in names:
-            raise MissingInputError(f"the model has no input {key!r}; {nearest(str(key), names)}")
-        return names.index(key)
 
     def query_state(self) -> list[RequestState]:
         """Return the states that subgraph ops carry from one run of this request to the next.

@@ -118,6 +118,7 @@ class _Chain:
             raise ConfigError(f"preprocessing of {name!r}: {error}") from error
         self._needs_layout = bool(settings.layout or settings.size or len(settings.mean) > 1)
         self._needs_layout |= len(settings.scale) > 1
+        self._dtype = dtype
         self.input = Value(name, TensorType(dtype, self._outer_shape()))
 
     def _outer_shape(self) -> tuple[Dim, ...] | None:
@@ -140,7 +141,7 @@ class _Chain:
         arithmetic = bool(settings.size or settings.mean or settings.scale)
         if arithmetic and self._type.dtype not in FLOATS:
             raise ConfigError(f"input {self._name!r} is {self._type}: only floats are scaled")
-        if self.input.type != self._type and self._dtype_of(value) != self._type.dtype:
+        if self._dtype != self._type.dtype:
             from subgraph.graph.types import ONNX_DTYPE
 
             value = self._node("Cast", [value], 13, {"to": ONNX_DTYPE[self._type.dtype]})
@@ -158,9 +159,6 @@ class _Chain:
         value.type = self._type
         return value
 
-    def _dtype_of(self, value: Value) -> str:
-        return value.type.dtype if isinstance(value.type, TensorType) else ""
-
     def _node(
         self,
         op_type: str,
@@ -168,16 +166,15 @@ class _Chain:
         version: int,
         attributes: Mapping[str, Any] | None = None,
     ) -> Value:
-        from subgraph.operators.inference import infer_types
+        from subgraph.operators.inference import set_output_types
 
         name = f"{self._name}.{op_type.lower()}"
         node = Node(op_type, inputs, name=name, version=version, attrs=attributes)
-        types = [None if v is None else v.type for v in inputs]
-        known = [None if v is None or not v.parameter else v.parameter.array for v in inputs]
-        result = node.outputs[0]
-        result.name = f"{self._name}.{op_type.lower()}"
-        result.type = infer_types(node, types, known)[0]
-        return result
+        set_output_types(
+            node, [None if v is None or not v.parameter else v.parameter.array for v in inputs]
+        )
+        node.outputs[0].name = name
+        return node.outputs[0]
 
     def _parameter(self, kind: str, array: Array) -> Value:
         parameter = Parameter(f"{self._name}.{kind}", array)

@@ -114,6 +114,10 @@ class Runner:
         """Run the model on one item for each input; return one for each output."""
         raise NotImplementedError
 
+    def filled(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of a run, in the arrays of ``outputs`` where there are some."""
+        return results if self.outputs is None else fill_outputs(results, self.outputs)
+
     def profile(self) -> list[ProfileEntry]:
         """Return the times of the nodes in the last run."""
         return []
@@ -186,10 +190,7 @@ class GraphRunner(Runner):
         self._pipeline = pipeline
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        return self._filled(self._executor.run(inputs))
-
-    def _filled(self, results: Sequence[Any]) -> Sequence[Any]:
-        return results if self.outputs is None else fill_outputs(results, self.outputs)
+        return self.filled(self._executor.run(inputs))
 
     def sessions(self) -> dict[str, Session]:
         return self._executor.sessions()
@@ -220,7 +221,7 @@ class GraphRunner(Runner):
             for lock, begin, end in self._pipeline:
                 with lock:
                     executor.run_steps(values, begin, end)
-        return self._filled(executor.finish(values))
+        return self.filled(executor.finish(values))
 
 
 class DirectRunner(Runner):
@@ -272,10 +273,7 @@ class DirectRunner(Runner):
             results = self._session(arranged)
         except Exception as error:
             results = self._recovered(error, arranged)
-            if self._picks is None:
-                return results if self.outputs is None else fill_outputs(results, self.outputs)
-        results = [results[k] for k in self._picks]
-        return results if self.outputs is None else fill_outputs(results, self.outputs)
+        return self.filled(results if self._picks is None else [results[k] for k in self._picks])
 
     def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
         both = None if self._run_inputs is None else self._session.enqueue_finish()
@@ -304,8 +302,7 @@ class DirectRunner(Runner):
         return [Stage(default, first), Stage(following, second)]
 
     def _recover_run_inputs(self, error: Exception, inputs: Sequence[Any]) -> Sequence[Any]:
-        results = self._recovered(error, self._arranged(inputs))
-        return results if self.outputs is None else fill_outputs(results, self.outputs)
+        return self.filled(self._recovered(error, self._arranged(inputs)))
 
     def _recovered(self, error: Exception, arranged: Sequence[Any]) -> Sequence[Any]:
         """Run on the fallback device; raise the error if there is none."""

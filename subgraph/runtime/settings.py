@@ -128,16 +128,6 @@ class DeviceOptions:
     )
 
 
-_known_fields: dict[type, dict[str, attrs.Attribute[Any]]] = {}
-
-
-def _fields(cls: type[DeviceOptions]) -> dict[str, attrs.Attribute[Any]]:
-    found = _known_fields.get(cls)
-    if found is None:
-        found = _known_fields[cls] = {field.name: field for field in attrs.fields(cls)}
-    return found
-
-
 def current_name(name: str, known: Container[str]) -> str:
     """Return the present name of an option or metric that has an old name.
 
@@ -156,14 +146,14 @@ def current_name(name: str, known: Container[str]) -> str:
 
 def options_among(cls: type[DeviceOptions], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a configuration that are options of a class, by present names."""
-    fields = _fields(cls)
+    fields = attrs.fields_dict(cls)
     named = ((current_name(name, fields), value) for name, value in config.items())
     return {name: value for name, value in named if name in fields}
 
 
 def option_names(cls: type[DeviceOptions]) -> list[str]:
     """Return the names of a class's options in the order of declaration."""
-    return list(_fields(cls))
+    return list(attrs.fields_dict(cls))
 
 
 def unsaved_options() -> set[str]:
@@ -173,20 +163,24 @@ def unsaved_options() -> set[str]:
     while work:
         cls = work.pop()
         work.extend(cls.__subclasses__())
-        found.update(name for name, f in _fields(cls).items() if not f.metadata.get("saved", True))
+        found.update(
+            name for name, f in attrs.fields_dict(cls).items() if not f.metadata.get("saved", True)
+        )
     return found
 
 
 def property_access(options: DeviceOptions | type[DeviceOptions]) -> dict[str, str]:
     """Return "RW" or "RO" for each option."""
     cls = options if isinstance(options, type) else type(options)
-    return {k: "RO" if f.metadata.get("read_only") else "RW" for k, f in _fields(cls).items()}
+    return {
+        k: "RO" if f.metadata.get("read_only") else "RW" for k, f in attrs.fields_dict(cls).items()
+    }
 
 
 def describe_options(cls: type[DeviceOptions]) -> list[dict[str, Any]]:
     """Return name, type, default, allowed values and text of each option, for tables."""
     rows: list[dict[str, Any]] = []
-    for name, field in _fields(cls).items():
+    for name, field in attrs.fields_dict(cls).items():
         facts = field.metadata
         rows.append(
             {
@@ -229,9 +223,10 @@ def check_option(cls: type[DeviceOptions], device: str, name: str, value: Any) -
         ConfigError: The name is unknown (the nearest are listed), the option is read-only, or the
             value has the wrong type or is out of range.
     """
-    field = _fields(cls).get(current_name(name, _fields(cls)))
+    fields = attrs.fields_dict(cls)
+    field = fields.get(current_name(name, fields))
     if field is None:
-        raise ConfigError(f"{device} has no option {name!r}; {nearest(name, _fields(cls))}")
+        raise ConfigError(f"{device} has no option {name!r}; {nearest(name, fields)}")
     if field.metadata.get("read_only"):
         raise ConfigError(f"{device}: option {name!r} can only be read")
     converted = _converted(_kind(field), value)
@@ -291,20 +286,23 @@ def resolve_options(
     chosen = environment_options(cls, base or device)
     for level in reversed(list(levels)):
         for name, value in level.items():
-            chosen[current_name(name, _fields(cls))] = check_option(cls, device, name, value)
+            chosen[current_name(name, attrs.fields_dict(cls))] = check_option(
+                cls, device, name, value
+            )
     return cls(**chosen)
 
 
 def environment_options(cls: type[DeviceOptions], device: str) -> dict[str, Any]:
     """Return the options that environment variables ``SUBGRAPH_<DEVICE>_<KEY>`` set."""
     found: dict[str, Any] = {}
+    fields = attrs.fields_dict(cls)
     prefix = f"SUBGRAPH_{device.upper()}_"
     for variable, text in sorted(os.environ.items()):
         if not variable.startswith(prefix):
             continue
-        name = current_name(variable.removeprefix(prefix), _fields(cls))
-        if name not in _fields(cls):
-            _warn_of_unknown(variable, device, nearest(name, _fields(cls)))
+        name = current_name(variable.removeprefix(prefix), fields)
+        if name not in fields:
+            _warn_of_unknown(variable, device, nearest(name, fields))
         elif name == variable.removeprefix(prefix) or name not in found:
             found[name] = check_option(cls, f"environment variable {variable}", name, text)
     return found

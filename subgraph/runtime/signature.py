@@ -57,6 +57,25 @@ class Port:
         return f"{self.name}: {self.type or '?'}{'' if self.default is None else ' (optional)'}"
 
 
+def port_position(ports: Sequence[Port], key: str | int, kind: str) -> int:
+    """Return the position of a port.
+
+    Args:
+        ports: The model's inputs or outputs.
+        key: Name or position of one.
+        kind: "input" or "output", for the message.
+
+    Raises:
+        MissingInputError: there is no such port.
+    """
+    names = [port.name for port in ports]
+    if isinstance(key, int) and 0 <= key < len(names):
+        return key
+    if not isinstance(key, str) or key not in names:
+        raise MissingInputError(f"the model has no {kind} {key!r}; {nearest(str(key), names)}")
+    return names.index(key)
+
+
 class Results(Mapping[str, Any]):
     """The results of a run: a mapping by output name that also accepts positions.
 

@@ -119,7 +119,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, tuple[T, str]] = {}
         self._lock = free_in_child(threading.RLock())
 
-    def register(self, name: str, value: T, owner: str, *, replace: bool = False) -> None:
+    def register(self, name: str, value: T, owner: str) -> None:
         """Register a value under a name.
 
         Args:
@@ -127,7 +127,6 @@ class Registry(Generic[T]):
             value: The value.
             owner: Place of its definition (see `defined_at`). The same owner may register a name
                 again, as when a module is reloaded.
-            replace: Whether an entry of another owner is replaced.
 
         Raises:
             SubgraphError: another owner has the name; the message names both. Or it is no string.
@@ -135,7 +134,7 @@ class Registry(Generic[T]):
         require_type(name, str, self._error, f"the name of the {self.kind}, a string")
         with self._lock:
             known = self._entries.get(name)
-            if known is not None and known[1] != owner and not replace:
+            if known is not None and known[1] != owner:
                 raise self._error(
                     f"{self.kind} {name!r} has two owners: {known[1]} and {owner}; rename one"
                 )
@@ -166,11 +165,9 @@ class Registry(Generic[T]):
                 registries in which most names that are looked up are not registered.
         """
         # Also for a registered name, which may have a second owner in a file not yet imported.
-        if named_only:
-            if name not in self._named:
-                self._load_naming(name)
-        elif self._discover is not None and name not in self._sought:
-            self._load(name)
+        sought = self._named if named_only else self._sought
+        if self._discover is not None and name not in sought:
+            self._load(name, named_only=named_only)
         entry = self._entries.get(name)
         return None if entry is None else entry[0]
 
@@ -187,20 +184,12 @@ class Registry(Generic[T]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.find(name) is not None
 
-    def _load_naming(self, name: str) -> None:
-        """Import the files that contain ``name`` as a literal."""
-        with _discovery:
-            if self._files is not None and self._discover is not None and not self._discovering:
-                self._discovering = True
-                try:
-                    self._files.load_naming(name)
-                finally:
-                    self._discovering = False
-                self._named.add(name)
+    def _load(self, name: str | None = None, *, named_only: bool = False) -> None:
+        """Import the files that may register ``name``; None: all files.
 
-    def _load(self, name: str | None = None) -> None:
-        """Import the files that may register ``name``; None: all files."""
-        if self._discover is None or name in self._sought:
+        With ``named_only`` these are the files that contain it as a literal.
+        """
+        if self._discover is None:
             return
         with _discovery:
             if self._discover is None or self._discovering:
@@ -209,7 +198,9 @@ class Registry(Generic[T]):
             try:
                 if self._files is not None and name is not None:
                     self._files.load_naming(name)
-                if name is None or self._files is None or name not in self._entries:
+                if named_only and name is not None:
+                    self._named.add(name)
+                elif name is None or self._files is None or name not in self._entries:
                     self._discover()
                     self._discover = None
                 else:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,11 @@ from subgraph.graph.types import (
     numpy_dtype,
 )
 from subgraph.operators.subgraph_op import DefaultSubgraphOp
-from subgraph.partition.record import KEY, PartitionRecord
+from subgraph.partition.record import KEY
 from subgraph.partition.saved import load_record
 from subgraph.system.gc_control import paused_gc
 
+_T = TypeVar("_T")
 _TOKEN = re.compile(
     r"""(?:\s+|\#[^\n]*)*
     (?: (?P<number>-?(?:inf|nan)\b|-?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)
@@ -147,6 +148,19 @@ class _Tokens:
         self.advance()
         return text
 
+    def converted(self, convert: Callable[[str], _T], wanted: str) -> _T:
+        """Read a string in quotes and convert it.
+
+        Args:
+            convert: Raises ValueError for a string that it cannot convert.
+            wanted: What the string has to be, for the message.
+        """
+        start, text = self.start, self.string()
+        try:
+            return convert(text)
+        except ValueError as error:  # includes Python's limit of digits in an int
+            self.fail(f"not {wanted}: {error}", start)
+
     def name(self) -> str:
         """Read a bare name or a string."""
         if self.kind == "string":
@@ -186,6 +200,10 @@ class _Tokens:
             closing: The closing bracket.
         """
         self.expect(opening)
+        return self.items_until(item, closing)
+
+    def items_until(self, item: Callable[[], Any], closing: str) -> list[Any]:
+        """Read items, separated by commas, and the closing bracket after them."""
         found: list[Any] = []
         while not self.at(closing):
             found.append(item())
@@ -237,16 +255,12 @@ class _Parser(_Tokens):
         if self.take("*"):
             self.expect("]")
             return None
-        dims: list[Dim] = []
-        while not self.at("]"):
-            if self.take("?"):
-                dims.append(None)
-            else:
-                dims.append(self.whole() if self.kind == "number" else self.name())
-            if not self.take(","):
-                break
-        self.expect("]")
-        return tuple(dims)
+        return tuple(self.items_until(self._dim, "]"))
+
+    def _dim(self) -> Dim:
+        if self.take("?"):
+            return None
+        return self.whole() if self.kind == "number" else self.name()
 
     # Parameters
 
@@ -299,8 +313,8 @@ class _Parser(_Tokens):
                 self.string()
                 return None
             if self.take("base64"):
-                raw = base64.b64decode(self.string(), validate=True)
-                array: Array = np.frombuffer(bytearray(raw), dtype).reshape(shape)
+                raw = bytearray(_from_base64(self.string()))
+                array: Array = np.frombuffer(raw, dtype).reshape(shape)
             else:
                 items = self.items(self._element, "[", "]")
                 if any(isinstance(item, (str, bytes)) != (dtype.kind == "O") for item in items):
@@ -324,13 +338,7 @@ class _Parser(_Tokens):
         return self._bytes() if self.take("bytes") else self.string()
 
     def _bytes(self) -> bytes:
-        start = self.start
-        try:
-            return base64.b64decode(self.string(), validate=True)
-        except ValueError as error:
-            if isinstance(error, ModelError):
-                raise
-            self.fail(f"not base64: {error}", start)
+        return self.converted(_from_base64, "base64")
 
     # Graphs
 
@@ -366,15 +374,14 @@ class _Parser(_Tokens):
                 key = self.string()
                 self.expect("=")
                 self.expect("json")
-                attrs[key] = self._json() if key != KEY else self._record()
+                attrs[key] = (
+                    self.converted(json.loads, "JSON")
+                    if key != KEY
+                    else self.converted(load_record, "a record")
+                )
             else:
                 nodes.append(self._node(values))
-        outputs: list[Value] = []
-        while not self.at("}"):
-            outputs.append(self._known(values))
-            if not self.take(","):
-                break
-        self.expect("}")
+        outputs = self.items_until(lambda: self._known(values), "}")
         try:
             return Graph(
                 inputs,
@@ -387,22 +394,6 @@ class _Parser(_Tokens):
                 metadata=metadata,
                 doc=doc,
             )
-        except ModelError as error:
-            self.fail(str(error), start)
-
-    def _json(self) -> Any:
-        start = self.start
-        try:
-            return json.loads(self.string())
-        except ValueError as error:  # includes Python's limit of digits in an int
-            if isinstance(error, ModelError):
-                raise
-            self.fail(f"not JSON: {error}", start)
-
-    def _record(self) -> PartitionRecord:
-        start = self.start
-        try:
-            return load_record(self.string())
         except ModelError as error:
             self.fail(str(error), start)
 
@@ -541,6 +532,10 @@ class _Parser(_Tokens):
         if kinds != [np.ndarray, np.ndarray, tuple] or not all(map(_is_int, parts[2])):
             self.fail("a sparse tensor has values, indices and a shape", start)
         return SparseTensor(*parts)
+
+
+def _from_base64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
 def _is_int(number: object) -> bool:

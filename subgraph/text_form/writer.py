@@ -21,7 +21,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -108,20 +108,14 @@ def _dim(dim: int | str | None) -> str:
     return dim if isinstance(dim, str) and _BARE_DIM.fullmatch(dim) else json.dumps(dim)
 
 
-def is_plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     """Return whether JSON can represent a value."""
-    work = [value]
-    while work:
-        item = work.pop()
-        if isinstance(item, dict):
-            if not all(isinstance(key, str) for key in item):  # pyright: ignore[reportUnknownVariableType]
-                return False
-            work.extend(item.values())  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(item, list):
-            work.extend(item)  # pyright: ignore[reportUnknownArgumentType]
-        elif not (item is None or isinstance(item, (str, int, float, bool))):
-            return False
-    return True
+    if isinstance(value, dict):
+        table = cast("dict[Any, Any]", value)
+        return all(isinstance(key, str) and _is_plain(item) for key, item in table.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, cast("list[Any]", value)))
+    return value is None or isinstance(value, (str, int, float))
 
 
 class _Printer:
@@ -144,7 +138,7 @@ class _Printer:
             if isinstance(held, PartitionRecord):
                 if self._data == "all":
                     out.append(f"{inside}attr {quoted(key)} = json {quoted(dump_record(held))}\n")
-            elif is_plain(held):
+            elif _is_plain(held):
                 text = json.dumps(held, ensure_ascii=False)
                 out.append(f"{inside}attr {quoted(key)} = json {quoted(text)}\n")
         for value in graph.inputs:
@@ -278,9 +272,7 @@ def _digest(array: Array) -> str:
 def _numbers(array: Array) -> Iterable[str] | None:
     """Return the elements as numbers that read back to the same bits; None if there are none."""
     items = array.ravel()
-    if array.dtype.kind == "b":
-        return [str(int(item)) for item in items]
-    if DTYPES[dtype_of(array)].kind in ("int", "uint"):
+    if DTYPES[dtype_of(array)].kind in ("bool", "int", "uint"):
         return [str(int(item)) for item in items]
     if array.dtype.kind == "c":
         return None

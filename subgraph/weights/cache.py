@@ -16,7 +16,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any, TypeGuard, TypeVar, cast
 
 import attrs
@@ -33,6 +33,7 @@ Close = Callable[[Any], object]
 _T = TypeVar("_T")
 _log = logging.getLogger("subgraph")
 _Key = tuple[str, tuple[Parameter, ...], int]
+_Older = dict[tuple[int, ...], Callable[[], Any]]
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
@@ -55,18 +56,8 @@ class WeightStats:
     redone: int
 
 
-class _Totals:
-    """Counters of the whole process, without lock: CPython's GIL makes ``+= 1`` here atomic."""
-
-    __slots__ = ("hits", "made", "redone")
-
-    def __init__(self) -> None:
-        self.hits = 0
-        self.made = 0
-        self.redone = 0
-
-
-_totals = _Totals()
+# Counters of the whole process, without lock: CPython's GIL makes ``+= 1`` here atomic.
+_totals = SimpleNamespace(hits=0, made=0, redone=0)
 _store: weakref.WeakValueDictionary[_Key, WeightEntry] = weakref.WeakValueDictionary()
 _store_lock = free_in_child(threading.Lock())
 
@@ -124,6 +115,7 @@ def _close(value: Any, close: Close | None) -> None:
         _log.warning("closing %r of the weight cache failed", type(value).__name__, exc_info=True)
 
 
+@attrs.define(eq=False)
 class WeightEntry:
     """A recipe with its parameters, and the results for their versions; alive while referenced.
 
@@ -131,64 +123,34 @@ class WeightEntry:
 
     Attributes:
         recipe: Id of the recipe, of `recipe_id`.
+        make: The function of the recipe; its arguments are the arrays of the parameters.
         parameters: The parameters.
         align: Alignment of the arrays in bytes; 0: any.
+        close: As of `WeightCache.get`.
         hits: Number of requests that found a result.
         made: 1 once the first result was computed, else 0.
         redone: Number of results that were computed after the first one.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_cached",
-        "_close",
-        "_end",
-        "_lock",
-        "_make",
-        "_newest",
-        "_older",
-        "_sources",
-        "align",
-        "hits",
-        "made",
-        "parameters",
-        "recipe",
-        "redone",
-    )
-
-    def __init__(
-        self,
-        recipe: str,
-        make: Make,
-        parameters: tuple[Parameter, ...],
-        align: int,
-        close: Close | None = None,
-    ) -> None:
-        """Make an entry; the first `get` computes a result.
-
-        Args:
-            recipe: Id of the recipe, of `recipe_id`.
-            make: The function of the recipe.
-            parameters: Its arguments are the arrays of these.
-            align: Alignment of the arrays in bytes; 0: any.
-            close: As of `WeightCache.get`.
-        """
-        self.recipe = recipe
-        self.parameters = parameters
-        self.hits = 0
-        self.made = 0
-        self.redone = 0
-        self._make = make
-        self.align = align
-        self._lock = free_in_child(threading.Lock())
-        self._cached: tuple[int, Any] | None = None  # epoch of the last `get`, newest result
-        self._newest: tuple[tuple[int, ...], Any] | None = None  # versions, newest result
-        self._older: dict[tuple[int, ...], Callable[[], Any]] = {}  # versions -> weak reference
-        self._close = close
-        # For a newest result that is no array: the arrays it was computed from, and a finalizer
-        # that closes it with this entry.
-        self._sources: tuple[weakref.ref[Array], ...] = ()
-        self._end: weakref.finalize[Any, Any] | None = None
+    recipe: str
+    _make: Make
+    parameters: tuple[Parameter, ...]
+    align: int
+    _close: Close | None = None
+    hits: int = attrs.field(init=False, default=0)
+    made: int = attrs.field(init=False, default=0)
+    redone: int = attrs.field(init=False, default=0)
+    _lock: threading.Lock = attrs.field(init=False, factory=lambda: free_in_child(threading.Lock()))
+    # The epoch of the last `get`, and the newest result.
+    _cached: tuple[int, Any] | None = attrs.field(init=False, default=None)
+    # The versions of the newest result, and it.
+    _newest: tuple[tuple[int, ...], Any] | None = attrs.field(init=False, default=None)
+    # Weak references to older results by versions.
+    _older: _Older = attrs.field(init=False, factory=_Older)
+    # For a newest result that is no array: the arrays it was computed from, and a finalizer that
+    # closes it with this entry.
+    _sources: tuple[weakref.ref[Array], ...] = attrs.field(init=False, default=())
+    _end: weakref.finalize[Any, Any] | None = attrs.field(init=False, default=None)
 
     def get(self) -> Any:
         """Return the result for the versions that this thread sees; arrays are read-only."""

@@ -78,9 +78,9 @@ def _is_newer(node: Node) -> bool:
     known = find_schema(node.op_type, node.domain, _KNOWN_OPSET)
     if known is None or node.domain:
         return False
-    allowed = known.input_dtypes[0] if known.input_dtypes else None
+    allowed = known.dtypes_of(0)
     first = getattr(node.inputs[0].type, "dtype", "") if node.inputs and node.inputs[0] else ""
-    newer_dtype = allowed is not None and bool(first) and first not in allowed
+    newer_dtype = bool(allowed and first) and first not in allowed
     return newer_dtype or not node.attrs.keys() <= known.attributes.keys()
 
 
