@@ -65,6 +65,10 @@ DTYPE_OF_ONNX = MappingProxyType({number: name for name, number in ONNX_DTYPE.it
 # The floating-point types of kernels; they compute the 16-bit types in float32.
 HALF_FLOATS = ("float16", "bfloat16")
 FLOATS = ("float32", "float64", *HALF_FLOATS)
+# The integer types of kernels, and the unsigned ones by their bytes, as which elements of any type
+# are moved.
+INTEGERS = tuple(n for n, each in DTYPES.items() if each.kind in ("int", "uint") and each.bits >= 8)
+UNSIGNED = MappingProxyType({DTYPES[n].bits // 8: n for n in INTEGERS if DTYPES[n].kind == "uint"})
 # Types whose bytes in a file differ from an array's: sub-byte elements, which are packed; strings.
 NOT_RAW = frozenset(name for name, each in DTYPES.items() if each.bits < 8)
 

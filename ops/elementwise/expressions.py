@@ -12,14 +12,13 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from subgraph.dtypes import FLOATS, HALF_FLOATS, compute_dtype
+from subgraph.dtypes import FLOATS, HALF_FLOATS, INTEGERS, compute_dtype
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
 from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import is_before
 
-INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = frozenset((*FLOATS, *INTEGERS, "bool"))
 # Dtypes whose values are all exact in float32.
 _EXACT_IN_FLOAT32 = (*HALF_FLOATS, "float32", "bool", "int8", "int16", "uint8", "uint16")

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.dtypes import compute_dtype
+from subgraph.dtypes import INTEGERS, UNSIGNED, compute_dtype
 from subgraph.engine.planner.lowering import Argument, Operand, Weight
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_primitive, cl_shared
@@ -23,12 +23,11 @@ from subgraph.ops.shared.opencl_code import BFLOAT16, line, load, register, requ
 from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, contiguous
 
 from .cpu import Source, allow_in_place
-from .expressions import EXPANSIONS, INTEGERS, Expression, Term
+from .expressions import EXPANSIONS, Expression, Term
 
 _CHUNK = 1024  # elements of a work-item where all operands are contiguous; an estimate
 _MIN_ROW = 16  # elements of a row for which a work-item loops over it; an estimate
 _MIN_ROWS_PER_UNIT = 4  # rows for each compute unit, so that all have work; an estimate
-_UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 _INFIX = {
     "add": "+",
     "sub": "-",
@@ -118,7 +117,7 @@ def _helpers(dtype: str) -> str:
     kind = register(dtype)
     if dtype not in INTEGERS:
         return _REAL_HELPERS.format(T=kind)
-    signed = dtype not in _UNSIGNED
+    signed = dtype not in UNSIGNED.values()
     return _INTEGER_HELPERS.format(
         T=kind,
         minus="if (b == -1) return -a;" if signed else "",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
-from subgraph.dtypes import FLOATS
+from subgraph.dtypes import FLOATS, INTEGERS, UNSIGNED
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.operators.requirements import decoded
 from subgraph.ops.elementwise.cpu import cast_to
-from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes, emit_view
 from subgraph.ops.shared.range_check_cpu import emit_range_check
@@ -29,7 +28,6 @@ from .op import wraps
 # Bytes of a tile, and of a thread's work at least: half of a 32 KiB L1 cache, since a slice is both
 # read and written.
 _TILE_BYTES = 16384
-_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 # Fewer elements take less time than another thread takes to start on them; an estimate.
 _MIN_ELEMENTS_PER_THREAD = 4096
 
@@ -53,7 +51,7 @@ def _unsigned_dtype(operand: Operand) -> str:
     item = element_bytes(operand)
     if item == 16:
         raise Unsupported("indexing of complex numbers")
-    return _UNSIGNED[item]
+    return UNSIGNED[item]
 
 
 @lowering("Gather")

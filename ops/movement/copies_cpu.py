@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.dtypes import UNSIGNED
 from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Weight
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
@@ -27,7 +28,6 @@ _MIN_BYTES_PER_THREAD = 16384  # least bytes for which a thread is started (esti
 _TILE_ELEMENTS = 64  # rows and columns of a unit of a transposition
 _ZIPPED_ROWS = (2, 3, 4)  # numbers of rows that the kernel `zip_rows` interleaves
 _MIN_ZIPPED_ELEMENTS = 8  # elements of the shortest rows for which it is used (estimate)
-_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 @attrs.frozen(eq=False)
@@ -185,10 +185,10 @@ def _emit_zip(low: Lowering, copy: StridedCopy) -> bool:
             break
     else:
         return False
-    lanes = min(16, low.lanes(_UNSIGNED[item]))
+    lanes = min(16, low.lanes(UNSIGNED[item]))
     while lanes > dims[long]:
         lanes //= 2
-    if lanes < min(_MIN_ZIPPED_ELEMENTS, low.lanes(_UNSIGNED[item])):
+    if lanes < min(_MIN_ZIPPED_ELEMENTS, low.lanes(UNSIGNED[item])):
         return False
     rest = [e for e in range(last) if e != d]
     block = _UNIT_BYTES // (dims[few] * item) // lanes * lanes
@@ -221,7 +221,7 @@ def _emit_transpose(low: Lowering, copy: StridedCopy) -> bool:
     dims, item = copy.dims, copy.item
     rest = [d for d in range(len(dims) - 1) if d != transposed]
     columns, rows = dims[transposed], dims[-1]
-    lanes = min(16, low.lanes(_UNSIGNED[item]))
+    lanes = min(16, low.lanes(UNSIGNED[item]))
     if not has_masked_stores():
         # Without masked stores a partial block costs as much as several whole ones.
         while lanes > min(columns, rows):

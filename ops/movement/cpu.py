@@ -86,12 +86,10 @@ def element_bytes(operand: Operand) -> int:
     """Return the bytes of an element.
 
     Raises:
-        Unsupported: Elements are strings, or smaller than a byte.
+        Unsupported: Elements are strings.
     """
     if operand.dtype == "string" or operand.itemsize not in _ITEMS:
         raise Unsupported(f"elements of dtype {operand.dtype} cannot be moved")
-    if "int4" in operand.dtype or "int2" in operand.dtype:
-        raise Unsupported(f"elements of dtype {operand.dtype} are packed")
     return operand.itemsize
 
 

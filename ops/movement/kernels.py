@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
+from subgraph.dtypes import UNSIGNED
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.irtools import ELEMENTS
 from subgraph.engine.codegen.simd import ld as loads
@@ -30,7 +31,7 @@ from .arguments import (
     ZipArguments,
 )
 
-WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+WORDS = UNSIGNED
 
 
 @register_jitable

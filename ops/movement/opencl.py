@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from subgraph.dtypes import UNSIGNED
 from subgraph.engine.planner.lowering import (
     Argument,
     Lowering,
@@ -26,7 +27,6 @@ from .copies_cpu import Place, StridedCopy
 from .op import Repeats
 from .tables_cpu import emit_take, table_size
 
-_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 # A CPU's work-item copies a whole row of _MIN_ROW_ELEMENTS or more; there must be a row for each
 # _ELEMENTS_PER_ROW elements of a row, or 4 rows, so that several compute units have work
 # (estimates).
@@ -34,7 +34,6 @@ _MIN_ROW_ELEMENTS, _ELEMENTS_PER_ROW = 16, 4096
 _MAX_DIMENSIONS = 7  # most dimensions of a copy, after merging
 
 cl_shared(
-    "BitCast",
     "Concat",
     "Constant",
     "ConstantOfShape",
@@ -75,7 +74,7 @@ def as_unsigned(memory: Place, item: int) -> Place:
     parameter = memory.parameter if isinstance(memory, Operand) else None
     shape = (memory.nbytes // item,)
     return Operand(
-        name, _UNSIGNED[item], shape, storage=memory.storage, offset=offset, parameter=parameter
+        name, UNSIGNED[item], shape, storage=memory.storage, offset=offset, parameter=parameter
     )
 
 
@@ -141,7 +140,7 @@ def _item(kernel: Kernel) -> int:
     """
     variant: dict[str, Any] = dict(kernel.variant)
     item = int(variant["item"])
-    if item not in _UNSIGNED:
+    if item not in UNSIGNED:
         raise Unsupported(f"{kernel.factory} with elements of {item} bytes")
     return item
 

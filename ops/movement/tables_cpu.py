@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from subgraph.dtypes import UNSIGNED
 from subgraph.engine.planner.lowering import Lowering, Operand, Scratch
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import larger, smaller
@@ -103,7 +104,7 @@ def emit_take_last_axes(
     )
     row_count, column_count = table_size(rows), table_size(columns)
     times = _repetitions(columns, before[1])
-    lanes = low.lanes({1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[item])
+    lanes = low.lanes(UNSIGNED[item])
     kernel = Kernel(
         "subgraph.ops.movement.kernels", "take_last_axes", item=item, lanes=lanes, times=times
     )

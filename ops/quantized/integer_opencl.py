@@ -1,4 +1,4 @@
-"""Integer products on OPENCL: MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv.
+"""Integer products on OPENCL: MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv; conversions.
 
 Zero points are subtracted first; then the kernels of float products run on 32-bit integers.
 Quantized results are scaled and rounded in one elementwise step.
@@ -14,7 +14,7 @@ from subgraph.engine.planner.constants import derived_operand
 from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.opencl.lowering import ClLowering, cl_lowering
+from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_shared
 from subgraph.ops.conv.opencl import Convolution, convolve
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
@@ -26,6 +26,8 @@ from subgraph.ops.shared.opencl_code import FLOATS
 from .cpu import saturated
 
 _BYTES = ("uint8", "int8")
+
+cl_shared("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 
 
 def _by_row(operand: Operand | None) -> tuple[int, ...]:

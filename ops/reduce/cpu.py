@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from subgraph.dtypes import FLOATS
+from subgraph.dtypes import FLOATS, INTEGERS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
@@ -22,7 +22,7 @@ from subgraph.ops.elementwise.cpu import (
     temporary,
     widened,
 )
-from subgraph.ops.elementwise.expressions import INTEGERS, Expression
+from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.cpu import known, known_ints

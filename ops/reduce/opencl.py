@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.dtypes import INTEGERS
 from subgraph.engine.planner.lowering import Argument, Lowering, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
-from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.shared.opencl_code import line, register, require
 
 from .arguments import ArgMinMaxArguments, CumulativeArguments, MinMaxArguments
@@ -27,9 +27,7 @@ _MAX_DIMENSIONS = 4  # kept ones, and reduced ones, that the kernel takes
 cl_shared(
     *("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"),
     *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin", "CumSum"),
-    "LpNormalization",
-    *("CumProd", "Hardmax", "MeanVarianceNormalization", "Einsum"),
-    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+    *("CumProd", "LpNormalization"),
 )
 
 # Macros of kernels.cl for each operation: START, STEP(a, v), JOIN(a, b), END(a).

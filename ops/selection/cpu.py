@@ -9,13 +9,12 @@ import math
 
 import numpy as np
 
-from subgraph.dtypes import HALF_FLOATS
+from subgraph.dtypes import HALF_FLOATS, INTEGERS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary, widened
-from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.indexing.cpu import emit_gather_elements
 from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
 from subgraph.ops.movement.cpu import element_bytes

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.dtypes import INTEGERS
 from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.opencl import as_unsigned
 from subgraph.ops.shared.opencl_code import line, require, storage, word

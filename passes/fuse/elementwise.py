@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from subgraph.dtypes import INTEGERS
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Shape
 from subgraph.partition.property import SubgraphProperty, register_property
@@ -30,11 +31,7 @@ _TEXT = (
     "GreaterOrEqual Less LessOrEqual Where Clip Cast IsNaN IsInf QuantizeLinear DequantizeLinear"
 )
 _OPERATORS = frozenset(_TEXT.split(" "))
-_DTYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)) | {
-    "float32",
-    "float64",
-    "bool",
-}
+_DTYPES = frozenset((*INTEGERS, "float32", "float64", "bool"))
 # Limits of a fused loop (estimates); they bound its live values and its streams from memory.
 _MAX_NODES = 24
 _MAX_INPUTS = 10

@@ -69,11 +69,20 @@ def function(
         op_type: Name of the operator.
         form: Its inputs and outputs, ``"A, B, bias? -> C, mask?"``: ``?`` marks an optional one,
             ``*`` a variadic last input.
-        domain: Domain of the operator.
+        domain: Domain of the operator, one of which `contributed` says that it may have a body.
         requires: What its operands must satisfy, see `Operator`.
         attributes: The default of each attribute or, for one without default, its kind
             (``"float"``); ``!`` behind a kind (``"int!"``) marks a required attribute.
+
+    Raises:
+        UnsupportedOpError: `contributed` does not know the name, so that no device would expand it.
     """
+    if not contributed(op_type, domain):
+        raise UnsupportedOpError(
+            f"function {op_type!r} of domain {domain!r}: bodies are for operators that "
+            f"subgraph.operators.schema.contributed knows, such as those of {MICROSOFT}; register "
+            "an operator of your own with core.add_extension(...)"
+        )
     inputs, outputs = (re.findall(r"(\w+)([?*]?)", side) for side in form.split("->"))
     schema = Schema(
         op_type=op_type,

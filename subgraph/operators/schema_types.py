@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 import attrs
 
+from subgraph.errors import ShapeError
 from subgraph.graph.types import ONNX_DTYPE, canonical_dtype
 
 AttributeKind = Literal[
@@ -145,14 +146,24 @@ def from_onnx(found: Any) -> Schema:
 
 
 def _dtypes(types: Iterable[str]) -> frozenset[str]:
-    """Return the dtypes of the tensors among types such as ``tensor(float)``."""
-    tensors = (name for name in types if name.startswith("tensor("))
-    return frozenset(_dtype_of(name[len("tensor(") : -1]) for name in tensors)
+    """Return the dtypes of the tensors among types such as ``tensor(float)``.
+
+    A dtype that a newer onnx package allows and `subgraph.dtypes.DTYPES` lacks is left out: no
+    value has it.
+    """
+    tensors = (name[len("tensor(") : -1] for name in types if name.startswith("tensor("))
+    return frozenset(found for name in tensors if (found := _dtype_of(name)) is not None)
 
 
 @cache
-def _dtype_of(name: str) -> str:
-    """Return Subgraph's name of a dtype for that of schemas: float8e4m3fn, float4e2m1, double."""
+def _dtype_of(name: str) -> str | None:
+    """Return Subgraph's name of a dtype for that of schemas: float8e4m3fn, float4e2m1, double.
+
+    None: `subgraph.dtypes.DTYPES` lacks the dtype.
+    """
     known = {ours.replace("_", ""): ours for ours in ONNX_DTYPE}
     longer = (full for full in known if full.startswith(f"{name}fn"))  # float4e2m1: float4_e2m1fn
-    return known[name] if name in known else canonical_dtype(known.get(next(longer, name), name))
+    try:
+        return canonical_dtype(known.get(name) or known.get(next(longer, name), name))
+    except ShapeError:
+        return None

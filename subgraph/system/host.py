@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,21 +21,63 @@ from subgraph.errors import ConfigError
 from subgraph.system.control_groups import group_files
 from subgraph.system.processor import processor
 
-# Bytes of a vector register by instruction set, widest first; "scalar" has vectors of one element.
-_X86_LEVELS = {"avx512": 64, "avx2": 32, "avx": 32, "sse": 16, "scalar": 0}
-_ARM_LEVELS = {"neon": 16, "scalar": 0}
-_OTHER_LEVELS = {"scalar": 0}
+
+class _Level(NamedTuple):
+    """An instruction set that code may be limited to.
+
+    Attributes:
+        architecture: The architecture of its machines; "" for all.
+        vector_bytes: Bytes of a vector register; 0 without vectors.
+        registers: Number of vector registers.
+        needs: LLVM's features that a machine must have.
+        disabled: LLVM's features (``avx512*``: all that begin so) that its code does not use on a
+            machine of a higher level.
+    """
+
+    architecture: str
+    vector_bytes: int
+    registers: int
+    needs: tuple[str, ...] = ()
+    disabled: tuple[str, ...] = ()
+
+
+class _Emulation(NamedTuple):
+    """An instruction set ``like-...`` that kernels can emulate on another machine.
+
+    Attributes:
+        level: The level whose vectors and registers it has.
+        features: LLVM's features that the emulated machine has, as far as kernels ask for them.
+        needs: Level that this machine must support.
+    """
+
+    level: str
+    features: frozenset[str]
+    needs: str
+
+
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
-# LLVM features (or prefixes of them) to disable for a lower level than the host's.
-_ABOVE_AVX2 = ("avx512", "avx10", "amx", "avxvnni", "avxifma", "avxneconvert", "evex512")
+_ABOVE_AVX2 = ("avx512*", "avx10*", "amx*", "avxvnni*", "avxifma*", "avxneconvert*", "evex512*")
 _ABOVE_AVX = (*_ABOVE_AVX2, "avx2", "fma", "fma4", "xop", "f16c", "vaes", "vpclmulqdq")
 _ABOVE_SSE = (*_ABOVE_AVX, "avx")
-# Level and features of the instruction sets that kernels can emulate.
+# The instruction sets by name, of each architecture the widest first. "scalar" has vectors of one
+# element.
+_LEVELS = {
+    "avx512": _Level("x86_64", 64, 32, _AVX512),
+    "avx2": _Level("x86_64", 32, 16, ("avx2", "fma"), _ABOVE_AVX2),
+    "avx": _Level("x86_64", 32, 16, ("avx",), _ABOVE_AVX),
+    "sse": _Level("x86_64", 16, 16, ("sse2",), _ABOVE_SSE),
+    "neon": _Level("aarch64", 16, 32),
+    "scalar": _Level("", 0, 16, (), _ABOVE_SSE),
+}
+# Architectures of which every processor multiplies and adds in one instruction; on others it is
+# the feature "fma".
+_ALWAYS_FMA = frozenset({"aarch64"})
+# Kernels of AVX-512 use instructions of AVX2 for shorter vectors.
 _LIKE = {
-    "like-avx512vnni": ("avx512", frozenset({*_AVX512, "avx2", "avx512vnni"})),
-    "like-avx512": ("avx512", frozenset({*_AVX512, "avx2"})),
-    "like-avxvnni": ("avx2", frozenset({"fma", "avx2", "avxvnni"})),
-    "like-neon": ("neon", frozenset[str]()),
+    "like-avx512vnni": _Emulation("avx512", frozenset({*_AVX512, "avx2", "avx512vnni"}), "avx2"),
+    "like-avx512": _Emulation("avx512", frozenset({*_AVX512, "avx2"}), "avx2"),
+    "like-avxvnni": _Emulation("avx2", frozenset({"fma", "avx2", "avxvnni"}), "avx2"),
+    "like-neon": _Emulation("neon", frozenset(), "scalar"),
 }
 # Processors (LLVM's names) that execute a 512-bit multiplication on two 256-bit units (hardware
 # figure).
@@ -45,7 +88,7 @@ class Isa(NamedTuple):
     """The instruction set that kernels are compiled for.
 
     Attributes:
-        name: One of ``avx512 avx2 avx sse neon scalar``.
+        name: Name of its row in `_LEVELS`.
         vector_bytes: Bytes of one vector register; 0 without vectors.
         registers: Number of vector registers.
         fma: Whether a fused multiply-add is one instruction.
@@ -65,7 +108,7 @@ class Isa(NamedTuple):
     def has(self, feature: str) -> bool:
         """Return whether an LLVM feature (``"avx512vnni"``, ``"f16c"``) is enabled."""
         if self.like:
-            answer = feature in _LIKE[self.like][1]
+            answer = feature in _LIKE[self.like].features
         else:
             answer = f"+{feature}" in self.features.split(",")
         for answers in _recorders:
@@ -151,36 +194,30 @@ def _host_cpu() -> tuple[str, dict[str, bool]]:
     return processor()
 
 
-def _levels() -> dict[str, int]:
-    return {"x86_64": _X86_LEVELS, "aarch64": _ARM_LEVELS}.get(architecture(), _OTHER_LEVELS)
-
-
 def _supported(features: dict[str, bool]) -> list[str]:
-    if architecture() != "x86_64":
-        return list(_levels())
-    wanted = {
-        "avx512": _AVX512,
-        "avx2": ("avx2", "fma"),
-        "avx": ("avx",),
-        "sse": ("sse2",),
-        "scalar": (),
-    }
-    return [name for name in _X86_LEVELS if all(features.get(f) for f in wanted[name])]
+    """Return the levels that a machine of the target's architecture supports, widest first."""
+    architectures = (architecture(), "")
+    return [
+        name
+        for name, level in _LEVELS.items()
+        if level.architecture in architectures and all(features.get(f) for f in level.needs)
+    ]
 
 
 def _narrow(name: str, features: dict[str, bool]) -> dict[str, bool]:
-    if architecture() != "x86_64" or name == _supported(features)[0]:
+    """Return a machine's features without those that a level disables on a higher machine."""
+    if name == _supported(features)[0]:
         return features
-    above = {"avx2": _ABOVE_AVX2, "avx": _ABOVE_AVX}.get(name, _ABOVE_SSE)
-    exact = {"avx", "avx2", "fma", "fma4", "xop", "f16c", "vaes", "vpclmulqdq"}
-    off = {f for f in features if any(f == a if a in exact else f.startswith(a) for a in above)}
-    return {f: on and f not in off for f, on in features.items()}
+    disabled = _LEVELS[name].disabled
+    return {
+        feature: on and not any(fnmatchcase(feature, pattern) for pattern in disabled)
+        for feature, on in features.items()
+    }
 
 
 def _emulated(supported: list[str]) -> list[str]:
     """Return the instruction sets ``like-...`` that this machine can emulate."""
-    # Kernels of AVX-512 use instructions of AVX2 for shorter vectors.
-    return [name for name in _LIKE if name == "like-neon" or "avx2" in supported]
+    return [name for name, emulation in _LIKE.items() if emulation.needs in supported]
 
 
 def available_isas() -> tuple[str, ...]:
@@ -198,11 +235,11 @@ def isa_named(name: str) -> Isa:
     cpu, features = _host_cpu()
     supported = _supported(features)
     if name in _emulated(supported):
-        level, claims = _LIKE[name]
-        exact = isa_named(supported[0])
-        bytes_, registers = (_X86_LEVELS | _ARM_LEVELS)[level], 16 if level == "avx2" else 32
-        fma = exact.fma and (level == "neon" or "fma" in claims)
-        return Isa(level, bytes_, registers, fma, exact.cpu, exact.features, name)
+        emulation, exact = _LIKE[name], isa_named(supported[0])
+        level = _LEVELS[emulation.level]
+        has_fma = level.architecture in _ALWAYS_FMA or "fma" in emulation.features
+        fma, cpu, text = exact.fma and has_fma, exact.cpu, exact.features
+        return Isa(emulation.level, level.vector_bytes, level.registers, fma, cpu, text, name)
     if name not in supported:
         raise ConfigError(
             f"SUBGRAPH_ISA={name!r} cannot run on this machine ({cpu}); "
@@ -210,9 +247,9 @@ def isa_named(name: str) -> Isa:
         )
     narrowed = _narrow(name, features)
     text = ",".join(("+" if on else "-") + f for f, on in sorted(narrowed.items()))
-    fma = architecture() == "aarch64" or bool(narrowed.get("fma"))
-    registers = 32 if name in ("avx512", "neon") else 16
-    return Isa(name, _levels()[name], registers, fma, cpu, text)
+    fma = architecture() in _ALWAYS_FMA or bool(narrowed.get("fma"))
+    level = _LEVELS[name]
+    return Isa(name, level.vector_bytes, level.registers, fma, cpu, text)
 
 
 def isa() -> Isa:
@@ -223,8 +260,10 @@ def isa() -> Isa:
     return isa_named(wanted or _widest())
 
 
-# Properties of the target's instruction set. To add an instruction set, extend the tables above and
-# these functions.
+# Properties of the target's instruction set. A new instruction set is a row of `_LEVELS` (and of
+# `_LIKE`, to emulate it), and an answer here where it has instructions that kernels ask for. All
+# other code asks these functions, never for names; their answers for a row that they do not name
+# are those of a machine without such instructions.
 
 
 def is_emulated() -> bool:

@@ -25,6 +25,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from subgraph.dtypes import DTYPES
 from subgraph.errors import ModelError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
@@ -271,7 +272,7 @@ def _digest(array: Array) -> str:
 def _numbers(array: Array) -> Iterable[str] | None:
     """Return the elements as numbers that read back to the same bits; None if there are none."""
     items = array.ravel()
-    if array.dtype.kind in "biu" or dtype_of(array) in ("int2", "int4", "uint2", "uint4"):
+    if DTYPES[dtype_of(array)].kind in ("bool", "int", "uint"):
         return [str(int(item)) for item in items]
     if array.dtype.kind == "c":
         return None

@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import subgraph as sg
-from subgraph.graph.types import Array
+from subgraph.dtypes import DTYPES
+from subgraph.graph.types import Array, numpy_dtype
 from subgraph.onnx_format.wire import LARGE
 
 DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
@@ -122,15 +123,8 @@ def test_weights_of_every_size_and_dtype(count: int, dtype: str) -> None:
     np.testing.assert_array_equal(loaded, array)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4", "float4_e2m1fn", "int2"),
-        *("uint2", "float6_e2m3fn", "float6_e3m2fn", "float8_e8m0fnu"),
-    ],
-)
+@pytest.mark.parametrize("name", [n for n in DTYPES if numpy_dtype(n).isbuiltin != 1])
 def test_dtypes_that_numpy_lacks(name: str) -> None:
-    from subgraph.graph.types import numpy_dtype
     from subgraph.operators.protobuf import tensor_to_proto
 
     for count in (3, 20001):

@@ -71,7 +71,8 @@ def test_declarations_end_their_file() -> None:
             and getattr(each.value.func, "id", "") in ("declare", "_declare")
             for each in tree.body
         ]
-        assert not any(calls) or (path.endswith("/op.py") and all(calls[calls.index(True) :])), path
+        at_the_end = path.endswith("/op.py") and all(calls[calls.index(True) :])
+        assert not any(calls) or at_the_end, f"{path}: declare operators at the end of op.py"
 
 
 def test_a_second_declaration_is_refused() -> None:

@@ -76,6 +76,17 @@ def test_values_are_copied_held_and_moved(dtype: str, device: str) -> None:
     _same(cut, x.T.reshape(4)[[1, 0]])
 
 
+@pytest.mark.parametrize("dtype", ["int2", "int4", "uint2", "uint4"])
+def test_elements_that_share_bytes_in_files_are_moved_by_kernels(dtype: str) -> None:
+    """In memory such an element takes a byte, as every other of 8 bits."""
+    x = sg.input("x", (3, 5), dtype)
+    y = ops.Flatten(ops.Transpose(x, perm=[1, 0]))
+    graph = sg.Graph([x], [y])
+    assert not sg.query_model(graph, "CPU").reasons
+    given = (np.arange(15) % 2).astype(np.float32).astype(numpy_dtype(dtype)).reshape(3, 5)
+    _same(sg.compile_model(graph, "CPU")([given])[0], given.T)
+
+
 @pytest.mark.parametrize("device", _DEVICES)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool", "string", "complex64"])
 def test_sequences_and_optionals(dtype: str, device: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.operators.functions import function
 from subgraph.testing import conformance as suite
 from subgraph.tools import backend
 
@@ -45,3 +46,8 @@ def test_a_loss_of_any_batch() -> None:
         given = [rng.standard_normal((rows, 5)).astype(np.float32), rng.integers(0, 5, rows)]
         for k in range(len(graph.outputs)):
             np.testing.assert_allclose(model(given)[k], expected(given)[k], rtol=1e-5, atol=1e-6)
+
+
+def test_a_body_for_an_operator_that_no_device_would_expand_is_refused() -> None:
+    with pytest.raises(sg.UnsupportedOpError, match=r"domain 'com\.example'.*core\.add_extension"):
+        function("Twice", "x -> y", domain="com.example")

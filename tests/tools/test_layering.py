@@ -110,7 +110,9 @@ def folder_of(module: str) -> str:
     if module in ("subgraph", "subgraph.connections", "subgraph.__main__"):
         return "tools" if module == "subgraph.__main__" else "face"
     package = module if module in PACKAGES else module.rpartition(".")[0]
-    return package.removeprefix("subgraph").removeprefix(".") or "base"
+    folder = package.removeprefix("subgraph").removeprefix(".") or "base"
+    assert folder in ORDER, f"add {folder!r} to ORDER of this file, behind all that it imports"
+    return folder
 
 
 @cache
@@ -183,7 +185,11 @@ def test_every_folder_is_in_the_order() -> None:
 def test_every_folder_is_installed() -> None:
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
-    assert sorted(PACKAGES) == sorted(config["options"]["packages"].split())
+    listed = config["options"]["packages"].split()
+    assert sorted(PACKAGES) == sorted(listed), (
+        f"packages of setup.cfg: add {sorted({*PACKAGES} - {*listed})}, "
+        f"remove {sorted({*listed} - {*PACKAGES})}"
+    )
 
 
 def test_no_folder_is_crowded() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from subgraph.dtypes import DTYPES
+from subgraph.dtypes import DTYPES, INTEGERS, UNSIGNED
 from subgraph.operators.schema import INTERNAL_DOMAIN
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +69,18 @@ def test_one_table_of_the_sizes_of_dtypes() -> None:
     assert not found, "derive it from subgraph.dtypes.DTYPES"
 
 
+def test_one_list_of_the_integers_of_kernels() -> None:
+    """Also the table of unsigned integers by their bytes is such a list."""
+    found = {
+        path
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Tuple, ast.Set, ast.List, ast.Dict))
+        and set(literals(node)) in (set(INTEGERS), set(UNSIGNED.values()))
+    }
+    assert not found, "use INTEGERS or UNSIGNED of subgraph.dtypes"
+
+
 def test_one_set_of_narrow_floats() -> None:
     found = {
         path
@@ -83,6 +95,7 @@ def test_one_set_of_narrow_floats() -> None:
 
 # Files that describe instruction sets; those of the toolchain choose code that was made before.
 DESCRIBING = ("subgraph/system/", "subgraph/engine/toolchain/", "subgraph/tools/prebuild.py")
+NAMES = {"avx512", "avx2", "avx", "sse", "neon", "avx512vl", "avx512vnni", "avxvnni", "f16c"}
 
 
 def test_what_an_instruction_set_can_do_is_asked_by_name() -> None:
@@ -92,9 +105,10 @@ def test_what_an_instruction_set_can_do_is_asked_by_name() -> None:
         for path, tree in sources().items()
         if not path.startswith(DESCRIBING)
         for node in ast.walk(tree)
-        if (isinstance(node, ast.Constant) and node.value in {"avx512", "avx2", "neon", "avx512vl"})
+        if (isinstance(node, ast.Constant) and node.value in NAMES)
         or (
-            (isinstance(node, ast.Attribute) and ast.unparse(node) == "host.isa().name")
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node).removeprefix("host.") in ("isa().name", "isa().has")
             and not path.endswith("plugins/cpu.py")
         )
     }

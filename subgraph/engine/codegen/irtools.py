@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-from subgraph.dtypes import DTYPES, item_bytes
+from subgraph.dtypes import DTYPES, INTEGERS, item_bytes
 from subgraph.system import host
 from subgraph.system.numba_internals import AbstractTemplate, cgutils, infer_global, signature
 
@@ -31,9 +31,8 @@ ELEMENTS: dict[str, tuple[Any, Any, int]] = {
     "float64": (types.float64, F64, item_bytes("float64")),
     "float32": (types.float32, F32, item_bytes("float32")),
     **{
-        name: (getattr(types, name), ir.IntType(each.bits), item_bytes(name))
-        for name, each in DTYPES.items()
-        if each.kind in ("int", "uint") and each.bits >= 8
+        name: (getattr(types, name), ir.IntType(DTYPES[name].bits), item_bytes(name))
+        for name in INTEGERS
     },
 }
 FLOATS = ("float32", "float64")

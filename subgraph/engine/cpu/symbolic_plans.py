@@ -27,7 +27,7 @@ class SymbolicPlans:
 
     Attributes:
         seen: Types of the inputs of the latest requests that no symbolic plan served.
-        traced: Number of symbolic plans that were made.
+        made: Number of symbolic plans that were made.
         used: Number of requests that an existing symbolic plan served.
     """
 
@@ -41,7 +41,7 @@ class SymbolicPlans:
             options: Options of plans.
             weights: The op's view of the weight cache.
         """
-        self.traced = 0
+        self.made = 0
         self.used = 0
         self.seen: list[Types] = []
         self._options = options
@@ -85,7 +85,7 @@ class SymbolicPlans:
             raise Declined(f"{type(error).__name__}: {error}") from error
         if made is None:
             raise Declined("the reference computes a part of the plan")
-        self.traced += 1
+        self.made += 1
         self._plans = [made, *self._plans[: _MAX_PLANS - 1]]
         return made.instance(types)
 
