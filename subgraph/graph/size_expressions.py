@@ -1,9 +1,7 @@
 """Expressions over sizes, as immutable trees, and the emitter of a Python function for them.
 
 A `Trace` of `subgraph.graph.symbolic` builds the trees. Equal expressions of a trace are one
-object, so trees share their common parts. The second emitter,
-`subgraph.engine.executable.size_code`, emits rows for the compiled interpreter of
-`subgraph.engine.program.size_kernels`.
+object, so trees share their common parts.
 
 Expressions live in the memory of one process. No file holds them, so nothing that is read from a
 file reaches `python_function`.

@@ -2,24 +2,22 @@
 
 If the body is one program whose values keep their shapes from one iteration to the next, no Python
 runs between iterations: a compiled loop (`subgraph.engine.program.iteration_kernels`) copies the
-results of an iteration to the inputs of the next one, and reads the condition. In data-dependent
-plans, values may grow up to their capacity.
+results of an iteration to the inputs of the next one, and reads the condition.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.executable.data_dependent_plan import DataDependentProgram
 from subgraph.engine.executable.executable_plan import ExecutablePlan
 from subgraph.engine.program import abi
 from subgraph.engine.program.entry import entry
 from subgraph.engine.program.program import Program
+from subgraph.engine.region.strategy import Declined
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import RequestCancelledError
 from subgraph.graph.limits import check_memory, memory_limit
@@ -59,11 +57,6 @@ class Iterations:
         self._bound = bound
         self._program = program
         self._wiring = wiring
-        self._data_dependent = bound if isinstance(bound, DataDependentProgram) else None
-        self._growing_outputs: Mapping[int, tuple[int, dict[int, int]]] = {}
-        if self._data_dependent is not None:
-            self._growing_outputs = self._data_dependent.data_plan.growing_outputs
-        self._shapes: dict[int, list[int]] = {}  # of inputs that grow
         self._output_stages = [port.allocate_stage() for port in bound.outputs]
         self._input_stages: dict[int, Array] = {
             e.position: e.stage for e in bound.inputs if e.stage is not None
@@ -97,40 +90,11 @@ class Iterations:
         """
         scanned = [self._output_stages[k] for k in self._wiring.scans]
         rows: list[_Row] = [(a.ctypes.data, 0, a.nbytes, 0, a.nbytes) for a in scanned]
-        growing: list[tuple[int, int]] = []  # rows that set the bytes of the next row
         for output, reader in self._wiring.states:
             if reader is not None:
                 source, target = self._output_stages[output], self._input_stages[reader]
-                if output in self._growing_outputs:
-                    growing.append((len(rows), output))
-                    rows.append((0, 0, abi.WORD, 0, 0))
                 rows.append((source.ctypes.data, target.ctypes.data, source.nbytes, 0, 0))
-        for output, reader in self._wiring.states:
-            if output in self._growing_outputs:
-                rows += self._sizes_of(output, reader)
-        table = _table(rows)
-        for row, output in growing:
-            assert self._data_dependent is not None, "nothing else grows"
-            table[row, 0] = self._data_dependent.register(self._growing_outputs[output][0])
-            table[row, 1] = table[row + 1, abi.COPY_BYTES // abi.WORD :].ctypes.data
-        return table
-
-    def _sizes_of(self, output: int, reader: int | None) -> list[_Row]:
-        """Return the copies of the sizes of an output to the sizes that the next iteration reads.
-
-        Args:
-            output: Position of the output.
-            reader: Position of the input that reads it in the next iteration.
-        """
-        program = self._data_dependent
-        assert program is not None, "nothing else grows"
-        indices = {
-            axis: k for k, (at, axis) in enumerate(program.data_plan.growing_axes) if at == reader
-        }
-        return [
-            (program.register(register), program.sizes[indices[axis] :].ctypes.data, abi.WORD, 0, 0)
-            for axis, register in self._growing_outputs[output][1].items()
-        ]
+        return _table(rows)
 
     def run(self, inputs: Sequence[Any], limit: int | None, first: int = 0) -> IterationsResult:
         """Run iterations; see `Session.iterations`.
@@ -167,40 +131,11 @@ class Iterations:
             done = int(self._block[abi.ITERATIONS_DONE // abi.WORD])
             self._bound.check_reports()
         del items  # the program has read them
-        if status == _CANCELLED and not self._program.misfit():
+        if status == _CANCELLED:
             raise RequestCancelledError("the request was cancelled while it ran")
         rows = [buffer.rows(done - first) for buffer in buffers]
-        return IterationsResult(self._states(status), rows, done, status != _ENDED)
-
-    def _states(self, status: int) -> list[Array]:
-        """Return the values of the states after the last complete iteration."""
-        states: list[Array] = []
-        for output, reader in self._wiring.states:
-            memory = self._output_stages[output]
-            if status == _CANCELLED and reader is not None:
-                memory = self._input_stages[reader]
-            states.append(self._state(reader, memory))
-        return states
-
-    def _state(self, reader: int | None, memory: Array) -> Array:
-        """Return a copy of a state in its present shape.
-
-        Args:
-            reader: Position of the input that reads it in the next iteration, if any.
-            memory: Its memory.
-        """
-        if reader is None or reader not in self._shapes:
-            return memory.copy()
-        assert self._data_dependent is not None, "nothing else grows"
-        shape = self._shapes[reader]
-        for (position, axis), size in zip(
-            self._data_dependent.data_plan.growing_axes,
-            self._data_dependent.sizes.tolist(),
-            strict=True,
-        ):
-            if position == reader:
-                shape[axis] = size
-        return memory[: math.prod(shape)].reshape(shape).copy()
+        states = [self._output_stages[output].copy() for output, _ in self._wiring.states]
+        return IterationsResult(states, rows, done, status != _ENDED)
 
     def _copy_inputs(self, inputs: Sequence[Any]) -> list[Array]:
         """Copy the inputs of the first iteration to their memory, and prepare the copies of items.
@@ -215,18 +150,8 @@ class Iterations:
                 items.append(np.ascontiguousarray(inputs[position], stage.dtype))
                 at = items[-1].ctypes.data, stage.ctypes.data
                 rows.append((*at, stage.nbytes, stage.nbytes, 0))
-            elif (
-                self._data_dependent is not None
-                and position in self._data_dependent.data_plan.capacities
-            ):
-                array = inputs[position]
-                self._shapes[position] = [*array.shape]
-                stage[: array.size] = array.reshape(-1)
             else:
                 stage[...] = inputs[position]
-        if self._data_dependent is not None:
-            for k, (position, axis) in enumerate(self._data_dependent.data_plan.growing_axes):
-                self._data_dependent.sizes[k] = inputs[position].shape[axis]
         for port in self._unstaged_inputs:
             port.bind_input(inputs[port.position])
             items.append(port.current)
@@ -272,37 +197,35 @@ class _Buffer:
         return self._rows if iterations == len(self._rows) else self._rows[:iterations].copy()
 
 
-def make_iterations(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
-    """Return the iterations of an executable plan; None if it cannot be run by the compiled loop.
-
-    It cannot if the plan has reference steps, if values that are passed between iterations are
-    large, or if their types differ from one iteration to the next.
+def make_iterations(bound: ExecutablePlan, wiring: Wiring) -> Iterations:
+    """Return the iterations of an executable plan.
 
     Args:
         bound: The plan.
         wiring: How values are passed between iterations.
+
+    Raises:
+        Declined: The plan has reference steps, values that are passed between iterations are large,
+            or their types differ from one iteration to the next.
     """
     inputs = {port.position: port for port in bound.inputs}
     number, condition = wiring.number, wiring.condition
     changing = {reader for _, reader in wiring.states if reader is not None} | {*wiring.items}
     changing |= set() if number is None else {number}
     ports = [*(inputs[k] for k in changing), *bound.outputs]
-    if bound.single_program is None or any(port.nbytes > _MAX_CARRIED_BYTES for port in ports):
-        return None
-    if isinstance(bound, DataDependentProgram):
-        # Only values that the next iteration reads may grow.
-        other = [*wiring.scans, *(k for k, j in wiring.states if j is None)]
-        if any(k in bound.data_plan.growing_outputs for k in other):
-            return None
     pairs = [(bound.outputs[k].type, inputs[j].type) for k, j in wiring.states if j is not None]
     if any(output != reader for output, reader in pairs):
-        return None
+        raise Declined("a value has another size in the next iteration")
+    if bound.single_program is None:
+        raise Declined("the plan has reference steps")
+    if any(port.nbytes > _MAX_CARRIED_BYTES for port in ports):
+        raise Declined("values that are passed between iterations are too large to be copied")
     if number is not None and (inputs[number].type[0], inputs[number].nbytes) != ("int64", 8):
-        return None
+        raise Declined("the iteration's number is no int64 scalar")
     if condition is not None:
         output = bound.outputs[condition]
         if (output.type[0], output.nbytes) != ("bool", 1):
-            return None
+            raise Declined("the condition is not one truth value")
     for port in ports:
         port.allocate_stage()
     return Iterations(bound, bound.single_program, wiring)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from subgraph.engine.cpu.argument_layouts import ArgumentLayouts
 from subgraph.engine.cpu.compiled_loop import CompiledLoop
-from subgraph.engine.executable.data_dependent_plan import DataDependentPlan, DataDependentProgram
 from subgraph.engine.executable.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.executable.stored_program import StoredProgram
 from subgraph.engine.executable.symbolic_plan import PlanInstance, SymbolicPlan
@@ -12,7 +11,6 @@ from subgraph.engine.planner.plan_types import Plan
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.region_session import RegionSession
-from subgraph.errors import RequestCancelledError
 from subgraph.operators.subgraph_op import RunIterations, Session, Wiring
 from subgraph.weights.mapped_files import release
 
@@ -41,18 +39,6 @@ class CpuSession(RegionSession):
     def iterations(self, wiring: Wiring) -> RunIterations | None:
         """Return the compiled loop for a loop whose body is this region."""
         return CompiledLoop(self, wiring)
-
-    def begin(self, program: ExecutablePlan) -> None:
-        """Make a program of `bind_data_dependent` the one that `cancel` ends."""
-        self._active = program
-        program.clear()
-        if self._cancelled:  # `cancel` was called before it could find this program
-            raise RequestCancelledError("the request was cancelled while it ran")
-
-    def bind_data_dependent(self, plan: DataDependentPlan) -> DataDependentProgram:
-        """Return a data-dependent plan bound to this session's memory."""
-        self._arena.reserve(plan.layout.arena_bytes)
-        return DataDependentProgram(plan, self._arena, self._pool)
 
     def _bind(self, plan: object) -> ExecutablePlan:
         """Return a plan bound to the session's arena, by rebinding a spare one if possible."""

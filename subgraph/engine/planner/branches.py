@@ -138,9 +138,7 @@ class _Branch:
         step = EmittedStep(self._node, BRANCH, arguments, 1, BRANCH_GRAIN, 0, 0)
         self._items.append(step)
         with self._planner.layouts.discarding_conversions():
-            self._planner.branch_depth += 1
             _plan_nodes(self._planner, body, captured)
-            self._planner.branch_depth -= 1
             operands = map(self._planner.operand, body.outputs)
             results = [self._planner.layouts.plain(operand) for operand in operands]
             if not slots:

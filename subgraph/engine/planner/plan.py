@@ -146,7 +146,6 @@ class Planner:
         self.memory_limit = memory_limit()
         self.folded: list[Any] = []
         self.folded_bytes = self.derived_bytes = 0
-        self.branch_depth = 0
         self.layouts = LayoutAssigner(self.items.append, options.blocked, float_block(graph))
         self.inputs = [
             self._input(k, value, types[k], values.get(k)) for k, value in enumerate(graph.inputs)

@@ -125,7 +125,6 @@ class PlanInProgress(Protocol):
         operands: The operands of the values that are planned.
         known_elements: Elements of values that are known while planning, None if none are.
         items: The steps so far.
-        branch_depth: Number of If branches around the present node, whose steps runs may skip.
         layouts: Assigns and converts layouts.
     """
 
@@ -133,7 +132,6 @@ class PlanInProgress(Protocol):
     operands: dict[Value, Operand]
     known_elements: dict[Value, Array | None]
     items: list[Item]
-    branch_depth: int
     layouts: LayoutAssigner
 
     def operand(self, value: Value) -> Operand:

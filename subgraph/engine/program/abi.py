@@ -54,31 +54,6 @@ COPY_TARGET: Final = 8  # address
 COPY_BYTES: Final = 16  # then two words: bytes by which source and target advance per iteration
 COPY_WORDS: Final = 5
 
-# The block of a step that computes sizes from integers which the program itself has computed
-# (`size_kernels`).
-SIZE_READ: Final = 0  # address of the registers that receive the integers
-SIZE_COUNT: Final = 8  # number of integers
-SIZE_ITEM: Final = 16  # bytes of each as it is read, 4 or 8
-SIZE_STOP: Final = 24  # address of the word that ends the run (RUN_CANCEL of the program)
-# Two words: address and number of rows (operation, target, two operands). Target and operands are
-# addresses of registers, but the target of a comparison is its required outcome, 0 or 1.
-SIZE_CODE: Final = 32
-# Two words: address and number of rows (address of the argument to write, of the register with its
-# value, and of a base that is added to it, or 0).
-SIZE_PATCHES: Final = 48
-SIZE_WORDS: Final = 8
-SIZE_CODE_WORDS: Final = 4
-SIZE_PATCH_WORDS: Final = 3
-# Operations on integers, the conversion to float64, operations on floats (f...), and comparisons,
-# with the names of `subgraph.graph.size_expressions`. An operation's number is its index here.
-SIZE_OPERATIONS: Final = (
-    *("add", "sub", "mul", "floordiv", "mod", "max", "min", "abs", "and", "or", "xor"),
-    *("lshift", "rshift", "invert", "float"),
-    *("fadd", "fsub", "fmul", "ftruediv", "fmax", "fmin", "fabs"),
-    *("fceil", "ffloor", "ftrunc", "fsingle", "eq", "lt", "le", "feq", "flt", "fle"),
-)
-MISFIT: Final = 2  # value of the word that ends a run: the program does not serve these sizes
-
 # A pool's state. Words that different threads write are on different cache lines. See
 # `walker_kernels` for the protocol.
 POOL_SEQUENCE: Final = 0 * LINE  # counts published steps; helpers wait for it to change

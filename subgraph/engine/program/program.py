@@ -136,7 +136,7 @@ class Program:
         self.rows[:, 2:] = sizes
 
     def run(self) -> bool:
-        """Run all steps; return False if `cancel` or a `misfit` stopped the run before the last."""
+        """Run all steps; return False if `cancel` stopped the run before the last."""
         self.wake_helpers()
         return not self._call()
 
@@ -175,21 +175,9 @@ class Program:
         """Return the indices of steps that have begun and not ended; empty without guard pages."""
         return np.flatnonzero(self._times[:, 0] > self._times[:, 1]).tolist()
 
-    @property
-    def cancel_address(self) -> int:
-        """Address of the word that stops a run before its next step once it is not 0."""
-        return self._cancel.ctypes.data
-
     def cancel(self) -> None:
         """Stop the run before its next step; if none is running, stop the next run at its start."""
         self._cancel[0] = 1
-
-    def misfit(self) -> bool:
-        """Return whether the plan does not serve the sizes of the last run, and clear that."""
-        found = int(self._cancel[0]) == abi.MISFIT
-        if found:
-            self.clear()
-        return found
 
     def clear(self) -> None:
         """Undo `cancel`, so that the program can run again."""

@@ -301,19 +301,6 @@ def test_cancel_from_another_thread(pool: Pool) -> None:
     assert words[1] % 10 == 0  # the step that was running ended
 
 
-def test_a_step_may_cancel_its_own_program() -> None:
-    counter = Counter(4, 0)
-    words = np.zeros(2, np.int64)
-    pull = Step(Kernel("tests.support.engine.kernels", "set_word").address, words.ctypes.data, 1)
-    program = Program([counter.step, pull, counter.step])
-    words[:] = [program.cancel_address, 1]
-    finished, times = program.run_timed()
-    assert not finished
-    assert counter.units.tolist() == [1] * 4
-    assert (times[:2] > 0).all()
-    assert not times[2].any()
-
-
 def test_times_of_steps() -> None:
     slow, _words = burn(20000, 8, 0)
     counter = Counter(1, 0)

@@ -12,7 +12,6 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.cpu import data_dependent_loop
 from subgraph.engine.cpu.region_op import CpuRegionOptions, CpuSubgraphOp
 from subgraph.engine.region.region_op import without_weights
 from subgraph.graph.types import Array
@@ -131,32 +130,17 @@ def loop_body(result: Callable[[sg.Value], sg.Value]) -> sg.Graph:
     return sg.Graph([number, going, state], [ops.Identity(going), result(state)], "body")
 
 
-def test_a_loop_of_one_size_has_one_plan() -> None:
+def test_a_loop_of_one_size_is_compiled() -> None:
     model = loop(loop_body(lambda state: ops.Mul(state, np.float32(2))))
     result = model([np.ones(4, np.float32), np.array(5)])[0]
     np.testing.assert_array_equal(result, np.full(4, 32, np.float32))
-    assert counts(model)["chosen"]["loop of one plan"] == 1
-    assert "loop of one plan" not in counts(model)["declined"]
+    assert counts(model)["chosen"]["compiled loop"] == 1
+    assert "compiled loop" not in counts(model)["declined"]
 
 
-def test_a_loop_whose_state_grows_says_why_it_has_no_one_plan() -> None:
+def test_a_loop_whose_state_grows_says_why_it_is_not_compiled() -> None:
     model = loop(loop_body(lambda state: ops.Concat(state, state, axis=0)))
     result = model([np.ones(1, np.float32), np.array(3)])[0]
     np.testing.assert_array_equal(result, np.ones(8, np.float32))
-    assert counts(model)["chosen"]["loop of data-dependent plans"] >= 1
-    causes = counts(model)["declined"]["loop of one plan"]
+    causes = counts(model)["declined"]["compiled loop"]
     assert list(causes) == ["a value has another size in the next iteration"]
-
-
-def test_a_loop_that_cannot_be_planned_with_symbolic_sizes_says_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise TypeError("a rule that takes plain numbers only")
-
-    monkeypatch.setattr(data_dependent_loop, "make_data_dependent_plan", refuse)
-    model = loop(loop_body(lambda state: ops.Concat(state, state, axis=0)))
-    result = model([np.ones(1, np.float32), np.array(3)])[0]
-    np.testing.assert_array_equal(result, np.ones(8, np.float32))
-    causes = counts(model)["declined"]["loop of data-dependent plans"]
-    assert causes["TypeError: a rule that takes plain numbers only"] == 1

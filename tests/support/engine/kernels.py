@@ -382,15 +382,6 @@ def burn() -> Function:
     return kernel
 
 
-def set_word() -> Function:
-    """Store a number at an address: a step that pulls another program's cancel flag."""
-
-    def kernel(args: int, _begin: int, _end: int, _worker: int) -> None:
-        atomic_store(ld_i64(args), ld_i64(args + 8))
-
-    return kernel
-
-
 def round_trip(*, lanes: int) -> Function:
     """Round float32 to bfloat16 in memory and read it back."""
     v = simd.vec("float32", lanes)
