@@ -48,7 +48,6 @@ from subgraph.engine.planner.plan_types import (
     UnknownShapeError,
     constant,
 )
-from subgraph.engine.planner.schedule import scheduled
 from subgraph.errors import ShapeError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.limits import (
@@ -243,7 +242,7 @@ class Planner:
 
     def plan(self) -> Plan:
         """Plan all nodes, then the memory."""
-        for node in scheduled(self.graph.nodes):
+        for node in self.graph.nodes:
             self.add(node)
         return self.finish()
 
