@@ -81,6 +81,21 @@ def _owner(array: Any) -> Any:
     return array
 
 
+def usable_output(
+    array: Array | None, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> Array | None:
+    """Return an array that a caller passed for a result, if a run can write the result into it.
+
+    Args:
+        array: The array; None if the caller passed none.
+        dtype: The result's dtype.
+        shape: The result's shape.
+    """
+    if array is None or array.dtype != dtype or array.shape != shape:
+        return None
+    return array if array.flags.c_contiguous and array.flags.writeable else None
+
+
 def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any]:
     """Copy results into the arrays of ``outputs``; return these, and results that have no array.
 

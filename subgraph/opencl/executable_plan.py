@@ -24,7 +24,7 @@ from subgraph.engine.planner.step_profile import Span, profile_entries
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.parameters import Snapshot
-from subgraph.graph.result_arrays import fill_outputs
+from subgraph.graph.result_arrays import fill_outputs, usable_output
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.opencl.lowering import ClLaunch
 from subgraph.opencl.runtime import Runtime, opencl
@@ -240,7 +240,7 @@ class ClExecutablePlan:
             kernel.set_arg(position, number)
             return position + 1
         if isinstance(argument, Weight):
-            self._set_weight(kernel, position, self._weights.add(argument))
+            self._set_buffer(kernel, position, self._weight(self._weights.add(argument)))
             kernel.set_arg(position + 1, np.int32(0))
             return position + 2
         if isinstance(argument, Report):
@@ -257,37 +257,43 @@ class ClExecutablePlan:
         item = 1
         if isinstance(argument, Operand):
             offset, item = offset + argument.offset, argument.itemsize
-        offset += self._set_buffer(kernel, position, root, argument)
-        kernel.set_arg(position + 1, np.int32(offset // item))
+        buffer, begin = self._location(root)
+        self._set_buffer(kernel, position, buffer)
+        kernel.set_arg(position + 1, np.int32((begin + offset) // item))
         return position + 2
 
-    def _set_buffer(
-        self, kernel: cl.Kernel, position: int, root: Storage, argument: Operand | Scratch
-    ) -> int:
-        """Set an argument to the buffer of a storage; return the storage's offset in bytes."""
+    def _location(self, root: Storage) -> tuple[cl.Buffer | int, int]:
+        """Return the memory of a root storage (see `_set_buffer`), and its offset in bytes."""
         if root.kind == "arena":
-            kernel.set_arg(position, self._arena)
-            return self.plan.offsets[root]
+            return self._arena, self.plan.offsets[root]
         if root.kind == "input":
-            kernel.set_arg(position, self._inputs[root.index])
-        elif root.kind == "output":
-            kernel.set_arg(position, self._outputs[root.index])
-        elif root.kind == "constant":
+            return self._inputs[root.index], 0
+        if root.kind == "output":
+            return self._outputs[root.index], 0
+        if root.kind == "constant":
             assert root.array is not None
-            kernel.set_arg(position, self._constant(root.array))
-        elif root.weight is not None:
-            self._set_weight(kernel, position, self._weights.add(root.weight))
-        else:
-            assert isinstance(argument, Operand)
-            assert argument.parameter is not None, "a weight without a recipe is a parameter"
-            self._set_weight(kernel, position, self._weights.add_parameter(argument.parameter))
-        return 0
+            return self._constant(root.array), 0
+        if root.weight is not None:
+            return self._weight(self._weights.add(root.weight)), 0
+        assert root.parameter is not None, "a weight without a recipe is a parameter"
+        return self._weight(self._weights.add_parameter(root.parameter)), 0
 
-    def _set_weight(self, kernel: cl.Kernel, position: int, found: int | Array) -> None:
-        if isinstance(found, int):
-            self._entry_arguments.append((kernel, position, found))
+    def _weight(self, found: int | Array) -> cl.Buffer | int:
+        """Return the index of an entry among the weights, or the buffer of an array."""
+        return found if isinstance(found, int) else self._constant(found)
+
+    def _set_buffer(self, kernel: cl.Kernel, position: int, buffer: cl.Buffer | int) -> None:
+        """Set an argument to a buffer, or have `refresh` set it to that of an entry.
+
+        Args:
+            kernel: The kernel.
+            position: Position of the argument.
+            buffer: The buffer, or the index of an entry among the weights.
+        """
+        if isinstance(buffer, int):
+            self._entry_arguments.append((kernel, position, buffer))
         else:
-            kernel.set_arg(position, self._constant(found))
+            kernel.set_arg(position, buffer)
 
     def _constant(self, array: Array) -> cl.Buffer:
         held = self._constants.get(id(array))
@@ -313,7 +319,7 @@ class ClExecutablePlan:
     @uninterruptedly
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
         """Run the plan; see the CPU's `ExecutablePlan.run`."""
-        return self._run(inputs, outputs, None)
+        return self.finish(self.enqueue(inputs, outputs))
 
     @uninterruptedly
     def run_timed(
@@ -330,9 +336,12 @@ class ClExecutablePlan:
             ``time.perf_counter``. Times of the device's own clock are shifted so that the first
             launch was enqueued at the same time by both clocks.
         """
-        self._measure()
+        if not self._profiling:  # the present queue records no times
+            self._wait()
+            self._profiling = True
+            self._queue = self._runtime.queue(profiling=True)
         events: list[_LaunchTimes] = []
-        results = self._run(inputs, outputs, events)
+        results = self.finish(self.enqueue(inputs, outputs, events))
         offsets = (start - e.profile.queued * 1e-9 for e, start, _ in events if e is not None)
         offset = next(offsets, 0.0)
         return results, [_span(times, offset) for times in events]
@@ -342,21 +351,6 @@ class ClExecutablePlan:
 
     def clear(self) -> None:
         """Do nothing, like `cancel`."""
-
-    def _measure(self) -> None:
-        """Change to a queue that records times, if the present one does not."""
-        if not self._profiling:
-            self._wait()
-            self._profiling = True
-            self._queue = self._runtime.queue(profiling=True)
-
-    def _run(
-        self,
-        inputs: Sequence[Any],
-        outputs: Sequence[Array | None] | None,
-        events: list[_LaunchTimes] | None,
-    ) -> list[Array]:
-        return self.finish(self.enqueue(inputs, outputs, events))
 
     @uninterruptedly
     def enqueue(
@@ -395,7 +389,7 @@ class ClExecutablePlan:
         with driver_errors(self._runtime, "the download of results"):
             for position, operand in enumerate(self.plan.outputs):
                 target = None if outputs is None else outputs[position]
-                results.append(self._download(operand, self._usable_target(target, operand)))
+                results.append(self._download(operand, target))
             if self._slot_buffer is not None:
                 self._copy(self._slot_words, self._slot_buffer)
             self._queue.flush()
@@ -474,14 +468,6 @@ class ClExecutablePlan:
         except api.Error:
             return False
 
-    @staticmethod
-    def _usable_target(target: Array | None, operand: Operand) -> Array | None:
-        if target is None or target.shape != operand.shape:
-            return None
-        if not target.flags.c_contiguous or not target.flags.writeable:
-            return None
-        return target if target.dtype == numpy_dtype(operand.dtype) else None
-
     # ------------------------------------------------------------------ host access
 
     def _download(self, operand: Operand, target: Array | None = None) -> Array:
@@ -490,7 +476,9 @@ class ClExecutablePlan:
         if operand.parameter is not None:
             return np.array(operand.parameter.array)
         dtype = numpy_dtype(operand.dtype)
-        array = np.empty(operand.shape, dtype) if target is None else target
+        array = usable_output(target, dtype, operand.shape)
+        if array is None:
+            array = np.empty(operand.shape, dtype)
         if array.nbytes:
             buffer, offset = self._buffer_of(operand)
             self._copy(array, buffer, src_offset=offset)
@@ -498,21 +486,11 @@ class ClExecutablePlan:
 
     def _buffer_of(self, operand: Operand) -> tuple[cl.Buffer, int]:
         root, offset = self.plan.location_of(operand)
-        if root.kind == "arena":
-            return self._arena, offset + self.plan.offsets[root]
-        if root.kind == "input":
-            return self._inputs[root.index], offset
-        if root.kind == "output":
-            return self._outputs[root.index], offset
-        if root.kind == "constant":
-            assert root.array is not None
-            return self._constant(root.array), offset
-        assert root.weight is not None
-        found = self._weights.add(root.weight)
-        if isinstance(found, int):
-            entry = self._weights.entries[found]
-            return device_weights(self._runtime).buffer(entry, self._queue), offset
-        return self._constant(found), offset
+        buffer, begin = self._location(root)
+        if isinstance(buffer, int):
+            entry = self._weights.entries[buffer]
+            buffer = device_weights(self._runtime).buffer(entry, self._queue)
+        return buffer, begin + offset
 
     def _compute(self, step: ReferenceStep) -> None:
         """Compute a reference step between launches; the host waits for its inputs."""

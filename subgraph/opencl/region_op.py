@@ -8,7 +8,6 @@ from typing import Any, cast
 import attrs
 
 from subgraph.engine.planner.plan_types import Plan
-from subgraph.engine.region.executable_plan import AnyExecutablePlan
 from subgraph.engine.region.region_op import Fuse, RegionOp, RegionOptions, without_weights
 from subgraph.engine.region.region_session import RegionSession
 from subgraph.graph.graph import Graph
@@ -48,11 +47,6 @@ def _buffer_bytes(plan: Plan) -> int:
     return plan.arena_bytes + sum(operand.nbytes for operand in operands if operand is not None)
 
 
-def _bytes_of(bound: AnyExecutablePlan) -> int:
-    assert isinstance(bound, ClExecutablePlan), "made by `ClSession._bind`"
-    return _buffer_bytes(bound.plan)
-
-
 class ClSession(RegionSession):
     """Runs a region for one request."""
 
@@ -64,12 +58,16 @@ class ClSession(RegionSession):
     def _bind(self, plan: object) -> ClExecutablePlan:
         assert isinstance(plan, Plan), "the strategies of OPENCL return no others"
         # Each plan has buffers of its own; those of other shapes count against the budget, too.
-        wanted = _buffer_bytes(plan)
-        while self._bound and wanted + sum(map(_bytes_of, self._bound.values())) > memory_limit():
+        wanted, limit = _buffer_bytes(plan), memory_limit()
+        while self._bound and wanted + self._held_bytes() > limit:
             self._bound.popitem(last=False)
             self._last = self._active = None
         op = self._cl_op
         return ClExecutablePlan(plan, op.runtime, op.weights, op.options.profiling)
+
+    def _held_bytes(self) -> int:
+        """Return the bytes of the buffers of all plans of this session."""
+        return sum(_buffer_bytes(cast(Plan, bound.plan)) for bound in self._bound.values())
 
     def enqueue_finish(self) -> EnqueueFinish | None:
         """Return functions that enqueue a run, and that wait for it and return its results."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from subgraph.engine.executable.argument_layout import Port
 from subgraph.engine.program.addresses import address_of
+from subgraph.graph.result_arrays import usable_output
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.system import guard_pages
 from subgraph.system.large_pages import aligned_empty
@@ -77,16 +78,9 @@ class BoundPort:
             self.current = self.stage
             staged: Array = self.stage
             return staged
-        fits = (
-            wanted is not None
-            and wanted.flags.c_contiguous
-            and wanted.flags.writeable
-            and wanted.dtype == self._dtype
-            and wanted.shape == self._shape
-        )
-        if guard_pages.MODE:
-            fits = False
-        array = wanted if fits and wanted is not None else self._new_result()
+        array = None if guard_pages.MODE else usable_output(wanted, self._dtype, self._shape)
+        if array is None:
+            array = self._new_result()
         self._point_to(address_of(array))
         self.current = array
         return array
