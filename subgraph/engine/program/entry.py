@@ -8,12 +8,10 @@ block says so, and returns the status as a Python integer.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from typing import Final, cast
 
 from subgraph.engine.program import abi
-from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain import toolchain
 
 # The entry: ``self`` is a Python integer, the address of a run block.
@@ -77,23 +75,13 @@ def method() -> _MethodDef:
 def entry(run_block: int) -> Callable[[], int]:
     """Return a callable that calls the function at RUN_WALK with its block and returns RUN_STATUS.
 
-    On CPython it is a built-in function object over the compiled entry, elsewhere a call through
-    ctypes.
+    It is a built-in function object over the compiled entry.
 
     Args:
         run_block: Address of a run block (`abi.RUN_ROWS` and the following), which must outlive
             the callable.
     """
-    if sys.implementation.name != "cpython":
-        return lambda: _plain_call(run_block)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     return cast("Callable[[], int]", make(ctypes.byref(method()), run_block, None))
-
-
-def _plain_call(run_block: int) -> int:
-    """Do through ctypes, which always releases Python's lock, what the compiled entry does."""
-    words = (ctypes.c_int64 * abi.RUN_WORDS).from_address(run_block)
-    call(words[abi.RUN_WALK // abi.WORD], run_block, 0, 0, 0)
-    return words[abi.RUN_STATUS // abi.WORD]

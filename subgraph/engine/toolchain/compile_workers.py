@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import host
+from subgraph.system.json_values import with_tuples
 from subgraph.weights.parallel import start_threads
 
 # Kernels per worker: starting an interpreter and importing numba costs about as much as compiling
@@ -38,7 +39,7 @@ _Report = Callable[[Kernel, float | None], None]
 
 def worker_count(kernels: int) -> int:
     """Return how many worker processes to start for a number of kernels; 0 to compile here."""
-    if not Path(sys.executable or "none").stem.startswith(("python", "pypy")):
+    if not Path(sys.executable or "none").stem.startswith("python"):
         return 0  # Python is embedded: the executable is not an interpreter
     return max(0, min(host.core_count() - 1, kernels // _MIN_KERNELS_PER_WORKER, _MAX_WORKERS))
 
@@ -149,11 +150,6 @@ def _feed(
         worker.close()
 
 
-def _with_tuples(value: Any) -> Any:
-    """Return an option of a variant as it was before JSON: lists become tuples."""
-    return value if isinstance(value, int | float | str) else tuple(value)
-
-
 def work(compile_to_cache: Callable[[Kernel], None]) -> None:
     """Compile the kernels that the standard input names until it ends; the body of a worker.
 
@@ -165,7 +161,7 @@ def work(compile_to_cache: Callable[[Kernel], None]) -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # a kernel module may print
     for line in sys.stdin:
         module, factory, variant = cast("tuple[str, str, dict[str, Any]]", json.loads(line))
-        options = {name: _with_tuples(value) for name, value in variant.items()}
+        options = {name: with_tuples(value) for name, value in variant.items()}
         try:
             compile_to_cache(Kernel(module, factory, **options))
         except Exception:
