@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from subgraph.engine.planner.dry_run import DryRun
 from subgraph.engine.planner.plan_types import Plan
-from subgraph.engine.region.strategy import Declined, Request
+from subgraph.engine.region.strategy import Declined, Request, Strategy
 from subgraph.graph.parameters import Versions
 
 
-class DryRunPlan:
+class DryRunPlan(Strategy):
     """The plan of the dry run that found which nodes have kernels; it serves one request."""
 
     name = "plan of the dry run"

@@ -10,9 +10,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.engine.cpu.argument_layouts import ArgumentLayouts
 from subgraph.engine.cpu.dry_run_plan import DryRunPlan
-from subgraph.engine.cpu.region_session import CpuSession
+from subgraph.engine.cpu.region_session import ArgumentLayouts, CpuSession
 from subgraph.engine.cpu.stored_programs import StoredPrograms
 from subgraph.engine.cpu.symbolic_plans import SymbolicPlans
 from subgraph.engine.executable.argument_layout import make_argument_layout

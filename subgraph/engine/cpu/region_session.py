@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from subgraph.engine.cpu.argument_layouts import ArgumentLayouts
+import threading
+from weakref import WeakKeyDictionary
+
 from subgraph.engine.cpu.compiled_loop import CompiledLoop
+from subgraph.engine.executable.argument_layout import ArgumentLayout, make_argument_layout
 from subgraph.engine.executable.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.executable.stored_program import StoredProgram
 from subgraph.engine.executable.symbolic_plan import PlanInstance, SymbolicPlan
@@ -12,7 +15,33 @@ from subgraph.engine.program.pool import Pool
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.region_session import RegionSession
 from subgraph.operators.subgraph_op import RunIterations, Session, Wiring
+from subgraph.system.forking import free_in_child
+from subgraph.weights.cache import WeightCache
 from subgraph.weights.mapped_files import release
+
+
+class ArgumentLayouts:
+    """Argument layouts by plan, cached as long as the plan is referenced."""
+
+    def __init__(self, weights: WeightCache) -> None:
+        """Begin without layouts; ``weights`` is the op's view of the weight cache."""
+        self._weights = weights
+        self._lock = free_in_child(threading.Lock())
+        self._layouts: WeakKeyDictionary[Plan, ArgumentLayout] = WeakKeyDictionary()
+
+    def of(self, plan: Plan | PlanInstance) -> ArgumentLayout:
+        """Return the argument layout of a plan."""
+        if isinstance(plan, PlanInstance):
+            return plan.argument_layout()
+        with self._lock:
+            layout = self._layouts.get(plan)
+            if layout is None:
+                layout = self._layouts[plan] = make_argument_layout(plan, self._weights)
+            return layout
+
+    def forget(self) -> None:
+        """Drop all layouts."""
+        self._layouts.clear()
 
 
 class CpuSession(RegionSession):
@@ -68,7 +97,9 @@ class CpuSession(RegionSession):
         if len(self._bound) < self.region.options.plans:
             return None
         for key, bound in self._bound.items():
-            if isinstance(bound, ExecutablePlan) and bound.symbolic_plan is symbolic_plan:
+            plan = bound.plan
+            if isinstance(plan, PlanInstance) and plan.symbolic_plan is symbolic_plan:
+                assert isinstance(bound, ExecutablePlan), "regions of the CPU have no others"
                 del self._bound[key]
                 self._last = None  # it may be this one, which no longer fits its shapes
                 return bound

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from subgraph.engine.executable.stored_program import StoredProgram, read
-from subgraph.engine.region.strategy import Declined, Request
+from subgraph.engine.region.strategy import Declined, Request, Strategy
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
 from subgraph.operators.subgraph_op import ImportFile
 
 
-class StoredPrograms:
+class StoredPrograms(Strategy):
     """The programs of an exported model.
 
     They are asked before strategies that fuse the graph, because they do not need the fused graph.
+    They depend on weights only, so that nothing is forgotten when the graph is fused again.
     """
 
     name = "stored program"
-    cacheable = False
 
     def __init__(self) -> None:
         """Begin without programs."""
@@ -58,6 +58,3 @@ class StoredPrograms:
         """Return the types of the inputs of each program, and drop all programs."""
         programs, self._programs = self._programs, []
         return [[TensorType(e.dtype, e.shape) for e in p.layout.inputs] for p in programs]
-
-    def forget(self) -> None:
-        """Keep the programs: they depend on weights, not on the fused graph."""

@@ -12,7 +12,7 @@ from subgraph.engine.executable.symbolic_plan import (
     make_symbolic_plan,
 )
 from subgraph.engine.planner.plan_types import PlanOptions
-from subgraph.engine.region.strategy import Declined, Request
+from subgraph.engine.region.strategy import Declined, Request, Strategy
 from subgraph.graph.graph import Graph
 from subgraph.weights.cache import WeightCache
 
@@ -22,7 +22,7 @@ _MAX_PLANS = 16  # cached symbolic plans of a region
 _MAX_UNUSED_IN_A_ROW = 8
 
 
-class SymbolicPlans:
+class SymbolicPlans(Strategy):
     """The symbolic plans of one graph, made when shapes differ and used for the shapes after these.
 
     Attributes:

@@ -19,8 +19,8 @@ from subgraph.engine.executable.argument_layout import ArgumentLayout, Patch, Po
 from subgraph.engine.executable.bound_port import BoundPort
 from subgraph.engine.executable.reference_runner import ReferenceRunner
 from subgraph.engine.executable.stored_program import StoredProgram
-from subgraph.engine.executable.symbolic_plan import PlanInstance, SymbolicPlan
-from subgraph.engine.planner.plan_types import Item, Plan, ReferenceStep
+from subgraph.engine.executable.symbolic_plan import PlanInstance
+from subgraph.engine.planner.plan_types import Plan, ReferenceStep
 from subgraph.engine.planner.step_profile import Span
 from subgraph.engine.program import abi
 from subgraph.engine.program.pool import Pool
@@ -149,11 +149,6 @@ class ExecutablePlan:
         """The profile entry of every step, with 0 seconds."""
         return self._entries()
 
-    @property
-    def symbolic_plan(self) -> SymbolicPlan | None:
-        """The symbolic plan of which this is an instance; None if it is not one."""
-        return self.plan.symbolic_plan if isinstance(self.plan, PlanInstance) else None
-
     def rebind(self, instance: PlanInstance) -> None:
         """Change to another instance of the same symbolic plan; the weights stay."""
         symbolic_plan, numbers = instance.symbolic_plan, instance.numbers
@@ -218,7 +213,8 @@ class ExecutablePlan:
             for kernel, begin, units, grain in layout.steps
         ]
         segments: list[Any] = []
-        references = [item for item in self._plan_items() if isinstance(item, ReferenceStep)]
+        items = self.plan.items if isinstance(self.plan, Plan) else ()
+        references = [item for item in items if isinstance(item, ReferenceStep)]
         begin = 0
         for end, reference in zip(layout.breaks, references, strict=True):
             if end > begin:
@@ -254,16 +250,14 @@ class ExecutablePlan:
 
         return run
 
-    def _plan_items(self) -> Sequence[Item]:
-        return self.plan.items if isinstance(self.plan, Plan) else ()
-
     # ------------------------------------------------------------------ runs
 
     def refresh(self, snapshot: Snapshot) -> None:
         """Take the weights as they are in ``snapshot``, which is pinned."""
         work = self._changes.indices(snapshot)
         first = self.epoch is None
-        size = self._weight_bytes() if first else 0
+        sizes = (p.nbytes for entry, _ in self._entry_patches for p in entry.parameters)
+        size = sum(sizes) if first else 0
         if size >= _LARGE_WEIGHT_BYTES:
             loader.release_llvm()  # the kernels are linked, and the memory is needed
         if self._threads > 1 and size >= _MIN_THREADED_WEIGHT_BYTES:
@@ -282,9 +276,6 @@ class ExecutablePlan:
             self._entry_arrays[k] = array
             patch.put(self._words, array.ctypes.data)
             release(entry.parameters, array)
-
-    def _weight_bytes(self) -> int:
-        return sum(p.nbytes for entry, _ in self._entry_patches for p in entry.parameters)
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
         """Run the plan; `refresh` was called for the present snapshot.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from subgraph.engine.planner.plan import make_plan
 from subgraph.engine.planner.plan_types import PlanOptions, ReferenceStep
-from subgraph.engine.region.strategy import Request
+from subgraph.engine.region.strategy import Request, Strategy
 
 
-class ConcretePlan:
-    """Plans the graph for the present shapes; the last strategy, which serves all or raises."""
+class ConcretePlan(Strategy):
+    """Plans the graph for the present shapes; the last strategy, which serves all or raises.
+
+    It has nothing to forget: `KnownPlans` caches the plans.
+    """
 
     name = "one plan"
     cacheable = True
@@ -29,6 +32,3 @@ class ConcretePlan:
             if isinstance(item, ReferenceStep):
                 request.note("kernel", f"{item.node.op_type}: {item.reason}")
         return plan
-
-    def forget(self) -> None:
-        """Do nothing: `KnownPlans` caches the plans."""

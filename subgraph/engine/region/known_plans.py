@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 from subgraph.engine.region.specialized_inputs import Key
-from subgraph.engine.region.strategy import Request
+from subgraph.engine.region.strategy import Request, Strategy
 
 
-class KnownPlans:
+class KnownPlans(Strategy):
     """The cache of plans of a region, for all its sessions; the least recently used are dropped.
 
     A plan that depends on the content of a parameter is not used after the parameter has changed.
     """
 
     name = "known plan"
-    cacheable = False
 
     def __init__(self, most: int) -> None:
         """Cache up to ``most`` plans."""
@@ -29,8 +28,7 @@ class KnownPlans:
         if plan is None or not plan.versions.are_current():
             return None
         self._plans.move_to_end(request.key)
-        found: object = plan
-        return found
+        return cast(object, plan)
 
     def add(self, key: Key, plan: Any) -> None:
         """Add a plan; the least recently used one is dropped if there are too many."""

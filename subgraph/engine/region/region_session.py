@@ -11,10 +11,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import is_not, itemgetter
-from typing import Any
+from typing import Any, Protocol
 
-from subgraph.engine.planner.step_profile import with_times
-from subgraph.engine.region.executable_plan import AnyExecutablePlan
+from subgraph.engine.planner.step_profile import Span, with_times
 from subgraph.engine.region.region_op import RegionOp
 from subgraph.engine.region.specialized_inputs import Key
 from subgraph.engine.region.split_plan import SplitRegion
@@ -27,6 +26,53 @@ from subgraph.operators.subgraph_op import ProfileEntry, Repeat, RunInputs, Sess
 from subgraph.runtime.cancel import Cancel
 from subgraph.runtime.executor import Executor
 from subgraph.system.gc_control import paused_gc
+
+
+class AnyExecutablePlan(Protocol):
+    """An executable plan: it has memory of its request, and runs for one request at a time.
+
+    Attributes:
+        epoch: Epoch of the snapshot from which the weights were taken; None before `refresh`.
+    """
+
+    epoch: int | None
+
+    @property
+    def plan(self) -> object:
+        """The plan that was bound."""
+        ...
+
+    @property
+    def entries(self) -> tuple[ProfileEntry, ...]:
+        """The profile entry of every step, with 0 seconds."""
+        ...
+
+    def refresh(self, snapshot: Snapshot) -> None:
+        """Take the weights as they are in a snapshot, which is pinned."""
+        ...
+
+    def run(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> list[Any]:
+        """Run the plan; `refresh` was called for the present snapshot.
+
+        Args:
+            inputs: Arrays for the inputs that are not weights.
+            outputs: Arrays to write into; None, or None for one of them: new arrays.
+        """
+        ...
+
+    def run_timed(
+        self, inputs: Sequence[Any], outputs: Sequence[Any] | None
+    ) -> tuple[list[Any], list[Span]]:
+        """Run; return the results, and begin and end of each step in seconds."""
+        ...
+
+    def cancel(self) -> None:
+        """End a run before its next step, if the device can."""
+        ...
+
+    def clear(self) -> None:
+        """Revoke `cancel`."""
+        ...
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from subgraph.engine.region.strategy import Request
+from subgraph.engine.region.strategy import Request, Strategy
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.operator import operator_key
 from subgraph.operators.subgraph_op import SubgraphOp, subgraph_node
@@ -18,14 +18,13 @@ from subgraph.runtime.fast_ops import fast_op, gives_size
 SplitRegion = Plan  # a plan of the default executor, which runs the parts
 
 
-class SplitPlan:
+class SplitPlan(Strategy):
     """Splits a graph that cannot be planned as a whole.
 
     It is the first strategy, so that a graph that was split is not planned as a whole again.
     """
 
     name = "split plan"
-    cacheable = False
 
     def __init__(self, make_op: Callable[[Graph], SubgraphOp]) -> None:
         """Begin without a split graph; ``make_op`` returns the op for a part of the graph."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from subgraph.engine.planner.plan_types import UnknownShapeError
 from subgraph.engine.region.specialized_inputs import Key, SpecializedInputs
@@ -77,7 +77,7 @@ class Request:
         return self._specialized_inputs.of(self.inputs)
 
 
-class Strategy(Protocol):
+class Strategy:
     """One way to run a region.
 
     Attributes:
@@ -85,8 +85,8 @@ class Strategy(Protocol):
         cacheable: Whether the plan that it returns serves every later request with the same key.
     """
 
-    name: str
-    cacheable: bool
+    name: ClassVar[str]
+    cacheable: ClassVar[bool] = False
 
     def resolve(self, request: Request) -> object | None:
         """Return a plan for the request; None if the strategy is not meant for such requests.
@@ -97,8 +97,7 @@ class Strategy(Protocol):
             UnknownShapeError: A shape follows from values that are not known. All strategies are
                 asked again, with the values of more inputs or with the error as the obstacle.
         """
-        ...
+        raise NotImplementedError
 
     def forget(self) -> None:
-        """Drop all plans of the fused graph, which is replaced or no longer needed."""
-        ...
+        """Drop all plans of the fused graph, which is replaced or no longer needed; if any."""
