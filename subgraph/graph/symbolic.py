@@ -45,13 +45,11 @@ class Trace:
     Attributes:
         open: Whether operations on symbolic numbers are still recorded; afterwards they compute
             plain numbers.
-        inline: Whether the operations inside a `recorded` function are recorded, not its call.
     """
 
-    def __init__(self, *, inline: bool = False) -> None:
+    def __init__(self) -> None:
         """Begin without expressions."""
         self.open = True
-        self.inline = inline
         self._statements: list[Statement] = []
         self._numbers: dict[tuple[Any, ...], SymInt] = {}
         self._guards: set[tuple[Any, ...]] = set()
@@ -243,8 +241,6 @@ def recorded(function: _Function) -> _Function:
     @wraps(function)
     def call(*numbers: Any) -> Any:
         if _PLAIN.issuperset(map(type, numbers)):  # the common case outside of a trace
-            return function(*numbers)
-        if any(type(n) is SymInt and n.trace.open and n.trace.inline for n in numbers):
             return function(*numbers)
         return _applied(operation, *numbers)
 

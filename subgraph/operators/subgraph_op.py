@@ -41,9 +41,9 @@ Repeat = Callable[[Sequence[Any]], Sequence[Any] | None]
 EnqueueFinish = tuple[
     Callable[[Sequence[Any], "Sequence[Array | None] | None"], Any], Callable[[Any], Sequence[Any]]
 ]
-# Takes the inputs, the number of the iteration before which to stop (None: until the condition is
-# false), and the number of the first iteration; see Session.iterations.
-RunIterations = Callable[[Sequence[Any], "int | None", int], "IterationsResult | None"]
+# Takes the inputs, and the number of iterations (None: until the condition is false); see
+# Session.iterations.
+RunIterations = Callable[[Sequence[Any], "int | None"], "IterationsResult | None"]
 _MAX_CHECKED_SHAPES = 64  # most sets of input shapes of a session whose output types are cached
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
@@ -83,14 +83,10 @@ class IterationsResult:
     Attributes:
         states: The last states, in the order of `Wiring.states`.
         scans: Each scan output, stacked over the iterations.
-        done: The number of the next iteration.
-        continues: Whether the condition was true after the last iteration.
     """
 
     states: list[Array]
     scans: list[Array]
-    done: int
-    continues: bool
 
 
 @attrs.frozen
@@ -251,13 +247,12 @@ class Session:
         return None
 
     def iterations(self, wiring: Wiring) -> RunIterations | None:
-        """Return a function that runs iterations of the op as the body of a loop, or None.
+        """Return a function that runs all iterations of the op as the body of a loop, or None.
 
         Its first argument are the inputs of the first iteration, with whole arrays for
-        ``wiring.items``; at least one iteration is wanted. It may stop before any iteration, which
-        the caller then runs by itself. It returns None, with nothing done, if the caller has to run
-        all iterations, because values change their shapes or do not fit into memory. It raises
-        RequestCancelledError if `cancel` is called meanwhile.
+        ``wiring.items``; at least one iteration is wanted. It returns None, with nothing done, if
+        the caller has to run the iterations, because values change their shapes or do not fit into
+        memory. It raises RequestCancelledError if `cancel` is called meanwhile.
 
         Args:
             wiring: How values are passed between iterations.

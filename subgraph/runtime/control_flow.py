@@ -180,11 +180,7 @@ class _Results:
 
 
 class _Loop(_Repeated):
-    """Runs iterations while limit and condition allow: many by one call if the body can, else one.
-
-    A compiled loop may stop early, for example where a shape changes; the next iteration then runs
-    by itself, and the rest by a compiled loop again.
-    """
+    """Runs iterations while limit and condition allow: all by one call if the body can."""
 
     def __init__(self, node: Node, body: BodyExecutor) -> None:
         super().__init__(node, body)
@@ -206,25 +202,16 @@ class _Loop(_Repeated):
         going = inputs[1] is None or _truth_value(inputs[1], self.node)
         carried = list(inputs[2 : self.inputs])
         captures = inputs[self.inputs :]
-        number = 0
-        true = np.array(True)
-        run_iterations = self._run_iterations
+        number, true = 0, np.array(True)
+        if self._run_iterations is not None and going and (limit is None or limit > 0):
+            items = [np.array(0, np.int64), true, *carried, *captures]
+            done = self._run_iterations(items, limit)
+            if done is not None:
+                return done.states + done.scans
         first = 1 + self._carried
         scans = _Results(self.node, len(self.graph.outputs) - first)
         while going and (limit is None or number < limit):
-            items = [np.array(number, np.int64), true, *carried, *captures]
-            many = None if run_iterations is None else run_iterations(items, limit, number)
-            if many is not None and many.done > number:
-                if number == 0 and (many.done == limit or not many.continues):
-                    return many.states + many.scans
-                carried, going = many.states, many.continues
-                for rows in zip(*many.scans, strict=True):
-                    scans.append(rows, many.done)
-                number = many.done
-                continue
-            if many is None:
-                run_iterations = None
-            results = self.body.run(items)
+            results = self.body.run([np.array(number, np.int64), true, *carried, *captures])
             number += 1
             going = _truth_value(results[0], self.node)
             for before, after in zip(carried, results[1:first], strict=True):
@@ -304,9 +291,9 @@ class _Scan(_Repeated):
         """
         length = min(map(len, scanned))
         if self._run_iterations is not None and length > 0 and len({*map(len, scanned)}) == 1:
-            many = self._run_iterations([*states, *scanned, *captures], length, 0)
-            if many is not None and many.done == length:
-                return many.states, many.scans
+            done = self._run_iterations([*states, *scanned, *captures], length)
+            if done is not None:
+                return done.states, done.scans
         parts = _Results(self.node, len(self.graph.outputs) - self._states)
         for number, items in enumerate(zip(*scanned, strict=True), 1):
             results = self.body.run([*states, *map(np.asarray, items), *captures])

@@ -240,7 +240,6 @@ class Executor:
         taken: Sequence[int],
         inputs: Sequence[Any],
         limit: int | None,
-        first: int,
     ) -> IterationsResult | None:
         """Run iterations of a loop by a session.
 
@@ -250,7 +249,6 @@ class Executor:
             taken: Positions of the body's inputs that the region reads.
             inputs: The body's inputs.
             limit: Most iterations; None for no limit.
-            first: Number of the first iteration.
 
         Returns:
             None if the iterations have to run one by one, which also raises any error.
@@ -261,7 +259,7 @@ class Executor:
         if any(type(item) is not np.ndarray for item in items):
             return None
         try:
-            return run(items, limit, first)
+            return run(items, limit)
         except (LimitError, RequestCancelledError):
             raise
         except Exception as error:

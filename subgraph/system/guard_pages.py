@@ -68,21 +68,12 @@ def _rounded(nbytes: Any) -> Any:
     return -(-nbytes // PAGE) * PAGE
 
 
-def guarded_offsets(
-    sizes: Iterable[Any], capacities: Iterable[int] | None = None
-) -> tuple[list[Any], int]:
-    """Return offsets of areas between guard pages, and the bytes of them all.
-
-    Args:
-        sizes: Bytes of each area.
-        capacities: Largest bytes of each area, if its size may change later: in mode "end" its end
-            stays, in mode "begin" its begin. None: ``sizes``.
-    """
-    sizes = list(sizes)
+def guarded_offsets(sizes: Iterable[Any]) -> tuple[list[Any], int]:
+    """Return offsets of areas of ``sizes`` bytes between guard pages, and the bytes of them all."""
     offsets: list[Any] = []
     at = PAGE
-    for size, most in zip(sizes, sizes if capacities is None else capacities, strict=True):
-        room = _rounded(most)
+    for size in sizes:
+        room = _rounded(size)
         offsets.append(at if MODE == "begin" else at + room - size)
         at += room + PAGE
     return offsets, at if offsets else 0
@@ -170,14 +161,14 @@ def block_begin(end: int, count: int) -> int:
     return begin
 
 
-def guarded_copy(array: NDArray[Any], *, writable: bool = False) -> NDArray[Any]:
-    """Return a copy between guard pages; an array of objects itself."""
+def guarded_copy(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only copy between guard pages; an array of objects itself."""
     if array.dtype.hasobject:
         return array
     copy = empty(array.shape, array.dtype)
     copy[...] = array
-    if _SUPPORTED and copy.nbytes and not writable:
+    if _SUPPORTED and copy.nbytes:
         first = copy.ctypes.data // PAGE * PAGE
         _protect(first, _rounded(copy.ctypes.data + copy.nbytes) - first, _READ)
-    copy.flags.writeable = writable
+    copy.flags.writeable = False
     return copy

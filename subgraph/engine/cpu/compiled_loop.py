@@ -32,15 +32,12 @@ class CompiledLoop:
         self._wiring = wiring
         self._known: tuple[object, Iterations] | None = None  # the plan's inputs, its iterations
 
-    def __call__(
-        self, inputs: Sequence[Any], limit: int | None, first: int
-    ) -> IterationsResult | None:
-        """Run iterations; return None if the loop cannot be compiled.
+    def __call__(self, inputs: Sequence[Any], limit: int | None) -> IterationsResult | None:
+        """Run all iterations; return None if the loop cannot be compiled.
 
         Args:
             inputs: Inputs of the first iteration, with whole arrays for scanned inputs.
-            limit: Number of the iteration before which to stop; None: until the condition is false.
-            first: Number of the first iteration.
+            limit: Most iterations; None: until the condition is false.
         """
         resolver = self._session.region.resolver
         try:
@@ -48,7 +45,7 @@ class CompiledLoop:
         except Declined as reason:
             resolver.note(_NAME, str(reason))
             return None
-        result = iterations.run(inputs, limit, first)
+        result = iterations.run(inputs, limit)
         resolver.chosen[_NAME] += 1
         return result
 

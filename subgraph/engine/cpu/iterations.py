@@ -33,9 +33,9 @@ _MAX_CARRIED_BYTES = 1 << 18
 # Iterations of one call of compiled code, of tiny programs and of others. Between calls, Python
 # handles signals and enlarges buffers.
 _TINY_CHUNK_ITERATIONS, _CHUNK_ITERATIONS = 1024, 16
-# Status of the compiled loop: an iteration was broken off, or the condition became false. It is 0
-# if the limit of iterations was reached.
-_CANCELLED, _ENDED = 1, 2
+# Status of the compiled loop: an iteration was broken off. It is 0 if the limit of iterations was
+# reached, and has another value if the condition became false.
+_CANCELLED = 1
 
 
 def loop_kernel() -> Kernel:
@@ -96,13 +96,12 @@ class Iterations:
                 rows.append((source.ctypes.data, target.ctypes.data, source.nbytes, 0, 0))
         return _table(rows)
 
-    def run(self, inputs: Sequence[Any], limit: int | None, first: int = 0) -> IterationsResult:
+    def run(self, inputs: Sequence[Any], limit: int | None) -> IterationsResult:
         """Run iterations; see `Session.iterations`.
 
         Args:
             inputs: Inputs of the first iteration.
-            limit: Number of the iteration before which to stop; None: until the condition is false.
-            first: Number of the first iteration.
+            limit: Most iterations; None: until the condition is false.
 
         Raises:
             RequestCancelledError: The request was cancelled.
@@ -113,18 +112,17 @@ class Iterations:
         items = self._copy_inputs(inputs)
         buffers = [_Buffer(self._output_stages[output]) for output in self._wiring.scans]
         chunk = _TINY_CHUNK_ITERATIONS if self._program.tiny else _CHUNK_ITERATIONS
-        done, status = first, 0
-        most = None if limit is None else limit - first
+        done = status = 0
         self._set(abi.ITERATIONS_DONE, done)
         while status == 0 and (limit is None or done < limit):
             stop = done + chunk if limit is None else min(done + chunk, limit)
             # Twice, because rows are copied when a buffer is enlarged.
-            held = 2 * sum(buffer.bytes_of(stop - first) for buffer in buffers)
+            held = 2 * sum(buffer.bytes_of(stop) for buffer in buffers)
             if held > memory_limit():
                 check_memory(held, f"a loop that stacks the results of {stop} iterations")
             for k, buffer in enumerate(buffers):
-                buffer.reserve(done - first, stop - first, most)
-                self._copies_after[k, 1] = buffer.address(done - first)
+                buffer.reserve(done, stop, limit)
+                self._copies_after[k, 1] = buffer.address(done)
             self._set(abi.ITERATIONS_LIMIT, stop)
             self._program.wake_helpers()
             status = self._call()
@@ -133,9 +131,9 @@ class Iterations:
         del items  # the program has read them
         if status == _CANCELLED:
             raise RequestCancelledError("the request was cancelled while it ran")
-        rows = [buffer.rows(done - first) for buffer in buffers]
+        rows = [buffer.rows(done) for buffer in buffers]
         states = [self._output_stages[output].copy() for output, _ in self._wiring.states]
-        return IterationsResult(states, rows, done, status != _ENDED)
+        return IterationsResult(states, rows)
 
     def _copy_inputs(self, inputs: Sequence[Any]) -> list[Array]:
         """Copy the inputs of the first iteration to their memory, and prepare the copies of items.

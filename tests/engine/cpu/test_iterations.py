@@ -26,10 +26,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     made: list[int | None] = []
     run = iterations.Iterations.run
 
-    def recorded(
-        self: iterations.Iterations, inputs: Sequence[Any], limit: int | None, first: int = 0
-    ) -> Any:
-        found = run(self, inputs, limit, first)
+    def recorded(self: iterations.Iterations, inputs: Sequence[Any], limit: int | None) -> Any:
+        found = run(self, inputs, limit)
         made.append(limit)
         return found
 
