@@ -9,94 +9,6 @@ from subgraph.engine.codegen.arguments import Address, KernelArguments
 from subgraph.ops.movement.window_arguments import WindowArguments
 
 
-class QuadsArguments(KernelArguments):
-    """Arguments of `quads_s8`; a work unit is four channels of a group of an image.
-
-    Attributes:
-        x: Bytes, ``[image, group][C][pixels]``.
-        y: Signed bytes, ``[image, group][C / 4][pixels][4]``; channels after C are zero.
-        channels: C, the channels of a group.
-        pixels: Pixels of an image.
-    """
-
-    x: Address
-    y: Address
-    channels: int
-    pixels: int
-
-
-class _ColumnsOperands(KernelArguments):
-    """First arguments of `columns_s8`.
-
-    Attributes:
-        x: Images as `quads_s8` makes them.
-        target: Panels of windows, ``[image, group][panel][K / 4][width][4]``.
-        sums: Sums of the columns, int32, ``[image, group][pixels]``.
-        pad: Four bytes of the padding.
-        last_pad: Four bytes of the padding in the last four channels.
-        quads: Fours of channels of a group.
-        panels: Panels of a matrix.
-    """
-
-    x: Address
-    target: Address
-    sums: Address
-    pad: int
-    last_pad: int
-    quads: int
-    panels: int
-
-
-class ColumnsArguments(_ColumnsOperands, WindowArguments):
-    """Arguments of `columns_s8`; a work unit is a panel of pixels of a group of an image."""
-
-
-class IntegerProductArguments(KernelArguments):
-    """Arguments of the integer `product`; a work unit is a tile's rows of a panel of a matrix.
-
-    Units run over tiles innermost, then panels, then matrices. Matrices are a multiple of groups.
-
-    Attributes:
-        a: Left sides, ``[group][m][row_bytes]``.
-        b: Right sides, ``[matrix][panel][K / 4][columns][4]``.
-        c: The results, ``[matrix][m][n]``.
-        m: Rows of a left side.
-        n: Columns of a right side.
-        row_bytes: Bytes of a row of a left side.
-        groups: Number of left sides.
-        a_zeros: Zero points of the rows of A, int32, ``[group][m]``.
-        a_sums: Sums of the rows of A less K times their zero points, int32, ``[group][m]``.
-        b_sums: Sums of the columns of B, int32.
-        b_zeros: Zero points of the columns of B, int32, padded to whole panels.
-        sums_step: Elements between the sums of columns of matrices.
-        scale: Factors of the sums, float32, ``[group][m]``; 0 for a result of int32.
-        c_zero: Zero point of the result.
-        scratch: For each worker at least 8 rows of a panel of int32.
-        scratch_bytes: Bytes between the areas of workers.
-        b_bytes: Bytes between right sides.
-        bias: Added to the sums of a row, int32, ``[group][m]``; 0: nothing.
-    """
-
-    a: Address
-    b: Address
-    c: Address
-    m: int
-    n: int
-    row_bytes: int
-    groups: int
-    a_zeros: Address
-    a_sums: Address
-    b_sums: Address
-    b_zeros: Address
-    sums_step: int
-    scale: Address
-    c_zero: int
-    scratch: Address
-    scratch_bytes: int
-    b_bytes: int
-    bias: Address
-
-
 class PanelsArguments(KernelArguments):
     """Arguments of `panels`; a work unit is a panel of a matrix.
 
@@ -160,8 +72,8 @@ class _Groups(_QuantizedOperands):
 class QuantizedProductArguments(_Groups, WindowArguments):
     """Arguments of the quantized `product`; a work unit is a block of the output.
 
-    Units run over blocks of panels innermost, then blocks of columns, of rows, groups, images. The
-    depth is 1 everywhere. A patch is the input of a unit, copied to scratch memory (`patches`).
+    Units run over blocks of panels innermost, then blocks of columns, of rows, planes of the depth,
+    groups, images. A patch is the input of a unit, copied to scratch memory (`patches`).
 
     Attributes:
         tile: The integer tile.
@@ -178,6 +90,7 @@ class QuantizedProductArguments(_Groups, WindowArguments):
         columns: Outputs of a group, rounded up to 16.
         x_image: Bytes between images of x.
         y_image: Bytes between images of y.
+        y_group: Bytes between groups of an image of y.
         inner: Double steps of the inner loop.
         last_inner: Double steps of the inner loop in the last input block.
         y_pixel: Bytes between pixels of y.
@@ -214,6 +127,7 @@ class QuantizedProductArguments(_Groups, WindowArguments):
     columns: int
     x_image: int
     y_image: int
+    y_group: int
     inner: int
     last_inner: int
     y_pixel: int

@@ -2,8 +2,8 @@
 
 Elements are 16-bit integers less their zero point (``pairs``), or unsigned bytes. Sources:
 
-- ``blocked``: ``[N][C / 16][H][W][16]`` bytes, the patch ``[C / 16][h][w][16]``.
-- ``image``: ``[N][C][H][W]`` with at most four channels, the patch ``[h][w][4]``.
+- ``blocked``: ``[N][C / 16][D][H][W][16]`` bytes, the patch ``[C / 16][d][h][w][16]``.
+- ``image``: ``[N][C][D][H][W]`` with at most four channels, the patch ``[d][h][w][4]``.
 - ``rows``: a matrix ``[W][C]``, the patch the same with rows padded to a multiple of eight bytes.
 """
 
@@ -18,20 +18,26 @@ from subgraph.engine.codegen.simd import convert, ld_i8, ld_u8, st_i8, st_i16, v
 from subgraph.engine.codegen.tile_int import BLOCK
 
 IMAGE = 4  # channels of a pixel of an image's patch
-# Blocks, height and width of an image, its channels, bytes of a pixel in the patch.
-Patch = tuple[int, int, int, int, int]
+# Blocks, depth, height and width of an image, its channels, bytes of a pixel in the patch.
+Patch = tuple[int, int, int, int, int, int]
 
 
 class PatchBox(WordBlock):
     """The box of the input that a patch covers; parts outside the image are padding.
 
     Attributes:
+        plane: Its first plane.
+        planes: Its planes.
+        plane_step: Planes of the image from one of the box to the next.
         row: Its first row.
         column: Its first column.
         rows: Its rows.
         columns: Its columns.
     """
 
+    plane: int
+    planes: int
+    plane_step: int
     row: int
     column: int
     rows: int
@@ -121,8 +127,8 @@ def _pixels_of_bytes(dtype: str) -> Any:
 def patch_copier(dtype: str, flavour: str, source: str) -> Any:
     """Return ``copy(patch, x, to, zero, where)``, which copies the box ``where`` of an image.
 
-    ``patch``: blocks, height and width of the image, its channels, bytes of a pixel in the patch.
-    ``x`` is the image, ``to`` the patch, ``zero`` the zero point.
+    ``patch``: blocks and sizes of the image, its channels, bytes of a pixel in the patch. ``x`` is
+    the image, ``to`` the patch, ``zero`` the zero point.
 
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
@@ -140,14 +146,15 @@ def _blocked_copier(dtype: str, flavour: str) -> Any:
 
     @register_jitable
     def blocked(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
-        blocks, height, width, _, _ = patch
+        blocks, depth, height, width, _, _ = patch
         h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
-        for b in range(blocks):
+        for plane in range(blocks * where.planes):
+            b, d = plane // where.planes, where.plane + plane % where.planes * where.plane_step
             for h in range(h0, h0 + nh):
-                row = x + ((b * height + h) * width + w0) * BLOCK
-                inside = 0 <= h < height
+                row = x + (((b * depth + d) * height + h) * width + w0) * BLOCK
+                inside = 0 <= d < depth and 0 <= h < height
                 for w in range(left if inside else nw):
                     clear_block(to + w * BLOCK * item, zero)
                 if inside:
@@ -167,24 +174,25 @@ def _image_copier(dtype: str, flavour: str) -> Any:
 
     @register_jitable
     def image(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
-        _, height, width, channels, _ = patch
+        _, depth, height, width, channels, _ = patch
         h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
-        clear(to, nh * nw * IMAGE, zero)
+        volume = depth * height * width
+        clear(to, where.planes * nh * nw * IMAGE, zero)
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
-        for i in range(nh):
-            h = h0 + i
-            if h < 0 or h >= height:
+        for i in range(where.planes * nh):
+            d, h = where.plane + i // nh * where.plane_step, h0 + i % nh
+            if not (0 <= d < depth and 0 <= h < height):
                 continue
             first, at = left, to + i * nw * IMAGE * item
-            row = x + h * width + w0
+            row = x + (d * height + h) * width + w0
             if item == 1:
                 while first + BLOCK <= right:
-                    interleave(row + first, at + first * IMAGE, height * width, channels)
+                    interleave(row + first, at + first * IMAGE, volume, channels)
                     first += BLOCK
             for c in range(channels):
                 for w in range(first, right):
-                    one(row + c * height * width + w, at + (w * IMAGE + c) * item, zero)
+                    one(row + c * volume + w, at + (w * IMAGE + c) * item, zero)
 
     return image
 
@@ -196,7 +204,7 @@ def _rows_copier(dtype: str, flavour: str) -> Any:
 
     @register_jitable
     def rows(patch: Patch, x: int, to: int, zero: int, where: PatchBox) -> None:
-        _, _, _, depth, step = patch
+        _, _, _, _, depth, step = patch
         whole = depth // BLOCK * BLOCK
         for r in range(where.columns):
             at, start = x + (where.column + r) * depth, to + r * step

@@ -1,7 +1,7 @@
-"""QLinearConv and its fused form on the CPU device: integer tiles in blocks of channels.
+"""QLinearConv, its fused form and ConvInteger on the CPU: integer tiles in blocks of channels.
 
-Convolutions that these kernels lack (3-D, groups of channels that do not fill blocks) go to
-``integer_cpu``; products of matrices, on the same tiles, are in ``qlinear_products_cpu``.
+In the plain layout the input is converted before and the result after the product. Products of
+matrices, on the same tiles, are in ``qlinear_products_cpu``.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import math
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Layout, Lowering, Unsupported, lowering
+from subgraph.engine.planner.layouts import conversion_step
+from subgraph.engine.planner.lowering import Layout, Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.composite.cpu import viewed
+from subgraph.ops.elementwise.cpu import temporary
+from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.geometry import Geometry, conv_geometry, dense_groups, merge, merged
+from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import grain, round_up
 from subgraph.system.host import caches
 
-from . import integer_cpu
 from .arguments import QuantizedDepthwiseArguments
 from .qlinear_operands import (
     BYTES,
@@ -28,6 +32,7 @@ from .qlinear_operands import (
     Weights,
     choose_tile,
     flat_array,
+    integer_operands,
     read_operands,
     requantization_of,
     zero_point_argument,
@@ -46,33 +51,34 @@ _MAX_MERGED_GROUPS = 4
 @lowering("QLinearConv", dtypes=BYTES, layouts=_BOTH)
 def qlinear_conv(node: Node, low: Lowering) -> None:
     """Lower QLinearConv."""
-    if low.output().layout == "plain":
-        integer_cpu.qlinear_conv(node, low)
-    else:
-        convolution(node, low)
+    _convolution(node, read_operands(node, low))
+
+
+@lowering("ConvInteger", dtypes=BYTES)
+def conv_integer(node: Node, low: Lowering) -> None:
+    """Lower ConvInteger; DynamicQuantizeLinear computes the zero point of x at run time."""
+    _convolution(node, integer_operands(low))
 
 
 @lowering("FusedQLinearConv", domain=INTERNAL_DOMAIN, dtypes=BYTES, layouts=_BOTH)
 def fused_conv(node: Node, low: Lowering) -> None:
     """Lower a convolution between DequantizeLinear and QuantizeLinear."""
-    convolution(node, low)
+    if low.output().layout != "blocked":
+        raise Unsupported("a quantized convolution in the plain layout")
+    _convolution(node, read_operands(node, low))
 
 
-def convolution(node: Node, low: Lowering) -> None:
-    """Emit a quantized convolution in blocks of channels.
+def _convolution(node: Node, q: QuantizedOperands) -> None:
+    """Emit a quantized convolution, whose kernels work in blocks of channels.
 
     Raises:
         Unsupported: There is no kernel for it.
     """
-    q = read_operands(node, low)
     if not q.y.size:
         return
     g = conv_geometry(node, q.x, q.w, q.y)
-    if q.y.layout != "blocked":
-        raise Unsupported("a quantized convolution in the plain layout")
-    if g.kernel[0] != 1 or g.source[0] != 1 or g.target[0] != 1:
-        raise Unsupported("a quantized convolution in three dimensions")
-    if g.groups > 1 and g.inputs == g.outputs == 1:
+    flat = g.kernel[0] == g.source[0] == g.target[0] == 1
+    if flat and g.groups > 1 and g.inputs == g.outputs == 1 and q.y.layout == "blocked":
         _depthwise(q, g)
     else:
         _direct(q, g)
@@ -124,7 +130,7 @@ class _Runs:
 
     def order(self, weight: Array) -> Array:
         """Return weights [outputs, K] in the order of a patch; `packed` says more."""
-        high, wide = self.g.kernel[1:]
+        high, wide = self.g.kernel[0] * self.g.kernel[1], self.g.kernel[2]
         whole = dense_groups(weight, self.groups, self.together)
         outputs = whole.shape[0]
         full = np.zeros((outputs, self.blocks * self.width, high, wide), weight.dtype)
@@ -139,36 +145,73 @@ class _Runs:
 
 def _direct(q: QuantizedOperands, g: Geometry) -> None:
     """Emit a direct convolution over integer tiles."""
-    source: PatchSource = "blocked" if q.x.layout == "blocked" else "image"
-    tile = choose_tile(q, source=source)
-    together = merged(g, BLOCK)
-    if g.groups > 1 and (source == "image" or together > _MAX_MERGED_GROUPS):
-        raise Unsupported("groups of channels that are far from whole blocks")
+    low, plain = q.low, q.y.layout == "plain"
     groups, channels = g.groups, g.groups * g.outputs
+    together = _groups_of_a_block(g) if plain else merged(g, BLOCK)
+    image = q.x.layout == "plain" and groups == 1 and g.inputs <= _IMAGE_CHANNELS
+    source: PatchSource = "image" if image else "blocked"
+    if not plain and (together > _MAX_MERGED_GROUPS or (not image and q.x.layout == "plain")):
+        raise Unsupported("groups or channels that are far from whole blocks")
+    tile = choose_tile(q, source=source)
     g = merge(g, together)
-    if source == "image" and g.inputs > _IMAGE_CHANNELS:
-        raise Unsupported("an image of more than four channels")
-    width = BLOCK if source == "blocked" else _IMAGE_CHANNELS
+    width = _IMAGE_CHANNELS if image else BLOCK
     runs = _Runs(g, groups, together, width, 8 // tile.item)
-    columns, pixels = round_up(g.outputs, BLOCK), math.prod(g.source)
-    shape = Shape(
+    shape = _shape(q, tile, runs, source)
+    parts = (g.groups, g.outputs) if plain else (1, channels)
+    requantization = requantization_of(q, tile, *parts, _sums_of_filters)
+    weights = _weights(q, tile, runs, source)
+    read = g if image else g.flat()
+    if not plain:
+        emit_tiles(q, tile, read, shape, weights, requantization)
+        return
+    sums = temporary(low, q.output, (g.images, g.pixels, channels))
+    x = q.x if image else _emit_blocks(q, g)
+    emit_tiles(attrs.evolve(q, x=x, y=sums), tile, read, shape, weights, requantization)
+    dims = (g.images, channels, g.pixels)
+    strides = (channels * g.pixels, 1, channels)
+    emit_copy(low, sums, q.y, dims, strides, contiguous(dims), item=sums.itemsize)
+
+
+def _groups_of_a_block(g: Geometry) -> int:
+    """Return how many groups are merged to one that fits into a block of channels, 1 at least."""
+    most = BLOCK // max(g.inputs, g.outputs)
+    return max((n for n in range(1, most + 1) if g.groups % n == 0), default=1)
+
+
+def _emit_blocks(q: QuantizedOperands, g: Geometry) -> Operand:
+    """Emit the conversion of a plain input, each group of channels in blocks of its own."""
+    shape = (g.images * g.groups, g.inputs, *g.source)
+    blocks = Operand(q.x.name, q.x.dtype, shape, "blocked")
+    blocks.lanes = BLOCK
+    blocks.storage = q.low.scratch(blocks.nbytes).storage
+    q.low.steps.append(conversion_step(viewed(q.low, q.x, shape), blocks))
+    return blocks
+
+
+def _shape(q: QuantizedOperands, tile: Tile, runs: _Runs, source: PatchSource) -> Shape:
+    """Return the sizes of a direct convolution.
+
+    A plain result is written with channels last and transposed afterwards.
+    """
+    g, plain = runs.g, q.y.layout == "plain"
+    columns, pixels, item = round_up(g.outputs, BLOCK), math.prod(g.source), q.y.itemsize
+    channels = runs.groups * g.outputs // runs.together
+    return Shape(
         source=source,
         blocks=runs.blocks,
-        pixel=width * tile.item,
+        pixel=runs.width * tile.item,
         inner=runs.inner,
         last_inner=runs.last_inner,
         width_merged=runs.width_merged,
         columns=columns,
-        stored=columns,
+        stored=g.outputs if plain else columns,
         channels=g.inputs,
         x_image=pixels * (runs.blocks * g.groups * BLOCK if source == "blocked" else g.inputs),
-        y_image=g.groups * columns * g.pixels,
-        y_pixel=BLOCK,
-        y_block=g.pixels * BLOCK,
+        y_image=g.pixels * (channels * item if plain else g.groups * columns),
+        y_group=g.outputs * item if plain else g.pixels * columns,
+        y_pixel=channels * item if plain else BLOCK,
+        y_block=BLOCK * item if plain else g.pixels * BLOCK,
     )
-    requantization = requantization_of(q, tile, 1, channels, _sums_of_filters)
-    read = g.flat() if source == "blocked" else g
-    emit_tiles(q, tile, read, shape, _weights(q, tile, runs, source), requantization)
 
 
 def _weights(q: QuantizedOperands, tile: Tile, runs: _Runs, source: PatchSource) -> Weights:
@@ -182,7 +225,7 @@ def _weights(q: QuantizedOperands, tile: Tile, runs: _Runs, source: PatchSource)
     weight = q.low.weight(recipe, packed(tile, g.groups, runs.order), *sources)
     if tile.flavour != "checked":
         return Weights(weight, 0, 0)
-    taps = g.kernel[1] * (1 if runs.width_merged else g.kernel[2])
+    taps = g.kernel[0] * g.kernel[1] * (1 if runs.width_merged else g.kernel[2])
     make = guards(tile, g.groups, (runs.blocks, taps, runs.inner), runs.order)
     return Weights(weight, q.low.weight(f"bounds of {recipe}", make, *sources), 0)
 

@@ -191,7 +191,10 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
         t.low = a.low
         t.high = a.high
         t.zero = a.y_zero
-        plane_of = (1, a.image_height, a.image_width, BLOCK, BLOCK * 2)
+        where.plane = 0
+        where.planes = 1
+        where.plane_step = 1
+        plane_of = (1, 1, a.image_height, a.image_width, BLOCK, BLOCK * 2)
         for unit in range(begin, end):
             oh, plane = unit % row_blocks * rb, unit // row_blocks
             block = plane % blocks

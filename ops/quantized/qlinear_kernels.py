@@ -96,29 +96,32 @@ def product(
         scratch = product.scratch + worker * product.scratch_bytes
         row_blocks, col_blocks = (oh_n + rb - 1) // rb, (ow_n + wb - 1) // wb
         panel_blocks = ((columns + width - 1) // width + pb - 1) // pb
-        spatial = row_blocks * col_blocks
+        od_n, plane = product.output_depth, row_blocks * col_blocks
         pixel, zero = product.pixel, load_zero(product.x_zero)
-        volume_in = product.blocks * product.image_height * product.image_width * BLOCK
+        volume = product.image_depth * product.image_height * product.image_width
+        group_bytes = product.blocks * volume * BLOCK
         copied = -1
         for unit in range(begin, end):
             patch, panel = unit // panel_blocks, unit % panel_blocks * pb
-            box, matrix = patch % spatial, patch // spatial
+            box, matrix = patch % (od_n * plane), patch // (od_n * plane)
             image, group = matrix // groups, matrix % groups
+            od, box = box // plane, box % plane
             oh, ow = box // col_blocks * rb, box % col_blocks * wb
+            first = (od * oh_n + oh) * ow_n + ow
             rows, cols = min(rb, oh_n - oh), min(wb, ow_n - ow)
             nh, nw = _patch_size(product, rows, cols)
             if patch != copied:
-                _set_box(product, where, oh, ow, nh, nw)
-                x = product.x + image * product.x_image + group * volume_in
-                scratch = prepare_patch(product, where, x, scratch, (oh * ow_n + ow) * pixel, zero)
+                _set_box(product, where, od, oh, ow, nh, nw)
+                x = product.x + image * product.x_image + group * group_bytes
+                scratch = prepare_patch(product, where, x, scratch, first * pixel, zero)
                 copied = patch
             where.unit_rows = rows
             where.unit_columns = cols
             where.patch_row = nw * pixel
             where.tile = product.tile
-            block_pixels = nh * nw if product.scratch != 0 else oh_n * ow_n
-            _set_loops(product, t, nw * pixel, block_pixels * pixel)
-            y = product.y + image * product.y_image + (oh * ow_n + ow) * product.y_pixel
+            plane_pixels = nh * nw if product.scratch != 0 else od_n * oh_n * ow_n
+            _set_loops(product, t, nw * pixel, plane_pixels * pixel)
+            y = product.y + image * product.y_image + first * product.y_pixel
             run_panels(product, t, where, start, scratch, y, image, group, panel, zero)
 
     return kernel
@@ -150,7 +153,7 @@ def _patch_preparer(dtype: str, flavour: str, source: str) -> Any:
         else:
             scratch = x + first
         if correcting:
-            pixels = where.rows * where.columns
+            pixels = where.planes * where.rows * where.columns
             find_largest(product, scratch, pixels, scratch + product.largest_at)
         where.row_sums = 0
         if shifting and product.excess != 0:
@@ -169,7 +172,7 @@ def _unit_runner(dtype: str, output: str, flavour: str, step_bytes: int, source:
     lanes, _, nv = integer_tile_shape()
     width, correcting = nv * lanes, flavour == "checked"
     start_sums, choose_tile = _start_sums(128 if dtype == "int8" else 0), _tile_chooser(step_bytes)
-    run_panel = _panel_runner(1 if output in ("uint8", "int8") else 4, source == "rows")
+    run_panel = _panel_runner(1 if output in ("uint8", "int8") else 4)
 
     @register_jitable
     def run_panels(
@@ -211,7 +214,7 @@ def _unit_runner(dtype: str, output: str, flavour: str, step_bytes: int, source:
             t.scale = product.scale + 4 * column
             t.shift = product.shift + 4 * column if product.shift != 0 else 0
             t.column_excess = product.excess + 4 * own
-            at = y + column // BLOCK * product.y_block
+            at = y + group * product.y_group + first // BLOCK * product.y_block
             if correcting:
                 bounds = product.bounds + (group * panels + p) * bound_rows * bound_row
                 vectors = min(nv, (columns - first) // lanes)
@@ -224,7 +227,8 @@ def _unit_runner(dtype: str, output: str, flavour: str, step_bytes: int, source:
 @register_jitable
 def _loop_sizes(product: QuantizedProductArguments) -> tuple[int, int, int]:
     """Return the steps of a panel of weights, the bytes of a row of bounds, and their rows."""
-    taps = product.kernel_height * (1 if product.width_merged != 0 else product.kernel_width)
+    lines = product.kernel_depth * product.kernel_height
+    taps = lines * (1 if product.width_merged != 0 else product.kernel_width)
     steps = ((product.blocks - 1) * product.inner + product.last_inner) * 2 * taps
     bound_row = (product.blocks * product.inner * PAIRS + LINE - 1) // LINE * LINE
     return steps, bound_row, taps
@@ -250,12 +254,16 @@ def _patch_size(product: QuantizedProductArguments, rows: int, columns: int) -> 
 def _set_box(
     product: QuantizedProductArguments,
     box: PatchBox,
+    plane: int,
     row: int,
     column: int,
     rows: int,
     columns: int,
 ) -> None:
-    """Set the box of a patch of ``rows`` x ``columns`` for the output at ``row``, ``column``."""
+    """Set the box of a patch of ``rows`` x ``columns`` for the output at the given indices."""
+    box.plane = plane * product.stride_depth - product.pad_depth
+    box.planes = product.kernel_depth
+    box.plane_step = product.dilation_depth
     box.row = row * product.stride_height - product.pad_height
     box.column = column * product.stride_width - product.pad_width
     box.rows = rows
@@ -267,6 +275,7 @@ def _patch_of(product: QuantizedProductArguments) -> Patch:
     """Return the sizes of an image and of the pixels of its patch."""
     return (
         product.blocks,
+        product.image_depth,
         product.image_height,
         product.image_width,
         product.channels,
@@ -347,7 +356,8 @@ def _tile_chooser(step_bytes: int) -> Any:
     ) -> int:
         """List the faults of a panel; return its tile, that of quads if there are too many."""
         strides, most = _tile_strides(), product.most_faults
-        strides.block = t.outer_a
+        strides.block = t.outer_a * product.kernel_depth
+        strides.plane = t.outer_a
         strides.row = t.middle_a
         strides.tap = t.inner_a
         strides.step = step_bytes * vectors
@@ -363,9 +373,9 @@ def _tile_chooser(step_bytes: int) -> Any:
 
 @register_jitable
 def _set_loops(
-    product: QuantizedProductArguments, t: IntegerTileBlock, row: int, volume: int
+    product: QuantizedProductArguments, t: IntegerTileBlock, row: int, plane: int
 ) -> None:
-    """Write the loops of a tile: ``row`` bytes of a row of the patch, ``volume`` of a block."""
+    """Write the loops of a tile: ``row`` bytes of a row of the patch, ``plane`` of a plane."""
     kh, kw, dh, dw = (
         product.kernel_height,
         product.kernel_width,
@@ -374,8 +384,8 @@ def _set_loops(
     )
     pixel = product.pixel
     t.a_row = product.stride_width * pixel
-    t.outer_count = product.blocks
-    t.outer_a = volume
+    t.outer_count = product.blocks * product.kernel_depth
+    t.outer_a = plane
     t.middle_count = kh
     t.middle_a = dh * row
     t.inner_count = 1 if product.width_merged != 0 else kw
@@ -389,12 +399,10 @@ def _set_loops(
     t.zero = product.y_zero
 
 
-def _panel_runner(item: int, tailed: bool) -> Any:
+def _panel_runner(item: int) -> Any:
     """Return ``f(product, t, x, y, where, first)``: the tiles of a panel over a patch.
 
-    Args:
-        item: Bytes of an element of the output.
-        tailed: The output may have fewer columns than the vectors of a panel.
+    ``item`` are the bytes of an element of the output.
     """
     lanes, mr, nv = integer_tile_shape()
     width = nv * lanes
@@ -430,7 +438,7 @@ def _panel_runner(item: int, tailed: bool) -> Any:
         stored = product.stored - first
         crs, row_out = product.y_pixel, product.output_width * product.y_pixel
         row_in = where.patch_row * product.stride_height
-        cut = tailed and stored < vectors * lanes
+        cut = stored < vectors * lanes
         corner = _corner()
         t.c_row = width * item if cut else crs
         t.c_block = BLOCK * item if cut else product.y_block

@@ -131,6 +131,32 @@ def read_operands(node: Node, low: Lowering) -> QuantizedOperands:
     )  # fmt: skip
 
 
+def integer_operands(low: Lowering) -> QuantizedOperands:
+    """Return the operands of a MatMulInteger or ConvInteger, whose result is the sums.
+
+    Raises:
+        Unsupported: They are not bytes.
+    """
+    x, w = low.input(0), low.input(1)
+    if x.dtype not in BYTES or w.dtype not in BYTES:
+        raise Unsupported(f"an integer product of {x.dtype} and {w.dtype}")
+    return QuantizedOperands(
+        low=low,
+        x=x,
+        x_scale=None,
+        x_zero=low.optional(2),
+        w=w,
+        w_scale=None,
+        w_zero=low.optional(3),
+        y_scale=None,
+        y_zero=None,
+        bias=None,
+        bias_scale=None,
+        y=low.output(),
+        bounds=(-math.inf, math.inf, 0),
+    )
+
+
 def known_zero(operand: Operand | None) -> Array:
     """Return zero points, flat; 0 for an omitted operand.
 

@@ -32,6 +32,7 @@ from .qlinear_operands import (
     Weights,
     choose_tile,
     fits_int8,
+    integer_operands,
     read_operands,
     requantization_of,
     signed_zero_point,
@@ -64,25 +65,8 @@ def fused_matmul(node: Node, low: Lowering) -> None:
 @lowering("MatMulInteger", dtypes=BYTES)
 def matmul_integer(node: Node, low: Lowering) -> None:
     """Lower MatMulInteger; DynamicQuantizeLinear computes the zero point of A at run time."""
-    a, b, y = low.input(0), low.input(1), low.output()
-    if a.dtype not in BYTES or b.dtype not in BYTES:
-        raise Unsupported(f"an integer product of {a.dtype} and {b.dtype}")
-    zeros = low.optional(2), low.optional(3)
-    q = QuantizedOperands(
-        low=low,
-        x=a,
-        x_scale=None,
-        x_zero=zeros[0],
-        w=b,
-        w_scale=None,
-        w_zero=zeros[1],
-        y_scale=None,
-        y_zero=None,
-        bias=None,
-        bias_scale=None,
-        y=y,
-        bounds=(-math.inf, math.inf, 0),
-    )
+    q = integer_operands(low)
+    a, b, y, zeros = q.x, q.w, q.y, (q.x_zero, q.w_zero)
     if not b.constant:
         if not (y.size and _emit_computed_product(q)):
             emit_int8_product(low, a, b, zeros, y)
@@ -171,6 +155,7 @@ def _row_shape(depth: int, outputs: int, item: int, inner: int, x_image: int = 0
         channels=depth,
         x_image=x_image,
         y_image=0,
+        y_group=0,
         y_pixel=outputs * item,
         y_block=BLOCK * item,
     )

@@ -31,6 +31,7 @@ class Shape:
         channels: Channels of an image, or elements of a row.
         x_image: Bytes between images of the input.
         y_image: Bytes between images of the output.
+        y_group: Bytes between groups of an image of the output.
         y_pixel: Bytes between pixels of the output.
         y_block: Bytes between blocks of 16 outputs.
     """
@@ -46,6 +47,7 @@ class Shape:
     channels: int
     x_image: int
     y_image: int
+    y_group: int
     y_pixel: int
     y_block: int
 
@@ -56,15 +58,15 @@ def _cut_tiles(low: Lowering, tile: Tile, g: Geometry, shape: Shape) -> tuple[in
     The input of a unit fills at most half of the L2 cache. With several threads there are four
     units for each, if they can be as small (estimate).
     """
-    high, wide = g.target[1:]
-    most, each = caches().l2 // 2, shape.blocks * shape.pixel
+    deep, high, wide = g.target
+    most, each = caches().l2 // 2, shape.blocks * g.kernel[0] * shape.pixel
     steps, reach = g.strides, (g.reach(1, 1), g.reach(2, 1))
     rest = reach[0] - steps[1], reach[1] - steps[2]
     rows = halved(high, 1, 1, each * g.reach(2, wide), steps[1], rest[0], most)
     columns = halved(wide, tile.mr, tile.mr, each * g.reach(1, rows), steps[2], rest[1], most)
     part = panels = -(-shape.columns // (tile.lanes * tile.nv))
     if low.threads > 1:
-        wanted, outer = 4 * low.threads, g.images * g.groups
+        wanted, outer = 4 * low.threads, g.images * g.groups * deep
         rows = shared(rows, high, outer * -(-wide // columns), wanted, 1, 1)
         down = outer * -(-high // rows)
         columns = shared(columns, wide, down, wanted, 2 * tile.mr, tile.mr)
@@ -104,12 +106,13 @@ def _scratch_areas(
         has_excess: Sums of rows are needed.
     """
     rows, columns = unit
-    patch = shape.blocks * g.reach(1, rows) * g.reach(2, columns) * shape.pixel
+    pixels = g.kernel[0] * g.reach(1, rows) * g.reach(2, columns)
+    patch = shape.blocks * pixels * shape.pixel
     # A tile may read up to 64 bytes after the last pixel; their weights are zero.
     largest_at = faults_at = nbytes = round_up(patch + 64, 64)
     faults = 0
     if tile.flavour == "checked":
-        taps = g.kernel[1] * (1 if shape.width_merged else g.kernel[2])
+        taps = g.kernel[0] * g.kernel[1] * (1 if shape.width_merged else g.kernel[2])
         # A quarter of the steps: with more corrections the exact tile is faster (estimate).
         faults = shape.blocks * taps * shape.inner // 2
         faults_at = largest_at + round_up(4 * shape.blocks * shape.inner, LINE) + 64
@@ -177,6 +180,7 @@ def emit_tiles(
         columns=shape.columns,
         x_image=shape.x_image,
         y_image=shape.y_image,
+        y_group=shape.y_group,
         inner=shape.inner,
         last_inner=shape.last_inner,
         y_pixel=shape.y_pixel,
@@ -195,7 +199,7 @@ def emit_tiles(
         faults_at=areas.faults_at,
         most_faults=areas.most_faults,
     )
-    boxes = -(-g.target[1] // rows) * -(-g.target[2] // columns)
+    boxes = g.target[0] * -(-g.target[1] // rows) * -(-g.target[2] // columns)
     count = g.images * g.groups * boxes * -(-panels // part)
     low.emit(
         Kernel(

@@ -26,12 +26,14 @@ class TileStrides(WordBlock):
 
     Attributes:
         block: Of A between blocks.
+        plane: Of A between kernel planes.
         row: Of A between kernel rows.
         tap: Of A between taps of a kernel row.
         step: Of B between steps.
     """
 
     block: int
+    plane: int
     row: int
     tap: int
     step: int
@@ -99,14 +101,16 @@ def fault_finder() -> Any:
             strides: Strides of the operands.
         """
         blocks, inner = product.blocks, product.inner * PAIRS
+        high = product.kernel_height
         down, along = (
-            product.kernel_height,
+            product.kernel_depth * high,
             1 if product.width_merged != 0 else product.kernel_width,
         )
         row = (blocks * inner + LINE - 1) // LINE * LINE
         count = 0
         for tap in range(down * along):
-            a = tap // along * strides.row + tap % along * strides.tap
+            line = tap // along
+            a = line // high * strides.plane + line % high * strides.row + tap % along * strides.tap
             for first in range(0, row, LINE):
                 if not some(load(reach + first) > load(bounds + first)):
                     continue

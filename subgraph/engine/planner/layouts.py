@@ -202,7 +202,7 @@ class LayoutAssigner:
             target.storage, target.offset = operand.storage, operand.offset
         else:
             target.storage = Storage("arena", target.nbytes)
-            step = _conversion_step(operand, target)
+            step = conversion_step(operand, target)
         self._pending.append((operand, target, step))
         return target
 
@@ -237,7 +237,13 @@ def copy_step(node: Node, source: Operand, target: Operand) -> EmittedStep:
     return EmittedStep(node, kernel, tuple(arguments.words()), units, 1, 0, 2 * size)
 
 
-def _conversion_step(source: Operand, target: Operand) -> EmittedStep:
+def conversion_step(source: Operand, target: Operand) -> EmittedStep:
+    """Return the step that converts an operand between the plain and the blocked layout.
+
+    Args:
+        source: The operand.
+        target: An operand of the same type in the other layout.
+    """
     blocked = target if target.layout == "blocked" else source
     pixels = math.prod(source.shape[2:])
     chunks = -(-pixels // _CONVERSION_UNIT_PIXELS)

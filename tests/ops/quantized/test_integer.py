@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from tests.support.kernels import run_node
 BYTES = st.sampled_from(["uint8", "int8"])
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 QUICK = settings(max_examples=50, deadline=None)
+FEW = settings(max_examples=25, deadline=None)
 
 
 def draw(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
@@ -20,21 +23,32 @@ def draw(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
     return rng.integers(info.min, info.max + 1, shape).astype(dtype)
 
 
-def windows(x: Array, w: Array, stride: int, pad: int, groups: int) -> Array:
-    """Convolve in int64, one tap at a time."""
-    padded = np.pad(x.astype(np.int64), [(0, 0), (0, 0), (pad, pad), (pad, pad)])
-    kernel = w.shape[2]
-    out = [(n - kernel) // stride + 1 for n in padded.shape[2:]]
-    images, outputs = x.shape[0], w.shape[0] // groups
-    result = np.zeros((images, groups, outputs, *out), np.int64)
-    split = w.astype(np.int64).reshape(groups, outputs, -1, kernel, kernel)
-    for i in range(kernel):
-        for j in range(kernel):
-            ends = [i + (out[0] - 1) * stride + 1, j + (out[1] - 1) * stride + 1]
-            part = padded[:, :, i : ends[0] : stride, j : ends[1] : stride]
-            part = part.reshape(images, groups, -1, *out)
-            result += np.einsum("ngihw,goi->ngohw", part, split[..., i, j])
-    return result.reshape(images, w.shape[0], *out)
+def windows(
+    x: Array,
+    w: Array,
+    strides: Sequence[int],
+    pads: Sequence[int],
+    groups: int = 1,
+    dilations: Sequence[int] = (1, 1, 1),
+) -> Array:
+    """Convolve in int64; ``pads`` are those before all axes, then those after them."""
+    axes = range(2, x.ndim)
+    count = len(axes)
+    around = list(zip(pads[:count], pads[count:], strict=True))
+    padded = np.pad(x.astype(np.int64), [(0, 0), (0, 0), *around])
+    spans = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilations, strict=False)]
+    seen = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(axes))
+    steps = [slice(None, None, s) for s in (*strides[:count], *dilations[:count])]
+    seen = seen[:, :, *steps]
+    seen = seen.reshape(x.shape[0], groups, w.shape[1], *seen.shape[2:])
+    filters = w.astype(np.int64).reshape(groups, -1, *w.shape[1:])
+    sums = np.einsum(
+        seen, [0, 1, 2, *range(10, 10 + count), *range(20, 20 + count)],
+        filters, [1, 3, 2, *range(20, 20 + count)],
+        [0, 1, 3, *range(10, 10 + count)],
+    )  # fmt: skip
+    result: Array = sums.reshape(x.shape[0], w.shape[0], *sums.shape[3:])
+    return result
 
 
 def rounded(sums: Array, scale: Array, zero: int, dtype: str) -> Array:
@@ -122,7 +136,7 @@ def test_convolutions(
     x_zero, w_zero = draw(rng, dtypes[0], 1)[0], draw(rng, dtypes[1], 1)[0]
     attrs = {"group": groups, "strides": (stride,) * 2, "pads": (pad,) * 4}
     shifted = x.astype(np.int64) - int(x_zero)
-    sums = windows(shifted, w.astype(np.int64) - int(w_zero), stride, pad, groups)
+    sums = windows(shifted, w.astype(np.int64) - int(w_zero), [stride] * 2, [pad] * 4, groups)
     zeros = [np.asarray(x_zero), np.asarray(w_zero)]
     (got,) = run_node(
         "ConvInteger",
@@ -149,3 +163,120 @@ def test_convolutions(
         cuts=[0.5],
     )
     np.testing.assert_array_equal(got, wanted)
+
+
+@FEW
+@given(
+    rank=st.integers(1, 3),
+    images=st.integers(0, 2),
+    groups=st.sampled_from([1, 1, 2, 3, 5, 8, 16]),
+    channels=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    kernel=st.tuples(*[st.integers(1, 3)] * 3),
+    strides=st.tuples(*[st.integers(1, 3)] * 3),
+    dilations=st.tuples(*[st.integers(1, 3)] * 3),
+    pads=st.tuples(*[st.integers(0, 3)] * 6),
+    dtypes=st.tuples(BYTES, BYTES),
+    zeros=st.tuples(
+        st.sampled_from(["none", "constant", "computed"]),
+        st.sampled_from(["none", "usual", "one", "channels"]),
+    ),
+    flavour=st.sampled_from([None, "pairs", "quads", "checked"]),
+    loud=st.booleans(),
+    threads=st.integers(1, 3),
+    cuts=CUTS,
+    seed=st.integers(0, 1 << 30),
+)
+def test_convolutions_of_any_rank(
+    rank: int,
+    images: int,
+    groups: int,
+    channels: tuple[int, int],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+    pads: tuple[int, ...],
+    dtypes: tuple[str, str],
+    zeros: tuple[str, str],
+    flavour: str | None,
+    loud: bool,
+    threads: int,
+    cuts: list[float],
+    seed: int,
+) -> None:
+    """Sums, and what QLinearConv makes of them, in the plain layout."""
+    rng = np.random.default_rng(seed)
+    outputs, kernel, dilations = groups * channels[1], kernel[:rank], dilations[:rank]
+    spatial = [
+        (k - 1) * d + int(rng.integers(1, 7)) for k, d in zip(kernel, dilations, strict=True)
+    ]
+    x = draw(rng, dtypes[0], images, groups * channels[0], *spatial)
+    if not loud:
+        x = (np.iinfo(dtypes[0]).min + (x & 15)).astype(dtypes[0])
+    w = draw(rng, dtypes[1], outputs, channels[0], *kernel)
+    x_zero = np.asarray(draw(rng, dtypes[0], 1)[0])
+    w_zeros = draw(rng, dtypes[1], outputs)
+    usual = np.asarray(0 if dtypes[1] == "int8" else 128, dtypes[1])
+    w_zero = {"none": None, "usual": usual, "one": w_zeros[:1], "channels": w_zeros}[zeros[1]]
+    each = (-1, *[1] * rank)
+    sums = windows(
+        x.astype(np.int64) - (0 if zeros[0] == "none" else int(x_zero)),
+        w.astype(np.int64)
+        - (0 if w_zero is None else w_zero.astype(np.int64).reshape(-1, 1, *each[1:])),
+        strides,
+        pads[: 2 * rank],
+        groups,
+        dilations,
+    )
+    attrs = {
+        "group": groups,
+        "strides": strides[:rank],
+        "dilations": dilations,
+        "pads": pads[: 2 * rank],
+    }
+    options = {} if flavour is None else {"INTEGER_FLAVOUR": flavour}
+    constant = [1, 3] if zeros[0] == "computed" else [1, 2, 3]
+    point = None if zeros[0] == "none" else x_zero
+    (got,) = run_node(
+        "ConvInteger",
+        [x, w, point, w_zero],
+        [sums.shape],
+        attrs,
+        constant=constant,
+        out_dtype="int32",
+        threads=threads,
+        cuts=cuts,
+        options=options,
+    )
+    np.testing.assert_array_equal(got, sums)
+    scales = np.array(0.02, np.float32), rng.uniform(0.001, 0.02, outputs).astype(np.float32)
+    y_scale, y_zero = np.array(0.4, np.float32), np.asarray(draw(rng, dtypes[0], 1)[0])
+    bias = rng.integers(-5000, 5000, outputs).astype(np.int32)
+    scale = (scales[0] * scales[1] / y_scale).reshape(each)
+    wanted = rounded(sums + bias.reshape(each), scale, int(y_zero), dtypes[0])
+    own = usual * 0 if w_zero is None else w_zero
+    (got,) = run_node(
+        "QLinearConv",
+        [x, scales[0], x_zero * (point is not None), w, scales[1], own, y_scale, y_zero, bias],
+        [sums.shape],
+        attrs,
+        constant=range(1, 9),
+        threads=threads,
+        cuts=cuts,
+        options=options,
+    )
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("flavour", ["pairs", "quads", "checked"])
+def test_sums_of_a_convolution_beyond_int32_wrap_around(flavour: str) -> None:
+    """33100 products of 255 and 255 are more than 2**31."""
+    x, w = np.full((1, 33100, 2), 255, np.uint8), np.full((3, 33100, 1), 255, np.uint8)
+    (got,) = run_node(
+        "ConvInteger",
+        [x, w],
+        [(1, 3, 2)],
+        constant=[1],
+        out_dtype="int32",
+        options={"INTEGER_FLAVOUR": flavour},
+    )
+    assert (got == np.int64(33100 * 255 * 255).astype(np.int32)).all()

@@ -65,10 +65,9 @@ def test_convolutions(
     x_zero = draw(rng, dtypes[0], 1)[0]
     usual = 0 if dtypes[1] == "int8" else 128
     w_zero = draw(rng, dtypes[1], outputs) if weight_zero else np.array([usual], dtypes[1])
-    spread = np.zeros((outputs, inputs, *(dilation * (kernel - 1) + 1,) * 2), np.int64)
     signed = w.astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
-    spread[:, :, ::dilation, ::dilation] = signed
-    sums = windows(x.astype(np.int64) - int(x_zero), spread, stride, pad, 1)
+    shifted = x.astype(np.int64) - int(x_zero)
+    sums = windows(shifted, signed, [stride] * 2, [pad] * 4, dilations=[dilation] * 2)
     bias = rng.integers(-5000, 5000, outputs).astype(np.int32)
     scales = np.array(0.02, np.float32), rng.uniform(0.001, 0.02, outputs).astype(np.float32)
     y_scale, y_zero = np.array(0.4, np.float32), draw(rng, dtypes[0], 1)[0]
