@@ -150,19 +150,21 @@ def _blocked_copier(dtype: str, flavour: str) -> Any:
         h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
-        for plane in range(blocks * where.planes):
-            b, d = plane // where.planes, where.plane + plane % where.planes * where.plane_step
-            for h in range(h0, h0 + nh):
-                row = x + (((b * depth + d) * height + h) * width + w0) * BLOCK
-                inside = 0 <= d < depth and 0 <= h < height
-                for w in range(left if inside else nw):
-                    clear_block(to + w * BLOCK * item, zero)
-                if inside:
-                    for w in range(left, right):
-                        sixteen(row + w * BLOCK, to + w * BLOCK * item, zero)
-                    for w in range(right, nw):
+        for b in range(blocks):
+            for p in range(where.planes):
+                d = where.plane + p * where.plane_step
+                image = x + (b * depth + d) * height * width * BLOCK
+                for h in range(h0, h0 + nh):
+                    row = image + (h * width + w0) * BLOCK
+                    inside = 0 <= d < depth and 0 <= h < height
+                    for w in range(left if inside else nw):
                         clear_block(to + w * BLOCK * item, zero)
-                to += nw * BLOCK * item
+                    if inside:
+                        for w in range(left, right):
+                            sixteen(row + w * BLOCK, to + w * BLOCK * item, zero)
+                        for w in range(right, nw):
+                            clear_block(to + w * BLOCK * item, zero)
+                    to += nw * BLOCK * item
 
     return blocked
 
@@ -180,19 +182,23 @@ def _image_copier(dtype: str, flavour: str) -> Any:
         clear(to, where.planes * nh * nw * IMAGE, zero)
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
-        for i in range(where.planes * nh):
-            d, h = where.plane + i // nh * where.plane_step, h0 + i % nh
-            if not (0 <= d < depth and 0 <= h < height):
+        for p in range(where.planes):
+            d = where.plane + p * where.plane_step
+            if d < 0 or d >= depth:
                 continue
-            first, at = left, to + i * nw * IMAGE * item
-            row = x + (d * height + h) * width + w0
-            if item == 1:
-                while first + BLOCK <= right:
-                    interleave(row + first, at + first * IMAGE, volume, channels)
-                    first += BLOCK
-            for c in range(channels):
-                for w in range(first, right):
-                    one(row + c * volume + w, at + (w * IMAGE + c) * item, zero)
+            for i in range(nh):
+                h = h0 + i
+                if h < 0 or h >= height:
+                    continue
+                first, at = left, to + (p * nh + i) * nw * IMAGE * item
+                row = x + (d * height + h) * width + w0
+                if item == 1:
+                    while first + BLOCK <= right:
+                        interleave(row + first, at + first * IMAGE, volume, channels)
+                        first += BLOCK
+                for c in range(channels):
+                    for w in range(first, right):
+                        one(row + c * volume + w, at + (w * IMAGE + c) * item, zero)
 
     return image
 
