@@ -70,15 +70,14 @@ class GemmArguments(KernelArguments):
         b: Right matrices, packed into panels or row-major.
         c: The results; their columns are contiguous.
         init: Initial values of each row of sums, one element for each column; 0: zeros.
-        row_init: Vector of one element for each row, which is added to the whole row; 0: none.
-        residual: Matrix added at the end; 0: none. It may be C only if `pass_depth` is K.
+        residual: Matrices added at the end, laid out as C; 0: none. It may be C only if
+            `pass_depth` is K.
         m: Rows of A and C.
         n: Columns of B and C.
         k: Columns of A, rows of B.
         a_row: Bytes between rows of A.
         a_column: Bytes between columns of A.
         c_row: Bytes between rows of C.
-        residual_row: Bytes between rows of the residual; 0: one row for all.
         b_row: Bytes between rows of B; 0: B is packed.
         tile: The contraction tile.
         masked_tile: The contraction tile whose last vector is masked.
@@ -104,9 +103,6 @@ class GemmArguments(KernelArguments):
         c_step0: Bytes between matrices of C along level 0.
         c_step1: Bytes between matrices of C along level 1.
         c_step2: Bytes between matrices of C along level 2.
-        residual_step0: Bytes between matrices of the residual along level 0.
-        residual_step1: Bytes between matrices of the residual along level 1.
-        residual_step2: Bytes between matrices of the residual along level 2.
         rows_first: 1 if units run over blocks of rows innermost, 0 if over blocks of panels.
     """
 
@@ -114,7 +110,6 @@ class GemmArguments(KernelArguments):
     b: Address
     c: Address
     init: Address
-    row_init: Address
     residual: Address
     m: int
     n: int
@@ -122,7 +117,6 @@ class GemmArguments(KernelArguments):
     a_row: int
     a_column: int
     c_row: int
-    residual_row: int
     b_row: int
     tile: Address
     masked_tile: Address
@@ -146,9 +140,6 @@ class GemmArguments(KernelArguments):
     c_step0: int
     c_step1: int
     c_step2: int
-    residual_step0: int
-    residual_step1: int
-    residual_step2: int
     rows_first: int
 
 

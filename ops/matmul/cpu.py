@@ -22,7 +22,6 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.movement.packing import matrix_panels
-from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides, collapse
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
     NO_ACTIVATION,
@@ -41,10 +40,16 @@ from subgraph.system.host import caches
 
 from .arguments import GemmArguments, PackRightArguments
 from .integer_gemm_cpu import INTEGERS, emit_integer_product
-from .products import Matrix, Product, batch_steps, is_transposed, matrix
+from .products import (
+    Matrix,
+    Product,
+    batch_steps,
+    batched,
+    is_transposed,
+    matrices_of,
+    matrix,
+)
 from .strassen_cpu import emit_strassen, is_faster, is_possible, similar_columns
-
-_BATCH_LEVELS = 3  # dimensions of a batch in `GemmArguments`
 
 
 @lowering("MatMul", dtypes=(*FLOATS, *INTEGERS))
@@ -169,36 +174,8 @@ def _emit_scaled_bias(low: Lowering, bias: Operand, shape: tuple[int, ...], beta
     return spread
 
 
-def _batch(product: Product) -> tuple[Matrix, list[int], list[list[int]]]:
-    """Return A, the batch sizes (three levels) and the strides of A, B, C along them, in elements.
-
-    If all matrices of A share one B, they become one matrix with more rows.
-    """
-    a, b = product.a, product.b
-    stack = broadcast_sizes(a.shape, b.shape)
-    if (
-        math.prod(b.shape) == 1
-        and a.row_step == a.columns
-        and math.prod(stack) == math.prod(a.shape)
-    ):
-        rows = math.prod(a.shape) * a.rows
-        flat = Matrix(a.operand, (), rows, a.columns, a.row_step, a.column_step)
-        return flat, [1] * _BATCH_LEVELS, [[0] * _BATCH_LEVELS for _ in range(3)]
-    scales = (a.rows * a.columns, b.rows * b.columns, a.rows * b.columns)
-    shapes = (a.shape, b.shape, stack)
-    strides = [
-        [step * scale for step in broadcast_strides(shape, stack)]
-        for shape, scale in zip(shapes, scales, strict=True)
-    ]
-    sizes, steps = collapse(stack, strides)
-    missing = _BATCH_LEVELS - len(sizes)
-    if missing < 0:
-        raise Unsupported(f"a batch over {len(sizes)} dimensions that do not merge")
-    return a, [1] * missing + list(sizes), [[0] * missing + list(of) for of in steps]
-
-
 def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: Argument) -> None:
-    a, sizes, steps = _batch(product)
+    a, sizes, steps = batched(product.a, product.b)
     b = product.b
     of = weight_tiles(of, low, b.operand)
     b_word, row_of_b, b_steps = _right_side(low, product, of, a.rows, steps[1])
@@ -206,14 +183,14 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Argument, residual: 
     m, n, depth = a.rows, b.columns, a.columns
     if alone and is_possible(low, of, n, depth) and is_faster(of, m, n, depth):
         recipe = f"gemm similar columns {_panels_recipe(product, of)}"
-        similar = low.weight(recipe, similar_columns(of, _stacked(product, of)), b.operand)
+        similar = low.weight(recipe, similar_columns(of, _scaled_matrices(product, of)), b.operand)
         matrices = (a.operand, a.row_step), b_word, similar, product.out
         emit_strassen(low, of, *matrices, (m, n, depth), init, residual, product.act)
         return
     ends = init, residual
-    steps = [steps[0], b_steps, steps[2]]
     product = attrs.evolve(product, a=a)
-    _blocks_of_panels(low, product, of, (b_word, row_of_b), sizes, steps, ends)
+    all_steps = (steps[0], b_steps, steps[2])
+    _blocks_of_panels(low, product, of, (b_word, row_of_b), sizes, all_steps, ends)
 
 
 def _blocks_of_panels(
@@ -242,13 +219,11 @@ def _blocks_of_panels(
     packed = _packs_left(a, item, panels)
     kc = _pass_depth(depth) if packed else max(depth, 1)
     mb, pb = _blocks(low.threads, count, m, panels, of, packed)
-    batch = batch_steps(sizes, steps, item, of.weight_item)
     arguments = GemmArguments(
         a=a.operand,
         b=right[0],
         c=product.out,
         init=ends[0],
-        row_init=0,
         residual=ends[1],
         m=m,
         n=n,
@@ -256,7 +231,6 @@ def _blocks_of_panels(
         a_row=a.row_step * item,
         a_column=a.column_step * item,
         c_row=n * item,
-        residual_row=n * item,
         b_row=right[1],
         tile=of.contraction(ahead=True),
         masked_tile=of.contraction(masked=True, ahead=True),
@@ -265,10 +239,7 @@ def _blocks_of_panels(
         block_panels=pb,
         pass_depth=kc,
         **low.worker_scratch(mb * (kc + 16) * item if packed else None),
-        **batch,
-        residual_step0=batch["c_step0"],
-        residual_step1=batch["c_step1"],
-        residual_step2=batch["c_step2"],
+        **batch_steps(sizes, steps, item, of.weight_item),
         rows_first=1 if m > mb else 0,
     )
     units = count * -(-m // mb) * -(-panels // pb)
@@ -321,16 +292,12 @@ def _rows_of_block(m: int, mr: int) -> int:
     return m if m <= 16 * mr else 8 * mr
 
 
-def _stacked(product: Product, of: Tiles) -> Callable[[Array], Array]:
+def _scaled_matrices(product: Product, of: Tiles) -> Callable[[Array], Array]:
     """Return the function from the right operand's array to ``alpha * B`` as ``[S, K, N]``."""
     b, alpha = product.b, product.alpha
-    n, depth, matrices, transposed = b.columns, b.rows, math.prod(b.shape), is_transposed(b)
 
     def change(array: Array) -> Array:
-        if transposed:
-            stack = array.reshape((matrices, n, depth)).swapaxes(1, 2)
-        else:
-            stack = array.reshape((matrices, depth, n))
+        stack = matrices_of(b, array)
         return stack if alpha == 1.0 else stack * np.asarray(alpha, of.dtype)
 
     return change
@@ -354,7 +321,7 @@ def _right_side(
     packed_steps = [step // matrix_size * size for step in steps]
     if b.operand.constant:
         recipe = f"gemm panels {_panels_recipe(product, of)} {of.weights}"
-        weight = low.weight(recipe, matrix_panels(of, _stacked(product, of)), b.operand)
+        weight = low.weight(recipe, matrix_panels(of, _scaled_matrices(product, of)), b.operand)
         return weight, 0, packed_steps
     # If B fits in half of the L1 cache, reading its rows costs no more than reading panels.
     near = of.few_rows and depth * n * of.item <= caches().l1 // 2

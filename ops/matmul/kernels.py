@@ -17,9 +17,7 @@ from subgraph.engine.codegen.argument_views import stack_block, view_of
 from subgraph.engine.codegen.arguments import WordBlock
 from subgraph.engine.codegen.simd import call_kernel, ld, st, vec
 from subgraph.engine.codegen.tile import rows_of
-from subgraph.engine.codegen.tiling import (
-    TileBlock,
-)
+from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.engine.codegen.transpose import transposer
 
 from .arguments import GemmArguments, PackRightArguments
@@ -162,18 +160,11 @@ def _operands(product: GemmArguments, batch: int) -> tuple[int, int, int, int]:
     b0 = batch // product.size2 // product.size1
     a = product.a + batch_offset(b0, b1, b2, product.a_step0, product.a_step1, product.a_step2)
     b = product.b + batch_offset(b0, b1, b2, product.b_step0, product.b_step1, product.b_step2)
-    c = product.c + batch_offset(b0, b1, b2, product.c_step0, product.c_step1, product.c_step2)
+    to = batch_offset(b0, b1, b2, product.c_step0, product.c_step1, product.c_step2)
     residual = product.residual
     if residual != 0:
-        residual += batch_offset(
-            b0,
-            b1,
-            b2,
-            product.residual_step0,
-            product.residual_step1,
-            product.residual_step2,
-        )
-    return a, b, c, residual
+        residual += to
+    return a, b, product.c + to, residual
 
 
 @register_jitable(forceinline=True)
@@ -189,7 +180,7 @@ def _set_strides(product: GemmArguments, t: TileBlock, vector: int, b_vector: in
     t.c_row = product.c_row
     t.c_vector = vector
     t.start_vector = vector
-    t.residual_row = product.residual_row
+    t.residual_row = product.c_row
     t.residual_vector = vector
     t.low = product.low
     t.high = product.high
@@ -325,7 +316,7 @@ def _addend_setter(item: int) -> Any:
         first: int,
         res: int,
     ) -> None:
-        """Write what a tile adds to its product: the start of the sums, row bias and residual.
+        """Write what a tile adds to its product: the start of the sums and the residual.
 
         Args:
             product: The kernel's arguments.
@@ -346,13 +337,9 @@ def _addend_setter(item: int) -> Any:
             t.start_row = 0
         else:
             t.start = 0
-        t.row_bias = 0
         t.residual = 0
-        if last:
-            if product.row_init != 0:
-                t.row_bias = product.row_init + row * item
-            if res != 0:
-                t.residual = res + row * product.residual_row + first * item
+        if last and res != 0:
+            t.residual = res + row * crs + first * item
 
     return set_addends
 

@@ -26,12 +26,11 @@ from subgraph.ops.shared.opencl_code import (
     register,
     require,
 )
-from subgraph.ops.shared.strides import broadcast_strides, collapse
+from subgraph.ops.shared.strides import broadcast_strides
 
-from .products import Matrix, matrix
+from .products import Matrix, batched, is_transposed, matrices_of, matrix
 
 Arguments = list["Argument | np.generic[Any]"]
-_LEVELS = 3  # dimensions of a stack of matrices in the kernels' arguments
 _DEEP = 16  # DEEP in kernels.cl
 _MIN_SLICE = 32  # least depth of a slice of a product
 _MAX_SLICES = 32
@@ -150,41 +149,12 @@ def lower_product(node: Node, low: ClLowering) -> None:
         b = b.transposed
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
     made = float32_output(low, out)
-    a, sizes, steps = stacked(a, b)
+    a, sizes, steps = batched(a, b)
     product = Product(a, b, made, node, sizes, steps, alpha, beta, residual=residual)
     if bias is not None and beta != 0.0:
         _add_bias(product, bias)
     emit_product(low, product)
     cast_output(low, made, out)
-
-
-def stacked(a: Matrix, b: Matrix) -> tuple[Matrix, tuple[int, ...], list[tuple[int, ...]]]:
-    """Return A, the sizes of the stack, and the strides of A, B and C along it, in elements.
-
-    If all matrices of A share one B, they become one matrix with more rows.
-
-    Raises:
-        Unsupported: The stack has more than three dimensions that do not merge.
-    """
-    stack = tuple(np.broadcast_shapes(a.shape, b.shape))
-    if (
-        math.prod(b.shape) == 1
-        and a.row_step == a.columns
-        and math.prod(stack) == math.prod(a.shape)
-    ):
-        rows = math.prod(a.shape) * a.rows
-        flat = Matrix(a.operand, (), rows, a.columns, a.row_step, a.column_step)
-        return flat, (1,) * _LEVELS, [(0,) * _LEVELS] * 3
-    scales = (a.rows * a.columns, b.rows * b.columns, a.rows * b.columns)
-    strides = [
-        [step * scale for step in broadcast_strides(shape, stack)]
-        for shape, scale in zip((a.shape, b.shape, stack), scales, strict=True)
-    ]
-    sizes, steps = collapse(stack, strides)
-    missing = _LEVELS - len(sizes)
-    if missing < 0:
-        raise Unsupported(f"a batch over {len(sizes)} dimensions that do not merge")
-    return a, (*(1,) * missing, *sizes), [(*(0,) * missing, *of) for of in steps]
 
 
 def _add_bias(product: Product, bias: Operand) -> None:
@@ -375,7 +345,7 @@ def launch_tiles(
         TILE=tiling.tile,
         GROUP=tiling.group,
         LEFT_ALONG=int(product.a.column_step == 1),
-        RIGHT_ALONG=int(not defines and product.b.row_step == 1 and product.b.column_step != 1),
+        RIGHT_ALONG=int(not defines and is_transposed(product.b)),
         SPLIT=int(slices > 1),
         **flags,
         **defines,
@@ -406,14 +376,11 @@ def _packed(low: ClLowering, product: Product) -> tuple[Argument, list[int]]:
     packed = panels * depth * width
     matrices = math.prod(b.shape)
     steps = [step // max(depth * n, 1) * packed for step in product.steps[1]]
-    transposed = b.row_step == 1 and b.column_step != 1
     if b.operand.constant:
-        recipe = f"opencl panels {depth}x{n} transposed {int(transposed)} of {width}"
+        recipe = f"opencl panels {depth}x{n} transposed {int(is_transposed(b))} of {width}"
 
         def make(array: Array) -> Array:
-            shape = (matrices, n, depth) if transposed else (matrices, depth, n)
-            stack = array.reshape(shape)
-            return pack_panels(stack.swapaxes(1, 2) if transposed else stack, width)
+            return pack_panels(matrices_of(b, array), width)
 
         return low.weight(recipe, make, b.operand), steps
     target = temporary(low, dtype, (matrices * packed,))

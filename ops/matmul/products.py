@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
 
 from subgraph.engine.planner.lowering import Operand, Unsupported
+from subgraph.graph.types import Array
+from subgraph.ops.shared.strides import Ints, broadcast_sizes, broadcast_strides, collapse
 from subgraph.ops.shared.tile_planning import Activation
+
+_LEVELS = 3  # dimensions of a batch in the arguments of kernels
 
 
 @attrs.frozen
@@ -80,6 +85,43 @@ def matrix(operand: Operand, vector: str = "row") -> Matrix:
 def is_transposed(b: Matrix) -> bool:
     """Return whether the matrices are stored column by column."""
     return b.row_step == 1 and b.column_step != 1
+
+
+def matrices_of(b: Matrix, array: Array) -> Array:
+    """Return the content of an operand as its matrices, ``[stack, rows, columns]``."""
+    count = math.prod(b.shape)
+    if is_transposed(b):
+        return array.reshape((count, b.columns, b.rows)).swapaxes(1, 2)
+    return array.reshape((count, b.rows, b.columns))
+
+
+def batched(a: Matrix, b: Matrix) -> tuple[Matrix, Ints, list[Ints]]:
+    """Return A, the batch sizes (three levels) and the strides of A, B, C along them, in elements.
+
+    If all matrices of A share one B, they become one matrix with more rows.
+
+    Raises:
+        Unsupported: The batch has more than three dimensions that do not merge.
+    """
+    stack = broadcast_sizes(a.shape, b.shape)
+    if (
+        math.prod(b.shape) == 1
+        and a.row_step == a.columns
+        and math.prod(stack) == math.prod(a.shape)
+    ):
+        rows = math.prod(a.shape) * a.rows
+        flat = Matrix(a.operand, (), rows, a.columns, a.row_step, a.column_step)
+        return flat, (1,) * _LEVELS, [(0,) * _LEVELS] * 3
+    scales = (a.rows * a.columns, b.rows * b.columns, a.rows * b.columns)
+    strides = [
+        [step * scale for step in broadcast_strides(shape, stack)]
+        for shape, scale in zip((a.shape, b.shape, stack), scales, strict=True)
+    ]
+    sizes, steps = collapse(stack, strides)
+    missing = _LEVELS - len(sizes)
+    if missing < 0:
+        raise Unsupported(f"a batch over {len(sizes)} dimensions that do not merge")
+    return a, (*(1,) * missing, *sizes), [(*(0,) * missing, *of) for of in steps]
 
 
 def batch_steps(

@@ -18,8 +18,8 @@ from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_shared
 from subgraph.ops.conv.opencl import Convolution, convolve
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.matmul.opencl import Product, emit_product, stacked
-from subgraph.ops.matmul.products import matrix
+from subgraph.ops.matmul.opencl import Product, emit_product
+from subgraph.ops.matmul.products import batched, matrix
 from subgraph.ops.movement.geometry import conv_geometry
 from subgraph.ops.shared.opencl_code import FLOATS
 
@@ -92,7 +92,7 @@ def _centred_weight(
 
 def _multiply(low: ClLowering, a: Operand, b: Operand, out: Operand) -> None:
     left, right = matrix(a), matrix(b, "column")
-    left, sizes, steps = stacked(left, right)
+    left, sizes, steps = batched(left, right)
     emit_product(low, Product(left, right, out, low.node, sizes, steps))
 
 
