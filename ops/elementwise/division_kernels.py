@@ -35,90 +35,15 @@ def _safe_divisor(builder: Any, dtype: str, b: Value) -> tuple[Value, Value, Val
     return safe, is_zero, is_minus
 
 
-def _repeats(value: Value) -> bool:
-    """Return whether a vector is a broadcast of one element, so that it is loop-invariant."""
-    return bool(getattr(value, "opname", "") == "shufflevector")
-
-
-def _quotient(builder: Any, dtype: str, a: Value, b: Value, repeated: bool) -> Value:
-    """Divide integers towards zero.
-
-    No instruction set has a vector division of integers, so 32 bits and less are divided in
-    float64: it holds the operands exactly, and a quotient of two of them is never so near to the
-    next integer that rounding would reach it.
-
-    Args:
-        builder: LLVM IR builder.
-        dtype: Integer dtype of both operands.
-        a: Dividend.
-        b: Divisor, of `_safe_divisor`.
-        repeated: Whether all lanes of the divisor hold one number: then it is inverted once.
-    """
-    signed = is_signed(dtype)
-    if a.type.element.width > 32:
-        return _long_quotient(builder, signed, a, b)
-    wide = ir.VectorType(ir.DoubleType(), a.type.count)
-    over, under = ((builder.sitofp if signed else builder.uitofp)(v, wide) for v in (a, b))
-    to_integer = builder.fptosi if signed else builder.fptoui
-    if repeated:
-        return to_integer(builder.fmul(over, _reciprocal(builder, under)), a.type)
-    return to_integer(builder.fdiv(over, under), a.type)
-
-
-def _reciprocal(builder: Any, divisor: Value) -> Value:
-    """Return a float64 factor that replaces the division by an integer of 32 bits.
-
-    The factor is slightly more than 1 / divisor: products that are integers stay at or above them
-    when they are rounded, and no other product reaches the next integer, which is at least 1 /
-    divisor away. For a divisor that many elements share, the one division is outside the loop.
-    """
-    one, more = (
-        ir.Constant(divisor.type, [ir.Constant(F64, value)] * divisor.type.count)
-        for value in (1.0, 1.0 + 2.0**-50)
-    )
-    return builder.fmul(builder.fdiv(one, divisor), more)
-
-
-def _long_quotient(builder: Any, signed: bool, a: Value, b: Value) -> Value:
-    """Divide integers of 64 bits: in float64 if all are below 2**51, else lane by lane.
-
-    Below 2**51 the conversion between integer and float64 is exact by adding the bits of 1.5 *
-    2**52 to the integer, or that number to the float.
-    """
-    wide = ir.VectorType(F64, a.type.count)
-    magic = ir.Constant(wide, [ir.Constant(F64, 1.5 * 2.0**52)] * a.type.count)
-    offset = builder.bitcast(magic, a.type)
-
-    def common() -> Value:
-        over, under = (
-            builder.fsub(builder.bitcast(builder.add(v, offset), wide), magic) for v in (a, b)
-        )
-        quotient = builder.fdiv(over, under)
-        whole = call_intrinsic(builder, f"llvm.trunc.{suffix(wide)}", wide, [quotient])
-        return builder.sub(builder.bitcast(builder.fadd(whole, magic), a.type), offset)
-
-    def rare() -> Value:
-        return (builder.sdiv if signed else builder.udiv)(a, b)
-
-    least = like(a, "int64", 2**51 if signed else 0)
-    both = builder.or_(builder.add(a, least), builder.add(b, least))
-    spare = builder.lshr(both, like(a, "int64", 52 if signed else 51))
-    beyond = builder.icmp_unsigned("!=", spare, a.type(None))
-    return merge(builder, builder.not_(mask_any(builder, beyond)), common, rare)
-
-
 def divide(builder: Any, dtype: str, a: Value, b: Value) -> Value:
     """Divide; integers truncate towards zero, and division by zero gives 0."""
     if is_float(dtype):
         return builder.fdiv(a, b)
     safe, is_zero, is_minus = _safe_divisor(builder, dtype, b)
-    if not is_signed(dtype):
-        return builder.select(
-            is_zero, like(a, dtype, 0), _quotient(builder, dtype, a, safe, _repeats(b))
-        )
-    result = builder.select(
-        is_minus, builder.neg(a), _quotient(builder, dtype, a, safe, _repeats(b))
-    )
+    if is_signed(dtype):
+        result = builder.select(is_minus, builder.neg(a), builder.sdiv(a, safe))
+    else:
+        result = builder.udiv(a, safe)
     return builder.select(is_zero, like(a, dtype, 0), result)
 
 
@@ -128,7 +53,7 @@ def c_remainder(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         return _float_remainder(builder, dtype, a, b)
     safe, _, _ = _safe_divisor(builder, dtype, b)
     # The safe divisor is 1 instead of 0 and -1: the remainder is 0 for all three.
-    return builder.sub(a, builder.mul(_quotient(builder, dtype, a, safe, _repeats(b)), safe))
+    return builder.srem(a, safe) if is_signed(dtype) else builder.urem(a, safe)
 
 
 def _float_remainder(builder: Any, dtype: str, a: Value, b: Value) -> Value:
