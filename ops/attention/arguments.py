@@ -25,6 +25,23 @@ class AttentionOperands(KernelArguments):
         q_batch: Stride of Q between samples.
         q_head: Between heads.
         q_row: Between queries.
+        k_batch: Stride of K between samples.
+        k_head: Between heads.
+        v_batch: Stride of V between samples.
+        v_head: Between heads.
+        y_batch: Stride of the output between samples.
+        y_head: Between heads.
+        y_row: Between queries.
+        mask_batch: Stride of the mask between samples.
+        mask_head: Between heads.
+        mask_row: Between queries; 0: one row for all.
+        mask_key: Between keys.
+        scale: Factor of the scores.
+        causal: Whether query i sees keys up to ``i + offset`` only (1).
+        offset: Keys before the first query.
+        scratch: Scratch of the first worker, aligned to 64 bytes.
+        scratch_bytes: Bytes from a worker's scratch to the next one's.
+        zero_unseen: Whether a query that sees no key gives 0 (1), not NaN (0).
     """
 
     q: Address
@@ -41,21 +58,10 @@ class AttentionOperands(KernelArguments):
     q_batch: int
     q_head: int
     q_row: int
-
-
-class OutputStrides(KernelArguments):
-    """Strides of the output and of the mask, in bytes.
-
-    Attributes:
-        y_batch: Stride of the output between samples.
-        y_head: Between heads.
-        y_row: Between queries.
-        mask_batch: Stride of the mask between samples.
-        mask_head: Between heads.
-        mask_row: Between queries; 0: one row for all.
-        mask_key: Between keys.
-    """
-
+    k_batch: int
+    k_head: int
+    v_batch: int
+    v_head: int
     y_batch: int
     y_head: int
     y_row: int
@@ -63,98 +69,51 @@ class OutputStrides(KernelArguments):
     mask_head: int
     mask_row: int
     mask_key: int
+    scale: float
+    causal: int
+    offset: int
+    scratch: Address
+    scratch_bytes: int
+    zero_unseen: int
 
 
-class LineStrides(KernelArguments):
-    """Strides of K and V, in bytes. Both are lines of adjacent elements.
-
-    A line is the elements of one key (value), or one element of all keys (values).
-
-    Attributes:
-        k_batch: Stride of K between samples.
-        k_head: Between heads.
-        k_line: Between lines.
-        k_across: Whether a line of K is one element of all keys (1).
-        v_batch: Stride of V between samples.
-        v_head: Between heads.
-        v_line: Between lines.
-        v_across: Whether a line of V is one element of all values (1).
-    """
-
-    k_batch: int
-    k_head: int
-    k_line: int
-    k_across: int
-    v_batch: int
-    v_head: int
-    v_line: int
-    v_across: int
-
-
-class AttentionArguments(AttentionOperands, LineStrides, OutputStrides):
+class AttentionArguments(AttentionOperands):
     """Arguments of `attention`; a work unit is some panels of queries of one head.
 
     There are batch * heads * ceil(panels of a head / panels of a unit) units. A mask whose rows
-    differ (``mask_row`` is not 0) has adjacent keys.
+    differ (``mask_row`` is not 0) has adjacent keys. K and V are lines of adjacent elements: a line
+    is the elements of one key (value), or one element of all keys (values).
 
     A worker's scratch has rows of ``nv * lanes`` elements, one for each query of a panel: for each
     panel of a unit ``key_size + value_size + 3`` (queries, results; maximum, sum and factor of the
     softmax), then one for each key of a block (scores). The copies of K and V follow.
 
     Attributes:
+        k_line: Stride of K between lines.
+        k_across: Whether a line of K is one element of all keys (1).
+        v_line: Stride of V between lines.
+        v_across: Whether a line of V is one element of all values (1).
         k_panel: The panel (``subgraph.engine.codegen.panel``) for K's kind of lines.
         v_panel: The panel for V's.
-        scale: Factor of the scores.
-        causal: Whether query i sees keys up to ``i + offset`` only (1).
-        offset: Keys before the first query.
         keys_block: Keys of a block.
         panels: Panels of a unit.
-        scratch: Scratch of the first worker, aligned to 64 bytes.
-        scratch_bytes: Bytes from a worker's scratch to the next one's.
         k_pitch: Bytes between the lines of the copy of a block of K; 0: it is read in place.
         v_pitch: The same of V.
-        zero_unseen: Whether a query that sees no key gives 0 (1), not NaN (0).
     """
 
+    k_line: int
+    k_across: int
+    v_line: int
+    v_across: int
     k_panel: Address
     v_panel: Address
-    scale: float
-    causal: int
-    offset: int
     keys_block: int
     panels: int
-    scratch: Address
-    scratch_bytes: int
     k_pitch: int
     v_pitch: int
-    zero_unseen: int
 
 
-class ElementStrides(KernelArguments):
-    """Strides of K and V, in bytes.
-
-    Attributes:
-        k_batch: Stride of K between samples.
-        k_head: Between heads.
-        k_row: Between keys.
-        k_element: Between the elements of a key.
-        v_batch: Stride of V between samples.
-        v_head: Between heads.
-        v_row: Between values.
-        v_element: Between the elements of a value.
-    """
-
-    k_batch: int
-    k_head: int
-    k_row: int
-    k_element: int
-    v_batch: int
-    v_head: int
-    v_row: int
-    v_element: int
-
-
-class FewQueriesArguments(AttentionOperands, ElementStrides, OutputStrides):
+class FewQueriesArguments(AttentionOperands):
     """Arguments of `few_queries`; a work unit is a head with all its queries.
 
     The elements of a value are adjacent, a mask's keys too, and of K the elements of a key or, if
@@ -162,20 +121,14 @@ class FewQueriesArguments(AttentionOperands, ElementStrides, OutputStrides):
     to whole vectors, and then for each query the sum of its weights.
 
     Attributes:
-        scale: Factor of the scores.
-        causal: Whether query i sees keys up to ``i + offset`` only (1).
-        offset: Keys before the first query.
-        scratch: Scratch of the first worker, aligned to 64 bytes.
-        scratch_bytes: Bytes from a worker's scratch to the next one's.
-        zero_unseen: Whether a query that sees no key gives 0 (1), not NaN (0).
+        k_row: Stride of K between keys.
+        k_element: Between the elements of a key.
+        v_row: Stride of V between values.
     """
 
-    scale: float
-    causal: int
-    offset: int
-    scratch: Address
-    scratch_bytes: int
-    zero_unseen: int
+    k_row: int
+    k_element: int
+    v_row: int
 
 
 class LinearAttentionArguments(KernelArguments):

@@ -23,7 +23,7 @@ from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import FLOATS
 
 from .arguments import BiasArguments
-from .fused_cpu import AttentionSpec, Heads, emit_attention, ordered, split_heads
+from .fused_cpu import AttentionSpec, Heads, emit_attention, mask_steps, ordered, split_heads
 
 # Estimate: fewer elements of the mask take less time than starting a thread.
 _MIN_ELEMENTS_PER_THREAD = 4096
@@ -150,7 +150,13 @@ def _mask(
     unchanged = mask is None or (mask.dtype == dtype and mask.shape[-1] == sizes.keys)
     if unchanged and counts is None and max(left, right) < 0 and not always:
         return mask, None
-    heads, keys, steps = _mask_strides(mask, dtype, sizes)
+    heads, keys, steps = 1, 1, (0, 0, 0, 0)
+    if mask is not None:
+        keys = mask.shape[-1]
+        if mask.dtype not in ("bool", dtype) or keys > sizes.keys:
+            raise Unsupported(f"a mask of {mask.dtype} and shape {mask.shape}")
+        steps = mask_steps(mask, (sizes.batch, sizes.heads, sizes.queries, keys))
+        heads = mask.shape[-3] if mask.rank > 2 else 1
     bias = temporary(low, dtype, (sizes.batch, heads, sizes.queries, sizes.keys))
     flags = temporary(low, dtype, (sizes.batch, heads, sizes.queries, 1))
     if counts is not None:
@@ -182,26 +188,6 @@ def _mask(
         bytes=bias.nbytes,
     )
     return bias, flags
-
-
-def _mask_strides(
-    mask: Operand | None, dtype: str, sizes: _Sizes
-) -> tuple[int, int, Sequence[int]]:
-    """Return the heads and keys of a mask, and its strides as [batch, heads, queries, keys].
-
-    Raises:
-        Unsupported: It does not broadcast to the scores.
-    """
-    if mask is not None and mask.dtype not in ("bool", dtype):
-        raise Unsupported(f"a mask of {mask.dtype}")
-    shape = mask.shape if mask is not None else ()
-    full = (1,) * (4 - len(shape)) + tuple(shape)
-    wanted = (sizes.batch, sizes.heads, sizes.queries, full[3])
-    fits = len(shape) <= 4 and all(s in (1, n) for s, n in zip(full, wanted, strict=True))
-    if not fits or full[3] > sizes.keys:
-        raise Unsupported(f"a mask of shape {shape}")
-    steps = [0 if s == 1 else step for s, step in zip(full, contiguous(full), strict=True)]
-    return full[1], full[3], steps
 
 
 def _emit_unfused(
@@ -268,17 +254,14 @@ def _emit_weights(
     """
     dtype, (bias, flags) = raw.dtype, mask
     e = Expression()
-    value = e("mul", e.input(dtype), e.number(scale, dtype))
-    emit_expression(low, e, [source(raw)], [(value, stages[0])])
-    e = Expression()
-    value = e.input(dtype)
+    product, added = e.input(dtype), e.input(dtype)
+    scaled = e("mul", product, e.number(scale, dtype))
+    bounded = scaled
     if softcap:
         cap = e.number(softcap, dtype)
-        value = e("mul", e("tanh", e("div", value, cap)), cap)
-    emit_expression(low, e, [source(stages[0])], [(value, stages[1])])
-    e = Expression()
-    value = e("add", e.input(dtype), e.input(dtype))
-    emit_expression(low, e, [source(stages[1]), source(bias)], [(value, stages[2])])
+        bounded = e("mul", e("tanh", e("div", scaled, cap)), cap)
+    results = zip((scaled, bounded, e("add", bounded, added)), stages[:3], strict=True)
+    emit_expression(low, e, [source(raw), source(bias)], list(results))
     softmax = temporary(low, dtype, raw.shape)
     delegate(low, "Softmax", [stages[2]], softmax)
     assert flags is not None

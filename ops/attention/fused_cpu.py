@@ -16,6 +16,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.primitives import primitive
+from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
 from subgraph.system import host
 
@@ -134,10 +135,10 @@ def checked_mask_steps(r: AttentionSpec) -> tuple[int, int, int, int]:
         return 0, 0, 0, 0
     if r.mask.dtype != r.q.operand.dtype:
         raise Unsupported(f"a mask of {r.mask.dtype}; it must be of the queries' dtype")
-    return _mask_steps(r.mask, (batch, heads, queries, keys))
+    return mask_steps(r.mask, (batch, heads, queries, keys))
 
 
-def _mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int]:
+def mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int]:
     """Return the strides of a mask along batch, head, query and key, in elements; 0 along size 1.
 
     Args:
@@ -150,12 +151,7 @@ def _mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int
     full = (1,) * (4 - mask.rank) + tuple(mask.shape)
     if mask.rank > 4 or any(s not in (1, n) for s, n in zip(full, shape, strict=True)):
         raise Unsupported(f"a mask of shape {mask.shape} for scores of shape {tuple(shape)}")
-    steps: list[int] = []
-    step = 1
-    for size in reversed(full):
-        steps.append(0 if size == 1 else step)
-        step *= size
-    steps.reverse()
+    steps = [0 if size == 1 else step for size, step in zip(full, contiguous(full), strict=True)]
     return steps[0], steps[1], steps[2], steps[3]
 
 
@@ -212,19 +208,14 @@ def _arguments(
     v_pitch = _copy_pitch(of, r.v, block, unit_panels)
     elements = ((depth + values + 3) * unit_panels + block) * of.width
     copies = k_pitch * (depth if k_across else block) + v_pitch * (values if v_across else block)
-    k, v = ([step * of.item for step in _lines(each)] for each in (r.k, r.v))
     return AttentionArguments(
         **_operands_and_strides(r, of, r.q.steps, r.out.steps, mask_steps),
         queries=queries,
         heads=heads,
         sharing=heads // kv_heads,
-        k_batch=k[0],
-        k_head=k[1],
-        k_line=k[2],
+        k_line=_line_step(r.k) * of.item,
         k_across=int(k_across),
-        v_batch=v[0],
-        v_head=v[1],
-        v_line=v[2],
+        v_line=_line_step(r.v) * of.item,
         v_across=int(v_across),
         k_panel=of.panel(across=k_across),
         v_panel=of.panel(across=not v_across),
@@ -249,7 +240,7 @@ def _operands_and_strides(
         out: Those of the output.
         mask: Those of the mask, and along keys.
     """
-    named = {"q": q, "y": out, "mask": mask}
+    named = {"q": q, "k": r.k.steps[:2], "v": r.v.steps[:2], "y": out, "mask": mask}
     strides = {
         f"{name}_{along}": step * of.item
         for name, steps in named.items()
@@ -302,20 +293,14 @@ def _emit_few_queries(low: Lowering, r: AttentionSpec, of: Tiles, mask: Sequence
         for steps in (q, out, mask):
             steps[1:3] = [steps[1] * rows, steps[1]]
         heads, group = kv_heads, 1
-    k, v = ([step * of.item for step in each.steps] for each in (r.k, r.v))
     arguments = FewQueriesArguments(
         **_operands_and_strides(r, of, q, out, mask),
         queries=rows,
         heads=heads,
         sharing=group,
-        k_batch=k[0],
-        k_head=k[1],
-        k_row=k[2],
-        k_element=k[3],
-        v_batch=v[0],
-        v_head=v[1],
-        v_row=v[2],
-        v_element=v[3],
+        k_row=r.k.steps[2] * of.item,
+        k_element=r.k.steps[3] * of.item,
+        v_row=r.v.steps[2] * of.item,
         causal=int(_is_causally_masked(r)),
         **low.worker_scratch((rows * round_up(keys, of.lanes) + rows) * of.item),
     )
@@ -366,13 +351,13 @@ def _panels_per_unit(of: Tiles, panels: int, others: int, threads: int, elements
     return -(-panels // pieces)
 
 
-def _lines(heads: Heads) -> tuple[int, int, int]:
-    """Return the strides along batch, head and line, in elements.
+def _line_step(heads: Heads) -> int:
+    """Return the stride between lines, in elements.
 
     A line is contiguous: the elements of one position, or one element of all positions.
     """
-    batch, head, position, element = heads.steps
-    return batch, head, position if element == 1 else element
+    _, _, position, element = heads.steps
+    return position if element == 1 else element
 
 
 def _copy_pitch(of: Tiles, heads: Heads, block: int, unit_panels: int) -> int:
@@ -386,7 +371,7 @@ def _copy_pitch(of: Tiles, heads: Heads, block: int, unit_panels: int) -> int:
     """
     positions = heads.steps[3] == 1
     length = heads.sizes[3] if positions else block
-    step = _lines(heads)[2] * of.item
+    step = _line_step(heads) * of.item
     if step % _CACHE_SET_PERIOD and (
         not of.few_rows or unit_panels < 2 or step == length * of.item
     ):

@@ -20,7 +20,7 @@ from subgraph.engine.codegen.arguments import Address
 from subgraph.engine.codegen.simd import call_kernel
 from subgraph.engine.codegen.tiling import TileBlock
 
-from .arguments import AttentionArguments
+from .arguments import AttentionArguments, AttentionOperands
 from .panel_parts import (
     block_softmax,
     future_masker,
@@ -51,7 +51,7 @@ _panel_block = stack_block(PanelBlock)
 
 
 @register_jitable
-def _head_operands(a: AttentionArguments, batch: int, head: int) -> tuple[int, int, int, int]:
+def head_operands(a: AttentionOperands, batch: int, head: int) -> tuple[int, int, int, int]:
     """Return the addresses of Q, K, V and the mask (0: none) of a head."""
     q = a.q + batch * a.q_batch + head * a.q_head
     key_head = head // a.sharing
@@ -133,7 +133,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
             start = unit % pieces * panels * width
             stop = min(queries, start + panels * width)
             head, batch = unit // pieces % heads, unit // pieces // heads
-            q, k, v_at, mask = _head_operands(a, batch, head)
+            q, k, v_at, mask = head_operands(a, batch, head)
             for first in range(start, stop, width):
                 panel = first_panel + (first - start) // width * panel_bytes
                 step, count = a.q_row, min(width, queries - first)

@@ -26,13 +26,10 @@ from subgraph.operators.requirements import (
     require_whole_number,
     require_within,
 )
+from subgraph.ops.shared.strides import product
 
 from . import decoding
 from .decoding import require_heads, require_split
-
-
-def _times(a: Dim, b: Dim) -> Dim:
-    return a * b if isinstance(a, int) and isinstance(b, int) else None
 
 
 def _divided(a: Dim, b: int) -> Dim:
@@ -179,7 +176,7 @@ def attention(
         before = past.shape[2] if isinstance(past, TensorType) and past.shape else None
         total = before + total if isinstance(before, int) and isinstance(total, int) else None
     rank = types[0].rank if isinstance(types[0], TensorType) else None
-    shape = (q[0], q[1], q[2], v[3]) if rank == 4 else (q[0], q[2], _times(q[1], v[3]))
+    shape = (q[0], q[1], q[2], v[3]) if rank == 4 else (q[0], q[2], product((q[1], v[3])))
     return [
         TensorType(dtypes[0], shape),
         TensorType(dtypes[1], (k[0], k[1], total, k[3])),

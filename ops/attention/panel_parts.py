@@ -18,6 +18,25 @@ from subgraph.engine.codegen.vmath import function
 _LOWEST = float("-inf")
 
 
+def _matrix_transposer(dtype: str, lanes: int) -> Any:
+    """Return ``f(source, step, rows, columns, to, row)``, which transposes a matrix.
+
+    Its rows are ``step`` bytes apart at ``source``; those of the result, one for each column,
+    ``row`` bytes apart at ``to``.
+    """
+    transpose, item = transposer(dtype, lanes), vec(dtype, lanes).itemsize
+
+    @register_jitable
+    def transpose_all(source: int, step: int, rows: int, columns: int, to: int, row: int) -> None:
+        for d in range(0, columns, lanes):
+            for j in range(0, rows, lanes):
+                at, target = source + j * step + d * item, to + d * row + j * item
+                count, width = min(lanes, rows - j), min(lanes, columns - d)
+                transpose(at, step, count, width, target, row)
+
+    return transpose_all
+
+
 def query_packer(dtype: str, lanes: int) -> Any:
     """Return ``f(q, step, count, depth, to, scale)``, which packs a panel of queries.
 
@@ -25,7 +44,7 @@ def query_packer(dtype: str, lanes: int) -> Any:
     """
     v = vec(dtype, lanes)
     load, store, splat, zero, item = v.load, v.store, v.splat, v.zero, v.itemsize
-    transpose, size = transposer(dtype, lanes), lanes * v.itemsize
+    transpose, size = _matrix_transposer(dtype, lanes), lanes * v.itemsize
 
     @register_jitable
     def pack_queries(q: int, step: int, count: int, depth: int, to: int, scale: float) -> None:
@@ -35,16 +54,7 @@ def query_packer(dtype: str, lanes: int) -> Any:
         if count * item < row:
             for d in range(depth):
                 store(to + (d + 1) * row - size, zero())
-        for d in range(0, depth, lanes):
-            for j in range(0, count, lanes):
-                transpose(
-                    q + j * step + d * item,
-                    step,
-                    min(lanes, count - j),
-                    min(lanes, depth - d),
-                    to + d * row + j * item,
-                    row,
-                )
+        transpose(q, step, count, depth, to, row)
         for at in range(to, to + depth * row, size):
             store(at, load(at) * factor)
 
@@ -98,8 +108,8 @@ def mask_writer(dtype: str, lanes: int) -> Any:
     which are adjacent unless ``step`` is 0.
     """
     v = vec(dtype, lanes)
-    store, splat, load1, item = v.store, v.splat, ld(dtype), v.itemsize
-    transpose, size = transposer(dtype, lanes), lanes * v.itemsize
+    store, splat, load1 = v.store, v.splat, ld(dtype)
+    transpose, size = _matrix_transposer(dtype, lanes), lanes * v.itemsize
 
     @register_jitable
     def write_mask(mask: int, step: int, key_step: int, count: int, keys: int, scores: int) -> None:
@@ -110,16 +120,7 @@ def mask_writer(dtype: str, lanes: int) -> Any:
                 for at in range(scores + k * row, scores + (k + 1) * row, size):
                     store(at, splat(load1(mask + k * key_step)))
             return
-        for k in range(0, keys, lanes):
-            for j in range(0, count, lanes):
-                transpose(
-                    mask + j * step + k * item,
-                    step,
-                    min(lanes, count - j),
-                    min(lanes, keys - k),
-                    scores + k * row + j * item,
-                    row,
-                )
+        transpose(mask, step, count, keys, scores, row)
 
     return write_mask
 
@@ -199,8 +200,8 @@ def result_writer(dtype: str, lanes: int) -> Any:
     """
     v = vec(dtype, lanes)
     load, store, splat, zero = v.load, v.store, v.splat, v.zero
-    select, transpose = v.select, transposer(dtype, lanes)
-    item, size = v.itemsize, lanes * v.itemsize
+    select, transpose = v.select, _matrix_transposer(dtype, lanes)
+    size = lanes * v.itemsize
 
     @register_jitable
     def write(
@@ -218,15 +219,6 @@ def result_writer(dtype: str, lanes: int) -> Any:
             inverse = splat(1.0) / total
             for at in range(source + j, source + values * row, row):
                 store(at, load(at) * inverse)
-        for d in range(0, values, lanes):
-            for j in range(0, count, lanes):
-                transpose(
-                    source + d * row + j * item,
-                    row,
-                    min(lanes, values - d),
-                    min(lanes, count - j),
-                    out + j * step + d * item,
-                    step,
-                )
+        transpose(source, row, values, count, out, step)
 
     return write

@@ -17,6 +17,7 @@ from subgraph.engine.codegen.simd import ld, st, vec
 from subgraph.engine.codegen.vmath import function
 
 from .arguments import FewQueriesArguments
+from .kernels import head_operands
 from .row_products import row_products
 
 
@@ -48,18 +49,15 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
         row = room * item
         for unit in range(begin, end):
             batch, head = unit // heads, unit % heads
-            key_head = head // a.sharing
-            q = a.q + batch * a.q_batch + head * a.q_head
-            k = a.k + batch * a.k_batch + key_head * a.k_head
-            v_at = a.v + batch * a.v_batch + key_head * a.v_head
+            q, k, v_at, masks = head_operands(a, batch, head)
             out = a.y + batch * a.y_batch + head * a.y_head
             score(a, q, k, scores, row)
             for i in range(queries):
                 for d in range(0, values, lanes):
                     store_n(out + i * step + d * item, min(lanes, values - d), zero())
-                mask, seen = a.mask, keys
+                mask, seen = masks, keys
                 if mask != 0:
-                    mask += batch * a.mask_batch + head * a.mask_head + i * a.mask_row
+                    mask += i * a.mask_row
                 if a.causal != 0:
                     seen = max(min(keys, i + 1 + a.offset), 0)
                 total = soften(scores + i * row, mask, seen, room)
