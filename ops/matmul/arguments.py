@@ -60,38 +60,64 @@ class PackRightArguments(KernelArguments):
     factor: float
 
 
-class GemmArguments(KernelArguments):
-    """Arguments of `gemm`; a work unit is a block of C of a product of the batch.
-
-    The batch has three levels; units run over its products outermost.
+class ProductArguments(KernelArguments):
+    """What the arguments of `gemm` and of Strassen's `product` have in common.
 
     Attributes:
         a: Left matrices.
-        b: Right matrices, packed into panels or row-major.
+        b: Right matrices.
         c: The results; their columns are contiguous.
         init: Initial values of each row of sums, one element for each column; 0: zeros.
-        residual: Matrices added at the end, laid out as C; 0: none. It may be C only if
-            `pass_depth` is K.
+        residual: Matrices added at the end, laid out as C; 0: none. It may be C if there is one
+            pass along K.
         m: Rows of A and C.
         n: Columns of B and C.
         k: Columns of A, rows of B.
         a_row: Bytes between rows of A.
-        a_column: Bytes between columns of A.
-        c_row: Bytes between rows of C.
-        b_row: Bytes between rows of B; 0: B is packed.
         tile: The contraction tile.
-        masked_tile: The contraction tile whose last vector is masked.
         activation: The kernel applied to a finished tile; 0: none.
-        flags: ``F_*`` flags of the tile.
+        flags: ``F_*`` flags of the results.
         low: Lower bound of the results, if the flags ask for it.
         high: Upper bound of the results, if the flags ask for it.
         block_rows: Rows of a block.
-        block_panels: Panels of a block.
         pass_depth: Steps along K of one pass.
-        scratch: Packed rows of A, an area for each worker; 0: A is read in place. It holds
-            ``block_rows * (pass_depth + 16)`` elements, ``pass_depth * (block_rows + 16)`` where A
-            is transposed.
+        scratch: Memory of the first worker.
         scratch_bytes: Bytes between the areas of workers.
+    """
+
+    a: Address
+    b: Address
+    c: Address
+    init: Address
+    residual: Address
+    m: int
+    n: int
+    k: int
+    a_row: int
+    tile: Address
+    activation: Address
+    flags: int
+    low: float
+    high: float
+    block_rows: int
+    pass_depth: int
+    scratch: Address
+    scratch_bytes: int
+
+
+class GemmArguments(ProductArguments):
+    """Arguments of `gemm`; a work unit is a block of C of a product of the batch.
+
+    The batch has three levels; units run over its products outermost. B is packed into panels, or
+    row-major. Scratch holds a worker's packed rows of A, ``block_rows * (pass_depth + 16)``
+    elements, or ``pass_depth * (block_rows + 16)`` where A is transposed; 0: A is read in place.
+
+    Attributes:
+        a_column: Bytes between columns of A.
+        c_row: Bytes between rows of C.
+        b_row: Bytes between rows of B; 0: B is packed.
+        masked_tile: The contraction tile whose last vector is masked.
+        block_panels: Panels of a block.
         size1: Size of level 1 of the batch.
         size2: Size of level 2, the innermost.
         a_step0: Bytes between matrices of A along level 0.
@@ -106,29 +132,11 @@ class GemmArguments(KernelArguments):
         rows_first: 1 if units run over blocks of rows innermost, 0 if over blocks of panels.
     """
 
-    a: Address
-    b: Address
-    c: Address
-    init: Address
-    residual: Address
-    m: int
-    n: int
-    k: int
-    a_row: int
     a_column: int
     c_row: int
     b_row: int
-    tile: Address
     masked_tile: Address
-    activation: Address
-    flags: int
-    low: float
-    high: float
-    block_rows: int
     block_panels: int
-    pass_depth: int
-    scratch: Address
-    scratch_bytes: int
     size1: int
     size2: int
     a_step0: int
@@ -143,57 +151,25 @@ class GemmArguments(KernelArguments):
     rows_first: int
 
 
-class StrassenArguments(KernelArguments):
+class StrassenArguments(ProductArguments):
     """Arguments of Strassen's `product`; a work unit is a block of C, blocks of columns innermost.
 
+    The columns of A are contiguous, and so is C. B is packed into panels; panel p is paired with
+    panel p + half of all. N is whole pairs of panels, K and the rows of a block are even, and a
+    pass has ``pass_depth`` steps in each half of K. ``tile`` adds to C. Scratch holds for each
+    worker seven sums of A, a panel as deep as a pass, and a block's rows of two panels of C.
+
     Attributes:
-        a: The left matrix; its columns are contiguous.
-        b: The right matrix, packed into panels. Panel p is paired with panel p + half of all.
-        c: The result, contiguous. It may be the residual's memory if there is one pass.
-        init: Initial values of each row of sums, one element for each column; 0: zeros.
-        residual: Matrix of C's shape added at the end; 0: none.
-        m: Rows of A and C.
-        n: Columns of B and C: whole pairs of panels.
-        k: Columns of A, rows of B; even.
-        a_row: Bytes between rows of A.
-        tile: The contraction tile that adds to C.
         twice_tile: The contraction tile that adds to two quarters of C.
-        activation: The kernel applied to a finished tile; 0: none.
-        flags: ``F_*`` flags of the result.
-        low: Lower bound of the results, if the flags ask for it.
-        high: Upper bound of the results, if the flags ask for it.
-        block_rows: Rows of a block, even.
         block_pairs: Pairs of panels of a block.
-        pass_depth: Steps of one pass in each half of K.
-        scratch: For each worker seven sums of A, a panel as deep as a pass, and a block's rows of
-            two panels of C.
-        scratch_bytes: Bytes between the areas of workers.
         sum_row: Bytes between rows of the sums of A.
         sum_bytes: Bytes between the sums of A.
         mixed_tile: The contraction tile that adds to two quarters and sums two quarters of B.
         similar: For each pair of panels 1 if its columns have similar magnitudes, else 0; int64.
     """
 
-    a: Address
-    b: Address
-    c: Address
-    init: Address
-    residual: Address
-    m: int
-    n: int
-    k: int
-    a_row: int
-    tile: Address
     twice_tile: Address
-    activation: Address
-    flags: int
-    low: float
-    high: float
-    block_rows: int
     block_pairs: int
-    pass_depth: int
-    scratch: Address
-    scratch_bytes: int
     sum_row: int
     sum_bytes: int
     mixed_tile: Address
