@@ -381,7 +381,7 @@ def _blocked_source(
         return s.operand, (1, 0, 0, 0)
     if shape[1] != channels or math.prod(shape[2:]) != 1:
         raise Unsupported(f"plain shape {s.shape} beside blocked {target.shape}")
-    if shape[0] == 1 and channels % lanes and isinstance(s.operand, Operand):
+    if shape[0] == 1 and channels % lanes:
         padded = -(-channels // lanes) * lanes
         weight = low.weight(f"pad_channels{padded}", partial(_pad, size=padded), s.operand)
         return weight, (0, lanes, 0, 1)

@@ -78,53 +78,49 @@ class GroupNormArguments(KernelArguments):
     group_step: int
 
 
-class LocalNormArguments(KernelArguments):
-    """Arguments of `local_response`, LRN in the plain layout.
+class LocalNormOperands(KernelArguments):
+    """Operands and numbers of LRN.
+
+    Attributes:
+        x: The images.
+        y: The result, shaped as x.
+        pixels: Pixels of a channel.
+        alpha: Factor of the sum of squares: the attribute ``alpha`` over ``size``.
+        bias: Added to the scaled sum.
+        beta: The exponent.
+    """
+
+    x: Address
+    y: Address
+    pixels: int
+    alpha: float
+    bias: float
+    beta: float
+
+
+class LocalNormArguments(LocalNormOperands):
+    """Arguments of `local_response`, LRN in the plain layout, ``[image][channel][pixel]``.
 
     A work unit is ``lanes`` pixels of an image.
 
     Attributes:
-        x: The images, ``[image][channel][pixel]``.
-        y: The result, shaped as x.
         channels: Channels of an image.
-        pixels: Pixels of a channel.
         before: Channels before one whose squares are added.
         after: Channels after one whose squares are added.
-        alpha: Factor of the sum of squares: the attribute ``alpha`` over ``size``.
-        bias: Added to the scaled sum.
-        beta: The exponent.
     """
 
-    x: Address
-    y: Address
     channels: int
-    pixels: int
     before: int
     after: int
-    alpha: float
-    bias: float
-    beta: float
 
 
-class LocalNormBlockedArguments(KernelArguments):
-    """Arguments of `local_response_blocked`, LRN in the blocked layout.
+class LocalNormBlockedArguments(LocalNormOperands):
+    """Arguments of `local_response_blocked`, LRN in the layout ``[image][block][pixel][lanes]``.
 
     A work unit is a block of channels of an image.
 
     Attributes:
-        x: The images, ``[image][block][pixel][lanes]``.
-        y: The result, shaped as x.
         blocks: Blocks of channels of an image.
-        pixels: Pixels of a channel.
-        alpha: Factor of the sum of squares: the attribute ``alpha`` over ``size``.
-        bias: Added to the scaled sum.
-        beta: The exponent.
     """
 
-    x: Address
-    y: Address
     blocks: int
-    pixels: int
-    alpha: float
-    bias: float
-    beta: float

@@ -11,7 +11,7 @@ import numpy as np
 
 from subgraph.dtypes import FLOATS
 from subgraph.engine.codegen.arguments import KernelArguments
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -186,7 +186,7 @@ def batch_normalization(node: Node, low: Lowering) -> None:
         factor = low.weight(f"batch_norm_factor {recipe}", make, scale, variance)
         make = partial(_shift, epsilon=epsilon, dtype=work)
         shift = low.weight(f"batch_norm_shift {recipe}", make, scale, bias, mean, variance)
-        parameters = [_channel(weight, channels, work, y) for weight in (factor, shift)]
+        parameters = [Source(weight, channels, "plain", work) for weight in (factor, shift)]
         a, b = e.input(work), e.input(work)
         result = e("add", e("mul", term, a, dtype=x.dtype), b, dtype=x.dtype)
     else:
@@ -198,19 +198,6 @@ def batch_normalization(node: Node, low: Lowering) -> None:
         result = e("mul", e("sub", term, m, dtype=x.dtype), factor_, dtype=x.dtype)
         result = e("add", result, b, dtype=x.dtype)
     emit_expression(low, e, [source(x), *parameters], [(result, y)])
-
-
-def _channel(weight: Weight, shape: tuple[int, ...], dtype: str, y: Operand) -> Source:
-    """Return a weight of one element per channel, padded to whole blocks in the blocked layout."""
-    if y.layout == "blocked" and shape[0] % y.lanes:
-        padded = -(-shape[0] // y.lanes) * y.lanes
-        weight = Weight(f"pad_channels{padded}", partial(_pad, size=padded), (weight,))
-        return Source(weight, (1, padded, *shape[1:]), "plain", dtype)
-    return Source(weight, shape, "plain", dtype)
-
-
-def _pad(array: Array, size: int) -> Array:
-    return np.concatenate([array.reshape(-1), np.zeros(size - array.size, array.dtype)])
 
 
 @lowering("LRN", dtypes=FLOATS, layouts=("plain", "blocked"))

@@ -463,7 +463,10 @@ class Lowering:
         return {"scratch": memory, "scratch_bytes": memory.nbytes}
 
     def weight(
-        self, recipe: str, make: Callable[..., Array], *sources: Operand | Parameter | Array
+        self,
+        recipe: str,
+        make: Callable[..., Array],
+        *sources: Operand | Parameter | Array | Weight,
     ) -> Weight:
         """Return a weight that is computed once for each version of its parameters.
 
@@ -471,7 +474,7 @@ class Lowering:
             recipe: Name of the computation. It must be different whenever ``make`` computes
                 something else from the same sources.
             make: Computes the weight from the arrays of the sources.
-            *sources: Constant operands (`Operand.constant`), parameters or arrays.
+            *sources: Constant operands (`Operand.constant`), parameters, arrays or weights.
 
         Raises:
             Unsupported: A source is computed at run time.
