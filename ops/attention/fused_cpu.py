@@ -204,8 +204,7 @@ def _arguments(
     _, kv_heads, keys, values = r.v.sizes
     block = _keys_per_block(of, keys)
     k_across, v_across = r.k.steps[3] != 1, r.v.steps[3] != 1
-    k_pitch = _copy_pitch(of, r.k, block, unit_panels)
-    v_pitch = _copy_pitch(of, r.v, block, unit_panels)
+    k_pitch, v_pitch = _copy_pitch(of, r.k, block), _copy_pitch(of, r.v, block)
     elements = ((depth + values + 3) * unit_panels + block) * of.width
     copies = k_pitch * (depth if k_across else block) + v_pitch * (values if v_across else block)
     return AttentionArguments(
@@ -360,22 +359,17 @@ def _line_step(heads: Heads) -> int:
     return position if element == 1 else element
 
 
-def _copy_pitch(of: Tiles, heads: Heads, block: int, unit_panels: int) -> int:
+def _copy_pitch(of: Tiles, heads: Heads, block: int) -> int:
     """Return the bytes between the lines of a copy of a block of K or V; 0: it is read in place.
 
     Args:
         of: The tiles of the dtype.
         heads: K or V.
         block: Keys of a block.
-        unit_panels: Panels of a unit, which all read the copy.
     """
-    positions = heads.steps[3] == 1
-    length = heads.sizes[3] if positions else block
-    step = _line_step(heads) * of.item
-    if step % _CACHE_SET_PERIOD and (
-        not of.few_rows or unit_panels < 2 or step == length * of.item
-    ):
+    if _line_step(heads) * of.item % _CACHE_SET_PERIOD:
         return 0
+    length = heads.sizes[3] if heads.steps[3] == 1 else block
     # An odd number of cache lines (64 bytes), so that lines spread over all cache sets.
     return 64 * (-(-length * of.item // 64) | 1)
 
