@@ -8,7 +8,7 @@ from typing import Any
 from subgraph.graph.graph import Value
 from subgraph.operators.functions import Call, function
 
-from .transformer import added
+from .transformer import added, channels_first
 
 Results = Sequence[Value | None]
 # Activations, and the attributes of their operators that are a fused node's parameters, in order.
@@ -185,10 +185,6 @@ def fused_conv(call: Call) -> Results:
 )
 def nhwc_max_pool(call: Call) -> Results:
     """MaxPool with channels last."""
-    (x,) = call.inputs
-    assert x is not None, "a required input"
     names = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
-    rank = call.rank(x)
-    transposed = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
-    pooled = call.MaxPool(transposed, **call.attributes(*names))
-    return [call.Transpose(pooled, perm=(0, *range(2, rank), 1))]
+    options = call.attributes(*names)
+    return [channels_first(call, call.inputs[0], lambda x: call.MaxPool(x, **options))]

@@ -20,6 +20,8 @@ from subgraph.operators.requirements import (
 )
 from subgraph.operators.schema import INTERNAL_DOMAIN
 
+from .transformer import channels_first
+
 Results = Sequence[Value | None]
 Given = Sequence[Value | None]
 
@@ -51,19 +53,8 @@ def _requantized(call: Call, operator: Callable[[Any], Any]) -> Results:
     return [quantize(call, operator(dequantize(call, call.inputs[:3])), scale, zero, call.dtype(x))]
 
 
-def channels_first(call: Call, x: Any, operator: Callable[[Any], Any]) -> Any:
-    """Return ``operator(x)``, computed with channels first.
-
-    Args:
-        call: The node; with ``channels_last`` its input and output have channels last.
-        x: The input.
-        operator: A function of an input with channels first.
-    """
-    if not call.attribute("channels_last"):
-        return operator(x)
-    rank = call.rank(x)
-    transposed = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
-    return call.Transpose(operator(transposed), perm=(0, *range(2, rank), 1))
+def _channels_first(call: Call, x: Any, operator: Callable[[Any], Any]) -> Any:
+    return channels_first(call, x, operator, last=call.attribute("channels_last"))
 
 
 def _binary(call: Call, op_type: str) -> Results:
@@ -137,7 +128,7 @@ def qlinear_average_pool(call: Call) -> Results:
     if options["auto_pad"] != "NOTSET":
         options["pads"] = None
     return _requantized(
-        call, lambda x: channels_first(call, x, lambda v: call.AveragePool(v, **options))
+        call, lambda x: _channels_first(call, x, lambda v: call.AveragePool(v, **options))
     )
 
 
@@ -148,7 +139,7 @@ def qlinear_average_pool(call: Call) -> Results:
 )
 def qlinear_global_average_pool(call: Call) -> Results:
     """Average over each channel."""
-    return _requantized(call, lambda x: channels_first(call, x, call.GlobalAveragePool))
+    return _requantized(call, lambda x: _channels_first(call, x, call.GlobalAveragePool))
 
 
 @function(
@@ -242,7 +233,7 @@ def qlinear_conv(call: Call) -> Results:
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     options = call.attributes(*names)
     rest = call.inputs[1:]
-    return [channels_first(call, call.inputs[0], lambda x: call.QLinearConv(x, *rest, **options))]
+    return [_channels_first(call, call.inputs[0], lambda x: call.QLinearConv(x, *rest, **options))]
 
 
 @function("QuantizeLinear", "x, y_scale, y_zero_point? -> y", axis="int")

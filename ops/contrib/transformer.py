@@ -6,7 +6,7 @@ Its optimizer writes them into BERT-like models, decoders and diffusion models.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from subgraph.graph.graph import Node, Value
@@ -29,6 +29,22 @@ def added(call: Call, *terms: Value | None, requires: str = "") -> Any:
         if term is not None:
             total = term if total is None else call.Add(total, term, requires=requires)
     return total
+
+
+def channels_first(call: Call, x: Any, operator: Callable[[Any], Any], *, last: Any = True) -> Any:
+    """Return ``operator(x)``, computed with channels first.
+
+    Args:
+        call: The node.
+        x: The input.
+        operator: A function of an input with channels first.
+        last: Whether the input and the result have channels last.
+    """
+    if not last:
+        return operator(x)
+    rank = call.rank(x)
+    transposed = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
+    return call.Transpose(operator(transposed), perm=(0, *range(2, rank), 1))
 
 
 def _sum_with_skip(call: Call, x: Value | None, skip: Value | None, bias: Value | None) -> Any:
@@ -183,19 +199,15 @@ def _group_norm(call: Call, x: Any) -> Any:
     gamma, beta = call.inputs[1:3]
     assert gamma is not None, "a required input"
     assert beta is not None, "a required input"
-    last, rank, dtype = call.attribute("channels_last"), call.rank(x), call.dtype(x)
-    if last:
-        x = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
-    made = call.GroupNormalization(
-        x,
-        call.cast(gamma, dtype),
-        call.cast(beta, dtype),
-        epsilon=call.attribute("epsilon"),
-        num_groups=call.attribute("groups"),
-    )
-    if call.attribute("activation"):
-        made = call.Swish(made)
-    return call.Transpose(made, perm=(0, *range(2, rank), 1)) if last else made
+    dtype = call.dtype(x)
+    factors = call.cast(gamma, dtype), call.cast(beta, dtype)
+    options = {"epsilon": call.attribute("epsilon"), "num_groups": call.attribute("groups")}
+
+    def normalized(x: Any) -> Any:
+        made = call.GroupNormalization(x, *factors, **options)
+        return call.Swish(made) if call.attribute("activation") else made
+
+    return channels_first(call, x, normalized, last=call.attribute("channels_last"))
 
 
 _GROUP_ATTRIBUTES: dict[str, Any] = {"activation": "int!", "channels_last": 1, "epsilon": 1e-5}
