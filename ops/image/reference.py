@@ -91,8 +91,6 @@ def exact_scale(scale: float, size: int) -> float:
 
 def _exact(scales: Array, sizes: Sequence[int]) -> Array:
     """Return the scales of axes, each as `exact_scale` returns it."""
-    if len(scales) != len(sizes):
-        return scales
     pairs = zip(scales.tolist(), sizes, strict=True)
     return np.array([exact_scale(scale, size) for scale, size in pairs])
 
@@ -131,8 +129,6 @@ def _asymmetric(node: Node, x: Array, scales: Array) -> Sequence[Any]:
 
 def _nearest(x: Array, scales: Array) -> Array:
     """Take the element at floor(position / scale), along axes that shrink at the ceiling."""
-    if len(scales) != x.ndim:
-        raise ShapeError(f"{len(scales)} scales do not fit {x.ndim} dimensions")
     for axis, scale in enumerate(scales.astype(np.float32)):
         size = x.shape[axis]
         at = np.arange(int(size * scale), dtype=np.float32) / scale
@@ -170,8 +166,6 @@ def max_roi_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     result = np.zeros((rois.shape[0], x.shape[1], height, width), x.dtype)
     for number, roi in enumerate(rois.astype(np.float64)):
         image = int(roi[0])
-        if not 0 <= image < x.shape[0]:
-            raise ShapeError(f"region {number} is of image {image}; there are {x.shape[0]}")
         # Halves are rounded away from zero. NaN counts as 1, as in the kernels.
         scaled = np.nan_to_num(roi[1:] * scale, nan=1.0)
         ends = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).clip(-_FAR, _FAR)

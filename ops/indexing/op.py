@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, TensorType, ValueType
 from subgraph.operators.operator import declare
@@ -194,8 +193,6 @@ def shape_of_indices(node: Node, types: Types, values: Values) -> list[ValueType
         return [None]
     if indices is None or indices.shape is None:
         return [TensorType(x.dtype)]
-    if x.rank is not None and x.rank != indices.rank:
-        raise ShapeError(f"indices of rank {indices.rank} for a tensor of rank {x.rank}")
     return [TensorType(x.dtype, indices.shape)]
 
 
@@ -210,12 +207,10 @@ def gather_nd(node: Node, types: Types, values: Values) -> list[ValueType | None
     x, indices = tensor(types[0]), tensor(types[1])
     if x is None or x.shape is None or indices is None or indices.shape is None:
         return [None if x is None else TensorType(x.dtype)]
-    depth = indices.shape[-1] if indices.shape else 0
+    depth = indices.shape[-1]
     first = int(node.attrs.get("batch_dims", 0))
     if not isinstance(depth, int):
         return [TensorType(x.dtype)]
-    if not indices.shape or first + depth > len(x.shape):
-        raise ShapeError(f"index tuples of {depth} into a tensor of rank {len(x.shape)}")
     return [TensorType(x.dtype, (*indices.shape[:-1], *x.shape[first + depth :]))]
 
 

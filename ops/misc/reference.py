@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import (
     DTYPE_OF_ONNX,
@@ -32,8 +31,6 @@ def multinomial(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     options = attributes(node)
     logits: Array = inputs[0]
     size = int(options["sample_size"])
-    if logits.ndim != 2 or size < 1 or logits.shape[1] < 1:
-        raise ShapeError(f"input of shape {logits.shape} and sample_size {size} do not fit")
     rows = logits.astype(np.float64)
     powers = np.exp(rows - rows.max(axis=1, keepdims=True))
     sums = np.cumsum(powers / powers.sum(axis=1, keepdims=True), axis=1)

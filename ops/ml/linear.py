@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
@@ -23,13 +22,9 @@ def _products(node: Node, x: Array, count: int) -> Array:
     """Return X W + b in float32, [samples, count]."""
     options = attributes(node)
     weights = np.array(options["coefficients"] or (), np.float32)
-    if count < 1 or weights.size != count * x.shape[1]:
-        raise ShapeError(f"{weights.size} coefficients for {count} scores of {x.shape[1]} features")
     scores: Array = x.astype(np.float32) @ weights.reshape(count, -1).T
     if not options["intercepts"]:
         return scores
-    if len(options["intercepts"]) != count:
-        raise ShapeError(f"{len(options['intercepts'])} intercepts for {count} scores")
     return scores + np.array(options["intercepts"], np.float32)
 
 
@@ -52,8 +47,6 @@ def linear_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     scores = _products(node, x, count)
     labels = label_array(options["classlabels_strings"], options["classlabels_ints"])
     if count > 1:
-        if len(labels) < count:
-            raise ShapeError(f"{len(labels)} labels for {count} scores")
         return [labels[scores.argmax(axis=1)], transformed(scores, name)]
     if len(labels) == 2:
         found = labels[(scores[:, 0] > 0).astype(int)]

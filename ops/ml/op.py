@@ -31,8 +31,6 @@ def zip_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return for each row a map from class to value."""
     keys = node.attrs.get("classlabels_strings") or node.attrs.get("classlabels_int64s") or ()
     rows: Array = inputs[0].reshape(1, -1) if inputs[0].ndim == 1 else inputs[0]
-    if rows.ndim != 2 or rows.shape[1] != len(keys):
-        raise ShapeError(f"{len(keys)} class labels do not fit values of shape {rows.shape}")
     return [[dict(zip(keys, row, strict=True)) for row in rows]]
 
 
@@ -186,10 +184,8 @@ def normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
             norm = rows.max(axis=1, keepdims=True, initial=-np.inf)
         case "L1":
             norm = np.abs(rows).sum(axis=1, keepdims=True)
-        case "L2":
+        case _:
             norm = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
-        case other:
-            raise ShapeError(f"norm {other!r} is not MAX, L1 or L2")
     return [np.divide(rows, norm, out=rows.copy(), where=norm != 0).reshape(x.shape)]
 
 
@@ -197,10 +193,6 @@ def feature_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the inputs side by side in float32, each cut or padded with 0 to its width."""
     parts = [x.reshape(1, -1) if x.ndim == 1 else x for x in inputs]
     widths = node.attrs.get("inputdimensions") or tuple(part.shape[-1] for part in parts)
-    if any(part.ndim != 2 for part in parts) or len(widths) != len(parts):
-        raise ShapeError(f"{len(parts)} inputs do not fit {len(widths)} inputdimensions")
-    if min(widths) < 0:
-        raise ShapeError(f"inputdimensions {list(widths)[:8]} are negative")
     check_memory(4 * len(parts[0]) * sum(widths), f"inputdimensions {list(widths)[:8]}")
     filled: list[Array] = []
     for part, width in zip(parts, widths, strict=True):

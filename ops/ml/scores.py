@@ -37,8 +37,6 @@ def prepared(node: Node, make: Callable[[Node], _Made]) -> _Made:
 
 def rows(x: Array) -> Array:
     """Return the samples as rows of float32, or of float64 if they have it; a vector is one."""
-    if x.ndim not in (1, 2):
-        raise ShapeError(f"samples of shape {list(x.shape)}; they are rows of features")
     x = x.reshape(1, -1) if x.ndim == 1 else x
     return x if x.dtype == np.float64 else x.astype(np.float32)
 
@@ -97,8 +95,6 @@ _TRANSFORMS: dict[str, Callable[[Array], Array]] = {
 
 def transformed(scores: Array, name: str) -> Array:
     """Return the scores [samples, classes] after a ``post_transform``, as float32."""
-    if name not in _TRANSFORMS:
-        raise ShapeError(f"post_transform {name!r} is none of {', '.join(_TRANSFORMS)}")
     if scores.shape[1] == 1 and name.startswith("SOFTMAX"):
         return scores.astype(np.float32)  # the softmax of one class would be 1
     return _TRANSFORMS[name](scores).astype(np.float32)

@@ -66,8 +66,6 @@ class Forest:
 
     def leaves(self, x: Array) -> Array:
         """Return the leaf that each sample reaches in each tree, [samples, trees]."""
-        if self.features.size and (self.features.max() >= x.shape[1] or self.features.min() < 0):
-            raise ShapeError(f"a tree compares feature {self.features.max()} of {x.shape[1]}")
         nodes = np.repeat(self.roots[None], len(x), axis=0)
         while True:
             sample, tree = np.nonzero(self.modes[nodes] != LEAF)
@@ -126,15 +124,8 @@ class Forest:
 
         Returns:
             Scores [samples, count], 0 without votes; and whether there was a vote for each.
-
-        Raises:
-            ShapeError: A feature, a target or the aggregate does not exist.
         """
         check_memory(16 * len(x) * count, f"scores of {len(x)} samples for {count} targets")
-        if self.targets.size and not 0 <= self.targets.min() <= self.targets.max() < count:
-            raise ShapeError(f"a vote is for target {self.targets.max()} of {count}")
-        if aggregate not in AGGREGATES:
-            raise ShapeError(f"aggregate_function {aggregate!r} is none of {AGGREGATES}")
         scores = np.zeros((len(x), count), self.weights.dtype)
         voted = np.zeros((len(x), count), bool)
         counts = np.diff(self.first)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from subgraph.dtypes import FLOATS
-from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType, ValueType
 from subgraph.operators.operator import declare
@@ -64,8 +63,6 @@ def pool(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype)]
-    if len(x.shape) < 3:
-        raise ShapeError(f"a pool over an input of rank {len(x.shape)}")
     kernel = [int(v) for v in node.attrs["kernel_shape"]]
     shape = (*x.shape[:2], *window_counts(node, x.shape, kernel))
     return [TensorType(x.dtype, shape), TensorType("int64", shape)]

@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
 from subgraph.operators.operator import declare
@@ -162,8 +161,6 @@ def state_types(node: Node, types: Types, values: Values) -> list[ValueType | No
     x, r = tensor(types[0]), tensor(types[2])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype)] * 3
-    if len(x.shape) != 3:
-        raise ShapeError(f"a sequence of rank {len(x.shape)}; it has 3 dimensions")
     hidden: Dim = node.attrs.get("hidden_size")
     if hidden is None and r is not None and r.shape is not None:
         hidden = r.shape[-1]
@@ -212,17 +209,8 @@ def activations(
             of ``activation_alpha`` (``activation_beta``), while there is one.
         defaults: Activations of a direction, where the node names none.
         directions: How many there are.
-
-    Raises:
-        ShapeError: The node names too few.
-        UnsupportedOpError: It names an unknown one.
     """
     names: Sequence[Any] = options.get("activations") or defaults * directions
-    if len(names) < len(defaults) * directions:
-        raise ShapeError(
-            f"activations lists {len(names)} functions; {directions} direction(s) need "
-            f"{len(defaults)} each"
-        )
     alphas = iter(options.get("activation_alpha") or ())
     betas = iter(options.get("activation_beta") or ())
     made: list[Activation] = [
@@ -236,12 +224,7 @@ def activations(
 
 def _activation(name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
     """Return an activation, which takes its alpha and beta from the iterators."""
-    known = _ACTIVATIONS.get(name.lower())
-    if known is None:
-        raise UnsupportedOpError(
-            f"activation {name!r} is unknown; use one of {', '.join(sorted(_ACTIVATIONS))}"
-        )
-    function, defaults = known
+    function, defaults = _ACTIVATIONS[name.lower()]
     sources = (alphas, betas)
     a, b = [
         next(source, defaults[k]) if k < len(defaults) else 0.0 for k, source in enumerate(sources)
@@ -286,8 +269,6 @@ def _prepare(inputs: Sequence[Any], options: Mapping[str, Any], gates: int) -> _
     precision = np.float64 if x.dtype == np.float64 else np.float32
     swap = bool(options.get("layout"))
     x = np.swapaxes(x, 0, 1) if swap else x
-    if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
-        raise ShapeError("X, W and R need three dimensions each")
     directions, hidden = r.shape[0], r.shape[2]
     steps, batch = x.shape[:2]
 
@@ -295,16 +276,14 @@ def _prepare(inputs: Sequence[Any], options: Mapping[str, Any], gates: int) -> _
         if value is None:
             return np.zeros(shape, precision)
         value = np.swapaxes(value, 0, 1) if swapped else value
-        if value.shape != shape:
-            raise ShapeError(f"an input has shape {value.shape} where {shape} is expected")
         widened: Array = value.astype(precision)
         return widened
 
     state = (directions, batch, hidden)
     return _Inputs(
         x.astype(precision),
-        take(w, (directions, gates * hidden, x.shape[2])),
-        take(r, (directions, gates * hidden, hidden)),
+        w.astype(precision),
+        r.astype(precision),
         take(b, (directions, 2 * gates * hidden)),
         np.full(batch, steps) if lengths is None else np.asarray(lengths).reshape(batch),
         take(h, state, swap),
@@ -360,20 +339,13 @@ def _run(
         make_cell: ``(inputs, direction, activations) -> cell``.
         states: Arrays of a state: 1, or 2 with a cell state.
     """
-    direction = str(options.get("direction") or "forward")
-    if direction == "foward":  # the default of GRU-1, misspelt in the standard
-        direction = "forward"
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise ShapeError(f"direction {direction!r} is not forward, reverse or bidirectional")
     prepared = _prepare(inputs, options, gates)
     directions = prepared.w.shape[0]
-    if directions != (2 if direction == "bidirectional" else 1):
-        raise ShapeError(f"W has {directions} direction(s), but direction is {direction!r}")
     functions = activations(options, defaults, directions)
     results: list[Array] = []
     lasts: list[tuple[Array, ...]] = []
     for k in range(directions):
-        backwards = direction == "reverse" or k == 1
+        backwards = options.get("direction") == "reverse" or k == 1
         start = (prepared.h[k], prepared.c[k])[:states]
         cell = make_cell(prepared, k, functions[k])
         output, last = scan(prepared.x, prepared.lengths, cell, start, backwards)

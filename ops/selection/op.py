@@ -6,7 +6,6 @@ detector need not load the onnx package.
 
 from __future__ import annotations
 
-from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
 from subgraph.operators.inference import infer_by_onnx
@@ -28,21 +27,13 @@ def top_k(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         node: The TopK node.
         types: Types of data and k, None while unknown.
         values: Contents of constant inputs: k may be among them; in opset 1 it is an attribute.
-
-    Raises:
-        ShapeError: k is no single number in [0, size of the axis].
     """
     x = tensor(types[0])
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype), TensorType("int64")]
     axis = normal_axis(int(node.attrs.get("axis", -1)), len(x.shape))
     stated_k = input_or_attribute(node, values, 1, "k")
-    if stated_k is not None and len(stated_k) != 1:
-        raise ShapeError(f"k has {len(stated_k)} elements; it must be one number")
     k: Dim = None if stated_k is None else stated_k[0]
-    size = x.shape[axis]
-    if isinstance(k, int) and isinstance(size, int) and not 0 <= k <= size:
-        raise ShapeError(f"axis {axis} has {size} elements, {k} are asked for")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     return [TensorType(x.dtype, shape), TensorType("int64", shape)]
 

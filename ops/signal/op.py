@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, Dim, TensorType, ValueType
 from subgraph.operators.operator import declare
@@ -83,16 +82,11 @@ def stft(
         node: The STFT node.
         types: Types of signal, step, window and length, None while unknown.
         values: Contents of constant inputs: step and length may be among them.
-
-    Raises:
-        ShapeError: The signal has another rank than 2 or 3, or the step is below 1.
     """
     signal = types[0]
     if not isinstance(signal, TensorType):
         return [None]
     shape = signal.shape or (None, None)
-    if len(shape) not in (2, 3):
-        raise ShapeError(f"the signal must have 2 or 3 dimensions, got {signal}")
     window = types[2] if len(types) > 2 else None
     size: Dim = shape[1]
     if len(types) > 3 and types[3] is not None:
@@ -104,8 +98,6 @@ def stft(
     if isinstance(size, int):
         results = size // 2 + 1 if node.attrs.get("onesided", 1) else size
         hop = None if values[1] is None else int(values[1].reshape(-1)[0])
-        if hop is not None and hop < 1:
-            raise ShapeError(f"the step between frames must be at least 1, got {hop}")
         if isinstance(shape[1], int) and hop is not None:
             frames = max(0, 1 + (shape[1] - size) // hop)
     return [TensorType(signal.dtype, (shape[0], frames, results, 2))]
