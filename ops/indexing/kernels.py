@@ -158,23 +158,13 @@ def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Functi
             rest //= extent
         indices = a.indices + row * length * index_bytes
         y = a.y + row * length * item
-        if scatter:
-            for j in range(length):
-                index = load_index(indices + j * index_bytes)
-                at = data + checked(index, size, slot, number) * along + j * last
-                store(at, combine(load(at), load(y + j * item)))
-            return
-        first = length // 4 * 4
-        for begin in range(0, first, 4):
-            for k in range(4):  # unrolled
-                j = begin + k
-                index = load_index(indices + j * index_bytes)
-                at = data + checked(index, size, slot, number) * along + j * last
-                store(y + j * item, load(at))
-        for j in range(first, length):
+        for j in range(length):
             index = load_index(indices + j * index_bytes)
             at = data + checked(index, size, slot, number) * along + j * last
-            store(y + j * item, load(at))
+            if scatter:
+                store(at, combine(load(at), load(y + j * item)))
+            else:
+                store(y + j * item, load(at))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
