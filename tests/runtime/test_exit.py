@@ -31,7 +31,7 @@ model = sg.compile_model(graph, DEVICE)
 ENDS = {
     "after a run": "request = model.create_infer_request(); request.infer(X)",
     "functions of the script that are registered for good": """
-sg.watch_compilation(lambda done, total: None)
+sg.watch_compilation(lambda event: None)
 @sg.register_property("mine")
 class Mine(sg.SubgraphProperty):
     def create_subgraph_selector(self): return sg.ContainOpSelector({"Tanh"})

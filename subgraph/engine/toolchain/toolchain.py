@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.keys import cache_key, text_key
 from subgraph.engine.toolchain.loader import KernelError as KernelError
 from subgraph.engine.toolchain.objectfile import undefined_symbols
+from subgraph.errors import ConfigError
 from subgraph.graph.limits import check_time
 from subgraph.system import host, objectcache
 from subgraph.system.forking import free_in_child, held_while_forking
@@ -89,13 +90,26 @@ def watch_compilation(listener: Callable[[CompileEvent], None]) -> Callable[[], 
     While there is a listener, Subgraph itself shows no progress.
 
     Args:
-        listener: Called with a `CompileEvent`, possibly from several threads.
+        listener: Called with a `CompileEvent`, possibly from several threads. If it raises, the
+            error is logged, and it is called no more; the compilation goes on.
 
     Returns:
         A function that removes the listener.
+
+    Raises:
+        ConfigError: ``listener`` cannot be called.
     """
+    if not callable(listener):
+        raise ConfigError(
+            f"watch_compilation takes a function that takes a CompileEvent, got {listener!r}"
+        )
     _listeners.append(listener)
-    return lambda: _listeners.remove(listener)
+    return lambda: _remove(listener)
+
+
+def _remove(listener: Callable[[CompileEvent], None]) -> None:
+    with suppress(ValueError):  # it has raised, or was removed before
+        _listeners.remove(listener)
 
 
 def address(kernel: Kernel) -> int:
@@ -509,6 +523,14 @@ def _report(kernel: Kernel, seconds: float | None) -> None:
             event.total,
         )
     for listener in list(_listeners):
-        listener(event)
+        try:
+            listener(event)
+        except Exception as error:
+            _remove(listener)
+            _LOG.warning(
+                "a callback of watch_compilation raised %s: %s; it is called no more",
+                *(type(error).__name__, error),
+                exc_info=error,
+            )
     if not _listeners:
         compile_display.show(event.done, event.total, kernel.factory)

@@ -6,6 +6,7 @@ import io
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,31 @@ def test_a_callback_receives_counts() -> None:
     finally:
         end()
     assert (events[-1].done, events[-1].total) == (4, 4)
+
+
+def test_a_callback_that_raises_is_called_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[sg.CompileEvent] = []
+
+    def bad(event: sg.CompileEvent) -> None:
+        calls.append(event)
+        raise KeyError("user's mistake")
+
+    end = sg.watch_compilation(bad)
+    try:
+        assert toolchain.prepare(KERNELS) == len(KERNELS)
+    finally:
+        end()
+    assert len(calls) == 1
+    warnings = [r for r in caplog.records if "watch_compilation" in r.message]
+    assert len(warnings) == 1
+    assert "KeyError: \"user's mistake\"" in warnings[0].message
+    end()  # a second time does no harm
+
+
+def test_a_callback_is_a_function() -> None:
+    wrong: Any = 3
+    with pytest.raises(sg.ConfigError, match="a function that takes a CompileEvent"):
+        sg.watch_compilation(wrong)
 
 
 def test_a_kernel_that_cannot_be_compiled_is_not_expected() -> None:
