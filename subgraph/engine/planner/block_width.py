@@ -46,6 +46,8 @@ class ConvolutionSize:
 
     def _products(self, lanes: int) -> int:
         channels = self.groups * self.outputs
+        # A depthwise convolution multiplies vectors of channels elementwise: one product for each
+        # block.
         if self.groups > 1 and self.inputs == 1:
             return -(-channels // lanes)
         if self.groups > 1:

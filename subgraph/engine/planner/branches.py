@@ -71,6 +71,7 @@ def plan_if(planner: PlanInProgress, node: Node) -> None:
     """
     decides = node.inputs[0]
     assert decides is not None, "it is required"
+    # The branch step reads one byte at the address of the condition.
     condition = planner.layouts.plain(planner.operand(decides))
     if condition.dtype != "bool" or condition.size != 1:
         raise UnplannedBranchError(node, (), "its condition is not one truth value")
@@ -137,6 +138,8 @@ class _Branch:
         arguments = (self._condition, int(self._when), 0)
         step = EmittedStep(self._node, BRANCH, arguments, 1, BRANCH_GRAIN, 0, 0)
         self._items.append(step)
+        # Conversions made inside do not happen in runs that skip the branch; later steps must not
+        # use them.
         with self._planner.layouts.discarding_conversions():
             _plan_nodes(self._planner, body, captured)
             operands = map(self._planner.operand, body.outputs)
@@ -145,6 +148,7 @@ class _Branch:
                 pairs = zip(self._node.outputs, results, strict=True)
                 slots += [_slot(value.name, result) for value, result in pairs]
             self._write_results(results, slots, begin)
+        # A reference step ends a program, and the walker can skip only steps of its own program.
         reference = next(
             (item for item in self._items[begin:] if isinstance(item, ReferenceStep)), None
         )
@@ -155,6 +159,8 @@ class _Branch:
             raise UnplannedBranchError(self._node, (), reason)
         rows = len(self._items) - begin - 1
         if rows:
+            # The kernel takes the number of units as the number of steps to skip, which is known
+            # only now.
             self._items[begin] = attrs.evolve(step, units=rows)
         else:
             del self._items[begin]
@@ -173,6 +179,8 @@ class _Branch:
                 if before is None:
                     before = _roots(self._items[:begin])
                 assert result.storage is not None, "it is whole"
+                # A storage that steps before the branch use belongs to an outer value. If it moved
+                # to the slot, the other branch would overwrite that value.
                 if result.storage not in before:
                     result.storage.parent = slot.storage
                     continue
@@ -210,12 +218,15 @@ def _selecting(planner: PlanInProgress, condition: Value) -> list[int]:
         node = work.pop().producer
         if node is None:
             continue
+        # The condition is computed from data. A plan for each value of the inputs would rarely be
+        # reused.
         if node.op_type not in _SELECTING or node.domain:
             return []
         fresh = [value for value in node.sources if value not in found]
         found.update(fresh)
         work += fresh
     read = [planner.operands[value] for value in planner.graph.inputs if value in found]
+    # A float or a larger input is data, not a selector with few values.
     if any(o.size != 1 or numpy_dtype(o.dtype).kind not in "iub" for o in read):
         return []
     return [k for k, value in enumerate(planner.graph.inputs) if value in found]

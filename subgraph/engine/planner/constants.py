@@ -105,10 +105,13 @@ class _Composition:
             needed.update(reads)
 
     def __call__(self, *arrays: Array) -> Array:
+        # The slots are copied in every call: threads may compute the same weight at the same time.
         slots: list[Any] = [*arrays, *self.slots[len(arrays) :]]
         for make, reads, own, dead in self.steps:
             slots[own] = make(*(slots[slot] for slot in reads))
             for slot in dead:
+                # Intermediate weights can be as large as the result; freeing them early lowers the
+                # peak of memory.
                 slots[slot] = None
         result: Array = slots[-1]
         return result
@@ -124,6 +127,8 @@ def _sources_first(weight: Weight) -> list[Weight]:
         if id(top) in done:
             work.pop()
             continue
+        # The depth-first search uses a list instead of recursion, since chains of derived weights
+        # can be longer than Python's recursion limit.
         waiting = [s for s in top.sources if isinstance(s, Weight) and id(s) not in done]
         if waiting:
             work += reversed(waiting)
@@ -210,6 +215,8 @@ def _recipe(weight: Weight, positions: dict[Parameter, int]) -> str:
             else:
                 parts.append(_digest(source))
         text = f"{recipe_id(inner.recipe, inner.make)}<{','.join(parts)}>"
+        # A digest in place of the text keeps the recipe short: a weight that is used twice would
+        # otherwise double the text at every level.
         texts[id(inner)] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     return text
 
@@ -232,6 +239,8 @@ class Weights:
         parameters = parameters_of(weight)
         if not parameters:
             return np.ascontiguousarray(evaluate_weight(weight))
+        # A weight of distinct parameters needs no composition, and has the recipe's own name as
+        # key, which other plans and sessions share.
         plain = all(isinstance(source, Parameter) for source in weight.sources)
         if plain and len(parameters) == len(weight.sources):
             entry = self._cache.entry(weight.recipe, weight.make, *parameters, align=_ALIGN)
@@ -269,6 +278,7 @@ def derived_operand(name: str, dtype: str, shape: Sequence[int], weight: Weight)
         weight: Computes an array of that dtype and shape.
     """
     made = Operand(name, dtype, tuple(shape), derived=weight)
+    # The kernels read the storage in C order, but the node may return a view with other strides.
     plain = Weight("plain", contiguous_array, (weight,))
     made.storage = Storage("weight", made.nbytes, weight=plain)
     return made

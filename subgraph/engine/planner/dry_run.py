@@ -51,6 +51,8 @@ def dry_run(graph: Graph, options: PlanOptions) -> DryRun:
     for start in range(3):
         runner = _DryRunner(graph, options, start)
         found = runner.run()
+        # Without symbolic dimensions, other sample sizes do not exist, so a retry would give the
+        # same result.
         if runner.complete or not runner.sizes:
             return found
         if best is None or len(found.refused) < len(best.refused):
@@ -130,6 +132,8 @@ class _DryRunner:
         if (node.captures or node.bodies) and not branches:
             self._assume_outputs(node)
             return f"{node.op_type} has nested graphs"
+        # Planning needs a type for every input; the planner would raise an error that says nothing
+        # about the node.
         if any(value in self.unknown for value in node.sources):
             self._assume_outputs(node)
             return self._judge_by_name(node)
@@ -138,6 +142,8 @@ class _DryRunner:
         try:
             self.planner.add(node)
         except SubgraphError as error:
+            # The sample sizes may be at fault, as for a Reshape to a fixed number of elements;
+            # `dry_run` then tries others.
             self.complete = False
             # If shapes are assumed, a condition that follows from them only seems unknown.
             found = isinstance(error, UnknownShapeError) and not error.inputs and not self.assumed
@@ -171,6 +177,8 @@ class _DryRunner:
         for value in node.outputs:
             type_ = value.type
             if isinstance(type_, TensorType) and type_.is_static:
+                # Nodes that read the output can then be planned, although its producer has no
+                # steps.
                 self.planner.assume(value, type_.dtype, concrete(type_))
             else:
                 self.unknown.add(value)

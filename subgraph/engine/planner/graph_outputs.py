@@ -25,10 +25,15 @@ def place_outputs(planner: PlanInProgress, *, copies: bool) -> tuple[Operand, ..
         root, offset = operand.storage.root()
         whole = offset + operand.offset == 0 and root.nbytes == operand.nbytes
         own = root.kind == "arena" and whole
+        # The caller owns the returned array: it must not share memory with an input, a weight,
+        # another output or values that the next run overwrites.
         if not own and copies:
             root, own = Storage("arena", operand.nbytes), True
             operand = _copy_to(planner, value, operand, root)
         if own:
+            # The last producer now writes directly into the array that the run returns. The kind
+            # also makes the same storage no longer an own one for a second output, which is then
+            # copied.
             root.kind, root.index = "output", position
         outputs.append(operand)
     return tuple(outputs)

@@ -100,6 +100,8 @@ class LayoutAssigner:
         """
         if self._uses_blocks(node, rule, inputs, types):
             try:
+                # Blocks are tried first. A refusal drops the conversions that were prepared for
+                # this attempt, so that no run executes them in vain.
                 low = attempt(self._in_blocks(node, inputs, types[0]), True)
             except Unsupported:
                 self._pending.clear()
@@ -124,6 +126,7 @@ class LayoutAssigner:
     @contextmanager
     def discarding_conversions(self) -> Generator[None]:
         """Forget, at the end of the context, the conversions made in it: runs may skip them."""
+        # Conversions made before the context stay valid inside it, since their steps always run.
         before = dict(self._counterparts)
         try:
             yield
@@ -191,6 +194,7 @@ class LayoutAssigner:
         known = self._counterparts.get(operand)
         if known is not None:
             return known
+        # A node may read a value twice; it is converted once.
         for source, target, _ in self._pending:
             if source is operand:
                 return target
@@ -209,6 +213,7 @@ class LayoutAssigner:
     def _commit(self) -> None:
         for source, target, step in self._pending:
             self._counterparts[source] = target
+            # Conversion back to the first layout then costs nothing.
             self._counterparts[target] = source
             if step is not None:
                 self.reorders += 1

@@ -150,6 +150,7 @@ class Operand:
     def type(self) -> TensorType:
         """Its logical type."""
         found = self._type
+        # A lowering may set another shape (a view); the cached type is then made anew.
         if found is None or found.shape is not self.shape:
             found = self._type = TensorType(self.dtype, self.shape)
         return found
@@ -419,6 +420,7 @@ class Lowering:
             flops: Floating-point operations of the whole step, for the profile.
             bytes: Bytes that the step reads and writes, for the profile.
         """
+        # A step over an empty tensor has no work units, and its addresses need not be valid.
         if units > 0:
             if isinstance(arguments, KernelArguments):
                 arguments = arguments.words()
@@ -439,9 +441,13 @@ class Lowering:
                 ``w * Scratch.nbytes``, which may be more than ``nbytes``.
         """
         workers = self.threads if per_worker else 1
+        # Each worker's area lies between guard pages of its own, so that writing into a neighbour's
+        # is detected.
         if self.uses_guard_pages:
             stride = guard_pages.guarded_stride(nbytes) if per_worker else nbytes
         else:
+            # Areas begin on cache lines (64 bytes), so that two workers never write to the same
+            # line.
             nbytes = stride = -(-nbytes // 64) * 64
         total = (workers - 1) * stride + nbytes
         storage = Storage("arena", total, workers=workers, worker_stride=stride)
@@ -486,7 +492,10 @@ class Lowering:
                 name = source.name if isinstance(source, Operand) else ""
                 raise Unsupported(f"input {name!r} is computed at run time, no weight")
             if isinstance(origin, np.ndarray) and isinstance(source, Operand):
+                # The content of shape arithmetic is an array of objects; a recipe computes on the
+                # operand's dtype.
                 origin = concretized(origin, source.dtype)
+            # Symbolic integers differ from call to call, but a weight is computed once.
             if isinstance(origin, np.ndarray) and origin.dtype.hasobject:
                 raise Unsupported(f"recipe {recipe!r} of an array of objects")
             found.append(origin)
@@ -521,16 +530,23 @@ class Lowering:
         part, whole = source.storage, output.storage
         if part is None or whole is None or part.kind != "arena" or whole.kind != "arena":
             return False
+        # A storage can be in one place only: a value that two concatenations read is copied by the
+        # second one. The second test prevents a cycle of parents.
         if part.parent is not None or whole.root()[0] is part:
             return False
+        # A view of a part of the storage cannot be moved without the rest of the storage.
         if source.offset or source.nbytes != part.nbytes or output.layout != source.layout:
             return False
+        # The producer was lowered earlier; its step refers to the storage, so its address follows
+        # this change when the argument words are written.
         part.parent, part.parent_offset = whole, output.offset + offset_bytes
         self._placed.append(part)
         return True
 
     def undo(self) -> None:
         """Undo all calls of `place`, because the node is lowered in another way."""
+        # All other changes of a lowering are to its own outputs and steps, which are dropped with
+        # it.
         for part in self._placed:
             part.parent, part.parent_offset = None, 0
 

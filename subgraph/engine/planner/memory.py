@@ -73,6 +73,7 @@ class Lives:
         """
         root = into.root()[0]
         part.parent, part.parent_offset = into, offset
+        # Only roots have lives; that of the part is merged into that of its new root.
         life = self._of.pop(part, None)
         if life is not None:
             known = self._of.setdefault(root, life)
@@ -134,10 +135,14 @@ def _join(output: Operand, source: Operand, step: int, lives: Lives) -> bool:
         return False
     root, offset = memory.root()
     offset += source.offset
+    # Arrays of the caller, weights and constants must not be overwritten, and the memory of an
+    # output that is already part of another storage is decided.
     if target.parent is not None or target is root or root.kind != "arena":
         return False
     life = lives.of(memory)
     mine = lives.of(target)
+    # The input must be dead after this step. The output's storage must not be in use before it,
+    # as it is if parts of a concatenation were written into it.
     if life is None or mine is None or life.last > step or mine.first < step:
         return False
     if target.kind == "arena":
@@ -161,6 +166,7 @@ def assign_offsets(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[in
     """
     if len(sizes) > _MAX_BEST_FIT_STORAGES:
         return _first_fit_by_time(sizes, lives)
+    # The index decides between equal sizes, so that a graph always gets the same memory plan.
     order = sorted(range(len(sizes)), key=lambda k: (-sizes[k], k))
     placed: list[tuple[int, int, Life]] = []  # begin, end, life; sorted by begin
     offsets = [0] * len(sizes)
@@ -182,6 +188,7 @@ def _best_fit(placed: Sequence[tuple[int, int, Life]], life: Life, size: int) ->
     """Return the offset of the smallest gap of at least ``size`` bytes, else the end of all."""
     best, best_room, at = -1, FOREVER, 0
     for begin, end, other in placed:
+        # Storages that are not in use at the same time may overlap in the arena.
         if other.last < life.first or life.last < other.first:
             continue
         room = begin - at

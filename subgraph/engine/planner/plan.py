@@ -183,6 +183,8 @@ class Planner:
         operand.storage = Storage("weight", operand.nbytes, parameter=parameter)
         if is_shape_like(parameter):
             operand.known = parameter.array
+            # The content may decide shapes or kernels, so a new version of the parameter needs a
+            # new plan.
             self.read_versions[parameter] = parameter.version
         return operand
 
@@ -223,6 +225,7 @@ class Planner:
             if value is None or operand is None or operand.size > most:
                 continue
             if found[k] is None and self._read_weight(operand):
+                # `_elements` stored None before the content was read; it would be returned again.
                 del self.known_elements[value]
                 found[k] = self._elements(value)
         return found
@@ -248,8 +251,13 @@ class Planner:
 
     def finish(self) -> Plan:
         """Plan the memory; all nodes are planned."""
+        # Outputs are placed after all nodes are planned: a storage of kind "output" can no longer
+        # become a part of another one, as `Lowering.place` needs. Lives follow, since outputs may
+        # add steps.
         outputs = place_outputs(self, copies=self.options.lowering.copies_outputs)
         lives = lives_of(self.items, outputs)
+        # Sharing is decided before the offsets, because a storage inside another one needs no
+        # offset.
         joined = join_in_place(self.in_place_pairs, lives)
         placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
         offsets, total = self.place_storages(
@@ -297,6 +305,7 @@ class Planner:
             plan_if(self, node)
             return
         inputs = [None if v is None else self.operand(v) for v in node.inputs]
+        # Float weights are not read by default; here they are factors or bounds that decide a size.
         if node.op_type in _FLOAT_SIZED_OPS:
             for operand in inputs[1:]:
                 self._read_weight(operand)
@@ -307,10 +316,13 @@ class Planner:
         try:
             outputs = self._outputs(node, inputs)
         except UnknownShapeError:
+            # The shape may follow from small weights whose content was not needed so far. Every
+            # retry reads at least one more, so that the recursion ends.
             read = [self._read_weight(operand) for operand in present]
             if not any(read):
                 raise
             for value in node.sources:
+                # The elements were found before the weights were read.
                 self.known_elements.pop(value, None)
             self.add(node)
             return
@@ -323,6 +335,7 @@ class Planner:
         Returns:
             False if the node has to run.
         """
+        # A random operator has to draw again in every run.
         if node.bodies or is_random(node):
             return False
         if any(o is not None and o.known is not None and has_symbolic(o.known) for o in inputs):
@@ -358,6 +371,8 @@ class Planner:
 
     def _is_large(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
         """Return whether the outputs of a node on known inputs are too large for a plan."""
+        # The types are inferred only if the results can be large: other operators return at most a
+        # small multiple of what they read.
         read = sum(operand.nbytes for operand in inputs if operand is not None)
         if read <= _MAX_FOLDED_BYTES >> 8 and node.op_type not in _EXPANDING_OPS:
             return False
@@ -367,6 +382,8 @@ class Planner:
         return made > _MAX_FOLDED_BYTES or made + self.folded_bytes > _MAX_ALL_FOLDED_BYTES
 
     def _evaluate(self, node: Node, arrays: Sequence[Array | None]) -> list[Any]:
+        # The folded values count as those of a run, so that the operator sees what is left of the
+        # memory budget.
         enter_run(self.folded)
         try:
             results = evaluate(node, arrays)
@@ -402,6 +419,8 @@ class Planner:
         types = self._infer(node, inputs)
         partial = propagate_concrete(node, partials, _types_of(inputs))
         self.known_elements[node.outputs[0]] = partial
+        # An output whose elements are all known, such as that of Shape, needs no step. Its elements
+        # may be symbolic integers.
         first = to_array(partial, types[0])
         if first is not None and len(node.outputs) == 1:
             assert isinstance(types[0], TensorType), "its elements are known"
@@ -410,6 +429,8 @@ class Planner:
         outputs: list[tuple[Value, TensorType]] = []
         for value, type_ in zip(node.outputs, types, strict=True):
             if not isinstance(type_, TensorType) or not type_.is_static:
+                # The content of the first input cannot decide the shape; a plan for each of its
+                # values would be made in vain.
                 deciding = node.inputs[1:] if node.op_type in _DATA_FIRST_OPS else node.sources
                 raise UnknownShapeError(node, self._deciding_inputs(*deciding))
             self._check_size(node, size_in_bytes(type_))
@@ -475,6 +496,8 @@ class Planner:
             self.operands[value] = operand
         if not low.in_place_pairs:
             return
+        # An in-place pair is valid from the step that writes the output; a node may emit several
+        # steps, and earlier ones may still read the input.
         step_of: dict[Operand, int] = {}  # the first step that has an operand as an argument
         for number, step in enumerate(low.steps, first):
             for argument in step.arguments:
@@ -507,6 +530,8 @@ class Planner:
 
         def attempt(arranged: Sequence[Operand | None], blocked: bool) -> Lowering:
             fresh = [self._new_operand(value, type_, blocked) for value, type_ in outputs]
+            # Every attempt gets fresh operands, since a refused lowering may have changed its
+            # outputs.
             low = self.options.lowering(
                 node,
                 arranged,
@@ -543,6 +568,7 @@ class Planner:
         outputs: Sequence[tuple[Value, TensorType]],
         reason: str,
     ) -> None:
+        # The reference evaluates NumPy arrays, which the blocked layout cannot represent.
         plain = tuple(None if o is None else self.layouts.plain(o) for o in inputs)
         made = tuple(self._new_operand(value, type_, False) for value, type_ in outputs)
         for (value, _), operand in zip(outputs, made, strict=True):
