@@ -295,10 +295,14 @@ class _LayoutBuilder:
             self._weight(self.weights.add_parameter(root.parameter), offset)
 
     def _constant(self, array: Array, argument: Operand | Scratch, offset: int) -> None:
+        # Arrays are identified by `id`, as they cannot be hashed; the entry keeps the array alive,
+        # so that its `id` is not reused.
         known = self._arrays.get(id(array))
         if known is None:
             content: Array | SymbolicConstant = array
             if isinstance(argument, Operand) and has_symbolic(array):
+                # The array of objects has no bytes that a kernel can read; each instance converts
+                # it to the operand's dtype.
                 content = SymbolicConstant(argument.dtype, array)
             known = self._arrays[id(array)] = content, _PatchBuilder()
         self._point_into(known[1], offset)
@@ -320,5 +324,6 @@ def _is_tiny(plan: Plan) -> bool:
     """Return whether a run takes only a few microseconds, by the steps' counts of work."""
     steps = [item for item in plan.items if isinstance(item, EmittedStep)]
     work = sum(step.flops for step in steps)
+    # A step without a count of bytes counts as one cache line (64 bytes) for each work unit.
     moved = sum(larger(step.bytes, 64 * step.units) for step in steps)
     return len(steps) <= _MAX_TINY_STEPS and work < _MAX_TINY_FLOPS and moved < _MAX_TINY_BYTES

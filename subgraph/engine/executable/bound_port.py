@@ -58,6 +58,7 @@ class BoundPort:
         return stage
 
     def _point_to(self, address: int) -> None:
+        # Callers often pass the same array again; its words then already hold the address.
         if address != self._address:
             self._patch.put(self._words, address)
             self._address = address
@@ -69,6 +70,8 @@ class BoundPort:
             self.current = self.stage
             return
         copies = guard_pages.MODE
+        # The reference to the array (or to its copy in C order) keeps the memory alive during the
+        # run, since the kernels only have its address.
         self.current = guard_pages.guarded_copy(array) if copies else np.ascontiguousarray(array)
         self._point_to(address_of(self.current))
 
@@ -78,6 +81,8 @@ class BoundPort:
             self.current = self.stage
             staged: Array = self.stage
             return staged
+        # With guard pages the result has to lie between them; the caller's array is filled by a
+        # copy after the run.
         array = None if guard_pages.MODE else usable_output(wanted, self._dtype, self._shape)
         if array is None:
             array = self._new_result()
@@ -96,4 +101,5 @@ class BoundPort:
     def copy_result(self, results: list[Array]) -> None:
         """Set the result of this output to a copy of its stage, if it has one."""
         if self.stage is not None:
+            # The next run overwrites the stage, but the caller owns the result.
             results[self.position] = self.stage.copy()

@@ -65,6 +65,7 @@ class Arena:
             return  # each executable plan has an arena of its own
         if nbytes > self.memory.nbytes:
             self.memory = aligned_empty((0,), np.dtype(np.uint8), 64)
+            # The old memory was dropped first, so that both are not allocated at the same time.
             self.memory = mapped_empty(nbytes)
             self.address = self.memory.ctypes.data
 
@@ -120,6 +121,8 @@ class ExecutablePlan:
         self._slot: ReportSlot | None = None
         if layout.reports:
             slot: Array = np.zeros(SLOT_WORDS, np.int64)
+            # The slot belongs to this plan and not to the layout, because requests that run at the
+            # same time must not read each other's reports.
             self._words[layout.slot] = slot.ctypes.data
             self._slot = ReportSlot(slot, layout.reports)
         for kernel, patch in layout.kernels:
@@ -155,6 +158,8 @@ class ExecutablePlan:
         inputs, outputs = symbolic_plan.ports(numbers)
         _check_memory(instance.arena_bytes, outputs)  # before anything is changed
         self.plan, self._entries = instance, instance.entries
+        # The array of words stays at its address, to which the programs' rows and this plan's
+        # patches refer. Fixed words keep their values.
         symbolic_plan.words.fill(self._words, numbers)
         for k, weight, patch in symbolic_plan.varying_weights(numbers):
             self._move_weight(k, weight, patch)
@@ -162,6 +167,7 @@ class ExecutablePlan:
         if guard_pages.MODE:
             self._arena = _GuardedArena(symbolic_plan.areas(numbers), instance.arena_bytes)
         self._bind_ports(inputs, outputs)
+        # A symbolic plan has no reference steps, so that its only segment is a program.
         self._segments[0].set_sizes(symbolic_plan.rows.filled(numbers))
         self._run_staged = self._make_staged()
 
@@ -197,6 +203,7 @@ class ExecutablePlan:
 
     def _bind_ports(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
         """Bind inputs and outputs to the words; those bound before keep their stages."""
+        # Ports are compared by identity: a port that is equal in all instances is one object.
         there = {bound.port: bound for bound in (*self.inputs, *self.outputs)}
         self.inputs, self.outputs = (
             [there.get(port) or BoundPort(port, self._words) for port in ports]
@@ -216,11 +223,13 @@ class ExecutablePlan:
         items = self.plan.items if isinstance(self.plan, Plan) else ()
         references = [item for item in items if isinstance(item, ReferenceStep)]
         begin = 0
+        # Two reference steps may follow each other without a program between them.
         for end, reference in zip(layout.breaks, references, strict=True):
             if end > begin:
                 segments.append(Program(steps[begin:end], self._threads, pool, tiny=layout.tiny))
             segments.append(reference)
             begin = end
+        # A plan without steps still needs one segment: `__init__` and `rebind` use the first.
         if begin < len(steps) or not segments:
             segments.append(Program(steps[begin:], self._threads, pool, tiny=layout.tiny))
         return segments
@@ -261,10 +270,13 @@ class ExecutablePlan:
         if size >= _LARGE_WEIGHT_BYTES:
             loader.release_llvm()  # the kernels are linked, and the memory is needed
         if self._threads > 1 and size >= _MIN_THREADED_WEIGHT_BYTES:
+            # Each call writes the words of its own weight only, so that the threads need no lock.
             parallel_map(self._update_weight, work, self._threads)
         else:
             for k in work:
                 self._update_weight(k)
+        # If computing a weight fails, nothing is marked, and the next run computes all changed
+        # weights again.
         self._changes.mark_fetched(snapshot)
         self.epoch = snapshot.epoch
 
@@ -275,6 +287,8 @@ class ExecutablePlan:
         if array is not self._entry_arrays[k]:
             self._entry_arrays[k] = array
             patch.put(self._words, array.ctypes.data)
+            # Kernels read the packed copy from now on, so that the pages of the model's file need
+            # not stay in memory.
             release(entry.parameters, array)
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
@@ -311,6 +325,8 @@ class ExecutablePlan:
             port.bind_output(array) for port, array in zip(self.outputs, wanted, strict=True)
         ]
         if self._slot is not None:
+            # A run that ended by an error of a reference step has not checked its report, which
+            # would be raised for this run.
             self._slot.clear()
         execute()
         for port in self.outputs:

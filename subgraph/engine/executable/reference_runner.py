@@ -59,6 +59,8 @@ class ReferenceRunner:
         arrays = [None if o is None else self.array(o) for o in step.inputs]
         for operand, result in zip(step.outputs, step.compute(arrays), strict=True):
             if operand is not None and operand.size:
+                # Later kernels read the operand's memory in the planned dtype; a result of another
+                # dtype must not be converted silently.
                 np.copyto(self.array(operand), result, casting="no")
 
 

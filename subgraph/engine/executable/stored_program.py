@@ -84,6 +84,7 @@ def describe(layout: ArgumentLayout, file: ExportFile) -> dict[str, Any] | None:
     Returns:
         The description; None if the program has reference steps, or weights that cannot be stored.
     """
+    # A reference step evaluates a node of the graph, which a description does not contain.
     if layout.breaks:
         return None
     weights: list[Any] = []
@@ -115,6 +116,7 @@ def describe(layout: ArgumentLayout, file: ExportFile) -> dict[str, Any] | None:
         "steps": numbers.add(np.array(steps, np.int64)),
         "entries": [attrs.astuple(entry) for entry in layout.entries()],
     }
+    # The array is stored last, when all spans have been added to it.
     return {**description, "numbers": file.array(numbers.array())}
 
 
@@ -135,9 +137,12 @@ def read(
     kernels: list[Kernel] = []
     for module, factory, variant, key in description["kernels"]:
         kernel = Kernel(module, factory, **{name: with_tuples(v) for name, v in variant.items()})
+        # The argument words are laid out for the kernel as it was; another version would read them
+        # wrongly.
         if cache_key(kernel, isa) != key:
             return None
         kernels.append(kernel)
+    # The code is added before a kernel is requested, so that none is compiled.
     toolchain.add_imported_code(_read_code(description["code"], file))
     numbers = _StoredNumbers(file.array(description["numbers"]))
     sources: dict[Parameter, None] = {}
@@ -145,6 +150,8 @@ def read(
     unchecked: list[Unchecked] = []
     for stored, align, span in description["weights"]:
         sources.update(dict.fromkeys(file.sources(stored)))
+        # Checking the checksums reads the whole file; `StoredProgram.check` does it before the
+        # first run instead of at the import.
         weight = file.unchecked(stored)
         unchecked.append(weight)
         weights.append((read_only(weight.array, align), numbers.patch(span)))
@@ -172,6 +179,8 @@ def read(
 def _describe_code(kernels: Iterable[Kernel], file: ExportFile) -> list[Any]:
     """Return the code of kernels, and of those that every program needs, if it is cached."""
     in_kernel, isa = sleeps_in_kernel(), host.isa()
+    # The walker and the helper threads' kernels run every program, so a machine without a cache
+    # would have to compile them.
     needed = dict.fromkeys([*kernels, walker(in_kernel), *helper_kernels(in_kernel)])
     codes = {cache_key(kernel, isa): toolchain.object_code(kernel) for kernel in needed}
     codes[text_key(entry.TEXT, isa)] = toolchain.native_code(entry.TEXT)

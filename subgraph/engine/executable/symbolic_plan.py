@@ -177,6 +177,9 @@ class _SymbolicPlanner(Planner):
             guard_pages.guarded_offsets(known) if guard_pages.MODE else assign_offsets(known, lives)
         )
         offsets, total = found
+        # The placement depends on comparisons of sizes. As guards these would make the plan fit few
+        # sizes, so the trace treats the placement as one function, which `_place_for_sizes`
+        # computes again.
         *traced, whole = self.trace.memory_plan(sizes, [*offsets, total])
         return traced, whole  # type: ignore[return-value]
 
@@ -316,6 +319,8 @@ class SymbolicPlan:
         dims: list[int] = []
         for group in self._groups:
             sizes = {shapes[position][axis] for position, axis in group}
+            # The plan uses one symbolic integer for all dimensions of a group; unequal sizes do not
+            # fit it.
             if len(sizes) > 1:
                 return None
             dims.append(sizes.pop())
@@ -329,10 +334,14 @@ class SymbolicPlan:
         if guard_pages.MODE:
             offsets, total = guard_pages.guarded_offsets(sizes)
             return [*offsets, total]
+        # A memory plan that is much too large would waste memory whenever long inputs are followed
+        # by short ones.
         most = _MAX_SLACK * sum(sizes)
         for whole, capacities, offsets in self._memory_plans:
             if whole <= most and all(map(le, sizes, capacities)):
                 return offsets
+        # Half of the slack is room for larger sizes, the other half lets smaller sizes reuse the
+        # plan.
         capacities = [round(size * (1 + _MAX_SLACK) / 2) for size in sizes]
         found, total = assign_offsets(capacities, self._lives)
         offsets = [*found, total]
@@ -347,6 +356,8 @@ class _SymbolicPorts:
     """The inputs or outputs of a symbolic plan."""
 
     def __init__(self, ports: Sequence[Port], numbers: _SymbolicNumbers) -> None:
+        # Sizes and shapes of all ports are rows of one array, padded to the longest shape, so that
+        # an instance fills them by one assignment.
         width = max((1 + len(port.shape) for port in ports), default=1)
         rows = [[port.nbytes, *port.shape, *[0] * width][:width] for port in ports]
         self._ports = ports
@@ -392,6 +403,7 @@ class _SymbolicWeight:
         content = self._content
         if self._symbolic_content is not None:
             integers = self._symbolic_content.filled(numbers)
+            # Kernels read the constant in the operand's dtype, in C order.
             content = np.ascontiguousarray(integers.astype(numpy_dtype(content.dtype)))
         return content, Patch(self._positions, self._offsets.filled(numbers))
 
@@ -427,6 +439,7 @@ def make_symbolic_plan(
     planner.trace = trace
     plan = planner.plan()
     layout = make_argument_layout(plan, cache, object_array)
+    # Reference steps work on the operands' fixed shapes, which an instance does not have.
     if layout.breaks:
         return None
     return SymbolicPlan(plan, layout, planner.lives, trace, types, groups)
