@@ -79,6 +79,8 @@ class RegionOp(SubgraphOp):
         self.data_inputs = tuple(k for k, v in enumerate(subgraph.inputs) if v.parameter is None)
         self.parameters = all_parameters(subgraph)
         self._fuse = fuse
+        # The lock is reentrant: `resolve` holds it while strategies read `fused`, which takes it,
+        # too.
         self._lock = free_in_child(threading.RLock())
         self._fused: tuple[Graph, Versions] | None = None
         self._stored_fusion: tuple[Any, Guards] | None = None
@@ -100,6 +102,8 @@ class RegionOp(SubgraphOp):
         with self._lock:
             if self._fused is None:
                 self._fused = self._rebuild_fused()
+            # A stored fusion can be out of date as well, if a parameter was assigned after the
+            # import.
             if self._fused is None or not self._fused[1].are_current():
                 graph, guards = self._fuse(self.subgraph)
                 self._fused = graph, Versions(guards)
@@ -108,6 +112,7 @@ class RegionOp(SubgraphOp):
 
     def _rebuild_fused(self) -> tuple[Graph, Versions] | None:
         """Return the graph fused as an exported model describes it; None without a description."""
+        # A description is tried once; after a failure the op fuses by itself.
         stored, self._stored_fusion = self._stored_fusion, None
         if stored is None:
             return None

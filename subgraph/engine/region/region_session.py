@@ -119,6 +119,8 @@ class RegionSession(Session):
         """Run the region."""
         snapshot = pinned_snapshot()
         if snapshot is None:
+            # A call outside of a request pins its own snapshot, so that all weights of the run are
+            # of one epoch.
             with pinned(Snapshot(self.region.parameters)):
                 return self(inputs, outputs)
         if self._expected:
@@ -148,6 +150,9 @@ class RegionSession(Session):
             self._cancel_split.reset()
             if self._active is not None:
                 self._active.clear()
+            # A request to cancel may have reached a plan that did not run; without this, its next
+            # run would end early. The active plan may no longer be cached, so it is cleared by
+            # itself.
             for bound in self._bound.values():
                 bound.clear()
 
@@ -169,6 +174,7 @@ class RegionSession(Session):
         last = self._last
         if last is None or last.epoch != epoch() or not self._fits_last_plan(inputs):
             return None
+        # The whole run raises the cancellation, or measures its steps.
         if self._cancelled or self.profiling:
             return None
         return last.run(inputs, None)
@@ -230,6 +236,8 @@ class RegionSession(Session):
             return None
         key = region.key(inputs)
         bound = self._bound.get(key)
+        # The op may have replaced the plan of this key since it was bound, because a parameter has
+        # changed on whose content it depended.
         if bound is None or bound.plan is not plan:
             bound = self._bind(plan)
             self._bound[key] = bound
@@ -243,8 +251,11 @@ class RegionSession(Session):
     def _select(self, bound: AnyExecutablePlan, key: Key) -> AnyExecutablePlan:
         """Make a plan the one that runs now."""
         self._shapes = key
+        # A longer key has values of inputs, which `_fits_last_plan` does not compare.
         self._last = bound if len(key) == self._data_count else None
         self._active = bound
+        # `cancel` sets its flag before it reads `_active`, and this method sets `_active` before it
+        # reads the flag: one of the two sees the other's write.
         if self._cancelled:  # `cancel` was called before it could find this plan
             raise RequestCancelledError("the request was cancelled while it ran")
         return bound
@@ -252,6 +263,7 @@ class RegionSession(Session):
     def _executor(self, split: SplitRegion) -> Executor:
         """Return the executor that runs the parts of the region in this session."""
         if self._split is None or self._split[0] is not split:
+            # The sessions of the previous executor would otherwise stay alive with their memory.
             self._cancel_split.sessions.clear()
             self._split = (
                 split,

@@ -75,8 +75,12 @@ class Resolver:
             try:
                 return self._ask(request)
             except UnknownShapeError as error:
+                # All strategies are asked again with the values. This ends, because every error
+                # that is accepted adds an input.
                 if self.specialized_inputs.learn(error):
                     continue
+                # A second obstacle would come from a region that was split already; splitting it
+                # again would not help.
                 if as_a_whole or obstacle is not None:
                     raise
                 self.note("one plan", str(error))
@@ -93,6 +97,7 @@ class Resolver:
             if found is None:
                 continue
             if strategy.cacheable:
+                # Counting may raise; the plan of one value too many is then not cached.
                 self.specialized_inputs.count(request.key, len(request.inputs))
                 self._known.add(request.key, found)
             self.chosen[strategy.name] += 1

@@ -36,6 +36,7 @@ class SpecializedInputs:
 
     def of(self, inputs: Sequence[Any]) -> dict[int, Any]:
         """Return copies of the values of the specialized inputs, by position."""
+        # The plan keeps the values, and the caller may change its arrays after the run.
         return {k: np.array(inputs[k]) for k in self._positions}
 
     def key(self, inputs: Sequence[Any]) -> Key:
@@ -55,6 +56,7 @@ class SpecializedInputs:
         if not error.of_all_contents or gives_size(error.node):
             # The traceback would keep the unfinished plan, and its arrays, alive.
             self._selected = error.with_traceback(None), set()
+        # A new tuple is assigned: sessions read the positions without the region's lock.
         self._positions = tuple(sorted({*self._positions, *more}))
         return True
 

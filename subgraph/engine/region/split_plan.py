@@ -36,6 +36,8 @@ class SplitPlan(Strategy):
         if self._split is None and request.obstacle is None:
             return None
         graph = request.graph
+        # After the graph is fused again it may be possible to plan it as a whole, so it is split
+        # only if an obstacle appears again.
         if self._split is None or self._split[0] is not graph:
             if request.obstacle is None:
                 return None
@@ -84,6 +86,7 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
         alone = _first_like(graph, node)
     elif gives_size(node) or not any(value.producer is not None for value in node.sources):
         alone = {node}
+    # Without a node that runs alone, the node itself becomes the first one of the second region.
     after = _following(graph, alone or {node}) - alone
     before = [each for each in graph.nodes if each not in after and each not in alone]
     cutter = Cutter(graph)
@@ -116,6 +119,8 @@ def _first_like(graph: Graph, node: Node) -> set[Node]:
     key = operator_key(node.op_type, node.domain)
     for each in graph.nodes:
         if any(v.producer in waiting or v.producer in found for v in each.sources):
+            # A node behind one that was found has to stay in the second region, also if it has the
+            # same operator.
             waiting.add(each)
         elif operator_key(each.op_type, each.domain) == key:
             found.add(each)

@@ -42,6 +42,7 @@ def describe(graph: Graph, fused: Graph) -> Described | None:
     ]
     try:
         found = cast(Described, json.loads(json.dumps(entries)))
+        # The description is checked by using it: only if it gives the same text is it exported.
         again = rebuild(graph, found)
     except (SubgraphError, KeyError):
         return None
@@ -90,6 +91,7 @@ def rebuild(graph: Graph, entries: Described) -> Graph:
     nodes: list[Node] = []
     for entry in entries:
         if isinstance(entry, str):
+            # `pop` finds descriptions that use a node twice.
             nodes.append(copy_node(own.pop(entry), values))
         else:
             members = [own.pop(name) for name in entry["nodes"]]
