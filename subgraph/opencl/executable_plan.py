@@ -58,7 +58,11 @@ class DeviceWeights:
         array = entry.get()
         with self._lock:
             held = self._buffers.get(entry)
+            # A new version of a parameter gives a new array. The old buffer lives on in the plans
+            # that still use it (`_entry_buffers`).
             if held is None or held[0] is not array:
+                # The copy has ended before the lock is released, so that queues of other requests
+                # may use the buffer at once.
                 held = (array, upload(self._runtime, queue, array))
                 self._buffers[entry] = held
                 self.uploads += 1
@@ -143,6 +147,7 @@ def _in_child() -> None:
     """
     plans = list(_plans)
     if not all(plan.survives_fork for plan in plans):
+        # The list keeps the objects alive, so that Python never releases them in the child.
         _parents.append((plans, dict(_device_weights)))
     _plans.clear()
 
@@ -178,6 +183,7 @@ class ClExecutablePlan:
         self.entries = profile_entries(plan)
         self.epoch: int | None = None
         self._runtime = runtime
+        # Every request has its own queue: runs of different requests do not wait for each other.
         self._queue = runtime.queue(profiling=profiling)
         self._profiling = profiling
         self._weights = Weights(cache)
@@ -198,6 +204,8 @@ class ClExecutablePlan:
             self._outputs: dict[int, Any] = {}
             for position, operand in enumerate(plan.outputs):
                 root, _ = plan.location_of(operand)
+                # Other outputs share memory with an input, a weight or another output and are
+                # downloaded from there (`ClLowering.copies_outputs`).
                 if root.kind == "output" and root.index == position:
                     self._outputs[position] = runtime.buffer(operand.nbytes)
         self._reports: dict[Report, int] = {}
@@ -241,9 +249,12 @@ class ClExecutablePlan:
             return position + 1
         if isinstance(argument, Weight):
             self._set_buffer(kernel, position, self._weight(self._weights.add(argument)))
+            # The kernels expect an index after every buffer; a weight begins at element 0 of its
+            # own buffer.
             kernel.set_arg(position + 1, np.int32(0))
             return position + 2
         if isinstance(argument, Report):
+            # Only plans with reports copy the slot to and from the device in every run.
             if self._slot_buffer is None:
                 self._slot_buffer = upload(self._runtime, self._queue, self._slot_words)
             kernel.set_arg(position, self._slot_buffer)
@@ -310,9 +321,12 @@ class ClExecutablePlan:
         self._runtime.check_process()
         store = device_weights(self._runtime)
         with driver_errors(self._runtime, "the upload of weights"):
+            # All uploads come before the first argument is set: if one fails, no kernel has a
+            # mixture of old and new weights.
             buffers = [store.buffer(entry, self._queue) for entry in self._weights.entries]
             for kernel, position, entry in self._entry_arguments:
                 kernel.set_arg(position, buffers[entry])
+        # The old buffers are freed only now, when no kernel refers to them.
         self._entry_buffers = buffers
         self.epoch = snapshot.epoch
 
@@ -373,6 +387,8 @@ class ClExecutablePlan:
         with driver_errors(self._runtime, "the upload of inputs"):
             if self._enqueued:  # an earlier run was enqueued and not finished
                 self._wait()
+            # The flag is set before the first command, so that an error in between leaves it set
+            # and the next run waits for the commands.
             self._enqueued = True
             for position, buffer in self._inputs.items():
                 array = np.ascontiguousarray(inputs[position])
@@ -445,6 +461,7 @@ class ClExecutablePlan:
         try:
             self._wait()
         except opencl().Error:
+            # A queue whose commands failed may refuse all further ones; a new one is empty.
             self._queue = self._runtime.queue(profiling=self._profiling)
         self._enqueued = False
 
@@ -497,6 +514,8 @@ class ClExecutablePlan:
         with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
             arrays = [None if o is None else self._download(o) for o in step.inputs]
             self._wait()
+        # The arrays were filled by copies that do not block, so they are complete only after the
+        # wait above.
         results = step.compute(arrays)
         with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
             for operand, result in zip(step.outputs, results, strict=True):

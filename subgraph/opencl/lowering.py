@@ -115,6 +115,7 @@ def cl_shared(*op_types: str, domain: str = "") -> None:
     """
     for op_type in op_types:
         key = operator_key(op_type, domain)
+        # The translated kernels read plain values only; plans of OPENCL have no blocked layout.
         rule = attrs.evolve(LOWERINGS.get(key), layouts=frozenset({"plain"}))
         CL_LOWERINGS.register(key, rule, defined_at(rule.function))
 
@@ -183,6 +184,8 @@ class ClLowering(Lowering):
         before = len(self.steps)
         if units > 0:
             translate(self, kernel, arguments)
+        # A translation may launch several kernels. Those without counts of their own get those of
+        # the CPU's step, which the profile shows.
         for k, step in enumerate(self.steps[before:], before):
             self.steps[k] = attrs.evolve(step, flops=step.flops or flops, bytes=step.bytes or bytes)
 
@@ -252,6 +255,7 @@ class ClLowering(Lowering):
                 raise Unsupported(f"{argument} is a number of more than 32 bits")
         size = tuple(int(n) for n in global_size)
         group = None if local_size is None else tuple(int(n) for n in local_size)
+        # The planner only stores the kernel of a step, so that a launch can take its place.
         kernel = cast(Kernel, ClLaunch(source, name, size, group))
         words = cast("tuple[Argument, ...]", tuple(arguments))
         self.steps.append(EmittedStep(self.node, kernel, words, 1, 0, flops, bytes))

@@ -61,6 +61,7 @@ class ClSession(RegionSession):
         wanted, limit = _buffer_bytes(plan), memory_limit()
         while self._bound and wanted + self._held_bytes() > limit:
             self._bound.popitem(last=False)
+            # These references would keep a dropped plan and its buffers alive.
             self._last = self._active = None
         op = self._cl_op
         return ClExecutablePlan(plan, op.runtime, op.weights, op.options.profiling)

@@ -141,6 +141,7 @@ def _platforms(api: Any) -> list[cl.Platform]:
         try:
             return list(api.get_platforms())
         finally:
+            # Child processes must not search the folder, which no longer exists then.
             del os.environ["OCL_ICD_VENDORS"]
 
 
@@ -198,6 +199,8 @@ def find_devices() -> tuple[cl.Device, ...]:
                 refusals.append(refusal)
                 continue
             kind = (platform.name, device.vendor, device.name)
+            # Equal cards of one machine have the same name; the count keeps them apart, while the
+            # same card of a second driver entry gets the same number.
             number = count[kind] = count.get(kind, 0) + 1
             found.setdefault((*kind, number), device)
     if refusals and not found:
@@ -311,6 +314,8 @@ class Runtime:
         with self._lock:
             program = self._programs.get(source)
             if program is None:
+                # The lock is held during the build, so that requests that need the same program
+                # build it once.
                 program = self._programs[source] = self._build(source)
             return program
 
@@ -353,6 +358,7 @@ class Runtime:
         """
         api = opencl()
         try:
+            # OpenCL refuses buffers of 0 bytes.
             memory: cl.Buffer = api.Buffer(self.context, api.mem_flags.READ_WRITE, max(nbytes, 1))
         except api.Error as error:
             raise DeviceError(

@@ -60,6 +60,7 @@ def candidates(runtime: Runtime) -> Iterator[ClTuning]:
 
 def _file(runtime: Runtime) -> Path:
     device = runtime.device
+    # Another driver compiles other code, so that its fastest sizes may differ.
     identity = (device.platform.name, device.name, device.version, device.driver_version)
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:24]
     return base_folder() / "opencl" / f"{digest}.json"
@@ -87,6 +88,7 @@ def tuned(runtime: Runtime, measure: Callable[[ClTuning], float]) -> ClTuning:
         return best
     best = min(candidates(runtime), key=measure)
     _store(_file(runtime), best)
+    # `stored` has cached that there is no file.
     stored.cache_clear()
     return best
 
