@@ -63,6 +63,8 @@ class Breaker:
 
     def succeeded(self) -> bool:
         """Record that a run on the device succeeded; return whether that closed the breaker."""
+        # The usual case needs no lock: without a failure since the last success the breaker is
+        # closed.
         if not self.in_a_row:
             return False
         with self._lock:

@@ -22,6 +22,8 @@ class Cancel:
 
     def watch(self, session: Session) -> None:
         """Cancel a session whenever the flag is set; at once if it is set already."""
+        # The session is listed before the flag is read, and `request` sets the flag before it reads
+        # the list: a session that opens meanwhile is cancelled by one of the two.
         self.sessions.append(session)
         if self.wanted:
             session.cancel()

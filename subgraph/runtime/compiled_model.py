@@ -135,10 +135,14 @@ class CompiledModel:
         )
         self._snapshot = Snapshot(self._plan.parameters)
         self._threads: tuple[TaskExecutor, TaskExecutor] | None = None
+        # Stages of one device share its lock, although the pipeline may list the device several
+        # times.
         locks = {name: free_in_child(threading.Lock()) for name, _, _ in pipeline}
         self._pipeline = [(locks[name], begin, end) for name, begin, end in pipeline]
         self._used = tuple(self._plan.ops())
         for op in self._used:
+            # Several models may share an op; its packed weights are freed with the last one
+            # (`leave_ops`).
             type(op).add_user(op)
         self._idle: list[_Idle] = []
         self._request_ids = itertools.count(1)
@@ -196,6 +200,8 @@ class CompiledModel:
         signature = self._signature
         bound = signature.bind(args, named)
         try:
+            # `pop` and `append` of a list are atomic, so that threads that call the model never get
+            # the same runner, without a lock.
             idle = self._idle.pop()
         except IndexError:
             idle = self._new_idle()
@@ -217,6 +223,8 @@ class CompiledModel:
         """Create a runner for calls of the model."""
         runner = self.create_runner(Cancel())
         run = self._whole_run(runner)
+        # A repeated run pins no snapshot, which a replaced default needs, and skips the stages of
+        # the device's own model.
         short = run == runner.run and not self._signature.has_defaults
         return runner, run, runner.repeat if short else None
 
@@ -253,6 +261,7 @@ class CompiledModel:
         """Return the items of a run for checked arguments, and the run's snapshot."""
         snapshot = self._snapshot
         if snapshot.epoch != epoch():
+            # Some parameter, of any model, was assigned since: the epoch is that of the process.
             snapshot = self._snapshot = Snapshot(self._plan.parameters)
         if self._signature.has_defaults:
             bound, snapshot = self._with_defaults(bound, snapshot)
@@ -292,6 +301,8 @@ class CompiledModel:
         if states:
             own = Snapshot(())
             own.states = {**snapshot.states, **states}
+            # The epoch is negative and unique as well, so that no plan takes its weights for
+            # current ones.
             own.epoch = min(state.version for state in states.values())
             snapshot = own
         return bound, snapshot
@@ -490,6 +501,7 @@ def _runs_on(node: Node) -> list[str]:
     """
     op, fallback = node.op, fallback_of(node)
     own = True
+    # A replacement may have failed as well and have a replacement of its own.
     while fallback is not None and fallback.replacement is not None:
         op, own = fallback.replacement, False
         fallback = op.fallback

@@ -106,6 +106,7 @@ def _stacked(parts: Sequence[Any] | Array, body: Graph, position: int, axis: int
         axis: The new axis.
     """
     if isinstance(parts, np.ndarray):
+        # A compiled loop writes the results of iterations along the first axis.
         return np.ascontiguousarray(np.moveaxis(parts, 0, axis) if axis else parts)
     if parts:
         return np.stack(parts, axis)
@@ -173,6 +174,7 @@ class _Results:
         for output, item in zip(self.outputs, items, strict=True):
             output.append(item)
             self._held += int(item.nbytes)
+        # The parts and their stack exist at the same time.
         if 2 * self._held > memory_limit():
             where = f"node {self._node.name!r} ({self._node.op_type})"
             what = f"{where}: to stack the {iterations} results of its body so far"
@@ -189,6 +191,8 @@ class _Loop(_Repeated):
         self._run_iterations = body.iterations(
             Wiring(
                 number=0,
+                # A body that returns its condition unchanged never ends the loop, so that a
+                # compiled loop need not read it.
                 condition=None if self.graph.outputs[0] is self.graph.inputs[1] else 0,
                 states=tuple((1 + k, 2 + k) for k in range(self._carried)),
                 items=(),
@@ -202,6 +206,7 @@ class _Loop(_Repeated):
         going = inputs[1] is None or _truth_value(inputs[1], self.node)
         carried = list(inputs[2 : self.inputs])
         captures = inputs[self.inputs :]
+        # The body's condition input is true in every iteration that runs.
         number, true = 0, np.array(True)
         if self._run_iterations is not None and going and (limit is None or limit > 0):
             items = [np.array(0, np.int64), true, *carried, *captures]
@@ -215,8 +220,12 @@ class _Loop(_Repeated):
             number += 1
             going = _truth_value(results[0], self.node)
             for before, after in zip(carried, results[1:first], strict=True):
+                # ONNX requires that the dtype of a loop-carried value does not change, while its
+                # shape may.
                 if getattr(before, "dtype", None) != getattr(after, "dtype", None):
                     _check_dtype(self.node, before, after)
+            # The first output of a body is its condition, the next ones are the carried values, the
+            # last ones are stacked.
             carried = list(results[1:first])
             if scans.outputs:
                 scans.append(results[first:], number)
@@ -290,6 +299,8 @@ class _Scan(_Repeated):
             captures: The values that the body captures.
         """
         length = min(map(len, scanned))
+        # Without iterations, the shapes of results follow from the body's types (`_stacked`).
+        # Inputs of unequal lengths are an error, which the loop below raises.
         if self._run_iterations is not None and length > 0 and len({*map(len, scanned)}) == 1:
             done = self._run_iterations([*states, *scanned, *captures], length)
             if done is not None:
@@ -310,6 +321,8 @@ class _ScanBatch(_Repeated):
         self._scanned = scanned_inputs(node, self.inputs - 1)
         self._states = self.inputs - 1 - self._scanned
         self._back = tuple(node.attrs.get("directions") or (0,) * self._scanned)
+        # Since opset 9 Scan has no batch axis and no lengths: each row of the batch is one such
+        # Scan.
         inner = Node("Scan", node.inputs[1:], version=9, attrs=node.attrs)
         self._scan = _Scan(inner, body)
 
@@ -320,6 +333,7 @@ class _ScanBatch(_Repeated):
         scanned = inputs[1 + self._states : self.inputs]
         longest = scanned[0].shape[1]
         rows = scanned[0].shape[0]
+        # Opset 8 pads every row to the longest one; the body runs on the valid part only.
         lengths = [longest] * rows if inputs[0] is None else [int(n) for n in inputs[0]]
         last: list[list[Any]] = []
         stacked: list[list[Array]] = []
@@ -331,6 +345,7 @@ class _ScanBatch(_Repeated):
             state, parts = self._scan.scan([s[row] for s in states], items, captures)
             last.append(state)
             outputs = (_stacked(p, self.graph, self._states + k) for k, p in enumerate(parts))
+            # Rows may have different lengths, and the batch is stacked to one array.
             stacked.append([_padded(array, longest) for array in outputs])
         columns = (*zip(*last, strict=True), *zip(*stacked, strict=True))
         return [np.stack(column) for column in columns]
@@ -347,6 +362,7 @@ class _SequenceMap(_Repeated):
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         results = _Results(self.node, len(self.graph.outputs))
+        # Inputs that are not sequences stay in this list for all items.
         items = list(inputs)
         sequences = [k for k in range(self.inputs) if isinstance(items[k], (list, tuple))]
         for number in range(len(inputs[0])):

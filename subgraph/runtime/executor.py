@@ -195,6 +195,7 @@ class Executor:
         if snapshot is None:
             with pinned(Snapshot(self.plan.parameters)):
                 return self._run(inputs)
+        # A cancelled run takes the long way, whose loop raises the error.
         if self._region_call is not None and not self._cancel.wanted:
             try:
                 return self._region_call(inputs)
@@ -319,6 +320,7 @@ class Executor:
         results = [values[slot] for slot in self.plan.outputs]
         if self._outer_entries is not None:
             if self.profiling:
+                # A body runs many times; its entries are collected before the next run clears them.
                 self._outer_entries.extend(self.profile())
         else:
             results = own_results(results, [values[slot] for slot, _ in self.plan.inputs])
@@ -326,6 +328,7 @@ class Executor:
 
     def _start_values(self, snapshot: Snapshot) -> list[Any]:
         start = self._start
+        # The arrays of parameters are looked up once for each snapshot, not in every run.
         if start is None or start[0] is not snapshot:
             values: list[Any] = [None] * self.plan.slots
             for slot, parameter in self.plan.arrays:
@@ -333,6 +336,7 @@ class Executor:
             for slot, parameter in self.plan.objects:
                 values[slot] = parameter
             start = self._start = (snapshot, values)
+        # Steps overwrite slots and free them, so that each run gets a copy.
         return start[1].copy()
 
     def run_chain(self, values: list[Any], positions: Sequence[int]) -> None:
@@ -343,6 +347,8 @@ class Executor:
         cancel = self._cancel
         done, count = 0, len(positions)
         while done < count:
+            # The usual case runs the list itself. After an error the list is made again, because
+            # `_take_over` has replaced the call of the failed step.
             every = not done and count == len(self._steps)
             steps = self._steps if every else [self._steps[k] for k in positions[done:]]
             try:
@@ -352,6 +358,8 @@ class Executor:
                     step(values)
                     done += 1
             except Exception as error:
+                # If there is a fallback, the loop goes on with the same step: `done` was not
+                # incremented.
                 self._take_over(error, positions[done])
 
     def _run_timed(self, values: list[Any], positions: Iterable[int]) -> None:
@@ -360,6 +368,8 @@ class Executor:
             entries = self._profiles[position]
             start = time.perf_counter()
             results = None
+            # The loop ends with an error, or with results: each failure is followed by another
+            # device.
             while results is None:
                 try:
                     if self._cancel.wanted:
@@ -370,6 +380,8 @@ class Executor:
             span = start, time.perf_counter()
             for slot, result in zip(step.outputs, results, strict=True):
                 values[slot] = result
+            # The bodies of this step have added their entries meanwhile. Their time is subtracted
+            # from the step's own, so that the profile's sum is the time of the run.
             of_bodies = sum(entry.seconds for entry in entries)
             entries.extend(self._entries(step, run, span, of_bodies, values))
             for slot in step.free:
@@ -484,6 +496,7 @@ def set_states_of(sessions: Mapping[str, Session], states: Mapping[str, Array]) 
     """
     by_node: dict[str, dict[str, Array]] = {node: {} for node in sessions}
     for key, array in states.items():
+        # Names of nodes may contain slashes, so that the longest name that fits is the node.
         node = max((n for n in sessions if key.startswith(f"{n}/")), key=len, default=None)
         if node is None:
             raise DeviceError(
@@ -492,6 +505,7 @@ def set_states_of(sessions: Mapping[str, Session], states: Mapping[str, Array]) 
             )
         by_node[node][key[len(node) + 1 :]] = array
     for node, session in sessions.items():
+        # A stateful session without an entry is reset to its initial states.
         if by_node[node] or type(session).states is not Session.states:
             session.set_states(by_node[node])
 

@@ -100,6 +100,7 @@ class Plan:
         self.outputs = tuple(self._slot_of_array(value) for value in graph.outputs)
         self.schedule = self._schedule() if parallel else None
         self.only = self._only()
+        # The schedule comes first, since it decides which slots its tasks free.
         self._mark_deaths()
 
     def all_steps(self) -> Iterator[Step]:
@@ -137,6 +138,7 @@ class Plan:
     def _step(self, node: Node) -> Step:
         op = node.op
         if op is None and node.subgraph is not None:
+            # A fused node or region without an op runs its inner graph in Python.
             op = DefaultSubgraphOp(node.subgraph)
         slot_of = self._slot_of_array if op is None else self._slot_of_object
         inputs = tuple(_NONE if v is None else slot_of(v) for v in node.inputs)
@@ -186,11 +188,15 @@ class Plan:
 
     def _mark_deaths(self) -> None:
         """Set the slots that each step frees: those that no later step reads."""
+        # Slots of inputs and parameters are not freed: the caller or the model keeps these arrays
+        # alive anyway.
         made = {slot for step in self.steps for slot in step.outputs}
         seen = set(self.outputs)
         if self.schedule is not None:
             seen.update(self.schedule.readers)  # the last task that reads such a slot frees it
         for step in reversed(self.steps):
+            # Walking backwards, the first step that mentions a slot is its last reader. An output
+            # that nobody reads is freed by the step that makes it.
             last = {s for s in (*step.inputs, *step.outputs) if s in made and s not in seen}
             seen |= last
             step.free = tuple(sorted(last))
@@ -202,6 +208,8 @@ def all_parameters(graph: Graph) -> tuple[Parameter, ...]:
     work = [graph]
     while work:
         current = work.pop()
+        # The inner graph of an imported region is not read from its file for this; its inputs list
+        # its parameters.
         if not current.is_loaded:
             found.update((v.parameter, None) for v in current.inputs if v.parameter is not None)
             continue

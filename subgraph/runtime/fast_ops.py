@@ -51,6 +51,7 @@ def _constant(node: Node) -> Run | None:
     results: list[Sequence[Any]] = []
 
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        # The array is shared by all runs, which is safe because it is never an output of the graph.
         if not results:
             results.append(evaluate(node, inputs))
         return results[0]
@@ -165,6 +166,7 @@ def _split(node: Node) -> Run:
         for size in sizes:
             begin, end = end, end + size
             part = rows[begin:end]
+            # The parts are copied: as views, each would keep the whole array alive.
             parts.append((np.moveaxis(part, 0, axis) if axis else part).copy(order="C"))
         return [parts]
 
@@ -177,6 +179,8 @@ def _sizes(length: int, split: Any) -> list[int] | None:
         size = int(split)
         if size <= 0 or length == 0:
             return None
+        # A split of 1 along a long axis makes millions of arrays, whose headers need more memory
+        # than their elements.
         check_memory(ARRAY_OBJECT_BYTES * (length // size), "the parts of a sequence")
         return [min(size, length - begin) for begin in range(0, length, size)]
     sizes: list[int] = split.tolist() if split.ndim == 1 else []

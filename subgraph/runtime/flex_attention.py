@@ -43,6 +43,7 @@ def flex_attention(node: Node, bodies: Sequence[Run]) -> Run:
     def compute(inputs: Sequence[Any]) -> Sequence[Any]:
         query, key, value = inputs[:3]
         check_input_values(node, (query, key, value))
+        # Grouped-query attention: several heads of queries share a head of keys and values.
         groups = query.shape[1] // key.shape[1]
         precision = _precision(node, query)
         # Queries and keys are multiplied with the scale's root in the input's precision, as in
@@ -52,6 +53,7 @@ def flex_attention(node: Node, bodies: Sequence[Run]) -> Run:
         keys = np.repeat(key, groups, axis=1) * root
         scores = np.matmul(query * root, keys.swapaxes(-1, -2)).astype(precision)
         scores = changed("score_mod", scores, inputs)
+        # Subtracting the maximum keeps exp from overflowing and cancels in the quotient.
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         probabilities = powers / powers.sum(axis=-1, keepdims=True)
         probabilities = changed("prob_mod", probabilities, inputs)

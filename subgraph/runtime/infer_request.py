@@ -178,6 +178,7 @@ class InferRequest:
         try:
             self._submit(run, 0, bound)
         except BaseException:
+            # Without a task nothing would ever mark the request as free.
             self._run, self._busy_in = None, 0
             raise
 
@@ -203,6 +204,7 @@ class InferRequest:
 
     def _complete(self, run: _Run) -> None:
         self._results = run.results
+        # The callback is read while the request is busy; then `set_callback` may replace it.
         callback = self._callback
         self._busy_in = 0  # from here on the callback may start the request again
         if callback is None:
@@ -231,6 +233,8 @@ class InferRequest:
     def _release(self, run: _Run) -> None:
         with self._lock:
             run.done.set()
+            # `__await__` tests `done` and adds its listener under the same lock, so that none is
+            # missed.
             listeners, run.listeners = run.listeners, []
         for listener in listeners:
             listener()
@@ -253,6 +257,8 @@ class InferRequest:
         if timeout is not None:
             require_type(timeout, (int, float), ConfigError, "seconds to wait, or None")
         run = self._started()
+        # `done` is set after the callback, so that a callback that waits for its own run would
+        # never end.
         inside_callback = self._callback_thread == threading.get_ident()
         if not inside_callback and not run.done.is_set():
             with lent():
@@ -282,11 +288,14 @@ class InferRequest:
         future: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:
+            # The task that waits may have been cancelled meanwhile.
             if not future.done():
                 future.set_result(None)
 
         def listen() -> None:
+            # The loop may have ended before the run, as after a timeout of `asyncio.run`.
             if not loop.is_closed():
+                # Futures of asyncio may be changed in the thread of their loop only.
                 loop.call_soon_threadsafe(wake)
 
         with self._lock:
@@ -510,6 +519,7 @@ class InferQueue:
 
     def _ended(self, number: int) -> Callback:
         def ended(request: InferRequest, error: BaseException | None) -> None:
+            # The entry is cleared before the request is free, when the next run sets its own.
             userdata, self._userdata[number] = self._userdata[number], None
             try:
                 if error is not None:

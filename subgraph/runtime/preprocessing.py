@@ -79,6 +79,8 @@ def preprocessed(graph: Graph, steps: Mapping[str, Any]) -> Graph:
         chain = _Chain(name, value, _settings(name, wanted))
         outer[value] = chain.input
         replacements[value] = chain.build()
+        # The model keeps the name for the caller's data; two values of a graph must not have the
+        # same one.
         value.name = ""
     copy.rewire(replacements)
     copy.inputs = tuple(outer.get(value, value) for value in copy.inputs)
@@ -117,6 +119,7 @@ class _Chain:
         except ShapeError as error:
             raise ConfigError(f"preprocessing of {name!r}: {error}") from error
         self._needs_layout = bool(settings.layout or settings.size or len(settings.mean) > 1)
+        # One number for all channels needs no layout, so that inputs of any rank can be scaled.
         self._needs_layout |= len(settings.scale) > 1
         self._dtype = dtype
         self.input = Value(name, TensorType(dtype, self._outer_shape()))
@@ -141,10 +144,13 @@ class _Chain:
         arithmetic = bool(settings.size or settings.mean or settings.scale)
         if arithmetic and self._type.dtype not in FLOATS:
             raise ConfigError(f"input {self._name!r} is {self._type}: only floats are scaled")
+        # The cast comes first, so that bytes are resized and scaled as floats, without rounding in
+        # between.
         if self._dtype != self._type.dtype:
             from subgraph.graph.types import ONNX_DTYPE
 
             value = self._node("Cast", [value], 13, {"to": ONNX_DTYPE[self._type.dtype]})
+        # The layout is converted before the resize, whose axes are those of the model.
         permutation = [self._layout.index(axis) for axis in settings.model_layout]
         if permutation != sorted(permutation):
             value = self._node("Transpose", [value], 13, {"perm": tuple(permutation)})

@@ -62,6 +62,8 @@ class RequestState:
         self._check_idle()
         runner = self._runner
         states = runner.states()
+        # Only the ops know their initial states: all are reset, the initial one is read, and the
+        # others are set again.
         runner.set_states({})
         first = runner.states()
         states.pop(self.name, None)

@@ -218,6 +218,7 @@ class GraphRunner(Runner):
             locks = executor.scheduler.schedule.locks(self._pipeline)
             executor.scheduler.run(executor.run_chain, values, locks)
         else:
+            # One lock is held at a time, so that requests cannot wait for each other in a circle.
             for lock, begin, end in self._pipeline:
                 with lock:
                     executor.run_steps(values, begin, end)
@@ -291,6 +292,7 @@ class DirectRunner(Runner):
 
         def second(begun: tuple[Any, Any]) -> Sequence[Any]:
             inputs, state = begun
+            # The first stage has run everything on the fallback device.
             if inputs is None:
                 results: Sequence[Any] = state
                 return results
@@ -312,6 +314,7 @@ class DirectRunner(Runner):
             raise_failure(error, self._node, self._session)
         self.cancel.watch(session)
         self._session = session
+        # Both belong to the failed session.
         self._run_inputs = self.repeat = None
         try:
             return session(arranged)
@@ -343,6 +346,7 @@ class TimedRunner(Runner):
         self._thread = 0
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        # The inner runner writes the results, so that it needs the caller's arrays.
         self._inner.outputs = self.outputs
         start, self._thread = time.perf_counter(), threading.get_ident()
         results = self._inner.run(inputs)

@@ -251,10 +251,12 @@ def _converted(kind: type, value: Any) -> Any:
         if isinstance(value, str):
             return value
         return str(value) if hasattr(value, "__fspath__") else None
+    # In Python, bool is a subclass of int: True would pass for 1.
     if isinstance(value, bool):
         return None
     try:
         if kind is int:
+            # `__index__` refuses floats, which `int` would truncate.
             return int(value) if isinstance(value, str) else value.__index__()
         return float(value)
     except (TypeError, ValueError, AttributeError):
@@ -284,6 +286,7 @@ def resolve_options(
         ConfigError: A key or value is not allowed.
     """
     chosen = environment_options(cls, base or device)
+    # Levels of higher precedence come last and overwrite the others.
     for level in reversed(list(levels)):
         for name, value in level.items():
             chosen[current_name(name, attrs.fields_dict(cls))] = check_option(
@@ -303,6 +306,7 @@ def environment_options(cls: type[DeviceOptions], device: str) -> dict[str, Any]
         name = current_name(variable.removeprefix(prefix), fields)
         if name not in fields:
             _warn_of_unknown(variable, device, nearest(name, fields))
+        # The variable with the present name takes precedence over one with an old name.
         elif name == variable.removeprefix(prefix) or name not in found:
             found[name] = check_option(cls, f"environment variable {variable}", name, text)
     return found

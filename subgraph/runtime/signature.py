@@ -202,6 +202,8 @@ class Signature:
         if len(args) == 1 and not named:
             only: Any = args[0]
             kind: Any = only.__class__
+            # The exact type is tested first, which is faster than `isinstance`; the tests below
+            # accept subclasses, too.
             if kind is np.ndarray and len(self.inputs) == 1:
                 return [only]
             if kind is dict and len(only) == len(self._positions):
@@ -266,6 +268,8 @@ class Signature:
         known = [a for a in arrays if type(a) is np.ndarray]
         if len(known) == len(arrays):
             if len(self._accepted) >= _MAX_ACCEPTED:
+                # A model with ever new shapes would otherwise let the set grow without end; the
+                # check of a set that was dropped is merely repeated.
                 self._accepted.clear()
             self._accepted.add(tuple(part for a in known for part in (a.shape, a.dtype)))
             self._latest = [(k, a.shape, a.dtype) for k, a in enumerate(known)]
@@ -276,6 +280,7 @@ class Signature:
             return _of_other_type(port, item)
         array = as_array(item, dtype, port)
         if array.dtype != dtype:
+            # Kernels read numbers in the byte order of the machine.
             if array.dtype.newbyteorder("=") == dtype:
                 return array.astype(dtype)  # from the other byte order
             if dtype.kind == "O" and array.dtype.kind in "UST":
@@ -304,6 +309,7 @@ class Signature:
                         f"dimension {axis} must be {dim}"
                     )
                 if isinstance(dim, str):
+                    # In ONNX, dimensions of one name have the same size in all inputs.
                     known, where = sizes.setdefault(dim, (size, port.name))
                     if known != size:
                         raise ShapeError(
@@ -342,6 +348,8 @@ def _of_other_type(port: Port, item: Any) -> Any:
             raise ShapeError(f"input {port.name!r} holds {port.type}, got {_shape_shown(array)}")
         return array
     value: Any = item
+    # Types other than tensors, sequences and optionals, such as maps, and dicts for inputs of
+    # unknown type are passed as they are.
     if port.type is not None or isinstance(item, dict):
         return value
     if isinstance(item, (list, tuple)) and any(isinstance(part, np.ndarray) for part in value):
@@ -391,10 +399,12 @@ def _from_python(item: Any, dtype: np.dtype[Any]) -> Array:
     array = np.asarray(item)
     kinds = {"b": "biufcV", "i": "iufcV", "u": "iufcV", "f": "fcV", "c": "c", "U": "O", "S": "O"}
     if array.dtype != object and dtype.kind not in kinds.get(array.dtype.kind, ""):
+        # An empty list has NumPy's default dtype, float64, which says nothing about its elements.
         if array.size == 0:
             return array.astype(dtype)
         raise TypeError(f"values of kind {array.dtype.name} would change as {dtype.name}")
     converted = array.astype(dtype)
+    # `astype` wraps integers that do not fit without an error.
     if dtype.kind in "iu" and not np.array_equal(converted, array):
         raise OverflowError(f"a value does not fit {dtype.name}")
     return converted

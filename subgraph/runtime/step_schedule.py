@@ -130,6 +130,8 @@ def _has_independent_regions(work: Sequence[Work]) -> bool:
             above |= before.get(slot, 0)
         if each.is_region:
             rivals = 0 if each.concurrent else of_device.get(each.device, 0)
+            # A bit is left for a region that is neither an ancestor of this one nor on the same
+            # device.
             if ((1 << len(regions)) - 1) & ~above & ~rivals:
                 return True
             bit = 1 << len(regions)
@@ -158,6 +160,7 @@ def _tasks(work: Sequence[Work]) -> tuple[list[Task], list[int]]:
                 for k in sorted(sources, reverse=True)
                 if tasks[k].device == device
                 and tasks[k].steps[-1] not in crossed
+                # The step joins a chain only if the chain waited for all its other sources anyway.
                 and sources - {k} <= tasks[k].needs
             ),
             None,
@@ -196,6 +199,7 @@ def _shared_slots(
         made_in.update(dict.fromkeys(each.outputs, task_of[position]))
     readers: dict[int, int] = {}
     for slot, numbers in by_slot.items():
+        # A value that only its own task reads is freed by the step (`Step.free`).
         if slot in made_in and slot not in results and numbers != {made_in[slot]}:
             readers[slot] = len(numbers)
             for number in sorted(numbers):
@@ -260,6 +264,7 @@ class _Run:
         self._seconds: dict[object, float] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        # Snapshot and budgets belong to a thread; helpers take over those of the thread that runs.
         self._pinned = pinned_snapshot()
         self._budgets = budgets()
 
@@ -305,9 +310,12 @@ class _Run:
         """
         mine: int | None = None
         waiting: list[int] = []
+        # After an error no further task starts; those that run end by themselves.
         while self._ready and not self._errors:
             number = heapq.heappop(self._ready)
             device = self._tasks[number].device
+            # Sessions of one device share their memory (`Schedule.memory_group`), so that they must
+            # not overlap.
             if device is not None and device in self._busy:
                 waiting.append(number)
                 continue
@@ -373,6 +381,8 @@ class _Run:
                     self._missing[follower] -= 1
                     if not self._missing[follower]:
                         heapq.heappush(self._ready, follower)
+            # Followers are started under the same lock that counts what they wait for, so that no
+            # task starts twice.
             following = self._start()
             if not self._running:
                 self._ended.set()

@@ -57,6 +57,7 @@ class _State:
             self.start_if_needed(name)
         except BaseException:
             with self.lock:
+                # An executor with a fixed number of threads has one that will take the task later.
                 waits = self.patience is None and self.alive > 0
                 self.pending -= not waits
             if not waits:
@@ -73,6 +74,7 @@ class _State:
             if self.idle >= self.pending or self.alive >= self.allowed:
                 return
             self.alive += 1
+            # The thread counts before it starts, so that other callers do not start one too many.
             number = self.alive
         thread = threading.Thread(
             target=_work, args=(self,), name=f"subgraph-{name}-{number}", daemon=True
@@ -148,6 +150,8 @@ class TaskExecutor:
 
     def _new_state(self) -> _State:
         state = _State(self.threads)
+        # The threads refer to the state only, so that an executor without users is collected; its
+        # threads then end.
         weakref.finalize(self, _stop, state).atexit = False
         return state
 
@@ -175,6 +179,7 @@ def lent() -> Generator[None]:
         yield
         return
     with state.lock:
+        # The waiting thread does not count against the maximum meanwhile.
         state.allowed += 1
     try:
         state.start_if_needed("lent")
