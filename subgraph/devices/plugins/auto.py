@@ -222,9 +222,13 @@ class AutoModel(CompiledModel):
 
     def _improve(self, make_better: Callable[[], CompiledModel]) -> None:
         try:
+            # A process that ends waits for the compilation: the thread would otherwise run code of
+            # modules that are being emptied.
             with uninterrupted:
                 better = make_better()
                 self._warm_up(better)
+                # Requests see the model only when it is warm. Each switches by itself before its
+                # next run.
                 self.current = better
         except Exception as error:
             _log.warning("AUTO stays on %s: %s", self.current.device, str(error))
@@ -284,6 +288,7 @@ class _AutoRunner(Runner):
             self._runner, self.cancel.sessions = before, sessions
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        # The request switches between runs, never during one.
         if self._owner.current is not self._model:
             self._switch()
         elif not self._owner.ready.is_set() and all(isinstance(x, np.ndarray) for x in inputs):

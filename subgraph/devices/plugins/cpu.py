@@ -216,6 +216,8 @@ def streams(options: CpuOptions) -> int:
 @cache
 def _pools(count: int, threads: int) -> tuple[pool.Pool, ...]:
     """Return the thread pools, shared by the process, of a number of streams."""
+    # `pool.shared` is the first pool of every number of streams, so that models that differ in this
+    # number share its threads.
     return (pool.shared(threads), *(pool.Pool(threads) for _ in range(count - 1)))
 
 
@@ -225,6 +227,8 @@ def _threads(options: CpuOptions) -> int:
 
 def threads_per_stream(options: CpuOptions) -> int:
     """Return the number of threads of one request."""
+    # The streams divide the threads, so that concurrent requests do not use more threads than there
+    # are cores.
     return max(1, _threads(options) // streams(options))
 
 

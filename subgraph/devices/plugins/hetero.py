@@ -198,6 +198,7 @@ class HeteroDevice(VirtualDevice):
         while work:
             current = work.pop()
             placed = placement.place(current, known, body=current is not graph)
+            # The query was for the graph itself; its bodies are queried one by one.
             known = None
             refused.update(placed.refused)
             if placed.weights:
@@ -209,13 +210,18 @@ class HeteroDevice(VirtualDevice):
                 if node.subgraph is not None:
                     continue
                 metadata = node.metadata or {}
+                # The user's affinity is kept beside the chosen one, since the device may have
+                # refused the node.
                 if AFFINITY in metadata:
                     metadata = {**metadata, ASKED_AFFINITY: metadata[AFFINITY]}
                 node.metadata = {**metadata, AFFINITY: placed[node.name]}
                 if node.attrs and self.peer(placed[node.name]).without_regions:
+                    # Bodies of a node that Python runs are placed node by node, like the graph.
                     work.extend(node.bodies)
         if len(names) > len(graph.parameters):
             for level in reversed(graph.levels()):
+                # Constants have become weights; inner levels come first, because outer ones list
+                # their parameters, too.
                 level.refresh_parameters()
         table = {"PLACEMENT_TABLE": placement.table} if placement.table else {}
         return {"REFUSED_AFFINITIES": refused, **table}
@@ -239,6 +245,7 @@ class HeteroDevice(VirtualDevice):
                 regions.append(node)
             else:
                 add_fallback(node, rest)
+        # Each call changes its own node only.
         parallel_map(compile_one, regions, min(len(regions), _MAX_COMPILE_THREADS))
 
     def _finished(
@@ -363,6 +370,8 @@ def _stages(graph: Graph, homes: Mapping[Node, str]) -> list[tuple[str, int, int
     """Return (device, first node, end) of consecutive nodes of one device; none if all have one."""
     stages: list[tuple[str, int, int]] = []
     end = 0
+    # `groupby` merges neighbours only: a device that runs nodes before and after another one has
+    # two stages.
     for home, nodes in groupby(graph.nodes, homes.__getitem__):
         begin, end = end, end + len(list(nodes))
         stages.append((home, begin, end))

@@ -109,6 +109,7 @@ class MultiDevice(VirtualDevice):
         first = import_model(
             self.peer(name), parts[name], {**listed.configs.get(name, {}), ALLOW_RECOMPILE: allowed}
         )
+        # Assigning a parameter of the MULTI model must change it on every device.
         weights = {p.name: p for p in all_parameters(first.graph)}
 
         def import_for(device: Device) -> CompiledModel:
@@ -118,6 +119,8 @@ class MultiDevice(VirtualDevice):
             part = parts.get(device.name)
             try:
                 if part is not None:
+                    # A part that its device cannot restore is compiled below from the first graph,
+                    # with the shared parameters.
                     strictly = {**options, ALLOW_RECOMPILE: False}
                     return import_model(device, part, strictly, weights)
             except BlobError:
@@ -341,6 +344,8 @@ class _MultiRunner(Runner):
         self._model = load.assign()
         # Devices that could not open a runner, recorded as failures by the first run.
         self._failed: list[tuple[CompiledModel, Exception]] = []
+        # A device that is out of memory for one more request must not keep the request from the
+        # others.
         for model in load.candidates(self._model):
             try:
                 self._runner = model.create_runner(cancel)
@@ -389,6 +394,8 @@ class _MultiRunner(Runner):
             try:
                 runner = self._runner
                 if model is not self._model:
+                    # Sessions of the other device would keep its memory; if the run fails there,
+                    # the old list is restored.
                     self.cancel.sessions = []
                     runner = model.create_runner(self.cancel)
                     runner.set_states(self._runner.states())
@@ -419,6 +426,7 @@ class _MultiRunner(Runner):
         load = self._load
         runner.outputs = self.outputs
         results = runner.run(inputs)
+        # The reference has no states, so its results would differ in a stateful model.
         if load.options.FALLBACK_CHECK and not all_finite(results) and not runner.states():
             error, expected = load.compare(inputs, results)
             if error is not None:

@@ -201,5 +201,7 @@ def _product_seconds(found: Runtime, traits: ClTraits, tuning: ClTuning) -> floa
     best = float("inf")
     for _ in range(_TUNING_RUNS):
         session([matrix])
+        # The minimum is the measurement that other work on the machine disturbed least; the first
+        # run also builds the programs.
         best = min(best, sum(entry.seconds for entry in session.profile()))
     return best
