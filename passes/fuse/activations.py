@@ -23,6 +23,8 @@ def clip_bounds(context: Context, node: Node) -> tuple[float, float] | None:
     found = [-math.inf, math.inf]
     for k, value in enumerate(node.inputs[1:3]):
         if value is not None:
+            # The bounds are inputs since opset 11, and can only become attributes if they are
+            # constants.
             number = context.scalar(value)
             if number is None:
                 return None
@@ -57,6 +59,7 @@ def silu(context: Context, node: Node) -> Match | None:
     if node.op_type == "Sigmoid":
         return activation(nodes, "Swish", x, version=24, alpha=1.0)
     alpha, beta = (float(node.attrs.get(k, d)) for k, d in (("alpha", 0.2), ("beta", 0.5)))
+    # HardSwish is defined with these two numbers only.
     if not near(alpha, 1 / 6) or not near(beta, 0.5):
         return None
     return activation(nodes, "HardSwish", x, version=14)
@@ -68,6 +71,7 @@ def hard_swish(context: Context, node: Node) -> Match | None:
     add = produced_by(node.inputs[0], "Add")
     if add is None or context.sole_user(add.outputs[0]) is not node:
         return None
+    # The operands of a sum may stand in either order.
     for x, three in (add.inputs, add.inputs[::-1]):
         if not near(context.scalar(three), 3.0):
             continue
@@ -76,6 +80,7 @@ def hard_swish(context: Context, node: Node) -> Match | None:
         if first is None or clip_bounds(context, node) != (0.0, 6.0):
             return None
         part = first.outputs[0]
+        # The factor that the first step did not have must come second.
         last = _sixth(context, part) if x in first.inputs else _product(context, part, x)
         if last is None or dtype_of(x) != dtype_of(clipped):
             return None
@@ -97,12 +102,14 @@ def _product(context: Context, value: Value, x: Value | None) -> Node | None:
     """Return the sole user of a value if it multiplies the value by x."""
     user = context.sole_user(value, "Mul")
     fits = user is not None and context.other_operand(user, value) is x
+    # ``value * value`` is a square, not a product with x.
     return user if fits and value is not x else None
 
 
 def _sixth(context: Context, value: Value) -> Node | None:
     """Return the sole user of a value if it divides the value by 6."""
     user = context.sole_user(value, "Div", "Mul")
+    # Six divided by the value is another function.
     if user is None or (user.op_type == "Div" and user.inputs[0] is not value):
         return None
     number = context.scalar(context.other_operand(user, value))

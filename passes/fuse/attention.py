@@ -29,6 +29,8 @@ def attention(context: Context, node: Node) -> Match | None:
     """
     scores = node.inputs[0]
     rank = len(shape_of(scores) or ())
+    # Before opset 13, Softmax flattens all dimensions from its axis on, which is the same for the
+    # last axis only; its default axis was 1.
     axis = int(node.attrs.get("axis", 1 if is_before(node, 13) else -1))
     if rank not in (3, 4) or axis not in (-1, rank - 1):
         return None
@@ -42,6 +44,7 @@ def attention(context: Context, node: Node) -> Match | None:
         inputs: Sequence[Value | None] = split.inputs
         own, heads = split.nodes, split.heads
     else:
+        # Without a transposition before the product, K itself does not exist in the graph.
         if k is None or (rank == 3 and not _is_one_head(q, k, v, found.mask)):
             return None
         inputs, own, heads = (q, k, v), found.k_nodes, 1 if rank == 3 else 0
@@ -94,12 +97,15 @@ def _scores(context: Context, value: Value | None) -> _Scores | None:
         found.nodes.append(node)
         found.mask = context.other_operand(node, inner)
         rank = len(shape_of(found.mask) or ())
+        # A boolean mask means something else to Attention than a sum, and other ranks do not
+        # broadcast to the scores alike.
         if not 2 <= rank <= 4 or dtype_of(found.mask) != dtype_of(inner):
             return None
         node = inner.producer
     if node is not None and is_op(node, "Mul", "Div"):
         inner = _operand_from(node, ("MatMul",))
         number = None if inner is None else context.scalar(context.other_operand(node, inner))
+        # A number divided by the scores is no scale.
         if inner is None or number is None or (is_op(node, "Div") and node.inputs[0] is not inner):
             return None
         found.scale *= number if node.op_type == "Mul" else 1.0 / number
@@ -168,6 +174,8 @@ class _Split:
         """
         transpose = _transposed_by(value, *perms)
         nodes = [transpose]
+        # Exporters transpose K for the product either together with the split of its heads, by (0,
+        # 2, 3, 1), or by a second node, which is this one.
         if transpose is not None and tuple(transpose.attrs["perm"]) == (0, 1, 3, 2):
             transpose = _transposed_by(transpose.inputs[0], (0, 2, 1, 3))
             nodes.append(transpose)
@@ -182,6 +190,7 @@ class _Split:
         if len(whole) != 3 or len(parts) != 4 or parts[2] != self.heads:
             return False
         size, width = parts[3], whole[2]
+        # The Reshape must only split the last dimension; another one would mix positions and heads.
         if not isinstance(size, int) or width != self.heads * size or parts[:2] != whole[:2]:
             return False
         self.inputs.append(source)

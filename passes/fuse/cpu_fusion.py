@@ -47,6 +47,8 @@ class CpuFusion:
         before = graph
         if self.integers:
             graph = self._fused(graph, "quantized")
+        # The quantized patterns need a conversion for each user (`split_dequantize`); the copies
+        # that were not fused are merged again.
         if graph is not before:
             graph = apply_pass(graph, "CommonSubexpressionElimination")
         graph = _applied(graph, "ReshapeFirst")

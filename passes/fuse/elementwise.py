@@ -48,6 +48,8 @@ class _Group:
     def add(self, node: Node) -> bool:
         """Add a node unless the group would become too large; return whether it was added."""
         inputs = dict(self.inputs)
+        # The node's result becomes an inner value of the loop. All users are in the group, so that
+        # nothing else reads it.
         inputs.pop(node.outputs[0], None)
         inputs.update((v, None) for v in node.inputs if v is not None)
         if len(self.nodes) >= _MAX_NODES or len(inputs) > _MAX_INPUTS:
@@ -61,7 +63,10 @@ def groups(context: Context) -> Iterator[_Group]:
     """Yield the groups of at least two nodes."""
     group_of: dict[Node, _Group] = {}
     found: list[_Group] = []
+    # Users come before producers in this order, so that the group of all users of a value is known.
     for node in reversed(context.graph.nodes):
+        # A value that follows from weights is computed once; in a loop every run would compute it
+        # again.
         if not _fits(node) or context.is_weight(node.outputs[0]):
             continue
         shape = shape_of(node.outputs[0])
@@ -78,12 +83,15 @@ def groups(context: Context) -> Iterator[_Group]:
 def _fits(node: Node) -> bool:
     if not is_op(node, *_OPERATORS) or len(node.outputs) != 1 or not node.inputs:
         return False
+    # Old opsets broadcast by these attributes, and conversions by one scale for each channel; the
+    # loop broadcasts as NumPy does.
     if "axis" in node.attrs or "broadcast" in node.attrs:
         return False
     if node.op_type in ("QuantizeLinear", "DequantizeLinear") and not _one_scale(node):
         return False
     values = [*node.outputs, *(v for v in node.inputs if v is not None)]
     shape = shape_of(node.outputs[0])
+    # Sizes without a name could differ although the shapes compare as equal.
     return shape is not None and None not in shape and all(dtype_of(v) in _DTYPES for v in values)
 
 

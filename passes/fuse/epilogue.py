@@ -95,6 +95,7 @@ def product(context: Context, node: Node) -> Match | None:
 
 def _take_bias(context: Context, chain: _Chain) -> None:
     user = context.sole_user(chain.at, "Add")
+    # Before opset 7 the attributes axis and broadcast decide how Add broadcasts.
     if user is None or is_before(user, 7):
         return
     other = context.other_operand(user, chain.at)
@@ -111,8 +112,11 @@ def _take_residual(context: Context, chain: _Chain) -> None:
     if user is None or (user.op_type == "Add" and is_before(user, 7)):
         return
     other = context.other_operand(user, chain.at)
+    # A residual is another computed value: ``x + x`` would read a result that the fused node never
+    # stores.
     if other is None or other is chain.at or context.is_weight(other):
         return
+    # The tile reads the residual at the positions of its results, without broadcasting.
     if same_shape(other, chain.at) and dtype_of(other) == dtype_of(chain.at):
         chain.residual = other
         chain.take(user)

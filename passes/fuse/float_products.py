@@ -37,10 +37,13 @@ def float_products(graph: Graph) -> Graph:
     replaced: dict[Value, Value] = {}
     for node in graph.nodes:
         if is_op(node, "QLinearMatMul") and not context.is_weight(node.inputs[3]):
+            # The operand may be the result of a product that was replaced before; `rewire` comes
+            # only after the loop.
             a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (
                 value if value is None else replaced.get(value, value) for value in node.inputs
             )
             single = (a_scale, a_zero, b_scale, b_zero, y_scale, y_zero)
+            # The conversions below apply one scale and zero point to the whole operand.
             if not all(shape_of(number) in ((), (1,)) for number in single):
                 continue
             left, right = _unscaled(node, a, a_zero, ()), _unscaled(node, b, b_zero, ())

@@ -68,6 +68,7 @@ def _product(context: Context, start: Node) -> tuple[Value, list[Node]] | None:
         elif x is None and other is not None:
             x = other
             half = produced_by(other, "Mul")
+            # Some exporters multiply x by 0.5 first: then the other factor is ``0.5 x``, not x.
             if half is not None and context.sole_user(other) is user and not near(factor, 0.5):
                 scaled = context.split_scale(half)
                 if scaled is not None and near(scaled[1] * factor, 0.5):
@@ -124,6 +125,7 @@ def _combined(op_type: str, a: Polynomial, b: Polynomial) -> Polynomial | None:
     if op_type == "Div":
         return {p: c / b[0] for p, c in a.items()} if b[0] else None
     power = b[0]
+    # No form of GELU has higher powers of x.
     if power not in (1.0, 2.0, 3.0):
         return None
     result = a

@@ -24,6 +24,7 @@ def _last_axes(context: Context, node: Node, rank: int) -> int | None:
         return None
     counted = sorted(int(axis) % rank for axis in axes)
     first = rank - len(counted)
+    # The fused operators normalize over all axes from one on.
     return first if counted == list(range(first, rank)) and counted else None
 
 
@@ -57,6 +58,8 @@ def _root(context: Context, square: Node, axis: int) -> tuple[list[Node], float,
 def _normalized(context: Context, root: Node, centered: Value) -> list[Node] | None:
     """Return the nodes of ``centered / root`` or ``centered * (1 / root)``; None for others."""
     user = context.sole_user(root.outputs[0], "Div", "Reciprocal")
+    # Exporters divide by the root, or multiply by its reciprocal, written as Reciprocal or as ``1 /
+    # root``.
     if user is None or user.inputs == (centered, root.outputs[0]):
         return None if user is None else [user]
     inverse = user.op_type == "Reciprocal" or near(context.scalar(user.inputs[0]), 1.0)
@@ -82,6 +85,7 @@ def _weighted(context: Context, at: Value, op_type: str, axis: int) -> tuple[Nod
     whole, part = shape_of(at), shape_of(weight)
     if weight is None or not context.is_weight(weight) or whole is None or part is None:
         return None
+    # LayerNormalization and RMSNormalization take weights of the normalized axes only.
     return (user, weight) if part == whole[axis:] else None
 
 
@@ -94,6 +98,7 @@ def layer_norm(context: Context, node: Node) -> Match | None:
     if x is None or axis is None:
         return None
     subs = [u for u in node.outputs[0].consumers if is_op(u, "Sub")]
+    # The mean disappears with the match, so that every user must be a part of it.
     if len(subs) != len(node.outputs[0].consumers) or not subs:
         return None
     if any(sub.inputs != (x, node.outputs[0]) for sub in subs) or len(subs) > 2:
@@ -103,6 +108,7 @@ def layer_norm(context: Context, node: Node) -> Match | None:
         square = next((u for u in centered.consumers if _is_square(u, context, centered)), None)
         if square is None:
             continue
+        # With two differences, one is squared and the other one is divided by the root.
         top = subs[0] if len(subs) == 1 or subs[1] is sub else subs[1]
         found = _root(context, square, axis)
         if found is None:
@@ -181,6 +187,7 @@ def softmax(context: Context, node: Node) -> Match | None:
     rank = len(shape_of(x) or ())
     axis = _last_axes(context, node, rank) if rank else None
     minus = context.sole_user(node.outputs[0], "Sub")
+    # Softmax reduces one axis, and the chain may reduce several.
     if axis is None or axis != rank - 1 or minus is None:
         return None
     exp = context.sole_user(minus.outputs[0], "Exp")

@@ -58,8 +58,10 @@ def split_dequantize(graph: Graph) -> Graph:
             continue
         made = node.outputs[0]
         users = list(dict.fromkeys(made.uses))
+        # The value must exist as it is for the caller, or in a body, which captures it.
         if made in outputs or any(user.captures for user in users):
             continue
+        # The first user keeps the original node.
         for user in users[1:]:
             user.inputs = tuple(_copy(node) if v is made else v for v in user.inputs)
     return Graph(
@@ -202,6 +204,7 @@ def _bias(
         return None
     made = produced_by(bias.scale, "Mul")
     if made is not None and set(made.inputs) == {x.scale, w.scale} and bias.zero is None:
+        # The product of the scales disappears with the match, so that nothing else may read it.
         alone = context.sole_user(bias.scale) is producer
         return ([made, producer], bias.source, None) if alone else None
     arrays = [context.array(v) for v in (bias.scale, x.scale, w.scale)]
@@ -212,6 +215,8 @@ def _bias(
         if zero is None or zero.any():
             return None
     own, left, right = (np.asarray(a, np.float32).reshape(-1) for a in arrays)
+    # Exporters round the product of the scales to float32 (6e-8 relative); 1e-5 is an estimate that
+    # accepts a few such roundings.
     same = np.allclose(own, left * right, rtol=1e-5, atol=0)
     return [producer], bias.source, None if same else bias.scale
 
@@ -232,6 +237,8 @@ def product(context: Context, node: Node) -> Match | None:
         return None
     if len(shape_of(node.inputs[1]) or ()) != 2 or node.attrs.get("transA", 0):
         return None
+    # The factors would apply to the sums before they are scaled, which the integer kernels do not
+    # do.
     if any(float(node.attrs.get(name, 1.0)) != 1.0 for name in ("alpha", "beta")):
         return None
     shape = shape_of(node.inputs[2]) if len(node.inputs) > 2 else None
@@ -256,6 +263,7 @@ def _product(context: Context, node: Node, op_type: str, axis: int, rank: int) -
     w = dequantize_before(context, node.inputs[1])
     if x is None or w is None or not x.is_per_tensor or not w.has_scales_along(axis, rank):
         return None
+    # The kernels read B in a packed form that is computed from a weight.
     if not context.is_weight(w.source) or context.is_weight(x.source):
         return None
     chain = _chain(context, node)
@@ -291,6 +299,8 @@ def _equal(context: Context, first: _Conversion, second: _Conversion) -> bool:
 @pattern("quantized", "MaxPool", *_MOVES, needs=("DequantizeLinear",))
 def move(context: Context, node: Node) -> Match | None:
     """Match an operator that only moves or picks elements, between equal scales."""
+    # MaxPool picks the same element before and after a conversion with a positive scale, because
+    # the conversion is monotonic.
     pool = node.op_type == "MaxPool"
     if not node.inputs or len(node.outputs) != 1 or (pool and is_before(node, 8)):
         return None

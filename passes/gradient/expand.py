@@ -73,6 +73,7 @@ def _find(node: Node, name: str, named: dict[str, Value], done: dict[Value, Valu
     value = named.get(name)
     if value is None:
         raise ModelError(f"node {node.name!r} (Gradient): the graph has no value named {name!r}")
+    # A name may be that of another Gradient node's output: derivatives of derivatives.
     return done.get(value, value)
 
 
@@ -101,6 +102,8 @@ def _between(target: Value, stops: Iterable[Value]) -> list[Node]:
         if node in seen:
             continue
         seen.add(node)
+        # The stack visits a node again after its producers, because recursion would be limited by
+        # the depth of the graph.
         stack.append((node, True))
         for value in node.sources:
             if value not in stop and value.producer is not None and value.producer not in seen:
@@ -120,6 +123,8 @@ def _expanded(node: Node, named: dict[str, Value], done: dict[Value, Value]) -> 
         )
     at = {old: new for old, new in zip(wanted, inputs, strict=True) if new is not None}
     steps = _between(target, wanted)
+    # The standard lets the inputs be other values than the named ones: the derivative is then taken
+    # at these values, by a copy of the graph between them.
     if any(old is not new for old, new in at.items()):
         steps, target = _copied(steps, target, at)
     xs = [at[value] for value in wanted[: len(names)]]
@@ -167,9 +172,12 @@ def _backwards(
     """
     active = set(xs)
     for step in steps:
+        # Nodes that do not depend on the variables need no rule, and none is built for them.
         if step.op_type not in CONSTANT and any(value in active for value in step.sources):
             active.update(step.outputs)
     grads: dict[Value, Value] = {target: ones_like(target)}
+    # When a node is visited, all its users have added their derivatives, since the nodes are in
+    # topological order.
     for step in reversed(steps):
         arrived = [grads.get(output) for output in step.outputs]
         if not any(output in active for output in step.outputs) or not any(arrived):
@@ -185,5 +193,6 @@ def _backwards(
             if value is None or grad is None or value not in active:
                 continue
             known = grads.get(value)
+            # A value that several nodes read gets the sum of their derivatives.
             grads[value] = grad if known is None else op("Add", known, grad)
     return [grads[x] if x in grads else zeros_like(x) for x in xs]

@@ -80,11 +80,15 @@ def sum_to(grad: Value, like: Value) -> Value:
     if isinstance(like.type, TensorType) and like.type.is_static and grad.type == like.type:
         return grad
     shape, wanted = op("Shape", grad), op("Shape", like)
+    # The shapes may be known at run time only, so that the axes are computed by nodes: broadcasting
+    # aligns shapes at the end.
     missing = op("Unsqueeze", op("Sub", op("Size", shape), op("Size", wanted)), [0])
     ones = op("ConstantOfShape", missing, value=np.array([1], np.int64))
     full = op("Concat", ones, wanted, axis=0)
     repeated = op("NonZero", op("Not", op("Equal", full, shape)))
     axes = op("Reshape", repeated, [-1])
+    # Without broadcast axes the sum must be the derivative itself; by default, empty axes reduce
+    # all.
     total = op("ReduceSum", grad, axes, keepdims=1, noop_with_empty_axes=1)
     return op("Reshape", total, wanted)
 
@@ -204,6 +208,8 @@ def _gemm(of: Vjp) -> Sequence[OptionalValue]:
     a, b, dy = of.input(0), of.input(1), of.grad
     left, right = int(options["transA"]), int(options["transB"])
     scaled = op("Mul", dy, _number(float(options["alpha"]), dy))
+    # dA is dC B^T for C = A B. If A is transposed, the derivative of its stored form is the
+    # transpose of that, which is a product with exchanged operands.
     if left:
         da = op("Gemm", b, scaled, transA=right, transB=1)
     else:
@@ -261,6 +267,7 @@ def _concat(of: Vjp) -> Sequence[OptionalValue]:
 
 
 def _split(of: Vjp) -> Sequence[OptionalValue]:
+    # Outputs that the target does not depend on have no derivative, but Concat needs their place.
     filled = [
         zeros_like(y) if g is None else g for y, g in zip(of.node.outputs, of.grads, strict=True)
     ]
@@ -268,6 +275,7 @@ def _split(of: Vjp) -> Sequence[OptionalValue]:
 
 
 def _softmax(of: Vjp) -> Sequence[OptionalValue]:
+    # Softmax then normalized over all axes from its own on.
     if is_before(of.node, 13):
         raise UnsupportedOpError(
             f"the derivative of {of.node.op_type} before opset 13 is not defined"
@@ -293,6 +301,7 @@ def _gather(of: Vjp) -> Sequence[OptionalValue]:
     if int(of.node.attrs.get("axis", 0)) != 0:
         raise UnsupportedOpError("the derivative of Gather is defined along axis 0 only")
     rows = op("Cast", op("Unsqueeze", indices, [-1]), to=ONNX_DTYPE["int64"])
+    # An index may appear several times; its rows' derivatives are added.
     return [op("ScatterND", zeros_like(x), rows, dy, reduction="add"), None]
 
 

@@ -91,6 +91,7 @@ def _window(node: Node, kernel: Sequence[int], x: Value, y: Value) -> _Window:
         starts = [0] * rank
     else:
         needed = [max(r - n, 0) for r, n in zip(reach, sizes, strict=True)]
+        # The standard puts the odd pad at the end for SAME_UPPER and at the begin for SAME_LOWER.
         starts = [(n + (auto == "SAME_LOWER")) // 2 for n in needed]
     ends = [r - n - b for r, n, b in zip(reach, sizes, starts, strict=True)]
     return _Window(list(kernel), strides, dilations, starts, ends)
@@ -102,6 +103,8 @@ def _conv(of: Vjp) -> Sequence[OptionalValue]:
     groups, rank = int(attributes(of.node)["group"] or 1), len(sizes) - 2
     window = _window(of.node, weight[2:], x, of.output)
     dx = op("ConvTranspose", dy, w, group=groups, **window.options)
+    # Negative pads cut the elements that no window reaches; with them the convolution below would
+    # have a larger result than the weight.
     wide = op("Pad", x, [0, 0, *window.starts, 0, 0, *window.ends])
     space = _static(wide, "Conv")[2:]
     each = sizes[1] // groups
@@ -111,8 +114,11 @@ def _conv(of: Vjp) -> Sequence[OptionalValue]:
     swapped = op("Transpose", split, perm=[2, 1, 0, *(d + 1 for d in spatial)])
     rows = op("Reshape", swapped, [each, groups * sizes[0], *space])
     columns = op("Transpose", dy, perm=[1, 0, *spatial])
+    # An element of the weight moves over the image in steps of the dilation, and meets the outputs
+    # in distances of the stride: the two change places.
     steps = {"strides": window.dilations, "dilations": window.strides}
     found = op("Conv", rows, columns, group=groups, **steps)
+    # The batch of the convolution was the weight's second axis.
     dw = op("Transpose", found, perm=[1, 0, *spatial])
     if len(of.node.inputs) < 3 or of.node.inputs[2] is None:
         return [dx, dw]
@@ -154,13 +160,19 @@ def _counts(
         first = -window.starts[axis] if include else 0
         counted = ((taps >= first) & (taps < last)).sum(1)
         total = total * counted.reshape([-1 if d == axis else 1 for d in range(rank)])
+    # A window that lies in the pads only counts no element; its derivative reaches none, and 1
+    # avoids a division by 0.
     return np.maximum(total, 1).astype(np.float32)
 
 
 def _max_pool(of: Vjp) -> Sequence[OptionalValue]:
     """Add the derivative of each window to that of its largest element."""
     x, dy = of.input(0), of.grad
+    # Column-major indices would not be those of the row-major array that the derivatives are added
+    # to.
     options = {k: v for k, v in of.node.attrs.items() if k != "storage_order"}
+    # The second output, the indices, exists since opset 8; a new node computes it, as the given one
+    # may have only one output.
     pooled = Node("MaxPool", [x], outputs=2, version=max(of.node.version, 12), attrs=options)
     for made in pooled.outputs:
         made.type = of.output.type
