@@ -138,6 +138,8 @@ def _stack_maker(declaration: Any) -> Any:
     kind = ir.ArrayType(I64, -(-declaration.block_words // _ROUND) * _ROUND)
 
     def codegen(_context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
+        # The slot is allocated in the entry block, so that a call in a loop does not enlarge the
+        # stack in every iteration.
         slot = cgutils.alloca_once_value(builder, ir.Constant(kind, None))
         slot.align = 64
         return builder.ptrtoint(slot, I64)

@@ -75,6 +75,8 @@ class WordBlock:
                     fields[name] = (width + index, kind)
                 width += parent.block_words
         for name, kind in vars(cls).get("__annotations__", {}).items():
+            # Without the future import, annotations are objects, of which `Address` and `Triple`
+            # are the same: `Any`.
             if not isinstance(kind, str):
                 raise TypeError(
                     f"{cls.__name__}.{name}: the kinds of fields are words; write "
@@ -84,6 +86,8 @@ class WordBlock:
                 continue
             if kind not in _WIDTHS:
                 raise TypeError(f"{cls.__name__}.{name} is {kind}; it must be one of {[*_WIDTHS]}")
+            # The number of values of kind "Words" is not declared, so that a later field has no
+            # fixed index.
             if any(previous == "Words" for _, previous in fields.values()):
                 raise TypeError(f"{cls.__name__}.{name} follows a field of kind Words")
             fields[name] = (width, cast("Kind", kind))
@@ -137,6 +141,7 @@ class KernelArguments(WordBlock):
         words = list(type(self)._values(self.__dict__))
         for k in self._floats:
             words[k] = float(words[k])
+        # The last sequence is expanded first, so that the indices of the others stay valid.
         for k in self._sequences:
             words[k : k + 1] = words[k]
         return words

@@ -71,6 +71,8 @@ def _dot4_by_pairs(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     words = ir.VectorType(I16, 2 * int(sums.type.count))
     eight = ir.Constant(words, [8] * words.count)
     a, b = builder.bitcast(a, words), builder.bitcast(b, words)
+    # Bytes of A are unsigned and those of B signed: A's are extended by zeros, B's by an arithmetic
+    # shift of the upper half.
     even = builder.and_(a, ir.Constant(words, [255] * words.count))
     sums = builder.add(
         sums, emit_pair_products(builder, even, builder.ashr(builder.shl(b, eight), eight))
@@ -92,6 +94,7 @@ def emit_pair_products(builder: Any, a: Any, b: Any) -> Any:
     names = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
     if lanes in names and lanes <= host.pmaddwd_lanes():
         return call_intrinsic(builder, f"llvm.x86.{names[lanes]}", wide, [a, b])
+    # Without the instruction: the product of two 16-bit integers fits in 32 bits.
     full = ir.VectorType(I32, 2 * lanes)
     product = builder.mul(builder.sext(a, full), builder.sext(b, full))
     even = shuffle_vectors(builder, product, None, range(0, 2 * lanes, 2))

@@ -155,6 +155,7 @@ class Emit:
 
         LLVM then neither rewrites it in terms of other values nor derives others from it.
         """
+        # An empty assembly text with one register as input and output emits no instruction.
         kind = ir.FunctionType(I64, [I64])
         return self.b.call(ir.InlineAsm(kind, "", "=r,0"), [value])
 
@@ -196,6 +197,7 @@ class Emit:
             slots: Results of `variable` that hold vectors.
         """
         few = not has_32_registers() or self.lanes * self.item < isa().vector_bytes
+        # The constraint "x" below names x86's vector registers.
         if not few or self.lanes == 1 or architecture() != "x86_64":
             self.fence()
             return
@@ -223,6 +225,7 @@ class Emit:
 
     def variable(self, value: Any) -> Any:
         """Return a stack slot that holds ``value``; LLVM turns it into registers (mem2reg)."""
+        # LLVM turns slots into registers (mem2reg) only if they are allocated in the entry block.
         with self.b.goto_entry_block():
             slot = self.b.alloca(value.type)
         self.b.store(value, slot)

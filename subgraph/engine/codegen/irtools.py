@@ -178,6 +178,7 @@ def splat_value(builder: Any, value: Any, lanes: int) -> Any:
         lanes: Elements of the vector.
     """
     ty = ir.VectorType(value.type, lanes)
+    # LLVM recognizes this pair of instructions as one broadcast.
     undef = ir.Constant(ty, ir.Undefined)
     first = builder.insert_element(undef, value, I32(0))
     return shuffle_vectors(builder, first, None, [0] * lanes)
@@ -222,7 +223,10 @@ def f32_to_bf16(builder: Any, value: Any) -> Any:
     wide, narrow = (_vector_like(value.type, t) for t in (I32, I16))
     bits = builder.bitcast(value, wide)
     odd = builder.and_(builder.lshr(bits, wide(_fill(wide, 16))), wide(_fill(wide, 1)))
+    # Adding just below half of the last kept bit, plus that bit, rounds ties to even.
     rounded = builder.add(bits, builder.add(odd, wide(_fill(wide, 0x7FFF))))
+    # Rounding would carry a NaN of large mantissa into the sign, and truncation could make one of
+    # small mantissa infinite.
     quiet = builder.or_(bits, wide(_fill(wide, 0x400000)))
     nan = builder.fcmp_unordered("uno", value, value)
     chosen = builder.select(nan, quiet, rounded)
@@ -405,6 +409,7 @@ def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
         b: Second factor.
         c: Addend.
     """
+    # LLVM replaces llvm.fma by a call of the C library where there is no such instruction.
     name = "fma" if host.isa().fma else "fmuladd"
     return call_intrinsic(builder, f"llvm.{name}.{suffix(a.type)}", a.type, [a, b, c])
 
@@ -441,6 +446,8 @@ def emit_compare(builder: Any, op: str, dtype: str, a: Any, b: Any) -> Any:
         b: Right operand.
     """
     if is_float(dtype):
+        # Unordered comparisons hold for NaN, ordered ones do not, as IEEE 754 requires of != and
+        # the others.
         compare = builder.fcmp_unordered if op == "!=" else builder.fcmp_ordered
         return compare(op, a, b)
     return (builder.icmp_signed if is_signed(dtype) else builder.icmp_unsigned)(op, a, b)

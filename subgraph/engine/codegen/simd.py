@@ -306,6 +306,7 @@ class Vec:
 
     def _stream(self, builder: Any, _context: Any, args: Sequence[Any]) -> None:
         stored = builder.store(args[1], pointer(builder, args[0], self.llvm))
+        # Without this alignment LLVM must not use the instruction that writes past the caches.
         stored.align = self.itemsize * self.lanes
         stored.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
 
@@ -333,6 +334,7 @@ class Vec:
 
     def _gather(self, builder: Any, _context: Any, args: Sequence[Any]) -> Any:
         base, index, mask = args
+        # Bytes of an offset may exceed 32 bits although the index does not.
         offsets = builder.sext(index, ir.VectorType(I64, self.lanes))
         scale = splat_value(builder, I64(self.itemsize), self.lanes)
         addresses = builder.add(splat_value(builder, base, self.lanes), builder.mul(offsets, scale))
@@ -365,6 +367,8 @@ class Vec:
         def emit(builder: Any, a: Any, b: Any) -> Any:
             chosen = builder.select(emit_compare(builder, op, self.dtype, a, b), a, b)
             if is_float(self.dtype):
+                # The comparison is false if either operand is NaN and then chooses b, so that only
+                # a NaN in a is still missing.
                 chosen = builder.select(builder.fcmp_unordered("uno", a, a), a, chosen)
             return chosen
 

@@ -137,6 +137,7 @@ class _Strip(_Tiles):
             with e.when(e.b.icmp_signed("!=", e.get(res), e.const(0))):
                 e.step(res, moved)
         if self.fetch is not None:
+            # The tiles of the next call, of another height, continue the prefetches.
             self.fetch.store_position(self.t)
 
     def sums(self, first: Any) -> None:
@@ -149,6 +150,7 @@ class _Strip(_Tiles):
                 self.round(e.get(a), e.get(w), self.steps)
                 e.step(a, word["inner_a"])
                 e.step(w, word["inner_b"])
+            # Only sums over blocks of channels have a block that is not full.
             if self.steps == e.lanes:
                 self.rest(a, w, word["last_steps"])
             e.step(at_a, word["outer_a"])
@@ -200,11 +202,14 @@ class _Windows(_Tiles):
             at = e.variable(e.const(0))  # bytes of outputs before the tile
             with e.loop(word["outer_count"]) as left:
                 ends = b.icmp_signed("==", left, e.const(1))
+                # The last tile begins so far back that it is full: it overlaps the previous one and
+                # stores the same values again, so that all tiles of a row have one height.
                 here = b.select(ends, word["inner_count"], e.get(at))
                 before = b.sub(word["left"], self.passed(here))
                 after = b.sub(word["right"], self.passed(b.sub(word["inner_count"], here)))
                 a = b.add(e.get(row), b.mul(here, e.const(self.step)))
                 res = e.get(res_row)
+                # 0 means that there is no residual, so that it must stay 0.
                 moved = b.select(b.icmp_signed("!=", res, e.const(0)), here, e.const(0))
                 self.tile(
                     b.add(e.get(c_row), here),
@@ -257,6 +262,7 @@ class _Windows(_Tiles):
         pixels = (self.rows - 1) * self.step + self.taps
         for p in range(pixels):
             users = [i for i in range(self.rows) if 0 <= p - i * self.step < self.taps]
+            # With strides above the window's size, some pixels are in no window.
             if not users:
                 continue
             value = e.load(self.pixel(row, p, pixels - 1 - p, before, after))
@@ -280,6 +286,7 @@ class _Windows(_Tiles):
         """
         e, b = self.e, self.e.b
         at = b.add(row, e.const(p * self.vector))
+        # At most half a window lies outside at each end, so that other pixels need no comparison.
         if p < self.taps // 2:
             at = b.select(b.icmp_signed(">", before, e.const(p)), self.w["zeros"], at)
         if from_end < self.taps // 2:

@@ -122,6 +122,8 @@ class _Tile:
         self.w = {name: e.word(t, name) for name in _LOOP_WORDS}
         self.mask = e.tail_mask(e.word(t, "tail")) if masked else None
         b, vector = e.b, self.right_bytes
+        # One comparison tests all three strides: the differences are combined bit by bit, and are 0
+        # only if every stride is that of an operand without gaps.
         gaps = b.or_(
             b.xor(self.w["a_step"], e.const(e.item)),
             b.or_(
@@ -161,6 +163,8 @@ class _Tile:
         if self.mix is not None:
             addend, copy, sign = self.mix
             e, b = self.e, self.e.b
+            # The sum is stored on the way, so that the tiles of the next rows read one matrix
+            # instead of adding again.
             value = e.fma(sign, e.load(b.add(address, addend)), e.load(address))
             e.store(value, b.add(address, copy))
             return value
@@ -226,6 +230,7 @@ class _Tile:
                             bv = b.add(bv, w["b_step"])
                         e.put(a3, av)
                         e.put(b3, bv)
+                    # The remainder does not prefetch: `TileBlock.pace` is for two steps.
                     with e.loop(b.and_(rest, e.const(_UNROLL - 1))):
                         k_step(e.get(a3), e.get(b3))
                         e.step(a3, w["a_step"])
@@ -264,6 +269,7 @@ class _Tile:
             # as long as that of the sums.
             av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
             for number in range(unroll):
+                # A single step does not prefetch: `TileBlock.pace` is for two steps.
                 if unroll > 1:
                     self.prefetch_step(number)
                 dense_step(av, bv, number)
@@ -273,6 +279,8 @@ class _Tile:
         with e.loop(b.ashr(count, e.const(e.lanes.bit_length() - 1))):
             run(e.lanes)
         with e.when(e.flag(count, e.lanes - 1)):
+            # The remainder is the sum of some powers of two, each of which is emitted once, without
+            # a loop.
             left = e.lanes // 2
             while left:
                 with e.when(e.flag(count, left)):
@@ -296,6 +304,7 @@ class _Tile:
         flags = e.word(t, "flags")
         with e.when(e.flag(flags, F_LO)):
             lo = e.word_splat(t, "low")
+            # An ordered comparison is false for NaN, so that NaN passes both bounds.
             self.each(lambda i, j, v: b.select(b.fcmp_ordered(">", lo, v), lo, v))
         with e.when(e.flag(flags, F_HI)):
             hi = e.word_splat(t, "high")
@@ -330,6 +339,8 @@ class _Tile:
 def _emit_contraction(tile: _Tile, twice: bool) -> None:
     """Emit a contraction tile of one size; ``twice`` as in `contraction`."""
     e, b, w, acc, mr, nv = tile.e, tile.e.b, tile.w, tile.acc, tile.mr, tile.nv
+    # The prefetches come first, so that the lines have arrived when the epilogue reads them after
+    # the loops.
     tile.prefetch_outputs()
     if not twice:
         tile.start()
@@ -345,6 +356,7 @@ def _emit_contraction(tile: _Tile, twice: bool) -> None:
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
             e.fence_values(acc[i])
 
+    # Taller tiles need several address registers for a step (`FEW_ROWS`).
     few_rows = mr <= FEW_ROWS
     offsets = e.multiples(w["a_row"], mr) if few_rows else []
 
@@ -404,6 +416,7 @@ def _emit_depthwise(tile: _Tile) -> None:
             e.put(at_b, b.add(at, e.const(_TAPS * vector)))
         return b.sub(steps, b.mul(rounds, e.const(_TAPS)))
 
+    # `windows` loads whole vectors, which a masked tile must not.
     tile.loops(k_step, windows if tile.mask is None else None)
     tile.finish()
 
@@ -516,9 +529,11 @@ def size_switch(
     @intrinsic
     def tiles(typingctx: Any, block: Any, rows: Any, vectors: Any, count: Any) -> tuple[Any, Any]:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            # Rows and vectors together make one index, so that one jump table selects the function.
             most = max(rows for rows, _ in sizes) + 1
             index = builder.add(builder.mul(args[2], I64(most)), args[1])
             done = builder.append_basic_block("tile_done")
+            # A size that was not compiled does nothing; kernels take their sizes from `row_counts`.
             switch = builder.switch(index, done)
             for r, v in sizes:
                 function = define(builder.module, r, v)
@@ -543,6 +558,7 @@ def stack_words(count: int) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             kind = ir.ArrayType(I64, count)
             slot = cgutils.alloca_once_value(builder, ir.Constant(kind, None))
+            # A block that begins on a cache line (64 bytes) occupies as few lines as possible.
             slot.align = 64
             return builder.ptrtoint(slot, I64)
 

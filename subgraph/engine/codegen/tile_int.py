@@ -163,6 +163,8 @@ class Requantizer:
             order: For each byte the index of its value.
         """
         b = self.b
+        # The comparison is false for NaN, which becomes the upper bound; its conversion to an
+        # integer would be undefined.
         values = [b.select(b.fcmp_ordered("<", v, self.high), v, self.high) for v in values]
         if self.lanes == 8 and host.has_saturating_packs():
             return self._packed_lanes(values, order)
@@ -199,6 +201,8 @@ class Requantizer:
         short = call_intrinsic(b, "llvm.sadd.sat.v16i16", words, [short, zero])
         name = "packuswb" if self.output == "uint8" else "packsswb"
         packed = call_intrinsic(b, f"llvm.x86.avx2.{name}", bytes_, [short, short])
+        # AVX2 packs each 128-bit lane by itself, so that groups of four bytes have to be put in
+        # order.
         four = [0, 4, 1, 5] if order[4] == 4 else [0, 1, 4, 5]
         quads = b.bitcast(packed, ir.VectorType(I32, 8))
         found = b.bitcast(shuffle_vectors(b, quads, None, four), ir.VectorType(I8, BLOCK))
@@ -261,6 +265,7 @@ class _IntegerTile:
         b, kind, bias = e.b, ir.VectorType(I32, e.lanes), e.word(t, "bias")
         start = [load_at(b, b.add(bias, I64(4 * e.lanes * j)), kind, 4) for j in range(vectors)]
         self.acc = [[e.variable(start[j]) for j in range(vectors)] for _ in range(rows)]
+        # `pairs` reads A less its zero point, so that its sums need no correction.
         if flavour != "pairs":
             _subtract_zero_points(e, t, self.acc)
         row = e.word(t, "a_row")
@@ -278,6 +283,7 @@ class _IntegerTile:
             for name in ("outer", "middle", "inner"):
                 left = loops.enter_context(e.loop(e.word(t, f"{name}_count")))
                 if name == "outer":
+                    # Only the last block of channels may be shorter than the others.
                     steps = b.select(b.icmp_signed("==", left, I64(1)), last, steps)
                 loops.callback(_move, e, t, at[-1], f"{name}_a")
                 at.append(e.variable(e.get(at[-1])))
@@ -343,6 +349,8 @@ class _IntegerTile:
 
     def replace_products(self, sums: Any, x: Any, column: Any) -> Any:
         """Return sums with the exact products of a step instead of those that may saturate."""
+        # Sums of 32 bits are exact modulo 2**32, so that the saturated value can be subtracted
+        # again.
         saturating = emit_saturating_products(self.e.b, x, column)
         return self.e.b.sub(emit_dot4(self.e.b, sums, x, column), saturating)
 
@@ -392,6 +400,7 @@ def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
     end = Requantizer(b, lanes, output, (e.word(t, "low"), e.word(t, "high"), e.word(t, "zero")))
     scale, shift = e.word(t, "scale"), e.word(t, "shift")
     scales = [load_at(b, b.add(scale, I64(4 * lanes * j)), end.real, 4) for j in range(vectors)]
+    # Without a shift, zeros are added: one code serves both cases.
     slots = [e.variable(end.real(None)) for _ in range(vectors)]
     with e.when(b.icmp_signed("!=", shift, I64(0))):
         for j in range(vectors):

@@ -119,6 +119,8 @@ def tile_shape(lanes: int, registers: int) -> tuple[int, int]:
         lanes: Elements of a vector.
         registers: Number of vector registers.
     """
+    # 14 x 2 sums, 2 vectors of B and 1 of A are 31 of 32 registers; 6 x 2 sums and the same
+    # operands are 15 of 16.
     if registers >= 32 and lanes > 1:
         return 14, 2
     return (6, 2) if lanes > 1 else (4, 2)
@@ -138,8 +140,10 @@ def tile_rows(left: int, mr: int) -> int:
     """
     tiles = (left + mr - 1) // mr
     rows = (left + tiles - 1) // tiles
+    # Odd heights above 8 are not compiled (`row_counts`).
     if rows <= 8 or rows % 2 == 0:
         return rows
+    # One row more is possible only if the next tile has a row to give; a single tile becomes two.
     return rows + 1 if rows < left else (rows + 1) // 2
 
 

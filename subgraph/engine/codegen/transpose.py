@@ -99,6 +99,7 @@ def transposer(dtype: str, lanes: int) -> Any:
             count = builder.select(inside, width, I64(0))
             at = builder.select(inside, builder.add(source, builder.mul(step, I64(i))), source)
             rows.append(v.emit_load(builder, at, first_lanes(builder, count, lanes)))
+        # A row of the target has as many elements as the source has rows.
         wanted = first_lanes(builder, height, lanes)
         for i, row in enumerate(emit_transpose(builder, rows, v.itemsize)):
             with builder.if_then(builder.icmp_signed(">", width, I64(i))):

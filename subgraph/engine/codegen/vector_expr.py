@@ -209,6 +209,7 @@ class Expr:
     def scaled(self, exponent: Any) -> Expr:
         """Return ``self * 2**exponent`` of an integer vector (AVX-512: one instruction)."""
         narrow = ir.VectorType(I32, self.value.type.count)
+        # The exponents passed to llvm.ldexp have 32 bits for both formats.
         if self.format.bits == 64:
             exponent = self.builder.trunc(exponent, narrow)
         ty = self.value.type

@@ -213,6 +213,7 @@ def _sigmoid(x: Expr) -> Expr:
         bounded = x.at_most(x.format.exp_normal)
         quotient = x.const(1.0) / (_exp_unbounded(bounded, -1.0) + 1.0)
         return x.const(0.0).where(x.compare("<", -x.format.exp_normal), quotient)
+    # The exponent is never positive, so that nothing overflows; both signs share the denominator.
     e = _exp(-x.abs())
     numerator = x.const(1.0).where(x.compare(">=", 0.0), e)
     return numerator / (e + 1.0)
@@ -236,9 +237,13 @@ def _log(x: Expr) -> Expr:
     f = x.format
     tiny = x.compare("<", f.least_normal)
     lift = f.mantissa + 1
+    # Subnormal numbers have no exponent of their own; they are scaled to normal ones, and the
+    # exponent is corrected below.
     y = (x * 2.0**lift).where(tiny, x)
     lifted = x.const(float(-lift)).where(tiny, 0.0)
     builder = x.builder
+    # Subtracting the bits of the root of 1/2 makes the exponent that of a quotient between the
+    # roots of 1/2 and 2, which is where the polynomials hold.
     offset = builder.sub(y.bits(), x.integer(f.sqrt_half))
     exponent = builder.ashr(offset, x.integer(f.mantissa))
     moved = builder.sub(y.bits(), builder.shl(exponent, x.integer(f.mantissa)))
@@ -269,9 +274,12 @@ def _log_near_one(g: Expr, n: Expr) -> Expr:
 def _log1p(x: Expr) -> Expr:
     """Return log(1 + x) as log(u) + (x - (u - 1)) / u, where u is 1 + x rounded."""
     u = x + 1.0
+    # ``x - (u - 1)`` is what the rounding of ``1 + x`` lost; divided by u it is the first-order
+    # change of the logarithm.
     correction = (x - (u - 1.0)) / u
     infinite = u.compare("==", math.inf)
     result = _log(u) + x.const(0.0).where(infinite, correction)
+    # At the pole the correction is 0 / 0.
     pole = x.compare("==", -1.0)
     result = x.const(-math.inf).where(pole, result)
     return x.where(x.abs().compare("<", 2.0**-30 if x.format.single else 2.0**-60), result)

@@ -80,6 +80,7 @@ def atan(x: Expr) -> Expr:
         return x.libm("atan")
     a = x.abs()
     large = a.compare(">", 1.0)
+    # ``atan(a) = pi / 2 - atan(1 / a)`` limits the polynomial's range to 1.
     t = (1.0 / a).where(large, a)
     square = t * t
     angle = (square * t).fma(square.polynomial(_ATAN), t)
@@ -99,6 +100,7 @@ def acos(x: Expr) -> Expr:
     if not x.format.single:
         return x.libm("acos")
     near, far = _asin_and_acos(x)
+    # For negative x, ``acos(x) = pi - acos(-x)``.
     opposite = _complement(far) + x.const(_RIGHT)
     far = opposite.where(x.compare("<", 0.0), far)
     return _complement(near.copysign(x)).where(x.abs().compare("<=", 0.5), far)
@@ -117,6 +119,7 @@ def sincos(x: Expr, quarter: int) -> Expr:
     z = r * r
     sine = (-z.polynomial(_SIN)).fma(z * r, r)
     cosine = (-z.polynomial(_COS)).fma(z, 1.0)
+    # The last two bits of the number of quarter turns select the function and the sign.
     step = builder.add(integer, d.integer(quarter))
     swap = builder.icmp_signed("!=", builder.and_(step, d.integer(1)), d.integer(0))
     flip = builder.icmp_signed("!=", builder.and_(step, d.integer(2)), d.integer(0))
@@ -140,6 +143,7 @@ def _beyond(x: Expr, near: Expr, name: str) -> Expr:
     whole = ir.IntType(x.value.type.count)
     any_far = builder.icmp_unsigned("!=", builder.bitcast(far, whole), whole(0))
     before = builder.block
+    # The C library is called lane by lane, so that vectors without such an argument skip it.
     with builder.if_then(any_far, likely=False):
         called = x.libm(name)
         chosen = called.where(far, near)

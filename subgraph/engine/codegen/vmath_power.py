@@ -49,13 +49,16 @@ def power_single(x: Expr, y: Expr) -> Expr:
     size = x.like(builder.fptrunc(_exp2(widened(y) * _log2(widened(x.abs()))).value, ty))
     whole = y.compare("==", y.libm("trunc"))
     half = y * 0.5
+    # A negative base keeps its sign for odd exponents; sizes are computed from |x|.
     odd = builder.and_(whole, half.compare("!=", half.libm("trunc")))
     negative = builder.icmp_signed("<", x.bits(), x.integer(0))
     result = (-size).where(builder.and_(odd, negative), size)
     finite_negative = builder.and_(x.compare("<", 0.0), x.compare("!=", -math.inf))
+    # C's pow of a negative finite base is NaN unless the exponent is whole or infinite.
     between = builder.and_(builder.not_(whole), y.abs().compare("<", math.inf))
     result = x.const(math.nan).where(builder.and_(finite_negative, between), result)
     one = builder.or_(y.compare("==", 0.0), x.compare("==", 1.0))
+    # C defines 1 ** y and x ** 0 as 1 also for NaN, and (-1) ** infinity as 1.
     ones = builder.and_(x.abs().compare("==", 1.0), y.abs().compare("==", math.inf))
     return x.const(1.0).where(builder.or_(one, ones), result)
 
