@@ -73,7 +73,7 @@ def test_a_callback_that_raises_is_called_no_more(caplog: pytest.LogCaptureFixtu
     assert len(calls) == 1
     warnings = [r for r in caplog.records if "watch_compilation" in r.message]
     assert len(warnings) == 1
-    assert "KeyError: \"user's mistake\"" in warnings[0].message
+    assert 'KeyError: "user\'s mistake"' in warnings[0].message
     end()  # a second time does no harm
 
 
