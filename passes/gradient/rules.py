@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.dtypes import FLOATS
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import ONNX_DTYPE, TensorType
@@ -241,11 +242,20 @@ def _transpose(of: Vjp) -> Sequence[OptionalValue]:
 def _reduce(of: Vjp) -> Sequence[OptionalValue]:
     x, dy, y = of.input(0), of.grad, of.output
     axes: Any = of.node.inputs[1] if len(of.node.inputs) > 1 else of.node.attrs.get("axes")
-    if not attributes(of.node)["keepdims"]:
+    options = attributes(of.node)
+    keeps_all = bool(options.get("noop_with_empty_axes", 0))
+    if axes is None and keeps_all:
+        return [dy]
+    if not options["keepdims"]:
         if axes is None:
             dy = op("Reshape", dy, op("ConstantOfShape", op("Shape", op("Shape", x)), value=_ONE))
+        elif isinstance(axes, Value):
+            # Axes may be computed, and empty ones mean all or none, so that only a reduction that
+            # keeps them tells the shape.
+            kept = op("ReduceSum", x, axes, keepdims=1, noop_with_empty_axes=int(keeps_all))
+            dy = op("Reshape", dy, op("Shape", kept))
         else:
-            dy = op("Unsqueeze", dy, axes if isinstance(axes, Value) else list(axes))
+            dy = op("Unsqueeze", dy, list(axes))
     if of.node.op_type == "ReduceMean":
         count = op("Div", op("Size", x), op("Size", y))
         dy = op("Div", dy, op("CastLike", count, dy))
@@ -306,7 +316,32 @@ def _gather(of: Vjp) -> Sequence[OptionalValue]:
 
 
 def _cast(of: Vjp) -> Sequence[OptionalValue]:
+    """Return the derivative in the input's dtype; none of a result that is no float."""
+    result = of.output.type
+    if isinstance(result, TensorType) and result.dtype not in FLOATS:
+        return [None]
     return [op("CastLike", of.grad, of.input(0))]
+
+
+def _dropout(of: Vjp) -> Sequence[OptionalValue]:
+    """Return the derivative of Dropout: in training the mask divided by the kept share.
+
+    Raises:
+        UnsupportedOpError: The node may train and has no output for its mask.
+    """
+    inputs = (*of.node.inputs, None, None)
+    ratio, training = inputs[1:3]
+    if training is None:
+        return [of.grads[0]]
+    if len(of.node.outputs) < 2:
+        raise UnsupportedOpError(
+            f"the derivative of Dropout {of.node.name!r} in training needs its mask; give the node "
+            "a second output"
+        )
+    x, dy = of.input(0), of.grad
+    share = _number(0.5, x) if ratio is None else op("CastLike", ratio, x)
+    scale = op("Where", training, op("Reciprocal", _one_minus(share)), _number(1, x))
+    return [op("Mul", op("Mul", dy, op("CastLike", of.node.outputs[1], dy)), scale)]
 
 
 def _pass_on(of: Vjp) -> Sequence[OptionalValue]:
@@ -330,7 +365,7 @@ def _one_minus(x: Value) -> Value:
 
 RULES: Mapping[str, Rule] = {
     "Identity": _pass_on,
-    "Dropout": _pass_on,
+    "Dropout": _dropout,
     "Neg": _unary(lambda x, y: _number(-1, x)),
     "Exp": _unary(lambda x, y: y),
     "Log": _unary(lambda x, y: op("Reciprocal", x)),

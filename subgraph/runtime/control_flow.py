@@ -365,6 +365,12 @@ class _SequenceMap(_Repeated):
         # Inputs that are not sequences stay in this list for all items.
         items = list(inputs)
         sequences = [k for k in range(self.inputs) if isinstance(items[k], (list, tuple))]
+        lengths = [len(inputs[k]) for k in sequences]
+        if len(set(lengths)) > 1:
+            raise ShapeError(
+                f"node {self.node.name!r} (SequenceMap): its sequences have {lengths} items; all "
+                "must have the same number"
+            )
         for number in range(len(inputs[0])):
             for k in sequences:
                 items[k] = inputs[k][number]

@@ -48,7 +48,8 @@ def flex_attention(node: Node, bodies: Sequence[Run]) -> Run:
         precision = _precision(node, query)
         # Queries and keys are multiplied with the scale's root in the input's precision, as in
         # onnx.reference.
-        scale = node.attrs.get("scale") or 1.0 / np.sqrt(max(query.shape[3], 1))
+        scale = node.attrs.get("scale")
+        scale = 1.0 / np.sqrt(max(query.shape[3], 1)) if scale is None else scale
         root = query.dtype.type(np.sqrt(np.float32(scale)))
         keys = np.repeat(key, groups, axis=1) * root
         scores = np.matmul(query * root, keys.swapaxes(-1, -2)).astype(precision)

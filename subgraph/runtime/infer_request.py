@@ -80,7 +80,9 @@ class InferRequest:
         self._inputs: dict[str, Any] = {}
         self._callback: Callback | None = None
         self._callback_arguments = 0
-        self._callback_thread: int | None = None
+        # Threads that are in a callback of the request: a callback may start the request again, and
+        # that run's callback may begin before this one ends.
+        self._callback_threads: set[int] = set()
 
     def infer(self, inputs: Any = None, /, **named: Any) -> Results:
         """Run the model and return its results.
@@ -216,7 +218,8 @@ class InferRequest:
                 self._call_back(run, callback)
 
     def _call_back(self, run: _Run, callback: Callback) -> None:
-        self._callback_thread = threading.get_ident()
+        thread = threading.get_ident()
+        self._callback_threads.add(thread)
         try:
             callback(*(self, run.error)[: self._callback_arguments])
         except BaseException as error:
@@ -227,7 +230,7 @@ class InferRequest:
             else:
                 run.error.add_note(f"and its callback raised {type(error).__name__}: {error}")
         finally:
-            self._callback_thread = None
+            self._callback_threads.discard(thread)
             self._release(run)
 
     def _release(self, run: _Run) -> None:
@@ -259,7 +262,7 @@ class InferRequest:
         run = self._started()
         # `done` is set after the callback, so that a callback that waits for its own run would
         # never end.
-        inside_callback = self._callback_thread == threading.get_ident()
+        inside_callback = threading.get_ident() in self._callback_threads
         if not inside_callback and not run.done.is_set():
             with lent():
                 if not run.done.wait(timeout):

@@ -73,6 +73,11 @@ _SHAPED: dict[str, Callable[[Value], Value]] = {
     "flatten": lambda x: ops.Mul(ops.Flatten(x, axis=0), np.arange(6.0)),
     "transpose": lambda x: ops.Mul(ops.Transpose(x), np.arange(2.0)),
     "sum": lambda x: ops.Exp(ops.ReduceSum(x, [1], keepdims=0)),
+    "sum along no axis": lambda x: ops.Exp(ops.ReduceSum(x, noop_with_empty_axes=1, keepdims=0)),
+    "sum along empty axes": lambda x: ops.Exp(ops.ReduceSum(x, np.zeros(0, np.int64), keepdims=0)),
+    "mean along empty axes": lambda x: ops.Exp(
+        ops.ReduceMean(x, np.zeros(0, np.int64), keepdims=0, noop_with_empty_axes=1)
+    ),
     "mean": lambda x: ops.Exp(ops.ReduceMean(x)),
     "mean of all": lambda x: ops.Exp(ops.ReduceMean(x, keepdims=0)),
     "softmax": lambda x: ops.Mul(ops.Softmax(x), np.arange(3.0)),
@@ -85,6 +90,10 @@ _SHAPED: dict[str, Callable[[Value], Value]] = {
     "unsqueeze": lambda x: ops.Exp(ops.Unsqueeze(x, [0])),
     "max": lambda x: ops.Max(x, ops.Sin(x), np.array(0.1)),
     "cast": lambda x: ops.Cast(ops.Exp(ops.Cast(x, to=11)), to=11),
+    "cast to integers": lambda x: ops.Add(ops.Cast(ops.Cast(x, to=7), to=11), ops.Exp(x)),
+    "dropout in training": lambda x: ops.Mul(
+        ops.Dropout(ops.Sin(x), 0.25, np.array(True), seed=3, outputs=2)[0], np.arange(3.0)
+    ),
     "identity": lambda x: ops.Mean(ops.Identity(x), ops.Dropout(ops.Sin(x), outputs=1)),
 }
 
@@ -200,6 +209,15 @@ def test_what_has_no_derivative_is_refused_by_name() -> None:
     graph = sg.Graph([x], [_gradient(x, xs=["x"], y="y", outputs=1)])
     graph = sg.Graph([x], [*graph.outputs, y])
     with pytest.raises(sg.UnsupportedOpError, match="derivative of Det"):
+        sg.passes.apply_pass(graph, "ExpandGradient")
+
+
+def test_dropout_in_training_needs_its_mask() -> None:
+    x = sg.input("x", (2, 2), "float64")
+    y = ops.Dropout(x, 0.5, np.array(True), name="drop", outputs=1)
+    y.name = "y"
+    graph = sg.Graph([x], [_gradient(x, xs=["x"], y="y", outputs=1), y])
+    with pytest.raises(sg.UnsupportedOpError, match="'drop' in training needs its mask"):
         sg.passes.apply_pass(graph, "ExpandGradient")
 
 

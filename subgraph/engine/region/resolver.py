@@ -112,9 +112,9 @@ class Resolver:
             cause: The reason. The strategy that serves instead is counted in `chosen`.
         """
         key = strategy, cause
+        if key not in self._declined and len(self._declined) >= _MAX_CAUSES:
+            key = strategy, "other causes"
         if key not in self._declined:
-            if len(self._declined) >= _MAX_CAUSES:
-                key = strategy, "other causes"
             _LOG.info("region %r: %s declined: %s", self._name, strategy, cause)
         self._declined[key] += 1
 
