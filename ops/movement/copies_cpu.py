@@ -128,6 +128,8 @@ def emit_copy(
 @primitive
 def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
     """Emit the step of a copy."""
+    # A single element has no neighbour, so its strides are arbitrary; 1 selects the kernel of
+    # contiguous rows.
     if len(copy.dims) == 1 and copy.dims[0] == 1:
         copy = attrs.evolve(copy, origin=(1,), goal=(1,))
     if _emit_zip(low, copy) or _emit_transpose(low, copy):
@@ -186,6 +188,7 @@ def _emit_zip(low: Lowering, copy: StridedCopy) -> bool:
     else:
         return False
     lanes = min(16, low.lanes(UNSIGNED[item]))
+    # With more lanes than elements in a row, the loop for the rest would copy all of them singly.
     while lanes > dims[long]:
         lanes //= 2
     if lanes < min(_MIN_ZIPPED_ELEMENTS, low.lanes(UNSIGNED[item])):
@@ -251,6 +254,7 @@ def _widen(copy: StridedCopy) -> StridedCopy:
     size, item = dims[-1], dims[-1] * copy.item
     if len(dims) < 2 or origin[-1] != 1 or goal[-1] != 1 or item not in (2, 4, 8):
         return copy
+    # Every row must start at a whole multiple of the wider element, since strides count elements.
     if size == 1 or any(s % size for s in (*origin[:-1], *goal[:-1])):
         return copy
     origin, goal = tuple(s // size for s in origin[:-1]), tuple(s // size for s in goal[:-1])

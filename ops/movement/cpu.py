@@ -141,6 +141,7 @@ def dropout(node: Node, low: Lowering) -> None:
     training = low.optional(2)
     if training is not None and (training.known is None or bool(training.known.any())):
         raise Unsupported("Dropout may be in training mode")
+    # Before opset 7 the attribute is_test chose inference, and its default of 0 means training.
     if is_before(node, 7) and not node.attrs.get("is_test", 0):
         raise Unsupported("Dropout may be in training mode")
     low.alias(low.output(), low.input(0))
@@ -209,6 +210,7 @@ def range_(node: Node, low: Lowering) -> None:
         low.emit(kernel, arguments, -(-y.size // block), grain=1, bytes=y.nbytes)
         return
     dtype = numpy_dtype(y.dtype)
+    # Integers wrap around and floats overflow silently in the kernel as well.
     with np.errstate(all="ignore"):
         low.set_constant(y, (start[()] + np.arange(y.size, dtype=dtype) * delta[()]).astype(dtype))
 
@@ -299,6 +301,7 @@ def concat(node: Node, low: Lowering) -> None:
     operands = [x for x in low.inputs if x is not None]
     if any(x.layout != y.layout for x in operands):
         raise Unsupported("Concat of operands in different layouts")
+    # Padding lanes at the end of such an operand would lie between channels of the result.
     ragged = any(x.shape[1] % y.lanes for x in operands[:-1]) if y.layout == "blocked" else False
     if ragged and axis == 1:
         raise Unsupported(f"Concat of channels that are no multiples of {y.lanes}")
@@ -344,8 +347,10 @@ def depth_to_space(node: Node, low: Lowering) -> None:
     b = int(node.attrs["blocksize"])
     rest = c // (b * b)
     if decoded(node.attrs.get("mode", "DCR")) == "DCR":
+        # DCR: the channel index is (row in the block, column in the block, channel of the result).
         dims, order = (n, b, b, rest, h, w), (0, 3, 4, 1, 5, 2)
     else:
+        # CRD: the channel of the result comes first in the channel index.
         dims, order = (n, rest, b, b, h, w), (0, 1, 4, 2, 5, 3)
     _permute(low, dims, order)
 
@@ -378,6 +383,8 @@ def trilu(node: Node, low: Lowering) -> None:
     if item == 16:
         raise Unsupported("Trilu of complex numbers")
     rows, columns = x.shape[-2:]
+    # ONNX allows any int64 as the diagonal. Beyond the matrix all of them keep the same triangle,
+    # and a small one cannot overflow when a row number is added.
     diagonal = max(min(diagonal, columns + rows), -rows - columns)
     kernel = Kernel(
         "subgraph.ops.movement.kernels", "trilu", item=item, upper=bool(node.attrs.get("upper", 1))
@@ -465,6 +472,7 @@ def _pad_constant(
     node: Node, low: Lowering, before: list[int], after: list[int], item: int
 ) -> None:
     x, y = low.input(0), low.output()
+    # The whole output is filled and then partly overwritten, as the border is not one array.
     value = low.optional(2)
     if value is None:
         number = np.full(1, node.attrs.get("value", 0.0)).astype(numpy_dtype(y.dtype))
@@ -472,6 +480,8 @@ def _pad_constant(
     else:
         emit_fill(low, y, y.size, value)
     steps, target = contiguous(x.shape), contiguous(y.shape)
+    # A negative pad removes elements from the input, so the copy starts later in the input and a
+    # positive one makes it start later in the output.
     shape = [n + min(b, 0) + min(a, 0) for n, b, a in zip(x.shape, before, after, strict=True)]
     if min(shape, default=1) <= 0:
         return
@@ -505,6 +515,8 @@ def _pad_table(mode: str, size: int, before: int, after: int) -> Array:
         raise Unsupported(f"Pad mode {mode}")
     if size == 1:
         return np.full(len(at), first)
+    # A reflection does not repeat the outermost elements, so the pattern has two elements less than
+    # both directions together.
     period = 2 * (size - 1)
     folded = at % period
     return first + np.where(folded < size, folded, period - folded)

@@ -23,6 +23,7 @@ __kernel void copy(int count, int n0, int n1, int n2, int n3, int n4, int n5, in
   STEP(4);
   STEP(5);
 #endif
+  // The index of the outermost dimension is what remains, so a division less is needed.
   x += rest * s6;
   y += rest * t6;
   *y = *x;
@@ -90,6 +91,7 @@ __kernel void reverse_sequence(int count, __global const T* x, int x0, __global 
   int id = get_global_id(0);
   if (id >= count) return;
   int i = id % inner, t = id / inner % time, b = id / inner / time;
+  // A length out of range is reported by another kernel; clamped, it reads no memory outside.
   int length = (int)clamp(lengths[l0 + b], 0L, (long)time);
   int from = t < length ? length - 1 - t : t;
   int row = b * batch_step + i;

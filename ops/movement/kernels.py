@@ -45,6 +45,8 @@ def outer_offset(dims: int, count: int, rest: int, which: int) -> int:
         which: The operand.
     """
     offset = 0
+    # Each dimension has three int64 values, 24 bytes. The last one varies fastest in row-major
+    # order, so it is taken from the index first.
     at = dims + 24 * count
     for _ in range(count):
         at -= 24
@@ -69,6 +71,8 @@ def row_copy(item: int) -> Callable[..., None]:
         while at + 32 <= count:
             store(to + at, load(source + at))
             at += 32
+        # The last vector ends with the row and overlaps the one before it. It writes the same bytes
+        # a second time, but none beyond the row, which may belong to another thread.
         if at < count and count >= 32:
             store(to + count - 32, load(source + count - 32))
         elif at < count:
@@ -155,6 +159,7 @@ def transpose(*, item: int, lanes: int) -> Callable[..., None]:
                     block = x + r * from_row + c * item
                     to = y + c * to_row + r * item
                     transpose_block(block, from_row, lanes, lanes, to, to_row)
+            # If they reach back into the tile of another unit, both units write the same values.
             # Blocks at the edges are moved into the matrix and overlap the blocks before them.
             last_row, last_column = max(row_end - lanes, 0), max(column_end - lanes, 0)
             for c in range(column, column_end, lanes):
@@ -252,6 +257,8 @@ def sequence(*, dtype: str) -> Callable[..., None]:
         target, size, block = a.target, a.size, a.block
         start, delta = load(a.start), load(a.delta)
         for i in range(begin * block, min(size, end * block)):
+            # Range is defined by the index. Adding delta again and again would accumulate rounding
+            # errors and make the units depend on each other.
             store(target + i * item, number(start + number(i) * delta))
 
     return kernel
@@ -284,6 +291,8 @@ def take(*, item: int) -> Callable[..., None]:
         pad = load(a.pad)
         if inner == 1:
             for j in range(first, stop):
+                # A pad loads element 0 and discards it: the address stays inside the axis and the
+                # choice needs no branch.
                 at = ld_i64(table + 8 * j)
                 value = load(x + max(at, 0) * item)
                 store(y + j * item, value if at >= 0 else pad)
@@ -308,6 +317,8 @@ def take(*, item: int) -> Callable[..., None]:
             stop = min(taken, first + block)
             x = a.x + outer * a.axis_size * slice_bytes
             y = a.y + outer * taken * slice_bytes
+            # The slices from run to run_end of the target are consecutive in the source, such as
+            # the interior of a Pad, so one copy moves those that lie in this unit.
             low = min(max(run, first), stop)
             high = min(max(run_end, low), stop)
             take_each(a, x, y, first, low)
@@ -349,6 +360,8 @@ def take_last_axes(*, item: int, lanes: int, times: int) -> Callable[..., None]:
                 store(y + j * item, load(x + ld_i32(table + 4 * j) * item))
         else:
             for i in range(0, size, lanes):
+                # The last vector is moved into the row, as reading beyond it may leave the array;
+                # it writes the same values again.
                 at = min(i, size - lanes) * item
                 repeat(x + at, y + at * times)
 
@@ -359,6 +372,8 @@ def take_last_axes(*, item: int, lanes: int, times: int) -> Callable[..., None]:
         tiles = (taken + block - 1) // block
         for unit in range(begin, end):
             image, first = unit // tiles, unit % tiles * block
+            # No row has the index -1, so a unit always computes its first row and never reads one
+            # that another unit may still be writing.
             before = -1
             for j in range(first, min(taken, first + block)):
                 at = ld_i32(rows + 4 * j)
@@ -406,6 +421,7 @@ def byte_table(*, item: int) -> Callable[..., None]:
         at = begin * a.block
         stop = min(end * a.block, a.size)
         while at + 8 <= stop:
+            # The sign of the shifted word does not matter, since only its lowest byte is kept.
             word = ld_i64(x + at)  # one load for eight bytes
             for k in range(8):
                 store(y + (at + k) * item, load(table + ((word >> (8 * k)) & 255) * item))
@@ -436,6 +452,8 @@ def trilu(*, item: int, upper: bool) -> Callable[..., None]:
             edge = unit % rows + diagonal
             if not upper:
                 edge += 1
+            # A row can lie wholly on one side of the diagonal; a negative length would copy beyond
+            # the row.
             edge = min(max(edge, 0), columns)
             low, high = edge * size, (columns - edge) * size
             if upper:
@@ -462,6 +480,8 @@ def reverse_sequence(*, item: int) -> Callable[..., None]:
         a = arguments(args)
         steps, inner = a.steps, a.inner * item
         for unit in range(begin, end):
+            # A length out of range is reported by a step of its own; clamped here, it reads no
+            # memory outside the sequence.
             length = min(max(ld_i64(a.lengths + 8 * unit), 0), steps)
             base = unit * a.batch_step
             for t in range(steps):

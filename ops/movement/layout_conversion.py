@@ -110,6 +110,8 @@ def convert_output(
 
 def _same_bytes(operand: Operand, of: Tiles) -> bool:
     """Return whether the operand has the same bytes in both layouts."""
+    # The blocked order is (block, pixel, lane); with one pixel and whole blocks this is the order
+    # of the channels.
     return math.prod(operand.shape[2:]) == 1 and operand.shape[1] % of.lanes == 0
 
 

@@ -53,7 +53,11 @@ def narrowed(panels: Array, of: Tiles) -> Array:
     result = aligned_empty(panels.shape, np.dtype(np.uint16))
     for start in range(0, panels.size, _ROUNDED_ELEMENTS):
         bits = panels[start : start + _ROUNDED_ELEMENTS].view(np.uint32)
+        # The sum carries into the upper 16 bits exactly when the lower ones are more than half, or
+        # half and the upper part is odd: round to nearest, ties to even.
         odd = (bits >> 16) & 1
+        # A NaN whose payload lies in the lower 16 bits would be truncated to infinity, so its quiet
+        # bit is set instead of rounding it.
         nan = (bits & 0x7FFFFFFF) > 0x7F800000
         rounded = np.where(nan, bits | 0x400000, bits + (odd + 0x7FFF)) >> 16
         result[start : start + _ROUNDED_ELEMENTS] = rounded
@@ -148,6 +152,8 @@ def pack_winograd_strided(weight: Array, of: Tiles) -> Array:
 
 def _strided_values(w: Sequence[Array]) -> list[list[Array]]:
     """Return the weights' values along an axis at each of the three points."""
+    # Stride 2 splits the inputs into even ones, which meet the first and last weight, and odd ones,
+    # which meet only the middle weight: two values at a finite point, one at infinity.
     return [[w[0], w[1]], [w[0] + w[2], w[1]], [w[2]]]
 
 

@@ -61,7 +61,11 @@ def pack(*, item: int, lanes: int) -> Callable[..., None]:
                 block = min(size, depth - start)
                 existing = max(min(block, inputs - start), 0)
                 x = source + first * by_column + start * by_input
+                # Only the last panel can be narrower than the width, so all panels before this one
+                # are whole.
                 y = target + (first * depth + start * wide) * taps * item
+                # Padding must be zero even where the matching input is zero as well: a NaN left in
+                # the memory times 0 is NaN and would be added to valid outputs.
                 if valid < wide or existing < block:
                     memset(y, 0, block * taps * wide * item)
                 pack_block(x, y, wide, valid, block, existing, taps, by_column, by_input, by_tap)
@@ -141,6 +145,8 @@ def winograd_matrix(m: int, taps: int) -> Matrix:
     points = (0.0, 2 / 3, -2 / 3, 1.5, -1.5)
     rows: list[tuple[float, ...]] = []
     for i, p in enumerate(points):
+        # Lagrange's denominators are applied to the weights, which are transformed once, instead of
+        # to the images of each run.
         scale = math.prod(p - q for j, q in enumerate(points) if j != i)
         rows.append(tuple(p**k / scale for k in range(taps)))
     return (*rows, (*[0.0] * (taps - 1), 1.0))
@@ -162,6 +168,8 @@ def _transform(dtype: str, lanes: int, matrix: Matrix) -> Any:
         found: list[Any] = [ir.Constant(v.llvm, ir.Undefined)] * side**2
         last = builder.sub(count, I64(1))
         for lane in range(lanes):
+            # A missing column loads the last existing one, whose address is valid, and then selects
+            # zero.
             there = builder.icmp_signed("<", I64(lane), count)
             row = builder.select(there, I64(lane), last)
             at = builder.add(source, builder.mul(row, step))
@@ -242,6 +250,8 @@ def winograd(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., 
                     x = source + (first + column) * step + taps * taps * k * item
                     to = y + (k * wide + column) * item
                     transform(x, step, outputs - first - column, to, apart)
+            # The inputs are padded to whole blocks. The multiplication reads these rows too, so
+            # they must not hold a NaN.
             for point in range(points):
                 rest = (depth - inputs) * wide * item
                 memset(y + point * apart + inputs * wide * item, 0, rest)

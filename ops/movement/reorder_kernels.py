@@ -84,6 +84,8 @@ def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
         for unit in range(begin, end):
             first, block = unit % parts * part, unit // parts % blocks
             image = unit // parts // blocks
+            # The lanes beyond the last channel have no place in the plain target: storing them
+            # would overwrite the next image or leave the array.
             taken = min(lanes, channels - block * lanes)
             source = a.source + (image * blocks + block) * pixels * pixel
             target = a.target + (image * channels + block * lanes) * pixels * item
@@ -165,6 +167,9 @@ def phases(*, item: int, lanes: int) -> Callable[..., None]:
                 i, rest = channel // (channels * across), channel % (channels * across)
                 c, j = rest // across, rest % across
                 h = row * down + i
+                # Channels that only complete the last block have i >= down, and the last row of a
+                # phase can lie below the image. Nothing may be read for them; their pixels are
+                # zero.
                 count = (width - j + across - 1) // across if i < down and h < height else 0
                 source = a.source + (((image * channels + c) * height + h) * width + j) * item
                 for w in range(count):
