@@ -46,6 +46,7 @@ def non_zero(*, dtype: str, half: bool) -> Function:
         count = 0
         for i in range(size):
             value = load(x + i * item)
+            # Only the sign bit of -0 is set, and -0 is not counted as nonzero.
             if half:
                 value &= 0x7FFF
             if value != 0:
@@ -145,6 +146,8 @@ def _row_hash(dtype: str) -> Function:
         found = np.uint64(0)
         for i in range(0, length * item, item):
             value, number = load(row + i), np.uint64(load_bits(row + i))
+            # The comparison of rows takes 0 and -0, or two NaN, as equal; their hashes must be
+            # equal as well.
             if value == 0:
                 number = np.uint64(0)
             if value != value:
@@ -200,6 +203,8 @@ def _grouper(dtype: str) -> Function:
                 put(first + 8 * number, i)
                 put(counts + 8 * number, 0)
                 memcpy(y + number * step, row, step)
+                # At most half of the table is filled: searches stay short and always meet an empty
+                # entry.
                 if 2 * groups > 1 << bits:
                     bits += 1
                     refill(y, length, groups, table, bits)
@@ -233,6 +238,7 @@ def _group_sorter(dtype: str) -> Function:
         for k in range(low, high):
             take = i < mid
             if take and j < high:
+                # Of equal rows the left one is first, which keeps the sort stable.
                 take = not before(x, get(source + 8 * j), get(source + 8 * i), length)
             if take:
                 put(target + 8 * k, get(source + 8 * i))
@@ -262,6 +268,8 @@ def _group_sorter(dtype: str) -> Function:
             put(first + 8 * k, get(spare + 8 * k))
             memcpy(y + k * step, x + get(spare + 8 * k) * step, step)
         for k in range(groups):
+            # The inverse permutation: from the number of a group by appearance to its sorted
+            # number.
             put(spare + 8 * get(order + 8 * k), k)
             put(counts + 8 * k, 0)
         for i in range(rows):
@@ -290,6 +298,8 @@ def suppress(*, centred: bool, lanes: int) -> Function:
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
         boxes, classes, room = a.number, a.classes, a.room
+        # ONNX: without max_output_boxes_per_class no box is selected, and the default of
+        # iou_threshold is 0.
         most = min(get(a.most), room) if a.most != 0 else 0
         limit = splat(load(a.overlap)) if a.overlap != 0 else zero()
         heap = a.scratch + worker * a.scratch_bytes
@@ -300,6 +310,7 @@ def suppress(*, centred: bool, lanes: int) -> Function:
             picked = a.picked + unit * room * 8
             count = 0
             for i in range(boxes):
+                # ONNX drops scores that are not above the threshold; a NaN is dropped with them.
                 if a.least == 0 or load(scores + 4 * i) > load(a.least):
                     put(heap + 8 * count, i)
                     count += 1
@@ -339,6 +350,7 @@ def _picked_boxes(centred: bool, lanes: int) -> tuple[Function, Function]:
         if centred:
             half_width, half_height = c / 2, d / 2
             return a - half_width, b - half_height, a + half_width, b + half_height
+        # ONNX allows the corners of any diagonal in any order.
         return min(a, c), min(b, d), max(a, c), max(b, d)
 
     @register_jitable
@@ -371,7 +383,10 @@ def _picked_boxes(centred: bool, lanes: int) -> tuple[Function, Function]:
             height = least(d, fetch(at + 3 * row)) - most_of(b, fetch(at + row))
             shared = width * height
             meets = (width > none) & (height > none) & (area > none) & (other > none)
+            # Boxes without an area have no intersection over union; the selection also discards 0 /
+            # 0.
             part = select(meets, shared / (area + other - shared), none)
+            # The lanes beyond the count hold memory that was never written; the mask excludes them.
             if any_of((part > bound) & first_lanes(count - k)):
                 return True
         return False

@@ -42,6 +42,7 @@ def keys(*, dtype: str, lanes: int, largest: bool) -> Function:
 
     @register_jitable
     def key_of(x: int, step: int, index: int) -> int:
+        # One comparison of integers orders elements and, for equal ones, their indices.
         key: int = (order(load(x + index * step)) << 32) | (0xFFFFFFFF - index)
         return key
 
@@ -54,6 +55,7 @@ def keys(*, dtype: str, lanes: int, largest: bool) -> Function:
     def try_one(x: int, step: int, index: int, heap: int, k: int) -> bool:
         """Replace the worst entry of the heap by an element if that is better."""
         key = key_of(x, step, index)
+        # The root is the worst of the k best entries found so far.
         if key <= ld_i64(heap):
             return False
         sink(heap, 0, k, key, 0)
@@ -154,6 +156,8 @@ def _order_of_32_bits(dtype: str, largest: bool) -> Function:
         if real:
             number = 0x7FFFFFFF
             if x == x:
+                # The bits of negative floats order in reverse as integers; flipping all but the
+                # sign corrects that.
                 bits = int(bits_f32(x + type(x)(0)))  # -0 becomes 0
                 number = bits ^ 0x7FFFFFFF if bits < 0 else bits
         else:
@@ -176,10 +180,13 @@ def _key_of_64_bits(dtype: str, largest: bool) -> Function:
         number: Any = np.int64(bits(x))
         if real:
             if number < 0:
+                # Negative floats are a sign and a magnitude; as a negated magnitude they order as
+                # the floats do.
                 number = -(number ^ least)  # -0 becomes 0
             if number > infinite or number < -infinite:
                 number = np.int64(most)  # NaN is larger than all
         elif unsigned:
+            # Flipping the highest bit makes the signed order that of the unsigned elements.
             number ^= least
         key: int = number if largest else ~number
         return key
@@ -205,6 +212,8 @@ def _vector_scan(
             worst = splat(load(x + index_of(heap) * item))
             while i + lanes <= size:
                 value = fetch(x + i * item)
+                # An equal element has a higher index than the worst one of the heap and loses to
+                # it.
                 behind = value <= worst if largest else value >= worst
                 if some(~behind):  # NaN is not behind
                     found = False
@@ -330,9 +339,11 @@ def _run_sorters(words: int) -> tuple[Function, Function]:
             first = before(ld_i64(a), index_at(a), b)
             chosen = a if first else b
             write(to, ld_i64(chosen), index_at(chosen))
+            # Selections instead of a branch, which random keys would make unpredictable.
             a += entry if first else 0
             b += 0 if first else entry
             to += entry
+        # One of both runs is used up, so one of these copies moves nothing.
         memcpy(to, a, a_end - a)
         memcpy(to + (a_end - a), b, b_end - b)
 
