@@ -18,6 +18,8 @@
 int checked(long index, int size, __global long *slot, int number) {
   if (index >= 0 && index < size) return (int)index;
   if (index < 0 && index >= -(long)size) return (int)(index + size);
+  // Many work-items may meet bad indices at once; only the first writes the report, so that its
+  // fields belong to one index.
   if (atomic_cmpxchg((volatile __global int *)slot, 0, number) == 0) {
     slot[1] = index;
     slot[2] = -(long)size;
@@ -101,6 +103,8 @@ __kernel void nd(int count, int tuples, int shares, __global T *data, int data0,
 #elif REDUCTION == 0
     data[data0 + at] = others[k];
 #else
+    // A slice belongs to one work-item for each element, so updates need no atomic operations and
+    // are applied in the order of the tuples.
     if (at / inner % shares == id % shares) data[data0 + at] = PUT(data[data0 + at], others[k]);
 #endif
   }
@@ -113,6 +117,7 @@ __kernel void one_hot(int count, __global const long *indices, int i0, __global 
   int i = id % inner, d = id / inner % depth, o = id / inner / depth;
   long index = indices[i0 + o * inner + i];
   index = index < 0 && wrap ? index + depth : index;
+  // An index outside the depth equals no d, so that its whole line is off.
   y[y0 + id] = values[v0 + (index == d)];
 }
 

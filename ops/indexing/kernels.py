@@ -43,6 +43,8 @@ def checked(index: int, size: int, slot: int, number: int) -> int:
         return index
     if -size <= index < 0:
         return index + size
+    # The index is clamped even though the run fails: its address must not leave the tensor before
+    # the report is read.
     report_value(slot, number, index, -size, size - 1)
     return 0 if index < 0 else size - 1
 
@@ -69,6 +71,8 @@ def _combiner(reduction: str) -> Function:
 
     @register_jitable
     def largest(old: Any, new: Any) -> Any:
+        # A NaN in either operand is the result: it is kept if it is old, and no comparison with a
+        # new one is true.
         return old if old > new or old != old else new
 
     @register_jitable
@@ -121,6 +125,7 @@ def gather(*, item: int, index: str) -> Function:
             for j in range(first, min(count, first + block)):
                 index = load_index(indices + j * index_bytes)
                 source = x + checked(index, size, slot, number) * step
+                # A call of memcpy costs more than copying a few elements.
                 if inner <= 8:
                     for i in range(0, step, item):
                         store(y + i, load(source + i))
@@ -161,6 +166,8 @@ def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Functi
         for j in range(length):
             index = load_index(indices + j * index_bytes)
             at = data + checked(index, size, slot, number) * along + j * last
+            # Indices may repeat, and ONNX applies a reduction to all of them: one thread applies
+            # the updates in order, without atomic operations.
             if scatter:
                 store(at, combine(load(at), load(y + j * item)))
             else:
@@ -242,6 +249,8 @@ def one_hot(*, item: int) -> Function:
         depth, inner = a.depth, a.inner
         for unit in range(begin, end):
             y = a.y + unit * depth * inner * item
+            # All elements are set first, since an index may lie outside the depth and then sets
+            # none.
             for i in range(depth * inner):
                 store(y + i * item, off)
             for i in range(inner):
@@ -272,6 +281,7 @@ def tensor_scatter(*, circular: bool, indexed: bool) -> Function:
             for k in range(count):
                 to = first + k
                 if circular:
+                    # The remainder is never negative here, as in Python.
                     to %= places
                 if to >= 0 and to < places:
                     target = a.cache + (unit * places + to) * row
