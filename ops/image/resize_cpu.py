@@ -70,6 +70,7 @@ def resize(node: Node, low: Lowering) -> None:
     transform = decoded(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
     rounding = decoded(node.attrs.get("nearest_mode", "round_prefer_floor"))
     if old:
+        # Before opset 11 ONNX had no attributes for these; positions were always output / scale.
         transform, rounding = "asymmetric", "outwards"
     if y.size == 0:
         return
@@ -153,6 +154,8 @@ def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
     length = a.scale * a.size
     outside = np.zeros(a.taken, bool)
     if transform == "align_corners":
+        # A resized axis of one element has no distance between corners to divide by; ONNX takes the
+        # first.
         at = np.zeros(a.taken) if length == 1 else j * (a.size - 1) / (length - 1)
     elif transform == "asymmetric":
         at = j / a.scale
@@ -287,6 +290,8 @@ def _store_rounded(low: Lowering, x: Operand, y: Operand) -> None:
     e = Expression()
     term = e.input(x.dtype)
     if y.dtype not in FLOATS:
+        # Cubic weights are partly negative, so results can leave the range of the inputs. The
+        # conversion would wrap them around without the bounds.
         info = np.iinfo(y.dtype)
         term = e("rint", e("max", e("min", term, float(info.max)), float(info.min)))
     emit_expression(low, e, [source(x)], [(e.cast(term, y.dtype), y)])
@@ -317,12 +322,15 @@ def _taps(node: Node, a: Axis, mode: str, transform: str) -> tuple[Array, Array,
         weights = np.clip(1 - distance, 0, 1)
     else:
         weights = _cubic(distance, float(node.attrs.get("cubic_coeff_a", -0.75)))
+    # A widened filter covers a different number of pixels at each position, so its weights are
+    # scaled to the sum 1.
     if antialias:
         weights = weights / weights.sum(axis=0, keepdims=True)
     indices = left[None, :].astype(np.int64) + offsets[:, None]
     if node.attrs.get("exclude_outside", 0):
         weights = np.where((indices < 0) | (indices >= a.size), 0.0, weights)
         total = weights.sum(axis=0, keepdims=True)
+        # A position far outside has no weight left; dividing by 1 keeps zeros instead of NaN.
         weights = weights / np.where(total == 0, 1.0, total)
     weights[:, outside] = 0.0
     added = np.where(outside, float(node.attrs.get("extrapolation_value", 0.0)), 0.0)
@@ -345,6 +353,8 @@ def _emit_blend(
     if a.size > _MAX_INDEX:
         raise Unsupported(f"Resize of {a.size} elements along an axis")
     dtype = numpy_dtype(x.dtype)
+    # The widest window is reserved for every position; neighbours that no position uses cost a load
+    # each and are dropped.
     used = np.flatnonzero(np.any(weights != 0, axis=1))
     indices, weights = indices[used], weights[used]
     outer, inner = math.prod(x.shape[: a.axis]), math.prod(x.shape[a.axis + 1 :])
@@ -394,6 +404,7 @@ def _firsts(indices: Array, size: int, lanes: int) -> tuple[Array, int] | None:
     first = np.minimum.reduceat(indices.min(axis=0), starts)
     last = np.maximum.reduceat(indices.max(axis=0), starts)
     for vectors in range(1, _MAX_PERMUTED_VECTORS[lanes] + 1):
+        # Moved back from the end of the axis, the last vector of a block still lies inside it.
         begin = np.minimum(first, max(0, size - vectors * lanes))
         if bool((last - begin < vectors * lanes).all()):
             return begin, vectors

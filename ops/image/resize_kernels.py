@@ -49,6 +49,7 @@ def across(*, dtype: str, lanes: int) -> Function:
         tiles = (taken + block - 1) // block
         row = inner * item
         whole = inner // lanes * step
+        # The elements behind a row belong to the next one, which another thread may be writing.
         mask = mask_n(inner - inner // lanes * lanes)
         for unit in range(begin, end):
             outer, first = unit // tiles, unit % tiles * block
@@ -143,9 +144,13 @@ def nearby(*, dtype: str, lanes: int) -> Function:
     def neighbours(a: BlendNearbyArguments, x: int, indices: Any) -> Any:
         """Return the elements of x at ``indices``, counted from address ``x``."""
         size = a.size
+        # The masks only matter where the axis is shorter than the vectors; otherwise the lowering
+        # chose the first index so that all vectors of a block lie inside the axis.
         value = pick(load_m(x, mask_n(size)), indices)
         for k in range(1, a.vectors):
             near = load_m(x + k * lanes * item, mask_n(size - k * lanes))
+            # The permutation uses an index modulo the lanes, so the right vector is selected
+            # afterwards.
             value = select(indices >= splat_index(k * lanes), pick(near, indices), value)
         return value
 

@@ -43,6 +43,8 @@ def _bins(dtype: str) -> tuple[Any, Any]:
     def samples(size: Any, bins: int, wanted: int) -> int:
         if wanted > 0:
             return wanted
+        # ONNX takes ceil(size / bins) samples if their number is not given. The bound keeps a huge
+        # or infinite region from a loop without end; a step of its own reports the region.
         each = min(max(size / real(bins), real(0)), real(MAX_SAMPLES))
         count = int(each)
         return count + 1 if real(count) < each else count
@@ -53,11 +55,14 @@ def _bins(dtype: str) -> tuple[Any, Any]:
         scale, half = real(a.scale), a.half_pixel != 0
         shift = real(0.5) if half else real(0)
         region = a.regions + number * 4 * item
+        # The number comes from an input; clamped, it cannot make the kernel read another tensor.
         image = min(max(image_of(a.numbers + number * 8), 0), a.images - 1)
         left, top = load(region) * scale - shift, load(region + item) * scale - shift
         wide = load(region + 2 * item) * scale - shift - left
         high = load(region + 3 * item) * scale - shift - top
         if not half:
+            # Without the shift by half a pixel, ONNX makes malformed regions at least one pixel
+            # large.
             wide, high = max(wide, real(1)), max(high, real(1))
         down, across = samples(high, bins_down, wanted), samples(wide, bins_across, wanted)
         return image, top, left, high / real(bins_down), wide / real(bins_across), down, across
@@ -67,6 +72,7 @@ def _bins(dtype: str) -> tuple[Any, Any]:
         """Return the two neighbours of a coordinate and its distance from the first."""
         at = max(at, real(0))
         low = int(at)
+        # Beyond the last pixel there is no second neighbour to interpolate with.
         if low >= size - 1:
             return size - 1, size - 1, real(0)
         return low, low + 1, at - real(low)
@@ -91,6 +97,7 @@ def check_sample_count(*, dtype: str) -> Function:
             first = a.regions + (k // 2 * 4 + k % 2) * item
             size = (load(first + 2 * item) * scale - shift) - (load(first) * scale - shift)
             each = size / real(a.bins_down if k % 2 else a.bins_across)
+            # The negated comparison also reports a NaN.
             if not each <= MAX_SAMPLES:
                 many = int(min(each, real(1 << 30))) if each == each else -1
                 report_value(ld_i64(a.report), ld_i64(a.report + 8), many, 0, MAX_SAMPLES)
@@ -133,6 +140,7 @@ def _axis_weights(dtype: str) -> Function:
         share = real(1) / real(max(samples, 1))
         for i in range(samples):
             at = start + (real(i) + real(0.5)) * extent / real(samples)
+            # Samples more than a pixel outside the image count as 0 in the average.
             if at >= -1 and at <= size:
                 low, high, far = around(at, size)
                 count = add(entries, count, low, (real(1) - far) * share)
@@ -162,6 +170,8 @@ def _dense_bins(dtype: str, lanes: int) -> tuple[Function, Function]:
             rest = width - column
             for k in range(count):
                 at = image + (line_of(rows + k * _ENTRY) * width + column) * item
+                # The last row of the last channel may end with the tensor, so a vector there must
+                # not be whole.
                 value = load_all(at) if rest >= lanes else load_n(at, rest)
                 total = fma(splat(load(rows + k * _ENTRY + 8)), value, total)
             store_all(sums + column * item, total)
@@ -258,6 +268,8 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
                     line = line_of(at + k * _ENTRY)
                     first_column = min(first_column, line)
                     end_column = max(end_column, line + 1)
+            # Summing rows by vectors takes about (columns / lanes) operations for each row, summing
+            # single pixels one for each entry.
             dense = end_column - first_column <= lanes * entries
             x = a.x + (image * channels + first) * plane
             y = a.y + (region * channels + first) * bins_down * bins_across * item
@@ -316,6 +328,7 @@ def roi_largest(*, dtype: str) -> Function:
                     r = fy * hx * load(image + (y1 * width + x0) * item)
                     s = fy * fx * load(image + (y1 * width + x1) * item)
                     found = max(max(p, q), max(r, s))
+                # The first sample replaces the 0, since all samples may be negative.
                 total = max(total, found) if started else found
                 started = True
         return total
@@ -355,6 +368,8 @@ def max_roi_pool(*, dtype: str) -> Function:
     @register_jitable
     def bounds(start: int, size: int, bins: int, bin: int, limit: int) -> tuple[int, int]:
         """Return the begin and end of a bin in pixels, clamped to the image."""
+        # The begin is rounded down and the end up, so that neighbouring bins may share pixels but
+        # leave none out.
         first = start + bin * size // bins
         last = start + ((bin + 1) * size + bins - 1) // bins
         return min(max(first, 0), limit), min(max(last, 0), limit)
@@ -383,6 +398,8 @@ def max_roi_pool(*, dtype: str) -> Function:
                     for r in range(y0, y1):
                         for c in range(x0, x1):
                             value = load(image + (r * width + c) * item)
+                            # The first pixel replaces the 0, since all may be negative; an empty
+                            # bin stays 0.
                             if (r == y0 and c == x0) or value > found:
                                 found = value
                     store(y, found)

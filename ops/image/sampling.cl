@@ -49,11 +49,13 @@ __kernel void roi_align(int count, __global const T *x, int x0, __global const T
   if (id >= count) return;
   int j = id % bins_across, i = id / bins_across % bins_down, unit = id / bins_across / bins_down;
   __global const T *region = regions + regions0 + unit / channels * 4;
+  // The number comes from an input; clamped, it cannot make the kernel read another array.
   int number = (int)clamp(numbers[numbers0 + unit / channels], 0L, (long)(images - 1));
   x += x0 + (number * channels + unit % channels) * height * width;
   T shift = HALF ? (T)0.5 : (T)0;
   T left = region[0] * scale - shift, top = region[1] * scale - shift;
   T wide = region[2] * scale - shift - left, high = region[3] * scale - shift - top;
+  // Without the shift by half a pixel, ONNX makes malformed regions at least one pixel large.
   if (!HALF) wide = wide > 1 ? wide : (T)1, high = high > 1 ? high : (T)1;
   int down = samples(high, bins_down, wanted), across = samples(wide, bins_across, wanted);
   high /= bins_down, wide /= bins_across;
@@ -73,6 +75,7 @@ __kernel void roi_align(int count, __global const T *x, int x0, __global const T
       }
       if (LARGEST) {
         T found = fmax(fmax(p, q), fmax(r, s));
+        // The first sample replaces the 0, since all samples may be negative.
         total = a + b == 0 || found > total ? found : total;
       } else {
         total += p + q + r + s;
@@ -104,6 +107,7 @@ __kernel void max_roi_pool(int count, __global const T *x, int x0, __global cons
   for (int r = r0; r < r1; r++)
     for (int c = c0; c < c1; c++) {
       T value = x[r * width + c];
+      // The first pixel replaces the 0, since all may be negative; an empty bin stays 0.
       if ((r == r0 && c == c0) || value > found) found = value;
     }
   y[y0 + id] = found;
@@ -143,7 +147,9 @@ U weight(U distance) {
 void prepare(U number, int size, int *indices, U *weights) {
   U least = CORNERS ? (U)0 : (U)-0.5, most = CORNERS ? size - (U)1 : size - (U)0.5;
   U at = CORNERS ? (number + 1) / 2 * (size - 1) : ((number + 1) * size - 1) / 2;
+  // A NaN or a huge number must not reach the conversion to an integer, whose result is undefined.
   at = isnan(at) ? (U)-1 : clamp(at, (U)-FAR, (U)FAR);
+  // ONNX rounds halves to the nearest even pixel, as rint does.
   if (TAPS == 1) at = rint(at);
   if (at < least || at > most) {
     if (PADDING == 1) at = clamp(at, (U)0, (U)(size - 1));
@@ -175,6 +181,7 @@ __kernel void grid_sample(int count, __global const T *x, int x0, __global const
     U total = 0;
     for (int i = 0; i < z_taps; i++)
       for (int j = 0; j < row_taps; j++) {
+        // With zeros as padding a whole row lies outside at once.
         if (zs[i] < 0 || rows[j] < 0) continue;
         __global const T *row = x + (zs[i] * height + rows[j]) * width;
         U sum = 0;

@@ -86,6 +86,8 @@ def _point_sampler(
         for d in range(3 - rank):
             put_index(table + 64 * d, 0)
             put_weight(table + 64 * d + 32, 1.0)
+        # Missing dimensions are entered once as pixel 0 with weight 1, so the loops below need no
+        # cases for the rank.
         deep, tall = taps if rank > 2 else 1, taps if rank > 1 else 1
         around = deep * tall * taps
         numbers, shares = table + 192, table + 192 + around * block * 4
@@ -119,6 +121,8 @@ def _point_sampler(
                     if p + lanes <= count:
                         store_all(y + p * item, found)
                     else:
+                        # The next elements belong to the next channel, which may be complete
+                        # already.
                         store_n(y + p * item, count - p, found)
 
     return kernel
@@ -149,6 +153,8 @@ def _padded_pixel(padding: str) -> Function:
         if zeros:
             return at if 0 <= at < size else -1
         if not border:
+            # The neighbours of a reflected coordinate can lie outside again, so each is reflected
+            # by itself.
             at = int(_reflected(float(at), least, most))
         return min(max(at, 0), size - 1)
 
@@ -185,10 +191,13 @@ def _neighbours_along(grid: str, mode: str, padding: str, corners: bool) -> Func
         else:
             at = float(((number + real(1)) * real(size) - real(1)) / real(2))
             least, most = -0.5, size - 0.5
+        # A NaN in the grid must not reach the conversion to an integer, whose result is undefined.
         if at != at:
             at = -1.0
         at = min(max(at, -_FAR), _FAR)
         if nearest:
+            # ONNX rounds halves to the nearest even pixel, so an odd one that was rounded up is
+            # taken back.
             whole = clamped_floor(at + 0.5)
             at = float(whole - 1 if whole - at == 0.5 and whole % 2 != 0 else whole)
         if at < least or at > most:
@@ -261,6 +270,7 @@ def _weighted_sums(dtype: str, lanes: int) -> tuple[Function, Function]:
         total = nothing()
         for t in range(count):
             at = number_of(numbers + 4 * t * block)
+            # A pixel outside the image counts as 0 and must not be loaded.
             if at >= 0:
                 share = repeat(share_of(shares + item * t * block))
                 total = fma(share, load_all(image + at * wide), total)
@@ -292,6 +302,8 @@ def _vector_neighbours_2d(lanes: int, zeros: bool, corners: bool) -> Function:
         else:
             at = ((number + one) * splat(real(size)) - one) / splat(real(2))
         at = select(isnan(at), splat(real(-1)), at)
+        # With a border the coordinate itself is clamped, so that its weights become 0 and 1; with
+        # zeros it is only kept in the range of int32.
         low, high = (real(-_FAR), real(_FAR)) if zeros else (real(0), real(size - 1))
         at = least_of(largest(at, splat(low)), splat(high))
         below = floor(at)
@@ -315,6 +327,8 @@ def _vector_neighbours_2d(lanes: int, zeros: bool, corners: bool) -> Function:
                 last = choose(there & inside(right, width), left + repeat(1), repeat(-1))
                 left = choose(there & inside(x, width), left, repeat(-1))
             else:
+                # At the last column the right neighbour has the weight 0 but is loaded
+                # nevertheless, so its index must lie inside the image.
                 last = first * repeat(width) + fewer(right, repeat(width - 1))
             store_numbers(numbers + 2 * j * block, left)
             store_numbers(numbers + (2 * j + 1) * block, last)
@@ -322,6 +336,7 @@ def _vector_neighbours_2d(lanes: int, zeros: bool, corners: bool) -> Function:
             store(shares + (2 * j + 1) * block, shares_of_y * of_x)
             first, shares_of_y = y + repeat(1), of_y
             if not zeros:
+                # The lower neighbour of the last row has the weight 0, but is loaded as well.
                 first = fewer(first, repeat(height - 1))
 
     return write
