@@ -170,6 +170,7 @@ def normalizer(node: Node, low: Lowering) -> None:
     emit_reduction(low, op, x, norm, [1])
     e = Expression()
     value, size = e.input(x.dtype), e.input(x.dtype)
+    # A row of zeros has the norm 0 and stays as it is, instead of becoming NaN.
     result = e("where", e("eq", size, 0.0), value, e("div", value, size), dtype=x.dtype)
     emit_expression(low, e, [source(x), source(norm)], [(result, y)])
 
@@ -217,6 +218,8 @@ def _emit_search(low: Lowering, x: Operand, y: Operand, keys: Array, values: Arr
     """
     missing = np.isnan(keys) if keys.dtype.kind == "f" else np.zeros(len(keys), bool)
     nan = values[:-1][missing][:1]
+    # NaN cannot be found by comparisons, so its value stands apart, behind the default. Without a
+    # key NaN the default takes that place.
     sought, first = np.unique(keys[~missing], return_index=True)
     order = np.concatenate([values[:-1][~missing][first], values[-1:], nan, values[-1:]])
     if not sought.size:
@@ -261,6 +264,7 @@ def one_hot_encoder(node: Node, low: Lowering) -> None:
     x, y = low.input(0), low.output()
     categories = prepared(node, _categories)
     keys, count = categories.astype(x.dtype), len(categories)
+    # In float32 large categories can become equal, and then a search would find the wrong column.
     exact = np.array_equal(keys.astype(np.int64), categories) and len(np.unique(keys)) == count
     if not exact or not count or not attributes(node)["zeros"] or x.rank not in (1, 2):
         raise Unsupported("a OneHotEncoder that may raise, or with equal categories")
@@ -268,6 +272,7 @@ def one_hot_encoder(node: Node, low: Lowering) -> None:
         raise Unsupported(f"a OneHotEncoder of {count} categories with output {y.shape}")
     columns = temporary(low, "int64", x.shape)
     _emit_search(low, x, columns, keys, np.arange(count + 1))
+    # An element that is no category gets the index behind the last, which sets no column.
     ends = low.weight("ml one hot", contiguous_array, np.array([0, 1], np.float32))
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=y.itemsize)
     arguments = OneHotArguments(indices=columns, values=ends, y=y, depth=count, inner=1, wraps=0)

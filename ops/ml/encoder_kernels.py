@@ -38,6 +38,7 @@ def search(*, dtype: str, item: int) -> Function:
                 at += half * int(load(keys + (at + half) * size) <= value)
                 left -= half
             index = at if load(keys + at * size) == value else count
+            # A NaN equals no key; its value lies behind that of unknown keys.
             if value != value:
                 index = count + 1
             put(y + unit * item, take(values + index * item))

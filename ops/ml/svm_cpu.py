@@ -152,6 +152,8 @@ def _emit_linear_scores(low: Lowering, model: _ScoringSvm, x: Operand, scores: O
     svm = model.svm
     if len(svm.vectors) and svm.kernel != "LINEAR":
         return False
+    # With a linear kernel the sum over support vectors is one vector of weights, computed here
+    # once.
     rows = model.rows @ svm.vectors.astype(np.float64) if len(svm.vectors) else model.rows
     emit_linear(low, x, rows.astype(np.float32), model.rho, scores)
     return True
@@ -269,6 +271,8 @@ def _emit_class_probabilities(
     value, factor, added = (e.input("float32") for _ in range(3))
     other = e("sigmoid", e("add", e("mul", value, factor), added))
     one = e.cast(e("sub", e.number(1.0, "float32"), other), "float64")
+    # The iteration divides by sums of squares of these; probabilities of exactly 0 or 1 could make
+    # them 0. The bounds are libsvm's.
     bounded = e("max", e("min", one, 1 - 1e-7), 1e-7)
     each = temporary(low, "float64", scores.shape)
     emit_expression(low, e, [source(scores), a, b], [(bounded, each)])

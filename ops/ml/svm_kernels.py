@@ -41,6 +41,8 @@ def distances(*, lanes: int) -> Function:
         samples, features, count = w.samples, w.features, w.vectors
         padded = (count + width - 1) // width * width
         for unit in range(begin, end):
+            # The last tile repeats the last sample instead of reading beyond it, and writes its row
+            # again with the same sums.
             first, last = 4 * unit, samples - 1
             i0, i1, i2, i3 = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
             row = 4 * features
@@ -52,6 +54,8 @@ def distances(*, lanes: int) -> Function:
                 for k in range(0, row, 4):
                     s, t = load(p), load(p + 4 * lanes)
                     p += 4 * padded
+                    # The difference is squared directly: |x|^2 - 2 x y + |y|^2 would lose digits
+                    # where the vectors are close.
                     e = bcast(x0 + k)
                     d, c = e - s, e - t
                     a0, b0 = fma(d, d, a0), fma(c, c, b0)
@@ -97,6 +101,7 @@ def pair_scores(*, lanes: int) -> Function:
         """Return the dot product of the elements [begin, end) of two rows."""
         a, b = zero(), zero()
         i = begin
+        # Two sums, so that an addition need not wait for the one before it.
         while i + 2 * lanes <= end:
             a = fma(load(p + 8 * i), load(w + 8 * i), a)
             b = fma(load(p + 8 * (i + lanes)), load(w + 8 * (i + lanes)), b)
@@ -193,10 +198,14 @@ def class_probabilities() -> Function:
                 deviation = 0.0
                 for i in range(classes):
                     deviation = max(deviation, abs(load(qp + 8 * i) - pqp))
+                # 100 iterations and the bound 0.005 / classes are those of libsvm. After a NaN no
+                # iteration changes the result.
                 if pqp != pqp or deviation < 0.005 / classes:
                     break
                 for i in range(classes):
                     diagonal = load(q + i * row + 8 * i)
+                    # After each coordinate p, Q p and p^T Q p are updated and normalized in place,
+                    # which costs O(classes) instead of a new product with the matrix.
                     step = (pqp - load(qp + 8 * i)) / diagonal
                     store(p + 8 * i, load(p + 8 * i) + step)
                     scale = 1.0 + step

@@ -91,6 +91,8 @@ class Forest:
         while front.size:
             removed += front.size
             children = self.children[:, front[inner[front]]].reshape(-1)
+            # A child can occur twice in the front, so each occurrence must be subtracted; an
+            # indexed subtraction would count it once.
             np.subtract.at(parents, children, 1)
             children = np.unique(children)
             front = children[parents[children] == 0]
@@ -284,12 +286,14 @@ def node_list_forest(node: Node) -> Forest:
         if len(options[way] or ()) != count:
             raise ShapeError(f"{len(options[way] or ())} {way} for {count} nodes")
         for k in np.nonzero(inner)[0]:
+            # A child that does not exist becomes -1, which the check of ranges below reports.
             children[row, k] = index_of.get((trees[k], options[way][k]), -1)
     _within(children[:, inner], count, "a child")
     is_root = np.ones(count, bool)
     is_root[children[:, inner].reshape(-1)] = False
     keys = zip(options[f"{prefix}_treeids"] or (), options[f"{prefix}_nodeids"] or (), strict=True)
     owners = _within(np.array([index_of.get(key, -1) for key in keys], np.int64), count, "a vote")
+    # Votes of a node must be adjacent; a stable order keeps the order of their additions.
     order = np.argsort(owners, kind="stable")
     votes = np.bincount(owners, minlength=count) if owners.size else np.zeros(count, np.int64)
     targets = np.array(options[f"{prefix}_ids"] or (), np.int64)

@@ -110,6 +110,8 @@ def _pack(forest: Forest) -> _PackedForest:
     nodes[inner, 4] = np.where(forest.missing[inner], on_true, on_false)
     leaves = np.flatnonzero(~inner)
     nodes[leaves, 1] = forest.first[leaves]
+    # A leaf is its own child for every answer, which ends a traversal without another comparison of
+    # modes.
     nodes[leaves, 2:5] = NODE_BYTES * leaves[:, None]
     nodes[leaves, 5] = np.diff(forest.first)[leaves]
     return _PackedForest(

@@ -77,6 +77,8 @@ def _leaf_finder(nan_child: bool) -> Function:
     def step(nodes: int, node: int, row: int) -> int:
         """Return the child of a node for a sample."""
         value = load(row + 4 * number(node))
+        # Selecting the child by arithmetic avoids a branch that a random sample would make
+        # unpredictable. The negated comparison sends NaN the way of large numbers.
         offset = 8 + 4 * int(not value <= load(node + 4))
         if nan_child and value != value:
             offset = 16
@@ -95,6 +97,8 @@ def _leaf_finder(nan_child: bool) -> Function:
     def leaves(nodes: int, starts: Any, rows: Any) -> Any:
         """Return the eight leaves."""
         low, high = starts
+        # The children of a leaf are the leaf itself, so traversals of different depths run on
+        # together until none moves.
         moved = 1
         while moved != 0:
             low, moved_low = four(nodes, low, rows[0])
@@ -159,6 +163,7 @@ def _vote_adder(labels: bool, nan_child: bool) -> Function:
                 for leaf in leaves(nodes, (starts, starts), (low, high)):
                     vote(a, leaf, y, z)
                     y, z = y + 4 * count, z + count
+        # Few samples do not fill eight traversals, so these take eight trees of one sample.
         for k in range(grouped, size):
             x, y, z = rows + k * row, block + 4 * k * count, voted + k * count
             for tree in range(0, trees, _TRAVERSALS):
@@ -166,6 +171,8 @@ def _vote_adder(labels: bool, nan_child: bool) -> Function:
                 low = roots_of(nodes, roots + 4 * tree, left)
                 high = roots_of(nodes, roots + 4 * tree + 16, left - 4)
                 for leaf in leaves(nodes, (low, high), (_rows_at(x, 0), _rows_at(x, 0))):
+                    # Traversals beyond the last tree repeat it, and their leaves must not vote
+                    # again.
                     if left > 0:
                         vote(a, leaf, y, z)
                     left -= 1
@@ -194,6 +201,8 @@ def _finishers(labels: bool) -> tuple[Function, Function]:
             score = load(at) / divisor + load(a.base + 4 * target)
             store(at, score)
             if labels:
+                # A class without votes wins only where no class has any, although its score 0 may
+                # be the highest.
                 counts = not any_voted or flag(voted + target) != 0
                 if counts and score > highest:
                     best, highest = target, score
