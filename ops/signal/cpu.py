@@ -34,6 +34,7 @@ def factors(size: int) -> list[int]:
             found.append(radix)
             size //= radix
         radix = {4: 2, 2: 3}.get(radix, radix + 2)
+        # What remains has no factor up to its square root, so it is a prime.
         if radix * radix > size and radix > 4 and size > 1:
             found.append(size)
             break
@@ -106,6 +107,7 @@ def _emit_lines(
         factor_count=len(parts),
         factors=parts,
     )
+    # A pass with factor r takes r complex products for each of the results.
     flops = 4 * units * size * sum(parts)
     kernel = Kernel("subgraph.ops.signal.kernels", "lines", dtype=x.dtype)
     grain = max(1, _MIN_SAMPLES_PER_THREAD // size)
@@ -136,6 +138,8 @@ def dft(node: Node, low: Lowering) -> None:
     converted, result = widened(low, x, y)
     if y.shape[axis] > size or y.rank != x.rank or y.shape[-1] not in (1, 2):
         raise Unsupported(f"DFT of length {size} that gives {y.shape}")
+    # Samples beyond the length are cut off, and missing ones count as zeros, as ONNX asks for
+    # dft_length.
     samples = min(x.shape[axis], size // 2 + 1 if hermitian else size)
     inner = math.prod(x.shape[axis + 1 : -1])
     x_steps, y_steps = contiguous(x.shape), contiguous(y.shape)

@@ -20,6 +20,8 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void lines(
   x += x0 + outer * x_outer + line * x_line;
   y += y0 + outer * y_outer + line * y_line;
   EACH(i, size) {
+    // A one-sided input has only the first half; the rest of a real signal's transform is its
+    // conjugate in reverse order.
     int mirrored = hermitian && i > size / 2, from = mirrored ? size - i : i;
     PAIR value = (PAIR)(0, 0);
     if (from < given) {
@@ -45,6 +47,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void lines(
         w.y *= direction;
         sum += (PAIR)(value.x * w.x - value.y * w.y, value.x * w.y + value.y * w.x);
         place += advance;
+        // Both numbers are below the size, so one subtraction replaces a division.
         if (place >= size) place -= size;
       }
       b[i] = sum;
@@ -55,6 +58,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void lines(
     a = b;
     b = other;
   }
+  // ONNX divides by the length in the inverse transform only.
   W scale = direction > 0 ? (W)1 : 1 / (W)size;
   EACH(i, results) {
     y[i * y_step] = a[i].x * scale;

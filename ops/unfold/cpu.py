@@ -47,6 +47,7 @@ def deform_conv(node: Node, low: Lowering) -> None:
     outputs, each, *window = weight.shape
     groups, offsets = (int(node.attrs.get(name, 1)) for name in ("group", "offset_group"))
     taps, pixels = math.prod(window), math.prod(y.shape[2:])
+    # The kernel writes (channel, tap), which is the order of the weights' columns in a group.
     columns = temporary(low, x.dtype, (images, groups, each * taps, pixels))
     strides, dilations = (_integers(node, name, (1, 1)) for name in ("strides", "dilations"))
     pads = _integers(node, "pads", (0, 0, 0, 0))
@@ -176,6 +177,8 @@ def affine_grid(node: Node, low: Lowering) -> None:
     grid = Operand(f"{node.name}.grid", theta.dtype, coordinates.shape)
     low.set_constant(grid, coordinates)
     rank, count = len(space), coordinates.shape[1]
+    # The product has the coordinates as rows; the copy below transposes it to a point after the
+    # other.
     product = temporary(low, theta.dtype, (theta.shape[0], rank, count))
     delegate(low, "MatMul", [theta, grid], product)
     shape = (theta.shape[0], count, rank)

@@ -65,6 +65,8 @@ __kernel void columns_to_image(int count, __global const T *x, int x0, __global 
     int i = window_of(at0, tap / (k1 * k2), w0, s0, p0, d0);
     int j = window_of(at1, tap / k2 % k1, w1, s1, p1, d1);
     int k = window_of(at2, tap % k2, w2, s2, p2, d2);
+    // Summing over taps for each pixel, instead of adding each column to its pixels, needs no
+    // atomic operations and has a fixed order.
     if (i < 0 || j < 0 || k < 0) continue;
     sum += x[x0 + (((plane * taps + tap) * w0 + i) * w1 + j) * w2 + k];
   }

@@ -79,6 +79,8 @@ def _bilinear_sampler(dtype: str) -> Any:
     @register_jitable
     def pixel(image: int, y: int, x: int, height: int, width: int) -> Any:
         """Return a pixel of an image, 0 outside."""
+        # The sample may lie within one pixel outside the image, where some of its four pixels do
+        # not exist.
         if y < 0 or y >= height or x < 0 or x >= width:
             return real(0)
         return load(image + (y * width + x) * item)
@@ -117,6 +119,7 @@ def _first_tap(a: ColumnsToImageArguments, axis: int, pixel: int) -> Any:
     """
     step, taps = along(a.stride, axis), along(a.kernel, axis)
     at = pixel + along(a.pad, axis)
+    # Every pixel is reached by tap 0 of a window, if windows outside the image count.
     if step == 1:
         return 0, at
     for tap in range(min(step, taps)):
@@ -163,6 +166,8 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
                         b, j = _first_tap(a, HEIGHT, first_row)
                         for y in range(first_row, height, across):
                             to = image + (z * height + y) * width * item
+                            # The pixel one stride further has the same taps in the next windows, so
+                            # that nothing is divided.
                             row(a, x, to, bias, steps, ((t, i), (b, j)), phases)
                             j += 1
                     i += 1
@@ -190,6 +195,7 @@ def _tap_summer(dtype: str, lanes: int) -> Any:
         while t < along(a.kernel, DEPTH):
             b, j = taps[1], windows[1]
             while b < along(a.kernel, HEIGHT):
+                # A tap may reach the pixel from a window that does not exist.
                 if 0 <= i < along(a.windows, DEPTH) and 0 <= j < along(a.windows, HEIGHT):
                     c, w = taps[2], windows[2]
                     row = x + (t * along(a.kernel, HEIGHT) + b) * wide * plane
@@ -234,6 +240,8 @@ def _row_writer(dtype: str, lanes: int, stride: int) -> Any:
         width, step = along(a.image, WIDTH), along(a.stride, WIDTH)
         (t, i), (b, j) = at
         if stride == 0:
+            # The results lie apart in memory, so they are stored one by one from a buffer on the
+            # stack.
             buffer = held()
             for phase in range(min(step, width)):
                 c, w = _first_tap(a, WIDTH, phase)
@@ -261,6 +269,7 @@ def _row_writer(dtype: str, lanes: int, stride: int) -> Any:
                 store(target + lanes * item, upper(even, odd))
             else:
                 store_n(target, left, lower(even, odd))
+                # With up to one vector left, this count is not positive and nothing is written.
                 store_n(target + lanes * item, left - lanes, upper(even, odd))
 
     return row
