@@ -53,6 +53,8 @@ def activation(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
         c, crs, cjs = t.c, t.c_row, t.c_vector
         tail = t.tail
         p, q = t.low, t.high
+        # Only the last vector of a row can be partial. The memory behind it may belong to another
+        # tile.
         whole = vectors if tail <= 0 or tail >= lanes else vectors - 1
         for j in range(whole):
             column(c + j * cjs, crs, rows, p, q)
@@ -135,6 +137,7 @@ def _transcendental(v: Any) -> dict[str, Any]:
 
     @register_jitable
     def gelu_tanh(x: Any, p: float, q: float) -> Any:
+        # The factors are 2 sqrt(2 / pi) and 0.044715 times that.
         # (1 + tanh(u)) / 2 = sigmoid(2 u)
         inner = x * fma(x * splat(0.07135481627260025), x, splat(1.5957691216057308))
         return x * sigmoid(inner)
@@ -145,6 +148,8 @@ def _transcendental(v: Any) -> dict[str, Any]:
 
     @register_jitable
     def elu(x: Any, p: float, q: float) -> Any:
+        # Where x is positive the exponential may overflow, and its result is discarded. Unlike
+        # exp(x) - 1, expm1 keeps the digits of small results.
         return select(x < splat(0.0), expm1(x) * splat(p), x)
 
     @register_jitable

@@ -101,6 +101,7 @@ def line(low: ClLowering, count: int) -> tuple[tuple[int], tuple[int]]:
     The global size is rounded up to whole work-groups; kernels ignore work-items from count on.
     """
     group = 128 if low.traits.is_gpu else 64
+    # OpenCL 1.2 requires a global size that is a multiple of the local one.
     return (-(-count // group) * group,), (group,)
 
 

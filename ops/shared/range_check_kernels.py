@@ -23,6 +23,7 @@ def report_value(slot: int, number: int, value: int, least: int, most: int) -> N
         least: Least allowed value.
         most: Greatest allowed value.
     """
+    # Several threads may find bad values; the first one alone writes all fields of the report.
     if atomic_cas(slot, 0, number) == 0:
         st_i64(slot + 8, value)
         st_i64(slot + 16, least)
@@ -44,6 +45,8 @@ def in_range(*, dtype: str) -> Callable[..., None]:
         least, most = a.least, a.most
         for k in range(a.count):
             value = load(a.values + k * a.step * item)
+            # The negated comparison also reports NaN, and the open bounds accept the fractions that
+            # a cast cuts off.
             if not (value > least - 1 and value < most + 1) and value != a.also:
                 report_value(ld_i64(a.report), ld_i64(a.report + 8), int(value), least, most)
 

@@ -111,6 +111,8 @@ def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[In
         if size == 1:
             continue
         here = [operand[d] for operand in strides]
+        # Two dimensions are one if a step of the outer is as far as all steps of the inner, in
+        # every operand; stride 0 fits as well.
         if sizes and all(s[-1] == h * size for s, h in zip(steps, here, strict=True)):
             sizes[-1] *= size
             for s, h in zip(steps, here, strict=True):
@@ -141,4 +143,5 @@ def product(dims: Sequence[Dim]) -> Dim:
     if len(numbers) == len(dims) or 0 in numbers:
         return math.prod(numbers)
     names = [dim for dim in dims if not isinstance(dim, int)]
+    # A product is only a symbol if no factor other than 1 changes it.
     return names[0] if len(names) == 1 and math.prod(numbers) == 1 else None
