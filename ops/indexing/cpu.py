@@ -263,6 +263,7 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
     """Copy the rows of an update into a copy of a cache, from a position of each sample on."""
     cache, update, first, y = low.input(0), low.input(1), low.optional(2), low.output()
     axis = normal_axis(int(node.attrs.get("axis", -2)), cache.rank)
+    # A row of the update belongs to a sample, so the axis cannot be that of the samples.
     if axis == 0:
         raise Unsupported("TensorScatter along the samples")
     _copy_data(low, cache, y)

@@ -103,6 +103,8 @@ def nd(low: ClLowering, kernel: Kernel, a: TuplesArguments) -> None:
     tables: list[Argument] = [low.weight("table32", np.array, t) for t in (sizes, steps)]
     items, shares = a.tuples * a.inner, 1
     if _reduces(low, kernel):
+        # Each element of a slice has ``shares`` work-items, as many as give the device enough of
+        # them.
         shares = -(-(_MIN_GPU_WORK_ITEMS if low.traits.is_gpu else low.traits.units) // a.inner)
         items = shares * a.inner
     arguments = [

@@ -92,6 +92,7 @@ class Geometry:
 
     def flat(self) -> Geometry:
         """Merge the pixels of a 1x1 convolution that reads each input pixel once, in order."""
+        # The pixels of such a convolution are independent, so the kernel may see them as one line.
         once = self.taps == 1 and self.strides == (1, 1, 1) and self.source == self.target
         if not once or any(self.pads):
             return self
@@ -143,6 +144,8 @@ class Geometry:
         step, pad, dilation = self.strides[axis], self.pads[axis], self.dilations[axis]
 
         def reads(tap: int) -> bool:
+            # The first output whose tap lies at or behind the first pixel; if its tap lies behind
+            # the last one, no output of this tap reads a pixel.
             output = max(0, -(-(pad - tap * dilation) // step))
             at = output * step - pad + tap * dilation
             return output < self.target[axis] and at < self.source[axis]
@@ -157,6 +160,7 @@ class Geometry:
                 raise Unsupported(f"windows of {kernel} taps, {step} apart")
             return slice(first, last + 1) if first <= last else slice(0, kernel)
         taps = [tap for tap in range(kernel) if reads(tap)]
+        # A window that reads nothing but padding keeps its taps, as a kernel needs at least one.
         return slice(taps[0], taps[-1] + 1) if taps else slice(0, kernel)
 
     def arguments(self) -> dict[str, int]:
@@ -216,6 +220,8 @@ def pads_before(
     strides, dilations = ints(node, "strides", rank, 1), ints(node, "dilations", rank, 1)
     before: list[int] = []
     for n, o, k, s, d in zip(source, target, kernel, strides, dilations, strict=True):
+        # ONNX puts an odd pixel of padding behind the image for SAME_UPPER and before it for
+        # SAME_LOWER.
         total = max((o - 1) * s + (k - 1) * d + 1 - n, 0)
         before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
     return before
@@ -271,6 +277,7 @@ def merged(g: Geometry, lanes: int) -> int:
     """
     if g.groups == 1:
         return 1
+    # A block of channels must not belong to two merged groups, on the input or the output side.
     together = math.lcm(lanes // math.gcd(lanes, g.inputs), lanes // math.gcd(lanes, g.outputs))
     filled = round_up(g.groups, together)
     ends = (filled * n == round_up(g.groups * n, lanes) for n in (g.inputs, g.outputs))
@@ -308,6 +315,7 @@ def dense_groups(weight: Array, groups: int, together: int) -> Array:
     shape = (len(split), together, outputs, together, inputs, *weight.shape[2:])
     dense = np.zeros(shape, weight.dtype)
     for i in range(together):
+        # Zeros elsewhere keep the channels of different groups apart in one dense product.
         dense[:, i, :, i] = split[:, i]
     return dense.reshape(filled * outputs, together * inputs, *weight.shape[2:])
 

@@ -94,6 +94,7 @@ def emit_strided_copy(low: Lowering, copy: StridedCopy) -> None:
     size, step, stride = dims[-1], origin[-1], goal[-1]
     if len(dims) > _MAX_DIMENSIONS:
         raise Unsupported(f"a copy over {len(dims)} dimensions that do not merge")
+    # A program for few dimensions saves the divisions of the missing ones.
     levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MAX_DIMENSIONS
     count = math.prod(dims)
     ends: list[Argument] = [

@@ -103,6 +103,7 @@ def emit_take_last_axes(
         for axis in (-2, -1)
     )
     row_count, column_count = table_size(rows), table_size(columns)
+    # Repeated elements are written by permuting vectors, which needs no loads from a table.
     times = _repetitions(columns, before[1])
     lanes = low.lanes(UNSIGNED[item])
     kernel = Kernel(
@@ -151,6 +152,7 @@ def _repetitions(table: Array | Repeats, size: int) -> int:
 def _longest_run(table: Array) -> tuple[int, int]:
     """Return start and length of the longest part of a table that counts up by one, or (0, 0)."""
     table = table.astype(np.int64)
+    # A step from the pad index -1 to 0 counts up by one as well, but is not a run of the source.
     broken = (np.diff(table) != 1) | (table[:-1] < 0)
     edges = np.concatenate([[0], np.flatnonzero(broken) + 1, [len(table)]])
     longest = int(np.argmax(np.diff(edges)))

@@ -78,6 +78,7 @@ __kernel void runs(int count, __global const T *x, int x0, __global int *order, 
 #endif
   for (int w = 1; w < end - begin; w *= 2) {
     for (int low = begin; low < end; low += 2 * w) {
+      // Only the first ``most`` indices of a run can be among the first ``most`` of the merged run.
       int i = low, j = low + w, held = min(w, most), last = min(low + most, end);
       int last_i = min(i + held, end), last_j = min(j + held, end);
       for (int k = low; k < last && (i < last_i || j < last_j); k++) {
@@ -107,6 +108,8 @@ __kernel void picks(int count, __global const T *x, int x0, __global int *order,
   for (int i = held / 2 - 1; i >= 0; i--) sink(x, order, order[i], i, held, step, length);
   for (int i = begin + held; i < end; i++)
     if (before(x, i, order[0], step, length)) sink(x, order, i, 0, held, step, length);
+  // The last of the picked indices is on top: taking it off again and again fills the run from its
+  // end.
   for (int i = held - 1; i > 0; i--) {
     int moving = order[i];
     order[i] = order[0];
@@ -128,6 +131,8 @@ __kernel void merge(int count, __global const T *x, int x0, __global const int *
   __global const int *a = order + begin, *b = a + width;
   int in_a = clamp(many, 0, taken), in_b = clamp(many - width, 0, taken);
   int last = min(min(first + chunk, most), in_a + in_b);
+  // Index ``first`` of the merged run splits into i indices of a and first - i of b; i is found by
+  // bisection, so that chunks need not wait for each other.
   int i = max(0, first - in_b), j = min(first, in_a);
   while (i < j) {
     int middle = (i + j) / 2;
@@ -166,6 +171,7 @@ int set_before(int flag, int *all, __local int *sums) {
   sums[ME] = flag;
   for (int step = 1; step < GROUP; step *= 2) {
     barrier(CLK_LOCAL_MEM_FENCE);
+    // The barrier after this line separates its reads from the writes below.
     int more = ME >= step ? sums[ME - step] : 0;
     barrier(CLK_LOCAL_MEM_FENCE);
     sums[ME] += more;
@@ -286,6 +292,7 @@ __kernel void distinct(int count, __global const T *x, int x0, __global const in
   int at = numbers[n0 + row];
 #endif
   if (e == 0) inverse[i0 + order[order0 + k]] = at;
+  // One work-item of each group writes its outputs.
   if (k != begin) return;
   if (e < length) y[y0 + at * length + e] = x[x0 + row * length + e];
   if (e != 0) return;
@@ -295,6 +302,8 @@ __kernel void distinct(int count, __global const T *x, int x0, __global const in
 #endif
 
 #if defined(BOXES)
+// A fused multiplication would round the overlap differently than the CPU and could decide
+// otherwise about a box at the threshold.
 #pragma OPENCL FP_CONTRACT OFF
 
 // The boxes of each class (line) whose score exceeds the threshold.
@@ -376,6 +385,7 @@ __kernel void gather_picked(int lines, __global const long *picked, int p0,
                             __global long *total, int t0, int classes, int room) {
   int line = TEAM, start = 0;
   if (line >= lines) return;
+  // Each class adds up the counts of the classes before it, which saves a kernel for a prefix sum.
   for (int k = 0; k < line; k++) start += many[many0 + k];
   int own = many[many0 + line];
   for (int k = ME; k < own; k += GROUP)

@@ -179,6 +179,7 @@ def _number_flagged(
     most = _MAX_TEAMS if low.traits.is_gpu else 4 * low.traits.units
     least = 4 * group if low.traits.is_gpu else _MIN_ITEMS
     teams = max(1, min(most, -(-size // least)))
+    # Whole work-groups: every work-item of a team must reach the barriers of the prefix sum.
     chunk = -(-size // (teams * group)) * group
     alone = teams == 1
     counts = total if alone else temporary(low, "int32", (teams,))
@@ -240,6 +241,7 @@ def unique(low: ClLowering, kernel: Kernel, a: UniqueArguments) -> None:
     groups, begins, firsts = (temporary(low, "int32", (rows,)) for _ in range(3))
     arguments: list[Argument] = [a.x, order, groups, begins, firsts, a.length]
     _number_flagged(low, rows, total, arguments, dtype, SCAN=1)
+    # In sorted order the number of a row's group is its number in the result already.
     numbers = groups
     if not variant["in_order"]:
         numbers = temporary(low, "int32", (rows,))
@@ -257,6 +259,7 @@ def unique(low: ClLowering, kernel: Kernel, a: UniqueArguments) -> None:
 def suppress(low: ClLowering, kernel: Kernel, a: SuppressArguments) -> None:
     """Launch NonMaxSuppression of each class: boxes above the threshold, sorted, then selected."""
     lines, number = a.counts.size, a.number
+    # ONNX: without max_output_boxes_per_class no box is selected.
     if not isinstance(a.most, Operand):
         emit_fill(low, a.counts, lines, np.zeros(1, np.int64))
         return

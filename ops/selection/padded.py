@@ -196,6 +196,7 @@ def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueT
     shape = _shape(types[1])
     if shape is None or len(shape) != 3:
         return [TensorType("int64", (None, 3)), _COUNT]
+    # No class can select more boxes than there are.
     most = shape[2]
     wanted = values[2] if len(values) > 2 else None
     if wanted is not None and isinstance(most, int):
