@@ -26,7 +26,7 @@ from .arguments import (
 )
 
 _MIN_PIXELS_PER_THREAD = 2048  # output pixels; an estimate
-_MAX_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region
+_MAX_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region; an estimate
 _CHANNELS = 32  # channels of a work unit of RoiAlign, which share the weights of a region
 _TABLE = 1024  # neighbouring pixels of the points of a block; an estimate
 _MAX_EXACT_FLOAT32 = 1 << 24  # coordinates are clamped in float32, which holds integers up to here
@@ -183,6 +183,7 @@ def grid_sample(node: Node, low: Lowering) -> None:
         corners=bool(node.attrs.get("align_corners", 0)),
         blocked=blocks,
     )
+    # Whole vectors of points, since the kernel reads the table of a block in vectors.
     block = max(1, _TABLE // around // of.lanes) * of.lanes
     scratch = low.scratch(192 + around * block * (4 + converted.itemsize), per_worker=True)
     space = (1,) * (3 - rank) + x.shape[2:]

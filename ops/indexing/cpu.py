@@ -71,6 +71,8 @@ def gather(node: Node, low: Lowering) -> None:
     if indices.known is not None and indices.size == 1:
         index = int(indices.known.reshape(-1)[0])
         strides = (*steps[:axis], *(0 for _ in indices.shape), *steps[axis + 1 :])
+        # A known index was checked with the node's requirements; the clamp keeps the view inside
+        # the data in any case.
         index = min(max(index + size if index < 0 else index, 0), size - 1)
         emit_view(low, strides, index * steps[axis])
         return
@@ -267,6 +269,8 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
     if axis == 0:
         raise Unsupported("TensorScatter along the samples")
     _copy_data(low, cache, y)
+    # Rows beyond the end are an error in the linear mode; in the circular mode positions wrap
+    # around.
     if first is not None and decoded(node.attrs.get("mode", "linear")) != "circular":
         emit_range_check(low, first, "write_indices", 0, cache.shape[axis] - update.shape[axis])
     if update.size == 0 or y.size == 0:

@@ -51,6 +51,7 @@ def label_array(*choices: Sequence[Any] | None) -> Array:
 
 def logistic(x: Array) -> Array:
     """Return 1 / (1 + exp(-x)), without overflow for x of either sign."""
+    # The exponent is never positive, so the exponential cannot overflow.
     found = 1 / (1 + np.exp(-np.abs(x)))
     return np.where(x < 0, 1 - found, found).astype(x.dtype)
 
@@ -69,6 +70,7 @@ def _probit(x: Array) -> Array:
 
 
 def _softmax(x: Array) -> Array:
+    # The largest exponent is 0, so nothing overflows and the sum is at least 1.
     found: Array = np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))
     shares: Array = found / found.sum(axis=1, keepdims=True)
     return shares

@@ -25,6 +25,7 @@ from .arguments import CopyArguments, FillArguments, TransposeArguments, ZipArgu
 Place = Operand | Scratch | Weight
 _UNIT_BYTES = 32768  # bytes of a unit: the size of an L1 cache
 _MIN_BYTES_PER_THREAD = 16384  # least bytes for which a thread is started (estimate)
+# A tile of 64 x 64 float32 has 16 KiB, so source and target fill an L1 cache of 32 KiB.
 _TILE_ELEMENTS = 64  # rows and columns of a unit of a transposition
 _ZIPPED_ROWS = (2, 3, 4)  # numbers of rows that the kernel `zip_rows` interleaves
 _MIN_ZIPPED_ELEMENTS = 8  # elements of the shortest rows for which it is used (estimate)

@@ -64,6 +64,7 @@ def row_copy(item: int) -> Callable[..., None]:
 
     @register_jitable
     def copy_row(to: int, source: int, count: int) -> None:
+        # From 1024 bytes on (an estimate) the call of memcpy costs little next to the copy.
         if count >= 1024:
             memcpy(to, source, count)
             return

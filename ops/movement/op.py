@@ -159,6 +159,7 @@ def flatten(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     if x is None or x.shape is None:
         return _unknown(x, 2)
     axis, rank = int(node.attrs.get("axis", 1)), len(x.shape)
+    # The axis of Flatten may equal the rank, which other operators refuse.
     axis = axis + rank if axis < 0 else axis
     return [TensorType(x.dtype, [product(x.shape[:axis]), product(x.shape[axis:])])]
 
@@ -194,6 +195,7 @@ def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     if x is None or x.shape is None or axes is None:
         return _unknown(x)
     shape = x.shape
+    # ONNX squeezes every dimension of size 1 only if the input ``axes`` is missing.
     if not axes and len(types) > 1 and types[1] is not None:
         return [x]  # an empty list of axes, not none
     if not axes:
@@ -231,6 +233,7 @@ def reshape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 def _left(shape: Shape, others: list[Dim]) -> Dim:
     """Return the product of a shape divided by other dimensions; None if it is unknown."""
     rest: list[Dim] = []
+    # Symbols that both shapes contain cancel; what remains must be numbers or one symbol.
     symbols = [dim for dim in others if not isinstance(dim, int)]
     for dim in shape:
         if isinstance(dim, int):
@@ -342,6 +345,8 @@ def slice_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 def _taken(size: Dim, start: int, end: int, step: int) -> Dim:
     if isinstance(size, int):
         return slice_size(size, start, end, step)
+    # ONNX recommends the largest integer as the end of a slice to the end of an axis of unknown
+    # size.
     return size if start == 0 and step == 1 and end >= 2**31 - 1 else None
 
 
@@ -374,6 +379,7 @@ def _parts(node: Node, values: Values, size: Dim, count: int) -> Sequence[Dim]:
     if not isinstance(size, int):
         return [None] * count
     if not is_before(node, 18) or "num_outputs" in node.attrs:
+        # Since opset 18 all parts but the last are rounded up, and the last one may be smaller.
         part = -(-size // count)
         return [max(0, min(part, size - k * part)) for k in range(count)]
     return [size // count] * count

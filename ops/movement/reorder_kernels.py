@@ -55,6 +55,8 @@ def to_blocked(*, dtype: str, lanes: int) -> Callable[..., None]:
             for p in range(first, last, lanes):
                 count = min(lanes, last - p)
                 to = target + p * pixel
+                # The transposition below writes the existing channels only. Kernels read the
+                # others, and a NaN left there would spread through sums.
                 if taken < lanes:
                     for i in range(count):
                         store(to + i * pixel, zero())
