@@ -71,7 +71,6 @@ def grid_sample(low: ClLowering, kernel: Kernel, a: GridSampleArguments) -> None
         "PADDING": _PADDINGS[variant["padding"]],
         "CORNERS": int(variant["corners"]),
     }
-    # The grid holds one number for each dimension of a point.
     count = a.grid.size // a.dimensions
     source = ClSource("image/sampling", defines=definitions(defines))
     arguments = [count, a.x, a.grid, a.y, a.channels, *a.image, a.dimensions, a.points]

@@ -198,8 +198,8 @@ def class_probabilities() -> Function:
                 deviation = 0.0
                 for i in range(classes):
                     deviation = max(deviation, abs(load(qp + 8 * i) - pqp))
-                # 100 iterations and the bound 0.005 / classes are those of libsvm. After a NaN no
-                # iteration changes the result.
+                # 100 iterations and the bound 0.005 / classes are those of libsvm. A NaN ends the
+                # iteration, as it does on the reference device.
                 if pqp != pqp or deviation < 0.005 / classes:
                     break
                 for i in range(classes):
