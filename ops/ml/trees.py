@@ -91,8 +91,8 @@ class Forest:
         while front.size:
             removed += front.size
             children = self.children[:, front[inner[front]]].reshape(-1)
-            # A child can occur twice in the front, so each occurrence must be subtracted; an
-            # indexed subtraction would count it once.
+            # Two nodes of the front can share a child. `subtract.at` counts each of them; an
+            # indexed subtraction would count the child once.
             np.subtract.at(parents, children, 1)
             children = np.unique(children)
             front = children[parents[children] == 0]

@@ -383,8 +383,8 @@ def _picked_boxes(centred: bool, lanes: int) -> tuple[Function, Function]:
             height = least(d, fetch(at + 3 * row)) - most_of(b, fetch(at + row))
             shared = width * height
             meets = (width > none) & (height > none) & (area > none) & (other > none)
-            # Boxes without an area have no intersection over union; the selection also discards 0 /
-            # 0.
+            # Boxes without an area have no intersection over union; the selection also discards the
+            # NaN of zero divided by zero.
             part = select(meets, shared / (area + other - shared), none)
             # The lanes beyond the count hold memory that was never written; the mask excludes them.
             if any_of((part > bound) & first_lanes(count - k)):
