@@ -7,10 +7,11 @@
 #define PUT(old, new) ((old) + (new))
 #elif REDUCTION == 2
 #define PUT(old, new) ((old) * (new))
+// A NaN stays: comparisons with it are false, so that a new one is taken, an old one is tested for.
 #elif REDUCTION == 3
-#define PUT(old, new) ((old) > (new) ? (old) : (new))
+#define PUT(old, new) ((old) > (new) || (old) != (old) ? (old) : (new))
 #else
-#define PUT(old, new) ((old) < (new) ? (old) : (new))
+#define PUT(old, new) ((old) < (new) || (old) != (old) ? (old) : (new))
 #endif
 
 // Returns an index as a position in [0, size). An index out of range is reported in the slot (see

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import Argument, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import numpy_dtype
@@ -68,6 +69,8 @@ def _reduces(low: ClLowering, kernel: Kernel) -> bool:
     variant: dict[str, Any] = dict(kernel.variant)
     if variant["reduction"] == "none":
         return False
+    if variant["dtype"] in HALF_FLOATS:
+        raise Unsupported(f"a scatter that combines elements of {variant['dtype']}")
     require(low, variant["dtype"])
     return True
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 import subgraph as sg
 from subgraph.devices.fallback import DeviceFallback
 from subgraph.engine.planner.lowering import LOWERINGS
-from subgraph.graph.types import Array
+from subgraph.graph.types import Array, numpy_dtype
 from subgraph.opencl.lowering import CL_LOWERINGS
 from subgraph.operators.subgraph_op import Session
 from tests.operators.test_ops_devices import check
@@ -305,6 +305,21 @@ def test_what_meets(op: str, case: dict[str, Any], kernels: str) -> None:
     found = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})(arrays)
     for k, want in enumerate(wanted):
         np.testing.assert_allclose(found[k], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_nan_and_half_floats_in_a_scatter(dtype: str, reduction: str) -> None:
+    """OPENCL combines no half floats; NaN of the data and of the updates stays."""
+    values = np.array([1, np.nan, 2, -3], np.float32).astype(numpy_dtype(dtype))
+    updates = np.array([5, 7, np.nan], np.float32).astype(numpy_dtype(dtype))
+    arrays = [values, np.array([[0], [1], [2]]), updates]
+    graph, given = graph_of("ScatterND", arrays=arrays, reduction=reduction, version=18)
+    answer = core().query_model(graph, "OPENCL")
+    assert (answer.get("tried") == "OPENCL") == (dtype == "float32"), answer.reasons
+    wanted = core().compile_model(graph, "REFERENCE")(given)[0]
+    found = core().compile_model(graph, "OPENCL")(given)[0]
+    np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
 
 
 def test_indices_of_many_dimensions() -> None:
