@@ -156,6 +156,7 @@ def _mask(
         if mask.dtype not in ("bool", dtype) or keys > sizes.keys:
             raise Unsupported(f"a mask of {mask.dtype} and shape {mask.shape}")
         steps = mask_steps(mask, (sizes.batch, sizes.heads, sizes.queries, keys))
+        # A mask that all heads share is written once; the attention reads it with a stride of 0.
         heads = mask.shape[-3] if mask.rank > 2 else 1
     bias = temporary(low, dtype, (sizes.batch, heads, sizes.queries, sizes.keys))
     flags = temporary(low, dtype, (sizes.batch, heads, sizes.queries, 1))

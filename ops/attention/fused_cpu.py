@@ -166,6 +166,7 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     batch, heads, queries, depth = r.q.sizes
     _, _, keys, values = r.v.sizes
     steps = checked_mask_steps(r)
+    # `mask_writer` transposes a mask with rows for queries, whose keys have to be adjacent.
     if steps[2] and not steps[3] and keys > 1:
         raise Unsupported("a mask with rows for queries, but one column for all keys")
     if _has_few_queries(r, of, steps):

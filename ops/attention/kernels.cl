@@ -11,6 +11,8 @@
       int causal, int offset
 // Find the query and its head, and advance the pointers to their rows. The queries of all heads are
 // numbered along one dimension, those of each head rounded up to work-groups.
+// Work-items after the last query read query 0 and write nothing: on a GPU they have to reach the
+// barriers of their work-group.
 #define QUERY                                                \
   int padded = (queries + QUERIES - 1) / QUERIES * QUERIES;  \
   int query = get_global_id(0) % padded;                     \
@@ -47,10 +49,13 @@ __kernel void attention(ARGUMENTS) {
     T scores[BLOCK], best = top;
     int seen = 0;
     for (int j = 0; j < many; j++) {
+      // A compiler may not reorder the additions of one sum, but it can keep eight independent sums
+      // in vectors.
       T parts[WIDE];
       for (int e = 0; e < WIDE; e++) parts[e] = 0;
       int d = 0;
       __global const T *key = k + (first + j) * k_t;
+      // If the compiler knows the stride to be 1, it can use vector loads.
       if (k_d == 1)
         for (; d + WIDE <= DEPTH; d += WIDE)
           for (int e = 0; e < WIDE; e++) parts[e] += mine[d + e] * key[d + e];
@@ -61,7 +66,10 @@ __kernel void attention(ARGUMENTS) {
       best = scores[j] > best ? scores[j] : best;
       seen |= scores[j] != -INFINITY;
     }
+    // While no key was seen the maximum is minus infinity, and exp(-inf - -inf) would be NaN.
     if (!seen) continue;
+    // Sums so far are relative to the former maximum. Before the first visible key the factor is
+    // exp(-inf), which is 0, as the sums are.
     T shrink = exp(top - best);
     top = best;
     total *= shrink;
@@ -107,10 +115,13 @@ __kernel __attribute__((reqd_work_group_size(QUERIES, PARTS, 1))) void attention
   }
   for (int d = 0; d < WIDE; d++) sums[d] = 0;
   T top = -INFINITY, total = 0;
+  // The last key that any query of the work-group sees: all work-items need the same bound, as they
+  // share the blocks and their barriers.
   int last = query - mine + QUERIES - 1 + offset;
   int end = causal ? min(keys, last + 1) : keys;
   for (int first = 0; first < end; first += BLOCK) {
     int many = min(BLOCK, end - first);
+    // The block may be overwritten only after all work-items have used it.
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int e = me; e < many * DEEP * 4; e += QUERIES * PARTS) {
       int j = e / (DEEP * 4), d = e % (DEEP * 4);
@@ -133,6 +144,8 @@ __kernel __attribute__((reqd_work_group_size(QUERIES, PARTS, 1))) void attention
       best = scores[i] > best ? scores[i] : best;
       seen |= scores[i] != -INFINITY;
     }
+    // Both barriers are above, so that a work-item may leave out the rest of an iteration by
+    // itself.
     if (!seen) continue;
     T shrink = exp(top - best);
     top = best;
@@ -161,6 +174,8 @@ __kernel __attribute__((reqd_work_group_size(QUERIES, PARTS, 1))) void attention
 #if ZERO_UNSEEN
   if (whole == 0) whole = 1;
 #endif
+  // One vector of the results is exchanged at a time, which bounds the local memory; the parts add
+  // up the vectors in turn.
   for (int d = 0; d < WIDE; d++) {
     barrier(CLK_LOCAL_MEM_FENCE);
     sums_of[part][mine] = sums[d] * weight;
@@ -216,6 +231,7 @@ __kernel void bias(int rows, __global T *y, int y0, __global const M *mask, int 
     y[y0 + row * keys + key] = value;
   }
 #if GROUP > 1
+  // A work-item has seen only some keys of the row; the flag is about all of them.
   if (me == 0) found = 0;
   barrier(CLK_LOCAL_MEM_FENCE);
   if (seen) atomic_or(&found, 1);

@@ -123,6 +123,8 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         queries, keys, depth, values = a.queries, a.keys, a.key_size, a.value_size
         heads, keys_block, panels = a.heads, a.keys_block, a.panels
         row = width * item
+        # The three rows beyond queries and results hold the state of the softmax: maxima, sums, and
+        # the factors that rescale earlier results.
         panel_bytes = (depth + values + 3) * row
         first_panel = a.scratch + worker * a.scratch_bytes
         scores = first_panel + panels * panel_bytes
@@ -134,12 +136,17 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
             stop = min(queries, start + panels * width)
             head, batch = unit // pieces % heads, unit // pieces // heads
             q, k, v_at, mask = head_operands(a, batch, head)
+            # The queries are packed once for a unit, since every block of keys multiplies all of
+            # them.
             for first in range(start, stop, width):
                 panel = first_panel + (first - start) // width * panel_bytes
                 step, count = a.q_row, min(width, queries - first)
                 pack_queries(q + first * step, step, count, depth, panel, a.scale)
             visible_keys = keys
             if a.causal != 0:
+                # At least one key stays visible: the first block initializes maxima, sums and
+                # results. If even that key is hidden, `mask_future` sets its scores to minus
+                # infinity.
                 visible_keys = max(min(keys, stop + a.offset), 1)
             for key in range(0, visible_keys, keys_block):
                 block_keys = min(keys_block, visible_keys - key)
@@ -155,6 +162,8 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                     if a.causal != 0:
                         last = min(first + width, queries) + a.offset
                         panel_keys = min(block_keys, max(last, 1) - key)
+                    # A block after the last query of a panel is hidden from it, and leaves its
+                    # state as it is. The first block is never left out.
                     if panel_keys > 0:
                         attend(a, t, panel, first, key, panel_keys, mask, scores)
             out = a.y + batch * a.y_batch + head * a.y_head
@@ -190,6 +199,8 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         """Update a panel's results by a block of keys, whose lines ``t`` holds."""
         depth, values = a.key_size, a.value_size
         count = min(width, a.queries - first)
+        # Rows of a panel have as many vectors as it has queries for, so that a short last panel
+        # takes less time than a full one.
         vectors = (count + lanes - 1) // lanes
         out, state = panel + depth * row, panel + (depth + values) * row
         t.row_bias = 0
@@ -198,6 +209,9 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         if mask != 0:
             step, key_step = a.mask_row, a.mask_key
             at = mask + first * step + key * key_step
+            # A mask that all queries share is one number for each key, which is a row of the panel:
+            # the product adds it as a bias, without a copy. Any other mask is written to where the
+            # scores go, and the product is added to it.
             if step == 0 and key_step == item:
                 t.row_bias = at
             else:
@@ -215,6 +229,9 @@ def _panel_attention(dtype: str, lanes: int, nv: int) -> Any:
         softmax(scores, keys, vectors, state, key > 0)
         t.row_bias = 0
         t.start_row = 0
+        # The first block overwrites the results, so that scratch needs no initialization. Later
+        # blocks may raise the maximum: results so far are relative to the former one, and are
+        # multiplied by the factor that the softmax has left in its state.
         if key > 0:
             t.start = state + 2 * vectors * size
         t.a = t.v_lines

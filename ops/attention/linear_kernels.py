@@ -49,6 +49,9 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
             else:
                 for i in range(size // item):
                     store(state + i * item, real(0))
+            # Each token needs the state after the one before, so only heads and samples are
+            # computed in parallel. The queries that share a head read its state while it is in the
+            # cache.
             for t in range(tokens):
                 token = sample * tokens + t
                 update(a, token, kv_head, state, difference)
@@ -82,6 +85,8 @@ def _updater(dtype: str, gated: bool, delta: bool) -> Any:
             each = a.decays
             decay = a.decay + (token * heads + kv_head) * each * item
             for i in range(keys):
+                # A head has either one factor or one for each key: ``each`` is 1 or the number of
+                # keys.
                 factor = load(decay + i % each * item)
                 row = state + i * values * item
                 for j in range(values):
@@ -91,6 +96,9 @@ def _updater(dtype: str, gated: bool, delta: bool) -> Any:
             beta = load(a.beta + (token * each + kv_head % each) * item)
             for j in range(values):
                 store(difference + j * item, load(value + j * item))
+            # Keys are the outer loop here and below, although sums are over keys: rows of the state
+            # are contiguous, and the inner loop over values has no dependency between its
+            # iterations.
             for i in range(keys):
                 factor = load(key + i * item)
                 row = state + i * values * item

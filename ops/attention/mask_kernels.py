@@ -36,6 +36,8 @@ def bias(*, dtype: str, mask: str) -> Callable[..., Any]:
             if given:
                 at = batch * a.mask_batch + head * a.mask_head + query * a.mask_row
                 row += at * step
+            # With counts the queries are the last tokens before a sample's padding, so that their
+            # positions differ between samples.
             before, last = a.past, keys
             if a.counts != 0:
                 last = count_of(a.counts + 8 * batch)
@@ -49,6 +51,8 @@ def bias(*, dtype: str, mask: str) -> Callable[..., Any]:
                 free = free and (right < 0 or -distance <= right)
                 value = 0.0
                 if given:
+                    # A mask may have fewer keys than K; its memory ends there, and ONNX hides the
+                    # others.
                     if key >= a.mask_keys:
                         free = False
                     elif boolean:
@@ -56,6 +60,7 @@ def bias(*, dtype: str, mask: str) -> Callable[..., Any]:
                     else:
                         value = float(load(row + key * a.mask_key * step))
                 value = value if free else unseen
+                # The mask itself may be minus infinity: what counts is the result.
                 if value != unseen:
                     seen = 1.0
                 store(y + key * item, value)

@@ -48,6 +48,7 @@ def emit_attention(low: Lowering, r: AttentionSpec) -> None:
     if low.traits.is_gpu:
         group, parts = _GROUP_QUERIES, _GROUP_PARTS
         padded = 4 * (-(-depth // 4) + -(-values // 4)) * r.q.operand.itemsize  # bytes of a key
+        # A block has at least one key for each part, and must fit in the local memory.
         while parts > 2 and parts * padded > _LOCAL_BYTES:
             parts //= 2
         block = parts * max(1, min(_LOCAL_BYTES // padded, _MAX_BLOCK_KEYS) // parts)

@@ -51,10 +51,14 @@ def query_packer(dtype: str, lanes: int) -> Any:
         """Write the queries, times ``scale``, transposed; lanes without a query are 0."""
         factor = splat(scale)
         row = (count + lanes - 1) // lanes * size
+        # The transposition writes only lanes that have a query. The other lanes of the last vector
+        # would keep what an earlier unit left in the scratch.
         if count * item < row:
             for d in range(depth):
                 store(to + (d + 1) * row - size, zero())
         transpose(q, step, count, depth, to, row)
+        # The scale is applied to the queries: a query has as many elements as a key, but as many
+        # scores as there are keys.
         for at in range(to, to + depth * row, size):
             store(at, load(at) * factor)
 
@@ -89,6 +93,8 @@ def line_reader(dtype: str, lanes: int) -> Any:
         pitch: int, to: int, at: int, step: int, across: int, key: int, keys: int, length: int
     ) -> tuple[int, int]:
         """Return the address of the lines of a block of K or V, and the bytes between them."""
+        # In lines across the keys a block begins some elements into each line; otherwise it begins
+        # with a later line.
         at += key * (item if across != 0 else step)
         if pitch == 0:
             return at, step
@@ -137,9 +143,12 @@ def future_masker(dtype: str, lanes: int) -> Any:
     @register_jitable
     def mask_future(limit: int, keys: int, vectors: int, scores: int) -> None:
         """Set the scores of keys that a query does not see."""
+        # Keys before this range are seen even by query 0, as ``0 >= limit + k``, and so by all.
         for k in range(max(0, 1 - limit), keys):
             for j in range(vectors):
                 at = scores + (k * vectors + j) * size
+                # Lane numbers are compared as floats. A limit beyond 2**24 is rounded in float32,
+                # but is so far from all lane numbers that the result is the same.
                 seen = iota() >= splat(float(limit + k - j * lanes))
                 store(at, select(seen, load(at), splat(_LOWEST)))
 
@@ -170,6 +179,8 @@ def block_softmax(dtype: str, lanes: int) -> Any:
             if later:
                 top = load(state + j)
             before = top
+            # Two maxima halve the chain of dependent operations. `max` passes over NaN in its first
+            # operand; the exponential of that score is NaN, and so is the sum.
             for at in range(scores + j, even, 2 * row):
                 top, other = largest(load(at), top), largest(load(at + row), other)
             if keys & 1:
@@ -179,6 +190,8 @@ def block_softmax(dtype: str, lanes: int) -> Any:
             base = select(top > splat(_LOWEST), top, zero())
             total = zero()
             if later:
+                # The maximum never falls, so that the factor is at most 1. It is 0, not NaN, where
+                # no earlier key was seen.
                 factor = exp(before - base)
                 total = load(state + row + j) * factor
                 store(state + 2 * row + j, factor)
@@ -186,6 +199,8 @@ def block_softmax(dtype: str, lanes: int) -> Any:
                 weight = exp(load(at) - base)
                 store(at, weight)
                 total = total + weight
+            # The state keeps minus infinity, not the base of 0: with a maximum of 0, all weights of
+            # a later block with very negative scores would underflow to 0.
             store(state + j, top)
             store(state + row + j, total)
 

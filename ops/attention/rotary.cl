@@ -24,6 +24,7 @@ __kernel void rotate_pairs(int count, __global const T *x, int x0, __global T *y
   int row = unit;
 #if POSITIONS
   long position = positions[positions0 + unit];
+  // Positions are data: one that is out of range must not read outside the caches.
   row = position < 0 ? 0 : position >= rows ? rows - 1 : (int)position;
 #endif
   int k = PAIRS ? i / 2 : i % part, second = PAIRS ? i % 2 : i / part;

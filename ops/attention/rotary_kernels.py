@@ -33,6 +33,7 @@ def rotate(*, dtype: str, lanes: int, interleaved: bool) -> Callable[..., None]:
         for unit in range(begin, end):
             row = unit
             if r.positions != 0:
+                # Positions are data: one that is out of range must not read outside the caches.
                 row = min(max(ld_i64(r.positions + 8 * unit), 0), r.rows - 1)
             cosines, sines = r.cosines + row * part, r.sines + row * part
             base = unit // tokens * r.batch_stride + unit % tokens * r.token_stride

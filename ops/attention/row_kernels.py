@@ -45,6 +45,7 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
         queries, keys, values = a.queries, a.keys, a.value_size
         heads, step = a.heads, a.y_row
         scores = a.scratch + worker * a.scratch_bytes
+        # Rows of scores are whole vectors, so that the softmax needs no masked loads and stores.
         room = (keys + lanes - 1) // lanes * lanes
         row = room * item
         for unit in range(begin, end):
@@ -53,6 +54,8 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
             out = a.y + batch * a.y_batch + head * a.y_head
             score(a, q, k, scores, row)
             for i in range(queries):
+                # The product of the weights and V adds to the output, which holds arbitrary bytes
+                # before.
                 for d in range(0, values, lanes):
                     store_n(out + i * step + d * item, min(lanes, values - d), zero())
                 mask, seen = masks, keys
@@ -67,6 +70,8 @@ def few_queries(*, dtype: str, lanes: int, across: bool) -> Callable[..., None]:
                 total = load1(scores + queries * row + i * item)
                 if a.zero_unseen != 0 and total == 0.0:
                     total = 1.0
+                # The division by the sum of weights is done on the results, as there are fewer of
+                # them (elements of a value) than weights (one for each key) in a long context.
                 for d in range(0, values, lanes):
                     n, at = min(lanes, values - d), out + i * step + d * item
                     store_n(at, n, load_n(at, n) / splat(total))
@@ -94,8 +99,11 @@ def _softmax_row(dtype: str, lanes: int) -> Any:
             for k in range(0, seen, lanes):
                 n, at = min(lanes, seen - k), k * item
                 store_n(scores + at, n, load(scores + at) + load_n(mask + at, n))
+        # Scores of hidden keys and of the padding become minus infinity: they do not raise the
+        # maximum, and their exponential is 0.
         for k in range(seen, room):
             store1(scores + k * item, lowest)
+        # Scores less their maximum are at most 0, so that no exponential overflows.
         top = splat(lowest)
         for at in range(0, room * item, size):
             top = maximum(top, load(scores + at))
@@ -125,6 +133,7 @@ def _scorer(dtype: str, lanes: int, across: bool, along_rows: Any, along_columns
     def score(a: FewQueriesArguments, q: int, k: int, scores: int, row: int) -> None:
         """Write the scaled scores of the queries of a head, ``row`` bytes for each."""
         rows, keys = a.queries, a.keys
+        # The products add to the scores, and the scratch still holds those of an earlier unit.
         for i in range(rows):
             for at in range(0, row, size):
                 store(scores + i * row + at, zero())

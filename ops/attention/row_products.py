@@ -89,6 +89,8 @@ def _row_adders(dtype: str, lanes: int) -> tuple[Any, Any]:
         b3, b6 = b + 3 * ldb, b + 6 * ldb
         whole = count // lanes * lanes * item
         for at in range(0, whole, lanes * item):
+            # Eight products share a load and a store of C. They depend on one another, but not on
+            # those of the next vectors, which the processor computes at the same time.
             value = fma(a0, load(b + at), load(c + at))
             value = fma(a1, load(b + ldb + at), value)
             value = fma(a2, load(b + 2 * ldb + at), value)
@@ -130,6 +132,8 @@ def _dots(dtype: str, lanes: int) -> tuple[Any, Any]:
     @register_jitable
     def dot_four(c: int, a: int, b: int, ldb: int, depth: int, alpha: float) -> None:
         """Add the products of a row of A with four columns of B."""
+        # Eight independent sums hide the latency of multiply-adds, and four columns share each
+        # vector of A. Their order depends on sizes only.
         s0, s1, s2, s3 = zero(), zero(), zero(), zero()
         t0, t1, t2, t3 = zero(), zero(), zero(), zero()
         b1, b2, b3 = b + ldb, b + 2 * ldb, b + 3 * ldb
@@ -141,6 +145,7 @@ def _dots(dtype: str, lanes: int) -> tuple[Any, Any]:
             s1, t1 = fma(x, load(b1 + at), s1), fma(z, load(b1 + on), t1)
             s2, t2 = fma(x, load(b2 + at), s2), fma(z, load(b2 + on), t2)
             s3, t3 = fma(x, load(b3 + at), s3), fma(z, load(b3 + on), t3)
+        # Elements after the end are loaded as 0 from both operands, and add nothing.
         for k in range(whole // item, depth, lanes):
             n, at = min(lanes, depth - k), k * item
             x = load_n(a + at, n)
