@@ -152,6 +152,7 @@ def groups(node: Node, low: Lowering) -> None:
 
 def _factor(scale: Array, variance: Array, *, epsilon: float, dtype: str) -> Array:
     """Return the factor of each channel for stored statistics."""
+    # Computed once, when weights are prepared; in float64, so that it is rounded once.
     wide = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
     return wide.astype(dtype)
 

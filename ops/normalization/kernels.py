@@ -37,6 +37,7 @@ def _moments(dtype: str, lanes: int) -> tuple[Function, Function]:
 
     @register_jitable
     def total(x: int, size: int) -> Any:
+        # Four sums hide the latency of additions, and lose fewer digits than a single long one.
         a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
         stop = x + size * item
         while x + 4 * step <= stop:
@@ -52,6 +53,8 @@ def _moments(dtype: str, lanes: int) -> tuple[Function, Function]:
 
     @register_jitable
     def squares(x: int, size: int, mean: float) -> Any:
+        # A pass of its own after the mean: the difference of the mean square and the squared mean
+        # loses most digits where the mean is large beside the deviation.
         a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
         m = splat(mean)
         stop = x + size * item
@@ -66,6 +69,7 @@ def _moments(dtype: str, lanes: int) -> tuple[Function, Function]:
             x += step
         if x < stop:
             mask = mask_n((stop - x) // item)
+            # Lanes after the end are loaded as 0, and each would add the square of the mean.
             p = select(mask, load_m(x, mask) - m, splat(0.0))
             b = fma(p, p, b)
         return total_of((a + b) + (c + d))
@@ -179,6 +183,8 @@ def groups(*, dtype: str, lanes: int) -> Function:
             deviation = splat(inverse(squares(x, size, mean) / size, epsilon))
             at = unit % count * a.group_step * item
             for _ in range(channels):
+                # Statistics and parameters of a channel join into one multiply-add for each
+                # element.
                 factor = bcast(a.scale + at) * deviation
                 shift = bcast(a.bias + at) - splat(mean) * factor
                 left = pixels
@@ -224,6 +230,8 @@ def local_response(*, dtype: str, lanes: int, three_quarters: bool) -> Function:
             x, y = a.x + at, a.y + at
             for c in range(channels):
                 total = splat(0.0)
+                # Squares are added anew for each channel: in a running sum, from which squares are
+                # subtracted again, the rounding errors of large ones would remain.
                 for k in range(max(0, c - before), min(channels, c + after + 1)):
                     t = load_m(x + k * step, mask)
                     total = fma(t, t, total)
@@ -279,6 +287,8 @@ def local_response_blocked(
             x, y = a.x + unit * plane, a.y + unit * plane
             for i in range(0, plane, step):
                 current = load(x + i)
+                # A window reaches less than a block of channels to either side, so the two adjacent
+                # blocks are enough; beyond the first and last block squares are 0.
                 previous = load(x + i - plane) if block > 0 else zero()
                 next_ = load(x + i + plane) if block + 1 < blocks else zero()
                 total = window(previous * previous, current * current, next_ * next_)

@@ -60,6 +60,8 @@ def rows(*, dtype: str, lanes: int, log: bool, half_precision: str) -> Function:
         row = size * item
         whole = row - rest * item
         unit = begin
+        # In longer rows the reductions take a small part of the time, and a group of them would
+        # leave the L1 cache between its passes.
         if not log and not half and step <= row <= _MAX_GROUP_BYTES // lanes:
             while unit + lanes <= end:
                 short_rows(a.x + unit * row, a.y + unit * row, row, whole, rest)
@@ -145,6 +147,8 @@ def _exponentials(v: Any, log: bool, half_precision: str) -> Function:
         Those of whole vectors are stored, unless the logarithm is computed.
         """
         total, more = splat(0.0), splat(0.0)
+        # The last vector overlaps the one before, and the result may be written over the input: it
+        # has to be loaded before the loop stores exponentials there.
         last = tail_of(x, whole, rest) if rest > 0 else total
         i = 0
         while i + 2 * step <= whole:
@@ -162,6 +166,7 @@ def _exponentials(v: Any, log: bool, half_precision: str) -> Function:
             total = total + p
         if rest > 0:
             last = rounded(exp(rounded(last - top)))
+            # The lanes that overlap the last whole vector are in the sum already.
             more = more + masked_tail(last, splat(0.0), whole, rest)
         return total + more, last
 
@@ -186,7 +191,11 @@ def _one_row(v: Any, parts: tuple[Function, ...], log: bool, half_precision: str
 
     @register_jitable
     def one_row(x: int, y: int, whole: int, rest: int) -> None:
+        # Elements less a finite maximum are at most 0: no exponential overflows, the largest one is
+        # 1, and the sum cannot be 0.
         top = bcast(hmax(maximum(x, whole, rest)))
+        # Loaded here for the logarithm, which stores over the input before it needs the last
+        # vector.
         given = tail_of(x, whole, rest) if rest > 0 else splat(0.0)
         sums, last = exponentials(x, y, whole, rest, top)
         one_total = total_of(sums)
@@ -209,6 +218,8 @@ def _one_row(v: Any, parts: tuple[Function, ...], log: bool, half_precision: str
             if rest > 0:
                 store_tail(y, whole, rest, given - shift)
         else:
+            # One division for a row. Half precision divides each element, as the reference does:
+            # the product with a rounded reciprocal may round differently.
             factor = splat(1.0) / bcast(one_total)
             for j in range(0, whole, step):
                 store(y + j, load(y + j) * factor)
@@ -245,6 +256,7 @@ def _short_rows(v: Any, parts: tuple[Function, ...]) -> Function:
         store(ends, splat(1.0) / row_sum(vectors))
         for k in range(lanes):
             to, factor = y + k * row, bcast(load1(ends + k * item))
+            # Loaded before the loop, which would otherwise scale the overlapping elements twice.
             last = tail_of(to, whole, rest) if rest > 0 else factor
             for j in range(0, whole, step):
                 store(to + j, load(to + j) * factor)
@@ -277,6 +289,7 @@ def columns(*, dtype: str, lanes: int, log: bool, half_precision: str) -> Functi
         step = inner * item
         for unit in range(begin, end):
             outer, first = unit // tiles, unit % tiles * lanes
+            # Lanes after the last column compute on zeros, and are not stored.
             mask = mask_n(inner - first)
             at = (outer * size * inner + first) * item
             x, y = a.x + at, a.y + at
