@@ -217,6 +217,8 @@ def _maxima(low: Lowering, x: Operand, y: Operand, axes: Sequence[int]) -> Opera
     emit_reduction(low, "max", x, found, axes)
     e = Expression()
     term = e.input(x.dtype)
+    # Infinity less an infinite maximum would be NaN. Without a shift the sum of exponentials is
+    # then infinity or 0, whose logarithm is the result. A maximum of NaN is in the sum anyway.
     bounded = e("lt", e("abs", term), math.inf)
     emit_expression(
         low,

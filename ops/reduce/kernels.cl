@@ -10,6 +10,9 @@
 #else
 #define ROW get_group_id(0)
 #define ME get_local_id(0)
+// Work-items may still read shared[0], the result of the function's previous call, before the first
+// barrier. All work-items of a group have the same row, so that they return early together and
+// never miss a barrier.
 #define GROUP_REDUCE(name, combine)                         \
   T name(T x, __local T *shared) {                          \
     barrier(CLK_LOCAL_MEM_FENCE);                           \
@@ -57,6 +60,8 @@ __kernel void reduce(int count, __global const T *x, int x0, __global T *y, int 
   T shift = shifts[shifts0 + row];
 #endif
   T sums[WIDE];
+  // START of a maximum is x[0], an element of the row: it counts more than once, which changes
+  // neither a maximum nor a minimum.
   for (int j = 0; j < WIDE; j++) sums[j] = START;
   int iterations = total / m3;
   for (int k = 0; k < iterations; k++) {
@@ -133,6 +138,8 @@ __kernel void softmax(int count, __global const T *x, int x0, __global T *y, int
 GROUP_REDUCE(group_sum, a + b)
 
 T added(__global const T *x, int size, T shift, int power, __local T *shared) {
+  // Eight independent sums, which a compiler can keep in vectors: it may not reorder the additions
+  // of one sum.
   T sums[WIDE];
   for (int j = 0; j < WIDE; j++) sums[j] = 0;
   int i = 0;
@@ -161,6 +168,8 @@ __kernel void rows(int count, __global const T *x, int x0, __global T *y, int y0
   if (row >= count) return;
   x += x0 + row * size;
   y += y0 + row * size;
+  // The variance is computed from differences: the mean square less the squared mean loses most
+  // digits where the mean is large beside the deviation.
   T mean = CENTRED ? added(x, size, 0, 1, shared) / size : (T)0;
   T scale = 1 / sqrt(added(x, size, mean, 2, shared) / size + epsilon);
   for (int i = ME; i < size; i += GROUP) {
@@ -225,6 +234,7 @@ __kernel void argminmax(int count, __global const T *x, int x0, __global long *y
   int at = 0;
   for (int i = 1; i < size; i++) {
     T value = x[i * inner];
+    // NaN counts as the largest and as the smallest: nothing replaces it, except with LAST another.
     int better = IS_NAN(best) ? 0 : IS_NAN(value) || (LARGEST ? value > best : value < best);
     int same = LAST && (value == best || (IS_NAN(value) && IS_NAN(best)));
     if (better || same) best = value, at = i;

@@ -134,6 +134,8 @@ def _minmax_row(v: Any, op: str) -> Function:
 
         NaN is searched separately, two vectors at a time: faster than a maximum that keeps NaN.
         """
+        # Four independent maxima hide the latency. They need not keep NaN, since the result is NaN
+        # anyway once ``nan`` is.
         a, b, c, d, nan = splat(start), splat(start), splat(start), splat(start), splat(0)
         stop = x + size * item
         while x + 4 * step <= stop:
@@ -150,6 +152,7 @@ def _minmax_row(v: Any, op: str) -> Function:
             x += step
         if x < stop:
             mask = mask_n((stop - x) // item)
+            # Lanes after the end are loaded as 0, which may exceed all elements.
             e = select(mask, load_m(x, mask), splat(start))
             c = better_of(c, e)
             nan = select(isnan(e), e, nan)
@@ -173,6 +176,8 @@ def _row_reducer(v: Any, op: str) -> Function:
         others, iterations = reduction.reduced, reduction.iterations
         if is_minmax and iterations == 1:
             return minmax_row(base, size)
+        # Four independent partial results hide the latency of an operation; they are shared by all
+        # iterations over the outer dimensions.
         a, b, c, d = splat(start), splat(start), splat(start), splat(start)
         for iteration in range(iterations):
             x = base + _offset(reduction.dims + 24 * kept, others, iteration)
@@ -188,7 +193,10 @@ def _row_reducer(v: Any, op: str) -> Function:
                 x += step
             if x < stop:
                 mask = mask_n((stop - x) // item)
+                # Selected after the transform: that of a lane after the end, which is loaded as 0,
+                # may differ from the identity (``exp(0 - shift)``).
                 b = combine(b, select(mask, transform(load_m(x, mask), shift), splat(start)))
+        # In short rows ``c`` and ``d`` still hold the identity.
         if iterations == 1 and size < 4 * lanes:
             return combine(a, b)
         return combine(combine(a, b), combine(c, d))
@@ -223,6 +231,8 @@ def rows(*, dtype: str, lanes: int, op: str) -> Function:
         kept, number, rows = reduction.kept, float(reduction.count), row_results()
         size, short = reduction.size, reduction.iterations == 1 and reduction.size <= lanes
         mask = mask_n(size)
+        # As many rows as a vector has lanes are reduced together at the end, one for each lane,
+        # instead of each by horizontal operations.
         for first in range(begin, end, lanes):
             count = min(lanes, end - first)
             shift = splat(0)
@@ -235,6 +245,8 @@ def rows(*, dtype: str, lanes: int, op: str) -> Function:
                 else:
                     row = one_row(reduction, base, shift)
                 store(rows + i * step, row)
+            # The last group may have fewer rows. The others are initialized, as the reduction reads
+            # them; their lanes are not stored.
             for i in range(count, lanes):
                 store(rows + i * step, splat(start))
             if needs_shift:
@@ -280,6 +292,7 @@ def _columns_kernel(v: Any, op: str) -> Function:
             shifts = reduction.shifts + y
             y += reduction.y
             left = size - first
+            # Four vectors of columns are four independent sums for each address that is computed.
             if left >= 4 * lanes:
                 a, b, c, d = splat(start), splat(start), splat(start), splat(start)
                 s, t, u, w = splat(0), splat(0), splat(0), splat(0)
@@ -334,6 +347,8 @@ def _replaces_best(v: Any, largest: bool, last: bool) -> Function:
 
     @register_jitable
     def exceeds_or_nan(x: Any, best: Any) -> Any:
+        # Comparisons with NaN are false: of a NaN in x the negation is true, so that it replaces
+        # numbers. Among several NaN the last or the first one stays.
         if last:
             return isnan(x) | ~(does_not_exceed(x, best) | isnan(best))
         return ~(does_not_exceed(x, best) | isnan(best))
@@ -412,6 +427,8 @@ def argminmax_rows(*, dtype: str, lanes: int, largest: bool, last: bool) -> Func
         whole = size // lanes * lanes
         for unit in range(begin, end):
             x = a.x + unit * size * item
+            # All lanes begin with element 0 and its index. Minus infinity would not do: in a row of
+            # nothing else no element exceeds it, and no lane would get an index.
             best, index = bcast(x), splat(0)
             for i in range(0, whole, lanes):
                 value = load(x + i * item)
@@ -421,9 +438,12 @@ def argminmax_rows(*, dtype: str, lanes: int, largest: bool, last: bool) -> Func
             if whole < size:
                 inside = mask_n(size - whole)
                 value = load_m(x + whole * item, inside)
+                # Lanes after the end are loaded as 0, which may exceed all elements.
                 better = replaces(value, best) & inside
                 best = select(better, value, best)
                 index = choose(better, splat(whole) + steps(), index)
+            # Lanes whose best element is smaller (larger) than that of the row get an index that no
+            # lane's index loses to. The maximum (minimum) of lanes keeps NaN, as the lanes do.
             not_best = exceeds(splat_best(fold(best)), best)
             st_i64(a.y + unit * 8, fold_indices(choose(not_best, splat(no_index), index)))
 

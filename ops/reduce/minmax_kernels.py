@@ -30,6 +30,7 @@ def minmax(*, lanes: int) -> Callable[..., None]:
     @register_jitable
     def of_run(x: int, size: int) -> Any:
         """Return the largest and smallest of each lane, and NaN in lanes that saw one."""
+        # The extremes may drop NaN, which is found separately: they then need one instruction each.
         a, b, c, d = splat(-infinite), splat(-infinite), splat(infinite), splat(infinite)
         nan, stop = splat(0), x + 4 * size
         while x + 4 * step <= stop:
@@ -42,6 +43,8 @@ def minmax(*, lanes: int) -> Callable[..., None]:
         while x < stop:
             mask = mask_n(min(lanes, (stop - x) // 4))
             e = load_m(x, mask)
+            # Lanes after the end are loaded as 0: no NaN, but perhaps larger or smaller than all
+            # elements.
             a = larger(a, select(mask, e, splat(-infinite)))
             c = smaller(c, select(mask, e, splat(infinite)))
             nan = select(isnan(e), splat(np.nan), nan)
