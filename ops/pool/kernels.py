@@ -30,6 +30,7 @@ def combiner(kind: str, v: Any) -> Any:
 
     @register_jitable
     def take_max(total: Any, x: Any) -> Any:
+        # `max` returns its second operand if either is NaN: pixels that are NaN are passed over.
         return largest(x, total)
 
     @register_jitable
@@ -123,6 +124,8 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
                 while ow < ow_n:
                     w = ow * sw - a.pad_width
                     at = x + ((d * height + h) * width + w) * pixel
+                    # Four windows that touch no padding along the width share their taps, and their
+                    # independent totals hide the latency of the operation.
                     if ow + 4 <= ow_n and w >= 0 and w + 3 * sw + (kw - 1) * dw < width:
                         w_taps = 0, kw, dw * pixel
                         four(y, at, d_taps, h_taps, w_taps, sw * pixel, around * kw)
@@ -241,10 +244,13 @@ def _blocked_pooler(dtype: str, lanes: int, kind: str) -> Any:
     pixel = lanes * v.itemsize
     start = LOWEST[dtype] if kind == "max" else _STARTS.get(kind, 0.0)
     combine, finish = combiner(kind, v), _finisher(kind, v)
+    # Partial sums hold absolute values or squares already: they are added as they are.
     merge = combiner(kind if kind == "max" or kind in _STARTS else "average", v)
 
     @register_jitable
     def blocked(x: int, y: int, count: int) -> None:
+        # Four independent totals hide the latency; their order depends on the number of pixels
+        # only.
         a, b, c, d = splat(start), splat(start), splat(start), splat(start)
         i = 0
         while i + 4 <= count:

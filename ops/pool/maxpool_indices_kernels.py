@@ -60,6 +60,8 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
             for o in range(columns):
                 w0 = o * stride_w - pad_w
                 first_w, last_w = _taps(w0, width, kernel_w, spread_w)
+                # A window that lies in the padding alone has no maximum, but needs some defined
+                # result.
                 best, index = load(x), 0
                 if first_d < last_d and first_h < last_h and first_w < last_w:
                     d, h = d0 + first_d * spread_d, h0 + first_h * spread_h
@@ -76,6 +78,7 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
                             w = w0 + k * spread_w
                             value = load(line + w * item)
                             # Selects instead of branches, which would be unpredictable.
+                            # The first NaN replaces any number, and nothing replaces it.
                             more = (value > best) | ((value != value) & (best == best))
                             best = value if more else best
                             index = here + w * along_w if more else index

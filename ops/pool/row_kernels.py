@@ -212,6 +212,8 @@ def _row_reducer(dtype: str, lanes: int, kind: str) -> Any:
         the padding's value.
         """
         whole = columns // lanes * wide
+        # Each line starts from the padding's value rather than from its first row: `max` then
+        # passes over NaN in that row, too, and lines hold none.
         if planes == 1 and rows == 3:
             for j in range(0, whole, wide):
                 total = combine(combine(splat(start), load(x + j)), load(x + row + j))
@@ -235,6 +237,8 @@ def _row_reducer(dtype: str, lanes: int, kind: str) -> Any:
                 for _ in range(rows):
                     total = combine(total, load_m(at, mask))
                     at += row
+            # The whole vector is written: the lanes after the image are padding, which `pad_lines`
+            # therefore writes only from the next vector on.
             store(to + whole, select(mask, total, splat(start)))
 
     return reduce_rows
@@ -289,11 +293,16 @@ def _window_reducer(dtype: str, lanes: int, kind: str, stride: int, across: int)
             one_by_one(line, taps, near, step, n, y)
         for j in range(0, n, lanes):
             if stride == 0:
+                # The columns are reduced already, into the output; what remains is the scale and
+                # the root.
                 total = load_n(y + j * item, n - j)
             else:
                 at = line + j * stride * item
                 total = splat(start)
                 for _ in range(across if across > 0 else taps):
+                    # The last vectors may read after the last window's columns: a line in the
+                    # scratch has room for another vector of windows, and no result keeps those
+                    # lanes.
                     value = load(at) if stride == 1 else evens(load(at), load(at + wide))
                     total = merge(value, total)
                     at += near
@@ -319,6 +328,7 @@ def _counter(dtype: str, lanes: int) -> Any:
         """Write the number of columns of each of ``n`` windows from window ``first`` on."""
         include, width, taps = a.count_include_pad, a.image_width, a.kernel_width
         dilation = a.dilation_width
+        # Rounded up to whole vectors, as `scale` reads them.
         for o in range((n + lanes - 1) // lanes * lanes):
             w = (first + o) * a.stride_width - a.pad_width
             if include != 0:
