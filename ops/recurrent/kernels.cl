@@ -62,6 +62,7 @@ float2 range_of(__local float2 *found, __global const T *h, int count) {
 void product(__global T *to, __global const T *scales, float step, __global const short *matrix,
              __global const int *x, int count, int size) {
   for (int first = get_local_id(0) * BLOCK; first < count; first += GROUP * BLOCK) {
+    // Integers are summed exactly, and scaled once at the end.
     int many = min(BLOCK, count - first), sums[BLOCK] = {0};
     for (int k = 0; k < size; k++) {
       __global const short *row = matrix + k * count + first;
@@ -103,6 +104,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void quantized_cells
   }
   SYNC;
   for (int step = 0; step < steps; step++) {
+    // One range for the states of all sequences, so that one work-group has to run all of them.
     float2 range = range_of(found, h, all);
     float scale = range.y > range.x ? (range.y - range.x) / 255 : 1;
     float zero = rint(clamp(-range.x / scale, 0.0f, 255.0f));
@@ -140,6 +142,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void quantized_cells
 void product(__global T *to, __global const T *start, __global const T *matrix, int step,
              __global const T *x, int count, int size) {
   for (int first = get_local_id(0) * BLOCK; first < count; first += GROUP * BLOCK) {
+    // With a constant number of columns the compiler can unroll and keep the sums in registers.
     if (count - first >= BLOCK) {
       T sums[BLOCK];
 #pragma unroll
@@ -190,6 +193,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void cells(
   EACH(j) {
     h[j] = HAS_H ? h_first[h_first0 + state + j] : (T)0;
     c[j] = HAS_C ? c_first[c_first0 + state + j] : (T)0;
+    // Results after the end of a sequence are zeros in both directions.
     for (int t = length; HAS_Y && t < steps; t++) y[t * y_step + j] = 0;
   }
   SYNC;
@@ -205,11 +209,13 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void cells(
     // Gates in the order update, reset, hidden.
     product(g, x, matrix, size, h, 2 * width, width);
 #if LINEAR
+    // Both products read the previous state, so that no barrier is needed between them.
     product(spare, last + last0 + direction * width, matrix + 2 * width, size, h, width, width);
     SYNC;
 #else
     SYNC;
     EACH(j) {
+      // GRU has no cell state: its memory holds the state times the reset gate.
       c[j] = first_act(g[width + j], n) * h[j];
       spare[j] = x[2 * width + j];
     }

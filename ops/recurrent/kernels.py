@@ -97,6 +97,8 @@ def _sequence_kernel(
                 t = steps - 1 - step if back != 0 else step
                 x, between = base + t * a.inputs_step, a.inputs_sequence
                 x += first * between
+                # For all sequences at once, also those that have ended: the states of all are
+                # quantized by one range, as DynamicQuantizeLinear would.
                 if int8:
                     quantized_sums(a, direction, count, memory)
                 else:
@@ -107,6 +109,8 @@ def _sequence_kernel(
                 for i in range(count):
                     length = _length_of(a, first + i)
                     sums, h = at + i * gates * row, memory + i * row
+                    # After its end a sequence keeps its state, which is its last one. Its results
+                    # are zeros at the steps from its length on, in both directions.
                     t = step
                     if step < length:
                         t = length - 1 - step if back != 0 else step
@@ -195,6 +199,7 @@ def _set_states(to: int, source: int, step: int, count: int, row: int, width: in
         row: Bytes of a padded state.
         width: Bytes of a state.
     """
+    # The padding of states is zeroed as well, as activations read it.
     memset(to, 0, count * row)
     if source != 0:
         for i in range(count):
@@ -207,6 +212,7 @@ def _length_of(a: CellsArguments, sequence: int) -> int:
     if a.lengths == 0:
         return steps
     length: int = ld_i32(a.lengths + 4 * sequence)
+    # Lengths are data: one that is out of range must not become an address outside the operands.
     return min(max(length, 0), steps)
 
 
@@ -306,6 +312,8 @@ def _int8_parts(v: Any, gates: int, recur: Function) -> tuple[Function, Function
             whole = width // lanes * size
             for j in range(0, whole, size):
                 store(to + j, load(to + j) + load(source + j))
+            # The rest is loaded as zeros after the width, so that the sums of the padding stay as
+            # they are.
             if whole < row:
                 rest = load_n(source + whole, width % lanes)
                 store(to + whole, load(to + whole) + rest)

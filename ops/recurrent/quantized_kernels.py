@@ -61,6 +61,9 @@ def quantized_recurrence(lanes: int, rows: int, nv: int, gates: int) -> Function
             state_sum = splat_int(ld_i32(quantized + i * pitch + padded))
             to = sums + i * row
             for at in range(0, row, size):
+                # With bytes q and zero points z, the sum over k of (q_h - z_h) (q_w - z_w) is the
+                # integer product less z_h times the column's sum less z_w times the sum of (q_h -
+                # z_h): the product need not know the zero points.
                 found = load_int(to + at) - state_zero * load_int(totals + at)
                 if zeros != 0:
                     found = found - state_sum * load_int(zeros + first_column + at)
@@ -84,6 +87,7 @@ def _state_quantizer(lanes: int) -> tuple[Function, Function]:
     @register_jitable
     def range_of(h: int, nbytes: int) -> Any:
         """Return scale and zero point of states as vectors, as DynamicQuantizeLinear does."""
+        # The range contains 0, so that a state of 0, and the padding, is represented exactly.
         least, most = zero(), zero()
         for at in range(h, h + nbytes, size):
             least, most = minimum(least, load(at)), maximum(most, load(at))
