@@ -30,6 +30,7 @@ def _safe_divisor(builder: Any, dtype: str, b: Value) -> tuple[Value, Value, Val
     is_zero = builder.icmp_signed("==", b, zero)
     safe = builder.select(is_zero, one, b)
     is_minus = builder.icmp_signed("==", b, like(b, dtype, -1))
+    # The division of the least integer by -1 overflows, which traps on x86 like a division by 0.
     if is_signed(dtype):
         safe = builder.select(is_minus, one, safe)
     return safe, is_zero, is_minus
@@ -74,6 +75,8 @@ def _float_remainder(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         return call_intrinsic(builder, f"llvm.{name}.{suffix(wide)}", wide, values)
 
     quotient = builder.fdiv(x, y)
+    # Quotients below this bound are at most 1/2 apart, so that rounding can carry one to the next
+    # integer, but not beyond it.
     most = like(x, work, 2.0 ** (22 if single else 51))
     small = builder.fcmp_ordered("<", unary("fabs", quotient), most)
     zero = like(x, work, 0.0)

@@ -219,6 +219,8 @@ class _Tile:
             if isinstance(ty, ir.IntType):
                 found[name] = builder.trunc(word, ty) if ty.width < 64 else word
             else:
+                # An argument has 64 bits: real numbers are passed as float64, whatever they are
+                # used as.
                 real = builder.bitcast(word, ir.DoubleType())
                 found[name] = real if ty == ir.DoubleType() else builder.fptrunc(real, ty)
         return found
@@ -255,6 +257,8 @@ class _Tile:
         count = _least(builder, block, builder.sub(size, column))
         height = _least(builder, row_block, builder.sub(rows, row))
 
+        # The addresses are carried from row to row: one addition for each operand instead of a
+        # multiplication.
         def one_row(_at: Value, addresses: list[Value]) -> list[Value]:
             self.row(builder, addresses, count, numbers)
             return [builder.add(a, s) for a, s in zip(addresses, steps, strict=True)]
@@ -266,6 +270,7 @@ class _Tile:
     ) -> None:
         """Emit a row of ``count`` elements: unrolled vectors, single vectors, and a masked rest."""
         lanes = self.lanes
+        # Operands that do not change along a row are loaded and converted once for it.
         fixed = [
             self._fixed(builder, k, bases[k], mode)
             for k, mode in enumerate(self.modes[: len(self.program.inputs)])
@@ -285,6 +290,8 @@ class _Tile:
         if lanes > 1:
             at, _ = _loop(builder, at, count, I64(lanes), [], vectors(1))
             with builder.if_then(builder.icmp_signed("<", at, count)):
+                # Lanes after the end compute on zeros, which no instruction traps on, and are not
+                # stored.
                 mask = first_lanes(builder, builder.sub(count, at), lanes)
                 self._vectors(builder, bases, fixed, at, 1, numbers, mask)
         else:

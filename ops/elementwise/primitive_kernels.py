@@ -85,6 +85,7 @@ def _sign(builder: Any, dtype: str, x: Value) -> Value:
     if is_float(dtype):
         below = emit_compare(builder, "<", dtype, x, zero)
         result = builder.select(below, like(x, dtype, -1), result)
+        # The sign of -0 is 0, not -0. NaN fails all three comparisons and stays.
         return builder.select(emit_compare(builder, "==", dtype, x, zero), zero, result)
     if is_signed(dtype):
         below = emit_compare(builder, "<", dtype, x, zero)
@@ -174,6 +175,8 @@ def _shift(op: str) -> Callable[[Any, str, Value, Value], Value]:
 
     def emit(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         width = 8 * ELEMENTS[dtype][2]
+        # LLVM's result of a shift by the width or more is poison, also if it is not selected: the
+        # count is bounded before the shift.
         fits = builder.icmp_unsigned("<", b, like(b, dtype, width))
         last = like(b, dtype, width - 1)
         if op == "shr" and is_signed(dtype):
@@ -220,6 +223,7 @@ def _square(builder: Any, a: Value) -> Value:
 def _root(builder: Any, dtype: str, a: Value) -> Value:
     """Emit ``a ** 0.5``, which differs from the square root at -0 and -inf."""
     endless = builder.fcmp_ordered("==", a, like(a, dtype, float("-inf")))
+    # The addition turns -0 into 0, since the root of -0 is -0, but ``pow(-0, 0.5)`` is 0.
     root = _libm("sqrt")(builder, dtype, builder.fadd(a, like(a, dtype, 0.0)))
     return builder.select(endless, like(a, dtype, float("inf")), root)
 
@@ -296,6 +300,7 @@ def _cast(builder: Any, source: str, target: str, x: Value) -> Value:
         return x
     if target == "bool":
         if is_float(source):
+            # Unordered: NaN is true, as in NumPy.
             return builder.fcmp_unordered("!=", x, like(x, source, 0))
         return builder.icmp_unsigned("!=", x, like(x, source, 0))
     if source == "bool":
@@ -316,6 +321,8 @@ def _to_integer(builder: Any, source: str, target: str, x: Value) -> Value:
         wide = emit_convert(builder, x, source, "int64")
         return builder.trunc(wide, ir.VectorType(I32, x.type.count))
     if target == "uint64":
+        # LLVM's conversion to int64 is defined below 2**63 only: larger numbers are moved down by
+        # 2**63, which is the top bit of the result.
         least = like(x, source, 2.0**63)
         large = builder.fcmp_ordered(">=", x, least)
         low = builder.fptosi(builder.select(large, builder.fsub(x, least), x), _longs(x))
