@@ -243,6 +243,7 @@ def _emit_table(
         return False
     if x.layout != target.layout or operand.lanes != target.lanes:
         return False
+    # Inputs beside the byte are the same for all elements, or one table would not do.
     if any(s is not x and math.prod(s.shape) != 1 for s in sources):
         return False
     names = [text.partition(".")[0] for text in expression.instructions]
@@ -289,8 +290,11 @@ def allow_in_place(
         if isinstance(other, Operand) and other is not x:
             other_root, other_offset = _root(other)
             same = (other_offset, shape, other.itemsize) == (offset, x.shape, x.itemsize)
+            # Another view of the storage, as of a slice, would be read after its elements are
+            # overwritten.
             if other_root is not None and other_root is root and not same:
                 return
+        # An input that broadcasts is read again after the output has overwritten it.
         elif other is x and shape != output.shape:
             return
     low.in_place(output, x)
