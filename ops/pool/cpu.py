@@ -106,6 +106,7 @@ def _rows_of_images(
     stride, taps = g.strides[2], g.kernel[2]
     usual, reach = stride <= 2, (taps - 1) * g.dilations[2]
     columns = min(g.target[2], max(1, _MAX_LINE_COLUMNS // stride))
+    # A line is a vector of windows longer than its columns, as the last vector may read past them.
     length = stride * (columns + of.lanes) + reach
     lines = max(1, min(g.target[1], _MAX_COLUMNS_OF_LINES // length))
     nbytes = (lines * length + 2 * (columns + of.lanes)) * of.item

@@ -60,8 +60,8 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
             for o in range(columns):
                 w0 = o * stride_w - pad_w
                 first_w, last_w = _taps(w0, width, kernel_w, spread_w)
-                # A window that lies in the padding alone has no maximum, but needs some defined
-                # result.
+                # Dilated taps may all step over a small image: such a window has no maximum, but
+                # needs some defined result.
                 best, index = load(x), 0
                 if first_d < last_d and first_h < last_h and first_w < last_w:
                     d, h = d0 + first_d * spread_d, h0 + first_h * spread_h
