@@ -330,6 +330,9 @@ def emit_cells(low: Lowering, c: Cells) -> None:
     rows, of = unit_tiling(tiles(c.x.dtype), low.threads, batch, directions)
     padded = round_up(hidden, of.lanes)
     products = input_products(low, c, padded)
+    # GRU's last gate is a product of its own: it multiplies the state times the reset gate, which
+    # is known after the first two gates; with ``linear_before_reset`` its recurrence is kept apart
+    # from the inputs, as the reset gate multiplies it alone.
     first_gates = 2 if c.kind == "GRU" else c.gates
 
     def panels(first: int, last: int) -> tuple[Argument, int]:
@@ -391,6 +394,8 @@ def emit_steps(low: Lowering, c: Cells, of: Tiles, rows: int, r: Recurrence) -> 
     """
     steps, batch, _, hidden, directions = c.sizes
     int8 = {"weights": "int8"} if r.columns is not None else {}
+    # Activations are compiled into the kernel, and their numbers are arguments of all directions of
+    # a launch.
     one_launch = len(set(c.activations)) == 1
     count = directions if one_launch else 1
     units = count * -(-batch // rows)
