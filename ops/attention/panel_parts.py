@@ -180,7 +180,7 @@ def block_softmax(dtype: str, lanes: int) -> Any:
                 top = load(state + j)
             before = top
             # Two maxima halve the chain of dependent operations. `max` passes over NaN in its first
-            # operand; the exponential of that score is NaN, and so is the sum.
+            # operand: it is the exponential of the score, and so the sum, that must show the NaN.
             for at in range(scores + j, even, 2 * row):
                 top, other = largest(load(at), top), largest(load(at + row), other)
             if keys & 1:
