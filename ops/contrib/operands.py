@@ -140,8 +140,11 @@ def all_batches(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | Non
     )
 
 
-for _requirement in (
-    *(all_batches, all_keys, factors_of_rows, into_first),
-    *(one_row, one_scale, same_rows, same_shape),
-):
-    declare(_requirement.__name__, domain="body", requires=_requirement)
+declare("all_batches", domain="body", requires=all_batches)
+declare("all_keys", domain="body", requires=all_keys)
+declare("into_first", domain="body", requires=into_first)
+declare("one_row", domain="body", requires=one_row)
+declare("one_scale", domain="body", requires=one_scale)
+declare("factors_of_rows", domain="body", requires=factors_of_rows)
+declare("same_rows", domain="body", requires=same_rows)
+declare("same_shape", domain="body", requires=same_shape)

@@ -517,6 +517,8 @@ def _check_preset(port: Port, array: Any) -> None:
     if not is_array(array) or not array.flags.writeable:
         raise ShapeError(f"output {port.name!r}: give a writable NumPy array to write into")
     check = expected_result(port.type)
-    if check is not None and not (array.dtype == check[1] and check[2](array.shape)):
-        found = TensorType(dtype_of(array), array.shape)
+    if check is None or not isinstance(port.type, TensorType):
+        return
+    found = TensorType(dtype_of(array), array.shape)  # in either byte order
+    if found.dtype != port.type.dtype or not check[2](array.shape):
         raise ShapeError(f"output {port.name!r} is {port.type}, cannot be written into {found}")
