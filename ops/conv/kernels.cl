@@ -162,7 +162,9 @@ __kernel void window(int count, __global const T *x, int x0, __global T *y, int 
         if (z < 0 || z >= sd || r < 0 || r >= sh || o < 0 || o >= sw) continue;
         T value = x[(z * sh + r) * sw + o];
 #if INDICES
-        if (!seen || value > sum) index = INDICES == 1 ? (z * sh + r) * sw + o : z + (r + o * sh) * sd;
+        // The index is that of the first NaN, if there is one.
+        if (!seen || value > sum || (value != value && sum == sum))
+          index = INDICES == 1 ? (z * sh + r) * sw + o : z + (r + o * sh) * sd;
 #endif
         seen++;
 #if POOL == POOL_MAX

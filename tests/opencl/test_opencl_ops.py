@@ -307,6 +307,19 @@ def test_what_meets(op: str, case: dict[str, Any], kernels: str) -> None:
         np.testing.assert_allclose(found[k], want, rtol=1e-5, atol=1e-5)
 
 
+def test_the_index_of_a_maximum_that_is_nan() -> None:
+    """ONNX Runtime takes no NaN for a maximum; the reference does, as NumPy."""
+    image = random(2, 3, 9, 11)
+    image[0, 1, 4:6, 4] = image[1, 2, 0, 0] = np.nan
+    options: dict[str, Any] = {"kernel_shape": (3, 3), "strides": (2, 2), "outputs": 2}
+    graph, arrays = graph_of("MaxPool", arrays=[image], **options)
+    wanted = core().compile_model(graph, "REFERENCE")(arrays)
+    found = core().compile_model(graph, "OPENCL")(arrays)
+    assert np.isnan(wanted[0]).any()
+    for k in range(2):
+        np.testing.assert_array_equal(found[k], wanted[k])
+
+
 @pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_nan_and_half_floats_in_a_scatter(dtype: str, reduction: str) -> None:

@@ -155,9 +155,11 @@ def _exp(x: Expr) -> Expr:
 
 
 def _exp_unbounded(x: Expr, sign: float = 1.0, *, coarse: bool = False) -> Expr:
-    """Return e**(sign * x) if that is a normal number; otherwise the result is unspecified.
+    """Return e**(sign * x) for -87 (float64: -708) <= sign * x <= 87 (708), and NaN for NaN.
 
-    n is added to the exponent bits of e**r directly: ``shifted`` holds it in its lowest bits.
+    For other x the result is unspecified. ``shifted`` holds n and the bias of exponents in its
+    lowest bits, so that shifting them makes 2**n. The product with e**r is NaN for a NaN of any
+    bits; adding n to the exponent bits of e**r would make numbers of some.
 
     Args:
         x: The argument.
@@ -166,7 +168,7 @@ def _exp_unbounded(x: Expr, sign: float = 1.0, *, coarse: bool = False) -> Expr:
             relative error of |x| * 2.8e-9.
     """
     f, builder = x.format, x.builder
-    magic = 1.5 * 2.0**f.mantissa
+    magic = 1.5 * 2.0**f.mantissa + f.bias
     shifted = x.fma(sign / math.log(2.0), magic)
     n = shifted - magic
     x = x if sign > 0 else -x
@@ -175,8 +177,7 @@ def _exp_unbounded(x: Expr, sign: float = 1.0, *, coarse: bool = False) -> Expr:
     else:
         r = n.fma(-f.ln2_low, n.fma(-f.ln2_high, x))
     power = r.polynomial_in_pairs((1.0, *_EXP[f.single])).fma(r, 1.0)
-    exponent = builder.shl(shifted.bits(), x.integer(f.mantissa))
-    return x.from_bits(builder.add(power.bits(), exponent))
+    return power * x.from_bits(builder.shl(shifted.bits(), x.integer(f.mantissa)))
 
 
 def _exp_flushed(x: Expr) -> Expr:

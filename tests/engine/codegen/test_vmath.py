@@ -167,6 +167,17 @@ def test_special_values(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", [*sorted(TRUTH), "exp_flushed", "gelu"])
+def test_nan_of_any_bits_stays(name: str, dtype: str) -> None:
+    bits = 32 if dtype == "float32" else 64
+    infinity = int(np.array(np.inf, dtype).view(f"u{bits // 8}"))
+    payloads = [infinity + 1, infinity + 0x12345, 2 ** (bits - 1) - 1]
+    signed = [*payloads, *(payload | 1 << (bits - 1) for payload in payloads)]
+    given = np.resize(np.array(signed, f"u{bits // 8}").view(dtype), 48)
+    assert np.isnan(run("elementary", [given], name=name, lanes=host.lanes(dtype))).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_power(dtype: str) -> None:
     special = [0.0, -0.0, 1, -1, 2, -2, 0.5, -0.5, np.inf, -np.inf, np.nan, 3, -3, 1e30, 1e-30]
     rng = np.random.default_rng(3)
