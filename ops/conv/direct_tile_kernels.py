@@ -143,6 +143,7 @@ def loop_setter(form: DirectForm) -> Any:
             t.inner_a = plane
             t.steps = step
             t.a_step = item
+        # The taps of a kernel row are equally far apart, so that one run of steps covers them.
         elif plain or (a.dilation_width == 1 and not partial):
             t.middle_count = kd
             t.middle_a = a.dilation_depth * plane
@@ -157,6 +158,7 @@ def loop_setter(form: DirectForm) -> Any:
             t.inner_a = a.dilation_width * pixel
             t.steps = step
             t.a_step = item
+        # With a single tap the innermost loop runs over input blocks (`_set_loop_counts`).
         if kd * kh * kw == 1:
             t.inner_a = block
 
@@ -263,6 +265,7 @@ def panel_setter(form: DirectForm, weights_at: Any) -> Any:
         if bias != 0:
             bias += (group * a.output_blocks + first) * block
         t.start = bias
+        # The first segment starts from the bias, which all pixels share; others continue sums in y.
         t.start_row = 0 if begin == 0 else t.c_row
         t.start_vector = block if begin == 0 else t.c_vector
         return vectors
@@ -358,6 +361,7 @@ def row_runner(form: DirectForm) -> Any:
             t.residual = residual + i * t.residual_row if residual != 0 else 0
             if run.continued:
                 t.start = t.c
+            # The tiles of a row together prefetch the weights of the next panel.
             t.ahead = t.ahead + share
             if dilated:
                 _skip_columns(a, t, left + i * a.stride_width, rows, weights)
@@ -365,6 +369,7 @@ def row_runner(form: DirectForm) -> Any:
             if run.activation != 0:
                 call_kernel(run.activation, t, rows, run.vectors, 0)
             i += rows
+        # `_skip_columns` has moved the weights of a tile to its first tap inside the image.
         t.b = weights
 
     @register_jitable

@@ -86,6 +86,7 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
             matrix, panel = unit // panels, unit % panels
             first = panel * width
             count = min(width, n - first)
+            # Tiles load whole vectors, so that the last panel is padded with zeros to such.
             columns = (count + lanes - 1) // lanes * lanes
             source = a.source + matrix * a.source_matrix + first * ns
             target = a.target + matrix * a.target_matrix + first * depth * item
@@ -95,6 +96,7 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
                 transposed(source, target, depth, count, ns, columns)
             else:
                 strided(source, target, depth, count, ks, ns, columns)
+            # Here the factor is multiplied once with each element of B, instead of in every tile.
             if factor != 1.0:
                 for i in range(0, depth * columns, lanes):
                     store(target + i * item, load(target + i * item) * splat(factor))
@@ -220,6 +222,7 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
         _set_strides(product, t, lanes * item, lanes * item_b)
         for unit in range(begin, end):
             batch, rest = unit // (row_blocks * panel_blocks), unit % (row_blocks * panel_blocks)
+            # Neighbouring units share the panels of B if rows come first, else the rows of A.
             if product.rows_first != 0:
                 rb, cb = rest % row_blocks, rest // row_blocks
             else:
@@ -232,6 +235,7 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
             where.panel = cb * pb
             where.last_panel = min(panels, cb * pb + pb)
             k0 = 0
+            # A product of depth 0 has one pass as well, which writes the start of the sums.
             while k0 < total or k0 == 0:
                 depth = min(kc, total - k0)
                 where.first_step = k0
@@ -370,14 +374,17 @@ def _pass_runner(dtype: str, lanes: int, mr: int, nv: int, item_b: int) -> Any:
         crs, ldb = product.c_row, product.b_row
         last = k0 + depth >= total
         t.steps = depth
+        # Bounds apply to finished sums only.
         t.flags = product.flags if last else 0
         for p in range(panel, last_panel):
             first = p * width
             count = min(width, n - first)
             vectors = (count + lanes - 1) // lanes
             tail = count - (vectors - 1) * lanes
+            # The masked tile stores only the columns that exist of the last vector.
             tile = product.tile if tail == lanes else product.masked_tile
             t.tail = tail
+            # Rows of a packed panel are adjacent; those of an unpacked B are ``b_row`` bytes apart.
             if ldb == 0:
                 step = vectors * lanes * item_b
                 t.b = b + first * total * item_b + k0 * step
