@@ -29,7 +29,7 @@ def family(name: str) -> tuple[sg.Graph, Arrays]:
         if array.dtype.kind == "f" and array.ndim > 1:
             fan = max(1.0, array.size / array.shape[0])
             parameter.assign((rng.standard_normal(array.shape) / fan**0.5).astype(array.dtype))
-    return graph, input_arrays(ports(graph), [], {}, 0)
+    return graph, input_arrays(ports(graph), {}, {}, 0)
 
 
 def bits(model: sg.CompiledModel, inputs: Arrays) -> bytes:
