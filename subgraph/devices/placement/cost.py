@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import attrs
 
@@ -22,7 +21,7 @@ from subgraph.graph.types import TensorType, numpy_dtype
 # float64 still resolve nanoseconds.
 _FORBIDDEN_SECONDS = 1e5
 _UNKNOWN_BYTES = 1024  # an estimate
-_MAX_ROUNDS = 4  # of minimum cuts for all devices
+_MAX_ROUNDS = 4  # of minimum cuts for three or more devices; one is optimal for two
 _MIN_CAPACITY = 1e-15  # seconds; residual capacities below are rounding errors
 
 
@@ -135,7 +134,7 @@ def _improved(
     One round is optimal for two devices; for more the number of rounds is bounded.
     """
     best = placement_cost(graph, placement, costs, link)
-    for _ in range(_MAX_ROUNDS):
+    for _ in range(1 if len(costs) <= 2 else _MAX_ROUNDS):
         changed = False
         for device in costs:
             moved = _expand(graph, device, placement, costs, link)
@@ -194,46 +193,80 @@ def _add_transfer(flow: _MaxFlow, producer: int, users: Sequence[int], seconds: 
 
 
 class _MaxFlow:
-    """Maximum flow from vertex 0 to vertex 1 along shortest paths (Edmonds and Karp 1972)."""
+    """Maximum flow from vertex 0 to vertex 1 by Dinic's algorithm (1970), without recursion."""
 
     def __init__(self, vertices: int) -> None:
-        # Residual capacities of the edges of each vertex by target.
-        self._residual: list[dict[int, float]] = [{} for _ in range(vertices)]
+        self._edges: list[list[int]] = [[] for _ in range(vertices)]
+        self._to: list[int] = []
+        self._capacity: list[float] = []  # residual; edge k ^ 1 is the reverse of edge k
 
     def vertex(self) -> int:
-        self._residual.append({})
-        return len(self._residual) - 1
+        self._edges.append([])
+        return len(self._edges) - 1
 
     def edge(self, a: int, b: int, capacity: float) -> None:
-        self._residual[a][b] = self._residual[a].get(b, 0.0) + capacity
-        self._residual[b].setdefault(a, 0.0)
+        if capacity <= 0:
+            return
+        for source, target, size in ((a, b, capacity), (b, a, 0.0)):
+            self._edges[source].append(len(self._to))
+            self._to.append(target)
+            self._capacity.append(size)
 
     def source_side(self) -> set[int]:
         """Return the vertices on the source's side of a minimum cut."""
-        before = self._reached()
-        while 1 in before:
-            path = [1]
-            while path[-1]:
-                path.append(before[path[-1]])
-            edges = [(a, b) for b, a in pairwise(path)]
-            added = min(self._residual[a][b] for a, b in edges)
-            for a, b in edges:
-                self._residual[a][b] -= added
-                self._residual[b][a] += added
-            before = self._reached()
-        return set(before)
+        while True:
+            level = self._levels()
+            if 1 not in level:
+                return set(level)
+            self._add_blocking_flow(level)
 
-    def _reached(self) -> dict[int, int]:
-        """Return the vertices that residual edges reach from vertex 0, with those before them."""
-        before = {0: 0}
+    def _levels(self) -> dict[int, int]:
+        """Return the distance from vertex 0 of each vertex that residual edges reach."""
+        level = {0: 0}
         work = deque([0])
         while work:
             vertex = work.popleft()
-            for target, capacity in self._residual[vertex].items():
-                if capacity > _MIN_CAPACITY and target not in before:
-                    before[target] = vertex
+            for edge in self._edges[vertex]:
+                target = self._to[edge]
+                if self._capacity[edge] > _MIN_CAPACITY and target not in level:
+                    level[target] = level[vertex] + 1
                     work.append(target)
-        return before
+        return level
+
+    def _add_blocking_flow(self, level: Mapping[int, int]) -> None:
+        """Add flow along shortest paths until each has a saturated edge."""
+        next_edge = [0] * len(self._edges)  # per vertex: edges before it lead to no path
+        path: list[int] = []
+        vertex = 0
+        while True:
+            if vertex == 1:
+                added = min(self._capacity[edge] for edge in path)
+                for edge in path:
+                    self._capacity[edge] -= added
+                    self._capacity[edge ^ 1] += added
+                path.clear()
+                vertex = 0
+                continue
+            found = self._usable(vertex, level, next_edge)
+            if found is not None:
+                path.append(found)
+                vertex = self._to[found]
+            elif path:
+                vertex = self._to[path.pop() ^ 1]
+                next_edge[vertex] += 1
+            else:
+                return
+
+    def _usable(self, vertex: int, level: Mapping[int, int], next_edge: list[int]) -> int | None:
+        """Return an edge with capacity to the next level; None if the vertex has none left."""
+        edges = self._edges[vertex]
+        while next_edge[vertex] < len(edges):
+            edge = edges[next_edge[vertex]]
+            open_edge = self._capacity[edge] > _MIN_CAPACITY
+            if open_edge and level.get(self._to[edge]) == level[vertex] + 1:
+                return edge
+            next_edge[vertex] += 1
+        return None
 
 
 def transfers(graph: Graph, device_of: Mapping[Node, str]) -> list[tuple[Value, str, str]]:

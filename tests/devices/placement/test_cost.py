@@ -13,7 +13,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.devices.placement import profiles
+from subgraph.devices.placement import cost, profiles
 from subgraph.devices.placement.cost import Link, place_by_cost, placement_cost, transfers
 from subgraph.devices.placement.profiles import measure, measure_link, read_profile, write_profile
 from subgraph.operators.subgraph_op import ProfileEntry
@@ -82,6 +82,26 @@ def test_fixed_nodes_stay_and_greedy_is_not_better() -> None:
         best = place_by_cost(graph, devices, times, link)
         worst = placement_cost(graph, greedy, times, link)
         assert placement_cost(graph, best, times, link) <= worst * (1 + 1e-9)
+
+
+def test_a_cut_of_a_long_chain_takes_few_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search looks at all edges; one for each augmenting path would take quadratic time."""
+    x = value = sg.input("x", (256,))
+    for k in range(2000):
+        value = ops.Neg(value, name=f"n{k}")
+    graph, rng, searches = sg.Graph([x], [value]), random.Random(0), 0
+    times = {d: {n.name: rng.uniform(1e-6, 1e-4) for n in graph.nodes} for d in ("A", "B")}
+    max_flow: Any = vars(cost)["_MaxFlow"]
+    levels = max_flow._levels
+
+    def counted(flow: Any) -> Any:
+        nonlocal searches
+        searches += 1
+        return levels(flow)
+
+    monkeypatch.setattr(max_flow, "_levels", counted)
+    place_by_cost(graph, ["A", "B"], times, Link(2e-5, 1e9))
+    assert 0 < searches < 100
 
 
 def test_transfers_are_counted_once_for_each_device_that_reads() -> None:
