@@ -243,23 +243,27 @@ def _reduce(of: Vjp) -> Sequence[OptionalValue]:
     x, dy, y = of.input(0), of.grad, of.output
     axes: Any = of.node.inputs[1] if len(of.node.inputs) > 1 else of.node.attrs.get("axes")
     options = attributes(of.node)
-    keeps_all = bool(options.get("noop_with_empty_axes", 0))
-    if axes is None and keeps_all:
+    noop = int(options.get("noop_with_empty_axes", 0))
+    if axes is None and noop:
         return [dy]
     if not options["keepdims"]:
         if axes is None:
             dy = op("Reshape", dy, op("ConstantOfShape", op("Shape", op("Shape", x)), value=_ONE))
-        elif isinstance(axes, Value):
-            # Axes may be computed, and empty ones mean all or none, so that only a reduction that
-            # keeps them tells the shape.
-            kept = op("ReduceSum", x, axes, keepdims=1, noop_with_empty_axes=int(keeps_all))
-            dy = op("Reshape", dy, op("Shape", kept))
+        elif isinstance(axes, Value) and _may_be_empty(axes):
+            # Empty axes mean all or none, so that only a reduction with all axes tells the shape.
+            whole = op("ReduceSum", x, axes, keepdims=1, noop_with_empty_axes=noop)
+            dy = op("Reshape", dy, op("Shape", whole))
         else:
-            dy = op("Unsqueeze", dy, list(axes))
+            dy = op("Unsqueeze", dy, axes if isinstance(axes, Value) else list(axes))
     if of.node.op_type == "ReduceMean":
         count = op("Div", op("Size", x), op("Size", y))
         dy = op("Div", dy, op("CastLike", count, dy))
     return [op("Expand", dy, op("Shape", x))]
+
+
+def _may_be_empty(axes: Value) -> bool:
+    shape = axes.type.shape if isinstance(axes.type, TensorType) else None
+    return not shape or not isinstance(shape[0], int) or shape[0] == 0
 
 
 _ONE = np.array([1], np.int64)
@@ -324,7 +328,7 @@ def _cast(of: Vjp) -> Sequence[OptionalValue]:
 
 
 def _dropout(of: Vjp) -> Sequence[OptionalValue]:
-    """Return the derivative of Dropout: in training the mask divided by the kept share.
+    """Return the derivative of Dropout: in training the mask divided by ``1 - ratio``.
 
     Raises:
         UnsupportedOpError: The node may train and has no output for its mask.
