@@ -62,7 +62,8 @@ from .partition.selector import (
 )
 from .runtime.compiled_model import CompiledModel
 from .runtime.executor import Executor
-from .runtime.infer_request import InferQueue, InferRequest
+from .runtime.infer_queue import InferQueue
+from .runtime.infer_request import InferRequest
 from .runtime.preprocessing import Preprocess
 from .runtime.request_state import RequestState
 from .runtime.runner import Runner, Stage

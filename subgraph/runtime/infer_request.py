@@ -1,4 +1,4 @@
-"""Inference requests: run a compiled model synchronously, asynchronously, in a pool, in asyncio.
+"""Inference requests: run a compiled model synchronously, asynchronously, in asyncio.
 
 A request owns a `Runner`. Each run checks its inputs and uses the model's current `Snapshot` of the
 parameters to its end. The stages of asynchronous runs are run by task executors. After the last
@@ -10,9 +10,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import attrs
@@ -471,133 +470,3 @@ def _positional(callback: Callback) -> int:
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return 2
     return min(2, sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters))
-
-
-class InferQueue:
-    """A pool of requests; each run uses the next free request.
-
-    Attributes:
-        requests: The requests.
-    """
-
-    def __init__(self, model: RequestedModel, jobs: int = 0) -> None:
-        """Create the requests.
-
-        Args:
-            model: The model.
-            jobs: Number of requests; 0: the model's ``OPTIMAL_NUMBER_OF_INFER_REQUESTS``.
-
-        Raises:
-            ConfigError: ``jobs`` is negative or not an integer, or ``model`` is not a model.
-        """
-        if not isinstance(jobs, int) or jobs < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"a queue takes the number of its requests, 0 or more; got {jobs!r}")
-        if not hasattr(model, "create_infer_request"):
-            raise ConfigError(f"a queue makes requests of a compiled model; got {model!r}")
-        count = jobs or int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
-        self.requests = [model.create_infer_request() for _ in range(count)]
-        self._callback: Callback | None = None
-        self._lock = free_in_child(threading.Lock())
-        self._set_free()
-        for number, request in enumerate(self.requests):
-            request.set_callback(self._ended(number))
-
-    def _set_free(self) -> None:
-        """Begin with every request free and no run."""
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number in range(len(self.requests)):
-            self._free.put(number)
-        self._userdata: list[Any] = [None] * len(self.requests)
-        self._errors: list[BaseException] = []
-        self._pending = 0
-        self._changed = threading.Condition()
-        self._process = os.getpid()
-
-    def _begin_in_child(self) -> None:
-        """In a forked child, drop the runs of its parent."""
-        if self._process != os.getpid():
-            with self._lock:
-                if self._process != os.getpid():
-                    self._set_free()
-
-    def _ended(self, number: int) -> Callback:
-        def ended(request: InferRequest, error: BaseException | None) -> None:
-            # The entry is cleared before the request is free, when the next run sets its own.
-            userdata, self._userdata[number] = self._userdata[number], None
-            try:
-                if error is not None:
-                    self._errors.append(error)
-                elif self._callback is not None:
-                    self._callback(request, userdata)
-            except BaseException as raised:
-                self._errors.append(raised)
-            finally:
-                self._free.put(number)
-                with self._changed:
-                    self._pending -= 1
-                    self._changed.notify_all()
-
-        return ended
-
-    def set_callback(self, callback: Callback) -> None:
-        """Call ``callback(request, userdata)`` when a run has ended without error.
-
-        Callbacks of several requests may run at the same time, each in a thread of its own.
-        """
-        self._callback = callback
-
-    def start_async(self, inputs: Any = None, userdata: Any = None) -> None:
-        """Start a run on a free request; wait for one while all are busy.
-
-        Args:
-            inputs: As for `InferRequest.infer`.
-            userdata: Second argument of the callback for this run.
-
-        Raises:
-            MissingInputError: An input is missing, or a name is not that of an input.
-            ShapeError: The dtype or shape of an input is wrong.
-        """
-        self._begin_in_child()
-        with lent():
-            number = self._free.get()
-        self._userdata[number] = userdata
-        with self._changed:
-            self._pending += 1
-        try:
-            self.requests[number].start_async(inputs)
-        except BaseException:
-            with self._changed:
-                self._pending -= 1
-            self._free.put(number)
-            raise
-
-    def is_ready(self) -> bool:
-        """Return whether a request is free."""
-        self._begin_in_child()
-        return not self._free.empty()
-
-    def wait_all(self) -> None:
-        """Wait until all runs have ended.
-
-        Raises:
-            Exception: The error of the only run or callback that failed.
-            DeviceError: Several failed; the first error is its cause, and all are its notes.
-        """
-        self._begin_in_child()
-        with lent(), self._changed:
-            self._changed.wait_for(lambda: self._pending == 0)
-        errors, self._errors = self._errors, []
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            summary = DeviceError(f"{len(errors)} runs of the queue failed; the first: {errors[0]}")
-            for error in errors[:10]:
-                summary.add_note(f"{type(error).__name__}: {error}")
-            raise summary from errors[0]
-
-    def __iter__(self) -> Iterator[InferRequest]:
-        """Yield the requests."""
-        return iter(self.requests)
-
-    def __len__(self) -> int:
-        return len(self.requests)
