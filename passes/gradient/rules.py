@@ -61,8 +61,8 @@ def op(op_type: str, *inputs: Any, **attrs: Any) -> Value:
 
 
 def zeros_like(value: Value) -> Value:
-    """Return zeros of the shape and dtype of a value."""
-    return op("Sub", value, value)
+    """Return zeros of the shape and dtype of a value, whatever its elements (inf - inf is NaN)."""
+    return op("Expand", _number(0, value), op("Shape", value))
 
 
 def ones_like(value: Value) -> Value:
@@ -130,7 +130,9 @@ def _div(a: Value, b: Value, y: Value, dy: Value) -> tuple[Value, Value]:
 
 def _pow(a: Value, b: Value, y: Value, dy: Value) -> tuple[Value, Value]:
     lower = op("Pow", a, op("Sub", b, _number(1, b)))
-    da = op("Mul", dy, op("Mul", op("CastLike", b, a), lower))
+    slope = op("Mul", op("CastLike", b, a), lower)
+    # The power 0 is constant; at a = 0 the formula would give 0 times infinity.
+    da = op("Mul", dy, op("Where", op("Equal", b, _number(0, b)), _number(0, a), slope))
     # The derivative with respect to b is 0 where a is not positive: log(1) replaces log(a).
     positive = op("Greater", a, _number(0, a))
     safe = op("Where", positive, a, _number(1, a))
@@ -432,8 +434,6 @@ CONSTANT = frozenset(
         "LessOrEqual",
         "NonZero",
         "Not",
-        "OneHot",
-        "Range",
         "Round",
         "Shape",
         "Sign",

@@ -212,6 +212,50 @@ def test_what_has_no_derivative_is_refused_by_name() -> None:
         sg.passes.apply_pass(graph, "ExpandGradient")
 
 
+def _derivative(build: Callable[[Value], Value], array: Array) -> Array:
+    x = sg.input("x", array.shape, array.dtype)
+    y = build(x)
+    y.name = "y"
+    graph = sg.Graph([x], [y, _gradient(x, xs=["x"], y="y")])
+    return _run(sg.passes.apply_pass(graph, "ExpandGradient"), {"x": array})[1]
+
+
+@pytest.mark.parametrize(
+    ("build", "array", "expected"),
+    [
+        (lambda x: ops.Pow(x, np.zeros(2)), [0.0, 2.0], [0, 0]),
+        (lambda x: ops.Pow(x, np.array([2.0, 1.0])), [0.0, 0.0], [0, 1]),
+        (lambda x: ops.Gather(x, np.array([0])), [np.inf, np.nan], [1, 0]),
+        (lambda x: ops.Floor(x), [np.inf, np.nan], [0, 0]),
+        (lambda x: ops.Split(x, [1, 1], axis=0, outputs=2)[0], [1.0, np.inf], [1, 0]),
+        (
+            lambda x: ops.Exp(ops.Where(np.array([True, False]), x, np.zeros(2))),
+            [1000.0, np.inf],
+            [np.inf, 0],
+        ),
+    ],
+    ids=["power 0", "powers of 0", "gather", "constant", "split", "where"],
+)
+def test_derivatives_of_numbers_that_are_not_finite(
+    build: Callable[[Value], Value], array: list[float], expected: list[float]
+) -> None:
+    np.testing.assert_array_equal(_derivative(build, np.array(array)), np.array(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("OneHot", lambda x: ops.OneHot(np.array([1]), np.array(3), x)),
+        ("Range", lambda x: ops.Range(ops.ReduceMin(x, keepdims=0), np.array(9.0), np.array(1.0))),
+    ],
+)
+def test_values_that_operators_copy_are_not_taken_for_constants(
+    name: str, build: Callable[[Value], Value]
+) -> None:
+    with pytest.raises(sg.UnsupportedOpError, match=f"derivative of {name}"):
+        _derivative(build, np.array([1.0, 2.0]))
+
+
 def test_dropout_in_training_needs_its_mask() -> None:
     x = sg.input("x", (2, 2), "float64")
     y = ops.Dropout(x, 0.5, np.array(True), name="drop", outputs=1)
