@@ -347,6 +347,12 @@ class _ScanBatch(_Repeated):
             outputs = (_stacked(p, self.graph, self._states + k) for k, p in enumerate(parts))
             # Rows may have different lengths, and the batch is stacked to one array.
             stacked.append([_padded(array, longest) for array in outputs])
+        if not rows:
+            # Without rows the shapes of results follow from the body's types.
+            scans = range(self._states, len(self.graph.outputs))
+            items = [_stacked((), self.graph, k) for k in scans]
+            empty = [np.empty((0, longest, *item.shape[1:]), item.dtype) for item in items]
+            return [*(np.array(state) for state in states), *empty]
         columns = (*zip(*last, strict=True), *zip(*stacked, strict=True))
         return [np.stack(column) for column in columns]
 

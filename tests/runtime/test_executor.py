@@ -135,6 +135,24 @@ def test_scan(axis: int, back: int) -> None:
     )
 
 
+@pytest.mark.parametrize("batch", [0, 2])
+def test_scan_of_opset_8_has_a_batch(batch: int) -> None:
+    nodes = [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Neg", ["t"], ["o"])]
+    parts = [info("s", [3]), info("e", [3])]
+    body = helper.make_graph(nodes, "body", parts, [info("t", [3]), info("o", [3])])
+    scan = helper.make_node("Scan", ["", "s0", "x"], ["last", "y"], body=body, num_scan_inputs=1)
+    inputs = [info("s0", ["B", 3]), info("x", ["B", 4, 3])]
+    graph = helper.make_graph(
+        [scan], "scan", inputs, [info("last", ["B", 3]), info("y", ["B", 4, 3])]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=3)
+    x = np.arange(batch * 12, dtype=np.float32).reshape(batch, 4, 3)
+    results = sg.compile_model(sg.load(model), "REFERENCE")([np.ones((batch, 3), np.float32), x])
+    sums = 1 + np.cumsum(x, axis=1, dtype=np.float32)
+    np.testing.assert_array_equal(results["last"], sums[:, -1] if batch else np.ones((0, 3)))
+    np.testing.assert_array_equal(results["y"], -sums)
+
+
 def test_sequence_map() -> None:
     body = helper.make_graph(
         [helper.make_node("Add", ["e", "b"], ["o"])],
