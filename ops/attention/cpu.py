@@ -14,11 +14,11 @@ import attrs
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.ops.composite.cpu import delegate, viewed
+from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.movement.copies_cpu import emit_copy
-from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.delegation import delegate, viewed
 from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import FLOATS
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from subgraph.graph.graph import Node
 from subgraph.operators.requirements import (
     Tensor,
-    is_known,
     require,
-    require_axis,
     require_choice,
     require_dtype,
     require_rank,
@@ -166,30 +164,3 @@ def flex_attention_operands(node: Node, q: Tensor, k: Tensor, v: Tensor) -> None
         heads,
         shared,
     )
-
-
-def tensor_scatter_operands(
-    node: Node, cache: Tensor, update: Tensor, first: Tensor | None = None
-) -> None:
-    """Raise ShapeError unless the update fits into the cache for each sample (ONNX, 24).
-
-    Args:
-        node: The TensorScatter node; ``axis`` is that of the positions (default -2), not the first.
-        cache: The cache, its first dimension the samples.
-        update: As the cache, with at most as many positions.
-        first: Position of the update's first entry for each sample [samples], int64; None: 0.
-    """
-    require(cache.rank >= 2, "past_cache has shape {}; it needs rank 2 or more", list(cache.shape))
-    require_dtype("update", update, cache.dtype)
-    axis = require_axis(node, cache.rank, default=-2)
-    require(axis != 0, "axis is 0, the dimension of the samples")
-    mode = require_choice(node, "mode", "linear", "linear", "circular")
-    require_rank("update", update, cache.rank)
-    count, capacity = update.shape[axis], cache.shape[axis]
-    shape = (*cache.shape[:axis], count, *cache.shape[axis + 1 :])
-    require_shape("update", update, shape, "that of the cache except along the axis")
-    require(capacity >= count, "an update of {} positions, a cache of {}", count, capacity)
-    require_dtype("write_indices", first, "int64")
-    require_shape("write_indices", first, (cache.shape[0],), "one for each sample")
-    if mode == "linear" and is_known(capacity) and is_known(count):
-        require_within("write_indices", first, 0, capacity - count)

@@ -109,7 +109,7 @@ class AttentionSpec:
 
 @lowering("FusedAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
 def fused(node: Node, low: Lowering) -> None:
-    """Lower the fused form; see ``ops/fused/op.py``."""
+    """Lower the fused form; see `subgraph.ops.attention.op`."""
     orders = [str(node.attrs.get(f"{name}_order", "bhtd")) for name in ("q", "k", "v", "o")]
     operands = [low.input(0), low.input(1), low.input(2), low.output()]
     q, k, v, out = (ordered(o, order) for o, order in zip(operands, orders, strict=True))

@@ -6,8 +6,8 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, low
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.requirements import decoded
-from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
+from subgraph.ops.shared.delegation import delegate
 
 from .arguments import LinearAttentionArguments
 

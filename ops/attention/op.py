@@ -20,12 +20,14 @@ from subgraph.operators.reference import standard, variant
 from subgraph.operators.requirements import (
     Tensor,
     require,
+    require_broadcast,
     require_dtype,
     require_rank,
     require_shape,
     require_whole_number,
     require_within,
 )
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.strides import product
 
 from . import decoding
@@ -214,9 +216,51 @@ def _without_queries(node: Node, inputs: list[Any]) -> Sequence[Any]:
     return [y.swapaxes(1, 2).reshape(batch, queries, heads * size), *rest]
 
 
+def fused_attention_operands(
+    node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+) -> None:
+    """Require that batch, heads, positions and sizes fit, and that the mask broadcasts.
+
+    FusedAttention is ``softmax(scale * Q K' + M) V``. The attributes ``q_order``, ``k_order``,
+    ``v_order`` and ``o_order`` (default ``"bhtd"``) name the dimensions of operands and result, a
+    permutation of batch, heads, positions and size of a head: ``"bthd"`` and, for K, ``"bhdt"``
+    save a transposition. Q and the result must end in d. K and V may have fewer heads than Q;
+    consecutive heads of Q share one. ``scale`` is 1 and ``causal`` 0 by default. The products that
+    were fused would broadcast; the kernel does not.
+
+    Args:
+        node: The FusedAttention, with the orders of dimensions.
+        q: Queries, 4-D in the order ``q_order``.
+        k: Keys, 4-D in the order ``k_order``.
+        v: Values, 4-D in the order ``v_order``.
+        mask: Added to the scores ``[batch, heads, queries, keys]``, to which it broadcasts; None.
+
+    Raises:
+        ShapeError: They do not fit.
+    """
+    sizes: list[dict[str, int]] = []
+    for name, operand in (("q", q), ("k", k), ("v", v)):
+        require_rank(name.upper(), operand, 4)
+        require_dtype(name.upper(), operand, q.dtype)
+        order = str(node.attrs.get(f"{name}_order", "bhtd"))
+        require(sorted(order) == sorted("bhtd"), "{}_order is {!r}", name, order)
+        sizes.append(dict(zip(order, operand.shape, strict=True)))
+    of_q, of_k, of_v = sizes
+    pairs = [(of_k["b"], of_q["b"]), (of_v["b"], of_q["b"]), (of_v["h"], of_k["h"])]
+    pairs += [(of_v["t"], of_k["t"]), (of_k["d"], of_q["d"])]
+    require(
+        all(a == b for a, b in pairs) and of_k["h"] >= 1 and of_q["h"] % of_k["h"] == 0,
+        "attention of {}, {} and {} by batch, heads, positions and size",
+        *sizes,
+    )
+    require_dtype("the mask", mask, q.dtype)
+    scores = (of_q["b"], of_q["h"], of_q["t"], of_k["t"])
+    require_broadcast("the mask", mask, scores, "the scores")
+
+
 # The operators of this family, each in all its versions.
 declare("Attention", requires=attention_operands, infer=attention, compute=attention_reference)
 declare("LinearAttention", requires=decoding.linear_attention_operands)
 declare("RotaryEmbedding", requires=decoding.rotary_operands)
-declare("TensorScatter", requires=decoding.tensor_scatter_operands)
 declare("FlexAttention", domain="ai.onnx.preview", requires=decoding.flex_attention_operands)
+declare("FusedAttention", domain=INTERNAL_DOMAIN, requires=fused_attention_operands)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.checks.cpu import emit_range_check
 
 from .arguments import RotateArguments
 

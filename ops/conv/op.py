@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from subgraph.dtypes import FLOATS
-from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
 from subgraph.operators.inference import infer_by_onnx
@@ -17,17 +16,16 @@ from subgraph.operators.requirements import (
     require_shape,
     require_whole_number,
 )
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.pool.windows import (
-    INT8,
     MAX_EXTENT,
+    convolution,
     require_filters,
     require_image,
     require_kernel_shape,
-    window_counts,
     windows_of,
 )
-from subgraph.ops.unfold.op import deform_conv_operands
 
 from . import reference
 
@@ -48,90 +46,6 @@ def conv_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) 
     for name, operand in (("W", w), ("B", bias)):
         require_dtype(name, operand, x.dtype)
     require_filters(node, x, w, bias)
-
-
-def conv_integer_operands(
-    node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
-) -> None:
-    """Require that filters and zero points fit the input (ONNX ConvInteger, opset 10).
-
-    Args:
-        node: The node.
-        x: Input, ``[N, C, *spatial]``, uint8 or int8.
-        w: Filters, ``[M, C / group, *kernel]``, uint8 or int8.
-        x_zero: Zero point of x, one number; None: 0.
-        w_zero: Zero point of w, one number or one for each filter; None: 0.
-
-    Raises:
-        ShapeError: They do not fit.
-    """
-    _require_int8(("x", x, x_zero), ("w", w, w_zero))
-    require_filters(node, x, w, None)
-    require_filter_numbers("x_zero_point", x_zero, 1)
-    require_filter_numbers("w_zero_point", w_zero, w.shape[0])
-
-
-def qlinear_conv_operands(
-    node: Node,
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero: Tensor,
-    w: Tensor,
-    w_scale: Tensor,
-    w_zero: Tensor,
-    y_scale: Tensor,
-    y_zero: Tensor,
-    bias: Tensor | None = None,
-) -> None:
-    """Require that filters, scales and zero points fit the input (ONNX QLinearConv, opset 10).
-
-    Args:
-        node: The node.
-        x: Input, ``[N, C, *spatial]``, uint8 or int8.
-        x_scale: Scale of x, one float32.
-        x_zero: Zero point of x, one number.
-        w: Filters, ``[M, C / group, *kernel]``, uint8 or int8.
-        w_scale: Scale of w, one float32 or one for each filter.
-        w_zero: Zero point of w, as many.
-        y_scale: Scale of the result, one float32.
-        y_zero: Zero point of the result, one number; its dtype is that of the result.
-        bias: ``[M]``, int32, in units of ``x_scale * w_scale``; None: none.
-
-    Raises:
-        ShapeError: They do not fit.
-    """
-    _require_int8(("x", x, x_zero), ("w", w, w_zero), ("y", y_zero, y_zero))
-    require_dtype("B", bias, "int32")
-    require_filters(node, x, w, bias)
-    for name, operand in (("x_scale", x_scale), ("w_scale", w_scale), ("y_scale", y_scale)):
-        require_dtype(name, operand, "float32")
-        require_filter_numbers(name, operand, w.shape[0] if name == "w_scale" else 1)
-    for name, zero in (("x_zero_point", x_zero), ("y_zero_point", y_zero)):
-        require_filter_numbers(name, zero, 1)
-    require_filter_numbers("w_zero_point", w_zero, w.shape[0])
-
-
-def _require_int8(*rows: tuple[str, Tensor, Tensor | None]) -> None:
-    for name, operand, zero in rows:
-        require_dtype(name, operand, *INT8)
-        require_dtype(f"{name}_zero_point", zero, operand.dtype)
-
-
-def require_filter_numbers(name: str, operand: Tensor | None, count: int) -> None:
-    """Require that a scale or zero point is one number, or one for each of ``count`` filters.
-
-    Args:
-        name: The operand's name in the error.
-        operand: The scale or zero point; None passes.
-        count: Number of filters.
-
-    Raises:
-        ShapeError: It has another shape.
-    """
-    if operand is None or operand.rank == 0:
-        return
-    fits = operand.rank == 1 and (operand.shape[0] == 1 or operand.shape[0] == count)
-    require(fits, "{} has shape {}; it needs 1 or {} elements", name, list(operand.shape), count)
 
 
 def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
@@ -180,50 +94,33 @@ def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | Non
         require(fits, "{} elements in dimension {} after pads {}", made, k, windows.pads[k])
 
 
-def convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Infer ``[N, M, *spatial]`` of Conv: a channel for each filter, a pixel for each window.
+def fused_conv_operands(
+    node: Node, x: Tensor, w: Tensor, b: Tensor | None = None, r: Tensor | None = None
+) -> None:
+    """Require a bias of one number per output channel, and a residual of the result's shape.
+
+    FusedConv is ``act(Conv(X, W, B) + R)``, with the attributes of Conv and those of an activation
+    (see `subgraph.ops.shared.activation_kernels`). The Add that was fused would broadcast B and R;
+    the kernel does not.
 
     Args:
-        node: The node, with the attributes of windows.
-        types: Types of the inputs; None where unknown.
-        values: Known contents of the inputs (unused).
+        node: The FusedConv.
+        x: Input, ``[N, C, *spatial]``.
+        w: Filters, ``[M, C / group, *kernel]``.
+        b: Bias, ``[M]``, or None.
+        r: Residual, of the result's shape and x's dtype, or None.
+
+    Raises:
+        ShapeError: They do not fit.
     """
-    x = tensor(types[0])
-    return [None if x is None else _filtered(node, x.dtype, types[0], types[1])]
-
-
-def convolution_integer(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Infer the type of ConvInteger: the shape of Conv, int32.
-
-    Args:
-        node: The node, with the attributes of windows.
-        types: Types of the inputs; None where unknown.
-        values: Known contents of the inputs (unused).
-    """
-    return [_filtered(node, "int32", types[0], types[1])]
-
-
-def qlinear_convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Infer the type of QLinearConv: the shape of Conv, the dtype of the result's zero point.
-
-    Args:
-        node: The node, with the attributes of windows.
-        types: Types of the inputs; None where unknown.
-        values: Known contents of the inputs (unused).
-    """
-    zero = tensor(types[7])
-    return [None if zero is None else _filtered(node, zero.dtype, types[0], types[3])]
-
-
-def _filtered(
-    node: Node, dtype: str, image: ValueType | None, filters: ValueType | None
-) -> TensorType:
-    x, w = tensor(image), tensor(filters)
-    if x is None or x.shape is None or w is None or w.shape is None:
-        return TensorType(dtype)
-    if len(x.shape) < 3 or len(w.shape) != len(x.shape):
-        raise ShapeError(f"filters of rank {len(w.shape)} for an input of rank {len(x.shape)}")
-    return TensorType(dtype, (x.shape[0], w.shape[0], *window_counts(node, x.shape, w.shape[2:])))
+    require_shape("B", b, w.shape[:1], "one for each output channel")
+    if r is None:
+        return
+    require_dtype("R", r, x.dtype)
+    own = convolution(node, [TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)], ())[0]
+    assert isinstance(own, TensorType), "a convolution gives a tensor"
+    sizes = [dim for dim in own.shape or () if isinstance(dim, int)]
+    require_shape("R", r, sizes, "the result's")
 
 
 def convolution_transpose(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -282,4 +179,4 @@ declare(
     infer=convolution_transpose,
     compute=reference.conv_transpose,
 )
-declare("DeformConv", requires=deform_conv_operands, infer=convolution)
+declare("FusedConv", domain=INTERNAL_DOMAIN, requires=fused_conv_operands)

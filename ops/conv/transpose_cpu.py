@@ -29,7 +29,6 @@ from subgraph.engine.planner.lowering import (
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.arguments import InterleaveArguments
 from subgraph.ops.movement.geometry import (
@@ -51,6 +50,7 @@ from subgraph.ops.movement.layout_conversion import (
     plain_target,
 )
 from subgraph.ops.movement.packing import pack_blocks
+from subgraph.ops.shared.delegation import delegate, viewed
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
     Activation,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import DTYPE_OF_ONNX, Array, Shape, TensorType, ValueType, numpy_dtype
+from subgraph.graph.types import DTYPE_OF_ONNX, Array, Shape, TensorType, ValueType
 from subgraph.operators.operator import declare
 from subgraph.operators.requirements import (
     Tensor,
@@ -24,7 +24,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_single,
 )
-from subgraph.operators.schema import is_before
+from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
 from subgraph.ops.shared.strides import broadcast_shapes
 
 from . import reference
@@ -42,10 +42,6 @@ def unary_operands(node: Node, x: Tensor) -> None:
 def gelu_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless ``approximate`` is "none" or "tanh" (ONNX Gelu, opset 20)."""
     require_choice(node, "approximate", "none", "none", "tanh")
-
-
-def identity_operands(node: Node, x: ValueType | Tensor) -> None:
-    """Accept every value, also sequences and optionals."""
 
 
 def cast_operands(node: Node, x: Tensor) -> None:
@@ -77,21 +73,6 @@ def clip_operands(
     """
     require_single("min", least, x.dtype)
     require_single("max", most, x.dtype)
-
-
-def dropout_operands(
-    node: Node, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
-) -> None:
-    """Raise ShapeError unless ratio and training mode are scalars (ONNX Dropout, opsets 1 to 22).
-
-    Args:
-        node: The Dropout node.
-        x: The tensor, of any shape.
-        ratio: Probability that an element is zeroed in training; None: 0.5.
-        training: Whether elements are zeroed at all (bool); None: no.
-    """
-    require_single("ratio", ratio)
-    require_single("training_mode", training, "bool")
 
 
 def binary_operands(node: Node, a: Tensor, b: Tensor) -> None:
@@ -160,14 +141,6 @@ def where_operands(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> None:
     require_dtype("condition", condition, "bool")
     require_same_dtype(x, y)
     require_broadcast_together(condition, x, y)
-
-
-def bit_cast_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless elements of the new dtype have as many bits (ONNX BitCast, 26)."""
-    to = DTYPE_OF_ONNX.get(node.attrs.get("to", 0), "")
-    require(bool(to) and "string" not in (to, x.dtype), "to is {}", node.attrs.get("to"))
-    sizes = [numpy_dtype(dtype).itemsize for dtype in (x.dtype, to)]
-    require(sizes[0] == sizes[1], "{} and {} differ in size", x.dtype, to)
 
 
 def first_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -271,20 +244,6 @@ def test(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType("bool", shape_of(types[0]))]
 
 
-def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Return the types of Dropout's result and mask.
-
-    Args:
-        node: The node; from opset 10 on its mask is bool, before it has the input's dtype.
-        types: Types of input, ratio and training mode, None while unknown.
-        values: Contents of constant inputs; not read.
-    """
-    x = tensor(types[0])
-    if x is None:
-        return [None, None]
-    return [x, TensorType(x.dtype if is_before(node, 10) else "bool", x.shape)]
-
-
 def where(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Return the broadcast shape of all three inputs, in the dtype of the second and third.
 
@@ -341,7 +300,6 @@ declare(
     infer=broadcasting,
     compute=reference.binary,
 )
-declare("BitCast", requires=bit_cast_operands)
 declare(
     *("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mod"),
     requires=binary_operands,
@@ -350,7 +308,6 @@ declare(
 declare("Cast", requires=cast_operands, infer=cast, compute=reference.cast)
 declare("CastLike", requires=cast_like_operands, infer=cast_like, compute=reference.cast_like)
 declare("Clip", requires=clip_operands, infer=unary, compute=reference.clip)
-declare("Dropout", requires=dropout_operands, infer=dropout, compute=reference.dropout)
 declare(
     "Equal", "Greater", "Less", requires=binary_operands, infer=comparison, compute=reference.binary
 )
@@ -363,3 +320,5 @@ declare("Mean", requires=variadic_operands, infer=broadcasting, compute=referenc
 declare("PRelu", requires=prelu_operands, infer=broadcasting, compute=reference.prelu)
 declare("Softsign", requires=unary_operands, infer=unary, compute=reference.softsign)
 declare("Where", requires=where_operands, infer=where)
+# The elementwise operators of its inner graph, in one loop.
+declare("FusedElementwise", domain=INTERNAL_DOMAIN)

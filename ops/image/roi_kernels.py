@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 from subgraph.dtypes import item_bytes
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, ld_i64, st, vec
-from subgraph.ops.shared.range_check_kernels import report_value
+from subgraph.ops.checks.kernels import report_value
 
 from .arguments import (
     MaxRoiPoolArguments,

@@ -6,15 +6,23 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from subgraph.dtypes import FLOATS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory
+from subgraph.graph.types import numpy_dtype
 from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import is_before
-from subgraph.ops.elementwise.cpu import cast_to, emit_cast, widened
+from subgraph.ops.checks.cpu import emit_range_check
+from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary, widened
+from subgraph.ops.movement.copies_cpu import emit_copy
+from subgraph.ops.movement.cpu import known_ints
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
-from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.delegation import delegate
+from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import tiles
 
 from .arguments import (
@@ -206,3 +214,29 @@ def grid_sample(node: Node, low: Lowering) -> None:
     if blocks:
         convert_output(low, of, result, target)
     emit_cast(low, result, y)
+
+
+@lowering("AffineGrid", dtypes=("float32", "float64"))
+def affine_grid(node: Node, low: Lowering) -> None:
+    """Lower AffineGrid of a known size: a product of theta with the coordinates of all pixels."""
+    theta, y = low.input(0), low.output()
+    size = known_ints(low, 1, "size")
+    if size is None or y.size == 0:
+        raise Unsupported("AffineGrid of a size that is computed at run time, or empty")
+    space, corners = size[2:], bool(node.attrs.get("align_corners", 0))
+    count = math.prod(space)
+    check_memory(8 * (2 * len(space) + 2) * count, f"coordinates of {count} pixels")
+    lines = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in space]
+    # Theta's coordinates are in the order x, y, z, the reverse of the axes.
+    axes = [axis.reshape(-1) for axis in np.meshgrid(*lines, indexing="ij")][::-1]
+    coordinates = np.stack([*axes, np.ones_like(axes[0])]).astype(numpy_dtype(theta.dtype))
+    grid = Operand(f"{node.name}.grid", theta.dtype, coordinates.shape)
+    low.set_constant(grid, coordinates)
+    rank, count = len(space), coordinates.shape[1]
+    # The product has the coordinates as rows; the copy below transposes it to a point after the
+    # other.
+    product = temporary(low, theta.dtype, (theta.shape[0], rank, count))
+    delegate(low, "MatMul", [theta, grid], product)
+    shape = (theta.shape[0], count, rank)
+    steps = (rank * count, 1, count)
+    emit_copy(low, product, y, shape, steps, contiguous(shape), item=theta.itemsize)

@@ -1,4 +1,4 @@
-"""RoiAlign, MaxRoiPool and GridSample on OPENCL: the lowerings of the CPU, other kernels."""
+"""Operators that sample images at computed points, on OPENCL: other kernels than the CPU's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .arguments import (
     SampleCountArguments,
 )
 
-cl_shared("RoiAlign", "MaxRoiPool", "GridSample")
+cl_shared("AffineGrid", "GridSample", "MaxRoiPool", "RoiAlign")
 _TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 _PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}
 

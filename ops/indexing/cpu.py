@@ -10,10 +10,10 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger, smaller
 from subgraph.operators.requirements import decoded
+from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import cast_to
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes, emit_view
-from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
 from .arguments import (

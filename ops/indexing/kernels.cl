@@ -29,22 +29,6 @@ int checked(long index, int size, __global long *slot, int number) {
   return index < 0 ? 0 : size - 1;
 }
 
-#if defined(RANGE)
-// Reports the first of ``count`` values that is outside [least, most]; see the CPU's in_range.
-__kernel void in_range(__global const T *values, int values0, int count, int step, int least,
-                       int most, long ignored, __global long *slot, int number) {
-  for (int k = 0; k < count; k++) {
-    T value = values[values0 + k * step];
-    if (!(value > (T)least - 1 && value < (T)most + 1) && value != (T)ignored && slot[0] == 0) {
-      slot[0] = number;
-      slot[1] = (long)value;
-      slot[2] = least;
-      slot[3] = most;
-    }
-  }
-}
-#else
-
 __kernel void gather(int count, __global const T *x, int x0, __global const I *indices, int i0,
                      __global T *y, int y0, int size, int taken, int inner,
                      __global long *slot, int number) {
@@ -122,7 +106,6 @@ __kernel void one_hot(int count, __global const long *indices, int i0, __global 
   y[y0 + id] = values[v0 + (index == d)];
 }
 
-#endif
 
 #if defined(CIRCULAR)
 // TensorScatter: rows of an update are copied into a longer cache, with INDEXED from a position of

@@ -22,8 +22,8 @@ from subgraph.engine.codegen.simd import (
     store_as,
     vec,
 )
+from subgraph.ops.checks.kernels import report_value
 from subgraph.ops.movement.kernels import WORDS
-from subgraph.ops.shared.range_check_kernels import report_value
 
 from .arguments import (
     ElementsArguments,

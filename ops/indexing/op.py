@@ -18,12 +18,14 @@ from subgraph.operators.requirements import (
     require_axis,
     require_choice,
     require_dtype,
+    require_rank,
     require_shape,
+    require_single,
     require_within,
 )
 from subgraph.operators.schema import is_before
 from subgraph.ops.elementwise.op import Types, Values, first_type, tensor
-from subgraph.ops.movement.operands import one_hot_operands
+from subgraph.ops.movement.operands import known_elements
 from subgraph.ops.shared.strides import normal_axis
 
 _INDICES = ("int32", "int64")
@@ -165,6 +167,48 @@ def _index_tuples(node: Node, x: Tensor, indices: Tensor) -> int:
     return int(batches)
 
 
+def one_hot_operands(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> None:
+    """Require one depth and two values (ONNX OneHot, 9 to 11).
+
+    Args:
+        node: The node; ``axis`` is one of the result.
+        indices: The indices that are on.
+        depth: Size of the new axis, one number, not negative.
+        values: The elements off and on, 1-D.
+    """
+    require_single("depth", depth)
+    require(all(n >= 0 for n in known_elements(depth)), "depth is negative")
+    require_shape("values", values, (2,), "the elements off and on the index")
+    require_axis(node, indices.rank + 1, -1)
+
+
+def tensor_scatter_operands(
+    node: Node, cache: Tensor, update: Tensor, first: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless the update fits into the cache for each sample (ONNX, 24).
+
+    Args:
+        node: The TensorScatter node; ``axis`` is that of the positions (default -2), not the first.
+        cache: The cache, its first dimension the samples.
+        update: As the cache, with at most as many positions.
+        first: Position of the update's first entry for each sample [samples], int64; None: 0.
+    """
+    require(cache.rank >= 2, "past_cache has shape {}; it needs rank 2 or more", list(cache.shape))
+    require_dtype("update", update, cache.dtype)
+    axis = require_axis(node, cache.rank, default=-2)
+    require(axis != 0, "axis is 0, the dimension of the samples")
+    mode = require_choice(node, "mode", "linear", "linear", "circular")
+    require_rank("update", update, cache.rank)
+    count, capacity = update.shape[axis], cache.shape[axis]
+    shape = (*cache.shape[:axis], count, *cache.shape[axis + 1 :])
+    require_shape("update", update, shape, "that of the cache except along the axis")
+    require(capacity >= count, "an update of {} positions, a cache of {}", count, capacity)
+    require_dtype("write_indices", first, "int64")
+    require_shape("write_indices", first, (cache.shape[0],), "one for each sample")
+    if mode == "linear" and is_known(capacity) and is_known(count):
+        require_within("write_indices", first, 0, capacity - count)
+
+
 def gather(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Return the shape of the data with the axis replaced by the shape of the indices.
 
@@ -292,3 +336,4 @@ declare("OneHot", requires=one_hot_operands, infer=one_hot_type, compute=one_hot
 declare("Scatter", requires=scatter_elements_operands, infer=first_type, compute=scatter)
 declare("ScatterElements", requires=scatter_elements_operands, infer=first_type)
 declare("ScatterND", requires=scatter_nd_operands, infer=first_type)
+declare("TensorScatter", requires=tensor_scatter_operands)

@@ -14,7 +14,6 @@ from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.ops.movement.opencl import as_unsigned
-from subgraph.ops.shared.arguments import InRangeArguments
 from subgraph.ops.shared.opencl_code import line, require, storage, word
 from subgraph.ops.shared.strides import collapse
 
@@ -32,7 +31,7 @@ _MIN_GPU_WORK_ITEMS = 256  # of a scatter with reduction; an estimate
 
 cl_shared(
     *("Gather", "GatherElements", "GatherND", "ScatterElements", "Scatter", "ScatterND", "OneHot"),
-    *("MaxUnpool", "TensorScatter"),
+    "TensorScatter",
 )
 
 
@@ -149,16 +148,3 @@ def tensor_scatter(low: ClLowering, kernel: Kernel, a: TensorScatterArguments) -
     arguments += [a.groups, a.positions, a.count, a.row_bytes // item]
     source = ClSource("indexing/kernels", defines=defines)
     low.launch(source, "tensor_scatter", arguments, *line(low, items))
-
-
-@cl_kernel("subgraph.ops.shared.range_check_kernels", "in_range")
-def in_range(low: ClLowering, kernel: Kernel, a: InRangeArguments) -> None:
-    """Launch the check of values that other kernels clamp."""
-    dtype = str(dict(kernel.variant)["dtype"])
-    require(low, dtype)
-    rest: dict[str, str | int] = {"DEPTH": 0, "FROM": 1, "I": "long", "REDUCTION": 0, "RANGE": 1}
-    source = ClSource(
-        "indexing/kernels", defines=tuple(sorted({**rest, "T": storage(dtype)}.items()))
-    )
-    arguments = [a.values, a.count, a.step, a.least, a.most, np.int64(a.also), a.report]
-    low.launch(source, "in_range", arguments, (1,))

@@ -11,9 +11,9 @@ import math
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
+from subgraph.ops.shared.delegation import delegate
 from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides
 
 from .arguments import IntegerGemmArguments

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from subgraph.dtypes import HALF_FLOATS
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
@@ -26,8 +25,6 @@ from subgraph.ops.shared.strides import broadcast_shapes
 
 from . import reference
 
-_BYTES = ("uint8", "int8")
-_FLOATS = ("float32", *HALF_FLOATS)
 _TERM = r"[A-Za-z]*(?:\.\.\.[A-Za-z]*)?"
 _Size = TypeVar("_Size")
 _EQUATION = re.compile(rf"({_TERM}(?:,{_TERM})*)(?:->({_TERM}))?")
@@ -45,66 +42,10 @@ def matmul_operands(node: Node, a: Tensor, b: Tensor) -> None:
         ShapeError: They do not fit.
     """
     require_dtype("B", b, a.dtype)
-    _require_product(a, b)
+    require_product(a, b)
 
 
-def matmul_integer_operands(
-    node: Node, a: Tensor, b: Tensor, za: Tensor | None = None, zb: Tensor | None = None
-) -> None:
-    """Require that the matrices and their zero points fit (ONNX MatMulInteger, 10).
-
-    Args:
-        node: The node.
-        a: ``[..., M, K]``, uint8 or int8.
-        b: ``[..., K, N]``, uint8 or int8.
-        za: Zero point of a, one number or one for each row; None: 0.
-        zb: Zero point of b, one number or one for each column; None: 0.
-
-    Raises:
-        ShapeError: They do not fit.
-    """
-    require_dtype("A", a, *_BYTES)
-    require_dtype("B", b, *_BYTES)
-    _require_product(a, b)
-    require_dtype("a_zero_point", za, a.dtype)
-    require_dtype("b_zero_point", zb, b.dtype)
-    _require_per_row("a_zero_point", za, a.shape)
-    _require_per_column("b_zero_point", zb, b.shape)
-
-
-def qlinear_matmul_operands(
-    node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor,
-    b_zero: Tensor, y_scale: Tensor, y_zero: Tensor,
-) -> None:  # fmt: skip
-    """Require that matrices, scales and zero points fit (ONNX QLinearMatMul, 10 to 21).
-
-    Args:
-        node: The node.
-        a: ``[..., M, K]``, of 8 bits.
-        a_scale: Scale of a, one number or one for each row.
-        a_zero: Zero point of a, as many.
-        b: ``[..., K, N]``, of 8 bits.
-        b_scale: Scale of b, one number or one for each column.
-        b_zero: Zero point of b, as many.
-        y_scale: Scale of the result, one number or one for each row.
-        y_zero: Zero point of the result, as many; its dtype is that of the result.
-
-    Raises:
-        ShapeError: They do not fit.
-    """
-    _require_product(a, b)
-    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale), ("y_scale", y_scale)):
-        require_dtype(name, scale, *_FLOATS)
-    require_dtype("a_zero_point", a_zero, a.dtype)
-    require_dtype("b_zero_point", b_zero, b.dtype)
-    for name, scale, zero in (("a", a_scale, a_zero), ("y", y_scale, y_zero)):
-        _require_per_row(f"{name}_scale", scale, a.shape)
-        _require_per_row(f"{name}_zero_point", zero, a.shape)
-    _require_per_column("b_scale", b_scale, b.shape)
-    _require_per_column("b_zero_point", b_zero, b.shape)
-
-
-def _require_product(a: Tensor, b: Tensor) -> None:
+def require_product(a: Tensor, b: Tensor) -> None:
     """Require that A has as many columns as B rows, and that stacks broadcast as in NumPy."""
     rows, columns = b.shape, a.shape
     if not rows or not columns:
@@ -117,38 +58,6 @@ def _require_product(a: Tensor, b: Tensor) -> None:
     for left, right in zip(columns[-3::-1], rows[-3::-1], strict=False):
         if not (left == right or left == 1 or right == 1):
             raise ShapeError(f"the stacks of A {list(columns)} and B {list(rows)} do not broadcast")
-
-
-def _require_per_row(name: str, operand: Tensor | None, shape: Sequence[int]) -> None:
-    """Require one number for the whole left side ``[..., M, K]``, or one for each of its rows."""
-    rows = shape[-2] if len(shape) > 1 else 1
-    _require_along(name, operand, rows, (*shape[:-1], 1), "rows")
-
-
-def _require_per_column(name: str, operand: Tensor | None, shape: Sequence[int]) -> None:
-    """Require one number for the whole right side ``[..., K, N]``, or one for each column."""
-    columns = shape[-1] if len(shape) > 1 else 1
-    _require_along(name, operand, columns, (*shape[:-2], 1, columns), "columns")
-
-
-def _require_along(
-    name: str, operand: Tensor | None, count: int, full: Sequence[int], noun: str
-) -> None:
-    if operand is None or operand.rank == 0:
-        return
-    if operand.rank == 1:
-        size = operand.shape[0]
-        require(size == 1 or size == count, "{} has {} elements for {} {}", name, size, count, noun)
-        return
-    require(
-        operand.rank == len(full) and all(a == b for a, b in zip(operand.shape, full, strict=True)),
-        "{} has shape {} for {} {}; it is a scalar, a vector, or has shape {}",
-        name,
-        list(operand.shape),
-        count,
-        noun,
-        list(full),
-    )
 
 
 def gemm_operands(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> None:
@@ -168,7 +77,7 @@ def gemm_operands(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> 
     require_dtype("B", b, a.dtype)
     require_dtype("C", c, a.dtype)
     left, right = _transposed(node, a, b)
-    _require_product(left, right)
+    require_product(left, right)
     require_broadcast("C", c, (left.shape[0], right.shape[1]), "the product")
 
 
@@ -184,7 +93,9 @@ def fused_operands(
 ) -> None:
     """Require that C broadcasts to the product of A and B, and that R has its shape.
 
-    The operators that were fused would broadcast R, too; the kernel does not.
+    FusedMatMul is ``act(alpha * A' @ B' + beta * C + R)``: a MatMul or Gemm with its attributes and
+    those of an activation (see `subgraph.ops.shared.activation_kernels`). The operators that were
+    fused would broadcast R, too; the kernel does not.
 
     Args:
         node: The FusedMatMul, with ``transA`` and ``transB``.
@@ -198,7 +109,7 @@ def fused_operands(
     """
     require_dtype("B", b, a.dtype)
     a, b = _transposed(node, a, b)
-    _require_product(a, b)
+    require_product(a, b)
     stacks = (a.shape[:-2], b.shape[:-2]) if a.rank > b.rank else (b.shape[:-2], a.shape[:-2])
     longer, shorter = stacks
     lead = list(longer)
@@ -316,33 +227,10 @@ def matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         types: Types of the inputs; None where unknown.
         values: Known contents of the inputs (unused).
     """
-    return [_product(same_dtype(types), types[0], types[1])]
+    return [product_type(same_dtype(types), types[0], types[1])]
 
 
-def matmul_integer(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Infer the type of MatMulInteger: the shape of MatMul, int32.
-
-    Args:
-        node: The node.
-        types: Types of the inputs; None where unknown.
-        values: Known contents of the inputs (unused).
-    """
-    return [_product("int32", types[0], types[1])]
-
-
-def qlinear_matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Infer the type of QLinearMatMul: the shape of MatMul, the dtype of the result's zero point.
-
-    Args:
-        node: The node.
-        types: Types of the inputs; None where unknown.
-        values: Known contents of the inputs (unused).
-    """
-    zero = tensor(types[7])
-    return [None if zero is None else _product(zero.dtype, types[0], types[3])]
-
-
-def _product(
+def product_type(
     dtype: str | None, left: ValueType | None, right: ValueType | None
 ) -> ValueType | None:
     a, b = tensor(left), tensor(right)

@@ -13,7 +13,7 @@ from subgraph.dtypes import HALF_FLOATS
 from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.opencl.lowering import ClLowering, cl_lowering
+from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.opencl.tuning import TILES
 from subgraph.operators.schema import INTERNAL_DOMAIN
@@ -87,6 +87,9 @@ def program(low: ClLowering, dtype: str, **defines: str | int) -> ClSource:
     kind = register(dtype)
     base: dict[str, str | int] = {"LANES": lanes, "T": kind, "V": f"{kind}{lanes}"}
     return ClSource("matmul/kernels", defines=tuple(sorted({**base, **defines}.items())))
+
+
+cl_shared("Einsum")
 
 
 @cl_lowering("MatMul", "Gemm")

@@ -22,12 +22,12 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array, dtype_of
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import decoded
-from subgraph.ops.composite.cpu import delegate, viewed
+from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term
 from subgraph.ops.indexing.arguments import OneHotArguments
 from subgraph.ops.reduce.cpu import emit_argminmax, emit_reduction
-from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.delegation import delegate, viewed
 
 from .arguments import SearchArguments
 from .operands import label_table

@@ -20,9 +20,9 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import decoded
-from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term
+from subgraph.ops.shared.delegation import delegate
 
 from .arguments import (
     DistancesArguments,

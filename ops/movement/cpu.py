@@ -25,12 +25,11 @@ from subgraph.graph.limits import check_memory
 from subgraph.graph.symbolic import is_symbolic
 from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.requirements import decoded
-from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
+from subgraph.operators.schema import is_before
 from subgraph.operators.shape_values import has_symbolic, slice_ends
+from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import emit_expression, source
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.shared.range_check_cpu import emit_range_check
-from subgraph.ops.shared.required import LOSSES, REQUIRED_OF, WINDOWS
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
 from .arguments import (
@@ -123,18 +122,6 @@ def view(node: Node, low: Lowering) -> None:
     low.alias(low.output(), low.input(0))
 
 
-@lowering("Required", domain=INTERNAL_DOMAIN)
-def required(node: Node, low: Lowering) -> None:
-    """Lower Required to an alias of its first input; a loss's labels must be classes."""
-    x, operator = low.input(0), node.attrs.get(REQUIRED_OF)
-    if operator in WINDOWS:
-        known(low, 0)  # the requirement is one of the size's content
-    if operator in LOSSES:
-        ignored = node.attrs.get("ignore_index")
-        emit_range_check(low, low.input(1), "labels", 0, x.shape[1] - 1, ignored=ignored)
-    low.alias(low.output(), x)
-
-
 @lowering("Dropout")
 def dropout(node: Node, low: Lowering) -> None:
     """Lower Dropout without training: an alias, and a mask of ones."""
@@ -148,6 +135,15 @@ def dropout(node: Node, low: Lowering) -> None:
     if len(low.outputs) > 1:
         mask = low.output(1)
         low.set_constant(mask, np.ones(mask.shape, numpy_dtype(mask.dtype)))
+
+
+@lowering("BitCast")
+def bit_cast(node: Node, low: Lowering) -> None:
+    """Lower BitCast: the output is the same memory with another dtype."""
+    x, y = low.input(0), low.output()
+    if element_bytes(x) != element_bytes(y):
+        raise Unsupported(f"BitCast of {x.dtype} to {y.dtype}")
+    low.alias(y, x)
 
 
 @lowering("Constant")
@@ -337,41 +333,6 @@ def split(node: Node, low: Lowering) -> None:
             low.alias(y, x, offset * item)
             continue
         emit_copy(low, x, y, y.shape, steps, contiguous(y.shape), item=item, from_offset=offset)
-
-
-@lowering("DepthToSpace")
-def depth_to_space(node: Node, low: Lowering) -> None:
-    """Lower DepthToSpace, which moves channels into blocks of pixels."""
-    x = low.input(0)
-    n, c, h, w = x.shape
-    b = int(node.attrs["blocksize"])
-    rest = c // (b * b)
-    if decoded(node.attrs.get("mode", "DCR")) == "DCR":
-        # DCR: the channel index is (row in the block, column in the block, channel of the result).
-        dims, order = (n, b, b, rest, h, w), (0, 3, 4, 1, 5, 2)
-    else:
-        # CRD: the channel of the result comes first in the channel index.
-        dims, order = (n, rest, b, b, h, w), (0, 1, 4, 2, 5, 3)
-    _permute(low, dims, order)
-
-
-@lowering("SpaceToDepth")
-def space_to_depth(node: Node, low: Lowering) -> None:
-    """Lower SpaceToDepth, which moves blocks of pixels into channels."""
-    n, c, h, w = low.input(0).shape
-    b = int(node.attrs["blocksize"])
-    by_channel = decoded(node.attrs.get("mode", "DCR")) == "CRD"
-    order = (0, 1, 3, 5, 2, 4) if by_channel else (0, 3, 5, 1, 2, 4)
-    _permute(low, (n, c, h // b, b, w // b, b), order)
-
-
-def _permute(low: Lowering, dims: Sequence[int], order: Sequence[int]) -> None:
-    """Emit output 0 as input 0, read with the shape ``dims`` and permuted to ``order``."""
-    x, y = low.input(0), low.output()
-    steps = contiguous(dims)
-    shape = [dims[d] for d in order]
-    strides = [steps[d] for d in order]
-    emit_copy(low, x, y, shape, strides, contiguous(shape), item=element_bytes(x))
 
 
 @lowering("Trilu")

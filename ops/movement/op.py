@@ -15,17 +15,15 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.types import MAX_RANK, Array, Dim, Shape, TensorType, ValueType
 from subgraph.operators.operator import declare
-from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
+from subgraph.operators.schema import is_before
 from subgraph.operators.shape_values import slice_size
 from subgraph.ops.elementwise.op import (
     Types,
     Values,
     first_type,
-    identity_operands,
     same_dtype,
     tensor,
 )
-from subgraph.ops.shared.required import first_value, required_operands
 from subgraph.ops.shared.strides import broadcast_shapes, normal_axis, product
 
 from . import operands, reference
@@ -496,6 +494,20 @@ def pad(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, dims)]
 
 
+def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Return the types of Dropout's result and mask.
+
+    Args:
+        node: The node; from opset 10 on its mask is bool, before it has the input's dtype.
+        types: Types of input, ratio and training mode, None while unknown.
+        values: Contents of constant inputs; not read.
+    """
+    x = tensor(types[0])
+    if x is None:
+        return [None, None]
+    return [x, TensorType(x.dtype if is_before(node, 10) else "bool", x.shape)]
+
+
 # The operators of this family, each in all its versions.
 declare("Concat", requires=operands.concat_operands, infer=concat, compute=reference.concat)
 declare("Constant", requires=operands.constant_operands, infer=constant, compute=reference.constant)
@@ -503,7 +515,7 @@ declare("ConstantOfShape", requires=operands.constant_of_shape_operands, infer=c
 declare("Expand", requires=operands.expand_operands, infer=expand)
 declare("EyeLike", requires=operands.eye_like_operands)
 declare("Flatten", requires=operands.flatten_operands, infer=flatten, compute=reference.flatten)
-declare("Identity", requires=identity_operands, infer=first_type)
+declare("Identity", requires=operands.identity_operands, infer=first_type)
 declare("Pad", requires=operands.pad_operands, infer=pad, compute=reference.pad)
 declare("Range", requires=operands.range_operands, infer=range_)
 declare("Reshape", requires=operands.reshape_operands, infer=reshape, compute=reference.reshape)
@@ -527,10 +539,5 @@ declare(
     infer=unsqueeze,
     compute=reference.unsqueeze,
 )
-declare(
-    "Required",
-    domain=INTERNAL_DOMAIN,
-    requires=required_operands,
-    infer=first_type,
-    compute=first_value,
-)
+declare("BitCast", requires=operands.bit_cast_operands)
+declare("Dropout", requires=operands.dropout_operands, infer=dropout, compute=reference.dropout)

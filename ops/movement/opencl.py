@@ -19,7 +19,6 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
-from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.opencl_code import line, word
 
 from .arguments import FillArguments, ReverseSequenceArguments, TakeArguments, TriluArguments
@@ -34,10 +33,10 @@ _MIN_ROW_ELEMENTS, _ELEMENTS_PER_ROW = 16, 4096
 _MAX_DIMENSIONS = 7  # most dimensions of a copy, after merging
 
 cl_shared(
+    "BitCast",
     "Concat",
     "Constant",
     "ConstantOfShape",
-    "DepthToSpace",
     "Dropout",
     "Expand",
     "EyeLike",
@@ -50,7 +49,6 @@ cl_shared(
     "Shape",
     "Size",
     "Slice",
-    "SpaceToDepth",
     "Split",
     "Squeeze",
     "Tile",
@@ -58,8 +56,6 @@ cl_shared(
     "Trilu",
     "Unsqueeze",
 )
-
-cl_shared("Required", domain=INTERNAL_DOMAIN)
 
 
 def as_unsigned(memory: Place, item: int) -> Place:

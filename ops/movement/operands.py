@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from subgraph.graph.graph import Node
-from subgraph.graph.types import ValueType
+from subgraph.graph.types import DTYPE_OF_ONNX, ValueType, numpy_dtype
 from subgraph.operators.requirements import (
     Tensor,
     int_list,
@@ -38,6 +38,33 @@ def size_operands(node: Node, x: Tensor) -> None:
 
 def shape_operands(node: Node, x: ValueType | Tensor) -> None:
     """Shape accepts every value; ``start`` and ``end`` are clamped to the rank."""
+
+
+def identity_operands(node: Node, x: ValueType | Tensor) -> None:
+    """Accept every value, also sequences and optionals."""
+
+
+def dropout_operands(
+    node: Node, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless ratio and training mode are scalars (ONNX Dropout, opsets 1 to 22).
+
+    Args:
+        node: The Dropout node.
+        x: The tensor, of any shape.
+        ratio: Probability that an element is zeroed in training; None: 0.5.
+        training: Whether elements are zeroed at all (bool); None: no.
+    """
+    require_single("ratio", ratio)
+    require_single("training_mode", training, "bool")
+
+
+def bit_cast_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless elements of the new dtype have as many bits (ONNX BitCast, 26)."""
+    to = DTYPE_OF_ONNX.get(node.attrs.get("to", 0), "")
+    require(bool(to) and "string" not in (to, x.dtype), "to is {}", node.attrs.get("to"))
+    sizes = [numpy_dtype(dtype).itemsize for dtype in (x.dtype, to)]
+    require(sizes[0] == sizes[1], "{} and {} differ in size", x.dtype, to)
 
 
 def reshape_operands(node: Node, x: Tensor, shape: Tensor | None = None) -> None:
@@ -208,13 +235,13 @@ def tile_operands(node: Node, x: Tensor, repeats: Tensor, axis: Tensor | None = 
         require_single("tiles", repeats)
         require_single("axis", axis)
         require(x.rank >= 1, "a scalar has no axis")
-        require_axes(x.rank, _elements(axis))
+        require_axes(x.rank, known_elements(axis))
     else:
         require_shape("repeats", repeats, (x.rank,), "one for each dimension")
-    require(all(n >= 0 for n in _elements(repeats)), "a number of repeats is negative")
+    require(all(n >= 0 for n in known_elements(repeats)), "a number of repeats is negative")
 
 
-def _elements(operand: Tensor | None) -> list[int]:
+def known_elements(operand: Tensor | None) -> list[int]:
     """Return the elements, [] if they are unknown; symbolic integers stay symbolic."""
     if operand is None or operand.known is None:
         return []
@@ -305,7 +332,7 @@ def reverse_sequence_operands(node: Node, x: Tensor, lengths: Tensor) -> None:
     )
     require_dtype("sequence_lens", lengths, "int64")
     require_shape("sequence_lens", lengths, (x.shape[batch],), "one for each entry of the batch")
-    for length in _elements(lengths):
+    for length in known_elements(lengths):
         require(
             0 <= length <= x.shape[time], "a length is {}, outside [0, {}]", length, x.shape[time]
         )
@@ -335,39 +362,9 @@ def range_operands(node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> N
         if operand.known is not None and operand.known.dtype.kind == "f":
             number = float(operand.known.reshape(-1)[0])
             require(math.isfinite(number), "{} is {}; such a Range has no length", name, number)
-    require(all(n != 0 for n in _elements(delta)), "delta is 0; such a Range has no end")
+    require(all(n != 0 for n in known_elements(delta)), "delta is 0; such a Range has no end")
 
 
 def eye_like_operands(node: Node, x: Tensor) -> None:
     """Require a matrix (ONNX EyeLike, 9 to 22)."""
     require_rank("input", x, 2)
-
-
-def one_hot_operands(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> None:
-    """Require one depth and two values (ONNX OneHot, 9 to 11).
-
-    Args:
-        node: The node; ``axis`` is one of the result.
-        indices: The indices that are on.
-        depth: Size of the new axis, one number, not negative.
-        values: The elements off and on, 1-D.
-    """
-    require_single("depth", depth)
-    require(all(n >= 0 for n in _elements(depth)), "depth is negative")
-    require_shape("values", values, (2,), "the elements off and on the index")
-    require_axis(node, indices.rank + 1, -1)
-
-
-def top_operands(node: Node, x: Tensor, k: Tensor | None = None) -> None:
-    """Require that the axis has at least k elements (ONNX TopK, 1 to 24).
-
-    Args:
-        node: The node; opset 1 has ``k`` as an attribute.
-        x: The input.
-        k: Number of elements to select, one number; None in opset 1.
-    """
-    require(x.rank >= 1, "a scalar has no axis")
-    axis = require_axis(node, x.rank, -1)
-    require_single("k", k)
-    for many in int_list(node, "k", k) or []:
-        require(0 <= many <= x.shape[axis], "k is {}; axis {} has {}", many, axis, x.shape[axis])

@@ -193,3 +193,31 @@ def sliced(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         axis = normal_axis(axis, x.ndim)
         x = x[(*(slice(None),) * axis, slice_of(x.shape[axis], start, end, step))]
     return [x]
+
+
+def dropout(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input and a mask that is true where an element was not zeroed.
+
+    Elements are zeroed only in training: if ``training_mode`` is true from opset 12 on, and unless
+    ``is_test`` is set before opset 7. The mask is bool from opset 10 on; before it has the input's
+    dtype.
+    """
+    x: Array = inputs[0]
+    if not is_before(node, 12):
+        return _dropout_since_12(node, inputs)
+    mask: Array = np.ones(x.shape, np.bool_)
+    if is_before(node, 7) and not node.attrs.get("is_test"):
+        ratio = float(node.attrs.get("ratio", 0.5))
+        shape: tuple[int, ...] = x.shape
+        mask = np.greater_equal(np.random.default_rng().random(shape), ratio)
+        x = (x * mask / max(1 - ratio, 1e-30)).astype(x.dtype)
+    return [x, mask.astype(x.dtype) if is_before(node, 10) else mask]
+
+
+def _dropout_since_12(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    x: Array = inputs[0]
+    ratio = 0.5 if len(inputs) < 2 or inputs[1] is None else float(inputs[1].item())
+    training = len(inputs) > 2 and inputs[2] is not None and bool(inputs[2])
+    filled = [x, np.array(ratio), np.array(training)]
+    results = standard(node, filled)
+    return [np.asarray(results[0]).astype(x.dtype), *results[1:]]

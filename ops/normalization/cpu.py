@@ -27,6 +27,7 @@ from subgraph.ops.elementwise.cpu import (
     widened,
 )
 from subgraph.ops.elementwise.expressions import Expression
+from subgraph.ops.reduce.cpu import emit_reduction
 from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import (
@@ -241,3 +242,41 @@ def lower_lrn(node: Node, low: Lowering) -> None:
         bytes=2 * x.nbytes,
     )
     emit_cast(low, result, y)
+
+
+@lowering("MeanVarianceNormalization", dtypes=("float32", "float64"))
+def mean_variance(node: Node, low: Lowering) -> None:
+    """Lower MeanVarianceNormalization: (x - mean) / (standard deviation + 1e-9)."""
+    x, y = low.input(0), low.output()
+    if x.size == 0:
+        return
+    axes = [normal_axis(int(a), x.rank) for a in node.attrs.get("axes", (0, 2, 3))]
+    shape = [1 if d in axes else n for d, n in enumerate(x.shape)]
+    mean, squares = temporary(low, x.dtype, shape), temporary(low, x.dtype, shape)
+    centred = temporary(low, x.dtype, x.shape)
+    emit_reduction(low, "mean", x, mean, axes)
+    e = Expression()
+    value, middle = e.input(x.dtype), e.input(x.dtype)
+    emit_expression(low, e, [source(x), source(mean)], [(e("sub", value, middle), centred)])
+    emit_reduction(low, "sumsq", centred, squares, axes)
+    e = Expression()
+    value, total = e.input(x.dtype), e.input(x.dtype)
+    count = e.number(float(math.prod(x.shape[a] for a in axes)), x.dtype)
+    deviation = e("add", e("sqrt", e("div", total, count)), 1e-9)
+    result = e("div", value, deviation)
+    emit_expression(low, e, [source(centred), source(squares)], [(result, y)])
+
+
+@lowering("LpNormalization", dtypes=("float32", "float64"))
+def lp_normalization(node: Node, low: Lowering) -> None:
+    """Lower LpNormalization: a reduction, then a division; the result is 0 where the norm is."""
+    x, y = low.input(0), low.output()
+    axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
+    if x.size == 0:
+        return
+    norms = temporary(low, x.dtype, [1 if d == axis else n for d, n in enumerate(x.shape)])
+    emit_reduction(low, "l1" if int(node.attrs.get("p", 2)) == 1 else "l2", x, norms, [axis])
+    e = Expression()
+    value, norm = e.input(x.dtype), e.input(x.dtype)
+    quotient = e("where", e("eq", norm, 0), 0, e("div", value, norm), dtype=x.dtype)
+    emit_expression(low, e, [source(x), source(norms)], [(quotient, y)])

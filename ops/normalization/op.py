@@ -16,8 +16,8 @@ from subgraph.operators.requirements import (
     require_shape,
     require_whole_number,
 )
-from subgraph.operators.schema import is_before
-from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.operators.schema import INTERNAL_DOMAIN, is_before
+from subgraph.ops.elementwise.op import Types, Values, first_type, tensor
 from subgraph.ops.shared.strides import normal_axis
 
 from . import reference, softmax_reference
@@ -175,6 +175,17 @@ def batch_normalization_types(node: Node, types: Types, values: Values) -> list[
     return [tensor(types[0]), mean, variance, mean, variance]
 
 
+def factors(node: Node, first: Tensor, *others: Tensor | None) -> None:
+    """Require that all operands have the first one's shape, one number for each channel.
+
+    For BatchNormScale, ``scale / sqrt(var + epsilon)``, and ScaledShift, ``(B - mean) * factor +
+    bias``: what remains of a BatchNormalization that was folded into weights. The plan makes their
+    results constant operands, which the weight cache recomputes when a parameter changes.
+    """
+    for operand in others:
+        require_shape("an operand", operand, first.shape, "as many as the first has")
+
+
 # The operators of this family, each in all its versions.
 declare(
     "BatchNormalization",
@@ -206,3 +217,17 @@ declare(
 )
 declare("RMSNormalization", requires=layer_normalization_operands, infer=input_type)
 declare("Softmax", requires=softmax_operands, infer=input_type, compute=softmax_reference.softmax)
+declare(
+    "BatchNormScale",
+    domain=INTERNAL_DOMAIN,
+    requires=factors,
+    infer=first_type,
+    compute=reference.batch_norm_scale,
+)
+declare(
+    "ScaledShift",
+    domain=INTERNAL_DOMAIN,
+    requires=factors,
+    infer=first_type,
+    compute=reference.scaled_shift,
+)

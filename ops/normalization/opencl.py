@@ -20,8 +20,9 @@ from .arguments import GroupNormArguments, LocalNormArguments, RowNormArguments,
 Arguments = list["Argument | np.generic[Any]"]
 
 cl_shared(
-    *("Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"),
+    *("Softmax", "LogSoftmax", "Hardmax", "LayerNormalization", "RMSNormalization"),
     *("InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN"),
+    *("LpNormalization", "MeanVarianceNormalization"),
 )
 
 

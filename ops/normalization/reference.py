@@ -98,3 +98,17 @@ def local_response(node: Node, inputs: Sequence[Any]) -> list[Any]:
         total[:, c] = near.sum(axis=1)
     scale = (options["bias"] + options["alpha"] / size * total) ** options["beta"]
     return [(x / scale).astype(x.dtype)]
+
+
+def batch_norm_scale(node: Node, inputs: Sequence[Any]) -> list[Array]:
+    """Compute the factor of a BatchNormalization, in float64 inside."""
+    scale, var = (np.asarray(a, np.float64) for a in inputs)
+    return [(scale / np.sqrt(var + node.attrs["epsilon"])).astype(inputs[0].dtype)]
+
+
+def scaled_shift(node: Node, inputs: Sequence[Any]) -> list[Array]:
+    """Compute the bias of a convolution with a folded BatchNormalization, in float64 inside."""
+    factor, bias, mean = (np.asarray(a, np.float64) for a in inputs[:3])
+    before = inputs[3] if len(inputs) > 3 and inputs[3] is not None else 0.0
+    shifted = (np.asarray(before, np.float64) - mean) * factor + bias
+    return [shifted.astype(inputs[0].dtype)]

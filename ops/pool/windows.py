@@ -9,7 +9,7 @@ import attrs
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Dim, Shape
+from subgraph.graph.types import Dim, Shape, TensorType, ValueType
 from subgraph.operators.requirements import (
     Tensor,
     checked_numbers,
@@ -18,6 +18,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_whole_number,
 )
+from subgraph.ops.elementwise.op import Types, Values, tensor
 
 # Greatest stride, dilation, number of taps and pad, so that positions fit in 64 bits.
 MAX_EXTENT = 2**31 - 1
@@ -184,3 +185,26 @@ def _count(size: Dim, reach: int, stride: int, before: int, after: int, ceil: bo
     if ceil and room % stride and count * stride < size + before:
         count += 1
     return count
+
+
+def convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Infer ``[N, M, *spatial]`` of Conv: a channel for each filter, a pixel for each window.
+
+    Args:
+        node: The node, with the attributes of windows.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
+    x = tensor(types[0])
+    return [None if x is None else filtered_type(node, x.dtype, types[0], types[1])]
+
+
+def filtered_type(
+    node: Node, dtype: str, image: ValueType | None, filters: ValueType | None
+) -> TensorType:
+    x, w = tensor(image), tensor(filters)
+    if x is None or x.shape is None or w is None or w.shape is None:
+        return TensorType(dtype)
+    if len(x.shape) < 3 or len(w.shape) != len(x.shape):
+        raise ShapeError(f"filters of rank {len(w.shape)} for an input of rank {len(x.shape)}")
+    return TensorType(dtype, (x.shape[0], w.shape[0], *window_counts(node, x.shape, w.shape[2:])))

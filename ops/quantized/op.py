@@ -20,86 +20,12 @@ from subgraph.graph.types import (
 )
 from subgraph.operators.operator import declare
 from subgraph.operators.reference import standard, variant
-from subgraph.operators.requirements import (
-    Tensor,
-    require,
-    require_axis,
-    require_dtype,
-    require_rank,
-    require_shape,
-)
-from subgraph.ops.conv.op import (
-    conv_integer_operands,
-    convolution_integer,
-    qlinear_conv_operands,
-    qlinear_convolution,
-)
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
-from subgraph.ops.matmul.op import (
-    matmul_integer,
-    matmul_integer_operands,
-    qlinear_matmul,
-    qlinear_matmul_operands,
-)
+from subgraph.ops.matmul.op import product_type
+from subgraph.ops.pool.windows import filtered_type
 
-from . import integer_reference
-
-
-def quantize_operands(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> None:
-    """Raise ShapeError unless scales are one, one along an axis, or one for each block.
-
-    Args:
-        node: A QuantizeLinear or DequantizeLinear (ONNX, 10 to 25).
-        x: The input.
-        scale: A scalar; a vector along ``axis``; or, with ``block_size``, of x's shape with as many
-            elements along the axis as there are blocks.
-        zero: The zero point, of the scale's shape and of the quantized dtype.
-    """
-    stated = node.attrs.get("output_dtype", 0)
-    require(not stated or stated in DTYPE_OF_ONNX, "output_dtype {} is no dtype of ONNX", stated)
-    if node.op_type == "DequantizeLinear":
-        require_dtype("the zero point", zero, x.dtype)
-    elif stated:
-        require_dtype("the zero point", zero, DTYPE_OF_ONNX[stated])
-    block = node.attrs.get("block_size", 0)
-    require(isinstance(block, int) and block >= 0, "block_size is {}", block)
-    for name, operand in (("the scale", scale), ("the zero point", zero)):
-        if operand is not None:
-            _require_granularity(node, name, operand, x, block)
-    if zero is not None and zero.rank and scale.rank:
-        require_shape("the zero point", zero, scale.shape, "one for each scale")
-
-
-def _require_granularity(node: Node, name: str, operand: Tensor, x: Tensor, block: int) -> None:
-    """Require one number for all of ``x``, one for each index of an axis, or one for each block."""
-    if operand.rank == 0:
-        return
-    if operand.rank == 1 and not (block and x.rank == 1):
-        # An axis is needed only where there is more than one number.
-        axis = node.attrs.get("axis", 1)
-        inside = isinstance(axis, int) and -x.rank <= axis < x.rank
-        count: int = x.shape[axis] if inside else 1
-        require(
-            operand.shape[0] == 1 or operand.shape[0] == count,
-            "{} has {} elements; {} has one, or one for each of the {} along axis {}",
-            name,
-            operand.shape[0],
-            x,
-            count,
-            axis,
-        )
-        return
-    require(block > 0, "{} has shape {}, but there is no block_size", name, operand.shape)
-    require_rank(name, operand, x.rank)
-    axis = require_axis(node, x.rank, default=1)
-    blocks = -(-x.shape[axis] // block)
-    wanted = (*x.shape[:axis], blocks, *x.shape[axis + 1 :])
-    require_shape(name, operand, wanted, f"one for each block of {block} along axis {axis}")
-
-
-def dynamic_quantize_operands(node: Node, x: Tensor) -> None:
-    """Raise ShapeError unless the operand is float32; every shape fits (ONNX, 11)."""
-    require_dtype("x", x, "float32")
+from . import integer_reference, operands
 
 
 def elementwise_types(node: Node, types: Types, values: Values) -> list[ValueType | None]:
@@ -142,6 +68,52 @@ def dynamic_quantize_types(node: Node, types: Types, values: Values) -> list[Val
     return [quantized, TensorType("float32", ()), TensorType("uint8", ())]
 
 
+def convolution_integer(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Infer the type of ConvInteger: the shape of Conv, int32.
+
+    Args:
+        node: The node, with the attributes of windows.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
+    return [filtered_type(node, "int32", types[0], types[1])]
+
+
+def qlinear_convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Infer the type of QLinearConv: the shape of Conv, the dtype of the result's zero point.
+
+    Args:
+        node: The node, with the attributes of windows.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
+    zero = tensor(types[7])
+    return [None if zero is None else filtered_type(node, zero.dtype, types[0], types[3])]
+
+
+def matmul_integer(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Infer the type of MatMulInteger: the shape of MatMul, int32.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
+    return [product_type("int32", types[0], types[1])]
+
+
+def qlinear_matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Infer the type of QLinearMatMul: the shape of MatMul, the dtype of the result's zero point.
+
+    Args:
+        node: The node.
+        types: Types of the inputs; None where unknown.
+        values: Known contents of the inputs (unused).
+    """
+    zero = tensor(types[7])
+    return [None if zero is None else product_type(zero.dtype, types[0], types[3])]
+
+
 def dequantize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Dequantize by the rules of opset 19, which include 10 and 13; onnx.reference begins there."""
     return standard(variant(node, version=max(node.version, 19) if node.version else 0), inputs)
@@ -182,28 +154,43 @@ def _broadcast_scale(scale: Array, shape: Sequence[int], axis: int, block: int) 
 # The operators of this family, each in all its versions.
 declare(
     "ConvInteger",
-    requires=conv_integer_operands,
+    requires=operands.conv_integer_operands,
     infer=convolution_integer,
     compute=integer_reference.conv_integer,
 )
-declare("DequantizeLinear", requires=quantize_operands, infer=elementwise_types, compute=dequantize)
-declare("DynamicQuantizeLinear", requires=dynamic_quantize_operands, infer=dynamic_quantize_types)
+declare(
+    "DequantizeLinear",
+    requires=operands.quantize_operands,
+    infer=elementwise_types,
+    compute=dequantize,
+)
+declare(
+    "DynamicQuantizeLinear",
+    requires=operands.dynamic_quantize_operands,
+    infer=dynamic_quantize_types,
+)
 declare(
     "MatMulInteger",
-    requires=matmul_integer_operands,
+    requires=operands.matmul_integer_operands,
     infer=matmul_integer,
     compute=integer_reference.matmul_integer,
 )
 declare(
     "QLinearConv",
-    requires=qlinear_conv_operands,
+    requires=operands.qlinear_conv_operands,
     infer=qlinear_convolution,
     compute=integer_reference.qlinear_conv,
 )
 declare(
     "QLinearMatMul",
-    requires=qlinear_matmul_operands,
+    requires=operands.qlinear_matmul_operands,
     infer=qlinear_matmul,
     compute=integer_reference.qlinear_matmul,
 )
-declare("QuantizeLinear", requires=quantize_operands, infer=elementwise_types, compute=quantize)
+declare(
+    "QuantizeLinear", requires=operands.quantize_operands, infer=elementwise_types, compute=quantize
+)
+declare("FusedQLinearConv", domain=INTERNAL_DOMAIN, requires=operands.fused_qlinear_conv_operands)
+declare(
+    "FusedQLinearMatMul", domain=INTERNAL_DOMAIN, requires=operands.fused_qlinear_matmul_operands
+)

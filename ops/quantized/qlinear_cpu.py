@@ -17,10 +17,10 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.composite.cpu import viewed
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.geometry import Geometry, conv_geometry, dense_groups, merge, merged
+from subgraph.ops.shared.delegation import viewed
 from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import grain, round_up
 from subgraph.system.host import caches

@@ -21,11 +21,11 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.requirements import decoded
-from subgraph.ops.composite.cpu import delegate
+from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.movement.packing import pack_matrices, packed_size
-from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.delegation import delegate
 from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, tiles
 from subgraph.system import host
 

@@ -19,7 +19,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.requirements import decoded
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import Tiles, round_up, tiles
 
 from .cpu import Cells, Recurrence, activations, emit_steps, padded_gates, strides, unit_tiling

@@ -312,18 +312,3 @@ def cumulative(node: Node, low: Lowering) -> None:
     grain = larger(1, _MIN_ELEMENTS_PER_THREAD // (4 * size * lanes))
     low.emit(kernel, arguments, units, grain=grain, bytes=2 * x.nbytes)
     emit_cast(low, result, y)
-
-
-@lowering("LpNormalization", dtypes=("float32", "float64"))
-def lp_normalization(node: Node, low: Lowering) -> None:
-    """Lower LpNormalization: a reduction, then a division; the result is 0 where the norm is."""
-    x, y = low.input(0), low.output()
-    axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
-    if x.size == 0:
-        return
-    norms = temporary(low, x.dtype, [1 if d == axis else n for d, n in enumerate(x.shape)])
-    emit_reduction(low, "l1" if int(node.attrs.get("p", 2)) == 1 else "l2", x, norms, [axis])
-    e = Expression()
-    value, norm = e.input(x.dtype), e.input(x.dtype)
-    quotient = e("where", e("eq", norm, 0), 0, e("div", value, norm), dtype=x.dtype)
-    emit_expression(low, e, [source(x), source(norms)], [(quotient, y)])

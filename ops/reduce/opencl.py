@@ -26,8 +26,8 @@ _MAX_DIMENSIONS = 4  # kept ones, and reduced ones, that the kernel takes
 
 cl_shared(
     *("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"),
-    *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin", "CumSum"),
-    *("CumProd", "LpNormalization"),
+    *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin"),
+    *("CumProd", "CumSum"),
 )
 
 # Macros of kernels.cl for each operation: START, STEP(a, v), JOIN(a, b), END(a).

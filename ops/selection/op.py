@@ -10,14 +10,35 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Dim, TensorType, ValueType
 from subgraph.operators.inference import infer_by_onnx
 from subgraph.operators.operator import declare
+from subgraph.operators.requirements import (
+    Tensor,
+    int_list,
+    require,
+    require_axis,
+    require_single,
+)
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.movement import reference as movement_reference
 from subgraph.ops.movement.op import input_or_attribute
-from subgraph.ops.movement.operands import top_operands
 from subgraph.ops.shared.strides import normal_axis
 
 from . import padded, reference
+
+
+def top_operands(node: Node, x: Tensor, k: Tensor | None = None) -> None:
+    """Require that the axis has at least k elements (ONNX TopK, 1 to 24).
+
+    Args:
+        node: The node; opset 1 has ``k`` as an attribute.
+        x: The input.
+        k: Number of elements to select, one number; None in opset 1.
+    """
+    require(x.rank >= 1, "a scalar has no axis")
+    axis = require_axis(node, x.rank, -1)
+    require_single("k", k)
+    for many in int_list(node, "k", k) or []:
+        require(0 <= many <= x.shape[axis], "k is {}; axis {} has {}", many, axis, x.shape[axis])
 
 
 def top_k(node: Node, types: Types, values: Values) -> list[ValueType | None]:

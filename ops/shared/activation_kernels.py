@@ -1,6 +1,10 @@
 """Activations that run over a finished tile while it is in the L1 cache.
 
 Relu and Clip are part of the tiles themselves; the kernel here computes the costly activations.
+
+Fused operators have an activation as the attribute ``activation`` (see `activation`; "": none).
+Their attributes ``activation_alpha`` and ``activation_beta`` are its parameters (floats): Clip's
+lower and upper bound, HardSigmoid's alpha and beta, and the alpha of LeakyRelu, Elu and Swish.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.schema import is_before
-from subgraph.ops.composite.cpu import viewed
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, widened
 from subgraph.ops.movement.cpu import known
+from subgraph.ops.shared.delegation import viewed
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
 from .arguments import LinesArguments

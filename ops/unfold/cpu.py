@@ -1,4 +1,4 @@
-"""Operators that unfold or fold windows on the CPU: DeformConv, Col2Im, MaxUnpool, AffineGrid."""
+"""Operators that unfold or fold windows and blocks of pixels, on the CPU device."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import numpy as np
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.limits import check_memory
-from subgraph.graph.types import numpy_dtype
-from subgraph.ops.composite.cpu import delegate, viewed
+from subgraph.operators.requirements import decoded
+from subgraph.ops.checks.cpu import emit_range_check
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
-from subgraph.ops.movement.cpu import known_ints
+from subgraph.ops.movement.cpu import element_bytes, known_ints
 from subgraph.ops.movement.geometry import ints, triple
-from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.delegation import delegate, viewed
 from subgraph.ops.shared.strides import contiguous
 
 from .arguments import ColumnsToImageArguments, DeformColumnsArguments
@@ -160,32 +159,6 @@ def emit_column_sums(
     )
 
 
-@lowering("AffineGrid", dtypes=_FLOATS)
-def affine_grid(node: Node, low: Lowering) -> None:
-    """Lower AffineGrid of a known size: a product of theta with the coordinates of all pixels."""
-    theta, y = low.input(0), low.output()
-    size = known_ints(low, 1, "size")
-    if size is None or y.size == 0:
-        raise Unsupported("AffineGrid of a size that is computed at run time, or empty")
-    space, corners = size[2:], bool(node.attrs.get("align_corners", 0))
-    count = math.prod(space)
-    check_memory(8 * (2 * len(space) + 2) * count, f"coordinates of {count} pixels")
-    lines = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in space]
-    # Theta's coordinates are in the order x, y, z, the reverse of the axes.
-    axes = [axis.reshape(-1) for axis in np.meshgrid(*lines, indexing="ij")][::-1]
-    coordinates = np.stack([*axes, np.ones_like(axes[0])]).astype(numpy_dtype(theta.dtype))
-    grid = Operand(f"{node.name}.grid", theta.dtype, coordinates.shape)
-    low.set_constant(grid, coordinates)
-    rank, count = len(space), coordinates.shape[1]
-    # The product has the coordinates as rows; the copy below transposes it to a point after the
-    # other.
-    product = temporary(low, theta.dtype, (theta.shape[0], rank, count))
-    delegate(low, "MatMul", [theta, grid], product)
-    shape = (theta.shape[0], count, rank)
-    steps = (rank * count, 1, count)
-    emit_copy(low, product, y, shape, steps, contiguous(shape), item=theta.itemsize)
-
-
 @lowering("MaxUnpool", dtypes=_FLOATS)
 def unpool(node: Node, low: Lowering) -> None:
     """Lower MaxUnpool: elements are scattered over zeros, then padded to ``output_shape``."""
@@ -212,3 +185,38 @@ def unpool(node: Node, low: Lowering) -> None:
     if spread is not y:
         emit_fill(low, y, y.size, zero)
         emit_copy(low, spread, y, shape, contiguous(shape), contiguous(y.shape), item=x.itemsize)
+
+
+@lowering("DepthToSpace")
+def depth_to_space(node: Node, low: Lowering) -> None:
+    """Lower DepthToSpace, which moves channels into blocks of pixels."""
+    x = low.input(0)
+    n, c, h, w = x.shape
+    b = int(node.attrs["blocksize"])
+    rest = c // (b * b)
+    if decoded(node.attrs.get("mode", "DCR")) == "DCR":
+        # DCR: the channel index is (row in the block, column in the block, channel of the result).
+        dims, order = (n, b, b, rest, h, w), (0, 3, 4, 1, 5, 2)
+    else:
+        # CRD: the channel of the result comes first in the channel index.
+        dims, order = (n, rest, b, b, h, w), (0, 1, 4, 2, 5, 3)
+    _permute(low, dims, order)
+
+
+@lowering("SpaceToDepth")
+def space_to_depth(node: Node, low: Lowering) -> None:
+    """Lower SpaceToDepth, which moves blocks of pixels into channels."""
+    n, c, h, w = low.input(0).shape
+    b = int(node.attrs["blocksize"])
+    by_channel = decoded(node.attrs.get("mode", "DCR")) == "CRD"
+    order = (0, 1, 3, 5, 2, 4) if by_channel else (0, 3, 5, 1, 2, 4)
+    _permute(low, (n, c, h // b, b, w // b, b), order)
+
+
+def _permute(low: Lowering, dims: Sequence[int], order: Sequence[int]) -> None:
+    """Emit output 0 as input 0, read with the shape ``dims`` and permuted to ``order``."""
+    x, y = low.input(0), low.output()
+    steps = contiguous(dims)
+    shape = [dims[d] for d in order]
+    strides = [steps[d] for d in order]
+    emit_copy(low, x, y, shape, strides, contiguous(shape), item=element_bytes(x))

@@ -31,7 +31,13 @@ from subgraph.operators.requirements import (
     require_whole_number,
 )
 from subgraph.ops.elementwise.op import Types, Values, tensor
-from subgraph.ops.pool.windows import MAX_EXTENT, require_filters, require_image, windows_of
+from subgraph.ops.pool.windows import (
+    MAX_EXTENT,
+    convolution,
+    require_filters,
+    require_image,
+    windows_of,
+)
 from subgraph.ops.shared.strides import product
 
 
@@ -225,3 +231,4 @@ def col2im(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 declare("Col2Im", requires=col_to_im_operands, compute=col2im)
 declare("DepthToSpace", "SpaceToDepth", requires=blocks_of_pixels_operands, infer=blocks_of_pixels)
 declare("MaxUnpool", requires=max_unpool_operands)
+declare("DeformConv", requires=deform_conv_operands, infer=convolution)

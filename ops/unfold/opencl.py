@@ -1,4 +1,4 @@
-"""DeformConv, Col2Im and AffineGrid on OPENCL: the CPU's lowerings over OpenCL's kernels."""
+"""Operators that unfold or fold windows and blocks, on OPENCL: other kernels than the CPU's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from subgraph.ops.shared.opencl_code import line, register, require
 
 from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
-cl_shared("AffineGrid", "Col2Im", "DeformConv")
+cl_shared("Col2Im", "DeformConv", "DepthToSpace", "MaxUnpool", "SpaceToDepth")
 
 
 def _program(low: ClLowering, kernel: Kernel, **defines: int) -> ClSource:

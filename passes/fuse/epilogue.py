@@ -1,8 +1,8 @@
 """The property "cpu_epilogue": convolutions and matrix products with their epilogues.
 
 An epilogue is a bias, a residual (a sum with another tensor) and an activation. ``FusedConv`` and
-``FusedMatMul`` (see ``ops/fused/op.py``) apply it to a tile in registers. Bounds and slopes of
-activations are read from constants.
+``FusedMatMul`` apply it to a tile in registers. Bounds and slopes of activations are read from
+constants.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""A step that checks values before kernels use them as indices or counts."""
+"""Checks on the CPU device: a step that checks values before kernels use them, and Required."""
 
 from __future__ import annotations
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, ValueNeeded, lowering
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.operators.schema import INTERNAL_DOMAIN
 
 from .arguments import InRangeArguments
+from .op import LOSSES, REQUIRED_OF, WINDOWS
 
 
 def emit_range_check(
@@ -37,7 +40,7 @@ def emit_range_check(
         return
     if values.dtype not in ("int32", "int64", "float32", "float64"):
         raise Unsupported(f"{name} of {values.dtype}")
-    kernel = Kernel("subgraph.ops.shared.range_check_kernels", "in_range", dtype=values.dtype)
+    kernel = Kernel("subgraph.ops.checks.kernels", "in_range", dtype=values.dtype)
     arguments = InRangeArguments(
         values=values,
         count=values.size // step,
@@ -48,3 +51,15 @@ def emit_range_check(
         report=low.report(name),
     )
     low.emit(kernel, arguments, 1, bytes=values.nbytes // step)
+
+
+@lowering("Required", domain=INTERNAL_DOMAIN)
+def required(node: Node, low: Lowering) -> None:
+    """Lower Required to an alias of its first input; a loss's labels must be classes."""
+    x, operator = low.input(0), node.attrs.get(REQUIRED_OF)
+    if operator in WINDOWS and x.known is None:
+        raise ValueNeeded(0)  # the requirement is one of the size's content
+    if operator in LOSSES:
+        ignored = node.attrs.get("ignore_index")
+        emit_range_check(low, low.input(1), "labels", 0, x.shape[1] - 1, ignored=ignored)
+    low.alias(low.output(), x)

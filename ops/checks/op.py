@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from subgraph.graph.graph import Node
-from subgraph.operators.operator import find_operator
+from subgraph.operators.operator import declare, find_operator
 from subgraph.operators.requirements import Tensor
+from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.elementwise.op import first_type
 
 REQUIRED_OF = "required_of"
 LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
@@ -35,3 +37,13 @@ def required_operands(node: Node, *operands: Tensor | None) -> None:
 def first_value(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Return the first input; the others are only checked."""
     return [inputs[0]]
+
+
+# The operators of this family, each in all its versions.
+declare(
+    "Required",
+    domain=INTERNAL_DOMAIN,
+    requires=required_operands,
+    infer=first_type,
+    compute=first_value,
+)

@@ -1,169 +1,22 @@
-"""Operators that are composed of others on the CPU device.
-
-Hardmax, MeanVarianceNormalization, BitCast and Einsum. `delegate` lowers another operator between
-given operands, into the steps of the current node; `viewed` reshapes an operand for it.
-"""
+"""Einsum on the CPU device: transpositions, reductions and batched matrix products."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
-import numpy as np
-
-from subgraph.engine.planner.constants import derived_operand
-from subgraph.engine.planner.lowering import (
-    Lowering,
-    Operand,
-    Unsupported,
-    lowering,
-)
-from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import Array, TensorType
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.graph.graph import Node
 from subgraph.operators.requirements import decoded
-from subgraph.operators.schema import is_before
-from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
-from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.indexing.arguments import OneHotArguments
+from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes
-from subgraph.ops.reduce.cpu import emit_argminmax, emit_reduction
-from subgraph.ops.shared.strides import contiguous, normal_axis
-
-_FLOATS = ("float32", "float64")
-
-
-def delegate(
-    low: Lowering,
-    op_type: str,
-    inputs: Sequence[Operand],
-    output: Operand,
-    **attributes: Any,
-) -> None:
-    """Lower ``op_type`` from inputs to an output, into the steps of ``low``.
-
-    Args:
-        low: The lowering that gets the steps.
-        op_type: An operator of the standard.
-        inputs: Its operands.
-        output: Its only output.
-        attributes: Its attributes.
-
-    Raises:
-        Unsupported: There is no lowering of that operator for the first input's dtype.
-    """
-    rule = low.registry.find(op_type)
-    if rule is None or (rule.dtypes is not None and inputs[0].dtype not in rule.dtypes):
-        raise Unsupported(f"{low.node.op_type} needs {op_type} of {inputs[0].dtype}")
-    values = [Value(o.name, TensorType(o.dtype, o.shape)) for o in inputs]
-    result = Value(output.name, TensorType(output.dtype, output.shape))
-    node = Node(op_type, values, outputs=[result], name=low.node.name, attrs=attributes)
-    inner = type(low)(
-        node,
-        inputs,
-        [output],
-        threads=low.threads,
-        options=low.options,
-        float_block=low.float_block,
-    )
-    rule.function(node, inner)
-    low.steps.extend(inner.steps)
+from subgraph.ops.reduce.cpu import emit_reduction
+from subgraph.ops.shared.delegation import delegate, viewed
+from subgraph.ops.shared.strides import contiguous
 
 
-def _reshaped(array: Array, *, shape: tuple[int, ...]) -> Array:
-    """Reshape the content of a weight."""
-    return array.reshape(shape)
-
-
-def viewed(low: Lowering, operand: Operand, shape: Sequence[int]) -> Operand:
-    """Return an operand with the same content in another shape.
-
-    Args:
-        low: The lowering of the node, which derives a constant's new form.
-        operand: The operand, plain layout.
-        shape: The new shape, of as many elements.
-
-    Returns:
-        An operand over the same memory; for a constant, over a weight computed from it.
-    """
-    shape = tuple(shape)
-    if operand.constant:
-        weight = low.weight(f"as {shape}", partial(_reshaped, shape=shape), operand)
-        return derived_operand(operand.name, operand.dtype, shape, weight)
-    same = Operand(operand.name, operand.dtype, shape)
-    same.storage, same.offset = operand.storage, operand.offset
-    return same
-
-
-def softmax_sizes(node: Node, x: Operand) -> tuple[int, int]:
-    """Return the elements of a row of Softmax or Hardmax, and those between two of them in x.
-
-    Before opset 13, a row has all dimensions from the axis on.
-    """
-    old = is_before(node, 13)
-    axis = normal_axis(int(node.attrs.get("axis", 1 if old else -1)), x.rank)
-    if old:
-        return math.prod(x.shape[axis:]), 1
-    return x.shape[axis] if x.rank else 1, math.prod(x.shape[axis + 1 :])
-
-
-@lowering("Hardmax", dtypes=_FLOATS)
-def hardmax(node: Node, low: Lowering) -> None:
-    """Lower Hardmax: 1 at the first largest element along the axis, 0 elsewhere."""
-    x, y = low.input(0), low.output()
-    if x.size == 0:
-        return
-    size, inner = softmax_sizes(node, x)
-    outer = x.size // (size * inner)
-    indices = temporary(low, "int64", (outer, inner))
-    emit_argminmax(low, x, indices, size, inner, largest=True, last=False)
-    zero_and_one = low.weight("hardmax", np.array, np.array([0, 1], x.dtype))
-    kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=x.itemsize)
-    arguments = OneHotArguments(
-        indices=indices, values=zero_and_one, y=y, depth=size, inner=inner, wraps=0
-    )
-    low.emit(kernel, arguments, outer, bytes=y.nbytes)
-
-
-@lowering("MeanVarianceNormalization", dtypes=_FLOATS)
-def mean_variance(node: Node, low: Lowering) -> None:
-    """Lower MeanVarianceNormalization: (x - mean) / (standard deviation + 1e-9)."""
-    x, y = low.input(0), low.output()
-    if x.size == 0:
-        return
-    axes = [normal_axis(int(a), x.rank) for a in node.attrs.get("axes", (0, 2, 3))]
-    shape = [1 if d in axes else n for d, n in enumerate(x.shape)]
-    mean, squares = temporary(low, x.dtype, shape), temporary(low, x.dtype, shape)
-    centred = temporary(low, x.dtype, x.shape)
-    emit_reduction(low, "mean", x, mean, axes)
-    e = Expression()
-    value, middle = e.input(x.dtype), e.input(x.dtype)
-    emit_expression(low, e, [source(x), source(mean)], [(e("sub", value, middle), centred)])
-    emit_reduction(low, "sumsq", centred, squares, axes)
-    e = Expression()
-    value, total = e.input(x.dtype), e.input(x.dtype)
-    count = e.number(float(math.prod(x.shape[a] for a in axes)), x.dtype)
-    deviation = e("add", e("sqrt", e("div", total, count)), 1e-9)
-    result = e("div", value, deviation)
-    emit_expression(low, e, [source(centred), source(squares)], [(result, y)])
-
-
-@lowering("BitCast")
-def bit_cast(node: Node, low: Lowering) -> None:
-    """Lower BitCast: the output is the same memory with another dtype."""
-    x, y = low.input(0), low.output()
-    if element_bytes(x) != element_bytes(y):
-        raise Unsupported(f"BitCast of {x.dtype} to {y.dtype}")
-    low.alias(y, x)
-
-
-# ---------------------------------------------------------------- Einsum
-
-
-@lowering("Einsum", dtypes=_FLOATS)
+@lowering("Einsum", dtypes=("float32", "float64"))
 def einsum(node: Node, low: Lowering) -> None:
     """Lower Einsum from left to right: each pair of operands is one batched matrix product."""
     operands = [low.input(k) for k in range(len(low.inputs))]

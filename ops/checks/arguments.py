@@ -1,4 +1,4 @@
-"""Arguments of the kernels that several families use."""
+"""Arguments of the kernel that checks values."""
 
 from __future__ import annotations
 

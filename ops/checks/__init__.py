@@ -1,0 +1,1 @@
+"""Checks of operands at run time: values out of range, and the operator Required."""

@@ -1,1 +1,0 @@
-"""Operators that the CPU device composes of others: Hardmax, MeanVarianceNormalization, Einsum."""

@@ -1,1 +1,0 @@
-"""Operators that the CPU device's fusions make."""
