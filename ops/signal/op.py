@@ -23,7 +23,8 @@ from subgraph.operators.requirements import (
     require_single,
 )
 from subgraph.operators.schema import is_before
-from subgraph.ops.movement import reference as movement_reference
+
+from . import reference
 
 
 def dft_operands(
@@ -142,4 +143,4 @@ def stft(
 declare("BlackmanWindow", "HammingWindow", "HannWindow", requires=window_operands)
 declare("DFT", requires=dft_operands)
 declare("MelWeightMatrix", requires=mel_operands)
-declare("STFT", requires=stft_operands, infer=stft, compute=movement_reference.of_single_numbers)
+declare("STFT", requires=stft_operands, infer=stft, compute=reference.stft)
