@@ -1,4 +1,8 @@
-"""Convolutions: requirements of operands, and shape inference."""
+"""Convolutions: requirements of operands, and shape inference.
+
+CausalConvWithState has no lowering: on CPU and OPENCL the pass "ExpandFunctions" replaces it by the
+function body of the standard, which has a Conv.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ from subgraph.operators.requirements import (
     Tensor,
     decoded,
     require,
+    require_choice,
     require_dtype,
     require_numbers,
+    require_rank,
     require_shape,
     require_whole_number,
 )
@@ -94,6 +100,35 @@ def conv_transpose_operands(node: Node, x: Tensor, w: Tensor, bias: Tensor | Non
         require(fits, "{} elements in dimension {} after pads {}", made, k, windows.pads[k])
 
 
+def causal_convolution_operands(
+    node: Node,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    past_state: Tensor | None = None,
+) -> None:
+    """Raise ShapeError unless each channel has a filter, and the state its size (opset 27).
+
+    Args:
+        node: The CausalConvWithState node.
+        x: Input, [batch, channels, steps].
+        weight: Filters, [channels, 1, taps].
+        bias: A number for each channel; None: 0.
+        past_state: The inputs before the first step, [batch, channels, taps - 1]; None: 0.
+    """
+    require_rank("input", x, 3)
+    require_rank("weight", weight, 3)
+    batch, channels, _ = x.shape
+    taps = weight.shape[2]
+    require_shape("weight", weight, (channels, 1, taps), "one filter for each channel")
+    require(taps >= 1, "the filters are empty")
+    require(x.shape[2] >= 1, "the input has shape {}: no elements to filter", x.shape)
+    require_shape("bias", bias, (channels,), "one for each channel")
+    state = (batch, channels, taps - 1)
+    require_shape("past_state", past_state, state, "as many places as a filter has before its last")
+    require_choice(node, "activation", "none", "none", "silu", "swish")
+
+
 def fused_conv_operands(
     node: Node, x: Tensor, w: Tensor, b: Tensor | None = None, r: Tensor | None = None
 ) -> None:
@@ -172,6 +207,7 @@ def convolution_transpose(node: Node, types: Types, values: Values) -> list[Valu
 
 
 # The operators of this family, each in all its versions.
+declare("CausalConvWithState", requires=causal_convolution_operands)
 declare("Conv", requires=conv_operands, infer=convolution, compute=reference.conv)
 declare(
     "ConvTranspose",

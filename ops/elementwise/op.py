@@ -1,7 +1,8 @@
 """Elementwise operators: requirements and output types of arithmetic, comparisons and conversions.
 
 ``expressions.py`` says what each operator computes; ``cpu.py`` and ``opencl.py`` run that on a
-device. For the REFERENCE device ``reference.py`` replaces onnx.reference where that is inexact.
+device. SwiGLU has no expression: the pass "ExpandFunctions" replaces it by Swish and Mul. For the
+REFERENCE device ``reference.py`` replaces onnx.reference where that is inexact.
 """
 
 from __future__ import annotations
@@ -127,6 +128,18 @@ def variadic_operands(node: Node, first: Tensor, *others: Tensor) -> None:
             require_shape(f"input {k}", other, first.shape, "that of the first input")
     else:
         require_broadcast_together(first, *others)
+
+
+def swiglu_operands(node: Node, a: Tensor, b: Tensor) -> None:
+    """Raise ShapeError unless both operands have one shape: nothing broadcasts (opset 28).
+
+    Args:
+        node: The SwiGLU node.
+        a: The gate, to which the activation is applied.
+        b: Its factor.
+    """
+    require_same_dtype(a, b)
+    require_shape("B", b, a.shape, "the shape of A")
 
 
 def where_operands(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> None:
@@ -319,6 +332,7 @@ declare("Max", "Min", "Sum", requires=variadic_operands, infer=broadcasting)
 declare("Mean", requires=variadic_operands, infer=broadcasting, compute=reference.mean)
 declare("PRelu", requires=prelu_operands, infer=broadcasting, compute=reference.prelu)
 declare("Softsign", requires=unary_operands, infer=unary, compute=reference.softsign)
+declare("SwiGLU", requires=swiglu_operands)
 declare("Where", requires=where_operands, infer=where)
 # The elementwise operators of its inner graph, in one loop.
 declare("FusedElementwise", domain=INTERNAL_DOMAIN)

@@ -1,4 +1,4 @@
-"""Matrix products: MatMul, Gemm, Einsum's rules, and the fused form.
+"""Matrix products (MatMul, Gemm, the fused form, Einsum's rules), and determinants.
 
 `cpu` packs B into panels and emits the blocked GEMM of `kernels`, or Strassen's product
 (`strassen_cpu`, `strassen_kernels`) for large weights. `integer_gemm_cpu` multiplies integers that

@@ -1,4 +1,7 @@
-"""Matrix products: requirements of operands, and shape inference."""
+"""Matrix products and determinants: requirements of operands, and shape inference.
+
+Det has no lowering: it runs on the reference.
+"""
 
 from __future__ import annotations
 
@@ -166,6 +169,12 @@ def einsum_operands(node: Node, *operands: Tensor | None) -> None:
                 sizes[label] = size
 
 
+def det_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input holds square matrices (ONNX Det, opsets 11 to 22)."""
+    require(x.rank >= 2, "the input has shape {}; it must hold matrices", list(x.shape))
+    require(x.shape[-1] == x.shape[-2], "a matrix is {} by {}", x.shape[-2], x.shape[-1])
+
+
 def einsum(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Infer the type of Einsum: the size of each letter of the result, broadcast over operands.
 
@@ -268,6 +277,7 @@ def gemm(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 # The operators of this family, each in all its versions.
+declare("Det", requires=det_operands)
 declare("Einsum", requires=einsum_operands, infer=einsum)
 declare("Gemm", requires=gemm_operands, infer=gemm, compute=reference.gemm)
 declare("MatMul", requires=matmul_operands, infer=matmul)

@@ -1,6 +1,8 @@
 """Views and operators that move elements: shape inference.
 
 Dimensions that depend on values that are not known yet (a computed shape) are inferred as unknown.
+CenterCropPad has no lowering: on CPU and OPENCL the pass "ExpandFunctions" replaces it by the
+function body of the standard, which crops and pads.
 """
 
 from __future__ import annotations
@@ -509,6 +511,7 @@ def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 # The operators of this family, each in all its versions.
+declare("CenterCropPad", requires=operands.center_crop_pad_operands)
 declare("Concat", requires=operands.concat_operands, infer=concat, compute=reference.concat)
 declare("Constant", requires=operands.constant_operands, infer=constant, compute=reference.constant)
 declare("ConstantOfShape", requires=operands.constant_of_shape_operands, infer=constant_of_shape)

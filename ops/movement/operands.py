@@ -302,6 +302,21 @@ def pad_operands(
             )
 
 
+def center_crop_pad_operands(node: Node, x: Tensor, shape: Tensor) -> None:
+    """Raise ShapeError unless each axis has a size (ONNX CenterCropPad, opset 18).
+
+    Args:
+        node: The node; without ``axes`` all axes are meant.
+        x: The tensor.
+        shape: The new size of each axis.
+    """
+    axes = node.attrs.get("axes")
+    count = x.rank if axes is None else len(require_axes(x.rank, axes))
+    require_shape("shape", shape, (count,), "a size for each axis")
+    dims = int_list(node, "shape", shape) or []
+    require(all(dim >= 0 for dim in dims), "shape {} has a negative dimension", dims)
+
+
 def trilu_operands(node: Node, x: Tensor, k: Tensor | None = None) -> None:
     """Require matrices, and one number ``k`` (ONNX Trilu, 14).
 

@@ -107,16 +107,11 @@ def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Run an operator whose single numbers (axes, k, frame_step) may be scalars or lists of one.
-
-    A signal of STFT without its last axis is real.
-    """
+    """Run an operator whose single numbers (axes, k) may be scalars; onnx.reference needs lists."""
     operands = list(inputs)
-    if node.op_type == "STFT" and operands[0].ndim == 2:
-        operands[0] = operands[0][..., None]
     for k in range(1, len(operands)):
         if operands[k] is not None and operands[k].dtype.kind in "iu" and operands[k].size == 1:
-            operands[k] = operands[k].reshape(() if node.op_type == "STFT" else (1,))
+            operands[k] = operands[k].reshape((1,))
     return standard(node, operands)
 
 

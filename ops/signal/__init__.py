@@ -1,1 +1,1 @@
-"""DFT and STFT."""
+"""Signal processing: DFT, STFT, windows and mel filters."""

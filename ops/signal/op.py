@@ -1,6 +1,8 @@
-"""DFT and STFT: requirements, and the output type of STFT.
+"""DFT, STFT, windows and mel filters: requirements, and the output type of STFT.
 
 onnx's rule for STFT takes the whole spectrum where ``onesided`` has its default, which is half.
+Windows and MelWeightMatrix have no lowering. On CPU and OPENCL the pass "ExpandFunctions" replaces
+windows by the function body of the standard; MelWeightMatrix runs on the reference.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from subgraph.operators.requirements import (
     int_list,
     require,
     require_axes,
+    require_dtype,
     require_rank,
     require_shape,
     require_single,
 )
 from subgraph.operators.schema import is_before
-from subgraph.ops.movement import reference as movement_reference
+
+from . import reference
 
 
 def dft_operands(
@@ -73,6 +77,38 @@ def stft_operands(
         require_shape("window", window, (size,), "a number for each place of a frame")
 
 
+def window_operands(node: Node, size: Tensor) -> None:
+    """Raise ShapeError unless the size is a scalar of at least 1 (HannWindow etc., opset 17)."""
+    require_rank("size", size, 0)
+    require_dtype("size", size, "int64", "int32")
+    for count in int_list(node, "size", size) or ():
+        require(count >= 1, "size is {}; it must be at least 1", count)
+
+
+def mel_operands(
+    node: Node, bins: Tensor, length: Tensor, rate: Tensor, lower: Tensor, upper: Tensor
+) -> None:
+    """Raise ShapeError unless all operands are single numbers (ONNX MelWeightMatrix, opset 17).
+
+    Args:
+        node: The node.
+        bins: Number of mel bands.
+        length: Length of the DFT.
+        rate: Sampling rate in Hz.
+        lower: Lower edge of the lowest band in Hz.
+        upper: Upper edge of the highest band in Hz.
+    """
+    for name, operand in (("num_mel_bins", bins), ("dft_length", length), ("sample_rate", rate)):
+        require_single(name, operand, "int64", "int32")
+        for count in int_list(node, name, operand) or ():
+            require(count >= 1, "{} is {}", name, count)
+    for name, operand in (("lower_edge_hertz", lower), ("upper_edge_hertz", upper)):
+        require_single(name, operand)
+        if operand.known is not None and operand.known.size:
+            edge = operand.known.reshape(-1)[0]
+            require(edge >= 0, "{} is {}; a frequency is not negative", name, edge)
+
+
 def stft(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> list[ValueType | None]:
@@ -104,5 +140,7 @@ def stft(
 
 
 # The operators of this family, each in all its versions.
+declare("BlackmanWindow", "HammingWindow", "HannWindow", requires=window_operands)
 declare("DFT", requires=dft_operands)
-declare("STFT", requires=stft_operands, infer=stft, compute=movement_reference.of_single_numbers)
+declare("MelWeightMatrix", requires=mel_operands)
+declare("STFT", requires=stft_operands, infer=stft, compute=reference.stft)

@@ -469,19 +469,3 @@ def test_a_loop_without_end_is_cancelled(device: str, constants: str) -> None:
     request.cancel()
     with pytest.raises(sg.RequestCancelledError):
         request.wait(60)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["HannWindow", "HammingWindow", "BlackmanWindow"])
-def test_the_size_of_a_window_is_checked_wherever_it_is_computed(name: str, device: str) -> None:
-    """Sizes that follow from inputs make the run go on in parts, of which one knows the number."""
-    x, move = (sg.input(name, None, "int32") for name in ("x", "move"))
-    first, last, rank = (sg.input(name, None, "int64") for name in ("first", "last", "rank"))
-    number = ops.Reshape(ops.Slice(ops.CumProd(x, np.array(0)), first, last), rank)
-    y = getattr(ops, name)(ops.Add(number, move))
-    model = sg.compile_model(sg.Graph([x, move, first, last, rank], [y]), device)
-    rest = [np.array([0]), np.array([1]), np.empty(0, np.int64)]
-    x_value = np.array([5, 1], np.int32)
-    assert model(x_value, np.array(1, np.int32), *rest)[0].shape == (6,)
-    with pytest.raises(sg.ShapeError, match="size is -5"):
-        model(x_value, np.array(-10, np.int32), *rest)

@@ -1,4 +1,4 @@
-"""The gate of control flow, sequences, losses, text and numbers: what does not fit."""
+"""The gate of control flow, sequences and text: what does not fit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.errors import ModelError
 from subgraph.graph.types import Array
-from tests.support.requirements import DEVICES, Use, assert_refused, floats, ints, run
+from tests.support.requirements import DEVICES, Use, assert_refused, floats, ints
 
 Devices = pytest.mark.parametrize("device", DEVICES)
 WORDS = np.array(["a", "b c"], object)
 SCORES = floats(3, 5)
-TRAINING = "ai.onnx.preview.training"
 
 
 def value(name: str, shape: Any, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -155,21 +154,11 @@ POOL: dict[str, Any] = {
     "ngram_indexes": (0,),
     "pool_int64s": (1,),
 }
-MOMENTUM = {"norm_coefficient": 0.1, "alpha": 0.9, "beta": 1.0, "mode": "standard"}
-STEP = (np.ones((), np.float32), np.array(0), floats(2), floats(3), floats(2))
 OTHERS: list[tuple[Use, str]] = [
-    (Use("NegativeLogLikelihoodLoss", (SCORES, ints(0, 1))), "labels has shape"),
-    (Use("SoftmaxCrossEntropyLoss", (SCORES, ints(0, 1, 4), floats(3))), "weight has shape"),
-    (Use("SoftmaxCrossEntropyLoss", (floats(3), ints(0, 1, 4))), "they need classes"),
-    (Use("Multinomial", (floats(3, 0),)), "no classes"),
-    (Use("HannWindow", (ints(1, 2),)), "has shape"),
-    (Use("Det", (floats(2, 3),)), "2 by 3"),
-    (Use("CenterCropPad", (SCORES, ints(2))), "shape has shape"),
     (Use("StringConcat", (WORDS, WORDS[:0])), "do not broadcast"),
     (Use("SplitToSequence", (SCORES, ints(2, 2))), "does not fill"),
     (Use("SplitToSequence", (SCORES, np.array(0))), "split is 0"),
     (Use("TfIdfVectorizer", (ints(1, 2),), POOL), "do not fit a pool"),
-    (Use("Momentum", STEP, MOMENTUM, domain=TRAINING), "input 3 has shape"),
 ]
 
 
@@ -177,17 +166,6 @@ OTHERS: list[tuple[Use, str]] = [
 @pytest.mark.parametrize(("use", "why"), OTHERS, ids=[u.op for u, _ in OTHERS])
 def test_wrong_operands_are_refused(device: str, use: Use, why: str) -> None:
     assert_refused(use, device, why)
-
-
-@Devices
-@pytest.mark.parametrize("weights", [(), (1,)])
-def test_labels_are_classes(device: str, weights: tuple[int, ...]) -> None:
-    for labels in (ints(0, 1, 5), ints(0, -1, 4)):
-        with pytest.raises(sg.ShapeError, match=r"of 5 classes|outside \[0, 4\]"):
-            run(Use("NegativeLogLikelihoodLoss", (SCORES, labels)), device, weights)
-    ignoring = Use("NegativeLogLikelihoodLoss", (SCORES, ints(0, -1, 4)), {"ignore_index": -1})
-    wanted = -(SCORES[0, 0] + SCORES[2, 4]) / 2
-    np.testing.assert_allclose(run(ignoring, device, weights)[0], wanted, rtol=1e-6)
 
 
 @Devices

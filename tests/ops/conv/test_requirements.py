@@ -187,6 +187,12 @@ def test_convolutions_refuse_what_does_not_fit(use: Use, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_causal_convolutions_refuse_an_input_without_steps(device: str) -> None:
+    use = Use("CausalConvWithState", [floats(2, 4, 0), floats(4, 1, 4)])
+    assert_refused(use, device, "no elements")
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("use", WRONG_POOLS, ids=lambda use: use.name)
 def test_pools_refuse_what_does_not_fit(use: Use, device: str) -> None:
     assert_refused(use, device)

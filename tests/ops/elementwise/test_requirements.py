@@ -74,6 +74,7 @@ MOVEMENT: list[tuple[Use, str]] = [
     (Use("Pad", (X, ints(1, 1, 1, 1), None, ints(0, 0)), {}), "twice"),
     (Use("Pad", (X, ints(1, 1), None, ints(2)), {}), "axes are"),
     (Use("Pad", (X, ints(1, 1, 1, 1), floats(2)), {}), "constant_value has shape"),
+    (Use("CenterCropPad", (floats(3, 5), ints(2)), {}), "shape has shape"),
     (Use("Trilu", (floats(6),), {}), "matrices"),
     (Use("Trilu", (X, ints(0, 1)), {}), "k has shape"),
     (Use("ReverseSequence", (X, ints(1, 2)), {}), "sequence_lens has shape"),
@@ -102,7 +103,6 @@ WITHOUT_ELEMENTS: list[tuple[Use, str]] = [
     (Use("GatherND", (floats(5, 0), ints(1, 5).reshape(2, 1))), "outside|out of"),
     (Use("ScatterND", (floats(5, 0), ints(5).reshape(1, 1), floats(1, 0))), "outside|out of"),
     (Use("Tile", (floats(), np.ones(1, np.float32), np.ones((), np.float32)), {}, 1), "scalar"),
-    (Use("CausalConvWithState", (floats(2, 4, 0), floats(4, 1, 4))), "no elements"),
     (
         Use(
             "LabelEncoder",

@@ -209,6 +209,11 @@ def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_matrices_without_determinant_are_refused(device: str) -> None:
+    assert_refused(Use("Det", [floats(2, 3)]), device, "2 by 3")
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
 def test_operands_that_fit_are_taken(use: Use, device: str) -> None:
     assert_agree(use, device)

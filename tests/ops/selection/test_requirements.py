@@ -1,4 +1,4 @@
-"""The gate of operators that select, of signals and of ai.onnx.ml: what does not fit."""
+"""The gate of operators that select and of ai.onnx.ml: what does not fit."""
 
 from __future__ import annotations
 
@@ -64,14 +64,6 @@ WRONG: list[tuple[Use, str]] = [
     (Use("NonMaxSuppression", (BOXES, floats(2, 5))), "scores has shape"),
     (Use("NonMaxSuppression", (BOXES, SCORES, ints())), "max_output_boxes_per_class has"),
     (Use("NonMaxSuppression", (BOXES, SCORES, ints(2), floats(0))), "iou_threshold has"),
-    (Use("DFT", (floats(2, 8, 3),)), "3 elements"),
-    (Use("DFT", (floats(2, 8, 1), np.array(0))), "dft_length is 0"),
-    (Use("DFT", (floats(2, 8, 1), np.array(8), np.array(2))), "the numbers' parts"),
-    (Use("DFT", (floats(2, 8, 1), np.array(8), np.array(5))), "axes are"),
-    (Use("STFT", (floats(1, 16, 1), np.array(0), floats(4))), "frame_step is"),
-    (Use("STFT", (floats(1, 16, 1), np.array(2), floats(20))), "frames of 20"),
-    (Use("STFT", (floats(1, 16, 1), np.array(2), floats(4), np.array(5))), "window has shape"),
-    (Use("STFT", (floats(1, 16, 3), np.array(2), floats(4))), "neither real nor complex"),
     (ml("Scaler", X, offset=(1.0, 2.0), scale=(1.0,)), "offset has 2"),
     (ml("Imputer", X, imputed_value_floats=(1.0, 2.0), replaced_value_float=0.0), "has 2"),
     (ml("Normalizer", floats(2, 3, 4)), "rank 1 or 2"),
@@ -119,7 +111,6 @@ def test_wrong_operands_are_refused(device: str, use: Use, why: str) -> None:
         Use("NonMaxSuppression", (BOXES, SCORES, ints(3), floats(1), floats(1))),
         Use("NonMaxSuppression", (BOXES, SCORES, np.array(2**62))),
         Use("NonMaxSuppression", (BOXES, SCORES, np.array(-1))),
-        Use("STFT", (floats(2, 16), np.array(2), floats(4))),
         trees(),
     ],
     ids=lambda use: use.name[:40],
@@ -205,11 +196,7 @@ def test_columns_that_are_computed_are_checked(device: str) -> None:
 
 
 @Devices
-def test_a_single_number_is_a_scalar_or_a_list_of_one(device: str) -> None:
-    signal = floats(1, 16, 1)
+def test_how_many_are_selected_is_a_scalar_or_a_list_of_one(device: str) -> None:
     for number in (np.array(2), ints(2)):
         top = run(Use("TopK", [floats(2, 5), number], outputs=2), device)
         np.testing.assert_array_equal(top[1], [[4, 3], [4, 3]])
-        frames = run(Use("STFT", [signal, number, None, number + 2]), device)[0]
-        wanted = np.fft.rfft(signal[0, 2:6, 0])
-        np.testing.assert_allclose(frames[0, 1, :, 0], wanted.real, rtol=1e-5, atol=1e-5)

@@ -1,6 +1,7 @@
-"""Random numbers and losses for the REFERENCE device, where onnx.reference lacks or miscounts them.
+"""Bernoulli and Multinomial for the REFERENCE device.
 
-Random numbers come from NumPy's generators: the standard fixes their distribution, not the values.
+onnx.reference lacks Multinomial, and its Bernoulli draws from the generator of the process. Random
+numbers come from NumPy's generators: the standard fixes their distribution, not the values.
 """
 
 from __future__ import annotations
@@ -11,12 +12,8 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
-from subgraph.graph.types import (
-    DTYPE_OF_ONNX,
-    Array,
-    numpy_dtype,
-)
-from subgraph.operators.reference import attributes, expand, standard
+from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
+from subgraph.operators.reference import attributes
 
 
 def _generator(seed: Any) -> np.random.Generator:
@@ -52,12 +49,3 @@ def bernoulli(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     number = options["dtype"]
     dtype = x.dtype if number is None else numpy_dtype(DTYPE_OF_ONNX[int(number)])
     return [drawn.astype(dtype)]
-
-
-def loss(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Compute a loss by its function body; onnx.reference counts ignored labels in the mean."""
-    count = len(inputs)
-    while count and inputs[count - 1] is None:
-        count -= 1
-    body = expand(node, inputs[:count])
-    return standard(node, inputs) if body is None else body(inputs[:count])

@@ -1,1 +1,0 @@
-"""Losses, random numbers, windows, training steps, and other operators of no larger family."""

@@ -1,0 +1,1 @@
+"""Losses and the steps of optimizers."""
