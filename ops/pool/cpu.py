@@ -17,6 +17,7 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.movement.geometry import Geometry, auto_pad, ints, pads_before, steps, triple
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
@@ -143,7 +144,7 @@ def _max_pool_variants(node: Node, low: Lowering) -> None:
     """
     x, y = low.input(0), low.output()
     if node.op_type == "MaxPool" and x.dtype in _INT8 and len(low.outputs) == 1 and x.rank < 5:
-        emit_int8_max_pool(node, low)
+        _emit_int8_max_pool(node, low)
         return
     if node.op_type != "MaxPool" or x.layout != "plain" or not x.size:
         raise Unsupported(f"{node.op_type} of {x.dtype} in layout {x.layout}")
@@ -173,14 +174,21 @@ def _max_pool_variants(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
 
 
-def emit_int8_max_pool(node: Node, low: Lowering) -> None:
+@lowering("FusedQMaxPool", domain=INTERNAL_DOMAIN, dtypes=_INT8, layouts=_BOTH)
+def quantized_max_pool(node: Node, low: Lowering) -> None:
+    """Lower MaxPool of 8-bit integers between equal scales."""
+    if low.output().size:
+        _emit_int8_max_pool(node, low)
+
+
+def _emit_int8_max_pool(node: Node, low: Lowering) -> None:
     """Emit MaxPool of 8-bit integers.
 
     Raises:
         Unsupported: x and y have different layouts, or the image has three dimensions.
     """
     x, y = low.input(0), low.output()
-    if x.layout != y.layout or x.dtype not in _INT8:
+    if x.layout != y.layout:
         raise Unsupported(f"MaxPool of {x.dtype} from layout {x.layout} to {y.layout}")
     g = pool_geometry(node, x, y)
     if g.kernel[0] != 1 or g.source[0] != 1:
@@ -199,7 +207,7 @@ def emit_int8_max_pool(node: Node, low: Lowering) -> None:
         **g.arguments(),
     )
     low.emit(
-        Kernel("subgraph.ops.quantized.qpool_kernels", "max_pool", dtype=x.dtype, blocked=blocked),
+        Kernel("subgraph.ops.pool.int8_kernels", "max_pool", dtype=x.dtype, blocked=blocked),
         arguments,
         units,
         grain=grain(units, g.taps * y.size),
