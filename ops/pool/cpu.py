@@ -147,19 +147,15 @@ def _max_pool_variants(node: Node, low: Lowering) -> None:
     """Lower MaxPool of 8-bit integers, or with the indices of the maxima.
 
     Raises:
-        Unsupported: A window lies in the padding alone, where there is no index.
+        Unsupported: Another pool of 8-bit integers, or images in blocks.
     """
     x, y = low.input(0), low.output()
     if node.op_type == "MaxPool" and x.dtype in _INT8 and len(low.outputs) == 1 and x.rank < 5:
         _emit_int8_max_pool(node, low)
         return
-    if node.op_type != "MaxPool" or x.layout != "plain" or not x.size:
+    if node.op_type != "MaxPool" or x.layout != "plain":
         raise Unsupported(f"{node.op_type} of {x.dtype} in layout {x.layout}")
     g = pool_geometry(node, x, y)
-    axes = zip(g.source, g.target, g.kernel, g.strides, g.dilations, g.pads, strict=True)
-    for size, count, taps, stride, dilation, pad in axes:
-        if pad > (taps - 1) * dilation or (count - 1) * stride - pad >= size:
-            raise Unsupported("indices of windows in the padding alone")
     depth, height, width = g.source
     if node.attrs.get("storage_order", 0):
         # Column-major: the first dimension of the image is innermost; missing ones have size 1.

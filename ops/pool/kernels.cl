@@ -10,7 +10,8 @@
 
 // LOWEST: the result of a window without pixels. after_*: pads after the image, which count in an
 // average that includes the padding. INDICES: if not 0, the index of each maximum in the input is
-// written, with a channel's pixels in row-major (1) or column-major (2) order.
+// written, with a channel's pixels in row-major (1) or column-major (2) order; that of a window
+// without pixels is -1.
 __kernel void window(int count, __global const T *x, int x0, __global T *y, int y0, WINDOW_SIZES,
                      int after_d, int after_h, int after_w
 #if INDICES
@@ -55,6 +56,6 @@ __kernel void window(int count, __global const T *x, int x0, __global T *y, int 
 #endif
   y[y0 + id] = sum;
 #if INDICES
-  indices[indices0 + id] = (long)channel * plane + index;
+  indices[indices0 + id] = seen ? (long)channel * plane + index : -1;
 #endif
 }

@@ -11,7 +11,7 @@ from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.opencl.runtime import ClSource, definitions
 from subgraph.ops.elementwise.cpu import emit_cast, widened
 from subgraph.ops.movement.geometry import Geometry
-from subgraph.ops.movement.window_opencl import window_sizes
+from subgraph.ops.movement.window_opencl import MAX_EXTENT, window_sizes
 from subgraph.ops.shared.opencl_code import line, register, require
 
 from .cpu import pool_geometry, pool_kind, trailing_pads
@@ -53,7 +53,12 @@ def _pool(low: ClLowering, g: Geometry, after: tuple[int, int, int], include: in
         g: Sizes of the pooling.
         after: Pads after each dimension.
         include: 1 if averages count the pixels of the padding, 0 if only those of the image.
+
+    Raises:
+        Unsupported: Positions may exceed the kernel's 32-bit integers.
     """
+    if max(after) >= MAX_EXTENT:
+        raise Unsupported(f"pads of {max(after)} elements")
     node, out = low.node, low.output()
     kind, dtype = pool_kind(node), compute_dtype(out.dtype)
     x, y = widened(low, low.input(0), out, dtype)
