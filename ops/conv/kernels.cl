@@ -1,25 +1,14 @@
-// Direct convolutions (few channels per group), transposed ones, and pooling: one work-item for each
-// output element, unless a comment says otherwise. T: type of an element. An array `a` begins at its
+// Direct convolutions (few channels per group) and transposed ones: one work-item for each output
+// element, unless a comment says otherwise. T: type of an element. An array `a` begins at its
 // element `a0`. `p` and `q` are the numbers of the activation ACT.
 
-// Spatial sizes of source, target and kernel, strides, dilations (far) and pads, each (D, H, W).
+#include "movement/windows.cl"
 
-#define SIZES                                                                                  \
-  int sd, int sh, int sw, int td, int th, int tw, int kd, int kh, int kw, int step_d,          \
-      int step_h, int step_w, int far_d, int far_h, int far_w, int pad_d, int pad_h, int pad_w
-
-// The output pixel (pd, ph, pw) of this work-item, and its channel counted over all images.
-#define PIXEL                                                                         \
-  int id = get_global_id(0);                                                          \
-  if (id >= count) return;                                                            \
-  int pw = id % tw, ph = id / tw % th, pd = id / tw / th % td, channel = id / tw / th / td
-
-#if defined(CONVOLUTION)
 __kernel void direct(int count, __global const T *x, int x0, __global const T *w, int w0,
                      __global T *y, int y0, __global const T *bias, int bias0,
                      __global const T *residual, int residual0, T p, T q, int groups, int inputs,
-                     int outputs, SIZES) {
-  PIXEL;
+                     int outputs, WINDOW_SIZES) {
+  OUTPUT_PIXEL;
   int output = channel % (groups * outputs), image = channel / (groups * outputs);
   int group = output / outputs, plane = sd * sh * sw, taps = kd * kh * kw;
   x += x0 + (image * groups + group) * inputs * plane;
@@ -49,7 +38,7 @@ __kernel void direct(int count, __global const T *x, int x0, __global const T *w
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void rows(
     int count, __global const T *x, int x0, __global const T *w, int w0, __global T *y, int y0,
     __global const T *bias, int bias0, __global const T *residual, int residual0, T p, T q,
-    int groups, int inputs, int outputs, SIZES) {
+    int groups, int inputs, int outputs, WINDOW_SIZES) {
   int row = get_global_id(0), channel = get_global_id(1);
   int ph = row % th, pd = row / th;
   int output = channel % (groups * outputs), image = channel / (groups * outputs);
@@ -106,8 +95,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void rows(
 // Each output sums the inputs whose transposed window reaches it.
 __kernel void transposed(int count, __global const T *x, int x0, __global const T *w, int w0,
                          __global T *y, int y0, __global const T *bias, int bias0, T p, T q,
-                         int groups, int inputs, int outputs, SIZES) {
-  PIXEL;
+                         int groups, int inputs, int outputs, WINDOW_SIZES) {
+  OUTPUT_PIXEL;
   int output = channel % (groups * outputs), image = channel / (groups * outputs);
   int group = output / outputs, plane = sd * sh * sw, taps = kd * kh * kw;
   x += x0 + (image * groups + group) * inputs * plane;
@@ -129,62 +118,3 @@ __kernel void transposed(int count, __global const T *x, int x0, __global const 
 #endif
   y[y0 + id] = ACT(sum, p, q);
 }
-#endif
-
-#if defined(POOL)
-#define POOL_MAX 0
-#define POOL_AVERAGE 1
-#define POOL_L1 2
-#define POOL_L2 3
-
-// LOWEST: the result of a window without pixels. after_*: pads after the image, which count in an
-// average that includes the padding. INDICES: if not 0, the index of each maximum in the input is
-// written, with a channel's pixels in row-major (1) or column-major (2) order.
-__kernel void window(int count, __global const T *x, int x0, __global T *y, int y0, SIZES,
-                     int after_d, int after_h, int after_w
-#if INDICES
-                     , __global long *indices, int indices0
-#endif
-) {
-  PIXEL;
-  int plane = sd * sh * sw, seen = 0, padded = 0;
-#if INDICES
-  int index = 0;
-#endif
-  x += x0 + channel * plane;
-  int z0 = pd * step_d - pad_d, r0 = ph * step_h - pad_h, c0 = pw * step_w - pad_w;
-  T sum = LOWEST;
-  for (int d = 0; d < kd; d++)
-    for (int h = 0; h < kh; h++)
-      for (int v = 0; v < kw; v++) {
-        int z = z0 + d * far_d, r = r0 + h * far_h, o = c0 + v * far_w;
-        padded += z < sd + after_d && r < sh + after_h && o < sw + after_w;
-        if (z < 0 || z >= sd || r < 0 || r >= sh || o < 0 || o >= sw) continue;
-        T value = x[(z * sh + r) * sw + o];
-#if INDICES
-        // The index is that of the first NaN, if there is one.
-        if (!seen || value > sum || (value != value && sum == sum))
-          index = INDICES == 1 ? (z * sh + r) * sw + o : z + (r + o * sh) * sd;
-#endif
-        seen++;
-#if POOL == POOL_MAX
-        sum = value != value || value > sum ? value : sum;
-#elif POOL == POOL_AVERAGE
-        sum += value;
-#elif POOL == POOL_L1
-        sum += fabs(value);
-#else
-        sum += value * value;
-#endif
-      }
-#if POOL == POOL_AVERAGE
-  sum /= INCLUDE ? padded : seen;
-#elif POOL == POOL_L2
-  sum = sqrt(sum);
-#endif
-  y[y0 + id] = sum;
-#if INDICES
-  indices[indices0 + id] = (long)channel * plane + index;
-#endif
-}
-#endif

@@ -3,6 +3,8 @@
 // T: type of an element; V: vector of LANES; a panel is 2 * LANES columns; ROWS: rows of a block.
 // An array `a` begins at its element `a0`; strides are in elements.
 
+#include "movement/windows.cl"
+
 #define WIDTH (2 * LANES)
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -272,10 +274,8 @@ __kernel void pack(__global const T *b, int b0, __global T *y, int y0, int depth
 
 // Each work-item packs the inputs of WIDTH output pixels of a convolution: a panel [channels,
 // taps][WIDTH], zero outside the image.
-__kernel void pixels(__global const T *x, int x0, __global T *y, int y0, int channels, int sd,
-                     int sh, int sw, int td, int th, int tw, int kd, int kh, int kw, int step_d,
-                     int step_h, int step_w, int far_d, int far_h, int far_w, int pad_d, int pad_h,
-                     int pad_w, int panels) {
+__kernel void pixels(__global const T *x, int x0, __global T *y, int y0, int channels, WINDOW_SIZES,
+                     int panels) {
   int panel = get_global_id(0), image = get_global_id(1);
   int taps = kd * kh * kw, plane = sd * sh * sw, count = td * th * tw;
   x += x0 + (size_t)image * channels * plane;

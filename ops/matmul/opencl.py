@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.dtypes import HALF_FLOATS
+from subgraph.dtypes import FLOATS, compute_dtype
 from subgraph.engine.planner.lowering import Argument, Operand, Unsupported
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
@@ -17,15 +17,8 @@ from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.opencl.tuning import TILES
 from subgraph.operators.schema import INTERNAL_DOMAIN
-from subgraph.ops.elementwise.cpu import emit_cast, temporary
-from subgraph.ops.shared.opencl_code import (
-    FLOATS,
-    activation,
-    line,
-    number,
-    register,
-    require,
-)
+from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary, widened
+from subgraph.ops.shared.opencl_code import activation, line, number, register, require
 from subgraph.ops.shared.strides import broadcast_strides
 
 from .products import Matrix, batched, is_transposed, matrices_of, matrix
@@ -104,30 +97,10 @@ def fused(node: Node, low: ClLowering) -> None:
     lower_product(node, low)
 
 
-def as_float32(low: ClLowering, operand: Operand | None) -> Operand | None:
-    """Return a float16 or bfloat16 operand cast to float32, other operands unchanged."""
-    if operand is None or operand.dtype not in HALF_FLOATS:
-        return operand
-    wide = temporary(low, "float32", operand.shape)
-    emit_cast(low, operand, wide)
-    return wide
-
-
-def float32_output(low: ClLowering, output: Operand) -> Operand:
-    """Return the operand that kernels write: the output, or float32 memory if that is narrow."""
-    return temporary(low, "float32", output.shape) if output.dtype in HALF_FLOATS else output
-
-
-def cast_output(low: ClLowering, made: Operand, output: Operand) -> None:
-    """Cast results to the output's dtype, if `float32_output` returned other memory.
-
-    Args:
-        low: Collects the plan's launches.
-        made: The results, from `float32_output`.
-        output: The output.
-    """
-    if made is not output:
-        emit_cast(low, made, output)
+def cast_optional(low: ClLowering, index: int, dtype: str) -> Operand | None:
+    """Return an optional input in the dtype in which kernels compute; None if it is missing."""
+    operand = low.optional(index)
+    return None if operand is None else cast_to(low, operand, dtype)
 
 
 def lower_product(node: Node, low: ClLowering) -> None:
@@ -138,26 +111,25 @@ def lower_product(node: Node, low: ClLowering) -> None:
     """
     out = low.output()
     require(low, out.dtype)
-    if out.dtype not in (*FLOATS, *HALF_FLOATS):
+    if out.dtype not in FLOATS:
         raise Unsupported(f"{node.op_type} of {out.dtype}")
     if not out.size:
         return
-    x, y, bias, residual = (as_float32(low, low.optional(k)) for k in range(4))
-    assert x is not None
-    assert y is not None
-    a, b = matrix(x), matrix(y, "column")
+    dtype = compute_dtype(out.dtype)
+    x, made = widened(low, low.input(0), out, dtype)
+    a, b = matrix(x), matrix(cast_to(low, low.input(1), dtype), "column")
+    bias, residual = (cast_optional(low, k, dtype) for k in (2, 3))
     if node.attrs.get("transA", 0):
         a = a.transposed
     if node.attrs.get("transB", 0):
         b = b.transposed
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
-    made = float32_output(low, out)
     a, sizes, steps = batched(a, b)
     product = Product(a, b, made, node, sizes, steps, alpha, beta, residual=residual)
     if bias is not None and beta != 0.0:
         _add_bias(product, bias)
     emit_product(low, product)
-    cast_output(low, made, out)
+    emit_cast(low, made, out)
 
 
 def _add_bias(product: Product, bias: Operand) -> None:

@@ -17,7 +17,16 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.ops.movement.geometry import Geometry, auto_pad, ints, pads_before, steps, triple
+from subgraph.operators.schema import INTERNAL_DOMAIN
+from subgraph.ops.movement.geometry import (
+    Geometry,
+    Triple,
+    auto_pad,
+    ints,
+    pads_before,
+    steps,
+    triple,
+)
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, convert_output
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
@@ -33,8 +42,7 @@ _MAX_LINE_COLUMNS = 4096  # input columns of a line of the kernel `rows`: 16 KiB
 _MAX_COLUMNS_OF_LINES = 512  # columns of several short lines that are computed together
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 _INT8 = ("int8", "uint8")
-_KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
-_GLOBAL = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
+_KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}  # and their global forms
 
 
 @lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *_INT8), layouts=_BOTH)
@@ -48,7 +56,7 @@ def window(node: Node, low: Lowering) -> None:
         return
     of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
     g = pool_geometry(node, x, y)
-    kind = pool_kind(node, _KINDS[node.op_type])
+    kind = pool_kind(node)
     if g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
         emit_global_pool(low, x, y, kind)
         return
@@ -139,19 +147,15 @@ def _max_pool_variants(node: Node, low: Lowering) -> None:
     """Lower MaxPool of 8-bit integers, or with the indices of the maxima.
 
     Raises:
-        Unsupported: A window lies in the padding alone, where there is no index.
+        Unsupported: Another pool of 8-bit integers, or images in blocks.
     """
     x, y = low.input(0), low.output()
     if node.op_type == "MaxPool" and x.dtype in _INT8 and len(low.outputs) == 1 and x.rank < 5:
-        emit_int8_max_pool(node, low)
+        _emit_int8_max_pool(node, low)
         return
-    if node.op_type != "MaxPool" or x.layout != "plain" or not x.size:
+    if node.op_type != "MaxPool" or x.layout != "plain":
         raise Unsupported(f"{node.op_type} of {x.dtype} in layout {x.layout}")
     g = pool_geometry(node, x, y)
-    axes = zip(g.source, g.target, g.kernel, g.strides, g.dilations, g.pads, strict=True)
-    for size, count, taps, stride, dilation, pad in axes:
-        if pad > (taps - 1) * dilation or (count - 1) * stride - pad >= size:
-            raise Unsupported("indices of windows in the padding alone")
     depth, height, width = g.source
     if node.attrs.get("storage_order", 0):
         # Column-major: the first dimension of the image is innermost; missing ones have size 1.
@@ -173,14 +177,21 @@ def _max_pool_variants(node: Node, low: Lowering) -> None:
     low.emit(kernel, arguments, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
 
 
-def emit_int8_max_pool(node: Node, low: Lowering) -> None:
+@lowering("FusedQMaxPool", domain=INTERNAL_DOMAIN, dtypes=_INT8, layouts=_BOTH)
+def quantized_max_pool(node: Node, low: Lowering) -> None:
+    """Lower MaxPool of 8-bit integers between equal scales."""
+    if low.output().size:
+        _emit_int8_max_pool(node, low)
+
+
+def _emit_int8_max_pool(node: Node, low: Lowering) -> None:
     """Emit MaxPool of 8-bit integers.
 
     Raises:
         Unsupported: x and y have different layouts, or the image has three dimensions.
     """
     x, y = low.input(0), low.output()
-    if x.layout != y.layout or x.dtype not in _INT8:
+    if x.layout != y.layout:
         raise Unsupported(f"MaxPool of {x.dtype} from layout {x.layout} to {y.layout}")
     g = pool_geometry(node, x, y)
     if g.kernel[0] != 1 or g.source[0] != 1:
@@ -199,7 +210,7 @@ def emit_int8_max_pool(node: Node, low: Lowering) -> None:
         **g.arguments(),
     )
     low.emit(
-        Kernel("subgraph.ops.quantized.qpool_kernels", "max_pool", dtype=x.dtype, blocked=blocked),
+        Kernel("subgraph.ops.pool.int8_kernels", "max_pool", dtype=x.dtype, blocked=blocked),
         arguments,
         units,
         grain=grain(units, g.taps * y.size),
@@ -214,7 +225,7 @@ def global_pool(node: Node, low: Lowering) -> None:
     if x.rank < 3:
         raise Unsupported("global pooling of an input without pixels")
     if y.size:
-        emit_global_pool(low, x, y, pool_kind(node, _GLOBAL[node.op_type]))
+        emit_global_pool(low, x, y, pool_kind(node))
 
 
 def emit_global_pool(low: Lowering, x: Operand, y: Argument, kind: str) -> None:
@@ -265,12 +276,13 @@ def _split(x: Operand, of: Tiles) -> tuple[int, int, int]:
     return 1, x.shape[0], x.shape[1]
 
 
-def pool_kind(node: Node, kind: str) -> str:
-    """Return the kind of pooling; ``"l"`` becomes ``"l1"`` or ``"l2"`` by the attribute ``p``.
+def pool_kind(node: Node) -> str:
+    """Return the kind of pooling: ``"max"``, ``"average"``, or by ``p`` ``"l1"`` or ``"l2"``.
 
     Raises:
         Unsupported: ``p`` is neither 1 nor 2.
     """
+    kind = _KINDS[node.op_type.removeprefix("Global")]
     if kind != "l":
         return kind
     power = float(node.attrs.get("p", 2))
@@ -315,24 +327,24 @@ def pool_arguments(node: Node, x: Operand, g: Geometry) -> dict[str, int]:
         x: Input, ``[N, C, *spatial]``.
         g: Sizes of the pooling.
     """
-    after = (trailing_pads(node, g, axis, x.rank - 2) for axis in range(3))
+    after = trailing_pads(node, g, x.rank - 2)
     names = ("after_depth", "after_height", "after_width")
     include = int(node.attrs.get("count_include_pad", 0))
     return {**g.arguments(), "count_include_pad": include, **dict(zip(names, after, strict=True))}
 
 
-def trailing_pads(node: Node, g: Geometry, axis: int, rank: int) -> int:
-    """Return the pads after a dimension, which an average with ``count_include_pad`` counts.
+def trailing_pads(node: Node, g: Geometry, rank: int) -> Triple:
+    """Return the pads after each dimension, which an average with ``count_include_pad`` counts.
 
     Args:
         node: The node.
         g: Sizes of the pooling.
-        axis: The dimension: 0 to 2 for D, H and W.
         rank: Number of spatial dimensions of the node.
     """
-    if axis < 3 - rank or auto_pad(node) == "VALID":
-        return 0
-    if auto_pad(node) == "NOTSET":
-        return ints(node, "pads", 2 * rank, 0)[rank + axis - (3 - rank)]
-    reach = (g.target[axis] - 1) * g.strides[axis] + (g.kernel[axis] - 1) * g.dilations[axis] + 1
-    return max(reach - g.source[axis] - g.pads[axis], 0)
+    mode = auto_pad(node)
+    if mode == "VALID":
+        return 0, 0, 0
+    if mode == "NOTSET":
+        return triple(ints(node, "pads", 2 * rank, 0)[rank:], 0)
+    beyond = [g.reach(k, g.target[k]) - g.source[k] - g.pads[k] for k in range(3)]
+    return triple([max(pad, 0) for pad in beyond], 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import view_of
@@ -28,14 +29,17 @@ def _taps(at: int, size: int, count: int, step: int) -> tuple[int, int]:
 def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
     """Return the kernel of `PoolIndicesArguments`.
 
-    The maximum of equal elements is the first one; NaN counts as larger than all others.
+    The maximum of equal elements is the first one; NaN counts as larger than all others. The index
+    of a window without pixels of the image is -1.
 
     Args:
         dtype: Dtype of the elements.
     """
     arguments = view_of(PoolIndicesArguments)
     load, store, put = ld(dtype), st(dtype), st("int64")
-    item = numpy_dtype(dtype).itemsize
+    numbers = numpy_dtype(dtype)
+    item = numbers.itemsize
+    lowest = numbers.type(np.iinfo(numbers).min if "int" in dtype else -np.inf)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -57,23 +61,22 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
             first_h, last_h = _taps(h0, height, a.kernel_height, a.dilation_height)
             spread_d, spread_h = a.dilation_depth, a.dilation_height
             x, y = a.x + unit * size * item, a.y + row * columns * item
+            first = unit * size
             for o in range(columns):
                 w0 = o * stride_w - pad_w
                 first_w, last_w = _taps(w0, width, kernel_w, spread_w)
-                # Dilated taps may all step over a small image: such a window has no maximum, but
-                # needs some defined result.
-                best, index = load(x), 0
+                best, index = lowest, -1
                 if first_d < last_d and first_h < last_h and first_w < last_w:
                     d, h = d0 + first_d * spread_d, h0 + first_h * spread_h
                     w = w0 + first_w * spread_w
                     best = load(x + ((d * height + h) * width + w) * item)
-                    index = d * along_d + h * along_h + w * along_w
+                    index = first + d * along_d + h * along_h + w * along_w
                 for i in range(first_d, last_d):
                     d = d0 + i * spread_d
                     for j in range(first_h, last_h):
                         h = h0 + j * spread_h
                         line = x + (d * height + h) * width * item
-                        here = d * along_d + h * along_h
+                        here = first + d * along_d + h * along_h
                         for k in range(first_w, last_w):
                             w = w0 + k * spread_w
                             value = load(line + w * item)
@@ -84,6 +87,6 @@ def max_pool_indices(*, dtype: str) -> Callable[..., Any]:
                             index = here + w * along_w if more else index
                 store(y + o * item, best)
                 if indices != 0:
-                    put(indices + (row * columns + o) * 8, unit * size + index)
+                    put(indices + (row * columns + o) * 8, index)
 
     return kernel

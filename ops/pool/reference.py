@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -150,35 +150,24 @@ def lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the maximum over windows, and its index in the flattened input."""
+    """Return the maximum over windows, and its index in the flattened input.
+
+    The index is that of the first maximum, and NaN is a maximum; of a window without elements of
+    the input it is -1.
+    """
     x: Array = inputs[0]
     windows = _windows(node, x)
     lowest = -np.inf if x.dtype.kind not in "iub" else np.iinfo(x.dtype).min
+    view = windows.over(x, lowest)
+    maxima: Array = view.max(axis=windows.inside)
     if len(node.outputs) < 2:
-        return [windows.over(x, lowest).max(axis=windows.inside)]
-    # Integers are widened so that padding is less than the least element.
-    wide = x.astype(np.int64) if x.dtype.kind in "iu" else x
-    view = windows.over(wide, np.iinfo(np.int64).min if wide is not x else lowest)
-    rank = len(windows.sizes)
-    flat = view.reshape(*view.shape[: 2 + rank], math.prod(windows.kernel))
-    first = flat.argmax(axis=-1)
-    maxima = np.take_along_axis(flat, first[..., None], -1)[..., 0]
-    inner = cast(Sequence[Array], np.unravel_index(cast(Array, first), windows.kernel))
-    grids = np.meshgrid(*map(np.arange, first.shape), indexing="ij")
-    positions: list[Array] = [
-        grid * s - pad + at * d
-        for grid, s, pad, at, d in zip(
-            grids[2:], windows.strides, windows.before, inner, windows.dilations, strict=True
-        )
-    ]
-    steps = _steps(windows.sizes, bool(node.attrs.get("storage_order")))
-    index = (grids[0] * x.shape[1] + grids[1]) * math.prod(windows.sizes)
-    for position, step in zip(positions, steps, strict=True):
-        index = index + position * step
-    return [maxima.astype(x.dtype), index.astype(np.int64)]
-
-
-def _steps(sizes: Sequence[int], column_major: bool) -> list[int]:
-    if column_major:
-        return [math.prod(sizes[:k]) for k in range(len(sizes))]
-    return [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
+        return [maxima]
+    sizes = windows.sizes
+    order: Literal["C", "F"] = "F" if node.attrs.get("storage_order") else "C"
+    pixels = np.arange(math.prod(sizes)).reshape(sizes, order=order)
+    planes = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *(1 for _ in sizes))
+    indices = windows.over(planes * pixels.size + pixels, -1)
+    largest = (view == np.expand_dims(maxima, windows.inside)) | (view != view)
+    flat = (*maxima.shape, math.prod(windows.kernel))
+    first = (largest & (indices >= 0)).reshape(flat).argmax(axis=-1, keepdims=True)
+    return [maxima, np.take_along_axis(indices.reshape(flat), first, -1)[..., 0]]

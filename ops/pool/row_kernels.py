@@ -58,7 +58,7 @@ def _rows_kernel(dtype: str, lanes: int, kind: str, windows: Any) -> Callable[..
                 count(a, first, n, counts)
             left, inside = pad_lines(a, line, pitch, first, n)
             skipped = first * step - a.pad_width + left  # columns of the image before the lines
-            scaled = 0
+            scaled = -1  # `around` of the factors in the scratch
             for unit in range(begin, end):
                 oh0, od = unit % row_blocks * rb, unit // row_blocks % od_n
                 oh_end = min(oh_n, oh0 + rb)

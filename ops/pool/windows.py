@@ -180,9 +180,9 @@ def _count(size: Dim, reach: int, stride: int, before: int, after: int, ceil: bo
         raise ShapeError(
             f"a window of {reach} does not fit into {size} with pads {before}, {after}"
         )
-    count = room // stride + 1
-    # With ceil_mode the last window begins before the end of the input, never in the pads after.
-    if ceil and room % stride and count * stride < size + before:
+    count = -(-room // stride) if ceil else room // stride
+    # With ceil_mode a last window that begins in the pads after the input is dropped.
+    if not ceil or count * stride < size + before:
         count += 1
     return count
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from subgraph.dtypes import HALF_FLOATS
+from subgraph.dtypes import FLOATS
 from subgraph.engine.planner.constants import derived_operand
 from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.graph.graph import Node
@@ -21,7 +21,6 @@ from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.matmul.opencl import Product, emit_product
 from subgraph.ops.matmul.products import batched, matrix
 from subgraph.ops.movement.geometry import conv_geometry
-from subgraph.ops.shared.opencl_code import FLOATS
 
 from .cpu import saturated
 
@@ -103,7 +102,7 @@ def _requantize(
     if y_scale.size != 1 or zero.size != 1:
         raise Unsupported(f"{low.node.op_type} with several scales or zero points of its output")
     scales = [*scales, source(y_scale, ())]
-    if any(s.dtype not in (*FLOATS, *HALF_FLOATS) for s in scales):
+    if any(s.dtype not in FLOATS for s in scales):
         raise Unsupported(f"{low.node.op_type} with scales that are no floats")
     e = Expression()
     total = e.cast(e.input("int32"), "float32")

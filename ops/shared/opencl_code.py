@@ -17,7 +17,6 @@ from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering
 
 _WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
-FLOATS = ("float32", "float64")
 
 
 def storage(dtype: str) -> str:

@@ -179,10 +179,11 @@ def _max_pool(of: Vjp) -> Sequence[OptionalValue]:
     indices = pooled.outputs[1]
     indices.type = TensorType("int64", _static(of.output, "MaxPool"))
     size = math.prod(_static(x, "MaxPool"))
-    flat = op("CastLike", np.zeros(size, np.float32), dy)
+    # The index of a window in the padding alone is -1, of an element behind those of x.
+    flat = op("CastLike", np.zeros(size + 1, np.float32), dy)
     rows = op("Reshape", indices, [-1, 1])
     spread = op("ScatterND", flat, rows, op("Reshape", dy, [-1]), reduction="add")
-    return [op("Reshape", spread, op("Shape", x), allowzero=1)]
+    return [op("Reshape", op("Slice", spread, [0], [size]), op("Shape", x), allowzero=1)]
 
 
 RULES: Mapping[str, Rule] = {

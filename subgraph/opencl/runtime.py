@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("subgraph")
 _SOURCES = "subgraph.ops"  # the package whose folders contain the .cl files
+_INCLUDE = re.compile(r'^#include "(.+)\.cl"$', re.MULTILINE)
 SIMULATOR = "Oclgrind"  # a platform that checks kernels; it reports a GPU
 
 
@@ -57,9 +59,11 @@ class ClSource:
 
 @cache
 def _file_text(name: str) -> str:
+    """Return the text of a file below ``ops/``, with those that it includes in their places."""
     from importlib.resources import files
 
-    return files(_SOURCES).joinpath(f"{name}.cl").read_text()
+    text = files(_SOURCES).joinpath(f"{name}.cl").read_text()
+    return _INCLUDE.sub(lambda found: _file_text(found[1]), text)
 
 
 @attrs.frozen

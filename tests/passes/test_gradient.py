@@ -186,6 +186,16 @@ def test_derivatives_of_pools(kind: str, attrs: dict[str, Any]) -> None:
     _check(build, _random(1, 2, 5, 4))
 
 
+def test_windows_in_the_padding_alone_have_no_derivative() -> None:
+    x = sg.input("x", (1, 1, 5), "float64")
+    y, _ = ops.MaxPool(x, kernel_shape=[2], pads=[3, 4], outputs=2)
+    y.name = "y"
+    graph = sg.Graph([x], [_gradient(x, xs=["x"], y="y", outputs=1), y])
+    graph = sg.passes.apply_pass(graph, "ExpandGradient")
+    found = _run(graph, {"x": np.arange(5.0).reshape(1, 1, 5)})
+    np.testing.assert_array_equal(found[0], [[[1, 1, 1, 1, 2]]])
+
+
 def test_second_derivatives_and_values_at_another_place() -> None:
     x, at = sg.input("x", (3,), "float64"), sg.input("at", (3,), "float64")
     y = ops.Sin(ops.Mul(x, x))

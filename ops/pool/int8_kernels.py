@@ -9,8 +9,9 @@ from numba.extending import register_jitable
 
 from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld_i8, ld_u8, st_i8, vec
-from subgraph.ops.pool.arguments import PoolInt8Arguments
-from subgraph.ops.pool.kernels import window_taps
+
+from .arguments import PoolInt8Arguments
+from .kernels import window_taps
 
 _BLOCK = 16  # channels of a block
 _WIDE = 32  # bytes of a step over a row

@@ -1,0 +1,24 @@
+"""Sizes of images and windows as arguments of OpenCL kernels."""
+
+from __future__ import annotations
+
+from subgraph.engine.planner.lowering import Unsupported
+
+from .geometry import Geometry
+
+LINE_PIXELS = 16  # output pixels of a row that one work-item of a CPU computes at a time
+# Bound of elements along a dimension, so that the sum of two fits in 32 bits.
+MAX_EXTENT = 1 << 30
+
+
+def window_sizes(g: Geometry) -> list[int]:
+    """Return the kernel arguments WINDOW_SIZES of ``windows.cl``.
+
+    Raises:
+        Unsupported: Positions of windows may exceed the kernels' 32-bit integers.
+    """
+    for k in range(3):
+        first, last = g.pads[k], g.reach(k, g.target[k] + LINE_PIXELS) + g.source[k]
+        if not -MAX_EXTENT < first < MAX_EXTENT or last >= MAX_EXTENT:
+            raise Unsupported(f"windows over {last} elements, pads of {first}")
+    return [*g.arguments().values()]
