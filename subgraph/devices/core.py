@@ -254,7 +254,11 @@ class Core:
             device.start()
             self._extend(device, name)
         except Exception as error:
-            message = f"device {name} cannot start: {error}"
+            # An error about the machine says what is missing; the text of others, such as a KeyError
+            # of a constructor, says little without the error's type.
+            says_why = isinstance(error, (SubgraphError, ImportError, OSError, RuntimeError))
+            why = str(error) if says_why else f"{type(error).__name__}: {error}"
+            message = f"device {name} cannot start: {why}"
             self._failed[name] = message
             # A missing optional package is normal: log it below the default level.
             cause: BaseException | None = error

@@ -229,6 +229,18 @@ def test_every_supported_property_can_be_read(core: sg.Core) -> None:
         model.get_property("NETWORK_NAM")
 
 
+def test_an_error_of_a_device_s_constructor_is_named() -> None:
+    class Broken(sg.Device):
+        def __init__(self) -> None:
+            super().__init__()
+            raise KeyError("cores")
+
+    core = sg.Core()
+    core.register_device("BROKEN", Broken)
+    with pytest.raises(sg.DeviceError, match="device BROKEN cannot start: KeyError: 'cores'"):
+        core.compile_model(net(), "BROKEN")
+
+
 def test_a_device_that_cannot_start_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(sg.Device):
         tries = 0
