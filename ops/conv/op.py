@@ -1,8 +1,4 @@
-"""Convolutions: requirements of operands, and shape inference.
-
-CausalConvWithState has no lowering: on CPU and OPENCL the pass "ExpandFunctions" replaces it by the
-function body of the standard, which has a Conv.
-"""
+"""Convolutions: requirements of operands, and shape inference."""
 
 from __future__ import annotations
 
@@ -207,7 +203,7 @@ def convolution_transpose(node: Node, types: Types, values: Values) -> list[Valu
 
 
 # The operators of this family, each in all its versions.
-declare("CausalConvWithState", requires=causal_convolution_operands)
+declare("CausalConvWithState", requires=causal_convolution_operands, by_body=True)
 declare("Conv", requires=conv_operands, infer=convolution, compute=reference.conv)
 declare(
     "ConvTranspose",

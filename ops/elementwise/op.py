@@ -1,8 +1,7 @@
 """Elementwise operators: requirements and output types of arithmetic, comparisons and conversions.
 
 ``expressions.py`` says what each operator computes; ``cpu.py`` and ``opencl.py`` run that on a
-device. SwiGLU has no expression: the pass "ExpandFunctions" replaces it by Swish and Mul. For the
-REFERENCE device ``reference.py`` replaces onnx.reference where that is inexact.
+device. For the REFERENCE device ``reference.py`` replaces onnx.reference where that is inexact.
 """
 
 from __future__ import annotations
@@ -332,7 +331,7 @@ declare("Max", "Min", "Sum", requires=variadic_operands, infer=broadcasting)
 declare("Mean", requires=variadic_operands, infer=broadcasting, compute=reference.mean)
 declare("PRelu", requires=prelu_operands, infer=broadcasting, compute=reference.prelu)
 declare("Softsign", requires=unary_operands, infer=unary, compute=reference.softsign)
-declare("SwiGLU", requires=swiglu_operands)
+declare("SwiGLU", requires=swiglu_operands, by_body=True)
 declare("Where", requires=where_operands, infer=where)
 # The elementwise operators of its inner graph, in one loop.
 declare("FusedElementwise", domain=INTERNAL_DOMAIN)

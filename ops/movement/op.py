@@ -1,8 +1,6 @@
 """Views and operators that move elements: shape inference.
 
 Dimensions that depend on values that are not known yet (a computed shape) are inferred as unknown.
-CenterCropPad has no lowering: on CPU and OPENCL the pass "ExpandFunctions" replaces it by the
-function body of the standard, which crops and pads.
 """
 
 from __future__ import annotations
@@ -511,7 +509,7 @@ def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 # The operators of this family, each in all its versions.
-declare("CenterCropPad", requires=operands.center_crop_pad_operands)
+declare("CenterCropPad", requires=operands.center_crop_pad_operands, by_body=True)
 declare("Concat", requires=operands.concat_operands, infer=concat, compute=reference.concat)
 declare("Constant", requires=operands.constant_operands, infer=constant, compute=reference.constant)
 declare("ConstantOfShape", requires=operands.constant_of_shape_operands, infer=constant_of_shape)

@@ -1,8 +1,7 @@
 """DFT, STFT, windows and mel filters: requirements, and the output type of STFT.
 
 onnx's rule for STFT takes the whole spectrum where ``onesided`` has its default, which is half.
-Windows and MelWeightMatrix have no lowering. On CPU and OPENCL the pass "ExpandFunctions" replaces
-windows by the function body of the standard; MelWeightMatrix runs on the reference.
+MelWeightMatrix runs on the reference.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ def stft(
 
 
 # The operators of this family, each in all its versions.
-declare("BlackmanWindow", "HammingWindow", "HannWindow", requires=window_operands)
+declare("BlackmanWindow", "HammingWindow", "HannWindow", requires=window_operands, by_body=True)
 declare("DFT", requires=dft_operands)
 declare("MelWeightMatrix", requires=mel_operands)
 declare("STFT", requires=stft_operands, infer=stft, compute=reference.stft)

@@ -74,5 +74,6 @@ declare(
     "SoftmaxCrossEntropyLoss",
     requires=loss_operands,
     compute=reference.loss,
+    by_body=True,
 )
 declare("Adagrad", "Adam", "Momentum", domain=_TRAINING, requires=step_operands)

@@ -13,18 +13,10 @@ from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.functions import expanded, function_of
 from subgraph.operators.inference import is_checked_in_runs
-from subgraph.operators.operator import operator_key
+from subgraph.operators.operator import find_operator, operator_key
 from subgraph.operators.reference import function_outputs
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.transform.pass_manager import register_pass
-
-# Standard operators without a kernel, whose function bodies consist of operators with kernels.
-_EXPANDED = frozenset(
-    {
-        *("BlackmanWindow", "CausalConvWithState", "CenterCropPad", "HammingWindow", "HannWindow"),
-        *("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "SwiGLU"),
-    }
-)
 
 
 @register_pass("ExpandFunctions")
@@ -75,7 +67,8 @@ def _checked_inputs(node: Node) -> Sequence[Value | None]:
 
 def _expansion(node: Node) -> Sequence[Value | None]:
     """Return the replacement of each output of a node; none for a node that stays."""
-    if not node.domain and node.op_type in _EXPANDED:
+    declared = find_operator(operator_key(node.op_type, node.domain))
+    if declared is not None and declared.by_body:
         return function_outputs(node, [_required(node), *node.inputs[1:]]) or ()
     try:
         return expanded(node, _checked_inputs(node)) or ()

@@ -254,8 +254,8 @@ class Core:
             device.start()
             self._extend(device, name)
         except Exception as error:
-            # An error about the machine says what is missing; the text of others, such as a KeyError
-            # of a constructor, says little without the error's type.
+            # An error about the machine says what is missing; the text of others, such as the key
+            # of a KeyError, says little without the error's type.
             says_why = isinstance(error, (SubgraphError, ImportError, OSError, RuntimeError))
             why = str(error) if says_why else f"{type(error).__name__}: {error}"
             message = f"device {name} cannot start: {why}"

@@ -63,6 +63,8 @@ class Operator:
             (see `subgraph.operators.requirements`), before any kernel sees them.
         body: ``(call) -> values``: adds the operators of the standard that replace a node; set by
             `subgraph.operators.functions.function`.
+        by_body: Whether devices without a kernel run the function body that the standard gives for
+            the operator: the pass "ExpandFunctions" replaces its nodes.
         rule: ``requires`` with the numbers of operands in its signature; computed.
     """
 
@@ -72,6 +74,7 @@ class Operator:
     kernels: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict[str, Callable[..., Any]])
     requires: Callable[..., None] | None = None
     body: Callable[..., Any] | None = None
+    by_body: bool = False
     rule: Rule | None = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -112,6 +115,7 @@ def declare(
     requires: Callable[..., None] | None = None,
     infer: ShapeRule | None = None,
     compute: Reference | None = None,
+    by_body: bool = False,
 ) -> None:
     """Declare operators of the standard, or operators that only passes write, in all versions.
 
@@ -122,12 +126,13 @@ def declare(
         infer: Type inference, as in `Operator`; replaces the onnx package's, and is faster.
         compute: Reference, as in `Operator`; replaces ``onnx.reference`` where that lacks the
             operator or is wrong.
+        by_body: Whether passes replace nodes by the standard's function body, as in `Operator`.
     """
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # the declaring file
     owner = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     for op_type in op_types:
         name = OperatorName(op_type, domain)
-        operator = Operator(name, compute, infer, requires=requires)
+        operator = Operator(name, compute, infer, requires=requires, by_body=by_body)
         OPERATORS.register(operator.key, operator, owner)
 
 
