@@ -68,8 +68,9 @@ class Options:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all options by name, for ``pre_partition``."""
-        own = {key: value for key, value in attrs.asdict(self, recurse=False).items() if value}
-        own.pop("more", None)
+        own = {name: getattr(self, name) for name in OWN}
+        # 0 is a value of max_subgraphs; None and an empty set leave the choice to the property.
+        own = {name: value for name, value in own.items() if value not in (None, frozenset())}
         return {**own, **self.more}
 
 

@@ -239,6 +239,18 @@ def test_min_size_max_subgraphs_include_exclude() -> None:
         assert regions(cut_by(graph, OTHER, strategy=strategy, include=["5"])) == [["4", "5"]]
 
 
+def test_a_property_and_the_record_are_given_an_option_of_zero() -> None:
+    seen: list[Any] = []
+
+    class Mine(SelectorProperty):
+        def pre_partition(self, graph: sg.Graph, options: Any) -> None:
+            seen.append(dict(options))
+
+    cut = cut_by(example(), Mine(MINE), max_subgraphs=0)
+    assert seen == [{"max_subgraphs": 0}]
+    assert cut.attrs["partition_record"].runs[0].options == {"max_subgraphs": 0}
+
+
 def test_a_property_has_options_of_its_own() -> None:
     class Mine(sg.SubgraphProperty):
         strategy = "hetero"
