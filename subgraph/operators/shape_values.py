@@ -388,6 +388,8 @@ def _reduce(function: Callable[[Sequence[Any]], Any]) -> Rule:
         data, axes = of.inputs[0], _axes(of)
         if data is None or data.ndim != 1 or axes not in ((), (0,), (-1,)):
             return None
+        if not axes and of.node.attrs.get("noop_with_empty_axes", 0):
+            return data
         if any(item is None or isinstance(item, str) for item in data):
             return None
         result = np.array(function(list(data)), dtype=object)
@@ -474,6 +476,11 @@ def _equal(a: Any, b: Any) -> Any:
     return a == b
 
 
+def _mod(of: _Operands) -> Array | None:
+    # With fmod=1 the result has the sign of the dividend, in Python that of the divisor.
+    return None if of.node.attrs.get("fmod", 0) else _numbers(operator.mod)(of)
+
+
 # Operators without a rule that `is_arithmetic` counts as shape arithmetic.
 _OTHER_SHAPE_OPERATORS = {
     *("Abs", "Clip", "CumSum", "Flatten", "GatherElements", "GatherND", "OneHot", "Pad", "Pow"),
@@ -504,7 +511,7 @@ _RULES: dict[str, Rule] = {
     "Sub": _numbers(operator.sub),
     "Mul": _arithmetic(operator.mul, 1),
     "Div": _arithmetic(_divide, 1, commutes=False),
-    "Mod": _numbers(operator.mod),
+    "Mod": _mod,
     "Min": _numbers(min),
     "Max": _numbers(max),
     "Neg": _numbers(operator.neg),

@@ -123,3 +123,24 @@ def test_einsum_is_numpys(equation: str, shapes: list[tuple[int, ...]]) -> None:
     y = ops.Einsum(*inputs, equation=equation)
     assert isinstance(y.type, TensorType)
     assert y.type.shape == np.einsum(equation, *map(np.ones, shapes)).shape
+
+
+@pytest.mark.parametrize("case", ["remainder of the dividend's sign", "sum without axes"])
+def test_sizes_that_are_computed_by_a_variant_of_an_operator(case: str) -> None:
+    x = sg.input("x", (3,))
+    size = ops.Shape(x)
+    if case == "sum without axes":
+        sizes = ops.Concat(size, size, axis=0)
+        sizes = ops.ReduceSum(sizes, noop_with_empty_axes=1)  # the sizes themselves
+    else:
+        negative = ops.Sub(np.array([0], np.int64), size)
+        four = np.array([4], np.int64)
+        sizes = ops.Add(ops.Mod(negative, four, fmod=1), four)  # -3 + 4
+    graph = sg.Graph([x], [ops.Expand(np.ones(1, np.float32), sizes, name="y")])
+    loaded = sg.load(sg.to_onnx(graph))
+    (result,) = sg.compile_model(loaded, "REFERENCE")(x=np.zeros(3, np.float32)).values()
+    (stated,) = (value.type for value in loaded.outputs)
+    assert isinstance(stated, TensorType)
+    assert stated.shape is not None
+    assert len(stated.shape) == result.ndim
+    assert all(a in (b, None) for a, b in zip(stated.shape, result.shape, strict=True))
