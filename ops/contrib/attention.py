@@ -48,6 +48,7 @@ def positions_below(call: Call, count: Any) -> Any:
 def _mask_scores(call: Call, allowed: Any, dtype: str) -> Any:
     """Return what is added to scores: 0 where ``allowed``, and ``mask_filter_value`` elsewhere."""
     filler = call.attribute("mask_filter_value")
+    # -10000 is ONNX Runtime's documented default.
     hidden = call.constant(-10000.0 if filler is None else filler, dtype)
     return call.Where(allowed, call.constant(0, dtype), hidden)
 
@@ -73,6 +74,8 @@ def _mask(call: Call, mask: Any, keys: Any, batch: Any) -> Any:
         return call.Unsqueeze(positions, axes(call, 1, 2, 3))
 
     count = call.shape(mask)[0]
+    # With unknown sizes the usual form, ends alone, is assumed. For the other form the mask then
+    # has twice the batches, which the requirement `all_batches` refuses in a run.
     if count == batch or not (isinstance(count, int) and isinstance(batch, int)):
         return call.Less(position, spread(mask))
     if count != 2 * batch:
@@ -120,6 +123,7 @@ def attend(
         return [flat, *out[1:]]
     attributes |= {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
     if past[0] is None and not (call.is_used("present") or call.is_used("present_key")):
+        # With one output no device has to copy keys and values that nothing reads.
         made = call.Attention(query, key, value, mask, **attributes, requires=requires)
         return [made, None, None]
     operands = (query, key, value, mask, *past)
@@ -144,6 +148,7 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
     cached = call.input("past")
     if cached is not None:
         past = [call.Gather(cached, call.constant(k, "int64"), axis=0) for k in range(2)]
+        # The mask has an entry for cached keys too.
         keys = call.Add(keys, dimension(call, cached, 3))
     mask, mask_index = None, call.input("mask_index")
     if mask_index is not None:
@@ -155,12 +160,14 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
         (heads, heads),
         mask=added(call, mask, call.input("attention_bias")),
         past=past,
+        # A mask of `_mask` has an entry for each batch. A bias alone may broadcast over batches.
         requires="all_keys" if mask is None else "all_batches",
         is_causal=call.attribute("unidirectional"),
         scale=call.attribute("scale"),
     )
     if key is None:
         return [made, None]
+    # ONNX Runtime's operator caches keys and values in one tensor.
     parts = [call.Unsqueeze(part, axes(call, 0)) for part in (key, value)]
     return [made, call.Concat(*parts, axis=0)]
 

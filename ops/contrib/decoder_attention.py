@@ -64,6 +64,8 @@ def rotary_embedding(call: Call) -> Results:
             raise call.unsupported(f"{name}={call.attribute(name)}")
     heads = call.attribute("num_heads")
     if call.rank(x) == 3 and not heads:
+        # Without num_heads the table of angles says the size of a head: a cosine for each pair of
+        # elements.
         heads = call.size(x, 2) // (2 * call.size(cosines, 1))
     if call.rank(positions) == 1:  # of the first token of each batch
         tokens = positions_below(call, dimension(call, x, 1 if call.rank(x) == 3 else 2))
@@ -77,6 +79,7 @@ def _rotated(call: Call, x: Any, positions: Any, heads: int) -> Any:
     """Return RotaryEmbedding of queries or keys by the node's table of angles."""
     rank = call.rank(x)
     interleaved = "interleaved" if call.node.op_type == "RotaryEmbedding" else "rotary_interleaved"
+    # GroupQueryAttention has no such attribute; the table of angles says the size.
     size = 0 if "rotary" in interleaved else call.attribute("rotary_embedding_dim")
     cosines, sines = call.input("cos_cache"), call.input("sin_cache")
     assert cosines is not None, "required by both operators"
@@ -170,6 +173,8 @@ def group_query_attention(call: Call) -> Results:
     key = _normalized(call, key, call.input("k_norm_weight"), size)
     count = dimension(call, query, 1)
     ends = call.Add(call.Reshape(call.Cast(lengths, to=_INT64), axes(call, -1)), 1)
+    # In a prompt of sequences of several lengths the shorter ones are padded at their ends, so that
+    # they have more queries than positions and still begin at 0.
     starts = call.Max(call.Sub(ends, count), call.constant(0, "int64"))
     query_positions = call.Add(call.Unsqueeze(starts, axes(call, 1)), positions_below(call, count))
     if call.attribute("do_rotary"):
@@ -184,6 +189,7 @@ def group_query_attention(call: Call) -> Results:
         for x in (key, value)
     ]
     if past_key is not None:
+        # The cache of the file may be shorter than all positions, or have room for more.
         missing = _missing_positions(call, past_key, total)
         pairs = zip((past_key, past_value), new, strict=True)
         new = [_updated_cache(call, before, after, missing, starts) for before, after in pairs]
@@ -193,6 +199,7 @@ def group_query_attention(call: Call) -> Results:
         (heads, kv_heads),
         mask=_causal_mask(call, new[0], query_positions, past_key is None),
         is_causal=int(past_key is None and bool(call.attribute("causal"))),
+        # 0 means the default, 1 / sqrt(size), which the standard has for a missing attribute.
         scale=call.attribute("scale") or None,
         softcap=call.attribute("softcap"),
     )

@@ -44,6 +44,7 @@ def activated(call: Call, x: Any, name: str | None, parameters: Sequence[float])
         return call.Clip(x, *parameters)
     if name not in _ACTIVATIONS:
         raise call.unsupported(f"activation={name!r}")
+    # Parameters that are left out at the end have the defaults of the operator.
     numbers = dict(zip(_ACTIVATIONS[name], parameters, strict=False))
     return getattr(call, name)(x, **numbers)
 
@@ -60,6 +61,7 @@ def _transposed(call: Call, x: Any, batch: bool, last: bool) -> Any:
     if batch:
         order = [*order[1:-1], order[0], order[-1]]
     if last:
+        # The last two axes in reverse order.
         order[-2:] = order[:-3:-1]
     return call.Transpose(x, perm=order)
 
@@ -83,6 +85,7 @@ def _product(call: Call, *, batches: bool) -> Any:
         for x, side in zip(call.inputs, "AB", strict=True)
     ]
     product, alpha = call.MatMul(*transposed), call.attribute("alpha")
+    # Without the Mul by 1 the product stands next to its user, where fusions expect it.
     return product if alpha == 1.0 else call.Mul(product, alpha)
 
 

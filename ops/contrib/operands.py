@@ -111,6 +111,7 @@ def all_keys(node: Node, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) 
     if not rest or rest[0] is None:
         return
     mask, past = rest[0], rest[1] if len(rest) > 1 else None
+    # The standard's Attention would broadcast a mask of one key to all keys.
     keys = k.shape[-2] if past is None else past.shape[-2] + k.shape[-2]
     require(
         mask.rank >= 1 and mask.shape[-1] == keys,

@@ -27,6 +27,8 @@ def unique_operands(node: Node, x: Tensor) -> None:
 @function("Unique", "x -> y, idx, counts", requires=unique_operands)
 def unique(call: Call) -> Results:
     """Return each element once, the index of each input's element among them, and its count."""
+    # The standard's second output, the indices of first occurrences, does not exist in ONNX
+    # Runtime's operator.
     found = call.Unique(call.inputs[0], sorted=0, outputs=4)
     return [found[0], found[2], found[3]]
 
@@ -36,6 +38,7 @@ def gather_nd(call: Call) -> Results:
     """Gather as the standard does."""
     data, indices = call.inputs
     assert indices is not None, "a required input"
+    # ONNX Runtime also takes int32 indices, the standard only int64.
     return [call.GatherND(data, call.cast(indices, "int64"))]
 
 
@@ -45,6 +48,7 @@ def range_of(call: Call) -> Results:
     start, limit, delta = call.inputs
     assert start is not None, "a required input"
 
+    # ONNX Runtime takes tensors of one element here, the standard scalars.
     def scalar(value: Value | None) -> Any:
         if value is None:
             return call.constant(1, call.dtype(start))

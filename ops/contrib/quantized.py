@@ -41,6 +41,7 @@ def quantize(call: Call, x: Any, scale: Any, zero: Any, dtype: str) -> Any:
         zero: The zero point; None: 0.
         dtype: ``"uint8"`` or ``"int8"``, that of the zero point.
     """
+    # Without a zero point the standard's operator returns uint8.
     if zero is None and dtype != "uint8":
         zero = call.constant(0, dtype)
     return call.QuantizeLinear(x, scale, zero, requires="one_scale")
@@ -126,6 +127,7 @@ def qlinear_average_pool(call: Call) -> Results:
     names = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
     options = call.attributes(*names)
     if options["auto_pad"] != "NOTSET":
+        # The standard allows no pads beside auto_pad, where ONNX Runtime ignores them.
         options["pads"] = None
     return _requantized(
         call, lambda x: _channels_first(call, x, lambda v: call.AveragePool(v, **options))
@@ -198,8 +200,11 @@ def qgemm(call: Call) -> Results:
     assert b_scale is not None, "a required input"
     transpose_b, alpha = call.attribute("transB"), call.attribute("alpha")
     if alpha != 1.0:
+        # Into the scale of A, so that the scale of C, which is that of the products, has the factor
+        # too.
         a_scale = call.Mul(a_scale, alpha)
     left = call.DequantizeLinear(a, a_scale, a_zero, requires="one_scale")
+    # Scales of B belong to columns of the product, which are rows of a transposed B.
     right = call.DequantizeLinear(b, b_scale, b_zero, axis=0 if transpose_b else 1)
     bias = None
     if c is not None:
@@ -366,6 +371,8 @@ def dynamic_quantize_lstm(call: Call) -> Results:
         complete = call.Expand(value, call.constant([directions, gates], "int64"))
         return call.Reshape(complete, call.constant([columns], "int64"))
 
+    # The weights of all directions stand side by side, so that one product serves all directions
+    # and steps.
     transposed = call.Reshape(
         call.Transpose(w, perm=(1, 0, 2)), call.constant([inputs, columns], "int64")
     )
@@ -384,6 +391,8 @@ def dynamic_quantize_lstm(call: Call) -> Results:
     bias = None
     if biases is not None:
         both = call.Reshape(biases, call.constant([directions, 2, gates], "int64"))
+        # ONNX adds the bias of inputs and that of states to the same gates, so that their sum is
+        # added once.
         both = call.ReduceSum(both, call.constant([1], "int64"), keepdims=0)
         bias = call.Reshape(both, call.constant([columns], "int64"))
     products = _scaled_sums(call, sums, scale, flat(w_scale), bias, "float32")

@@ -109,6 +109,7 @@ def bias_softmax(call: Call) -> Results:
     total, axis = call.Add(*call.inputs, requires="into_first"), call.attribute("axis")
     if axis in (-1, call.rank(total) - 1):
         return [call.Softmax(total, axis=-1)]
+    # The standard's Softmax has one axis since opset 13; this one has the meaning from before.
     rows = call.Softmax(call.Flatten(total, axis=axis), axis=-1)
     return [call.Reshape(rows, call.Shape(total))]
 
@@ -145,6 +146,7 @@ def _rms(
     if not call.is_used("inv_std_var"):
         return [normal, None]
     axes = list(range(axis, 0)) if axis < 0 else list(range(axis, call.rank(x)))
+    # The factors are float32 for inputs of every dtype (``stash_type`` 1).
     wide = call.cast(x, "float32")
     squares = call.ReduceMean(call.Mul(wide, wide), call.constant(axes, "int64"))
     return [normal, call.Reciprocal(call.Sqrt(call.Add(squares, epsilon)))]
@@ -205,6 +207,7 @@ def _group_norm(call: Call, x: Any) -> Any:
 
     def normalized(x: Any) -> Any:
         made = call.GroupNormalization(x, *factors, **options)
+        # Activation 1 is SiLU, which is Swish with its default alpha of 1.
         return call.Swish(made) if call.attribute("activation") else made
 
     return channels_first(call, x, normalized, last=call.attribute("channels_last"))
@@ -286,6 +289,8 @@ def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results
         return [normal, None, total]
     axis = call.constant([1], "int64")
     of = ids if mask is None else mask
+    # Without a mask ONNX Runtime returns counts of 0. Mul gives them the shape and dtype of the
+    # ids.
     ones = call.Mul(of, 0) if mask is None else call.cast(call.Equal(of, 1), call.dtype(of))
     return [normal, call.ReduceSum(ones, axis, keepdims=0), total]
 
@@ -349,6 +354,7 @@ def relative_position_bias(call: Call) -> Results:
     else:
         distance = call.Max(distance, 0)
     exact = buckets // 2
+    # Smaller distances have exact buckets, and their logarithm, perhaps of 0, is not used.
     clipped = call.cast(call.Max(distance, exact), "float32")
     ratio = call.Log(call.Div(clipped, float(exact)))
     span = math.log(call.attribute("max_distance") / exact)

@@ -160,6 +160,7 @@ def matmul_n_bits(call: Call) -> Results:
         block_of = _first_columns(call, groups, depth)
     if isinstance(centre, Value):
         centre = call.Gather(centre, block_of, axis=1)
+    # Rows are padded to whole blocks; elements from K on have no meaning.
     centred = call.Sub(call.cast(_first_columns(call, numbers, depth), dtype), centre)
     weights = call.Mul(centred, call.Gather(factors, block_of, axis=1))
     product = call.MatMul(a, call.Transpose(weights, perm=(1, 0)))
@@ -219,6 +220,7 @@ def gather_block_quantized(call: Call) -> Results:
         None if x is None else call.Gather(x, indices, axis=of) for x in (data, scales, zeros)
     ]
     numbers = call.cast(_unpacked(call, picked[0], bits), dtype)
+    # Gather replaces one axis by those of the indices, which moves all later axes.
     axis = along + (call.rank(indices) - 1 if along > of else 0)
     size, width = call.size(numbers, axis), call.attribute("block_size")
     block_of = call.constant(np.arange(size) // width, "int64")
@@ -226,6 +228,7 @@ def gather_block_quantized(call: Call) -> Results:
         centre = call.cast(_unpacked(call, picked[2], bits), dtype)
         numbers = call.Sub(numbers, call.Gather(centre, block_of, axis=axis))
     elif packed:
+        # Packed numbers are unsigned; without zero points the middle of their range stands for 0.
         numbers = call.Sub(numbers, float(1 << (bits - 1)))
     factors = call.Gather(picked[1], block_of, axis=axis)
     return [call.Mul(numbers, factors, requires="same_shape")]

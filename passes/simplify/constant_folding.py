@@ -41,6 +41,8 @@ class ConstantFolding:
             effect on the result.
     """
 
+    # An estimate: folding is meant for shape arithmetic and small tables. A larger result would
+    # make the graph and its file larger than what it replaces.
     size_limit: int = 1 << 20
     parameters: bool = False
 
@@ -48,6 +50,7 @@ class ConstantFolding:
         """Return a copy of ``graph`` with its constants folded, bodies included."""
         graph = graph.clone()
         outside: dict[Value, Array] = {}
+        # The outer graph first: its folded values are constants of the bodies that capture them.
         for level in graph.levels():
             known = self._known(level, outside)
             level.rewire(self._fold(level, known))
@@ -77,6 +80,8 @@ class ConstantFolding:
         replaced: dict[Value, Value] = {}
         for value in graph.captures:
             if value in known and value.uses:
+                # The version of a user, so that the graph can be saved under the operator set that
+                # it had.
                 version = next((node.version for node in value.uses if not node.domain), 0)
                 replaced[value] = _constant_node(value, known[value], version)
         for node in graph.nodes:
@@ -95,10 +100,12 @@ class ConstantFolding:
         """Return the arrays of a node's outputs; none if the node cannot be folded."""
         if node.domain or node.subgraph is not None or node.captures or is_random(node):
             return ()
+        # Their results follow from types, so that the input need not be constant.
         if node.op_type in ("Shape", "Size"):
             return _by_shape(node)
         if node.op_type == "Constant" or any(isinstance(v, Graph) for v in node.attrs.values()):
             return ()
+        # A node without inputs, such as a random one, is no function of constants.
         if not any(v is not None for v in node.inputs):
             return ()
         if any(v is not None and v not in known for v in node.inputs):
@@ -150,6 +157,7 @@ def _constant_node(value: Value, array: Array, version: int) -> Value:
         array: The constant.
         version: Version of the Constant; 0: unknown.
     """
+    # The array may belong to another node or to a parameter; the view alone becomes read-only.
     array = array.view()
     array.flags.writeable = False
     node = Node("Constant", outputs=1, version=version or 13, attrs={"value": array})

@@ -10,6 +10,7 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.operator import is_random
 from subgraph.transform.pass_manager import register_pass
 
+# An operator of another domain may have state or effects that are not known here.
 _DOMAINS = frozenset({"", "ai.onnx.ml"})
 
 
@@ -69,6 +70,7 @@ def _source(value: Value | None, replaced: dict[Value, Value], ends: set[Value])
     # The caller may override a graph input with a default, so it differs from its parameter.
     if value.parameter is not None and value not in ends:
         return value.parameter
+    # Inputs that have become one value are equal, so that whole chains merge in one walk.
     return replaced.get(value, value)
 
 

@@ -62,6 +62,7 @@ def _checked_inputs(node: Node) -> Sequence[Value | None]:
     """Return a node's inputs, the first one through a check if runs must check the operands."""
     if function_of(node) is None or not is_checked_in_runs(node):
         return node.inputs
+    # The body reads its first input through the check, so that its result depends on the check.
     return [_required(node), *node.inputs[1:]]
 
 

@@ -96,6 +96,8 @@ def _after_conv(context: Context, node: Node) -> _Chain | None:
     channels = shape[_output_axis(node)]
     if not isinstance(channels, int) or (bias is not None and shape_of(bias) != (channels,)):
         return None
+    # The weight of a transposed convolution has the output channels of one group only, so that one
+    # factor would stand for several channels.
     if node.op_type == "ConvTranspose" and node.attrs.get("group", 1) != 1:
         return None
     if not context.is_weight(weight) or (bias is not None and not context.is_weight(bias)):
@@ -133,6 +135,8 @@ def _step(
         plain = not node.attrs.get("training_mode", 0) and node.attrs.get("spatial", 1)
         plain = plain and (not is_before(node, 7) or node.attrs.get("is_test", 0) == 1)
         used = any(v.uses or v in context.outputs for v in node.outputs[1:])
+        # In training the statistics are those of the batch, and the further outputs are the new
+        # averages.
         if node.inputs[0] is not at or not plain or used or len(weights) != 4:
             return None
         if dtype_of(at) not in FLOATS or any(dtype_of(v) != dtype_of(at) for v in weights):

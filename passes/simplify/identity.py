@@ -39,8 +39,11 @@ def _replacements(graph: Graph) -> dict[Value, Value]:
         made, source = node.outputs[0], node.inputs[0]
         if source is None:
             continue
+        # The source may be the output of a node that goes as well.
         source = found.get(source, source)
         if made in outputs:
+            # The source takes the name of the graph output. An input has a name of its own, and a
+            # value can have the name of one output only.
             if source.producer is None or source in outputs:
                 continue
             outputs.add(source)
@@ -80,6 +83,7 @@ def _single(node: Node) -> bool:
 
 
 def _concat(node: Node) -> bool:
+    # The operator refuses scalars, so that an input of unknown rank has to reach it.
     return len(node.inputs) == 1 and _rank(node) is not None
 
 
@@ -115,6 +119,7 @@ def _transpose(node: Node) -> bool:
     rank, perm = _rank(node), node.attrs.get("perm")
     if perm is not None:
         return rank is not None and list(perm) == list(range(rank))
+    # Without ``perm`` the axes are reversed.
     return rank is not None and rank < 2
 
 

@@ -20,6 +20,7 @@ def reshape_first(graph: Graph) -> Graph:
     context = Context(graph)
     for node in graph.nodes:
         transpose = produced_by(node.inputs[0], "Transpose") if is_op(node, "Reshape") else None
+        # With another user the old Transpose would stay, and data would be moved twice.
         if transpose is None or context.sole_user(transpose.outputs[0]) is None:
             continue
         made = _exchanged(transpose, node)
@@ -35,6 +36,7 @@ def _exchanged(transpose: Node, reshape: Node) -> Value | None:
     before, after = shape_of(transpose.outputs[0]) or (), shape_of(result) or ()
     sizes = [dim for dim in after if isinstance(dim, int)]
     rank = len(sizes)
+    # Only if the Reshape keeps the last two axes whole may it run before they are exchanged.
     if matrices is None or rank != len(after) or rank < 2 or before[-2:] != after[-2:]:
         return None
     if _order(transpose) != _transposed(len(before)):

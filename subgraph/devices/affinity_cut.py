@@ -97,6 +97,7 @@ def cut_by_affinity(graph: Graph, devices: Sequence[str]) -> Graph:
     if not properties:
         return graph
     _cut_whole_bodies(graph, properties)
+    # OpenVINO's order takes the largest regions first, and every region costs transfers.
     return apply_pass(graph, "PartitionGraph", properties=properties, strategy="hetero")
 
 

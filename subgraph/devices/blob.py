@@ -46,6 +46,8 @@ _ALIGN_LARGE = 4096  # bytes; a page, so that large sections are mapped without 
 _FIXED = struct.Struct("<8sIIQQ32s")  # magic, version, reserved, header's and body's length, digest
 _SIGNED = _FIXED.size + SIGNATURE_BYTES
 PROLOGUE = _SIGNED + 32
+# An estimate, like the other sizes and the number of threads below. The hashes are 1/8192 of a
+# file, and a small section is checked with little beside it.
 _LEAF = 1 << 18  # bytes that one hash covers
 _HASH_BYTES = 32
 _LARGE_AT = "large"  # key of the header: offset in the body of the first large section
@@ -137,14 +139,20 @@ class BlobWriter:
         if isinstance(target, io.TextIOBase):
             raise BlobError("the stream is open for text; open it for bytes ('wb')")
         if self._large.size:
+            # Large sections begin with a leaf of their own, so that a check of the small ones reads
+            # none of them.
             self._small.add(memoryview(b""), _LEAF)
         body = b"".join([*self._small.pieces, *self._large.pieces])
         text = json.dumps({**header, _LARGE_AT: self._small.size}, sort_keys=True).encode()
+        # Spaces are valid in JSON. With them the body begins on a page, so that the alignment of
+        # sections in the body is that in memory.
         text += b" " * (-(PROLOGUE + len(text)) % _ALIGN_LARGE)
         hashes = leaf_hashes(body)
         root = digest(len(body), hashes)
         fixed = _FIXED.pack(MAGIC, VERSION, 0, len(text), len(body), root)
         signed = fixed + signature(fixed, text)
+        # The signature says who wrote the file, and is computed with a key. The checksum, which
+        # everyone can verify, tells a damaged file from one of another user.
         checksum = hashlib.sha256(signed + text).digest()
         pieces = [signed, checksum, text, body, hashes]
         if isinstance(target, (str, os.PathLike)):
@@ -269,6 +277,8 @@ class BlobReader:
             BlobError: the place is not inside the body.
         """
         offset, size = integer(place, "offset"), integer(place, "size")
+        # Large sections follow the small ones, whose total size was not known when the place was
+        # made.
         if size >= LARGE:
             offset += self._large_at
         if offset < 0 or size < 0 or offset + size > len(self._body):
@@ -291,6 +301,7 @@ class BlobReader:
         Raises:
             BlobError: one is damaged.
         """
+        # Two threads may check a leaf at once. Both find the same, so that no lock is needed.
         waiting = [leaf for leaf in dict.fromkeys(leaves) if self._unchecked[leaf]]
         if waiting:
             _in_threads(self._check_run, waiting)
@@ -419,6 +430,7 @@ def _sizes(head: bytes, name: str) -> tuple[int, int]:
 def _checked_head(data: Buffer, name: str) -> tuple[bytes, bytes]:
     """Return the bytes before the header, and the header's text, of a whole file."""
     size = PROLOGUE + sum(_sizes(bytes(data[:PROLOGUE]), name))
+    # All lengths are compared before any of them is used to slice.
     if size != len(data):
         raise BlobError(f"{name} is damaged: it has {len(data)} bytes, its header states {size}")
     return _checked_header(data, name)

@@ -55,6 +55,7 @@ def known_properties(device: Device) -> dict[str, str]:
         return {}
     if isinstance(found, Mapping):
         return {str(key): str(access) for key, access in cast("Mapping[Any, Any]", found).items()}
+    # A list of names says nothing of access. A device refuses itself what cannot be set.
     return dict.fromkeys(_texts(found), "RW")
 
 
@@ -141,11 +142,14 @@ def _named(device: Device, method: str, argument: object) -> Generator[None]:
     try:
         yield
     except (SubgraphError, MemoryError):
+        # Errors of Subgraph name their cause. A lack of memory is no fault of the device.
         raise
     except Exception as error:
         shown = f"graph {argument.name!r}" if isinstance(argument, Graph) else repr(argument)
         raised = f"raised {type(error).__name__}: {error}, given {shown}"
         about_properties = method in ("get_property", "set_property")
+        # A simple device looks an option up in a dict, so that its KeyError means an unknown
+        # option.
         wrong_key = about_properties and isinstance(error, (LookupError, ValueError))
         kind = ConfigError if wrong_key else DeviceError
         raise kind(f"device {device.name}: {method} {raised}") from error
@@ -169,6 +173,7 @@ def query_on(device: Device, graph: Graph, config: Config | None) -> dict[str, s
         DeviceError: ``query_model`` raised, returned no dict, or names an unknown node or device.
     """
     found = _answer_of(device, graph, config)
+    # A virtual device asks its devices by this function, so that their constants have been lifted.
     return found if device.is_virtual else _with_constants(device, graph, config, found)
 
 
@@ -208,6 +213,7 @@ def _constants_feeding(graph: Graph, found: Mapping[str, str]) -> set[str]:
     A constant may feed such a node directly or through other constants of the result.
     """
     names: set[str] = set()
+    # Users come first: a constant feeds a supported node also through another constant.
     for node in reversed(constant_nodes(graph)):
         users = {user.name for user in node.successors()}
         if node.name not in found and any(name in found or name in names for name in users):
@@ -224,6 +230,7 @@ def _answer_of(device: Device, graph: Graph, config: Config | None) -> dict[str,
             f"device {device.name}: query_model gave {found!r}; it must return a dict from node "
             "names to the device's name"
         )
+    # The result of the base class needs no check.
     if type(device).query_model is not Device.query_model:
         return _checked_query(device, graph, cast("Mapping[Any, Any]", found))
     return cast("dict[str, str]", found)
@@ -333,6 +340,7 @@ def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledM
     Raises:
         DeviceError: ``compile_model`` raised an exception or returned no CompiledModel.
     """
+    # `Device.compile_model` queries the graph and lifts its constants itself.
     own = type(device).compile_model is not Device.compile_model and not device.is_virtual
     if own and any(node.op_type == "Constant" for node in graph.nodes):
         graph = getattr(query_on(device, graph, config), "lifted", None) or graph

@@ -61,6 +61,7 @@ class Core:
 
     def __init__(self) -> None:
         """Register the built-in devices; those of other packages are registered when needed."""
+        # Reentrant, because a virtual device asks this Core for others while it starts.
         self._lock = free_in_child(threading.RLock())
         self._searched_installed = False
         self._makers: dict[str, tuple[Callable[[], Device], str]] = {}
@@ -117,6 +118,8 @@ class Core:
         with self._lock:
             self._find_installed()
             self._claim(name, lambda: device_from(device), defined_at(kind))
+            # A device that replaces another one starts at its first use, even if the other could
+            # not start.
             self._devices.pop(name, None)
             self._failed.pop(name, None)
 
@@ -239,6 +242,8 @@ class Core:
 
     def _start(self, name: str) -> Device:
         """Make and start a device; a failure is remembered and raised again by later calls."""
+        # Looking for hardware may take seconds, so that a device which failed is not tried at every
+        # call.
         if name in self._failed:
             raise DeviceError(self._failed[name])
         if name not in self._makers:
@@ -331,6 +336,8 @@ class Core:
         devices = [self.device(name) for name in self.available_devices]
         known = {device: known_properties(device) for device in devices}
         for key, value in _joined(device_name, {}).items():
+            # Each option goes to the devices that have it. An option that none has is a mistake of
+            # spelling.
             takers = [d for d in devices if known[d].get(current_name(key, known[d])) == "RW"]
             if not takers:
                 options = {k for row in known.values() for k, mode in row.items() if mode == "RW"}
@@ -408,6 +415,7 @@ class Core:
     ) -> CompiledModel:
         device, extra = self.split(device_name)
         full = _joined(config, extra)
+        # The limits of the options hold for reading and preparing the model too.
         with _limits_of(device, full):
             return self._compile_within(read_model(model), device, device_name, full, preprocess)
 
@@ -430,6 +438,7 @@ class Core:
             model = compile_cached(folder, device, device_name, weights, full, self._compile)
         else:
             model = self._compile(device, weights, full)
+        # The compiled model has these inputs as weights; the caller may still pass them.
         if weights is not graph:
             model.offer_defaults(graph.inputs)
         return model
@@ -473,6 +482,8 @@ class Core:
             return self._import_bytes(io.BytesIO(source), device_name, config)
         device, extra = self.split(device_name or exported_device(source))
         full = _joined(config, extra)
+        # A device with an import of its own may read streams only; that of the base class maps the
+        # weights of a path.
         own = type(device).import_model is not Device.import_model
         with _limits_of(device, full):
             if own and isinstance(source, (str, PathLike)):

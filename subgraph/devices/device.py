@@ -233,6 +233,8 @@ class Device:
         seen = set(reasons)
         for node in prepared.graph.nodes:
             names = set(origins(node))
+            # A user's region that the default executor would run may have been inlined by
+            # `transform`. Its subgraph node is supported only if all its nodes are.
             names.update((node.name, *region_of(node).split(",")))
             seen |= names
             text = self._own_op_reason(node)
@@ -241,6 +243,8 @@ class Device:
             elif not text:
                 text = self._refusal(node, options)
             if text:
+                # One original node may become supported and refused nodes; as in OpenVINO's plugin
+                # guide it then counts as refused.
                 reasons.update((name, text) for name in names if name not in reasons)
         refuse_with_users(graph, seen, reasons)
         supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
@@ -333,6 +337,7 @@ class Device:
             raise DeviceError(
                 f"device {self.name}: create_op gave {op!r}; it must return a SubgraphOp"
             )
+        # The op of an author who named no device; profiles and exported files need the name.
         if op.device == SubgraphOp.device:
             op.device = self.name
         op.concurrent = op.concurrent or self.concurrent_regions
@@ -365,6 +370,8 @@ class Device:
             header: Header of the file.
             stored: The packed weights of the file.
         """
+        # Such a device does not run regions by ops of its own, so the regions of the file have no
+        # meaning for it.
         if type(self).compile_model is not Device.compile_model:
             return self.compile_model(without_device_regions(graph), config)
         options = self.options_for(config)
@@ -460,6 +467,8 @@ class Device:
         Raises:
             ConfigError: a key is unknown or a value not allowed.
         """
+        # Options of a call have priority over those of `set_property`, as in OpenVINO's plugin
+        # guide.
         base = self.name.partition(".")[0]
         return resolve_options(self.options_class, self.name, [config or {}, self._settings], base)
 
@@ -532,7 +541,11 @@ def whole_graph(graph: Graph, device: str, make_op: Callable[[Graph], SubgraphOp
         return graph
     inner = graph.clone()
     inputs = set(inner.inputs)
+    # Weights are inputs of the node, as in MXNet, although the op may cache a reformatted copy: the
+    # op sees from the Parameter's version that a weight has changed.
     weights = [v for v in inner.values() if v.parameter is not None and v not in inputs]
+    # The node computes each value once. Inputs that are outputs, and outputs listed twice, are
+    # restored outside.
     outputs = list(dict.fromkeys(v for v in inner.outputs if v.producer is not None))
     sources = {v: Value(v.name, v.type, parameter=v.parameter) for v in (*inner.inputs, *weights)}
     outer_outputs = inner.outputs

@@ -43,6 +43,7 @@ def device_of_module(module_name: str) -> Device:
         for item in vars(module).values()
         if isinstance(item, type)
         and issubclass(item, Device)
+        # A base class that the module imports is not its own.
         and item.__module__ == module.__name__
     ]
     if len(found) != 1:

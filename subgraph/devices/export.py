@@ -108,6 +108,7 @@ def export_model(model: CompiledModel, target: Source, content: str = "") -> Non
         packed = _add_packed(writer, model.graph, names)
         renamed = any(name != p.name for p, name in names.items())
         exporter = ArrayExporter(writer, names, packed)
+        # Ops refer to weights by the parameters' own names, which then are not those of the file.
         op_data = {} if renamed else _op_data(model.graph, exporter)
     header = {
         **_described(model, names),
@@ -281,6 +282,8 @@ def _add_packed(
         type(op).prepare(op)
         for entry in op.weights:
             known = all(p in names for p in entry.parameters)
+            # Regions may share an entry. One without parameters depends on no weight of the file,
+            # and the op computes it again.
             if entry in packed or not known or not entry.parameters:
                 continue
             array = entry.get()
@@ -300,6 +303,7 @@ def _add_packed(
 def _op_data(graph: Graph, exporter: ArrayExporter) -> dict[str, Any]:
     """Return the data that the regions' ops export, by the region's name if no other has it."""
     nodes = [node for node in region_nodes(graph) if node.op is not None]
+    # Nodes in different bodies may have the same name.
     counts = Counter(node.name for node in nodes)
     single = [node for node in nodes if counts[node.name] == 1]
     ops: dict[str, SubgraphOp] = {node.name: node.op for node in single}
@@ -359,6 +363,8 @@ def import_model(
         device = _importer(device, str(reader.header.get("device")))
         return _imported(device, reader, options, bool(allowed), parameters)
     except (BlobError, ConfigError, LimitError):
+        # The header is checked where it is used, often by the error that wrong content causes, so
+        # that all kinds of errors mean a damaged file. These three have their own meaning.
         raise
     except (
         SubgraphError,
@@ -398,6 +404,7 @@ def _imported(
     # models check large sections when these are first read.
     reader.check_body(large=parameters is not None)
     graph = _read_graph(reader, parameters)
+    # A compiled program is code. Only a file that this user's key signed may contribute any.
     problems = _problems(device, header) if reader.own else [_FOREIGN]
     merged = _merged(device, reader, config)
     if problems:
@@ -517,6 +524,7 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
             known = parameters is not None and proto.name in parameters
             dtype, shape = dtype_from_number(proto.data_type), tuple(proto.dims)
             mapped = dtype in _MAPPED_DTYPES and all(dim >= 0 for dim in shape)
+            # A small section shares its leaf with others and is checked with them at once.
             if known or not mapped or place is None or integer(place, "size") < LARGE:
                 return self.array(proto)
             part, leaves = reader.unchecked(place)
@@ -532,7 +540,11 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
         with paused_gc():
             proto = _message(bytes(reader.part(reader.header.get("model"))))
             if not reader.own:
+                # A file of someone else is read like any model of an unknown source: at once, with
+                # all checks.
                 return load_message(proto, Mapped())
+            # The file is this user's own, so that regions can be read when needed; a compiled one
+            # seldom is.
             graph = GraphReader(proto, Mapped(), "inline", parameters=parameters, lazy=True).read()
             if any(value.type is None for value in graph.values()):
                 infer_graph(graph, strict=False)
@@ -558,6 +570,7 @@ def _stored_weights(reader: BlobReader, graph: Graph) -> StoredWeights:
     packed = reader.header.get("packed")
     for item in cast(list[dict[str, Any]], packed if isinstance(packed, list) else []):
         parameters = tuple(by_name[name] for name in item["parameters"] if name in by_name)
+        # A packed weight of parameters that the graph does not have can never be used.
         if len(parameters) != len(item["parameters"]):
             continue
         shape = [int(dim) for dim in item["shape"]]

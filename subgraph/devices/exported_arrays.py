@@ -14,6 +14,7 @@ from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import Array, dtype_of, numpy_dtype
 from subgraph.weights.cache import WeightEntry
 
+# An estimate. Equal arrays are found by copies of their bytes, which must not take much memory.
 _SHARED_MAX_BYTES = 1 << 20  # arrays up to this size are stored once if regions have equal ones
 
 
@@ -76,6 +77,7 @@ class ArrayExporter:
         made = entry.get()
         for parameter in entry.parameters:
             own = parameter.array
+            # The entry may be the parameter's own memory, which the file has already.
             same = made.ctypes.data == own.ctypes.data and made.nbytes == own.nbytes
             if same and own.flags.c_contiguous and parameter in self._names:
                 return self._names[parameter]

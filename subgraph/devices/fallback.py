@@ -180,6 +180,7 @@ class DeviceFallback:
     def next_op(self) -> SubgraphOp | None:
         """Return the op of the next device that compiles the region; None if there is none."""
         if self._next is None and self._others.devices:
+            # Several requests may fail at once; the region is compiled once for the next device.
             with self._lock:
                 self._next = self._next or self._compiled()
         return self._next
@@ -221,6 +222,8 @@ class DeviceFallback:
                 op = _op_on(device, self._subgraph, model)
             except SubgraphError:
                 continue
+            # Results are compared on the region's own device only: the device that helps out is
+            # often the reference itself.
             options = attrs.evolve(others.options, FALLBACK_CHECK=False)
             rest = attrs.evolve(others, devices=others.devices[number + 1 :], options=options)
             op.fallback = DeviceFallback(self._subgraph, op, rest)
@@ -286,6 +289,8 @@ class FallbackSession(Session):
         except Exception as second:
             second.add_note(f"{self._own_op.device} failed before: {error}")
             raise
+        # Counted only now: if the other device fails as well, the cause is more likely in the
+        # inputs than in the device.
         self._fallback.failed(error, op)
         return results
 
@@ -299,6 +304,7 @@ class FallbackSession(Session):
         self._carry_states(self._own)
         results = self._own(inputs, outputs)
         self._state_session = self._own
+        # The reference cannot repeat a run that has changed the states of the region.
         if self._fallback.checks and not (all_finite(results) or self._own.states()):
             results = self._checked(inputs, results)
             return results if outputs is None else fill_outputs(results, outputs)
@@ -323,6 +329,8 @@ class FallbackSession(Session):
         holder = self._state_session
         if holder is not session:
             states = self._initial_states if holder is None else holder.states()
+            # A session that keeps states may have some of an earlier run, and has to get the empty
+            # ones too.
             if states or type(session).states is not Session.states:
                 session.set_states(states)
 

@@ -52,6 +52,7 @@ def compile_cached(
         config: Options of the device, part of the key except CACHE_DIR.
         compile_model: Called on a miss with device, graph and options.
     """
+    # The folder may be moved or named differently; its files stay valid.
     options = {key: value for key, value in config.items() if key != "CACHE_DIR"}
     key = ""
     try:
@@ -62,6 +63,7 @@ def compile_cached(
                 return _found(path, key, device, graph, options)
     except (SubgraphError, OSError) as error:
         _log.info("model %r is compiled anew: %s", graph.name, error)
+        # Without a key the model can be neither found nor stored.
         if not key:
             return compile_model(device, graph, options)
     path = Path(folder) / f"{key}.subgraph"
@@ -79,6 +81,8 @@ def _found(
 ) -> CompiledModel:
     parameters = all_parameters(graph)
     known = {p.name: p for p in parameters}
+    # The file has no weights. Names connect it with the parameters of the graph, so that they must
+    # be unique.
     if len(known) != len(parameters):
         raise BlobError("two parameters have the same name")
     return import_model(device, path, {**options, ALLOW_RECOMPILE: False}, known, key)
@@ -109,7 +113,9 @@ def cache_key(device: Device, device_name: str, graph: Graph, config: Mapping[st
     }
     state.update(json.dumps(facts, sort_keys=True, default=str).encode())
     text = print_graph(graph, "digest")
+    # Two different objects may have the same text.
     if _OPAQUE in text:
         raise ModelError("an attribute is an object that only its own process knows")
     state.update(text.encode())
+    # 160 bits of SHA-256: no two models share a key by chance, and file names stay short.
     return state.hexdigest()[:40]

@@ -41,6 +41,8 @@ def prepared_graph(
     Raises:
         PartitionError: the variable names an unregistered property or selector.
     """
+    # Preprocessing comes first, so that its nodes are converted and partitioned like those of the
+    # model.
     if preprocess is not None:
         from subgraph.runtime.preprocessing import preprocessed
 

@@ -106,6 +106,7 @@ class _ModelSession(Session):
 
     def measure(self) -> None:
         assert isinstance(self.op, CompiledModelOp), "it opened this session"
+        # The profiler is a new runner, and has to continue from the states of the request.
         states = self._runner.states()
         self._runner = self.op.model.create_profiler()
         self._runner.set_states(states)

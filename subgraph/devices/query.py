@@ -116,6 +116,8 @@ def refuse_with_users(graph: Graph, seen: set[str], reasons: dict[str, str]) -> 
         seen: Names of the original nodes that the transformed graph stands for.
         reasons: Reasons of the refused nodes by name; it is added to.
     """
+    # Users come before their producers in this order. OpenVINO's plugin guide decides about its
+    # "housekeeping nodes" by their users, too.
     for node in reversed(graph.nodes):
         if node.name in seen or node.name in reasons:
             continue

@@ -93,6 +93,7 @@ class VirtualDevice(Device):
             DeviceError: there is no such device, or it cannot start.
         """
         device = self.known_core.device(name)
+        # HETERO of HETERO would have two lists of priorities and no rule which one decides.
         if device.is_virtual:
             raise ConfigError(f"{self.name} cannot run {name!r}, which is a list of devices itself")
         return device
@@ -146,6 +147,7 @@ def split_config(
             raise ConfigError(
                 f"{name} and its devices have no option {key!r}; {nearest(key, sorted(names))}"
             )
+        # An id is that of one kind of device; the name "OPENCL.1" states it for a device of a list.
         if key != "DEVICE_ID":
             for device in takers:
                 flat[device][keys[device]] = value
@@ -168,6 +170,7 @@ def attempt(
     try:
         return make(device)
     except ConfigError:
+        # Another device would not correct the user's mistake.
         raise
     except SubgraphError as error:
         failures.append(f"{device.name}: {error}")

@@ -62,6 +62,7 @@ def as_items(values: Iterable[_V], kind: type[_V], what: str, node: Any = None) 
     except TypeError:
         _refuse(values, kind, what, node)
     for value in found:
+        # Only inputs of a node may be omitted.
         if not isinstance(value, kind) and (value is not None or node is None or what != "inputs"):
             _refuse(value, kind, what, node, among=True)
     return found

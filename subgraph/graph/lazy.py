@@ -13,6 +13,8 @@ from typing import Any
 from subgraph.graph.graph import Graph, Value
 from subgraph.system.forking import free_in_child
 
+# These slots stay empty until the graph is read, so that Python calls ``__getattr__`` for them, and
+# for nothing else: a graph that was read costs no more than any other.
 _READ_LATER = ("_nodes", "_parameters", "outputs")
 
 
@@ -43,6 +45,8 @@ class LazyGraph(Graph):
         self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
         self._by_name = None
         self._output_set = (), frozenset()
+        # The lock may be held by a thread of the parent process when a child is forked; that thread
+        # does not exist in the child, which would wait for it for ever.
         self._lock = free_in_child(threading.RLock())
         self._read: Callable[[], Graph] | None = read
 
@@ -66,4 +70,5 @@ class LazyGraph(Graph):
             node.graph = self
         self._parameters = graph.parameters
         self.outputs = graph.outputs
+        # The nodes come last: another thread that finds them, without the lock, finds the rest too.
         self._nodes = graph.nodes

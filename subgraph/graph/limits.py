@@ -95,6 +95,7 @@ def limited(memory: int = 0, nodes: int = 0, seconds: float = 0.0) -> Generator[
     before = (_state.memory, _state.nodes, _state.seconds, _state.deadline)
     _state.memory = memory or _state.memory
     _state.nodes = nodes or _state.nodes
+    # A compilation that is given a path loads the model, which must not give it more time.
     if seconds and time.monotonic() + seconds < _state.deadline:
         _state.seconds, _state.deadline = seconds, time.monotonic() + seconds
     try:
@@ -106,6 +107,7 @@ def limited(memory: int = 0, nodes: int = 0, seconds: float = 0.0) -> Generator[
 def budgets() -> tuple[int, int, float]:
     """Return this thread's budgets as arguments of `limited`, for a thread that helps it."""
     left = _state.deadline - time.monotonic()
+    # For `limited` 0 means no limit, so a deadline that has passed becomes a nanosecond.
     return _state.memory, _state.nodes, 0.0 if math.isinf(left) else max(left, 1e-9)
 
 
@@ -161,7 +163,9 @@ def machine_memory() -> int:
         limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
         allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
     except (ImportError, OSError, ValueError):
+        # 64 GiB where the system does not say, as on Windows. An estimate.
         return 1 << 36
+    # "No limit" (RLIM_INFINITY) is -1.
     if allowed > 0:
         limits.append(allowed)
     limits += [int(said) for said in map(str.strip, group_files("memory.max")) if said.isdigit()]
@@ -200,6 +204,7 @@ def check_memory(wanted: float, what: str) -> None:
     allocated = _state.allocated = _state.allocated + wanted
     if allocated <= MAX_UNCOUNTED_BYTES or allocated * _COUNT_EVERY <= most:
         return
+    # A request above the whole budget fails without a count of what is held.
     held = 0 if exceeds else _held()
     if wanted + held > most:
         beside = f" beside the {_shown(held)} that are held" if held else ""
@@ -260,9 +265,12 @@ def _held(more: Iterable[Any] = ()) -> int:
         value = work.pop()
         if _is_container(value):
             if id(value) not in found:
+                # A container holds a pointer of 8 bytes for each item. One that was met before is
+                # skipped, which also ends circles.
                 found[id(value)] = 8 * len(value)
                 work.extend(value.values() if hasattr(value, "values") else value)
         elif _is_array(value):
+            # All views of one array lead to the array that owns the memory.
             while _is_array(value.base):
                 value = value.base
             found[id(value)] = ARRAY_OBJECT_BYTES + (

@@ -38,6 +38,7 @@ def name_all(nodes: Sequence[NamedNode], values: Mapping[Any, None], graph: str)
         ModelError: Two nodes share a name, or two values that are not the same parameter.
     """
     node_names = {node.name for node in nodes if node.name}
+    # As many different names as nodes mean that every node has one of its own, as in most models.
     if len(node_names) < len(nodes):
         _name_nodes(nodes, node_names, graph)
     names = {value.name for value in values if value.name}
@@ -75,6 +76,8 @@ def _name_values(values: Sequence[NamedValue], names: set[str], graph: str) -> N
     for value in values:
         if value.name:
             other = seen.setdefault(value.name, value)
+            # Bodies and passes make several values over one Parameter, all under its name. The name
+            # then still means one array.
             if other is not value and (
                 other.parameter is None or other.parameter is not value.parameter
             ):

@@ -184,6 +184,7 @@ def without_dead(nodes: Sequence[N], suspects: Iterable[N], outputs: Iterable[An
         uses[value] = uses.get(value, 0) + 1
     members = set(nodes)
     dead: set[N] = set()
+    # A pass may list nodes that it has removed already, or a node twice.
     work = [node for node in dict.fromkeys(suspects) if node in members]
     while work:
         node = work.pop()
@@ -202,6 +203,8 @@ def drop_unused_captures(node: Any) -> bool:
     outer = iter(node.captures)
     used: list[Any] = []
     for body in node.bodies:
+        # ``node.captures`` lists the captures of all bodies one after the other. ``zip`` asks the
+        # body's list first, so that it takes no value of the next body from the iterator.
         inside = {v for v in body.captures if v.uses or v in body.outputs}
         used += [value for v, value in zip(body.captures, outer, strict=False) if v in inside]
         body.captures = tuple(v for v in body.captures if v in inside)
@@ -227,9 +230,12 @@ class Replacements:
         last: Any = value
         while (following := self._map.get(last)) is not None and following is not last:
             path.append(last)
+            # A chain without a circle visits no replacement twice.
             if len(path) > len(self._map):
                 raise ModelError(f"replacements of value {last.name!r} run in a circle")
             last = following
+        # Each value on the path now leads to the end directly, so that long chains take linear
+        # time.
         for passed in path:
             self._map[passed] = last
         found: V = last

@@ -220,6 +220,8 @@ class Parameter:
     @property
     def array(self) -> Array:
         """Read-only view of the array; inside a transaction, the array assigned there."""
+        # A request that runs inside a transaction block has pinned its snapshot and must not see a
+        # part of the transaction.
         if _local.pinned is None and _local.staged is not None and self in _local.staged:
             return _read_only(_local.staged[self])
         return self.state.array
@@ -255,6 +257,7 @@ class Parameter:
             new = np.array(self.array)
             view = new.view()  # whose shape, dtype and size are not those of the parameter
             yield view
+            # The caller may still have the array when it is published, and must not change it then.
             view.flags.writeable = False
             _staged()[self] = new
 
@@ -277,12 +280,15 @@ def transaction() -> Generator[None]:
     if _local.staged is not None:
         yield
         return
+    # Writers exclude each other for the whole block, since each may read before it writes. Readers
+    # need not wait: they see published states, which never change.
     with _writers:
         _local.staged = {}
         try:
             yield
             staged = _local.staged
         finally:
+            # An error in the block leaves here, before the commit, so nothing of it is published.
             _local.staged = None
         _commit(staged)
 
@@ -295,6 +301,8 @@ def _commit(staged: dict[Parameter, Array]) -> None:
         for parameter, array in staged.items():
             _stamp += 1
             parameter.published = State(_stamp, _read_only(array))
+        # The epoch changes last and under the lock, so that no snapshot has a new epoch with old
+        # states.
         _epoch = _stamp
     _local.changes += 1
 
@@ -375,6 +383,7 @@ class Versions:
         """Return whether this thread still sees these versions; compared once for each epoch."""
         snapshot = _local.pinned
         stamp = _epoch if snapshot is None else snapshot.epoch
+        # Parameters rarely change, so that most runs compare one number instead of all versions.
         if stamp != self._checked_epoch:
             if any(parameter.version != version for parameter, version in self.read):
                 return False

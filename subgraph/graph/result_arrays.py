@@ -68,6 +68,8 @@ def _own(result: Any, by_owner: _ByOwner) -> Any:
     if not is_array(result):
         return result
     others = by_owner.setdefault(id(_owner(result)), [])
+    # The test compares address ranges only. The exact test of NumPy can take exponential time, and
+    # here an unnecessary copy does no harm.
     if not result.flags.writeable or any(np.may_share_memory(result, each) for each in others):
         return result.copy()
     others.append(result)

@@ -105,6 +105,7 @@ SUB = _infix("sub", "-", operator.sub)
 MUL = _infix("mul", "*", operator.mul)
 FLOORDIV = _infix("floordiv", "//", lambda a, b: a // b)
 TRUEDIV = _infix("truediv", "/", lambda a, b: a / b)
+# The form is a template of Python's % operator, in which %% is a percent sign.
 MOD = _infix("mod", "%%", operator.mod)
 POW = _infix("pow", "**", lambda a, b: a**b)
 AND = _infix("and", "&", lambda a, b: a & b)
@@ -150,6 +151,7 @@ def needed(statements: Sequence[Statement], results: Sequence[Operand]) -> list[
     """
     wanted = {item for item in results if isinstance(item, Expression)}
     found: list[Statement] = []
+    # Operands stand before their expressions, so that one pass backwards finds all that are needed.
     for statement in reversed(statements):
         if isinstance(statement, Guard):
             read = statement.comparison.operands
@@ -200,4 +202,5 @@ def _text(operand: Operand, names: dict[Expression, str]) -> str:
 
 
 def _number(number: float) -> str:
+    # Without parentheses -2 ** n would mean -(2 ** n).
     return repr(number) if number >= 0 else f"({number!r})"

@@ -125,6 +125,8 @@ class Trace:
         """
         self.open = False
         found = needed(self._statements, list(map(_operand, results)))
+        # Plans keep the results of a trace for a long time; they need none of the other
+        # expressions.
         self._statements.clear()
         self._numbers.clear()
         return found
@@ -301,6 +303,7 @@ def _binary(
 
     def forward(one: Any, other: Any) -> Any:
         if type(other) is int and one.trace.open:  # the common case
+            # A float must be recorded: -0.0 + 0 is 0.0.
             if other == right and type(one.value) is int:
                 return one
             return one.trace.apply(operation, function(one.value, other), one.expression, other)

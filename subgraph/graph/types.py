@@ -41,6 +41,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         return np.dtype(name)
     except TypeError:
+        # NumPy has no such dtype, for example bfloat16. The package is imported only for these: it
+        # would take time in every process.
         import ml_dtypes
 
         held: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
@@ -105,6 +107,7 @@ def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
         if type(dim) is int and dim >= 0:
             out.append(dim)
         elif dim is None or isinstance(dim, str):
+            # ONNX states an unknown dimension by an empty name, too.
             out.append(dim or None)
         elif is_symbolic(dim) and dim >= 0:
             out.append(dim)

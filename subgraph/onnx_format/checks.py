@@ -32,9 +32,13 @@ def read_opsets(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
     opsets: dict[str, int] = {}
     for entry in imports:
         domain = canonical_domain(text_of(entry.domain))
+        # ONNX forbids two entries of one domain, and "" and "ai.onnx" are one. Equal entries are
+        # harmless.
         if opsets.setdefault(domain, entry.version) != entry.version:
             raise ModelError(f"two versions of operator set {domain or 'ai.onnx'!r} are imported")
         newest = newest_opset(domain)
+        # The newest version of a domain that onnx does not know counts as 1. Its versions are not
+        # checked.
         if entry.version < 1 or (newest > 1 and entry.version > newest):
             raise UnsupportedOpError(
                 f"opset {entry.version} of {domain or 'ai.onnx'} is not known: the onnx package "
@@ -86,6 +90,7 @@ def refuse_unknown(proto: NodeProto, domain: str, version: int, schema: Schema |
             f"{where}operator {proto.op_type!r} was taken out of opset {schema.since_version}; "
             f"the model says opset {version}"
         )
+    # onnx knows this preview domain, whose newest version is 1 like that of an unknown one.
     if domain == "" or newest_opset(domain) > 1 or domain == "ai.onnx.preview.training":
         try:
             get_schema(proto.op_type, domain, version)
@@ -123,6 +128,7 @@ def check_node(proto: NodeProto, schema: Schema, attributes: Mapping[str, Any]) 
                 f"{where}: attribute {attribute.name!r} takes {known.kind}, got "
                 f"{_KIND_OF.get(attribute.type, 'an unknown type')}"
             )
+    # Since opset 18 a file states this number twice, and may contradict itself.
     if schema.op_type == "Split" and attributes.get("num_outputs", outputs) != outputs:
         raise ModelError(f"{where} has {outputs} outputs and says {attributes['num_outputs']}")
     for known in schema.attributes.values():

@@ -114,6 +114,7 @@ def _checked(read: Callable[[], Graph], model: Any, source: str, infer_types: bo
             if infer_types:
                 from subgraph.operators.type_inference import infer_graph
 
+                # Types come before ops: a property may compile by the types of its region.
                 infer_graph(graph, strict=False)
             restore_ops(graph)
             if any(node.op_type == "Gradient" for node in graph.nodes):
@@ -192,11 +193,14 @@ def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -
         raise ModelError(
             "an exported model, not an ONNX one; core.import_model and `subgraph run` read it"
         )
+    # A checkout without git-lfs has such a text instead of the model. Protobuf would call it
+    # damaged.
     if buffer[:24] == b"version https://git-lfs.":
         raise ModelError("a pointer of git-lfs, not the model itself; run git lfs pull")
     key = os.urandom(8).hex()
     small, spans = strip(buffer, key)
     proto = ModelProto.FromString(small)
+    # The message has its own copy of these bytes, which are most of the file if weights are small.
     del small
     tensors = TensorReader(folder, buffer=buffer, key=key, spans=spans, mapped=mapped)
     return GraphReader(proto, tensors, functions).read()
@@ -301,6 +305,7 @@ def _convert(graph: Graph, inline: bool) -> tuple[onnx.ModelProto, list[tuple[st
     if any(value.type is None for value in (*graph.inputs, *graph.outputs)):
         from subgraph.operators.type_inference import infer_graph
 
+        # ONNX requires types of inputs and outputs in the file. The caller's graph stays as it is.
         graph = graph.clone()
         infer_graph(graph, strict=False)
     writer = GraphWriter(graph)
@@ -356,6 +361,8 @@ def _write_model(model: onnx.ModelProto, weights: list[tuple[str, Array]], file:
             name=name, data_type=ONNX_DTYPE[dtype_of(array)], dims=array.shape
         )
         large.append((tensor.SerializeToString() + delimited(RAW_DATA, len(raw)), raw))
+    # Protobuf allows the fields of a message in any order and lets a repeated field continue later,
+    # so the large initializers follow the rest of the graph, and the graph the rest of the model.
     graph = model.graph.SerializeToString()
     model.ClearField("graph")
     pieces = [(delimited(_INITIALIZER, len(head) + len(raw)) + head, raw) for head, raw in large]
@@ -373,6 +380,7 @@ def _raw(array: Array) -> memoryview | None:
 
     from subgraph.graph.types import dtype_of
 
+    # ONNX's raw data are little-endian, with elements below a byte packed.
     if dtype_of(array) in NOT_RAW or sys.byteorder == "big":
         return None
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -400,9 +408,13 @@ class _Files:
             if error is None:
                 for file, _, _ in self._open:
                     file.flush()
+                    # Without this a crash of the machine soon after the rename could leave an empty
+                    # file under the target's name, with the old model gone.
                     os.fsync(file.fileno())
                     file.close()
                 for _, hidden, target in self._open:
+                    # All files are complete before the first is renamed, so that an error while
+                    # writing leaves the old model with its old data file.
                     os.replace(hidden, target)
         finally:
             for file, hidden, _ in self._open:

@@ -17,7 +17,8 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import TensorType
 from subgraph.operators.schema import Schema, canonical_domain, find_schema, newest_opset
 
-# Version of the default domain for a graph without nodes.
+# Version of the default domain for a graph without nodes. An estimate: a version of 2020, which
+# runtimes read.
 _EMPTY_GRAPH = 13
 # Newest version that most runtimes support (ONNX 1.17 of 2024 has opset 22).
 _WIDELY_SUPPORTED = 21
@@ -56,6 +57,7 @@ def choose_opsets(graph: Graph) -> dict[str, int]:
     Raises:
         ModelError: two nodes need versions of one domain that exclude each other.
     """
+    # Comparing schemas is slow, and a model of thousands of nodes has few kinds of them.
     examples: dict[Any, Node] = {}
     for current in all_graphs(graph):
         for node in current.nodes:
@@ -89,9 +91,11 @@ def _choose(domain: str, nodes: Sequence[Node], stated: Mapping[str, int]) -> in
         at = bisect_right(history, version)
         since = history[max(at - 1, 0)]
         low = max(low, since)
+        # The schema holds until the operator changed next.
         high = min(high, history[at] if at < len(history) else high)
         versions.add(since)
     wanted = stated.get(domain)
+    # Operators of a domain that onnx does not know have no history to compare.
     if newest_opset(domain) == 1 and domain not in {key[0] for key in _history()}:
         return wanted or max(versions, default=1)
     if wanted is not None and (
@@ -104,6 +108,7 @@ def _choose(domain: str, nodes: Sequence[Node], stated: Mapping[str, int]) -> in
             return older
     if low < high:
         return low
+    # No version has the schemas of all nodes; one in which the differences do not matter is enough.
     for candidate in sorted({low, *versions}, reverse=True):
         if _incompatible_node(domain, nodes, candidate) is None:
             return candidate

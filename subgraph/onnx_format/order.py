@@ -49,6 +49,8 @@ def sort_nodes(protos: Sequence[NodeProto], known: Container[str]) -> list[NodeP
         if root in done:
             continue
         done[root] = False
+        # An explicit stack: the depth of a network is that of its longest path, far beyond Python's
+        # limit on recursion.
         stack = [(root, used(protos[root]))]
         while stack:
             at, names = stack[-1]

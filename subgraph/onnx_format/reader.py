@@ -47,6 +47,8 @@ from subgraph.operators.subgraph_op import DOMAIN, DefaultSubgraphOp
 Functions = Literal["inline", "keep"]
 
 _log = logging.getLogger("subgraph")
+# Calls of functions inside each other; an estimate, of which exporters use a few. Each takes
+# several frames of Python's stack while it is read.
 _MAX_CALL_DEPTH = 64
 _Key = tuple[str, str, str]
 
@@ -103,6 +105,7 @@ class GraphReader:
             )
         opsets = read_opsets(model.opset_import)
         if not opsets and model.ir_version < 3:
+            # Operator sets exist since IR version 3; an older file means the first one.
             opsets = {"": 1}
         if not opsets:
             raise ModelError("the model imports no operator set; opset_import is missing")
@@ -128,11 +131,15 @@ class GraphReader:
         for root in self._functions:
             if root in sizes:
                 continue
+            # The functions in progress, in the order of their calls. A dict is both the stack and
+            # the set in which a recursive call is found.
             active = {root: self._called(self._functions[root].node)}
             while active:
                 key, calls = next(reversed(active.items()))
                 callee = next((c for c in calls if c in self._functions and c not in sizes), None)
                 if callee is None:
+                    # The search for a callee has consumed the iterator, so the calls are listed
+                    # again.
                     calls = self._called(self._functions[key].node)
                     sizes[key] = sum(sizes.get(c, 1) for c in calls)
                     del active[key]
@@ -164,11 +171,15 @@ class GraphReader:
     ) -> tuple[list[Value], list[Value]]:
         """Fill the scope's level with the nodes of ``proto``; return inputs and outputs."""
         types: dict[str, ValueType] = {}
+        # Later entries win: for an input the type at the graph's interface counts, whatever
+        # ``value_info`` says of it.
         for info in (*proto.value_info, *proto.output, *proto.input):
             type_ = type_from_proto(info.type) if info.HasField("type") else None
             if type_ is not None:
                 types[info.name] = type_
         scope.types = types
+        # All names of the file are reserved before any is generated, for a capture or an inlined
+        # function, so that no later value of the file finds its name taken.
         scope.level.value_names.taken.update(v.name for v in proto.input)
         scope.level.value_names.taken.update(n for node in proto.node for n in node.output if n)
         weights = self._initializers(proto, scope)
@@ -216,6 +227,8 @@ class GraphReader:
 
     def _parameter(self, name: str, array: Array | Unchecked) -> Parameter:
         if self._parameters is None:
+            # Two bodies may have initializers of one name. A user changes parameters by name, so
+            # that the names are unique in the whole model.
             return Parameter.adopt(self._parameter_names.fresh(name), array)
         found = self._parameters[name]
         shown = array.array if isinstance(array, Unchecked) else array
@@ -227,6 +240,8 @@ class GraphReader:
         """Convert nodes in the file's order; from the first that is too early, sorted."""
         work: Iterator[NodeProto] = iter(protos)
         for position, proto in enumerate(protos):
+            # ONNX requires a topological order. A file that has it keeps it, so that a loaded graph
+            # is easily compared with its file. Not every exporter does, so others are sorted.
             if all(not name or scope.find(name)[0] for name in used(proto)):
                 self._node(proto, scope)
                 continue
@@ -245,6 +260,8 @@ class GraphReader:
             self._operator_node(proto, domain, scope)
             return
         metadata = metadata_of(function.metadata_props)
+        # A function with this mark was a subgraph node when the file was saved, and becomes one
+        # again.
         if self._keep or SUBGRAPH_NODE in metadata:
             self._subgraph_node(proto, function, metadata, scope)
         else:
@@ -301,10 +318,12 @@ class GraphReader:
 
     def _has_value(self, proto: AttributeProto, scope: Scope) -> bool:
         """Return whether an attribute has a value, perhaps by reference to one of the call."""
+        # ONNX: an attribute that refers to one that the call does not give is absent from the node.
         return not proto.ref_attr_name or proto.ref_attr_name in scope.bindings
 
     def _attribute(self, proto: AttributeProto, scope: Scope) -> Any:
         name, around = proto.name, scope
+        # A function may pass its own attribute on to a function that it calls, in several steps.
         while proto.ref_attr_name:
             binding = around.bindings.get(proto.ref_attr_name)
             if binding is None:
@@ -312,6 +331,8 @@ class GraphReader:
             proto, around = binding.proto, binding.scope
         match proto.type:
             case AttributeProto.GRAPH:
+                # The names in the body belong to the graph of the caller, whose values are not
+                # visible in a graph inside.
                 if around.level is not scope.level:
                     raise ModelError(f"attribute {name!r}: a body passed on into a body")
                 return self._body(proto.g, around)
@@ -345,6 +366,7 @@ class GraphReader:
     def _function_scope(
         self, proto: NodeProto, function: FunctionProto, level: Level, scope: Scope
     ) -> Scope:
+        # The function's defaults come first, and attributes of the call replace them.
         bindings = {a.name: Binding(a, scope) for a in function.attribute_proto}
         for attribute in proto.attribute:
             if self._has_value(attribute, scope):
@@ -352,6 +374,9 @@ class GraphReader:
         types = ((v.name, type_from_proto(v.type)) for v in function.value_info)
         return Scope(
             level,
+            # ONNX: the nodes of a function follow its own imports. Those of the caller fill in
+            # domains that careless exporters leave out. The scope has no parent, since a function
+            # sees no outer names.
             {**scope.opsets, **read_opsets(function.opset_import)},
             types={name: type_ for name, type_ in types if type_ is not None},
             bindings=bindings,
@@ -366,6 +391,8 @@ class GraphReader:
         for name, actual in _pairs(function.input, proto.input, proto):
             inner.values[name] = self._input(actual, proto, scope)
         results = [(o, a) for o, a in _pairs(function.output, proto.output, proto) if a]
+        # The results are named before the body is read: its nodes then give them the caller's names
+        # at once, and no Identity is needed.
         outer = {actual: self._output_value(actual, proto, scope).name for _, actual in results}
         direct = {name: outer[actual] for name, actual in results if name not in inner.values}
         inner.renamed = direct
@@ -374,6 +401,8 @@ class GraphReader:
             value = self._output(name, inner)
             outer_value = scope.values[actual]
             assert outer_value is not None, "set just above"
+            # The names differ if the function hands on an input, or gives one result twice. A value
+            # has one name only, so that the second is an Identity.
             if value.name == outer_value.name:
                 value.type = value.type or outer_value.type
                 scope.values[actual] = value
@@ -491,6 +520,7 @@ def _record(metadata: Mapping[str, str]) -> dict[str, Any]:
     from subgraph.partition.saved import load_record
 
     try:
+        # The model runs without its record, so a damaged one costs only the answers of `explain`.
         return {KEY: load_record(metadata[PARTITION_RECORD])}
     except ModelError as error:
         _log.warning("%s: sg.explain has no answer for this model", error)

@@ -116,8 +116,11 @@ class Scope:
         known, outer = self.parent.find(name)
         if outer is not None:
             inner = Value(self.level.value_name(name), outer.type, parameter=outer.parameter)
+            # A Parameter is shared by graphs and needs no capture.
             if outer.parameter is None:
                 self.level.captures.append((inner, outer))
+            # The body finds the value under this name from now on, so that each outer value is
+            # captured once.
             self.values[name] = inner
             return True, inner
         return known, None

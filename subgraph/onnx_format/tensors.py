@@ -135,6 +135,7 @@ class TensorReader:
             length = int(entries["length"]) if "length" in entries else None
         except ValueError as error:
             raise _damaged(proto, f"offset or length of its external data: {error}") from error
+        # An empty tensor has no bytes to map; its file may be missing or empty.
         if math.prod(shape) == 0:
             return _read_only(np.empty(shape, numpy_dtype(dtype)))
         file = self._files.get(path)
@@ -144,6 +145,7 @@ class TensorReader:
             except ModelError as error:
                 raise ModelError(f"tensor {proto.name!r}: {error}") from error
         if length is None:
+            # ONNX: the length of external data is optional.
             length = _stored_bytes(dtype, shape)
         if offset < 0 or length < 0 or offset + length > len(file):
             raise _damaged(
@@ -160,6 +162,8 @@ class TensorReader:
                 f"tensor {proto.name!r} is in the external file {location!r}, but the model did "
                 "not come from a file; load it by its path, or give folder="
             )
+        # A model of an untrusted source must not read other files of the user as weights. Windows'
+        # separators and drives count on every system, so that a model is valid on all or on none.
         plain = PurePosixPath(location.replace("\\", "/"))
         outside = (
             not location
@@ -191,6 +195,8 @@ class TensorReader:
             raise _damaged(
                 proto, f"{dtype} of dims {shape[:8]} does not fit into {length} bytes of data"
             )
+        # Packed elements have to be unpacked, and on a big-endian machine bytes to be swapped; the
+        # onnx package does both.
         if dtype in NOT_RAW or dtype == "bool" or sys.byteorder == "big":
             self._count(math.prod(shape))
             return _decode(proto, buffer[offset : offset + length])
@@ -213,6 +219,8 @@ class TensorReader:
             ModelError: indices are out of range, or the dense array would be over 2 GB.
         """
         data, where, shape = self.array(values), self.array(indices), tuple(dims)
+        # A few bytes of indices can state any dense size, so the size is checked before memory is
+        # taken.
         if any(dim < 0 for dim in shape) or math.prod(shape) * data.itemsize > _DENSE_MAX_BYTES:
             raise _damaged(values, f"its dense dims {shape[:8]} are negative or over 2 GB")
         if data.ndim != 1 or where.dtype != np.int64 or not shape:

@@ -92,6 +92,7 @@ class _Stripper:
     def _varint(self, position: int, end: int) -> tuple[int, int]:
         """Return the number of variable length at an offset, and the offset after it."""
         number = shift = 0
+        # A number of 64 bits takes at most ten bytes of seven bits.
         while position < end and shift < 70:
             byte = self._buffer[position]
             position += 1
@@ -127,6 +128,8 @@ class _Stripper:
         changed, length, copied, position = False, 0, begin, begin
         while position < end:
             start = position
+            # Nearly all tags and lengths are below 128 and take one byte; they are read here
+            # without a call.
             tag = buffer[position]
             position += 1
             if tag > 0x7F:
@@ -136,6 +139,7 @@ class _Stripper:
                 continue
             body, position = self._delimited(position, end)
             child = children.get(tag >> 3)
+            # A message that is shorter than a large tensor cannot contain one.
             if child is None or position - body < LARGE:
                 continue
             inside: list[bytes] = []
@@ -172,6 +176,7 @@ class _Stripper:
         """Return the offset after a field whose wire type is not length-delimited."""
         if wire == 0:
             return self._varint(position, end)[1]
+        # ONNX has no groups (wire types 3 and 4). Adding the end makes these an error.
         position += {1: 8, 5: 4}.get(wire, end)
         if position > end:
             raise _damaged(position)
@@ -185,6 +190,8 @@ class _Stripper:
             start = position
             tag, position = self._varint(position, end)
             if tag & 7 != 2:
+                # A repeated field that is not packed has a tag before each element, so no span of
+                # the file is the array.
                 if tag >> 3 in (FLOAT_DATA, DOUBLE_DATA, *_OTHER_DATA):
                     return False, 0
                 position = self._skip(tag & 7, position, end)
@@ -194,7 +201,10 @@ class _Stripper:
             if field in (RAW_DATA, FLOAT_DATA, DOUBLE_DATA):
                 found.append((start, body, position, field))
             elif field in _OTHER_DATA or field == _EXTERNAL_DATA:
+                # Integers in these fields have variable length. Data in another file stay there.
                 return False, 0
+        # Protobuf joins the parts of a packed field that occurs several times; they do not lie
+        # together in the file.
         if len(found) != 1 or found[0][2] - found[0][1] < LARGE:
             return False, 0
         start, body, stop, field = found[0]

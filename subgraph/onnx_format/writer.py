@@ -128,6 +128,8 @@ class GraphWriter:
         graphs = all_graphs(graph)
         used = [p for g in graphs for p in g.parameters.values()]
         unused = (p for g in graphs for p in extra_fields_of(g).unused)
+        # One snapshot for all weights: a transaction during the save is in the file as a whole or
+        # not at all.
         self._states = {**Snapshot([*used, *unused]).states, **(states or {})}
         self._functions: dict[Graph, FunctionProto] = {}
         self._function_names: set[tuple[str, str, str]] = set()
@@ -155,6 +157,7 @@ class GraphWriter:
         add_metadata(proto, graph.metadata)
         add_metadata(proto.graph, {**origin.get("graph_metadata", {}), **self._record(graph)})
         write_extra_model_fields(extra_fields_of(graph), graph, proto)
+        # Several inner graphs may share one message, and messages of protobuf have no hash.
         written = {id(function): function for function in self._functions.values()}
         proto.functions.extend(written.values())
         calling = (node for graph in all_graphs(graph) for node in graph.nodes)
@@ -175,6 +178,8 @@ class GraphWriter:
         for graph in self._graph.levels():
             for parameter in self._used(graph):
                 if homes.setdefault(parameter, graph) is not graph:
+                    # The bodies see the initializers of the graphs around them, so a shared
+                    # parameter is written once.
                     homes[parameter] = self._graph
         return homes
 
@@ -208,6 +213,8 @@ class GraphWriter:
         if body:
             proto.doc_string = graph.doc
             add_metadata(proto, {**graph.metadata, **self._record(graph)})
+        # Inputs and outputs are the interface of the model, so they reserve their names before all
+        # others.
         ends = dict.fromkeys((*graph.inputs, *graph.outputs))
         for value in ends:
             if value not in names.of and value.parameter is None:
@@ -320,6 +327,8 @@ class GraphWriter:
         return {PARTITION_RECORD: dump_record(record)}
 
     def _write_attributes(self, proto: NodeProto, node: Node, names: _Names) -> None:
+        # ``node.captures`` has the captures of the bodies in the order in which `write_attributes`
+        # converts the bodies.
         captured = iter(node.captures)
 
         def body(graph: Graph) -> GraphProto:
@@ -346,6 +355,8 @@ class GraphWriter:
             domain, base = node.domain, node.op_type
             for known in self._functions.values():
                 if (known.domain, known.name) == (domain, base):
+                    # Messages are compared with all fields, so the new one first gets the name of
+                    # the other.
                     proto.domain, proto.name, proto.overload = domain, base, known.overload
                     if proto == known:
                         return known
@@ -380,10 +391,13 @@ class GraphWriter:
         proto.input.extend(names.weights[parameter] for parameter in hidden)
         proto.attribute.extend(node.attrs)
         self._write_nodes(proto.node, inner, names)
+        # The calls of a loaded function may have different types; without types they share one
+        # function.
         if not _is_loaded_function(node):
             self._write_types(proto.value_info, inner, names, {})
         for value in inner.outputs:
             name = names(value)
+            # The outputs of a function are different names, each made by a node.
             if value.producer is None or name in proto.output:
                 copy = names.fresh(value.name)
                 proto.node.add(op_type="Identity", input=[name], output=[copy])

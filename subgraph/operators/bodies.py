@@ -64,6 +64,8 @@ def captures_of(node: Node, first: int = 0) -> dict[str, slice]:
     found: dict[str, slice] = {}
     for name, value in node.attrs.items():
         if isinstance(value, Graph):
+            # A node lists the captures of its bodies one after the other, in the order of the
+            # attributes.
             end = first + len(value.captures)
             found[name] = slice(first, end)
             first = end
@@ -92,6 +94,8 @@ def _check_loop(node: Node) -> None:
     _require(node, "inputs of its body", len(body.inputs), len(node.inputs))
     # A body's outputs: the condition, then the carried values, then the scan outputs.
     _require(node, "outputs of its body", len(body.outputs), 1 + len(node.outputs))
+    # ONNX: the first two inputs of a Loop are the trip count and the condition; the others are
+    # carried, and each carried value is an output.
     if len(node.outputs) < len(node.inputs) - 2:
         raise ModelError(
             f"node {node.name!r} (Loop): {len(node.inputs) - 2} values are carried, but it has "

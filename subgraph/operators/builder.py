@@ -123,6 +123,8 @@ def operator(op_type: str, domain: str = "") -> Builder:
             outputs=_output_count(schema, attrs) if outputs is None else outputs,
             name=name,
             domain=domain,
+            # The version in which the operator last changed, so that the graph can be saved for
+            # older operator sets as well (`onnx_format.opsets`).
             version=version or schema.since_version,
             attrs=attrs,
             captures=[_outer(value) for body in bodies for value in body.captures],
@@ -201,9 +203,11 @@ def _constants(schema: Schema, given: Sequence[Any]) -> list[Value | None]:
             raise ModelError(
                 f"{schema.op_type}: an input is {item!r}; give a value, a number or an array"
             )
+        # Arrays and scalars of NumPy have the dtype that the user chose. A Python number has none.
         if not isinstance(item, (np.ndarray, np.generic)) and array.dtype.kind in "fiu":
             array = _cast_literal(array, dtype)
         held = Parameter("", array)
+        # Versions of parameters are unique in the process, so names of constants are, too.
         held.name = f"constant_{held.version}"
         out.append(Value(held.name, held.type, parameter=held))
     return out
@@ -286,6 +290,8 @@ def _output_count(schema: Schema, attrs: Mapping[str, Any]) -> int:
             # The first output of a Loop's body is the condition, which is no output of the Loop.
             return len(body.outputs) + (extra if schema.op_type == "Loop" else 0)
     if schema.min_outputs == 0:
+        # A variadic output, of which the standard allows 2**31 - 1, is one unless ``outputs`` says
+        # more.
         return max(schema.max_outputs if schema.max_outputs < 64 else 1, 1)
     return schema.min_outputs
 

@@ -22,6 +22,8 @@ from subgraph.operators.inference import check_values
 from subgraph.operators.shape_values import slice_of
 
 NumpyFunction = Callable[[Node, Sequence[Any]], "Array | None"]
+# Both numbers are estimates. Results of 4 KiB are too many and too small to be worth a count; 16 Mi
+# elements are far more than shape arithmetic has.
 _MIN_COUNTED_BYTES = 1 << 12  # bytes; larger results are counted against the memory budget
 _MAX_ELEMENTS = 1 << 24  # larger results of small inputs are left to the reference's checks
 
@@ -144,11 +146,13 @@ def _where(node: Node, inputs: Sequence[Any]) -> Array | None:
     x: Array
     y: Array
     condition, x, y = inputs
+    # NumPy would convert operands of other dtypes, which ONNX does not allow.
     return np.where(condition, x, y) if x.dtype == y.dtype and condition.dtype == bool else None
 
 
 def _div(node: Node, inputs: Sequence[Any]) -> Array | None:
     x, y = inputs
+    # ONNX rounds integer quotients towards zero, NumPy down. They agree for positive numbers.
     if x.dtype.kind != "i" or (x.size and x.min() < 0) or (y.size and y.min() <= 0):
         return _float_div(node, inputs)
     return np.asarray(x // y)
@@ -158,6 +162,7 @@ def _elementwise(function: Callable[..., Any], kinds: str = "fi") -> NumpyFuncti
     """Return the function of an operator on inputs whose first has one of these kinds of dtype."""
 
     def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
+        # In opsets 1 to 6 operands broadcast only by these attributes, by other rules than NumPy's.
         if "axis" in node.attrs or "broadcast" in node.attrs or inputs[0].dtype.kind not in kinds:
             return None
         return np.asarray(function(*inputs))
@@ -168,6 +173,7 @@ def _elementwise(function: Callable[..., Any], kinds: str = "fi") -> NumpyFuncti
 def _reduction(function: Callable[..., Any]) -> NumpyFunction:
     def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
         x, axes = inputs[0], _numbers(node, inputs, 1, "axes")
+        # NumPy has no maximum of nothing.
         if not x.size or x.dtype.kind not in "fi" or node.attrs.get("noop_with_empty_axes", 0):
             return None
         keeps = bool(node.attrs.get("keepdims", 1))
@@ -186,6 +192,7 @@ def _among(function: Callable[[Any, Any], Any]) -> NumpyFunction:
 
 def _reshape(node: Node, inputs: Sequence[Any]) -> Array | None:
     shape: Any = node.attrs["shape"] if "shape" in node.attrs else inputs[1].tolist()
+    # A 0 copies a dimension unless ``allowzero`` is set; the reference decides that.
     if 0 in shape:
         return None
     result: Array = inputs[0].reshape([int(dim) for dim in shape])
@@ -212,6 +219,7 @@ def _scatter_nd(node: Node, inputs: Sequence[Any]) -> Array | None:
     data, index, updates = inputs
     if node.attrs.get("reduction", "none") != "none" or not index.ndim:
         return None
+    # NumPy would broadcast updates of another shape.
     if updates.shape != index.shape[:-1] + data.shape[index.shape[-1] :]:
         return None
     result: Array = data.copy()
@@ -253,6 +261,7 @@ def _constant(node: Node, inputs: Sequence[Any]) -> Array | None:
     if not isinstance(value, np.ndarray):
         return None
     content: Array = value  # pyright: ignore[reportUnknownVariableType]
+    # The caller may write to a result; the attribute belongs to the graph.
     return content.copy()
 
 

@@ -48,8 +48,10 @@ from subgraph.operators.shape_values import from_array, propagate, to_array
 from subgraph.system.registry import defined_at
 
 Body = Callable[["Call"], Sequence[Value | None]]
-# The operator set of the standard that bodies are written in.
+# The operator set of the standard that bodies are written in. It is fixed, so that a newer onnx
+# package does not change the meaning of a body.
 _OPSET = 24
+# onnx's own number for variadic inputs.
 _MANY = 2**31 - 1
 _KINDS: dict[str, AttributeKind] = {kind: kind for kind in ATTRIBUTE_KINDS}
 _KIND_OF: dict[type, AttributeKind] = {int: "int", float: "float", str: "string"}
@@ -243,6 +245,8 @@ class Call:
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         """Return the function that adds a node of this operator and returns its outputs."""
+        # Python asks objects for names such as ``__len__`` or ``shape``; operators begin with a
+        # capital.
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
 
@@ -255,6 +259,7 @@ class Call:
         ) -> Any:
             first = next((v for v in operands if isinstance(v, Value)), None)
             values = [self._operand(operand, first) for operand in operands]
+            # Operators of the standard count their inputs: an omitted one at the end is left out.
             while values and values[-1] is None:
                 values.pop()
             given = {k: _tuple_if_list(v) for k, v in attributes.items() if v is not None}
@@ -300,6 +305,7 @@ class Call:
         if elements is not None:
             self._known[made.outputs[0]] = elements
         self.nodes.append(made)
+        # A body may have a loop over a size that the model states, such as a number of heads.
         check_nodes(len(self.nodes), f"node {self.node.name!r} ({self.node.op_type})")
         return made.outputs
 
@@ -370,6 +376,8 @@ def _infer(
     except UnsupportedOpError:
         return []  # loading succeeds; running the node raises the error
     except ShapeError:
+        # With complete types the operands are wrong. Otherwise the body may only lack a size that
+        # is known when the model runs.
         if all(isinstance(t, TensorType) and t.is_static for t in types if t is not None):
             raise
         return []

@@ -75,6 +75,7 @@ def _check_types(
     for k, type_ in enumerate(types):
         if isinstance(type_, TensorType):
             shape: Any = type_.shape
+            # Requirements compare sizes one by one, which needs the ranks of all operands.
             if shape is None:
                 return
             if not type_.is_static:
@@ -261,6 +262,7 @@ def set_output_types(node: Node, known: Sequence[Array | None] = ()) -> None:
 
 def part_metadata(node: Node) -> dict[str, str]:
     """Return the metadata of a new node that replaces a part of ``node``, its "origin"."""
+    # The requirement belongs to one node of the body. Its parts have requirements of their own.
     notes = {key: note for key, note in (node.metadata or {}).items() if key != EXTRA_REQUIREMENT}
     return {"origin": node.name, **notes}
 

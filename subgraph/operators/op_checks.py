@@ -61,12 +61,15 @@ def check_op(op: object, base: type[object]) -> None:
     kind = type(op)
     name = kind.__name__
     runs = any(getattr(kind, each) is not getattr(base, each) for each in ("forward", "session"))
+    # An object may have a ``forward`` of its own, for example one that wraps another for a test.
     if not runs and "forward" not in vars(op):
         near = nearest("forward", {key for key in vars(kind) if not key.startswith("__")})
         raise PartitionError(
             f"{name} overrides neither forward nor session: write forward(self, inputs), which "
             f"returns a list of arrays ({near})"
         )
+    # A child class that stores its own weights under this name would fail later, in code of the
+    # framework that its author does not know.
     needed = {"weights": WeightCache, "subgraph": Graph, "device": str, "concurrent": bool}
     for attribute, wanted in needed.items():
         held = getattr(op, attribute)
@@ -123,6 +126,8 @@ def checks_for(op: CheckedOp, inputs: Sequence[Any]) -> list[Check]:
     """
     inner = op.subgraph
     pairs = list(zip(inner.inputs, inputs, strict=True))
+    # Types of the inner graph hold for inputs of the stated types, so inference runs only for
+    # others.
     if not op.says_types and all(_has_stated_type(value, item) for value, item in pairs):
         return [expected_result(value.type) for value in inner.outputs]
     types = [

@@ -80,6 +80,7 @@ class Operator:
     def __attrs_post_init__(self) -> None:
         """Compute ``rule``."""
         rule = None if self.requires is None else rule_from_signature(self.requires)
+        # The class is frozen; this is attrs' way to compute a field.
         object.__setattr__(self, "rule", rule)
 
     @property
@@ -166,6 +167,7 @@ def may_train(node: Node) -> bool:
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return False
     mode = node.inputs[2].producer
+    # A value that is not known before the run may be true.
     if mode is None or mode.op_type != "Constant" or "value" not in mode.attrs:
         return True
     return bool(np.asarray(mode.attrs["value"]).any())

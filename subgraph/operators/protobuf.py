@@ -67,6 +67,8 @@ def _fill_type(proto: TypeProto, type_: ValueType | None) -> None:
         target = proto.tensor_type if isinstance(type_, TensorType) else proto.sparse_tensor_type
         target.elem_type = ONNX_DTYPE[type_.dtype]
         if type_.shape is not None:
+            # An empty shape is a scalar, a missing one an unknown rank. Without this call both look
+            # alike.
             target.shape.SetInParent()
             for dim in type_.shape:
                 entry = target.shape.dim.add()
@@ -144,6 +146,7 @@ def tensor_to_proto(array: Array, name: str = "") -> TensorProto:
         return proto
     from onnx import numpy_helper
 
+    # ``ascontiguousarray`` makes an array of rank 1 of a scalar.
     return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
 
 
@@ -201,6 +204,7 @@ def _text(raw: bytes) -> str | bytes:
     try:
         return raw.decode()
     except UnicodeDecodeError:
+        # ONNX strings are bytes, mostly but not always UTF-8.
         return raw
 
 
@@ -266,6 +270,8 @@ def _guess_kind(value: Any) -> AttributeKind | None:
     if isinstance(value, (tuple, list)):
         items = cast("Sequence[Any]", value)
         kinds: set[AttributeKind | None] = {_guess_kind(item) for item in items}
+        # Nothing shows the type of an empty list without a schema. Axes and pads are the most
+        # frequent.
         if not kinds:
             return "ints"
         if kinds == {"int", "float"}:

@@ -51,10 +51,13 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
         ShapeError: the inputs do not fit the operator.
         LimitError: the outputs do not fit into the memory budget.
     """
+    # NumPy turns results of rank 0 into scalars; kernels and onnx.reference take arrays.
     given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
     operator = find_operator(operator_key(node.op_type, node.domain))
     compute = None if operator is None else operator.compute
     try:
+        # Operands are checked first: onnx.reference accepts many that do not fit, and computes
+        # something.
         check_values(node, given)
         outputs = _without_elements(_checked_types(node, given))
         if outputs is None:
@@ -62,6 +65,7 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
                 outputs = compute(node, given) if compute else standard(node, given)
     except SubgraphError as error:
         text = str(error)
+        # An error from inside a function body names its own node.
         if text.startswith("node "):
             raise
         raise type(error)(f"{_where(node, given)}: {text}") from error
@@ -71,6 +75,7 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
         raise LimitError(f"{_where(node, given)} needs too much memory: {error}") from error
     except Exception as error:
         raise ShapeError(f"{_where(node, given)} do not fit: {_reason(error)}") from error
+    # onnx.reference returns all outputs of some operators, also those that the node does not have.
     found = [_normal(v) for v in outputs][: len(node.outputs)]
     count_results(found, node.name)
     return found + [None] * (len(node.outputs) - len(found))
@@ -87,6 +92,7 @@ _GROWING = frozenset(
     }
 )
 # Product of the inputs' numbers of elements up to which results of other operators are not checked.
+# An estimate: such a result has at most so many elements, which are 1 GiB in float64.
 _UNCHECKED_PRODUCT = 1 << 27
 
 
@@ -106,6 +112,8 @@ def _checked_types(node: Node, inputs: Sequence[Any]) -> Sequence[ValueType | No
     if product <= _UNCHECKED_PRODUCT and not empty and node.op_type not in _GROWING:
         return ()
     types = [_type_of(value) for value in inputs]
+    # Shapes, axes and repeats, on which the sizes of results depend, are short; 4096 is an
+    # estimate.
     values = [v if is_array(v) and v.size <= 4096 else None for v in inputs]
     if node.op_type == "Range" and not node.domain:
         counts = [float(np.asarray(v).reshape(-1)[0]) for v in inputs[:3] if v is not None]
@@ -206,6 +214,8 @@ def _key(node: Node, inputs: Sequence[Any]) -> Any:
         for name, value in node.attrs.items()
     )
     types = None
+    # The body of such an operator depends on the types of the inputs, so that the compiled entry
+    # does.
     if _is_context_dependent(node.op_type, node.domain, node.version):
         types = tuple(_type_text(v) for v in inputs)
     given = tuple(v is None for v in inputs)
@@ -274,6 +284,7 @@ def _implementation(domain: str, op_type: str, version: int) -> Any:
     if known is None:
         return None
     versions = [v for v in known if v is not None]
+    # onnx.reference has one class for all versions under the key None, or one for each.
     if not versions:
         return known[None]
     fitting = [v for v in versions if v <= version]

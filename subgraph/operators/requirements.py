@@ -132,6 +132,7 @@ class Rule:
         if fits and _ONLY_TENSORS.issuperset(map(type, operands)):  # the most frequent case
             self.function(node, *operands)
             return
+        # ONNX lets a node leave out optional inputs at the end, or state them as empty names.
         while operands and operands[-1] is None:
             operands.pop()
         if self.most is not None and len(operands) > self.most:
@@ -143,6 +144,8 @@ class Rule:
             for k, operand in enumerate(operands):
                 if operand is not None and not isinstance(operand, Tensor):
                     raise ShapeError(f"input {k} is {operand}, a tensor is needed")
+        # The function's signature names all operands that it checks, so that omitted ones are
+        # passed as None.
         operands += [None] * (self.least - len(operands))
         self.function(node, *operands)
 
@@ -152,6 +155,7 @@ def rule_from_signature(function: Requirement) -> Rule:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     least = [p for p in positional if p.default is p.empty]
+    # An annotation may be a string or a type. The text of both shows whether None is allowed.
     needed = [k for k, p in enumerate(least) if "None" not in str(p.annotation)]
     many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     most = None if many else len(parameters)
@@ -237,6 +241,7 @@ def require_broadcast_together(*operands: Tensor) -> None:
             if position > len(operand.shape):
                 continue
             dim = operand.shape[-position]
+            # A size that is not known may be 1, and contradicts nothing.
             if not is_known(dim) or dim == 1:
                 continue
             if size != 1 and dim != size:

@@ -264,7 +264,8 @@ def _concat(of: _Operands) -> Array | None:
     for known, type_ in zip(of.inputs, of.types, strict=True):
         shape = _shape_of(type_)
         if known is None and shape is not None and len(shape) == 1 and isinstance(shape[0], int):
-            # Only the number of elements is known.
+            # Only the number of elements is known. One element above the limit is enough for
+            # `propagate` to drop the result.
             known = np.full(min(shape[0], LIMIT + 1), None, dtype=object)
         if known is None:
             return None
@@ -336,6 +337,7 @@ def slice_ends(size: int, start: int, end: int, step: int) -> tuple[int, int]:
     if size == 0:
         return 0, 0
     start, end = (at + size if at < 0 else at for at in (start, end))
+    # Backwards the selection may end before element 0, which is -1; forwards after the last one.
     first, last = (-1, size - 1) if step < 0 else (0, size)
     return min(max(start, 0), last), min(max(end, first), last)
 
@@ -378,6 +380,7 @@ def _range(of: _Operands) -> Array | None:
         return None
     start, limit, delta = (item.item() for item in of.inputs if item is not None)
     count = max(math.ceil((limit - start) / delta), 0)
+    # The rank and length of a shape value are fixed in a plan; its elements may be symbolic.
     if is_symbolic(count):
         return None
     return _objects([start + k * delta for k in range(count)]) if count <= LIMIT else None

@@ -44,6 +44,7 @@ EnqueueFinish = tuple[
 # Takes the inputs, and the number of iterations (None: until the condition is false); see
 # Session.iterations.
 RunIterations = Callable[[Sequence[Any], "int | None"], "IterationsResult | None"]
+# An estimate: more shapes than a model with dynamic sizes usually sees again.
 _MAX_CHECKED_SHAPES = 64  # most sets of input shapes of a session whose output types are cached
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
@@ -53,6 +54,7 @@ AFFINITY = "affinity"
 ASKED_AFFINITY = "asked_affinity"
 # Key of a node's metadata in a compiled graph: the region of the user's partition that it was in.
 REGION = "subgraph_region"
+# The executor is in ``runtime/``, which this folder must not import.
 _default_session: Hook[[DefaultSubgraphOp], Session] = Hook("session of the default executor")
 
 
@@ -156,10 +158,13 @@ class Session:
             ShapeError: the inputs do not fit the inner graph.
             DeviceError: the results do not have the types that follow from these inputs.
         """
+        # Parameters have fixed types, so that only the other inputs decide whether a cached check
+        # fits.
         items = [inputs[k] for k in self._data_inputs]
         key = tuple([(x.dtype, x.shape) if is_array(x) else None for x in items])
         checks = self._checks.get(key)
         if checks is None:
+            # Shapes that change with every call must not fill the memory of a long-lived request.
             if len(self._checks) >= _MAX_CHECKED_SHAPES:
                 self._checks.clear()
             checks = self._checks[key] = checks_for(self.op, inputs)
@@ -176,6 +181,7 @@ class Session:
             type_, dtype, fits = check
             if getattr(result, "dtype", None) != dtype or not fits(result.shape):
                 raise result_type_error(self.op, position, result, type_)
+        # The caller may write to results. Memory of an input or of a weight must not be among them.
         results = own_results(results, inputs)
         return results if outputs is None else fill_outputs(results, outputs)
 
@@ -470,6 +476,8 @@ def open_session(op: SubgraphOp, fallback: Fallback | None = None) -> Session:
     if fallback is None:
         return open_own(op)
     try:
+        # The fallback comes first: while its breaker is open, the op's own session would only fail
+        # again.
         return fallback.session(op) or open_own(op)
     except Exception as error:
         session = fallback.replace_session(op, error)

@@ -78,6 +78,7 @@ def retype(
         ShapeError: strict, and the types do not fit an operator inside.
     """
     pairs = zip(graph.inputs, types, strict=True)
+    # An inner input that is a weight has the type of its Parameter, whatever the node is given.
     given = [type_ if v.parameter is None else v.parameter.type for v, type_ in pairs]
     plain = zip(graph.inputs, known, strict=False)
     elements = [k for value, k in plain if k is not None and value.parameter is None]
@@ -144,6 +145,8 @@ class _Inference:
                 self._infer(node, types, known)
                 continue
             before = [value.type for value in node.outputs]
+            # The old types follow from the old inputs. They would win over less precise new ones in
+            # `merge`.
             for value in node.outputs:
                 value.type = None
             for body in node.bodies:
@@ -155,6 +158,8 @@ class _Inference:
                 if value in changed
             )
             for value, old in zip(node.outputs, before, strict=True):
+                # The operator's rule failed for lack of a size. Sizes and rank may have changed;
+                # the dtype follows from those of the inputs, which are the same.
                 if value.type is None and same_dtypes:
                     value.type = _shapeless(old)
                 if value.type != old or self.known.get(value) is not None:
@@ -169,6 +174,8 @@ class _Inference:
         try:
             found = self._node(node, types, known)
         except ShapeError:
+            # A model that is loaded may have a node that does not fit in a branch that never runs,
+            # so that only the run raises its error.
             if self._strict:
                 raise
             found = [None] * len(node.outputs)
@@ -203,6 +210,8 @@ class _Inference:
                 node.op = DefaultSubgraphOp(typed)
         for value, type_ in zip(node.outputs, found, strict=True):
             if type_ is not None:
+                # Types stated outside hold only if the inner graph still has the types for which
+                # they were stated.
                 stated = None if own or typed is not inner else value.type
                 value.type = type_ if stated is None else merge(stated, type_) or type_
         self.known.update(
@@ -364,6 +373,8 @@ class _Inference:
             types = (
                 after if iteration < _MAX_INFERENCES - 1 else [_shapeless(type_) for type_ in after]
             )
+            # The next inference must not refine the types that this one found for smaller carried
+            # shapes.
             for value, type_ in zip(made, stated, strict=True):
                 value.type = type_
         return types
@@ -412,6 +423,8 @@ def _reshaped(shape: Shape | None, dims: list[Dim], allow_zero: bool) -> list[Di
     for axis, dim in enumerate(dims):
         if axis == at or isinstance(dim, int):
             continue
+        # A name stands for one unknown size. It cancels if it is a dimension of the input and of
+        # the result.
         if dim not in left:
             return dims
         left.remove(dim)
@@ -437,6 +450,8 @@ def _broadcast(shape: Shape | None, dims: list[Dim]) -> list[Dim] | None:
         elif a == 1:
             out.append(b)
         else:
+            # Of an unknown size and a number other than 1 the number is the result, since the
+            # unknown size must be 1 or equal.
             out.append(next((dim for dim in (a, b) if isinstance(dim, int)), None))
     return out[::-1]
 

@@ -24,6 +24,8 @@ def verify(graph: Graph) -> None:
     while work:
         current = work.pop()
         nodes = current.nodes
+        # The number of uses of each value is counted here and compared at the end, so that one walk
+        # checks order, sources and uses.
         uses = _sources_from_outside(current)
         for node in nodes:
             if node.graph is not current:
@@ -103,6 +105,8 @@ def _verify_bodies(graph: Graph, node: Node, uses: dict[Value, int], work: list[
     if bodies:
         check_bodies(node)
         work.extend(bodies)
+    # Executors split the node's captures by these numbers, so that one too many would shift all
+    # later ones.
     wanted = sum(len(body.captures) for body in bodies)
     if len(node.captures) != wanted:
         raise _fault(

@@ -50,6 +50,7 @@ def constant_nodes(graph: Graph, captured: AbstractSet[Value] = frozenset()) -> 
         graph: The graph.
         captured: The captures of the graph, a body, that are constant.
     """
+    # Many graphs have no constants but their weights, and need no walk.
     if not captured and _FIRST_CONSTANTS.isdisjoint([node.op_type for node in graph.nodes]):
         return []
     inputs = set(graph.inputs)
@@ -77,6 +78,7 @@ def _is_constant(node: Node, known: set[Value], inputs: set[Value]) -> bool:
         else:
             return False
     plain = not node.domain and node.subgraph is None and not node.captures
+    # A node without operands is no constant: its operator may compute another result in every run.
     return bool(count) and plain and not is_random(node) and not node.bodies
 
 
@@ -272,6 +274,8 @@ class ConstantWeights:
             graph: The graph as it is now.
             nodes: Its nodes by number.
         """
+        # The node of a taken constant leaves the graph, so all its outputs are replaced. A capture
+        # is replaced by `driver._Target.replace_captures`, from the graph that has the constant.
         makers = {place[0] for place, parameter in self._weights.items() if parameter in taken}
         own = [place for place in self._weights if place[0] in makers - {_CAPTURE}]
         return {_at(place, graph, nodes): self._weights.pop(place) for place in own}

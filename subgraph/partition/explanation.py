@@ -28,6 +28,8 @@ from subgraph.partition.selector import Reject
 from subgraph.partition.selector_driver import METHODS, SELECT
 from subgraph.system.registry import nearest
 
+# Sentences for one node. A choice for the reader: a node with many neighbours is refused over each
+# edge.
 _MOST_REFUSALS = 6
 
 
@@ -108,6 +110,9 @@ def _everywhere(graph: Graph) -> Iterator[tuple[Graph, Node, tuple[Node, ...]]]:
                     following.append((where, node.subgraph, (*holders, node)))
                 if node.attrs:
                     for body in node.bodies:
+                        # A body of a node outside regions is cut like a graph of its own and has
+                        # its own record. A body inside a region belongs to the cut graph around the
+                        # region.
                         following.append((where if holders else body, body, holders))
         work = following
 
@@ -115,6 +120,9 @@ def _everywhere(graph: Graph) -> Iterator[tuple[Graph, Node, tuple[Node, ...]]]:
 def _find(graph: Graph, node: Node | str) -> tuple[Graph, Node, tuple[Node, ...]] | None:
     same_name = None
     for found in _everywhere(graph):
+        # A node object of the graph before the partition is not in the new graph, which has a copy
+        # of the same name. The object itself is preferred, since a body may have a node of that
+        # name too.
         if found[1] is node:
             return found
         name = node if isinstance(node, str) else node.name
@@ -344,6 +352,7 @@ def _region_of(run: Run, node: Node) -> int:
 
 def _detour(run: Run, position: int, location: _Location) -> list[str]:
     """Return the names on a path between a region and a node over a third node; empty if none."""
+    # A filter that dropped all candidates is recorded at the next position, which need not exist.
     if position >= len(run.regions):
         return []
     graph = location.node.graph

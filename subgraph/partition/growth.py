@@ -45,6 +45,8 @@ class Growth:
 
     def grow(self, selector: SubgraphSelector, start: int) -> Grown:
         """Return the region that grows from ``start`` by the answers of ``selector``."""
+        # The search runs as compiled code and stops whenever it needs answers, so the selector,
+        # which is Python, is asked about all neighbours of one side of a node between two calls.
         driver, search, via = self.driver, self.search, self.via
         nodes, forced, refuse = driver.work.nodes, driver.work.forced, driver.refusals.append
         command, asked, answers, run = search.command, search.asked, search.answers, search.run

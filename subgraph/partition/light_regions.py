@@ -39,6 +39,7 @@ def move_light_regions(
         for node in graph.nodes
         if (node in constants or is_view(node)) and AFFINITY not in (node.metadata or {})
     }
+    # A query may make a device try every node of the graph, so each device is asked once.
     supported = cache(supported)
     done: set[Node] = set()
     for node in graph.nodes:
@@ -46,10 +47,14 @@ def move_light_regions(
             continue
         members, alone = _connected(node, light, placed)
         done.update(members)
+        # Light nodes beside computing nodes of their device are part of a region that is worth its
+        # transfers.
         if not alone:
             continue
         homes = _homes_beside(members, placed)
         home = _first_that_takes(members, homes, supported)
+        # The executor holds the arrays of Constant nodes and computes nothing for them. Views stay:
+        # the executor would need two transfers of data as well.
         if home is None and homes and all(member.op_type == "Constant" for member in members):
             home = _EXECUTOR
         if home is not None:
@@ -75,6 +80,8 @@ def place_following(
     following: set[str] = set()
     if not names:
         return following
+    # Users come first: a constant that another constant is computed from follows the place that
+    # this one has just got.
     for node in reversed(constant_nodes(graph)):
         if node.name not in names or any(map(graph.is_output, node.outputs)):
             continue

@@ -23,6 +23,8 @@ class OperatorNames:
         Raises:
             PartitionError: a name is of no standard or registered operator, and not in the graph.
         """
+        # A misspelled operator would select nothing, without any error: the model would run, but
+        # not on the accelerator.
         names = selector.op_types
         if names in self._checked:
             return
@@ -34,6 +36,7 @@ class OperatorNames:
         ]
         if not strange:
             return
+        # The graph is traversed only if a name is unknown, which is rare.
         present = _operators(self._graph)
         for name in strange:
             if name not in present:

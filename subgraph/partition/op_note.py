@@ -86,6 +86,8 @@ def noted_regions(graph: Graph) -> Iterator[tuple[Node, OpNote]]:
     """Yield the regions with a note, those inside others first."""
     levels = [graph]
     for level in levels:
+        # The nodes of a lazy graph are in an exported model, whose ops the device has compiled.
+        # Reading them here would undo the laziness.
         if not level.is_loaded:
             continue
         for node in level.nodes:
@@ -93,6 +95,7 @@ def noted_regions(graph: Graph) -> Iterator[tuple[Node, OpNote]]:
                 levels.append(node.subgraph)
             elif node.attrs:
                 levels.extend(node.bodies)
+    # An inner region has its op before the property of the outer one sees the graph around it.
     for level in reversed(levels):
         if level.is_loaded:
             for node in level.nodes:
@@ -107,6 +110,7 @@ def _read_note(text: str) -> OpNote:
         held: Any = json.loads(text)
         note = OpNote(**held)
         wanted = (str, str, str, int, dict, list)
+        # attrs does not check types, and these texts go into messages, look-ups and options.
         fits = all(map(isinstance, attrs.astuple(note, recurse=False), wanted))
     except (ValueError, TypeError, RecursionError):
         fits, note = False, OpNote("an op whose note is damaged")

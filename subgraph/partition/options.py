@@ -15,6 +15,7 @@ STRATEGIES = ("selector", "hetero")
 
 
 def _names(values: Iterable[str] | str | None) -> frozenset[str]:
+    # A single string is one name, not a list of its characters.
     names: Any = () if values is None else [values] if isinstance(values, str) else values
     try:
         held: list[Any] = list(names)

@@ -116,6 +116,7 @@ class SelectorProperty(SubgraphProperty):
             return self.selector()
         if isinstance(self.selector, ContainOpSelector):
             return self.selector  # it has no state
+        # The user's object stays as it is; `reset` gives the shallow copy a state of its own.
         fresh = copy.copy(self.selector)
         fresh.reset()
         return fresh
@@ -245,6 +246,8 @@ def _by_name(name: str) -> SubgraphProperty:
         )
     if factory is not None:
         made = _made(factory, name)
+        # The name is registered for the function that makes the property; `property_name` knows the
+        # class only.
         if not made.name and type(made) is not factory:
             made.name = name
         return made

@@ -65,6 +65,8 @@ def propose(driver: SelectorDriver, made: Sequence[list[int]], strategy: str) ->
     found = Proposals([], array("i", [-1]) * len(work.nodes), {}, {})
     search = Search(work.edges)
     for members in made:
+        # Earlier regions are one node each for the search, as in the final graph. A new region that
+        # forms a cycle with them is therefore not convex in the contracted graph.
         search.contract(members)
     if strategy == "hetero":
         _propose_by_device(driver, search, found)
@@ -102,6 +104,7 @@ def _propose_by_growth(driver: SelectorDriver, search: Search, found: Proposals)
         for region in found.regions[first:]:
             for node in region.members:
                 free[node] = 0
+        # The nodes that were kept from this region may join a later one.
         if without:
             search.set_free(free)
 
@@ -152,6 +155,8 @@ def _propose_by_device(driver: SelectorDriver, search: Search, found: Proposals)
             taken[node] = driver.select(selector, node)
     found.selector = next(iter(kinds)).__name__ if kinds else ""
     search.start_roots(taken)
+    # Without a filter the search can make a region of the largest candidate at once, without a call
+    # for each of its parts.
     keeps_all = all(kind.filter is SubgraphSelector.filter for kind in kinds)
     while (best := search.largest(contract=keeps_all)) is not None:
         start, members = best
@@ -214,6 +219,7 @@ def prune(
     statuses = [MADE if one or other else SMALL for one, other in zip(must, large, strict=True)]
     stay = [k for k, status in enumerate(statuses) if status == MADE]
     if max_subgraphs is not None and len(stay) > max_subgraphs:
+        # The position is the last key, so that equal sizes are decided by the order of the graph.
         stay.sort(key=lambda k: (not must[k], -len(regions[k].members), k))
         for k in stay[max_subgraphs:]:
             statuses[k] = CAPPED

@@ -43,6 +43,8 @@ class RegionNote:
     why: Reject | None = None
 
 
+# A run lists every node and every refusal of a large graph, so it has arrays and tuples of numbers
+# instead of an object for each. The sentences are made only for the node that is asked about.
 @attrs.define(slots=True)
 class Run:
     """One search for the regions of one property in one graph.
@@ -82,6 +84,7 @@ class Run:
     forced: dict[str, str]
     version: str = ""
     options: dict[str, Any] = attrs.field(factory=dict[str, Any])
+    # Both tables are made at the first question: most partitions are never explained.
     _numbers: dict[str, int] | None = None
     _refusals_of: dict[int, list[Refusal]] | None = None
 

@@ -147,6 +147,8 @@ class _Inlining:
                 notes_inside = {REGION: node.name, **notes, **own}
                 self._inline(node, node.subgraph, values, notes_inside)
                 continue
+            # Values that are known before the node is copied are results of the region. They have
+            # the names of the outer values, which must not change.
             known = {value for value in node.outputs if value in values}
             copy = copy_node(node, values)
             for key, held in node.attrs.items():
@@ -167,6 +169,8 @@ class _Inlining:
     def _inline(
         self, node: Node, inner: Graph, values: dict[Value, Value], notes: Mapping[str, str]
     ) -> None:
+        # Every node has the version of its own operator set, so a contradiction loses nothing here;
+        # on saving `onnx_format.opsets` finds versions that fit all nodes.
         self.opsets = {**inner.opsets, **self.opsets}
         # Nodes may share an inner graph: each gets copies of its own.
         inside: dict[Value, Value] = {}
@@ -174,6 +178,9 @@ class _Inlining:
             if actual is not None:
                 inside[formal] = copy_value(actual, values)
         for formal, actual in zip(inner.outputs, node.outputs, strict=True):
+            # A result takes the name of the first outer value that it stands for. An input that is
+            # handed on, or a result listed twice, has a name already; an output of the graph then
+            # needs an Identity (see `outputs`).
             if formal.producer is not None and formal not in inside:
                 inside[formal] = copy_value(actual, values)
         self.add(inner, inside, node.name, notes)

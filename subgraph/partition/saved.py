@@ -21,6 +21,7 @@ from subgraph.partition.record import (
 )
 from subgraph.partition.selector import Reject
 
+# Version of the JSON layout. A reader refuses every other one.
 _FORMAT = 1
 _STATUSES = (MADE, SMALL, CAPPED, REFUSED, UNUSED)
 # Answers that are no Reject; a Reject is its position in the table.
@@ -49,6 +50,8 @@ class _Table:
         self._rejects: dict[Reject, int] = {}
 
     def list_of(self, names: list[str]) -> int:
+        # All runs over one graph share the list itself, so its identity is enough and the names are
+        # not compared.
         if id(names) not in self._name_lists:
             self._name_lists[id(names)] = len(self.names)
             self.names.append(names)
@@ -104,6 +107,7 @@ def load_record(text: str) -> PartitionRecord:
 
 
 def _is(kind: type[Any] | tuple[type[Any], ...]) -> Callable[[Any], bool]:
+    # Python counts a bool as an int; a number in the JSON is never true or false.
     return lambda item: isinstance(item, kind) and not isinstance(item, bool)
 
 
@@ -154,6 +158,8 @@ class _Reader:
 
     def _run(self, run: Mapping[str, Any]) -> Run:
         listed: int = _one(run["names"], self._below(len(self._names)))
+        # `explain` uses these numbers as indices, so each is compared here with the length of the
+        # list that it leads into.
         names = self._names[listed]
         node = self._below(len(names))
         perhaps_node = self._below(len(names), least=-1)
@@ -197,6 +203,8 @@ class _Reader:
     def _answer(self, number: int, *, plain: bool = False) -> Any:
         if number >= 0:
             return self._rejects[number]
+        # A selector may also refuse by False or None, which `explain` quotes. For a region only a
+        # Reject has a text.
         return False if plain and number == _FALSE else None
 
 

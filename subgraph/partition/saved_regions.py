@@ -43,6 +43,8 @@ def restore_ops(graph: Graph, regions: Sequence[tuple[Node, OpNote]]) -> None:
     makers: dict[str, SubgraphProperty | str] = {}
     failed: dict[tuple[str, str], _Failure] = {}
     for node, note in regions:
+        # Regions of one property share its object, whose ``pre_partition`` runs once, as it does in
+        # a partition. It may collect state that every region needs.
         key = note.maker()
         if key not in makers:
             if not whole:
@@ -106,6 +108,9 @@ def _remake(node: Node, owner: SubgraphProperty, number: int) -> tuple[str, str]
     """
     inner = node.subgraph
     assert inner is not None, "only regions have notes"
+    # `create_node` finds the inputs of the new node by their names inside. Those of the outer
+    # values may differ in a loaded model, so that stand-ins with the inner names are passed, whose
+    # positions lead to the outer values.
     behind = [Value(value.name, value.type) for value in inner.inputs]
     try:
         made = create_node(owner, Piece(inner, behind, list(node.outputs)), number)
@@ -121,6 +126,8 @@ def _remake(node: Node, owner: SubgraphProperty, number: int) -> tuple[str, str]
     taken = [None if v is None else node.inputs[position[v.name]] for v in made.inputs]
     _take_inputs(node, taken)
     node.op, node.subgraph = made.op, made.subgraph
+    # The metadata of the file has priority: it has the note by which a later load makes the op
+    # again.
     node.metadata = {**(made.metadata or {}), **(node.metadata or {})}
     return "", ""
 

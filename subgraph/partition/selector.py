@@ -91,6 +91,8 @@ class SubgraphSelector:
         """
 
 
+# A selector refuses most edges of a graph, so there is one Reject for each operator: making one
+# costs a look at the stack. Its place is empty because no line of the user's code is the reason.
 _rejects: dict[str, Reject] = {}
 
 
@@ -134,6 +136,8 @@ class ContainOpSelector(SubgraphSelector):
     def select(self, node: Node) -> bool | Reject:
         """Take a node of one of the operators."""
         op_type = node.op_type
+        # This test stands in all three methods instead of in a helper, because it runs for every
+        # edge.
         if op_type in self.op_types and not node.domain:
             return True
         return self._other(node)

@@ -69,6 +69,7 @@ class SelectorDriver:
         chosen: SubgraphSelector = made
         if isinstance(chosen, ContainOpSelector) and chosen is not self._last:
             self._names.check(chosen, property_name(self.property))
+        # A property may return one selector for all start nodes. It still knows the last region.
         if made is self._last and type(made).reset is not SubgraphSelector.reset:
             try:
                 made.reset()
@@ -82,6 +83,8 @@ class SelectorDriver:
     def select(self, selector: SubgraphSelector, start: int) -> bool:
         """Return whether a region may start at ``start``."""
         try:
+            # A selector is asked about a forced start too, since one with state has to see the
+            # region's first node.
             answer: Any = selector.select(self.work.nodes[start])
         except Exception as error:
             self.fail(selector, SELECT, start, start, error)
@@ -119,6 +122,7 @@ class SelectorDriver:
                 f"selector {name}.filter raised {type(error).__name__}: {error}; it was given "
                 f"{len(found)} candidates, the first of them node {nodes[found[0]].name!r}"
             ) from error
+        # The driver itself stands for "nothing strange": None may be an item of the answer.
         strange = answer if left is None else next((x for x in left if type(x) is not Node), self)
         if left is None or strange is not self:
             raise PartitionError(
@@ -131,6 +135,7 @@ class SelectorDriver:
                 f"selector {name}.filter gave node {wrong.name!r}, which was not among the "
                 "candidates that it was offered; filter may only drop some of them"
             )
+        # The option ``include`` outranks the filter.
         forced = (k for k in found if self.work.forced[k])
         return sorted({*forced, *(offered[node] for node in left)})
 

@@ -78,6 +78,8 @@ def check_property(
     test = _PropertyTest(prop, device, rtol, atol, options)
     for model in models:
         graph = model if isinstance(model, Graph) else load(model)
+        # A model that the reference does not run is an error of the caller, and is raised before
+        # the property is tested.
         run_reference(graph, feeds(graph))
         try:
             test.attempt(graph)
@@ -202,6 +204,8 @@ def smallest_failure(
         try:
             attempt(candidate)
         except Exception as found:
+            # Another error would be another fault, and the shrunk graph would not show the first
+            # one.
             if type(found) is not type(error):
                 return False
             errors.append(found)
@@ -246,6 +250,8 @@ class _PropertyTest:
             request = model.create_infer_request()
             _check_runs(graph, request, self._rtol, self._atol)
             self.coverage.count_run(request.profile() if operators else (), operators)
+        # A partition that is applied again must find nothing more, or passes would not reach an
+        # end.
         again = optimize_for(cut, self.prop, **self._options)
         if str(again) != str(cut):
             raise PartitionError("invariant 8: partitioning again changes the graph")
@@ -326,6 +332,8 @@ def _check_runs(graph: Graph, request: InferRequest, rtol: float, atol: float) -
 @contextmanager
 def other_weights(graph: Graph) -> Generator[None]:
     """Scale the float parameters by 0.75 until the block ends."""
+    # Scaled by 0.75, weights keep their signs: a variance stays positive. Integer weights are often
+    # shapes or indices and stay as they are.
     kept = {p: p.array for p in graph.parameters.values() if p.type.dtype.startswith("float")}
     for parameter, array in kept.items():
         parameter.assign((array * 0.75).astype(array.dtype))

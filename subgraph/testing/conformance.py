@@ -235,6 +235,7 @@ def _light(path: Path) -> tuple[onnx.ModelProto, list[DataSet]]:
 
     model = onnx.ModelProto.FromString(path.read_bytes())
     constants = {tensor.name for tensor in model.graph.initializer}
+    # The same inputs as in the suite's own runner, from which the expected outputs were computed.
     inputs = [
         Runner.generate_dummy_data(info, seed=0, random=False)
         for info in model.graph.input

@@ -23,6 +23,7 @@ def as_test(graph: Graph, prop: Any, options: str) -> str:
     shown = repr(prop)
     if isinstance(prop, type):
         shown = prop.__name__
+        # A class inside a function cannot be imported; the comment says where to find it.
         local = "<locals>" in prop.__qualname__
         hint = f"# {shown}: a class defined in {prop.__module__}.{prop.__qualname__}\n"
         imports += hint if local else f"from {prop.__module__} import {shown}\n"

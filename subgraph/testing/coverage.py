@@ -54,6 +54,8 @@ class Coverage:
             a device knows.
         """
         self.graphs += 1
+        # A property may be applied to a graph that is partitioned already; earlier regions are not
+        # its own.
         old = {node.name for graph in before.levels() for node in graph.nodes if node.subgraph}
         ops: list[SubgraphOp] = []
         operators: set[str] = set()
@@ -102,6 +104,7 @@ class Coverage:
             coverage._called(session.op)
             return kind.__call__(session, *args, **kwargs)
 
+        # The executor prefers this function to a call of the session, so both are counted.
         def run_inputs(session: Session) -> RunInputs | None:
             run = kind.run_inputs(session)
             if run is None:

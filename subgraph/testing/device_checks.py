@@ -228,6 +228,8 @@ def _weights(dut: DeviceUnderTest) -> None:
         kept = {parameter: parameter.array for parameter in graph.parameters.values()}
         floats = [p for p, a in kept.items() if a.dtype.kind == "f"]
         try:
+            # The scale 0.5 returns: a device must not find the earlier weights again by mistake,
+            # nor miss them.
             for scale in (None, 0.5, 0.25, 0.5):
                 if scale is not None:
                     with transaction():
@@ -254,6 +256,8 @@ def _shapes(dut: DeviceUnderTest) -> None:
     for graph in dut.graphs:
         model = dut.compile(graph)
         request = model.create_infer_request()
+        # Sizes return, so that plans of earlier sizes are used again, and grow, so that buffers
+        # must.
         for size in (2, 1, 5, 2, 3, 5):
             dut.run(model, graph, f"with {size} rows", size=size)
             dut.run(request.infer, graph, f"with {size} rows, in one request", size=size)
@@ -296,6 +300,8 @@ def _memory(dut: DeviceUnderTest) -> None:
         copies = {name: array.copy() for name, array in inputs.items()}
         want = dut.expected(graph, inputs)
         first = model(inputs)
+        # Copies: a device that uses its buffers again would change the first results in the second
+        # run.
         held = [np.array(first[k]) for k in range(len(want))]
         model(dut.inputs(graph, seed=1))
         dut.compare(graph, first, held, "a later run changed results of an earlier run")
@@ -395,6 +401,7 @@ def _failure(dut: DeviceUnderTest) -> None:
         if ran[0] in model.execution_devices:
             fail(f"EXECUTION_DEVICES still lists {ran[0]} after it has failed several times")
         broken[0] = False
+        # Longer than FALLBACK_RETRY above, after which the device is tried again.
         time.sleep(0.06)
         for _ in range(3):
             dut.run(request.infer, graph, "after the device is back")
@@ -425,6 +432,7 @@ def _export(dut: DeviceUnderTest) -> None:
             except SubgraphError:
                 continue
             fail("import_model accepts a truncated file, or one that is no model")
+        # A device with an import of its own has a file format of its own.
         if type(dut.device).import_model is Device.import_model:
             _other_hardware(dut, graph, data)
 
@@ -474,6 +482,8 @@ def _profile(dut: DeviceUnderTest) -> None:
                 f"profile entries say that {sorted(ran)} ran, EXECUTION_DEVICES {sorted(reported)}"
             )
         total = sum(entry.seconds for entry in entries)
+        # Regions may overlap on all cores. The factor 2 and the 10 ms allow for the cost of the
+        # clock, and are estimates.
         if config and total > wall * (os.cpu_count() or 1) * 2 + 0.01:
             fail(f"profile entries sum up to {total:.4f} s, the run took {wall:.4f} s")
 
@@ -526,6 +536,7 @@ def _errors(dut: DeviceUnderTest) -> None:
     _expect_error(SubgraphError, "NoSuchOperator", lambda: dut.compile(unknown)(inputs[x.name]))
     model = dut.compile(graph)
     name = next(iter(inputs))
+    # No device may convert complex numbers to floats silently.
     kind = np.complex128 if inputs[name].dtype != np.complex128 else np.float32
     given: dict[str, Any]
     for given, error in (

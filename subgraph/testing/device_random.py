@@ -98,6 +98,7 @@ class _RandomGraphTest:
 
     def _meets_nan(self, graph: Graph, seed: int) -> bool:
         """Return whether a NaN is among the values that the reference computes."""
+        # A NaN may vanish before the outputs, for example in a comparison.
         whole = graph.clone()
         whole.outputs = tuple(value for node in whole.nodes for value in node.outputs)
         found = self._dut.expected(whole, self._dut.inputs(graph, seed=seed))

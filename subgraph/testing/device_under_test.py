@@ -168,6 +168,7 @@ class DeviceUnderTest:
         """
         given = {**self.config, **config}
         if "RUNTIME_FALLBACK" in self.options:
+            # With a fallback another device would hide the failure of the tested one.
             given.setdefault("RUNTIME_FALLBACK", False)
         model = self.core.compile_model(graph, device or self.name, given)
         self.report.graphs += 1
@@ -257,6 +258,7 @@ def broken_sessions(devices: Sequence[str]) -> Generator[list[bool]]:
         def nothing(session: Session, *_: Any) -> None:
             return None
 
+        # Through these the executor would run the op without a call of the session.
         shorter = dict.fromkeys(("run_inputs", "repeat", "enqueue_finish", "iterations"), nothing)
         return {"__call__": call, **shorter}
 

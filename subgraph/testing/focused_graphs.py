@@ -42,6 +42,7 @@ def templates_of(op_types: Collection[str]) -> dict[str, Apply]:
     wanted = sorted(op_types)
     if len(wanted) > _MAX_SAMPLED:
         missing = [name for name in wanted if name not in known]
+        # Evenly spaced in the sorted names, so that the choice does not favour one letter.
         step = max(1, -(-len(missing) // _MAX_SAMPLED))
         wanted = missing[::step]
     table.update(samples(wanted))
@@ -112,6 +113,7 @@ def focused_graphs(
     made: list[Value] = []
     for step in range(draw_int(draw, 1, max(1, max_nodes))):
         how = draw(st.sampled_from(["focus", "chain", "chain", "fork", "around", "join"]))
+        # The first operator is one of those that are tested, so that no graph is without them.
         how = how if step else "focus"
         if how == "join":
             made += _join(draw, pool, made)
@@ -142,6 +144,7 @@ def _apply_to(
     if not fitting:
         return []
     source = draw(st.sampled_from(fitting))
+    # With one value in the pool every template has to use it.
     kept, pool.values = pool.values, [source]
     made: list[Value] = []
     for _ in range(count):

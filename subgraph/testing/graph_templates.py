@@ -212,6 +212,8 @@ def _instance_norm(draw: Draw, pool: Pool, name: str) -> Any:
 @template("Concat")
 def _concat(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
+    # Every Concat doubles a value; a dozen of them in a row must not fill the memory (elements, an
+    # estimate).
     if np.prod(dims(x)) > 500:
         return None
     y = pool.like(draw, dims(x), "float32")

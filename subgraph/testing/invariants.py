@@ -157,6 +157,7 @@ class _Checker:
         ):
             env[new] = self._canonical(old)
         # (node, subgraph node around it, whether the nodes inside it have been checked)
+        # An explicit stack, because regions may be nested deeply.
         stack: list[tuple[Node, Node | None, bool]] = [
             (node, None, False) for node in reversed(self.after.nodes)
         ]
@@ -294,6 +295,7 @@ class _Checker:
 
         def find(node: Node) -> Node:
             while group[node] is not node:
+                # Union-find with path halving: near linear time for any shape of region.
                 group[node] = group[group[node]]
                 node = group[node]
             return node
@@ -333,10 +335,13 @@ class _Checker:
                 left[other] -= 1
                 if not left[other]:
                     ready.append(other)
+        # Nodes that are left wait for each other. A region that is not convex waits for itself over
+        # a node outside, so one sort finds both faults.
         if left:
             self._fail_cycle(left, waits)
 
     def _fail_cycle(self, left: Mapping[Node, int], waits: Mapping[Node, set[Node]]) -> NoReturn:
+        # By name, so that the message is the same in every run.
         node = min(left, key=lambda n: n.name)
         passed: dict[Node, int] = {}
         path: list[Node] = []
@@ -411,6 +416,7 @@ def _equal(one: Any, two: Any) -> bool:
             left.dtype == right.dtype
             and left.shape == right.shape
             and bool(
+                # Bytes, because NaN equals itself there and 0.0 differs from -0.0.
                 left.tobytes() == right.tobytes() if left.dtype != object else (left == right).all()
             )
         )

@@ -15,6 +15,7 @@ from subgraph.testing import rare_templates as rare
 from subgraph.testing.graph_templates import TEMPLATES, Draw, Pool, draw_int, grow, make
 from subgraph.testing.random_selectors import MISBEHAVING, WELL_BEHAVED, Recipe
 
+# Few and small, so that values of equal shape are frequent and the reference is fast.
 _SHAPES = ((4,), (2, 3), (1, 2, 4, 4), (2, 3, 4))
 
 
@@ -55,6 +56,8 @@ def graphs(
     grow(draw, pool, {name: table[name] for name in names}, draw_int(draw, min_nodes, max_nodes))
     made_values = pool.values[len(inputs) :] or [sg.ops.Identity(inputs[0])]
     used = {v for made in made_values if made.producer for v in made.producer.sources}
+    # All values that no node uses are outputs, or their nodes would be removed. Some used ones are
+    # outputs too, because a region must then keep an intermediate value.
     extra = draw(st.lists(st.sampled_from(made_values), max_size=2))
     ends = [v for v in made_values if v not in used or v in extra]
     return Graph(inputs, dict.fromkeys(ends or made_values[-1:]), name="random")

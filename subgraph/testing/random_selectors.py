@@ -17,6 +17,7 @@ from subgraph.partition.selector import ContainOpSelector, Reject, SubgraphSelec
 
 def _hash_fraction(*parts: object) -> float:
     """Return a hash of ``parts`` as a number in [0, 1)."""
+    # Python salts ``hash`` of strings in every process; a counterexample has to fail again.
     return crc32(repr(parts).encode()) / 2**32
 
 
@@ -150,6 +151,8 @@ class ForeignNodes(ByNode):
 class Inconsistent(ByNode):
     """Inconsistent: the answer for one node differs from call to call."""
 
+    # A class attribute: fresh selectors for every start would otherwise begin with the same
+    # answers.
     asked = 0
 
     def _takes(self, node: Node) -> bool | Reject:

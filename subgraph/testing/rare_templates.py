@@ -34,6 +34,7 @@ from subgraph.testing.graph_templates import (
 RARE_TEMPLATES: dict[str, Apply] = {}
 RARE_SHAPES = ((), (1,), (0, 3), (5, 1), (2, 0, 4), (1, 6, 5, 5), (2, 4, 7), (1, 2, 3, 4, 3))
 _INTEGERS = ("int32", "int64", "int8", "uint8")
+# Half of the draws are float32, because most templates need such a value.
 RARE_DTYPES = (*("float32",) * 8, *_INTEGERS, "float64", "bool", "float16")
 _MAX_ENLARGED_ELEMENTS = 600  # elements of a value that an operator may enlarge
 
@@ -239,6 +240,7 @@ def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
 def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "float64", "int32", "int64"))
     if name == "ReduceProd":
+        # The product of many elements would overflow.
         x = make("Clip", x, *(pool.constant(k, dtype(x)) for k in (-1, 1)))
     if name == "ReduceLogSumExp" and not dtype(x).startswith("float"):
         return None

@@ -91,6 +91,7 @@ def _samples(op_type: str) -> tuple[Sample, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for path in sorted(Path(suite.__file__).parent.glob("*.py")):
+            # Importing the whole suite computes some 2,000 cases and takes seconds.
             if f'"{op_type}"' in path.read_text(encoding="utf-8"):
                 import_module(f"{suite.__name__}.{path.stem}")
     found: list[Sample] = []
@@ -101,6 +102,7 @@ def _samples(op_type: str) -> tuple[Sample, ...]:
             sample = _sample(case)
             if sample is not None:
                 found.append(sample)
+    # Evenly spaced, because neighbouring cases of the suite are variants of each other.
     step = max(1, -(-len(found) // _MAX_SAMPLES))
     return tuple(found[::step])
 
@@ -123,6 +125,7 @@ def _sample(case: Any) -> Sample | None:
         return None
     if node.captures or any(isinstance(value, Graph) for value in attributes):
         return None
+    # Two evaluations: a random operator would differ between the device and the reference as well.
     expected = _results(node, arrays)
     again = _results(node, arrays)
     if expected is None or again is None:

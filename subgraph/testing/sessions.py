@@ -29,12 +29,16 @@ def changed_sessions(
         if chosen(op):
             kind = type(session)
             if kind not in made:
+                # Python looks ``__call__`` up in the class, so the class of the session changes.
+                # Without slots of its own the new class has the layout of the old one, which the
+                # assignment below needs.
                 made[kind] = type(kind.__name__, (kind,), {"__slots__": (), **methods(kind)})
             session.__class__ = made[kind]
         return session
 
     with (
         patch.object(subgraph_op, "open_own", open_own),
+        # This module has imported the function under its own name.
         patch("subgraph.devices.fallback.open_own", open_own),
     ):
         yield

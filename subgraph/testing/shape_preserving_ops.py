@@ -26,6 +26,7 @@ _WITH_WEIGHT = ("Add", "Mul", "Sub", "Div", "Max", "Min", "PRelu")
 
 def _numbers(name: str, shape: Sequence[int], low: float = -1.0) -> Array:
     """Return uniform random numbers in [low, 1) that depend only on the name and the shape."""
+    # A checksum instead of ``hash``, which Python salts in every process.
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     return generator.uniform(low, 1.0, shape).astype(np.float32)
 
@@ -117,6 +118,7 @@ def sorted_by_support(
         The operators that the device takes, those that it refuses, and whether it takes them only
         with static shapes.
     """
+    # Symbolic sizes first: the checks of several sizes need them.
     for fixed in (False, True):
         taken: list[ShapePreservingOp] = []
         refused: list[ShapePreservingOp] = []

@@ -49,6 +49,7 @@ def _candidates(graph: Graph) -> Iterator[Graph]:
     if len(graph.outputs) > 1:
         for kept in graph.outputs:
             yield _only(graph, kept)
+    # From the end: when a late node goes, the nodes that only it used go with it.
     for node in reversed(graph.nodes):
         yield _without(graph, node)
         for value in node.sources:

@@ -13,8 +13,11 @@ from subgraph.operators.schema import get_schema, standard_operators
 from subgraph.partition.property import SubgraphProperty, property_from
 from subgraph.partition.selector import SubgraphSelector
 
+# Selectors often ask for a rank: an image and a matrix satisfy most of them.
 SHAPES = ((1, 2, 4, 4), (2, 3))
 _OTHER_DTYPES = ("int64", "int8", "uint8", "float16", "float64", "bool")
+# Each start operator is asked about all others, some 200. A selector that starts at more operators
+# than this usually has a list of operators, all of which are starts (estimate).
 _MAX_STARTS = 8  # start operators for which growth to every other operator is tried
 
 
@@ -85,6 +88,7 @@ def _says_yes(
     nodes = [
         plain_node(op_type, shape, inside=inside) for inside in (False, True) for shape in SHAPES
     ]
+    # A selector may take integers or half precision only.
     nodes += [plain_node(op_type, SHAPES[1], dtype=dtype) for dtype in _OTHER_DTYPES]
     for node in nodes:
         try:

@@ -47,6 +47,8 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _BARE = re.compile(r"[A-Za-z0-9_.$/\-]+")
+# A string cannot contain a line break, which JSON escapes, so a line that begins like this is no
+# part of a string.
 _PARAMETERS = re.compile(r"^[ \t]*parameter @", re.MULTILINE)
 
 
@@ -72,11 +74,15 @@ def parse(text: str, parameters: Mapping[str, Parameter | npt.ArrayLike] | None 
     parser = _Parser(text, parameters or {})
     try:
         with paused_gc():
+            # Values of the graph name their parameters, which stand at the end of the text, so
+            # these are read first.
             parser.declare()
             graph = parser.graph()
             restore_ops(graph)
     except RecursionError as error:
         raise ModelError("the text nests graphs too deeply") from error
+    # `declare` has read and checked everything from the first parameter on. Anything else after the
+    # graph, such as a second graph, would be ignored without this check.
     if parser.kind != "end" and not parser.at("parameter"):
         parser.fail("expected 'parameter' or the end")
     return graph
@@ -116,6 +122,7 @@ class _Tokens:
     def fail(self, why: str, start: int | None = None) -> NoReturn:
         """Raise ModelError with line and column of position ``start`` (None: the next token)."""
         at = self.start if start is None else start
+        # Line and column are counted only for an error, so that tokens need not track them.
         line = self.text.count("\n", 0, at) + 1
         column = at - self.text.rfind("\n", 0, at)
         rest = self.text[at : at + 30].split("\n")[0]
@@ -165,6 +172,8 @@ class _Tokens:
         """Read a bare name or a string."""
         if self.kind == "string":
             return self.string()
+        # A bare name may begin with a digit and contain "/", "." and "-", which end a token. It is
+        # therefore matched again from the start of the token, and the tokenizer continues after it.
         match = _BARE.match(self.text, self.start)
         if match is None:
             self.fail("expected a name")
@@ -177,6 +186,7 @@ class _Tokens:
             self.fail("expected a number")
         token = self.token
         try:
+            # Digits alone stay an int of any size: as a float, an int64 from 2**53 on could change.
             number = int(token) if token.lstrip("-").isdigit() else float(token)
         except ValueError as error:  # too many digits
             self.fail(f"not a number: {error}")
@@ -288,6 +298,8 @@ class _Parser(_Tokens):
     ) -> Parameter:
         if not isinstance(type_, TensorType) or not type_.is_static:
             self.fail("a parameter has a tensor type of fixed shape", start)
+        # The label in the text is unique. The parameter's own name may be shared by two parameters,
+        # so the label has priority.
         held = self._given.get(label, self._given.get(name))
         if isinstance(held, Parameter):
             parameter = held
@@ -309,6 +321,7 @@ class _Parser(_Tokens):
         shape, dtype = _ints(type_), numpy_dtype(type_.dtype)
         start = self.start
         try:
+            # A digest serves to compare texts; the elements cannot be restored from it.
             if self.take("sha256"):
                 self.string()
                 return None
@@ -319,6 +332,9 @@ class _Parser(_Tokens):
                 items = self.items(self._element, "[", "]")
                 if any(isinstance(item, (str, bytes)) != (dtype.kind == "O") for item in items):
                     self.fail(f"the elements do not make {type_}", start)
+                # An array of Python objects keeps every int exact until the conversion to the final
+                # dtype. NumPy's own choice for a mix of ints and floats, or for an int from 2**63
+                # on, would round.
                 array = np.array(items, dtype=object)
                 if dtype.kind not in "Obiufc":
                     exact = any(isinstance(item, float) for item in items)
@@ -375,6 +391,8 @@ class _Parser(_Tokens):
                 self.expect("=")
                 self.expect("json")
                 attrs[key] = (
+                    # The record of a partition is not plain JSON for a Graph: `explain` needs its
+                    # class, and its numbers must be checked before they index lists.
                     self.converted(json.loads, "JSON")
                     if key != KEY
                     else self.converted(load_record, "a record")
@@ -414,6 +432,7 @@ class _Parser(_Tokens):
             self.expect("@")
             label = self.name()
         elif weight:
+            # A handwritten text may omit "= @label"; the parameter then has the name of the value.
             label = value.name
         else:
             return value
@@ -443,6 +462,8 @@ class _Parser(_Tokens):
 
     def _node(self, values: dict[str, Value]) -> Node:
         outputs: list[Value] = []
+        # Outputs become known only after the inputs are read, so that a node cannot use its own
+        # result.
         made: dict[str, Value] = {}
         if self.at("%"):
             outputs.append(self._made(made))
@@ -460,6 +481,7 @@ class _Parser(_Tokens):
         if self.take("captures"):
             captures = self.items(lambda: self._known(values), "(", ")")
         metadata = dict(self.items(self._note, "{", "}")) if self.take("meta") else {}
+        # An inner graph resolves its own names only: a region gets every outer value as an input.
         inner = self.graph() if self.take("subgraph") else None
         for value in outputs:
             if value.name in values:
@@ -476,6 +498,8 @@ class _Parser(_Tokens):
             captures=captures,
             metadata=metadata,
             subgraph=inner,
+            # `restore_ops` replaces the default op if a registered property can make the region's
+            # own.
             op=None if inner is None else DefaultSubgraphOp(inner),
         )
 
@@ -515,6 +539,8 @@ class _Parser(_Tokens):
     def _zeros(self, type_: TensorType, start: int) -> Array:
         """Return a read-only array of zeros that takes the memory of one element."""
         shape, dtype = _ints(type_), numpy_dtype(type_.dtype)
+        # The text states any shape it likes. Memory for all elements would let a line of text
+        # exhaust the machine, so one zero is repeated with strides of 0.
         zero: Any = "" if type_.dtype == "string" else 0
         try:
             if math.prod(shape) == 0:
@@ -529,6 +555,7 @@ class _Parser(_Tokens):
         start = self.start
         parts = self.items(self._attribute, "[", "]")
         kinds: list[Any] = [type(part) for part in parts]
+        # NumPy compares the indices with the shape when the tensor is made dense.
         if kinds != [np.ndarray, np.ndarray, tuple] or not all(map(_is_int, parts[2])):
             self.fail("a sparse tensor has values, indices and a shape", start)
         return SparseTensor(*parts)

@@ -46,6 +46,8 @@ from subgraph.partition.saved import dump_record
 
 Data = Literal["small", "all", "none", "digest"]
 
+# Both limits are choices for people who read the text: a shape or a list of axes is readable as
+# numbers, and 4 KiB are about a page of base64.
 _READABLE = 16  # elements; arrays of at most so many are written as numbers, larger ones as base64
 _SMALL = 4096  # bytes; larger arrays are omitted unless data is "all"
 _BARE = re.compile(r"[A-Za-z0-9_.$/\-]+")
@@ -111,6 +113,8 @@ def _dim(dim: int | str | None) -> str:
 def _is_plain(value: Any) -> bool:
     """Return whether JSON can represent a value."""
     if isinstance(value, dict):
+        # JSON turns keys of other types into strings, so another dict would be read back. For the
+        # same reason a tuple is not plain: it would be read back as a list.
         table = cast("dict[Any, Any]", value)
         return all(isinstance(key, str) and _is_plain(item) for key, item in table.items())
     if isinstance(value, list):
@@ -145,6 +149,7 @@ class _Printer:
             self._source("input", value, inside)
         for value in graph.captures:
             self._source("capture", value, inside)
+        # The parser reads in one pass, so every value has to stand above the nodes that use it.
         self._weights(graph, inside)
         for node in graph.nodes:
             self._node(node, inside)
@@ -152,6 +157,7 @@ class _Printer:
         out.append(f"{inside}return{' ' if outputs else ''}{outputs}\n{indent}}}")
 
     def _weights(self, graph: Graph, indent: str) -> None:
+        # A parameter that is an input of the graph has been declared there.
         seen = {value.name for value in (*graph.inputs, *graph.captures)}
         used = (value for node in graph.nodes for value in node.sources)
         for values in (used, graph.outputs):
@@ -167,6 +173,9 @@ class _Printer:
     def _label(self, parameter: Parameter) -> str:
         label = self._labels.get(parameter)
         if label is None:
+            # Names are unique in a graph and its bodies, but the inner graph of a subgraph node may
+            # have another parameter of the same name. The label tells them apart, and `parameters`
+            # writes the name beside it.
             label, number = parameter.name, 1
             while label in self._taken:
                 number += 1
@@ -199,6 +208,7 @@ class _Printer:
             out.append("}")
         if node.captures:
             out.append(f" captures ({', '.join(self._value(v) for v in node.captures)})")
+        # An op is code and has no text. Its note names the property that makes the op again.
         metadata = node.metadata if node.op is None else saved_metadata(node)
         if metadata:
             notes = ", ".join(f"{quoted(k)} = {quoted(v)}" for k, v in metadata.items())
@@ -241,6 +251,8 @@ class _Printer:
             if self._data != "digest":
                 return ""
             return f" = sha256 {quoted(_digest(array))}"
+        # NumPy's kinds of strings (object, str, bytes, StringDType) have no fixed bytes per
+        # element.
         if array.dtype.kind in "OUST":
             items = (_scalar(s if isinstance(s, bytes) else str(s)) for s in array.ravel().tolist())
             return f" = [{', '.join(items)}]"
@@ -262,9 +274,11 @@ class _Printer:
 
 
 def _digest(array: Array) -> str:
+    # The memory of such an array is pointers, which differ in every process.
     if array.dtype.kind in "OUST":
         raw = json.dumps([_scalar(s) for s in array.ravel().tolist()]).encode()
         return hashlib.sha256(raw).hexdigest()
+    # The dtypes of ml_dtypes, such as bfloat16, do not support the buffer protocol; bytes do.
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return hashlib.sha256(data.data).hexdigest()
 
@@ -274,16 +288,21 @@ def _numbers(array: Array) -> Iterable[str] | None:
     items = array.ravel()
     if DTYPES[dtype_of(array)].kind in ("bool", "int", "uint"):
         return [str(int(item)) for item in items]
+    # The form has no complex numbers, and the payload of a NaN has no decimal form; base64 keeps
+    # both.
     if array.dtype.kind == "c":
         return None
     wide = items.astype(np.float64)
     if not np.isfinite(wide).all():
         return None
+    # ``str`` of a float16 or float32 is the shortest decimal that reads back to the same element;
+    # ``repr`` of the wider float64 would give many digits that mean nothing.
     short = array.dtype.kind == "f" and array.dtype.itemsize <= 4
     return [_float(str(item)) if short else repr(float(item)) for item in items]
 
 
 def _float(text: str) -> str:
+    # The parser reads digits alone as an int.
     return text if any(mark in text for mark in ".en") else text + ".0"
 
 
@@ -294,6 +313,7 @@ def _scalar(value: Any) -> str:
         return f"bytes {quoted(base64.b64encode(value).decode())}"
     if isinstance(value, np.generic):
         return _scalar(value.item())
+    # A bool is an int too, and ``str`` of it would be a word that the parser does not know.
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):
@@ -302,4 +322,6 @@ def _scalar(value: Any) -> str:
         return "none"
     if isinstance(value, (TensorType, SparseTensorType, SequenceType, OptionalType, MapType)):
         return f"type {type_text(value)}"
+    # The parser refuses this word: a text for people may omit an attribute's value, but a graph
+    # that is read back must not lose it silently.
     return f"opaque {quoted(repr(value))}"

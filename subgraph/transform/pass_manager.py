@@ -52,6 +52,8 @@ def register_pass(name: str, *, operators: Iterable[str] = ()) -> Callable[[_P],
     Raises:
         PassError: another pass has the name.
     """
+    # ``@register_pass`` without parentheses passes the decorated function as the name. The pass is
+    # registered only by the second call, so without this check it would silently be missing.
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         called = getattr(name, "__name__", "MyPass")
         raise PassError(f'register_pass takes the pass\'s name: @register_pass("{called}")')
@@ -83,6 +85,7 @@ def pass_name(thing: PassLike) -> str:
     """Return the name of a pass for messages: registered, else that of the function or class."""
     if isinstance(thing, str):
         return thing
+    # An instance of a registered pass class, with its options bound, goes by the name of the class.
     known = _names.get(thing) or _names.get(type(thing))
     return known or getattr(thing, "__name__", None) or type(thing).__name__
 
@@ -130,6 +133,8 @@ def _flatten(which: PassLike) -> Iterator[str | Pass]:
 def _callable(which: str | Pass) -> Pass:
     found = PASSES.get(which) if isinstance(which, str) else which
     kind: Any = found if isinstance(found, type) else type(found)
+    # `pass_name` looks a pass up in a dict, so its class must be hashable: an attrs class that is
+    # not frozen compares by value and has no hash.
     if not callable(found) or kind is type or not kind.__hash__:
         raise PassError(f"{found!r} is not a pass; give a name, a function or a pass object")
     return found
@@ -139,6 +144,8 @@ def options_of(which: str | Pass) -> tuple[str, ...] | None:
     """Return the names of the options that a pass takes; None if it takes any."""
     parameters = list(inspect.signature(_callable(which)).parameters.values())
     if not isinstance(which, type) and not inspect.isclass(_callable(which)):
+        # A function takes the graph first. The signature of a class is that of its constructor,
+        # which takes options only.
         parameters = parameters[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
@@ -152,6 +159,8 @@ def _with_options(
     taken: set[str] = set()
     known: list[str] = []
     for name, step in steps:
+        # An option may be meant for one of several passes, so an option is an error only if none of
+        # them takes it. Signatures are read only where they are needed.
         allowed = options_of(step) if options or inspect.isclass(step) else ()
         mine = {k: v for k, v in options.items() if allowed is None or k in allowed}
         known.extend(allowed or ())
@@ -178,12 +187,16 @@ def _bind(name: str, step: Pass, options: Mapping[str, Any]) -> Pass:
 
 
 def _run(name: str, call: Pass, graph: Graph) -> Graph:
+    # The time limit of a load or compilation is checked between passes, since Python cannot stop a
+    # pass from outside.
     check_time(f"pass {name!r} on graph {graph.name!r}")
     around = _instruments.get()
+    # The innermost `Checks` block decides, so a test may check what an enclosing block does not.
     checks = next((i for i in reversed(around) if isinstance(i, Checks)), _ALL_CHECKS)
     for instrument in around:
         instrument.before(name, graph)
     seen = snapshot(graph) if checks.input else None
+    # Only changes by this thread count: other threads may assign to parameters at any time.
     changes = changes_by_thread()
     start = time.perf_counter()
     try:
@@ -195,6 +208,7 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
         raise PassError(
             f"pass {name!r} failed on graph {graph.name!r}: {type(error).__name__}: {error}"
         ) from error
+    # The time is taken before the checks, which can take longer than a small pass.
     seconds = time.perf_counter() - start
     if not isinstance(result, Graph):
         raise PassError(
@@ -218,6 +232,8 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
             raise PassError(
                 f"pass {name!r} returned a graph that does not verify: {error}"
             ) from error
+    # The instrument that was called first before the pass is called last after it, as nested
+    # ``with`` blocks are.
     for instrument in reversed(around):
         instrument.after(name, graph, result, seconds)
     return result
@@ -242,6 +258,8 @@ def snapshot(graph: Graph) -> list[object]:
         for node in current.nodes:
             found += (node.name, node.op_type, node.domain, node.version, node.inputs)
             found += (node.outputs, node.captures, node.graph, node.subgraph)
+            # A pass that uses a value of its input in a new graph, without cloning, appends to the
+            # value's uses. Their number shows that without a comparison of lists.
             for value in node.outputs:
                 found += (value.name, value.type, value.parameter, value.producer, len(value.uses))
             if node.attrs or node.metadata or node.op is not None:
@@ -275,6 +293,9 @@ class Instrument:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # The innermost entry of this instrument is removed. A token of the ContextVar, stored in
+        # the object, would not do: one instrument may be active in nested blocks, and in several
+        # threads.
         left = list(reversed(_instruments.get()))
         left.remove(self)
         _instruments.set(tuple(reversed(left)))
