@@ -49,9 +49,19 @@ def floats(*shape: int) -> Array:
     return np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
 
 
-def ints(*numbers: int) -> Array:
-    """Return an operand of int64, a list."""
-    return np.array(numbers, np.int64)
+def ints(*numbers: int, dtype: str = "int64") -> Array:
+    """Return an operand of whole numbers, a list."""
+    return np.array(numbers, dtype)
+
+
+def bytes_of(*shape: int, dtype: str = "uint8") -> Array:
+    """Return an operand of bytes."""
+    return (np.arange(int(np.prod(shape))) % 100).astype(dtype).reshape(shape)
+
+
+def named(cases: Sequence[tuple[Use, str]]) -> list[Any]:
+    """Return parameters of a test: uses, and a part of the message of each."""
+    return [pytest.param(use, why, id=f"{use.name}-{k}") for k, (use, why) in enumerate(cases)]
 
 
 def run(use: Use, device: str, weights: Sequence[int] = (), **config: Any) -> list[Array]:
@@ -112,3 +122,15 @@ def assert_agree(use: Use, device: str, tolerance: float = 1e-5) -> None:
         for found, want in zip(run(use, device, weights), wanted, strict=True):
             assert found.shape == want.shape
             np.testing.assert_allclose(found, want, rtol=tolerance, atol=tolerance)
+
+
+def assert_empty(use: Use, device: str) -> None:
+    """Check that operands without elements give results without elements.
+
+    Args:
+        use: What is computed.
+        device: Where.
+    """
+    for weights in ((), range(1, len(use.inputs))):
+        assert not any(found.size for found in run(use, device, weights))
+    assert_agree(use, device)

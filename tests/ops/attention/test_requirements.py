@@ -1,4 +1,4 @@
-"""Attention, rotary embeddings, linear attention and caches refuse what does not fit."""
+"""Attention, rotary embeddings and linear attention refuse what does not fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import subgraph as sg
 from subgraph.graph.types import Array
-from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats, run
+from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats, ints, run
 
 HEADS = {"q_num_heads": 4, "kv_num_heads": 2}
 Q, K, V = floats(2, 4, 3, 6), floats(2, 2, 5, 6), floats(2, 2, 5, 7)
@@ -23,11 +23,6 @@ def attention(
 ) -> Use:
     """Return a use of Attention."""
     return Use("Attention", [q, k, v, *rest], given, outputs=outputs)
-
-
-def counts(*numbers: int) -> Array:
-    """Return numbers of int64."""
-    return np.array(numbers, np.int64)
 
 
 def rotary(
@@ -45,7 +40,7 @@ def rotary(
 
 
 X4, X3 = floats(2, 4, 3, 6), floats(2, 3, 24)
-IDS = counts(0, 1, 2, 6, 5, 4).reshape(2, 3)
+IDS = ints(0, 1, 2, 6, 5, 4).reshape(2, 3)
 LINEAR = {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": "gated_delta"}
 
 
@@ -65,7 +60,6 @@ def flexible(q: Array, k: Array, v: Array) -> Use:
     return Use("FlexAttention", [q, k, v], version=1, domain="ai.onnx.preview")
 
 
-CACHE, UPDATE = floats(2, 4, 6, 3), floats(2, 4, 2, 3)
 WRONG = [
     attention(Q, floats(2, 2, 5, 5)),
     attention(Q, floats(2, 2, 5, 7), floats(2, 2, 5, 7)),
@@ -103,9 +97,9 @@ WRONG = [
     attention(Q, K, V, None, PAST[0], floats(2, 2, 8, 6)),
     attention(Q, K, V, None, PAST[0], floats(2, 1, 8, 7)),
     attention(Q, K, V, None, PAST[0], floats(2, 8, 14)),
-    attention(Q, K, V, None, None, None, counts(5)),
-    attention(Q, K, V, None, None, None, counts(5, 5, 5)),
-    attention(Q, K, V, None, None, None, counts(5, 5).astype(np.int32)),
+    attention(Q, K, V, None, None, None, ints(5)),
+    attention(Q, K, V, None, None, None, ints(5, 5, 5)),
+    attention(Q, K, V, None, None, None, ints(5, 5).astype(np.int32)),
     attention(Q, K, V, outputs=4, qk_matmul_output_mode=4),
     attention(Q, K, V, outputs=4, qk_matmul_output_mode=-1),
     attention(Q, K, V, softmax_precision=7),
@@ -175,25 +169,6 @@ WRONG = [
     linear(kv_num_heads=-2),
     linear(kv_num_heads=3),
     linear(update_rule="other"),
-    *(
-        Use("TensorScatter", list(given), attributes)
-        for given, attributes in (
-            ((CACHE, floats(2, 4, 7, 3)), {}),
-            ((CACHE, floats(2, 4, 2, 2)), {}),
-            ((CACHE, floats(2, 4, 2, 4)), {}),
-            ((CACHE, floats(1, 4, 2, 3)), {}),
-            ((CACHE, floats(2, 4, 2)), {}),
-            ((CACHE, UPDATE, counts(1)), {}),
-            ((CACHE, UPDATE, counts(1, 1, 1)), {}),
-            ((CACHE, UPDATE, counts(1, 1).astype(np.int32)), {}),
-            ((CACHE, UPDATE), {"axis": 0}),
-            ((CACHE, UPDATE), {"axis": 4}),
-            ((CACHE, UPDATE), {"axis": -4}),
-            ((CACHE, UPDATE), {"axis": 2**62}),
-            ((CACHE, UPDATE), {"mode": "other"}),
-            ((floats(6), floats(2)), {"axis": -1}),
-        )
-    ),
 ]
 RIGHT = [
     attention(),
@@ -201,7 +176,7 @@ RIGHT = [
     attention(Q, K, V, floats(3, 5), is_causal=1),
     attention(Q, K, V, floats(2, 1, 1, 4)),
     attention(Q, K, V, floats(1, 13), *PAST, outputs=3),
-    attention(Q, K, V, None, None, None, counts(5, 0), is_causal=1),
+    attention(Q, K, V, None, None, None, ints(5, 0), is_causal=1),
     *rotary(X4, (7, 3), IDS)[:1],
     Use("RotaryEmbedding", [X3, floats(2, 3, 3), floats(2, 3, 3)], {"num_heads": 4}),
     Use("RotaryEmbedding", [X4, floats(7, 2), floats(7, 2), IDS], {"rotary_embedding_dim": 4}),
@@ -209,8 +184,6 @@ RIGHT = [
     linear(),
     linear(4, floats(2, 5, 2)),
     linear(5, floats(2, 5, 1)),
-    Use("TensorScatter", [CACHE, UPDATE, counts(4, 0)]),
-    Use("TensorScatter", [CACHE, UPDATE, counts(-5, 2**62)], {"mode": "circular"}),
 ]
 
 
@@ -236,8 +209,7 @@ def test_numbers_outside_their_bounds_are_refused(number: int, device: str) -> N
     positions[1, 1] = number
     for use in (
         Use("RotaryEmbedding", [X4, floats(7, 3), floats(7, 3), positions]),
-        attention(Q, K, V, None, None, None, counts(number, 5)),
-        Use("TensorScatter", [CACHE, UPDATE, counts(0, number)]),
+        attention(Q, K, V, None, None, None, ints(number, 5)),
     ):
         for weights in ((), [len(use.inputs) - 1]):
             with pytest.raises(sg.ShapeError, match="culprit"):

@@ -9,17 +9,12 @@ import pytest
 
 import subgraph as sg
 from subgraph.graph.types import Array
-from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats
+from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, bytes_of, floats
 
 
 def use(op: str, *inputs: Array | None, outputs: int = 1, **attributes: Any) -> Use:
     """Return a use of one of ONNX Runtime's operators."""
     return Use(op, inputs, attributes, 1, outputs, "com.microsoft")
-
-
-def bytes_of(*shape: int, dtype: str = "uint8") -> Array:
-    """Return an operand of bytes."""
-    return (np.arange(int(np.prod(shape))) % 100).astype(dtype).reshape(shape)
 
 
 def whole(*numbers: int, dtype: str = "int32") -> Array:

@@ -1,4 +1,4 @@
-"""The gate of control flow, sequences and text: what does not fit."""
+"""Control flow and sequences refuse what does not fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from subgraph.graph.types import Array
 from tests.support.requirements import DEVICES, Use, assert_refused, floats, ints
 
 Devices = pytest.mark.parametrize("device", DEVICES)
-WORDS = np.array(["a", "b c"], object)
 SCORES = floats(3, 5)
 
 
@@ -145,20 +144,9 @@ def test_bodies_that_fit(device: str, case: tuple[onnx.ModelProto, dict[str, Arr
         np.testing.assert_allclose(found[k], array)
 
 
-POOL: dict[str, Any] = {
-    "mode": "TF",
-    "min_gram_length": 1,
-    "max_gram_length": 10**9,
-    "max_skip_count": 0,
-    "ngram_counts": (5,),
-    "ngram_indexes": (0,),
-    "pool_int64s": (1,),
-}
 OTHERS: list[tuple[Use, str]] = [
-    (Use("StringConcat", (WORDS, WORDS[:0])), "do not broadcast"),
     (Use("SplitToSequence", (SCORES, ints(2, 2))), "does not fill"),
     (Use("SplitToSequence", (SCORES, np.array(0))), "split is 0"),
-    (Use("TfIdfVectorizer", (ints(1, 2),), POOL), "do not fit a pool"),
 ]
 
 
