@@ -43,7 +43,7 @@ ISAS ?= like-avx512vnni like-avx512 like-avxvnni like-neon avx sse
 KERNEL_TESTS := \
   $(filter-out tests/ops/contrib/% tests/ops/ml/% %/test_requirements.py,$(wildcard tests/ops/*/test_*.py)) \
   tests/passes/test_fuse_quantized.py tests/engine/codegen/test_simd.py tests/engine/codegen/test_vmath.py \
-  tests/weights/test_bfloat16_weights.py tests/weights/test_packing.py \
+  tests/weights/test_bfloat16_weights.py \
   tests/devices/test_half_models.py tests/devices/test_mobile_networks.py tests/devices/test_models.py \
   tests/operators/test_families.py tests/operators/test_ops_devices.py
 check-isas: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run and compile the kernels as for other instruction sets.

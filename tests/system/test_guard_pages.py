@@ -14,7 +14,7 @@ import pytest
 from subgraph.errors import ConfigError
 from subgraph.system import guard_pages
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 MODES = ("end", "begin")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="faults are reported on Linux only")
 
@@ -167,7 +167,7 @@ def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 _PART = (
     "operators/test_ops_devices.py",
     "engine/cpu/test_iterations.py",
-    "weights/test_packing.py",
+    "ops/movement/test_packing.py",
 )
 
 
