@@ -32,6 +32,12 @@ from subgraph.system.guard_report import RunningStep
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
+def random_bits(shape: tuple[int, ...], dtype: str) -> Array:
+    """Return unsigned integers of random bits, or floats that are whole numbers up to 255."""
+    bits = np.random.default_rng(3).integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8)
+    return bits.view(dtype)[..., 0] if dtype.startswith("uint") else bits[..., 0].astype(dtype)
+
+
 def to_blocked(array: Array, lanes: int) -> Array:
     """Return ``[N, C, ...]`` as ``[N, C / lanes, ..., lanes]``."""
     images, channels = array.shape[:2]

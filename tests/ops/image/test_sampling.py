@@ -1,4 +1,4 @@
-"""RoiAlign, MaxRoiPool and GridSample on CPU and OPENCL, against ONNX Runtime."""
+"""RoiAlign, MaxRoiPool, GridSample and AffineGrid on CPU and OPENCL, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import Array
+from tests.support.agreement import assert_kernels_agree
 from tests.support.opencl import missing
 
 DEVICES = ("CPU",) if missing() else ("CPU", "OPENCL")
@@ -157,3 +158,14 @@ def test_places_of_nowhere_alone_and_in_vectors(
     together = model([x, grid[None, None]])[0]
     alone = [model([x, place[None, None, None]])[0] for place in grid]
     np.testing.assert_allclose(together, np.concatenate(alone, 3), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("no_fallback")
+@pytest.mark.parametrize("size", [(2, 3, 5, 4), (2, 1, 1, 6), (2, 2, 3, 4, 5)])
+@pytest.mark.parametrize("corners", [0, 1])
+def test_affine_grids(size: tuple[int, ...], corners: int) -> None:
+    rank = len(size) - 2
+    theta = np.random.default_rng(rank).standard_normal((2, rank, rank + 1)).astype(np.float32)
+    assert_kernels_agree(
+        lambda *v: ops.AffineGrid(*v, align_corners=corners), theta, np.array(size), held=1
+    )

@@ -255,3 +255,13 @@ def test_gemm_with_a_computed_c(sizes: tuple[int, int, int], beta: float) -> Non
         assert set(sg.Core().query_model(graph, "CPU").values()) == {"CPU"}
         got = sg.compile_model(graph, "CPU")([a, np.asarray(c)])[0]
         np.testing.assert_allclose(got, 0.7 * (a @ b) + beta * c, rtol=1e-12, atol=1e-12)
+
+
+def test_a_product_over_nothing_has_the_shape_of_any_other() -> None:
+    """ONNX Runtime 1.31 leaves the batch of the second factor out."""
+    x = sg.input("x", (2, 0, 4))
+    graph = sg.Graph([x], [ops.MatMul(sg.parameter("w", np.zeros((1, 1, 0), np.float32)), x)])
+    array = np.zeros((2, 0, 4), np.float32)
+    for device in ("CPU", "REFERENCE"):
+        got = sg.compile_model(graph, device)(x=array)[0]
+        np.testing.assert_array_equal(got, np.zeros((2, 1, 4), np.float32))

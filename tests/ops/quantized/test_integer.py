@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subgraph import ops
 from subgraph.graph.types import Array
+from tests.support.agreement import result_of
 from tests.support.kernels import run_node
 
 BYTES = st.sampled_from(["uint8", "int8"])
@@ -280,3 +282,18 @@ def test_sums_of_a_convolution_beyond_int32_wrap_around(flavour: str) -> None:
         options={"INTEGER_FLAVOUR": flavour},
     )
     assert (got == np.int64(33100 * 255 * 255).astype(np.int32)).all()
+
+
+@pytest.mark.parametrize("depth", [1, 64, 258, 259, 700])
+@pytest.mark.parametrize("dtypes", ["uint8 uint8", "int8 uint8", "uint8 int8", "int8 int8"])
+def test_products_of_computed_bytes(depth: int, dtypes: str) -> None:
+    rng, (left, right) = np.random.default_rng(depth), dtypes.split()
+    a = rng.integers(np.iinfo(left).min, np.iinfo(left).max, (3, depth), endpoint=True)
+    b = rng.integers(np.iinfo(right).min, np.iinfo(right).max, (2, depth, 5), endpoint=True)
+    a[0], b[0, :, 0] = np.iinfo(left).max, np.iinfo(right).max
+    zeros = np.array(np.iinfo(left).min), np.array(np.iinfo(right).min)
+    given = [a.astype(left), b.astype(right)]
+    assert result_of(ops.MatMulInteger, *given).tolist() == (a @ b).tolist()
+    given += [zeros[0].astype(left), zeros[1].astype(right)]
+    want = (a - zeros[0]) @ (b - zeros[1])
+    assert result_of(ops.MatMulInteger, *given).tolist() == want.tolist()

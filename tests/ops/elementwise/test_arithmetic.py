@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.graph.types import Array
+from tests.support.agreement import result_of
 
 _ODD = [
     *(0, -0.0, 1, -1, 2, 3, -3, 0.5, math.inf, -math.inf, math.nan, 1e30, -1e30, 1e-40, 1e-45),
     *(5.5, 2**22, 2**28, 2**29, 7e8, 16777215),
 ]
-
-
-def _run(op: Any, *arrays: Array, device: str = "CPU", **attributes: Any) -> Array:
-    inputs = [sg.input(f"x{k}", a.shape, str(a.dtype)) for k, a in enumerate(arrays)]
-    graph = sg.Graph(inputs=inputs, outputs=[op(*inputs, **attributes)])
-    config = {"INFERENCE_NUM_THREADS": 1} if device == "CPU" else {}
-    found: Array = sg.compile_model(graph, device, config)(list(arrays))[0]
-    return found
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
@@ -44,10 +35,10 @@ def test_division_of_64_bits(dtype: str, most: int) -> None:
         0 if not q else abs(p) // abs(q) * (1 if (p < 0) == (q < 0) else -1) for p, q in pairs
     ]
     wrapped = np.array([n % 2**64 for n in towards_zero], np.uint64).astype(dtype)
-    np.testing.assert_array_equal(_run(ops.Div, a, b), wrapped)
+    np.testing.assert_array_equal(result_of(ops.Div, a, b), wrapped)
     whole = np.flatnonzero(b)
     rests = np.array([p % q for p, q in pairs if q], dtype)
-    np.testing.assert_array_equal(_run(ops.Mod, a, b)[whole], rests)
+    np.testing.assert_array_equal(result_of(ops.Mod, a, b)[whole], rests)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
@@ -87,7 +78,7 @@ def test_remainders_of_floats(dtype: str) -> None:
         cases += [(tenths, np.full(5000, 0.1)), (rng.integers(-99, 99, 5000), np.full(5000, 7))]
         for x, y in cases:
             a, b = x.astype(dtype), y.astype(dtype)
-            got, want = _run(ops.Mod, a, b, fmod=1), np.fmod(a, b)
+            got, want = result_of(ops.Mod, a, b, fmod=1), np.fmod(a, b)
             np.testing.assert_array_equal(got, want)
             real = ~np.isnan(want)
             np.testing.assert_array_equal(np.signbit(got[real]), np.signbit(want[real]))
@@ -98,7 +89,7 @@ def test_powers_by_products(exponent: float) -> None:
     with np.errstate(all="ignore"):
         x = np.array([*_ODD, *np.linspace(-9, 9, 1001)], np.float32)
         want = np.power(x.astype(np.float64), exponent).astype(np.float32)
-    got = _run(ops.Pow, x, np.full(x.shape, exponent, np.float32))
+    got = result_of(ops.Pow, x, np.full(x.shape, exponent, np.float32))
     np.testing.assert_allclose(got, want, rtol=3e-7, atol=2e-45)
 
 
@@ -116,7 +107,7 @@ def test_exponents_that_float32_does_not_hold(device: str, dtype: str, base: str
     x, y = np.meshgrid(np.array(numbers, base), np.array(_LARGE, dtype))
     with np.errstate(all="ignore"):
         want = np.power(x.astype(np.float64), y).astype(base)
-    got = _run(ops.Pow, x, y, device=device)
+    got = result_of(ops.Pow, x, y, device=device)
     np.testing.assert_allclose(got, want, rtol=3e-7 if base == "float32" else 1e-13)
     np.testing.assert_array_equal(
         np.signbit(got)[~np.isnan(want)], np.signbit(want[~np.isnan(want)])
@@ -131,7 +122,7 @@ def test_power_of_a_half_is_no_square_root(device: str, dtype: str) -> None:
         pytest.skip(f"no device {device}")
     x = np.array([-0.0, -math.inf, 0, math.inf, 4, -4, math.nan], dtype)
     want = np.array([math.pow(n, 0.5) if n != -4 else math.nan for n in x.tolist()], dtype)
-    got = _run(ops.Pow, x, np.array([0.5], dtype), device=device)
+    got = result_of(ops.Pow, x, np.array([0.5], dtype), device=device)
     np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(np.signbit(got[:5]), np.signbit(want[:5]))
 
@@ -143,28 +134,4 @@ def test_mish(dtype: str) -> None:
         wide = x.astype(np.longdouble)
         n = np.exp(np.minimum(wide, 99)) * (np.exp(np.minimum(wide, 99)) + 2)
         want = wide * (n / (n + 2))
-    np.testing.assert_allclose(_run(ops.Mish, x), want.astype(dtype), rtol=1e-6, atol=1e-43)
-
-
-@pytest.mark.parametrize("size", [1, 3, 8, 33])
-def test_places_of_extremes_along_short_axes(size: int) -> None:
-    x = np.random.default_rng(size).integers(0, 5, (40, size)).astype(np.float32)
-    x[np.random.default_rng(1).random(x.shape) < 0.1] = np.nan
-    for op, expected in ((ops.ArgMax, np.argmax), (ops.ArgMin, np.argmin)):
-        np.testing.assert_array_equal(_run(op, x, axis=1, keepdims=0), expected(x, 1))
-        last = size - 1 - expected(x[:, ::-1], 1)
-        got = _run(op, x, axis=1, keepdims=0, select_last_index=1)
-        np.testing.assert_array_equal(got, last)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64"])
-@pytest.mark.parametrize("inner", [2, 15, 16, 64, 67, 200])
-def test_places_of_extremes_along_outer_axes(inner: int, dtype: str) -> None:
-    x = np.random.default_rng(inner).integers(0, 5, (3, 9, inner)).astype(dtype)
-    if dtype.startswith("float"):
-        x[np.random.default_rng(1).random(x.shape) < 0.1] = np.nan
-    for op, expected in ((ops.ArgMax, np.argmax), (ops.ArgMin, np.argmin)):
-        np.testing.assert_array_equal(_run(op, x, axis=1, keepdims=0), expected(x, 1))
-        last = 8 - expected(x[:, ::-1], 1)
-        got = _run(op, x, axis=1, keepdims=0, select_last_index=1)
-        np.testing.assert_array_equal(got, last)
+    np.testing.assert_allclose(result_of(ops.Mish, x), want.astype(dtype), rtol=1e-6, atol=1e-43)
