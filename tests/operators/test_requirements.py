@@ -10,10 +10,6 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.devices.export import region_nodes
-from subgraph.engine.cpu.region_op import CpuSubgraphOp
-from subgraph.engine.cpu.region_session import CpuSession
-from subgraph.engine.executable.executable_plan import ExecutablePlan
 from subgraph.engine.planner.lowering import LOWERINGS
 from subgraph.opencl.lowering import CL_LOWERINGS
 from subgraph.operators.operator import OPERATORS, operator_key
@@ -25,8 +21,8 @@ from subgraph.operators.requirements import (
     rule_from_signature,
 )
 from subgraph.operators.schema import CUSTOM_SCHEMAS, INTERNAL_DOMAIN, Schema
+from tests.support.requirements import DEVICES
 
-DEVICES = ("REFERENCE", "CPU", "OPENCL")
 DATA = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
@@ -49,56 +45,6 @@ def test_every_operator_with_a_kernel_has_a_requirement() -> None:
     assert not missing, "declare what their operands must satisfy: requires="
 
 
-def of_symbols(*arrays: Any) -> list[Any]:
-    """Return graph inputs of these ranks and dtypes whose sizes are all symbols."""
-    return [
-        sg.input(f"in{k}", [f"d{k}_{d}" for d in range(a.ndim)], a.dtype.name)
-        for k, a in enumerate(arrays)
-    ]
-
-
-WRONG_INDEXING = [
-    ("ScatterElements", (DATA, np.zeros((3, 9), np.int64), np.ones((3, 9), np.float32)), {}),
-    ("ScatterElements", (DATA, np.zeros((2, 2), np.int64), np.ones((1, 2), np.float32)), {}),
-    ("ScatterND", (DATA, np.zeros((5, 1), np.int64), np.ones((2, 4), np.float32)), {}),
-    ("ScatterND", (DATA, np.zeros((5, 3), np.int64), np.ones(5, np.float32)), {}),
-    ("GatherElements", (DATA, np.zeros((40, 4), np.int64)), {"axis": 1}),
-    ("GatherND", (DATA, np.zeros((2, 3), np.int64)), {}),
-    ("GatherND", (np.zeros((3, 0, 5), np.float32), np.zeros((2, 3), np.int64)), {}),
-    (
-        "ScatterND",
-        (np.zeros((3, 0), np.float32), np.zeros((2, 2), np.int64), np.ones(2, np.float32)),
-        {},
-    ),
-    ("Gather", (np.zeros((0, 4), np.float32), np.zeros(3, np.int64)), {}),
-]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("op_type", "arrays", "attrs"), WRONG_INDEXING)
-def test_wrong_sizes_of_inputs_are_refused(
-    device: str, op_type: str, arrays: Any, attrs: dict[str, Any]
-) -> None:
-    inputs = of_symbols(*arrays)
-    y = getattr(ops, op_type)(*inputs, **attrs, name="culprit")
-    model = sg.compile_model(sg.Graph(inputs=inputs, outputs=[y]), device)
-    with pytest.raises(sg.ShapeError, match="culprit"):
-        model(list(arrays))
-
-
-@pytest.mark.parametrize(("op_type", "arrays", "attrs"), WRONG_INDEXING)
-def test_wrong_sizes_of_weights_are_refused(
-    op_type: str, arrays: Any, attrs: dict[str, Any]
-) -> None:
-    def run() -> Any:
-        values = [sg.parameter(f"w{k}", array) for k, array in enumerate(arrays)]
-        y = getattr(ops, op_type)(*values, **attrs, name="culprit")
-        return sg.compile_model(sg.Graph(outputs=[y]), "CPU")([])
-
-    with pytest.raises(sg.ShapeError):
-        run()
-
-
 def test_a_users_operator_declares_its_own() -> None:
     def square(node: Any, x: Tensor) -> None:
         if x.rank != 2:
@@ -116,41 +62,6 @@ def test_a_users_operator_declares_its_own() -> None:
     node = sg.Node("NeedsMatrix", [x], name="mine", domain="test.requirements")
     with pytest.raises(sg.ShapeError, match="a matrix is needed"):
         sg.compile_model(sg.Graph(inputs=[x], outputs=[node.outputs[0]]), "CPU")([np.ones(3, "f4")])
-
-
-ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
-WRONG_INDICES = [
-    ("Gather", (ROWS, np.array([0, 4])), {}),
-    ("Gather", (ROWS, np.array([[0, -5]], np.int32)), {}),
-    ("GatherElements", (ROWS, np.array([[0, 1, 4]])), {}),
-    ("GatherElements", (ROWS, np.array([[0], [-4], [1]])), {"axis": 1}),
-    ("GatherND", (ROWS, np.array([[0, 2], [1, 3]])), {}),
-    ("ScatterElements", (ROWS, np.array([[0, 9, 1]]), np.ones((1, 3), np.float32)), {}),
-    (
-        "ScatterElements",
-        (ROWS, np.array([[0, -9, 1]]), np.ones((1, 3), np.float32)),
-        {"reduction": "add"},
-    ),
-    ("ScatterND", (ROWS, np.array([[7], [0]]), np.ones((2, 3), np.float32)), {}),
-    ("ScatterND", (ROWS, np.array([[-5]]), np.ones((1, 3), np.float32)), {"reduction": "max"}),
-]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("op_type", "arrays", "attrs"), WRONG_INDICES)
-def test_indices_out_of_range_are_an_error(
-    device: str, op_type: str, arrays: Any, attrs: dict[str, Any]
-) -> None:
-    """An index that is computed at run time is checked by the kernel; the next run is right."""
-    inputs = of_symbols(*arrays)
-    y = getattr(ops, op_type)(*inputs, **attrs, name="culprit")
-    model = sg.compile_model(sg.Graph(inputs=inputs, outputs=[y]), device)
-    with pytest.raises(sg.ShapeError, match=r"culprit.*indices holds .* which is outside"):
-        model(list(arrays))
-    data, indices, *rest = arrays
-    right = [data, np.zeros_like(indices), *rest]
-    expected = sg.compile_model(sg.Graph(inputs=inputs, outputs=[y]), "REFERENCE")(right)[0]
-    np.testing.assert_array_equal(model(right)[0], expected)
 
 
 CACHE, LENGTHS = np.zeros((2, 1, 4, 3), np.float32), np.zeros((5, 2, 3), np.float32)
@@ -195,40 +106,6 @@ def test_counts_and_positions_out_of_range_are_an_error(
     np.testing.assert_allclose(model(right)[0], expected, rtol=1e-5)
 
 
-def test_a_report_of_a_run_that_failed_is_forgotten() -> None:
-    """The next run of a program does not raise what one that never came to its end had found."""
-    x, i = sg.input("x", (4, 5000), "float32"), sg.input("i", (2,), "int64")
-    graph = sg.Graph([x, i], [ops.Gather(x, i)])
-    (node,) = region_nodes(sg.compile_model(graph, "CPU").graph)
-    assert isinstance(node.op, CpuSubgraphOp)
-    session = node.op.session()
-    assert isinstance(session, CpuSession)
-    data, right = np.ones((4, 5000), np.float32), np.array([0, 1])
-    session([data, right])
-    (program,) = session._bound.values()
-    assert isinstance(program, ExecutablePlan)
-    assert program._slot is not None
-    program._slot._words[0] = 1  # as a kernel leaves it before a later step fails
-    assert session([data, right])[0].shape == (2, 5000)
-
-
-def test_an_index_in_a_loop_is_reported() -> None:
-    x, n = sg.input("x", (4, 3), "float32"), sg.input("n", (), "int64")
-    i, going, total = (sg.input("i", (), "int64"), sg.input("c", (), "bool"), sg.input("t", (3,)))
-    row = ops.Gather(sg.capture(x), i, name="culprit")
-    body = sg.Graph(
-        inputs=[i, going, total], outputs=[ops.Identity(going), ops.Add(total, row)], name="body"
-    )
-    start = sg.parameter("start", np.zeros(3, np.float32))
-    y = ops.Loop(n, None, start, body=body)
-    model = sg.compile_model(sg.Graph(inputs=[x, n], outputs=[y]), "CPU")
-    np.testing.assert_array_equal(model([ROWS, np.array(4)])[0], ROWS.sum(0))
-    for count in (6, 1 << 62):  # the loop ends with the first report, not with its last iteration
-        with pytest.raises(sg.ShapeError, match=r"culprit.*outside"):
-            model([ROWS, np.array(count)])
-    np.testing.assert_array_equal(model([ROWS, np.array(3)])[0], ROWS[:3].sum(0))
-
-
 SWITCHED = [
     ("ReduceMax", [DATA], {"keepdims": 2}),
     ("ArgMax", [DATA], {"keepdims": -1}),
@@ -270,16 +147,6 @@ def test_halves_that_do_not_fit_are_named_by_their_node(device: str) -> None:
         sg.compile_model(model, device)(arrays)
 
 
-def test_a_known_index_into_an_axis_of_unknown_size_may_be_right() -> None:
-    x = sg.input("x", ("N", 3), "float32")
-    y = ops.Gather(x, np.array(5), axis=0)
-    assert y.type == sg.TensorType("float32", (3,))
-    model = sg.compile_model(sg.Graph([x], [y]), "CPU")
-    np.testing.assert_array_equal(model([np.eye(6, 3, dtype=np.float32)])[0], np.zeros(3))
-    with pytest.raises(sg.ShapeError, match=r"indices holds 5, which is outside \[-4, 3\]"):
-        model([ROWS])
-
-
 def test_optional_operands_may_be_left_out_before_others() -> None:
     def rule(node: Any, x: Tensor, zero: Tensor | None, scale: Tensor) -> None:
         assert zero is None or zero.dtype == x.dtype
@@ -289,16 +156,3 @@ def test_optional_operands_may_be_left_out_before_others() -> None:
     made.check(sg.Node("X"), [x, None, x])
     with pytest.raises(sg.ShapeError, match="input 2 is missing"):
         made.check(sg.Node("X"), [x])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_an_index_that_follows_from_a_size(device: str) -> None:
-    """A symbolic plan compares it with other sizes for each shape; it had clamped the index."""
-    x = sg.input("x", ("N", "M"), "float32")
-    index = ops.Sub(ops.Gather(ops.Shape(x), np.array(0)), np.array(1))
-    model = sg.compile_model(sg.Graph([x], [ops.Gather(ops.Neg(x), index, axis=1)]), device)
-    for rows, columns in ((2, 5), (3, 5), (4, 6), (5, 6)):
-        data = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
-        np.testing.assert_array_equal(model(data)[0], -data[:, rows - 1])
-        with pytest.raises(sg.ShapeError, match=f"indices holds {columns}, which is outside"):
-            model(np.zeros((columns + 1, columns), np.float32))

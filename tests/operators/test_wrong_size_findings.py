@@ -9,17 +9,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper
 from wrong_sizes.table import Row, rows
 
 import subgraph as sg
-from subgraph import ops
 from subgraph.graph.types import Array
 from subgraph.operators.schema import MICROSOFT, get_schema
-from tests.support.requirements import DEVICES, Use, assert_refused, floats, ints
-from tests.support.requirements import run as run_use
+from tests.support.requirements import DEVICES, floats, ints
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FORMS = ("sizes", "symbolic", "unknown", "constants")
@@ -313,159 +310,3 @@ def test_all_outputs_of_an_added_operator_are_given_or_refused(row: Row, device:
     with suppress(sg.UnsupportedOpError):
         found = sg.compile_model(model, device)(values)
         assert [name for name in results if found[name] is None] == []
-
-
-def added_operator(op_type: str, *arrays: Array) -> Use:
-    """Return a use of one of ONNX Runtime's operators."""
-    return Use(op_type, arrays, {}, 1, 1, MICROSOFT)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "use",
-    [
-        added_operator("CDist", floats(4, 6), floats(5, 1)),
-        *(
-            added_operator(op_type, floats(2, 5, 16), skip, floats(16))
-            for op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
-            for skip in (floats(16), floats(2, 5, 1), floats(2, 1, 16), floats(1)[0])
-        ),
-        added_operator("SkipLayerNormalization", floats(1, 5, 16), floats(2, 5, 16), floats(16)),
-        *(
-            added_operator(op_type, floats(2, 5, 16), floats(2, 5, 16), floats(1))
-            for op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
-        ),
-        added_operator("Unique", floats(2, 3)),
-        Use(
-            "FusedConv",
-            [floats(1, 1, 3), floats(1, 1, 1), floats(1), floats(2, 1, 1, 3)],
-            {"activation": "Relu"},
-            1,
-            1,
-            MICROSOFT,
-        ),
-        Use("OneHotEncoder", [ints(1, 5)], {"cats_int64s": [1, 2], "zeros": 0}, 1, 1, "ai.onnx.ml"),
-    ],
-    ids=lambda use: use.name,
-)
-def test_rows_of_added_operators_are_not_broadcast(use: Use, device: str) -> None:
-    assert_refused(use, device)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("op_type", "shapes", "attrs"),
-    [
-        ("FusedMatMul", [(1, 4, 2, 6), (6, 2, 5)], {"transBatchA": 1}),
-        ("FusedGemm", [(2, 3), (3, 2)], {"activation": ""}),
-        ("FusedConv", [(1, 1, 3), (1, 1, 1)], {"activation": "Clip", "activation_params": (1.0,)}),
-    ],
-)
-def test_added_operators_have_no_body_for_other_attributes(
-    op_type: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], device: str
-) -> None:
-    use = Use(op_type, [floats(*shape) for shape in shapes], attrs, 1, 1, MICROSOFT)
-    with pytest.raises(sg.UnsupportedOpError):
-        run_use(use, device)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["strides", "dilations", "pads"])
-@pytest.mark.parametrize("version", [1, 22])
-def test_an_empty_list_of_a_transposed_convolution_counts_as_left_out(
-    version: int, name: str, device: str
-) -> None:
-    operands = [floats(1, 1, 2), np.ones((1, 1, 2), np.float32)]
-    [found] = run_use(Use("ConvTranspose", operands, {name: ()}, version), device)
-    np.testing.assert_array_equal(found, np.array([[[-1, 0, 1]]], np.float32))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_categories_that_are_alike_have_a_place_each(device: str) -> None:
-    x = sg.input("x", (3,), "int64")
-    node = sg.Node(
-        *("OneHotEncoder", [x]),
-        domain="ai.onnx.ml",
-        attrs={"cats_int64s": (1, 2, 3, 3), "zeros": 1},
-    )
-    model = sg.compile_model(sg.Graph([x], [node.outputs[0]]), device)
-    np.testing.assert_array_equal(model([ints(3, 1, 9)])[0], EYE[[3, 0, 0]] * [[1], [1], [0]])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("position", [-4, 4, (1 << 63) - 1])
-def test_a_position_outside_of_a_sequence_is_refused(position: int, device: str) -> None:
-    items = [sg.input(f"x{k}", (2,)) for k in range(4)]
-    at = sg.input("at", (), "int64")
-    longer = ops.SequenceInsert(ops.SequenceConstruct(*items[:3]), items[3], at)
-    model = sg.compile_model(sg.Graph([*items, at], [ops.SequenceLength(longer)]), device)
-    given = [floats(2)] * 4
-    assert model([*given, np.array(-3)])[0] == 4
-    with pytest.raises(sg.ShapeError, match="outside"):
-        model([*given, np.array(position)])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("position", [-3, -1, 0, 2, 3])
-def test_a_position_counts_from_both_ends_of_a_sequence(position: int, device: str) -> None:
-    """ONNX Runtime inserts at position 3 of three tensors at the end, as the standard says."""
-    items = [sg.input(f"x{k}", (2,)) for k in range(4)]
-    at = sg.input("at", (), "int64")
-    longer = ops.SequenceInsert(ops.SequenceConstruct(*items[:3]), items[3], at)
-    graph = sg.Graph([*items, at], [ops.ConcatFromSequence(longer, axis=0)])
-    given = [np.full(2, k, np.float32) for k in range(4)]
-    found = sg.compile_model(graph, device)([*given, np.array(position)])[0]
-    session = onnxruntime.InferenceSession(sg.to_onnx(graph).SerializeToString())
-    inputs = {f"x{k}": array for k, array in enumerate(given)} | {"at": np.array(position)}
-    np.testing.assert_array_equal(found, session.run(None, inputs)[0])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_tensors_of_a_sequence_are_not_joined_along_an_axis_that_is_none(device: str) -> None:
-    """NumPy's concatenate takes -2**31 for all elements of all arrays in a row."""
-    items = [sg.input(f"x{k}", (2, 3)) for k in range(2)]
-    joined = sg.Node(
-        "ConcatFromSequence", [ops.SequenceConstruct(*items)], attrs={"axis": -(2**31)}
-    )
-    with pytest.raises(sg.ShapeError, match="axis is -2147483648"):
-        sg.compile_model(sg.Graph(items, [joined.outputs[0]]), device)([floats(2, 3)] * 2)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["nodes_falsenodeids", "nodes_truenodeids"])
-def test_a_tree_has_children_for_all_nodes(name: str, device: str) -> None:
-    row = next(row for row in rows() if row.op == "TreeEnsembleRegressor")
-    x = row.inputs[0]
-    assert isinstance(x, np.ndarray)
-    options = {**row.options, name: row.options[name][:-1]}
-    assert_refused(Use(row.op, [x], options, row.version, 1, row.domain), device)
-
-
-ENDLESS = 1 << 62
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("constants", ["", "trips", "trips state"])
-@pytest.mark.timeout(120)
-def test_a_loop_without_end_is_cancelled(device: str, constants: str) -> None:
-    """Compiling does not run it; a request ends soon after `cancel`."""
-    row = next(row for row in rows() if row.op == "Loop")
-    node = helper.make_node("Loop", ["trips", "", "state"], ["o", "listed"], **row.options)
-    node.attribute[0].g.output.pop()  # what it lists would fill the memory first
-    node.output.pop()
-    graph = helper.make_graph([node], "g", [], [onnx.ValueInfoProto(name="o")])
-    given: dict[str, Array] = {}
-    for name, array in (("trips", np.array(ENDLESS)), ("state", np.zeros(2, np.float32))):
-        if name in constants:
-            graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-        else:
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
-            given[name] = array
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    request = sg.compile_model(model, device).create_infer_request()
-    request.start_async(given)
-    assert not request.wait(0.3)
-    request.cancel()
-    with pytest.raises(sg.RequestCancelledError):
-        request.wait(60)

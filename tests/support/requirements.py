@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -57,11 +57,6 @@ def ints(*numbers: int, dtype: str = "int64") -> Array:
 def bytes_of(*shape: int, dtype: str = "uint8") -> Array:
     """Return an operand of bytes."""
     return (np.arange(int(np.prod(shape))) % 100).astype(dtype).reshape(shape)
-
-
-def named(cases: Sequence[tuple[Use, str]]) -> list[Any]:
-    """Return parameters of a test: uses, and a part of the message of each."""
-    return [pytest.param(use, why, id=f"{use.name}-{k}") for k, (use, why) in enumerate(cases)]
 
 
 def run(use: Use, device: str, weights: Sequence[int] = (), **config: Any) -> list[Array]:
@@ -124,13 +119,53 @@ def assert_agree(use: Use, device: str, tolerance: float = 1e-5) -> None:
             np.testing.assert_allclose(found, want, rtol=tolerance, atol=tolerance)
 
 
-def assert_empty(use: Use, device: str) -> None:
-    """Check that operands without elements give results without elements.
+def refused(rows: Sequence[Use] | Sequence[tuple[Use, str]]) -> Callable[..., None]:
+    """Return a test which checks that every device refuses operands.
 
     Args:
-        use: What is computed.
-        device: Where.
+        rows: What is to be refused, alone or with a part of the message.
     """
-    for weights in ((), range(1, len(use.inputs))):
-        assert not any(found.size for found in run(use, device, weights))
-    assert_agree(use, device)
+    cases = [row if isinstance(row, tuple) else (row, "culprit") for row in rows]
+    named = [pytest.param(use, why, id=f"{use.name}-{k}") for k, (use, why) in enumerate(cases)]
+
+    @pytest.mark.parametrize("device", DEVICES)
+    @pytest.mark.parametrize(("use", "why"), named)
+    def test(device: str, use: Use, why: str) -> None:
+        assert_refused(use, device, why)
+
+    return test
+
+
+def taken(
+    uses: Sequence[Use], devices: Sequence[str] = DEVICES, tolerance: float = 1e-5
+) -> Callable[..., None]:
+    """Return a test which checks that devices give the reference's results.
+
+    Args:
+        uses: What is computed.
+        devices: Where.
+        tolerance: Of the results, relative and absolute.
+    """
+
+    @pytest.mark.parametrize("device", devices)
+    @pytest.mark.parametrize("use", uses, ids=lambda use: use.name)
+    def test(device: str, use: Use) -> None:
+        assert_agree(use, device, tolerance)
+
+    return test
+
+
+def empty(uses: Sequence[Use]) -> Callable[..., None]:
+    """Return a test which checks that operands without elements give such results everywhere.
+
+    ONNX Runtime takes them too: a batch of 0 is no error.
+    """
+
+    @pytest.mark.parametrize("device", DEVICES)
+    @pytest.mark.parametrize("use", uses, ids=lambda use: use.name)
+    def test(device: str, use: Use) -> None:
+        for weights in ((), range(1, len(use.inputs))):
+            assert not any(found.size for found in run(use, device, weights))
+        assert_agree(use, device)
+
+    return test

@@ -10,7 +10,7 @@ import pytest
 
 import subgraph as sg
 from subgraph.graph.types import Array
-from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats, ints, run
+from tests.support.requirements import DEVICES, Use, floats, ints, refused, run, taken
 
 HEADS = {"q_num_heads": 4, "kv_num_heads": 2}
 Q, K, V = floats(2, 4, 3, 6), floats(2, 2, 5, 6), floats(2, 2, 5, 7)
@@ -186,17 +186,8 @@ RIGHT = [
     linear(5, floats(2, 5, 1)),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", WRONG, ids=lambda use: use.name)
-def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
-def test_operands_that_fit_are_taken(use: Use, device: str) -> None:
-    assert_agree(use, device)
+test_operands_that_do_not_fit_are_refused = refused(WRONG)
+test_operands_that_fit_are_taken = taken(RIGHT)
 
 
 HUGE = (-1, 7, 2**31, 2**62, -(2**63), 2**63 - 1)

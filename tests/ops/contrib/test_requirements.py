@@ -9,7 +9,7 @@ import pytest
 
 import subgraph as sg
 from subgraph.graph.types import Array
-from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, bytes_of, floats
+from tests.support.requirements import DEVICES, Use, bytes_of, floats, refused, run, taken
 
 
 def use(op: str, *inputs: Array | None, outputs: int = 1, **attributes: Any) -> Use:
@@ -322,19 +322,12 @@ RIGHT = [
     use("Pad", X, np.arange(6).reshape(1, 6)),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "use", WRONG_SUMS + WRONG_BYTES + WRONG_BLOCKS + WRONG_ATTENTION, ids=lambda use: use.name
+test_operands_that_do_not_fit_are_refused = refused(
+    WRONG_SUMS + WRONG_BYTES + WRONG_BLOCKS + WRONG_ATTENTION
 )
-def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
-def test_operands_that_fit_are_taken(use: Use, device: str) -> None:
-    assert_agree(use, device)
+test_operands_that_fit_are_taken = taken(RIGHT)
 
 
 # Operators, and for each operand its sizes as a model states them, in a run that fits, and in one
@@ -405,3 +398,43 @@ def test_sizes_of_a_later_run_are_checked(case: str, device: str) -> None:
     with pytest.raises(sg.ShapeError, match="culprit"):
         model(runs[1])
     np.testing.assert_array_equal(model(runs[0])[0], before)
+
+
+test_rows_of_added_operators_are_not_broadcast = refused(
+    [
+        use("CDist", floats(4, 6), floats(5, 1)),
+        *(
+            use(op_type, floats(2, 5, 16), skip, floats(16))
+            for op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+            for skip in (floats(16), floats(2, 5, 1), floats(2, 1, 16), floats(1)[0])
+        ),
+        use("SkipLayerNormalization", floats(1, 5, 16), floats(2, 5, 16), floats(16)),
+        *(
+            use(op_type, floats(2, 5, 16), floats(2, 5, 16), floats(1))
+            for op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+        ),
+        use("Unique", floats(2, 3)),
+        use(
+            "FusedConv",
+            *(floats(1, 1, 3), floats(1, 1, 1), floats(1), floats(2, 1, 1, 3)),
+            activation="Relu",
+        ),
+    ]
+)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("op_type", "shapes", "attrs"),
+    [
+        ("FusedMatMul", [(1, 4, 2, 6), (6, 2, 5)], {"transBatchA": 1}),
+        ("FusedGemm", [(2, 3), (3, 2)], {"activation": ""}),
+        ("FusedConv", [(1, 1, 3), (1, 1, 1)], {"activation": "Clip", "activation_params": (1.0,)}),
+    ],
+)
+def test_added_operators_have_no_body_for_other_attributes(
+    op_type: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], device: str
+) -> None:
+    case = use(op_type, *(floats(*shape) for shape in shapes), **attrs)
+    with pytest.raises(sg.UnsupportedOpError):
+        run(case, device)

@@ -11,10 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import subgraph as sg
-from subgraph import ops
 from subgraph.errors import ModelError
 from subgraph.graph.types import Array
-from tests.support.requirements import DEVICES, Use, assert_refused, floats, ints
+from tests.support.requirements import DEVICES, Use, floats, ints, refused
 
 Devices = pytest.mark.parametrize("device", DEVICES)
 SCORES = floats(3, 5)
@@ -149,19 +148,4 @@ OTHERS: list[tuple[Use, str]] = [
     (Use("SplitToSequence", (SCORES, np.array(0))), "split is 0"),
 ]
 
-
-@Devices
-@pytest.mark.parametrize(("use", "why"), OTHERS, ids=[u.op for u, _ in OTHERS])
-def test_wrong_operands_are_refused(device: str, use: Use, why: str) -> None:
-    assert_refused(use, device, why)
-
-
-@Devices
-def test_positions_in_a_sequence(device: str) -> None:
-    x, position = sg.input("x", ("A",), "float32"), sg.input("position", (), "int64")
-    y = ops.SequenceAt(ops.SequenceConstruct(x, x), position, name="culprit")
-    model = sg.compile_model(sg.Graph(inputs=[x, position], outputs=[y]), device)
-    assert model([floats(3), np.array(1)])[0].shape == (3,)
-    for wrong in (np.array(2), np.array(-3)):
-        with pytest.raises(sg.ShapeError, match="culprit"):
-            model([floats(3), wrong])
+test_wrong_operands_are_refused = refused(OTHERS)

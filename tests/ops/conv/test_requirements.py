@@ -13,11 +13,12 @@ from subgraph.graph.types import Array
 from tests.support.requirements import (
     DEVICES,
     Use,
-    assert_agree,
-    assert_empty,
     assert_refused,
+    empty,
     floats,
+    refused,
     run,
+    taken,
 )
 
 X = floats(2, 6, 7, 8)
@@ -102,11 +103,7 @@ NONE = [
     transposed(floats(0, 6, 7, 8), WT, group=2, output_shape=(9, 9)),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", WRONG, ids=lambda use: use.name)
-def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
+test_operands_that_do_not_fit_are_refused = refused(WRONG)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -115,23 +112,9 @@ def test_causal_convolutions_refuse_an_input_without_steps(device: str) -> None:
     assert_refused(use, device, "no elements")
 
 
-@pytest.mark.parametrize("device", DEVICES[1:])
-@pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
-def test_what_fits_is_taken(use: Use, device: str) -> None:
-    assert_agree(use, device, 1e-4)
-
-
-@pytest.mark.parametrize("device", DEVICES[1:])
-@pytest.mark.parametrize("use", EXTREME, ids=lambda use: use.name)
-def test_attributes_may_be_extreme(use: Use, device: str) -> None:
-    assert_agree(use, device, 1e-4)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", NONE, ids=lambda use: use.name)
-def test_no_images_give_no_results(use: Use, device: str) -> None:
-    """As ONNX Runtime has it; a batch of 0 is no error."""
-    assert_empty(use, device)
+test_what_fits_is_taken = taken(RIGHT, DEVICES[1:], 1e-4)
+test_attributes_may_be_extreme = taken(EXTREME, DEVICES[1:], 1e-4)
+test_no_images_give_no_results = empty(NONE)
 
 
 def test_windows_that_read_padding_alone_give_zeros() -> None:

@@ -20,6 +20,7 @@ from subgraph.ops.conv import transpose_cpu as conv_transpose_cpu
 from subgraph.ops.shared.tile_planning import tiles
 from tests.support.conv import close, transposed
 from tests.support.kernels import run_node
+from tests.support.requirements import DEVICES, Use, floats, run
 
 
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
@@ -208,3 +209,14 @@ def test_many_taps_and_positions_on_the_reference() -> None:
     spectrum = np.fft.fftn(x[0, 0].astype(np.float64), padded, axes=range(4))
     expected = np.fft.ifftn(spectrum * spectrum).real
     np.testing.assert_allclose(got[0, 0], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["strides", "dilations", "pads"])
+@pytest.mark.parametrize("version", [1, 22])
+def test_an_empty_list_of_a_transposed_convolution_counts_as_left_out(
+    version: int, name: str, device: str
+) -> None:
+    operands = [floats(1, 1, 2), np.ones((1, 1, 2), np.float32)]
+    [found] = run(Use("ConvTranspose", operands, {name: ()}, version), device)
+    np.testing.assert_array_equal(found, np.array([[[-1, 0, 1]]], np.float32))

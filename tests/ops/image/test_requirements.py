@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 
 import subgraph as sg
-from tests.support.requirements import (
-    DEVICES,
-    Use,
-    assert_agree,
-    assert_empty,
-    assert_refused,
-    floats,
-    ints,
-    run,
-)
+from tests.support.requirements import DEVICES, Use, empty, floats, ints, refused, run, taken
 
 X = floats(2, 6, 7, 8)
 HUGE = 2**62
@@ -79,24 +70,9 @@ NONE = [
     Use("Upsample", [floats(0, 2, 4, 4), floats(4) + 2], {"mode": "linear"}, version=9),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", WRONG, ids=lambda use: use.name)
-def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
-
-
-@pytest.mark.parametrize("device", DEVICES[1:])
-@pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
-def test_what_fits_is_taken(use: Use, device: str) -> None:
-    assert_agree(use, device, 1e-4)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", NONE, ids=lambda use: use.name)
-def test_no_images_give_no_results(use: Use, device: str) -> None:
-    """As ONNX Runtime has it; a batch of 0 is no error."""
-    assert_empty(use, device)
+test_operands_that_do_not_fit_are_refused = refused(WRONG)
+test_what_fits_is_taken = taken(RIGHT, DEVICES[1:], 1e-4)
+test_no_images_give_no_results = empty(NONE)
 
 
 @pytest.mark.parametrize("device", DEVICES[1:])

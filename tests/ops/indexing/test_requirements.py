@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 
 import subgraph as sg
-from tests.support.requirements import (
-    DEVICES,
-    Use,
-    assert_agree,
-    assert_refused,
-    floats,
-    ints,
-    named,
-    run,
-)
+from subgraph.graph.types import Array
+from tests.support.requirements import DEVICES, Use, floats, ints, refused, run, taken
 
 X = floats(4, 6)
+
+
+def zeros(*shape: int) -> Array:
+    """Return indices of the first element."""
+    return np.zeros(shape, np.int64)
+
+
 WRONG: list[tuple[Use, str]] = [
     (Use("OneHot", (ints(0, 1), ints(-1)[0], floats(2)), {}), "negative"),
     (Use("OneHot", (ints(0, 1), ints(3, 3), floats(2)), {}), "depth has shape"),
@@ -28,6 +27,18 @@ WRONG: list[tuple[Use, str]] = [
     (Use("Gather", (floats(5, 0, 6), ints(-7)), {"axis": 0}), "-7"),
     (Use("GatherND", (floats(5, 0), ints(1, 5).reshape(2, 1))), "outside|out of"),
     (Use("ScatterND", (floats(5, 0), ints(5).reshape(1, 1), floats(1, 0))), "outside|out of"),
+]
+DATA = floats(3, 4)
+WRONG_SIZES = [
+    Use("ScatterElements", [DATA, zeros(3, 9), floats(3, 9)]),
+    Use("ScatterElements", [DATA, zeros(2, 2), floats(1, 2)]),
+    Use("ScatterND", [DATA, zeros(5, 1), floats(2, 4)]),
+    Use("ScatterND", [DATA, zeros(5, 3), floats(5)]),
+    Use("GatherElements", [DATA, zeros(40, 4)], {"axis": 1}),
+    Use("GatherND", [DATA, zeros(2, 3)]),
+    Use("GatherND", [floats(3, 0, 5), zeros(2, 3)]),
+    Use("ScatterND", [floats(3, 0), zeros(2, 2), floats(2)]),
+    Use("Gather", [floats(0, 4), zeros(3)]),
 ]
 CACHE, UPDATE = floats(2, 4, 6, 3), floats(2, 4, 2, 3)
 WRONG_UPDATES = [
@@ -54,11 +65,8 @@ RIGHT_UPDATES = [
     Use("TensorScatter", [CACHE, UPDATE, ints(-5, 2**62)], {"mode": "circular"}),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("use", "why"), named(WRONG))
-def test_wrong_operands_are_refused(device: str, use: Use, why: str) -> None:
-    assert_refused(use, device, why)
+test_wrong_operands_are_refused = refused(WRONG)
+test_wrong_sizes_are_refused = refused(WRONG_SIZES)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -70,16 +78,8 @@ def test_numbers_of_64_bits_mark_nothing(device: str, weights: Any) -> None:
     np.testing.assert_array_equal(marks, [[0, 0], [0, 0], [0, 1]])
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", WRONG_UPDATES, ids=lambda use: use.name)
-def test_updates_that_do_not_fit_a_cache_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", RIGHT_UPDATES, ids=lambda use: use.name)
-def test_updates_that_fit_a_cache_are_taken(use: Use, device: str) -> None:
-    assert_agree(use, device)
+test_updates_that_do_not_fit_a_cache_are_refused = refused(WRONG_UPDATES)
+test_updates_that_fit_a_cache_are_taken = taken(RIGHT_UPDATES)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.requirements import (
-    DEVICES,
-    Use,
-    assert_agree,
-    assert_refused,
-    floats,
-)
+from tests.support.requirements import DEVICES, Use, assert_refused, floats, refused, taken
 
 A, B = floats(3, 4), floats(4, 5)
 WRONG = [
@@ -84,11 +78,7 @@ RIGHT = [
     Use("Einsum", [floats(1, 3, 4), floats(2, 5, 4)], {"equation": "bid,bjd->bij"}),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", WRONG, ids=lambda use: use.name)
-def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
+test_operands_that_do_not_fit_are_refused = refused(WRONG)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -96,7 +86,4 @@ def test_matrices_without_determinant_are_refused(device: str) -> None:
     assert_refused(Use("Det", [floats(2, 3)]), device, "2 by 3")
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
-def test_operands_that_fit_are_taken(use: Use, device: str) -> None:
-    assert_agree(use, device)
+test_operands_that_fit_are_taken = taken(RIGHT)

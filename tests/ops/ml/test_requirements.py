@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wrong_sizes.table import rows
 
 import subgraph as sg
 from tests.support.requirements import (
@@ -15,7 +16,7 @@ from tests.support.requirements import (
     assert_refused,
     floats,
     ints,
-    named,
+    refused,
     run,
 )
 
@@ -73,6 +74,7 @@ WRONG: list[tuple[Use, str]] = [
     (ml("ArrayFeatureExtractor", floats(4, 0), ints(0)), "no columns"),
     (ml("ArrayFeatureExtractor", X, ints()), "names no column"),
     (ml("OneHotEncoder", ints(1), cats_int64s=(1, 2), cats_strings=("a",)), "2 of"),
+    (ml("OneHotEncoder", ints(1, 5), cats_int64s=(1, 2), zeros=0), "culprit"),
     (ml("LinearRegressor", X, coefficients=(1.0,) * 5), "5 coefficients"),
     (ml("LinearRegressor", X, coefficients=(1.0,) * 12, targets=2, intercepts=(1.0,)), "1 inter"),
     (ml("SVMRegressor", X, support_vectors=(1.0,) * 10, **MACHINE), "6 features"),
@@ -95,11 +97,7 @@ WRONG: list[tuple[Use, str]] = [
     (trees(n_targets=0), "0 targets"),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("use", "why"), named(WRONG))
-def test_wrong_operands_are_refused(device: str, use: Use, why: str) -> None:
-    assert_refused(use, device, why)
+test_wrong_operands_are_refused = refused(WRONG)
 
 
 @pytest.mark.parametrize("device", DEVICES[1:])
@@ -134,3 +132,25 @@ def test_columns_that_are_computed_are_checked(device: str) -> None:
     for columns in (ints(0, 6), ints(-1)):
         with pytest.raises(sg.ShapeError, match=r"Y names column|Y holds"):
             run(ml("ArrayFeatureExtractor", X, columns), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["nodes_falsenodeids", "nodes_truenodeids"])
+def test_a_tree_has_children_for_all_nodes(name: str, device: str) -> None:
+    row = next(row for row in rows() if row.op == "TreeEnsembleRegressor")
+    x = row.inputs[0]
+    assert isinstance(x, np.ndarray)
+    options = {**row.options, name: row.options[name][:-1]}
+    assert_refused(Use(row.op, [x], options, row.version, 1, row.domain), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_categories_that_are_alike_have_a_place_each(device: str) -> None:
+    x = sg.input("x", (3,), "int64")
+    node = sg.Node(
+        *("OneHotEncoder", [x]),
+        domain="ai.onnx.ml",
+        attrs={"cats_int64s": (1, 2, 3, 3), "zeros": 1},
+    )
+    model = sg.compile_model(sg.Graph([x], [node.outputs[0]]), device)
+    np.testing.assert_array_equal(model([ints(3, 1, 9)])[0], np.eye(4)[[3, 0, 0]] * [[1], [1], [0]])

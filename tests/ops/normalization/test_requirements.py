@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats
+from tests.support.requirements import Use, floats, refused, taken
 
 X = floats(2, 6, 4, 5)
 FOUR = (floats(6), floats(6), floats(6), floats(6) ** 2)
@@ -68,14 +67,5 @@ RIGHT = [
     Use("Softmax", [floats()], {"axis": 0}, version=11),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", WRONG, ids=lambda use: use.name)
-def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
-def test_operands_that_fit_are_taken(use: Use, device: str) -> None:
-    assert_agree(use, device)
+test_operands_that_do_not_fit_are_refused = refused(WRONG)
+test_operands_that_fit_are_taken = taken(RIGHT)

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import subgraph as sg
-from tests.support.requirements import (
-    DEVICES,
-    Use,
-    assert_agree,
-    assert_empty,
-    assert_refused,
-    bytes_of,
-    floats,
-)
+from tests.support.requirements import DEVICES, Use, bytes_of, empty, floats, refused, taken
 
 X = floats(2, 6, 7, 8)
 HUGE = 2**62
@@ -56,24 +47,9 @@ NONE = [
     ),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", WRONG, ids=lambda use: use.name)
-def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
-
-
-@pytest.mark.parametrize("device", DEVICES[1:])
-@pytest.mark.parametrize("use", EXTREME, ids=lambda use: use.name)
-def test_attributes_may_be_extreme(use: Use, device: str) -> None:
-    assert_agree(use, device, 1e-4)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", NONE, ids=lambda use: use.name)
-def test_no_images_give_no_results(use: Use, device: str) -> None:
-    """As ONNX Runtime has it; a batch of 0 is no error."""
-    assert_empty(use, device)
+test_operands_that_do_not_fit_are_refused = refused(WRONG)
+test_attributes_may_be_extreme = taken(EXTREME, DEVICES[1:], 1e-4)
+test_no_images_give_no_results = empty(NONE)
 
 
 def test_maxima_of_padding_alone_have_no_index() -> None:

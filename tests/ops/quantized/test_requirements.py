@@ -10,15 +10,7 @@ import pytest
 
 import subgraph as sg
 from subgraph.graph.types import Array
-from tests.support.requirements import (
-    DEVICES,
-    Use,
-    assert_agree,
-    assert_refused,
-    bytes_of,
-    floats,
-    ints,
-)
+from tests.support.requirements import DEVICES, Use, bytes_of, floats, ints, refused, taken
 
 
 def scales(*shape: int) -> Array:
@@ -160,19 +152,12 @@ RIGHT = [
     Use("ConvInteger", [bytes_of(2, 6, 7, 8), bytes_of(9, 6, 3, 2), bytes_of(1), bytes_of(9)]),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "use", WRONG_PRODUCTS + WRONG_CONVOLUTIONS + WRONG_SCALES, ids=lambda use: use.name
+test_operands_that_do_not_fit_are_refused = refused(
+    WRONG_PRODUCTS + WRONG_CONVOLUTIONS + WRONG_SCALES
 )
-def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
-def test_operands_that_fit_are_taken(use: Use, device: str) -> None:
-    assert_agree(use, device)
+test_operands_that_fit_are_taken = taken(RIGHT)
 
 
 @pytest.mark.parametrize("device", DEVICES)

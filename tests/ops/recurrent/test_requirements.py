@@ -9,7 +9,7 @@ import pytest
 
 import subgraph as sg
 from subgraph.graph.types import Array
-from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats, run
+from tests.support.requirements import DEVICES, Use, floats, refused, run, taken
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STEPS, BATCH, WIDTH, HIDDEN = 3, 2, 5, 4
@@ -102,17 +102,8 @@ RIGHT = [
     *(Use(op, operands(op, 2), {"direction": "bidirectional"}) for op in GATES),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", WRONG, ids=lambda use: use.name)
-def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
-def test_operands_that_fit_are_taken(use: Use, device: str) -> None:
-    assert_agree(use, device)
+test_operands_that_do_not_fit_are_refused = refused(WRONG)
+test_operands_that_fit_are_taken = taken(RIGHT)
 
 
 @pytest.mark.parametrize("device", DEVICES)

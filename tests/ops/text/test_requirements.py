@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
-from tests.support.requirements import (
-    DEVICES,
-    Use,
-    assert_refused,
-    ints,
-    named,
-)
+from tests.support.requirements import Use, ints, refused
 
 WORDS = np.array(["a", "b c"], object)
 POOL: dict[str, Any] = {
@@ -30,8 +23,4 @@ WRONG: list[tuple[Use, str]] = [
     (Use("TfIdfVectorizer", (ints(1, 2),), POOL), "do not fit a pool"),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("use", "why"), named(WRONG))
-def test_wrong_operands_are_refused(device: str, use: Use, why: str) -> None:
-    assert_refused(use, device, why)
+test_wrong_operands_are_refused = refused(WRONG)

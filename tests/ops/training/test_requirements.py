@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import subgraph as sg
-from tests.support.requirements import DEVICES, Use, assert_refused, floats, ints, run
+from tests.support.requirements import DEVICES, Use, floats, ints, refused, run
 
 Devices = pytest.mark.parametrize("device", DEVICES)
 SCORES = floats(3, 5)
@@ -20,11 +20,7 @@ WRONG: list[tuple[Use, str]] = [
     (Use("Momentum", STEP, MOMENTUM, domain=TRAINING), "input 3 has shape"),
 ]
 
-
-@Devices
-@pytest.mark.parametrize(("use", "why"), WRONG, ids=[use.name for use, _ in WRONG])
-def test_wrong_operands_are_refused(device: str, use: Use, why: str) -> None:
-    assert_refused(use, device, why)
+test_wrong_operands_are_refused = refused(WRONG)
 
 
 @Devices

@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 
 import subgraph as sg
-from tests.support.requirements import (
-    DEVICES,
-    Use,
-    assert_agree,
-    assert_refused,
-    floats,
-    ints,
-    run,
-)
+from tests.support.requirements import DEVICES, Use, floats, ints, refused, run, taken
 
 X = floats(2, 6, 7, 8)
 W = floats(9, 6, 3, 2)
@@ -54,17 +46,8 @@ RIGHT = [
     Use("DepthToSpace", [floats(2, 8, 4, 4)], {"blocksize": 2, "mode": "CRD"}),
 ]
 
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("use", WRONG, ids=lambda use: use.name)
-def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
-    assert_refused(use, device)
-
-
-@pytest.mark.parametrize("device", DEVICES[1:])
-@pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
-def test_what_fits_is_taken(use: Use, device: str) -> None:
-    assert_agree(use, device, 1e-4)
+test_operands_that_do_not_fit_are_refused = refused(WRONG)
+test_what_fits_is_taken = taken(RIGHT, DEVICES[1:], 1e-4)
 
 
 @pytest.mark.parametrize("device", DEVICES)
