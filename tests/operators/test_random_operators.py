@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,6 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.operators.operator import is_random
 from subgraph.passes import apply_pass
-from tests.tools.test_single_definitions import literals, sources
 
 DROPOUTS = {  # version, training_mode, attributes -> may give other results for equal inputs
     "opset 1": (1, "", {}, True),
@@ -60,13 +57,3 @@ def test_equal_nodes_are_merged_and_folded_unless_they_are_random(name: str) -> 
     assert count == (2 if DROPOUTS[name][3] else 1)
     folded = apply_pass(graph, "ConstantFolding")
     assert any(node.op_type == "Dropout" for node in folded.nodes) == DROPOUTS[name][3]
-
-
-def test_random_operators_are_listed_once() -> None:
-    sets: list[str] = []
-    for path, tree in sources().items():
-        for node in ast.walk(tree):
-            names = {"RandomNormal", "Bernoulli", "Multinomial"}
-            if isinstance(node, (ast.Set, ast.List, ast.Tuple)) and names <= set(literals(node)):
-                sets.append(path)
-    assert set(sets) == {"subgraph/operators/operator.py"}

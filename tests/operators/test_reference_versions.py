@@ -19,6 +19,7 @@ import pytest
 import subgraph as sg
 from subgraph.testing import conformance as suite
 from subgraph.tools import backend
+from tests.support.peer import reference_result, uniform
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 _BROADCAST = r"broadcast is 0|could not be broadcast|does not broadcast"
@@ -104,3 +105,25 @@ def test_the_first_clip_has_its_bounds_as_attributes(device: str) -> None:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 1)])
     x = np.array([-3, -0.5, 0.25, 1, 7], np.float32)
     np.testing.assert_array_equal(sg.compile_model(model, device)([x])[0], x.clip(-0.5, 1))
+
+
+def test_attributes_that_became_inputs() -> None:
+    x = uniform(2, 6)
+    assert reference_result("Reshape", [x], 1, shape=[3, -1]).shape == (3, 4)
+    np.testing.assert_array_equal(reference_result("Cast", [x], 1, to="INT32"), x.astype(np.int32))
+    np.testing.assert_array_equal(
+        reference_result("Clip", [x], 6, min=-1.0, max=1.0), x.clip(-1, 1)
+    )
+    np.testing.assert_array_equal(
+        reference_result("Pad", [x], 1, paddings=[0, 1, 0, 1]), np.pad(x, ((0, 0), (1, 1)))
+    )
+    np.testing.assert_array_equal(
+        reference_result("Slice", [x], 1, starts=[1], ends=[5], axes=[1]), x[:, 1:5]
+    )
+    np.testing.assert_array_equal(reference_result("Concat", [x, x], 1), np.concatenate([x, x], 1))
+    np.testing.assert_array_equal(
+        reference_result("Tile", [x, np.array(2.0, "f"), np.array(1.0, "f")], 1), np.tile(x, (1, 2))
+    )
+    np.testing.assert_allclose(
+        reference_result("LpPool", [x[None]], 1, p=2.0, kernel_shape=[2]).shape, (1, 2, 5)
+    )

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import subgraph as sg
+from subgraph import ops
 from subgraph.graph.types import Array
 from tests.support.opencl import core, graph_of, needs_device, random
 
@@ -118,3 +119,26 @@ def test_the_number_of_windows_is_that_of_onnx(stride: int, after: int, ceil: in
     inferred = onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape
     pooled = sg.ops.MaxPool(sg.input("x", (1, 1, 5)), **window, ceil_mode=ceil)
     assert pooled.type == sg.TensorType("float32", (1, 1, inferred.dim[2].dim_value))
+
+
+def test_zeros_around_an_image_count_in_its_maxima() -> None:
+    """ONNX Runtime 1.31 folds this Pad into MaxPool, whose own pads count as minus infinity."""
+    x = sg.input("x", (2, 3, 4))
+    padded = ops.Pad(ops.Tanh(x), sg.parameter("pads", np.array([0, 0, 0, 0, 0, 1])))
+    graph = sg.Graph([x], [ops.MaxPool(padded, kernel_shape=[2], strides=[1])])
+    array = np.random.default_rng(0).uniform(-2, -1, (2, 3, 4)).astype(np.float32)
+    row = np.pad(np.tanh(array), ((0, 0), (0, 0), (0, 1)))
+    for device in ("CPU", "REFERENCE"):
+        got = sg.compile_model(graph, device)(x=array)[0]
+        np.testing.assert_allclose(got, np.maximum(row[..., :-1], row[..., 1:]), rtol=1e-5)
+
+
+def test_a_pool_that_steps_over_elements_begins_at_the_first() -> None:
+    """SAME pads nothing where windows leave gaps; ONNX Runtime 1.31 pads by -1 and begins later."""
+    x = sg.input("x", (1, 1, 3))
+    graph = sg.Graph(
+        [x], [ops.AveragePool(x, kernel_shape=[1], strides=[3], auto_pad="SAME_UPPER")]
+    )
+    array = np.arange(3, dtype=np.float32).reshape(1, 1, 3)
+    for device in ("CPU", "REFERENCE"):
+        assert sg.compile_model(graph, device)(x=array)[0].tolist() == [[[0.0]]]

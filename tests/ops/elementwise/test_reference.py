@@ -1,0 +1,33 @@
+"""The reference of old arithmetic and of Erf, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from tests.support.peer import reference_result, uniform
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_the_first_opsets_broadcast_when_asked() -> None:
+    a, b = uniform(2, 3, 4), uniform(3, seed=1)
+    np.testing.assert_array_equal(
+        reference_result("Add", [a, b], 6, broadcast=1, axis=1), a + b[:, None]
+    )
+    np.testing.assert_array_equal(
+        reference_result("Mul", [a, uniform(4)], 1, broadcast=1), a * uniform(4)
+    )
+    np.testing.assert_array_equal(
+        reference_result("Greater", [a, b], 6, broadcast=1, axis=-2), a > b[:, None]
+    )
+    with pytest.raises(sg.ShapeError, match="broadcast is 0"):
+        reference_result("Add", [a, b], 6)
+
+
+def test_erf_is_as_precise_as_its_dtype() -> None:
+    from math import erf
+
+    x = np.linspace(-3, 3, 41)
+    np.testing.assert_allclose(reference_result("Erf", [x], 13), [erf(v) for v in x], rtol=1e-14)

@@ -1,0 +1,77 @@
+"""The reference of Resize, Upsample, RoiAlign and MaxRoiPool, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph.tools import backend
+from tests.support.peer import compare_with_onnxruntime, model_of_node, uniform
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_max_roi_pool() -> None:
+    x = uniform(2, 3, 9, 11)
+    rois = np.array([[0, 0, 0, 8, 8], [1, 2, 3, 6, 5], [0, 4, 4, 4, 4], [1, 1.6, 0.4, 9.5, 7]], "f")
+    compare_with_onnxruntime("MaxRoiPool", [x, rois], 9, pooled_shape=[3, 2])
+    compare_with_onnxruntime(
+        "MaxRoiPool",
+        [x, rois * np.array([1, 2, 2, 2, 2], "f")],
+        9,
+        pooled_shape=[2, 4],
+        spatial_scale=0.5,
+    )
+
+
+@pytest.mark.parametrize("version", [10, 16])
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_roi_align_of_every_opset(version: int, ratio: int) -> None:
+    regions = np.array([[0.0, 0.5, 5.0, 6.0], [1.0, 2.0, 7.5, 8.0]], np.float32)
+    inputs = [uniform(1, 2, 9, 11), regions, np.array([0, 0])]
+    compare_with_onnxruntime(
+        "RoiAlign", inputs, version, sampling_ratio=ratio, output_height=3, output_width=2
+    )
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+def test_sampling_without_end_is_refused(device: str) -> None:
+    inputs = [uniform(1, 2, 9, 11), np.ones((1, 4), np.float32), np.array([0])]
+    model, given = model_of_node("RoiAlign", inputs, 16, sampling_ratio=1 << 30)
+    with pytest.raises(sg.ShapeError, match="sampling_ratio"):
+        backend.run_model(model, given, device)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("version", [7, 9, 10])
+@pytest.mark.parametrize("scales", [(1, 1, 2, 3), (1, 1, 1.7, 2.3)])
+def test_upsample_and_the_first_resize(mode: str, version: int, scales: tuple[float, ...]) -> None:
+    x, factors = uniform(1, 2, 3, 4), np.array(scales, np.float32)
+    if version == 7:
+        compare_with_onnxruntime("Upsample", [x], 7, mode=mode, scales=[float(s) for s in scales])
+    else:
+        compare_with_onnxruntime(
+            "Upsample" if version == 9 else "Resize", [x, factors], version, mode=mode
+        )
+
+
+@pytest.mark.parametrize(("size", "scale"), [(10, 0.7), (20, 0.35), (30, 0.1), (7, 1.6), (15, 2.2)])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("axes", [None, [3]])
+def test_sizes_are_products_of_floats(
+    mode: str, size: int, scale: float, axes: list[int] | None
+) -> None:
+    scales = np.array([scale] if axes else [1, 1, 1, scale], np.float32)
+    attrs: dict[str, Any] = {"axes": axes} if axes else {}
+    compare_with_onnxruntime(
+        "Resize", [uniform(1, 1, 1, size), None, scales], 18, mode=mode, **attrs
+    )
+
+
+@pytest.mark.parametrize("size", [10, 20])
+def test_sizes_of_the_first_resize(size: int) -> None:
+    scales = np.array([1, 1, 1, 0.7 if size == 10 else 0.35], np.float32)
+    compare_with_onnxruntime("Resize", [uniform(1, 1, 2, size), scales], 10, mode="linear")
