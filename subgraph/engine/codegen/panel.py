@@ -19,8 +19,10 @@ from subgraph.engine.codegen.strip import most_rows, next_tiles, strip_sizes
 from subgraph.engine.codegen.tile import size_switch
 from subgraph.engine.codegen.tiling import FEW_ROWS, TileBlock
 
-_UNROLL = 8  # steps of an iteration, whose operands are at constant offsets from two registers
-_UNROLL_MANY_ROWS = 2  # the same for tiles of more than FEW_ROWS rows, whose steps are long enough
+# Steps of an iteration, whose operands are at constant offsets from two registers, and the same for
+# tiles of more than FEW_ROWS rows, whose steps are long enough (estimates).
+_UNROLL = 8
+_UNROLL_MANY_ROWS = 2
 
 
 class _Panel:

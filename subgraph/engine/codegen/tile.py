@@ -40,8 +40,9 @@ from subgraph.system.numba_internals import cgutils
 rows_of = register_jitable(tile_rows)
 
 
-_UNROLL = 2  # steps of one iteration of the general loop
-_TAPS = 4  # steps of a depthwise tile whose weights are in registers at the same time
+_UNROLL = 2  # steps of one iteration of the general loop (estimate); `TileBlock.pace` is for two
+# Steps of a depthwise tile whose weights are in registers at the same time (estimate).
+_TAPS = 4
 _LINE = 64  # bytes of a cache line
 
 

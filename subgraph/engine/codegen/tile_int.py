@@ -46,7 +46,9 @@ from subgraph.engine.codegen.tile import size_switch, tile_kernel
 from subgraph.engine.codegen.tiling import row_counts
 from subgraph.system import host
 
-BLOCK = 16  # channels of a blocked layout, and outputs of one store
+# Channels of a blocked layout, and outputs of one store: their sums are a 512-bit vector of int32,
+# and as bytes they are a 128-bit vector.
+BLOCK = 16
 
 
 class IntegerTileBlock(WordBlock):

@@ -110,6 +110,8 @@ F_MINUS = 4  # the sums are subtracted from `residual` (tiles with ``twice`` onl
 # Tiles of at most this many rows unroll their steps over operands without gaps, each of which then
 # needs one address register (x86's addressing modes reach the multiples of a stride up to 8).
 FEW_ROWS = 8
+# Taller tiles have an even number of rows, so that fewer heights are compiled (estimate).
+_MAX_ODD_ROWS = 8
 
 
 def tile_shape(lanes: int, registers: int) -> tuple[int, int]:
@@ -140,8 +142,8 @@ def tile_rows(left: int, mr: int) -> int:
     """
     tiles = (left + mr - 1) // mr
     rows = (left + tiles - 1) // tiles
-    # Odd heights above 8 are not compiled (`row_counts`).
-    if rows <= 8 or rows % 2 == 0:
+    # Odd heights above _MAX_ODD_ROWS are not compiled (`row_counts`).
+    if rows <= _MAX_ODD_ROWS or rows % 2 == 0:
         return rows
     # One row more is possible only if the next tile has a row to give; a single tile becomes two.
     return rows + 1 if rows < left else (rows + 1) // 2
@@ -154,9 +156,9 @@ def tile_run(left: int, mr: int) -> tuple[int, int]:
     for the latency of its sums. Kernels call it, too. Arguments are those of `tile_rows`.
     """
     rows = tile_rows(left, mr)
-    return rows, left - (left + rows - 1) // rows * (rows - 1) if rows <= 8 else 1
+    return rows, left - (left + rows - 1) // rows * (rows - 1) if rows <= _MAX_ODD_ROWS else 1
 
 
 def row_counts(mr: int) -> tuple[int, ...]:
     """Return the tile heights that are compiled, up to ``mr``: all up to 8, even ones above."""
-    return tuple(r for r in range(1, mr + 1) if r <= 8 or r % 2 == 0)
+    return tuple(r for r in range(1, mr + 1) if r <= _MAX_ODD_ROWS or r % 2 == 0)

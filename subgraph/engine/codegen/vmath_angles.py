@@ -55,7 +55,9 @@ _COS = (
 )
 # pi / 2 in two parts, the first of 33 bits, so that its products are exact (fdlibm).
 _HALF_PI = (1.57079632673412561417, 6.07710050650619224932e-11)
-_TRIG_LIMIT = 2.0**19  # up to this |x| the two parts of pi / 2 suffice; see `_beyond`
+# Up to this |x| the two parts of pi / 2 suffice, see `_beyond`: a multiple has at most 19 bits, and
+# its product with the first part at most 52 of the 53 bits of float64.
+_TRIG_LIMIT = 2.0**19
 
 
 def _complement(angle: Expr) -> Expr:

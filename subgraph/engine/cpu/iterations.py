@@ -30,8 +30,8 @@ _Row = tuple[int, int, int, int, int]
 # Most bytes of a carried value: copying a larger one takes longer than the overhead of an iteration
 # in Python (estimate).
 _MAX_CARRIED_BYTES = 1 << 18
-# Iterations of one call of compiled code, of tiny programs and of others. Between calls, Python
-# handles signals and enlarges buffers.
+# Iterations of one call of compiled code, of tiny programs and of others (estimates). Between
+# calls, Python handles signals and enlarges buffers.
 _TINY_CHUNK_ITERATIONS, _CHUNK_ITERATIONS = 1024, 16
 # Status of the compiled loop: an iteration was broken off. It is 0 if the limit of iterations was
 # reached, and has another value if the condition became false.

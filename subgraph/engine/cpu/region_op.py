@@ -33,7 +33,8 @@ from subgraph.operators.subgraph_op import ExportFile, ImportFile, SubgraphOp
 from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache, WeightEntry
 
-# Sample sizes of unknown dimensions for which weights are prepared: of the first axis, of others.
+# Sample sizes of unknown dimensions for which weights are prepared: of the first axis, of others
+# (estimates: tokens of a text, pixels of an image, a batch).
 _SAMPLE_SIZES = ((1, 64), (1, 224), (16, 64))
 
 

@@ -16,9 +16,11 @@ from subgraph.engine.region.strategy import Declined, Request, Strategy
 from subgraph.graph.graph import Graph
 from subgraph.weights.cache import WeightCache
 
-_MAX_SEEN = 4  # latest requests whose shapes are compared to find the dimensions that differ
-_MAX_PLANS = 16  # cached symbolic plans of a region
-# After more symbolic plans in a row that served no second shape, no further ones are made.
+# Latest requests whose shapes are compared to find the dimensions that differ (estimate).
+_MAX_SEEN = 4
+_MAX_PLANS = 16  # cached symbolic plans of a region, of which the oldest is dropped (estimate)
+# After more symbolic plans in a row that served no second shape, no further ones are made
+# (estimate).
 _MAX_UNUSED_IN_A_ROW = 8
 
 

@@ -31,7 +31,7 @@ from subgraph.system.json_values import with_tuples
 from subgraph.system.objectcache import ObjectCode
 from subgraph.weights.cache import WeightEntry, read_only
 
-_ALIGN = 64  # bytes, of arrays without an alignment of their own
+_ALIGN = 64  # bytes, of arrays without an alignment of their own: a cache line
 
 
 @attrs.frozen(eq=False)

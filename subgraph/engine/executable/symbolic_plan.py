@@ -49,7 +49,7 @@ from subgraph.weights.cache import WeightCache
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MAX_MEMORY_PLANS = 16  # cached memory plans of a symbolic plan
+_MAX_MEMORY_PLANS = 16  # cached memory plans of a symbolic plan (estimate)
 # Largest ratio of the bytes in a reused memory plan to the bytes of the storages (estimate).
 _MAX_SLACK = 1.125
 Types = Sequence[TensorType]

@@ -18,8 +18,11 @@ from subgraph.system import host
 # Half vectors are chosen if the products take this many times longer with whole vectors (estimate:
 # copies and the rest of the network are faster with whole ones).
 _MIN_GAIN = 1.1
-_MAX_IMAGE_CHANNELS = 3  # convolutions read an image with no more channels in plain layout
-_PANEL_BLOCKS = 2  # blocks of output channels in a packed panel of weights
+# Convolutions read an image with no more channels, red, green and blue, in plain layout.
+_MAX_IMAGE_CHANNELS = 3
+# Blocks of output channels in a packed panel of weights: the vectors of a tile
+# (`tiling.tile_shape`).
+_PANEL_BLOCKS = 2
 
 
 @attrs.frozen

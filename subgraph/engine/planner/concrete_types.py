@@ -16,9 +16,11 @@ from subgraph.graph.types import Array, TensorType, ValueType, numpy_dtype
 from subgraph.operators.inference import infer_types
 from subgraph.operators.shape_values import from_array, propagate, to_array
 
-# Most elements of integer weights that may be shapes, axes or paddings, on which plans depend.
+# Most elements of integer weights that may be shapes, axes or paddings, on which plans depend
+# (estimate: far more than a tensor has axes). Larger ones count as data.
 MAX_SHAPE_ELEMENTS = 256
-# Most elements of vectors of bytes that may be zero points, on which packed weights depend.
+# Most elements of vectors of bytes that may be zero points, on which packed weights depend
+# (estimate: more than a layer has channels).
 _MAX_ZERO_POINTS = 1 << 16
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from subgraph.engine.planner.lowering import Operand, Storage, Weight
+from subgraph.engine.planner.memory import ALIGN
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import Parameter
@@ -22,8 +23,6 @@ from subgraph.graph.types import Array, Dim, TensorType, dtype_of
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.weights.cache import WeightCache, WeightEntry, recipe_id
-
-_ALIGN = 64
 
 
 class _Derivation:
@@ -243,11 +242,11 @@ class Weights:
         # key, which other plans and sessions share.
         plain = all(isinstance(source, Parameter) for source in weight.sources)
         if plain and len(parameters) == len(weight.sources):
-            entry = self._cache.entry(weight.recipe, weight.make, *parameters, align=_ALIGN)
+            entry = self._cache.entry(weight.recipe, weight.make, *parameters, align=ALIGN)
         else:
             positions = {parameter: k for k, parameter in enumerate(parameters)}
             make = _Composition(weight, positions)
-            entry = self._cache.entry(_recipe(weight, positions), make, *parameters, align=_ALIGN)
+            entry = self._cache.entry(_recipe(weight, positions), make, *parameters, align=ALIGN)
         return self._position(entry)
 
     def add_parameter(self, parameter: Parameter) -> int:

@@ -21,7 +21,8 @@ from subgraph.graph.limits import check_time
 from subgraph.graph.types import TensorType
 from subgraph.runtime.control_flow import is_branching
 
-# Sample sizes of symbolic dimensions; each attempt begins with the next one of the first three.
+# Sample sizes of symbolic dimensions (estimates); each attempt begins with the next one of the
+# first three.
 _SAMPLES = (2, 8, 16, 3, 4, 32, 1)
 
 

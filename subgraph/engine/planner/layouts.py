@@ -31,7 +31,7 @@ from subgraph.system import host
 Attempt = Callable[[Sequence[Operand | None], bool], Lowering]
 _CONVOLUTIONS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
 _BLOCKED_DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
-_BYTE_BLOCK_CHANNELS = 16  # on every machine
+_BYTE_BLOCK_CHANNELS = 16  # on every machine: `tile_int.BLOCK`
 _COPY_UNIT_BYTES = 1 << 16  # bytes in a work unit of a copy (estimate)
 _CONVERSION_UNIT_PIXELS = 2048  # pixels in a work unit of a conversion (estimate)
 

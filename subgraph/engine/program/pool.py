@@ -33,7 +33,12 @@ from subgraph.weights.parallel import start_threads
 
 _MODULE = "subgraph.engine.program.walker_kernels"
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-_JOIN_SECONDS = 1.0  # longest wait for each helper to end; then it is left behind, as a daemon
+# Longest wait for each helper to end (estimate); then it is left behind, as a daemon.
+_JOIN_SECONDS = 1.0
+# Longest sleep of a helper in Python, in seconds (estimate); then it looks for work by itself.
+_WAIT_SECONDS = 60.0
+# Pauses of one timing of the pause instruction, some 25 microseconds, and timings (estimates).
+_TIMED_PAUSES, _TIMINGS = 1000, 5
 
 
 def sleeps_in_kernel() -> bool:
@@ -68,14 +73,14 @@ def helper_kernels(in_kernel: bool) -> tuple[Kernel, ...]:
 
 @cache
 def _pauses_per_microsecond() -> float:
-    """Return how many pause instructions this machine executes in a microsecond (best of 5)."""
+    """Return how many pause instructions this machine executes in a microsecond at best."""
     spin = Kernel(_MODULE, "spin").address
     best = float("inf")
-    for _ in range(5):
+    for _ in range(_TIMINGS):
         start = time.perf_counter()
-        call(spin, 1000, 0, 0, 0)
+        call(spin, _TIMED_PAUSES, 0, 0, 0)
         best = min(best, time.perf_counter() - start)
-    return 1e-3 / max(best, 1e-9)
+    return _TIMED_PAUSES / (1e6 * max(best, 1e-9))
 
 
 def _spin_microseconds() -> float:
@@ -241,7 +246,7 @@ def _helper(state: _State, loop: int, worker: int) -> None:
         with state.wakened:
             state.waiting += 1
             while not state.get(abi.POOL_STOP) and not state.get(abi.POOL_WALKERS):
-                if state.wakened.wait(timeout=60.0):
+                if state.wakened.wait(timeout=_WAIT_SECONDS):
                     break
             state.waiting -= 1
 

@@ -18,7 +18,8 @@ from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Snapshot
 
 _LOG = logging.getLogger("subgraph.engine")
-_MAX_CAUSES = 64  # distinct causes that are counted one by one; later ones are counted together
+# Distinct causes that are counted one by one (estimate); later ones are counted together.
+_MAX_CAUSES = 64
 
 
 class Resolver:

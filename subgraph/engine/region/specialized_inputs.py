@@ -11,8 +11,8 @@ from subgraph.engine.planner.plan_types import UnknownShapeError
 from subgraph.runtime.fast_ops import gives_size
 
 Key = tuple[Any, ...]  # of a plan: the shape of each input, then values as bytes
-# Different values of an input that seems to select a branch, or one of few sizes; with more of them
-# it is treated as data, for which no plans are made.
+# Different values of an input that seems to select a branch, or one of few sizes (estimate); with
+# more of them it is treated as data, for which no plans are made.
 _MAX_SELECTING_VALUES = 8
 
 
