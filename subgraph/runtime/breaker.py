@@ -12,7 +12,7 @@ from subgraph.system.forking import free_in_child
 
 # Errors that concern one run only; the next run may succeed.
 _SINGLE_RUN_ERRORS = (UnsupportedOpError, MemoryError)
-_MAX_CAUSES = 8  # causes that one breaker reports as new
+_MAX_CAUSES = 8  # causes that one breaker reports as new (estimate)
 
 
 class Breaker:

@@ -26,7 +26,7 @@ from subgraph.graph.types import (
 )
 from subgraph.system.registry import nearest
 
-_MAX_ACCEPTED = 64  # sets of shapes and dtypes that are remembered as accepted
+_MAX_ACCEPTED = 64  # sets of shapes and dtypes that are remembered as accepted (estimate)
 
 
 @attrs.frozen

@@ -26,7 +26,7 @@ HOST = ""  # the device of steps that Python runs by the reference implementatio
 # empty regions, 2 cores).
 HANDOVER_SECONDS = 1e-4
 # Number of runs after which a schedule that could not save `HANDOVER_SECONDS` is tried again,
-# because the sizes of values may have changed.
+# because the sizes of values may have changed (estimate).
 _RUNS_BEFORE_RETRY = 256
 _threads = TaskExecutor("regions", threads=None)
 

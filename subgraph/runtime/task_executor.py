@@ -24,7 +24,7 @@ from subgraph.system.forking import free_in_child
 from subgraph.weights.parallel import start_threads
 
 Task = Callable[[], None]
-# How long a free thread of an executor without a maximum waits for its next task. An estimate:
+# Seconds that a free thread of an executor without a maximum waits for its next task. An estimate:
 # starting a thread takes some 0.1 ms, so waiting longer saves no noticeable time.
 _IDLE_SECONDS = 10.0
 _local = threading.local()

@@ -20,9 +20,12 @@ from subgraph.graph.types import TensorType, numpy_dtype
 # Seconds of a node on a device that cannot run it: more than any run, and small enough that sums of
 # float64 still resolve nanoseconds.
 _FORBIDDEN_SECONDS = 1e5
-_UNKNOWN_BYTES = 1024  # an estimate
-_MAX_ROUNDS = 4  # of minimum cuts for three or more devices; one is optimal for two
-_MIN_CAPACITY = 1e-15  # seconds; residual capacities below are rounding errors
+_UNKNOWN_BYTES = 1024  # of a value of unknown size; an estimate
+# Rounds of minimum cuts for three or more devices (an estimate); one round is optimal for two.
+_MAX_ROUNDS = 4
+# Seconds; residual capacities below are rounding errors. A clock resolves 1e-9.
+_MIN_CAPACITY = 1e-15
+_MIN_IMPROVEMENT = 1e-12  # relative; a smaller one is a rounding error of sums of float64
 
 
 @attrs.frozen
@@ -139,7 +142,7 @@ def _improved(
         for device in costs:
             moved = _expand(graph, device, placement, costs, link)
             seconds = placement_cost(graph, moved, costs, link)
-            if seconds < best * (1 - 1e-12):  # not a rounding error
+            if seconds < best * (1 - _MIN_IMPROVEMENT):
                 placement, best, changed = moved, seconds, True
         if not changed:
             break

@@ -32,11 +32,15 @@ Times = dict[str, dict[str, float]]
 MIXED = "MIXED"  # in `Profile.runs`: the placement of regions on several devices
 _FORMAT = "subgraph profile 3"
 _PROFILING = "ENABLE_PROFILING"
-_LINK_SIZES = (256, 1 << 20)  # float32 elements of the two tensors that are moved
+# float32 elements of the two tensors that are moved, 1 KiB and 4 MiB (estimates): the time of the
+# first is that of any transfer, the difference is the time of the bytes.
+_LINK_SIZES = (256, 1 << 20)
 _ACCURACY = 0.02  # of the least time of a run, relative; an estimate
 _SECONDS_FOR_RUNS = 0.5  # for each whole model; an estimate
-_LEAST_RUNS, _MOST_RUNS = 5, 200  # of each whole model
-_MIN_SECONDS_PER_BYTE = 1e-12  # lower bound, so that a bandwidth is finite
+_LEAST_RUNS, _MOST_RUNS = 5, 200  # of each whole model; estimates
+# Lower bound, so that a bandwidth is finite: 1 TB/s, more than links between devices have
+# (estimate).
+_MIN_SECONDS_PER_BYTE = 1e-12
 
 
 @attrs.frozen

@@ -20,7 +20,8 @@ from subgraph.partition.replace import Cut, Cutter, replace_regions
 # Regions of a graph if their ends can be chosen freely. An estimate that balances the time of a
 # measurement, which compiles each for every device, against the number of possible placements.
 _MAX_REGIONS = 24
-# A region may end where one value leaves it. Regions this many times larger end anywhere.
+# A region may end where one value leaves it. Regions this many times larger end anywhere. At most
+# this many times _MAX_REGIONS are measured; otherwise devices are left out. An estimate.
 _LARGEST = 3
 # Operators that libraries fuse with the operators that use their results.
 _FUSED_WITH_NEXT = frozenset({"DequantizeLinear", "DynamicQuantizeLinear"})
