@@ -12,7 +12,9 @@ from subgraph.devices.backends.operand_checks import depends_on_scales, has_inpu
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import find_schema
 
-_KNOWN_OPSET = 24  # attributes that operators got later are ignored
+# Version of ONNX's operators. OpenVINO ignores attributes that operators got later (found by ONNX's
+# test suite).
+_KNOWN_OPSET = 24
 # Positions of operands that are indices or sizes, by operator. OpenVINO computes int64 in int32,
 # which is right for these operands only.
 _INT64_OPERANDS = {

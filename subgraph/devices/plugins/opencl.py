@@ -32,7 +32,9 @@ from subgraph.runtime.control_flow import is_nested
 from subgraph.runtime.settings import DeviceOptions, option
 from subgraph.transform.pass_manager import apply_pass
 
-_TUNING_SIZE = 768  # rows and columns of the matrices whose product tuning measures
+# Rows and columns of the matrices whose product tuning measures, and runs of each choice, of which
+# the shortest counts (estimates).
+_TUNING_SIZE = 768
 _TUNING_RUNS = 5
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from subgraph.devices.backends.libraries.translation import NodeForm
 
-_FLOAT32 = 3  # dnnl_f32
+_FLOAT32 = 3  # dnnl_f32, as the following a value of oneDNN's C interface
 _CPU = 1  # dnnl_cpu
 _UNKNOWN_RANK, _UNKNOWN_SIZE = -1, -(1 << 63)  # DNNL_GRAPH_UNKNOWN_NDIMS, DNNL_GRAPH_UNKNOWN_DIM
 _ANY, _STRIDED = 1, 2  # layouts: chosen by the library, given by strides

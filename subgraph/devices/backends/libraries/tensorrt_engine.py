@@ -15,8 +15,10 @@ from subgraph.devices.backends.libraries.cuda import Card, Stream
 from subgraph.devices.backends.libraries.translation import Shapes, result_array
 from subgraph.graph.types import Array
 
-_MAX_ENGINES = 16  # engines for exact shapes that a model holds
-_MAX_REFITTABLE = 8  # engines with replaceable weights that are held for later values
+# Engines for exact shapes that a model holds, and engines with replaceable weights that are held
+# for later values (estimates). Each occupies memory of the card; building one takes seconds.
+_MAX_ENGINES = 16
+_MAX_REFITTABLE = 8
 # Operands whose values TensorRT's parser passes on unchanged, so that a refit replaces them.
 _REFITTABLE = {
     "Add": (0, 1),
