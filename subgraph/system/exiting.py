@@ -24,7 +24,7 @@ _R = TypeVar("_R")
 # Seconds; the longest wait at exit, for code that never returns. A driver that compiles a kernel on
 # a busy machine was seen to take 10.
 _EXIT_TIMEOUT = 30.0
-_POLL_INTERVAL = 0.001  # seconds between two checks for threads inside
+_POLL_INTERVAL = 0.001  # seconds between two checks for threads inside (estimate)
 
 
 class _Local(threading.local):

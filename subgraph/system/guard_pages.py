@@ -31,7 +31,7 @@ Span = tuple[int, int]  # offset of an area in a mapping (or its address), and i
 PAGE: Final = mmap.PAGESIZE  # bytes
 _SUPPORTED: Final = hasattr(mmap, "MAP_ANONYMOUS")  # without it areas have no guard pages
 _NONE, _READ, _READ_WRITE = 0, 1, 3  # PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE
-_UNWRITTEN = 0xFF
+_UNWRITTEN = 0xFF  # each byte of a new area: as floats NaN, as signed integers -1
 _MODES = {"": "", "0": "", "1": "end", "end": "end", "begin": "begin"}
 
 

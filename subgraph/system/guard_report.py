@@ -18,11 +18,12 @@ from weakref import WeakSet
 
 from subgraph.system import guard_pages
 
-_SA_SIGINFO: Final = 4
-_ACTION_BYTES: Final = 256  # at least the size of struct sigaction
+_SA_SIGINFO: Final = 4  # flag of sa_flags (Linux)
+_ACTION_BYTES: Final = 256  # at least the size of struct sigaction (152 with glibc)
 _FLAGS_AT: Final = 136  # offset of sa_flags in glibc's struct sigaction on 64-bit Linux
-_ADDRESS_AT: Final = 16  # offset of si_addr in siginfo_t
-_NEAR: Final = 1024  # bytes; an argument word this close to an area counts as a pointer into it
+_ADDRESS_AT: Final = 16  # offset of si_addr in siginfo_t on 64-bit Linux
+# Bytes; an argument word this close to an area counts as a pointer into it (estimate).
+_NEAR: Final = 1024
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _HAS_HUGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
 _HUGE_PAGE = 1 << 21  # bytes of a huge page (x86-64, and AArch64 with 4 KiB pages)
-_SLAB_BYTES = 8 * _HUGE_PAGE  # bytes of a mapping that arrays share
-_MIN_MAPPED_BYTES = 1 << 12  # bytes; smaller arrays are allocated by NumPy
-_MAX_SHARED_BYTES = 2 * _HUGE_PAGE  # bytes; larger arrays have a mapping of their own
+_SLAB_BYTES = 8 * _HUGE_PAGE  # bytes of a mapping that arrays share (estimate)
+_MIN_MAPPED_BYTES = 1 << 12  # bytes of a small page; smaller arrays are allocated by NumPy
+_MAX_SHARED_BYTES = 2 * _HUGE_PAGE  # bytes; larger arrays have their own mapping (estimate)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> NDArray[Any]:

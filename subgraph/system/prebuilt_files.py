@@ -27,8 +27,10 @@ from subgraph.system.trusted_files import (
 
 _MAGIC = b"SGPACK01"
 _PREFIX = struct.Struct("<8s32sQ")  # magic, SHA-256 of the table, its length
-_TABLE_LIMIT = 1 << 24  # bytes of a table; a larger one counts as damaged
-UNPACKED_LIMIT = 1 << 26  # bytes of one entry, once it is unpacked
+# Bytes of a table, and of one entry once it is unpacked, far more than builds make (estimates);
+# larger ones count as damaged.
+_TABLE_LIMIT = 1 << 24
+UNPACKED_LIMIT = 1 << 26
 _LOG = logging.getLogger("subgraph.engine")
 _warned: set[str] = set()
 

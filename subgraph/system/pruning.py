@@ -18,11 +18,13 @@ from subgraph.errors import ConfigError
 from subgraph.system.forking import free_in_child
 
 _LOG = logging.getLogger("subgraph.engine")
-_DEFAULT_MB = 512  # megabytes of 10**6 bytes
+_DEFAULT_MB = 512  # default of the limit, megabytes of 10**6 bytes (estimate)
 _DAY = 86400.0  # seconds
-_FRESH = 60.0  # seconds; younger entries are not removed
-_ABANDONED = 3600.0  # seconds; older temporary files belong to processes that died
-_REMAINING = 0.75  # part of the limit that pruning leaves, so that the next writes need not prune
+_FRESH = 60.0  # seconds; younger entries are not removed (estimate)
+# Seconds; older temporary files belong to processes that died (estimate).
+_ABANDONED = 3600.0
+# Part of the limit that pruning leaves, so that the next writes need not prune (estimate).
+_REMAINING = 0.75
 _written: dict[Path, int] = {}
 _lock = free_in_child(threading.Lock())
 

@@ -24,7 +24,7 @@ from subgraph.system.trusted_files import (
 )
 
 _log = logging.getLogger("subgraph")
-SIGNATURE_BYTES = 32
+SIGNATURE_BYTES = 32  # of an HMAC-SHA256, and of its key
 KEY_FILE = "export.key"
 
 

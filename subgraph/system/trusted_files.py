@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _WRITE_MODE = 0o644  # reduced by the umask; a file that others can write would not be read again
-_FOLDER_MODE = 0o755
+_FOLDER_MODE = 0o755  # likewise
 
 
 class UntrustedFileError(PermissionError):
