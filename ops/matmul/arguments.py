@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from subgraph.engine.codegen.arguments import Address, KernelArguments, Words
 
+# Elements between packed rows of A, so that neighbouring rows do not fall into the same cache sets:
+# a cache line of float32.
+ROW_PADDING = 16
+
 
 class IntegerGemmArguments(KernelArguments):
     """Arguments of `product` of integers; a work unit is four rows of a matrix of the stack.

@@ -38,7 +38,7 @@ from subgraph.ops.shared.tile_planning import (
 )
 from subgraph.system.host import caches
 
-from .arguments import GemmArguments, PackRightArguments
+from .arguments import ROW_PADDING, GemmArguments, PackRightArguments
 from .integer_gemm_cpu import INTEGERS, emit_integer_product
 from .products import (
     Matrix,
@@ -50,6 +50,22 @@ from .products import (
     matrix,
 )
 from .strassen_cpu import emit_strassen, is_faster, is_possible, similar_columns
+
+# Rows of A that are a multiple of so many bytes apart share a set of an L1 cache with 64 sets of
+# 64-byte lines (hardware figure), and evict each other.
+_CACHE_SET_PERIOD = 4096
+# Rows of A and panels of B from which such rows are packed (estimates).
+_MIN_PACKED_ROWS, _MIN_PACKED_PANELS = 8, 3
+# Steps of K up to which packed rows take a single pass, and steps of one of several passes at most
+# (estimates): a pass of a block of rows and of a panel must fit in the L2 cache.
+_MAX_SINGLE_PASS, _MAX_PASS_DEPTH = 1024, 768
+_PASS_MULTIPLE = 16  # steps of a pass are a multiple of it: floats of a cache line
+# Panels of a unit at most, with packed rows of A and with others (estimates).
+_MAX_UNIT_PANELS_PACKED, _MAX_UNIT_PANELS = 32, 12
+# Heights of tiles up to which all rows of A form a single block, and of a block of more rows
+# (estimates).
+_MAX_SINGLE_BLOCK_TILES, _BLOCK_TILES = 16, 8
+_UNITS_PER_THREAD = 4  # work units for each of several threads, which balance their ends (estimate)
 
 
 @lowering("MatMul", dtypes=(*FLOATS, *INTEGERS))
@@ -238,7 +254,7 @@ def _blocks_of_panels(
         block_rows=mb,
         block_panels=pb,
         pass_depth=kc,
-        **low.worker_scratch(mb * (kc + 16) * item if packed else None),
+        **low.worker_scratch(mb * (kc + ROW_PADDING) * item if packed else None),
         **batch_steps(sizes, steps, item, of.weight_item),
         rows_first=1 if m > mb else 0,
     )
@@ -257,19 +273,17 @@ def _blocks_of_panels(
 
 def _packs_left(a: Matrix, item: int, panels: int) -> bool:
     """Return whether units pack their rows of A: rows of one cache set, or scattered elements."""
-    if a.row_step * item % 4096 == 0 and a.column_step == 1 and a.rows >= 8 and panels > 2:
+    conflicting = a.row_step * item % _CACHE_SET_PERIOD == 0 and a.column_step == 1
+    if conflicting and a.rows >= _MIN_PACKED_ROWS and panels >= _MIN_PACKED_PANELS:
         return True
     return a.row_step != 1 and a.column_step != 1
 
 
 def _pass_depth(depth: int) -> int:
-    """Return the steps along K of one pass over packed rows: equal parts of at most 1024.
-
-    A pass of a block of rows and of a panel must fit in the L2 cache (estimate).
-    """
-    if depth <= 1024:
+    """Return the steps along K of one pass over packed rows: a single pass, or equal parts."""
+    if depth <= _MAX_SINGLE_PASS:
         return max(depth, 1)
-    return round_up(-(-depth // -(-depth // 768)), 16)
+    return round_up(-(-depth // -(-depth // _MAX_PASS_DEPTH)), _PASS_MULTIPLE)
 
 
 def _blocks(
@@ -278,8 +292,8 @@ def _blocks(
     """Return the rows and panels of a unit: large blocks, but enough units for all threads."""
     # B is streamed once for each block of rows, so few rows form a single block.
     mb = _rows_of_block(m, of.mr)
-    wanted = 4 * threads if threads > 1 else 1
-    pb = smaller(panels, 32 if packed else 12)
+    wanted = _UNITS_PER_THREAD * threads if threads > 1 else 1
+    pb = smaller(panels, _MAX_UNIT_PANELS_PACKED if packed else _MAX_UNIT_PANELS)
     pb = shared(pb, panels, batch * -(-m // mb), wanted, 1, 1)
     mb = shared(mb, m, batch * -(-panels // pb), wanted, of.mr, of.mr)
     if of.few_rows and threads > 1:
@@ -289,7 +303,7 @@ def _blocks(
 
 @recorded
 def _rows_of_block(m: int, mr: int) -> int:
-    return m if m <= 16 * mr else 8 * mr
+    return m if m <= _MAX_SINGLE_BLOCK_TILES * mr else _BLOCK_TILES * mr
 
 
 def _scaled_matrices(product: Product, of: Tiles) -> Callable[[Array], Array]:

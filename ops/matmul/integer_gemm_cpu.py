@@ -22,7 +22,7 @@ INTEGERS = ("int32", "int64", "uint32", "uint64")
 MAX_FLOAT32_TERMS = (
     258  # most terms of at most 255 * 255 each whose sum is below 2**24, exact in float32
 )
-_ROWS = 4  # rows of a work unit
+_ROWS = 4  # rows of a work unit, which the kernel computes side by side
 _MIN_PRODUCTS_PER_THREAD = 1 << 16  # least multiplications of a thread (estimate)
 
 

@@ -20,7 +20,7 @@ from subgraph.engine.codegen.tile import rows_of
 from subgraph.engine.codegen.tiling import TileBlock
 from subgraph.engine.codegen.transpose import transposer
 
-from .arguments import GemmArguments, PackRightArguments
+from .arguments import ROW_PADDING, GemmArguments, PackRightArguments
 
 _tile_block = stack_block(TileBlock)
 
@@ -251,9 +251,8 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Call
 def _left_operand(dtype: str, lanes: int) -> Any:
     """Return ``f(product, t, source, scratch, rows, depth)``, which prepares A for a pass.
 
-    With scratch (address 0: none) the pass is copied there, so that its rows or columns are
-    contiguous. The function sets the strides of A in the tile block ``t`` and returns the address
-    that tiles read.
+    With scratch (address 0: none) the pass is copied there, so that its rows are contiguous. The
+    function sets the strides of A in the tile block ``t`` and returns the address that tiles read.
     """
     v = vec(dtype, lanes)
     load, store, item = v.load, v.store, v.itemsize
@@ -286,20 +285,13 @@ def _left_operand(dtype: str, lanes: int) -> Any:
             t.a_row = ars
             t.a_step = aks
             return source
-        # 16 elements of padding, so that neighbouring rows do not fall into the same cache sets.
-        if ars == item and aks != item:
-            to = (product.block_rows + 16) * item
-            copy_rows(source, scratch, depth, rows, aks, to)
-            t.a_row = item
-            t.a_step = to
+        to = (product.pass_depth + ROW_PADDING) * item
+        if aks == item:
+            copy_rows(source, scratch, rows, depth, ars, to)
         else:
-            to = (product.pass_depth + 16) * item
-            if aks == item:
-                copy_rows(source, scratch, rows, depth, ars, to)
-            else:
-                copy_any(source, scratch, rows, depth, ars, aks, to)
-            t.a_row = to
-            t.a_step = item
+            copy_any(source, scratch, rows, depth, ars, aks, to)
+        t.a_row = to
+        t.a_step = item
         return scratch
 
     return lay_out

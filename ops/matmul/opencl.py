@@ -24,11 +24,19 @@ from subgraph.ops.shared.strides import broadcast_strides
 from .products import Matrix, batched, is_transposed, matrices_of, matrix
 
 Arguments = list["Argument | np.generic[Any]"]
-_DEEP = 16  # DEEP in kernels.cl
-_MIN_SLICE = 32  # least depth of a slice of a product
-_MAX_SLICES = 32
-_MAX_PARTIAL = 1 << 24  # elements of the sums of all slices: 64 MiB of float32
-_MAX_WIDE_TILE = 64  # of float64, so that the sums of a work-item fit in its registers
+_DEEP = 16  # steps of K whose operands are in local memory at a time: DEEP in kernels.cl
+_MIN_SLICE = 32  # least depth of a slice of a product (estimate)
+_MAX_SLICES = 32  # most slices of a product (estimate)
+_MAX_PARTIAL = 1 << 24  # elements of the sums of all slices: 64 MiB of float32 (estimate)
+# Largest tile of float64, so that the sums of a work-item fit in its registers (estimate).
+_MAX_WIDE_TILE = 64
+# Microseconds of parts of a product on an NVIDIA H100, fitted to 29 products and convolutions of
+# networks (benchmarks/opencl.py): the choices by these numbers take 1.05 times as long as the best
+# ones, in the geometric mean. On other GPUs, only the ratios between the choices matter. Those of
+# _DEEP steps by the size of a tile: of a lone tile, and of a tile where every unit has several.
+_STEP_MICROSECONDS = {128: (1.4, 1.4), 64: (0.65, 0.65), 32: (0.6, 0.28)}
+_LAUNCH_MICROSECONDS = 7
+_MICROSECONDS_PER_MEGABYTE = 0.4  # of results that are read or written, of 4 bytes each
 
 
 @attrs.define
@@ -276,20 +284,15 @@ def choose_tiling(low: ClLowering, product: Product) -> Tiling:
 
 
 def _estimate(low: ClLowering, product: Product, choice: Tiling) -> float:
-    """Return the microseconds that a product takes on an NVIDIA H100.
-
-    The numbers were fitted to 29 products and convolutions of networks (benchmarks/opencl.py): the
-    choices by this estimate take 1.05 times as long as the best ones, in the geometric mean. On
-    other GPUs, only the ratios between the choices matter.
-    """
+    """Return the microseconds that a product takes on an NVIDIA H100."""
     rows, columns = product.a.rows, product.b.columns
     groups = -(-rows // choice.tile) * -(-columns // choice.tile) * math.prod(product.sizes)
     steps = -(-product.a.columns // (_DEEP * choice.slices))
-    alone, together = {128: (1.4, 1.4), 64: (0.65, 0.65), 32: (0.6, 0.28)}[choice.tile]
+    alone, together = _STEP_MICROSECONDS[choice.tile]
     work = steps * max(alone, together * groups * choice.slices / low.traits.units)
     megabytes = 4e-6 * product.out.size * choice.slices
     launches, moved = (1, megabytes) if choice.slices == 1 else (2, 2 * megabytes)
-    return 7 * launches + work + 0.4 * moved
+    return _LAUNCH_MICROSECONDS * launches + work + _MICROSECONDS_PER_MEGABYTE * moved
 
 
 def launch_tiles(

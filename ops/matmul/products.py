@@ -12,7 +12,7 @@ from subgraph.graph.types import Array
 from subgraph.ops.shared.strides import Ints, broadcast_sizes, broadcast_strides, collapse
 from subgraph.ops.shared.tile_planning import Activation
 
-_LEVELS = 3  # dimensions of a batch in the arguments of kernels
+_LEVELS = 3  # dimensions of a batch in the arguments of kernels, after merging
 
 
 @attrs.frozen

@@ -15,7 +15,8 @@ from subgraph.system.host import caches
 from .arguments import StrassenArguments
 
 _SUMS = 7  # sums of quarters of A that are operands of products
-_ROW_PADDING = 16  # elements of padding between rows of these sums, against conflicts in cache sets
+# Elements of padding between rows of these sums, so that they do not share cache sets.
+_ROW_PADDING = 16
 # Limits below which additions and the overhead of tiles cost as much as the saved product saves
 # (estimates, except _MIN_ELEMENTS).
 _MIN_LANES = 16  # elements of a vector
@@ -25,11 +26,17 @@ _MIN_DEPTH = 384  # steps of K
 # Elements of the weight. Measured on chains of MatMul, one thread: with weights of 768 x 768 they
 # run at 0.92 to 1.00 of the plain product's speed, with 768 x 3072 at 1.00 to 1.05 of it.
 _MIN_ELEMENTS = 1_000_000
+# The sums of a block of rows may take this part of the L2 cache (estimate): the rest is for panels.
+_PART_OF_L2 = 0.75
+# Limits of a block of rows and of a pass (estimates).
 _MAX_BLOCK_ROWS = 128  # rows of a block, at most
-_MAX_PASS_DEPTH = 384  # steps of a pass in each half of K, at most
-_MAX_RATIO = 16.0  # largest ratio of magnitudes of columns that are added
+_MIN_PASS_DEPTH, _MAX_PASS_DEPTH = 64, 384  # steps of a pass in each half of K
+# Largest ratio of magnitudes of columns that are added (estimate): the larger column's error is
+# added to the smaller one.
+_MAX_RATIO = 16.0
 _MAX_ELEMENT = 1e15  # elements below it have finite products in float32
-_MAX_BLOCK_PAIRS = 48  # pairs of panels of a block, at most; each block computes the sums of A
+# Pairs of panels of a block, at most (estimates); each block computes the sums of A.
+_MAX_BLOCK_PAIRS = 48
 _MAX_SHARED_BLOCK_PAIRS = 12  # the same if threads share the blocks
 
 
@@ -152,8 +159,8 @@ def _block(of: Tiles, m: int, n: int, depth: int, threads: int) -> tuple[int, in
     Rows and steps do not depend on the number of threads, and so neither do the results.
     """
     rows = round_up(-(-m // -(-m // _MAX_BLOCK_ROWS)), 2)
-    fitting = caches().l2 * 3 // 4 // (_SUMS * of.item * (rows // 2))
-    passes = -(-depth // 2 // max(64, min(fitting, _MAX_PASS_DEPTH)))
+    fitting = int(caches().l2 * _PART_OF_L2) // (_SUMS * of.item * (rows // 2))
+    passes = -(-depth // 2 // max(_MIN_PASS_DEPTH, min(fitting, _MAX_PASS_DEPTH)))
     steps = round_up(-(-depth // 2 // passes), of.lanes)
     all_pairs, row_blocks = n // of.width // 2, -(-m // rows)
     pairs = min(all_pairs, _MAX_BLOCK_PAIRS)

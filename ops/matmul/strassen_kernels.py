@@ -26,7 +26,8 @@ from subgraph.engine.codegen.tiling import F_HI, F_LO, F_MINUS, TileBlock
 
 from .arguments import StrassenArguments
 
-_MAX_RATIO = 8.0  # largest ratio of magnitudes of rows that are added (columns: strassen_cpu)
+# Largest ratio of magnitudes of rows that are added (estimate; of columns: `strassen_cpu`).
+_MAX_RATIO = 8.0
 _MAX_ELEMENT = 1e15  # elements below it have finite products in float32
 _tile_block = stack_block(TileBlock)
 
