@@ -9,6 +9,13 @@ NODE_BYTES = 24  # bytes of a node of a packed tree ensemble, see trees_kernels.
 # the L1 cache.
 BLOCK_SAMPLES = 32
 
+# The probabilities of classes follow from those of pairs by an iteration, of which these are
+# libsvm's constants: the least probability of a class of a pair, the most iterations, and the
+# deviation from the solution that ends the iteration, divided by the number of classes.
+LEAST_PROBABILITY = 1e-7
+MAX_ITERATIONS = 100
+ACCURACY = 0.005
+
 
 class SearchArguments(KernelArguments):
     """Arguments of `search`; a work unit is an element.

@@ -20,6 +20,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
 
+from .arguments import ACCURACY, LEAST_PROBABILITY, MAX_ITERATIONS
 from .scores import label_array, logistic, prepared, rows, transformed, two_scores
 
 
@@ -137,7 +138,7 @@ def svm_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         return [found, transformed(scores, name)]
     if not len(a) == len(b) == scores.shape[1]:
         raise ShapeError(f"{len(a)} and {len(b)} probabilities for {scores.shape[1]} pairs")
-    each = np.clip(1 - logistic(scores * a + b), 1e-7, 1 - 1e-7)
+    each = np.clip(1 - logistic(scores * a + b), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
     return [found, transformed(_class_probabilities(each, len(labels)), name)]
 
 
@@ -178,8 +179,7 @@ def _pair_scores(svm: Svm, x: Array, classes: int, counts: Sequence[int]) -> Arr
 def _class_probabilities(each: Array, classes: int) -> Array:
     """Return the probabilities of classes, [samples, classes], from those of pairs.
 
-    Minimizes ``p^T Q p`` with ``sum p = 1`` by the iteration of Wu, Lin and Weng (algorithm 2); the
-    bounds, 100 iterations and 0.005 / classes, are libsvm's.
+    Minimizes ``p^T Q p`` with ``sum p = 1`` by the iteration of Wu, Lin and Weng (algorithm 2).
 
     Args:
         each: Probability of the first class of each pair, [samples, pairs].
@@ -193,10 +193,10 @@ def _class_probabilities(each: Array, classes: int) -> Array:
     diagonal = np.arange(classes)
     q[:, diagonal, diagonal] = (r * r).sum(axis=1)
     p = np.full((samples, classes), 1 / classes)
-    for _ in range(100):
+    for _ in range(MAX_ITERATIONS):
         qp = np.einsum("sij,sj->si", q, p)
         pqp = (p * qp).sum(axis=1)
-        moving = np.abs(qp - pqp[:, None]).max(axis=1, initial=0) >= 0.005 / classes
+        moving = np.abs(qp - pqp[:, None]).max(axis=1, initial=0) >= ACCURACY / classes
         if not moving.any():
             break
         for i in range(classes):

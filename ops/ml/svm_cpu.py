@@ -25,6 +25,7 @@ from subgraph.ops.elementwise.expressions import Expression, Term
 from subgraph.ops.shared.delegation import delegate
 
 from .arguments import (
+    LEAST_PROBABILITY,
     DistancesArguments,
     PairScoresArguments,
     ProbabilitiesArguments,
@@ -41,7 +42,11 @@ from .dense_cpu import (
 from .scores import ML, prepared
 from .svm import Svm, classifier_svm, regressor_svm
 
-_UNIT_SAMPLES = 4  # samples of a work unit of `svm_kernels.distances`
+_UNIT_SAMPLES = 4  # samples of a work unit of `svm_kernels.distances`: those of its tile
+# Least work of a thread (estimates: more work than starting a thread).
+_MIN_DISTANCE_UNITS = 4
+_MIN_SAMPLES_OF_VOTES = 1024
+_MIN_SAMPLES_OF_SCORES = 64  # of scores of pairs, and of probabilities of classes
 
 
 @attrs.frozen(eq=False)
@@ -128,7 +133,9 @@ def _emit_kernel_function(low: Lowering, svm: Svm, x: Operand, found: Operand) -
         )
         flops = 3 * samples * features * count
         units = -(-samples // _UNIT_SAMPLES)
-        low.emit(kernel, arguments, units, grain=4, flops=flops, bytes=products.nbytes)
+        low.emit(
+            kernel, arguments, units, grain=_MIN_DISTANCE_UNITS, flops=flops, bytes=products.nbytes
+        )
     else:
         delegate(low, "Gemm", [x, weight_operand(low, "vectors", vectors)], products, transB=1)
     e = Expression()
@@ -212,7 +219,7 @@ def svm_classifier(node: Node, low: Lowering) -> None:
         **low.worker_scratch(8 * classes),
     )
     kernel = Kernel("subgraph.ops.ml.svm_kernels", "votes")
-    low.emit(kernel, arguments, samples, grain=1024, bytes=scores.nbytes)
+    low.emit(kernel, arguments, samples, grain=_MIN_SAMPLES_OF_VOTES, bytes=scores.nbytes)
     emit_labels(low, winners, labels)
     if a.size:
         probabilities = scores_operand(low, name, y)
@@ -242,7 +249,8 @@ def _emit_pair_scores(low: Lowering, model: _ScoringSvm, x: Operand, scores: Ope
     )
     kernel = Kernel("subgraph.ops.ml.svm_kernels", "pair_scores", lanes=low.lanes("float64"))
     flops = 2 * x.shape[0] * model.rows.size
-    low.emit(kernel, arguments, x.shape[0], grain=64, flops=flops, bytes=found.nbytes)
+    grain = _MIN_SAMPLES_OF_SCORES
+    low.emit(kernel, arguments, x.shape[0], grain=grain, flops=flops, bytes=found.nbytes)
 
 
 def _emit_two_scores(low: Lowering, score: Operand, y: Operand) -> None:
@@ -272,11 +280,11 @@ def _emit_class_probabilities(
     other = e("sigmoid", e("add", e("mul", value, factor), added))
     one = e.cast(e("sub", e.number(1.0, "float32"), other), "float64")
     # The iteration divides by sums of squares of these; probabilities of exactly 0 or 1 could make
-    # them 0. The bounds are libsvm's.
-    bounded = e("max", e("min", one, 1 - 1e-7), 1e-7)
+    # them 0.
+    bounded = e("max", e("min", one, 1 - LEAST_PROBABILITY), LEAST_PROBABILITY)
     each = temporary(low, "float64", scores.shape)
     emit_expression(low, e, [source(scores), a, b], [(bounded, each)])
     scratch = low.worker_scratch(8 * classes * (classes + 2))
     arguments = ProbabilitiesArguments(pairs=each, y=y, classes=classes, **scratch)
     kernel = Kernel("subgraph.ops.ml.svm_kernels", "class_probabilities")
-    low.emit(kernel, arguments, scores.shape[0], grain=64, bytes=y.nbytes)
+    low.emit(kernel, arguments, scores.shape[0], grain=_MIN_SAMPLES_OF_SCORES, bytes=y.nbytes)

@@ -12,6 +12,8 @@ from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st, vec
 
 from .arguments import (
+    ACCURACY,
+    MAX_ITERATIONS,
     DistancesArguments,
     PairScoresArguments,
     ProbabilitiesArguments,
@@ -187,7 +189,7 @@ def class_probabilities() -> Function:
                     store(q + j * row + 8 * i, -one * other)
                     store(q + i * row + 8 * i, load(q + i * row + 8 * i) + other * other)
                     store(q + j * row + 8 * j, load(q + j * row + 8 * j) + one * one)
-            for _ in range(100):
+            for _ in range(MAX_ITERATIONS):
                 pqp = 0.0
                 for i in range(classes):
                     total = 0.0
@@ -198,9 +200,8 @@ def class_probabilities() -> Function:
                 deviation = 0.0
                 for i in range(classes):
                     deviation = max(deviation, abs(load(qp + 8 * i) - pqp))
-                # 100 iterations and the bound 0.005 / classes are those of libsvm. A NaN ends the
-                # iteration, as it does on the reference device.
-                if pqp != pqp or deviation < 0.005 / classes:
+                # A NaN ends the iteration, as it does on the reference device.
+                if pqp != pqp or deviation < ACCURACY / classes:
                     break
                 for i in range(classes):
                     diagonal = load(q + i * row + 8 * i)

@@ -26,8 +26,8 @@ from subgraph.engine.codegen.simd import ld, st
 from .arguments import BLOCK_SAMPLES, EnsembleArguments
 
 Function = Callable[..., Any]
-# A step of a traversal waits for the load of its node; eight independent ones overlap their waits.
-# Their number is an estimate.
+# A step of a traversal waits for the load of its node; eight independent ones overlap their waits
+# (estimate).
 _TRAVERSALS = 8  # traversals side by side
 
 
