@@ -34,12 +34,15 @@ from .arguments import (
 from .padded import PREFIX, TRIMMED
 
 # Estimates, except for _MAX_COUNT.
-_TEAM = 128  # work-items of a GPU's work-group
+_TEAM = 128  # work-items of a GPU's work-group; GROUP in kernels.cl
 _MAX_TEAMS = 512  # teams of a GPU that share a prefix sum
 _RUN = 16  # indices that a work-item of a GPU sorts
 _MERGED = 8  # indices that a work-item of a GPU merges
 _MIN_HEAP_RATIO = 4  # elements of a run for each element to select, for which a heap is used
 _MIN_ITEMS = 2048  # items of a prefix sum for a work-item of a CPU
+_MIN_CPU_RUN = 64  # indices that a work-item of a CPU sorts, at least
+_MIN_CPU_MERGED = 256  # indices that a work-item of a CPU merges, at least
+_ITEMS_PER_UNIT = 4  # work-items for each compute unit of a CPU, which balance their ends
 _MAX_COUNT = 2**31  # kernels count in int32
 
 cl_shared("TopK")
@@ -72,8 +75,8 @@ def _run_width(low: ClLowering, lines: int, size: int) -> int:
     """Return the number of indices that one work-item sorts: a power of two."""
     if low.traits.is_gpu:
         return _RUN
-    shares = max(1, 4 * low.traits.units // lines)
-    return 1 << (max(64, -(-size // shares)) - 1).bit_length()
+    shares = max(1, _ITEMS_PER_UNIT * low.traits.units // lines)
+    return 1 << (max(_MIN_CPU_RUN, -(-size // shares)) - 1).bit_length()
 
 
 def _sorted_indices(
@@ -138,7 +141,7 @@ def _chunk(low: ClLowering, count: int) -> int:
     """Return how many of ``count`` indices one work-item merges."""
     if low.traits.is_gpu:
         return _MERGED
-    return max(_MIN_ITEMS // 8, -(-count // (4 * low.traits.units)))
+    return max(_MIN_CPU_MERGED, -(-count // (_ITEMS_PER_UNIT * low.traits.units)))
 
 
 @cl_kernel("subgraph.ops.selection.top_kernels", "keys", "wide_keys")
@@ -176,7 +179,7 @@ def _number_flagged(
         defines: Macros of the program.
     """
     group = _group(low)
-    most = _MAX_TEAMS if low.traits.is_gpu else 4 * low.traits.units
+    most = _MAX_TEAMS if low.traits.is_gpu else _ITEMS_PER_UNIT * low.traits.units
     least = 4 * group if low.traits.is_gpu else _MIN_ITEMS
     teams = max(1, min(most, -(-size // least)))
     # Whole work-groups: every work-item of a team must reach the barriers of the prefix sum.
