@@ -19,12 +19,13 @@ from .fused_cpu import AttentionSpec, checked_mask_steps
 cl_shared("Attention", "RotaryEmbedding")
 cl_shared("FusedAttention", domain=INTERNAL_DOMAIN)
 # Estimates: the elements of a head fit into a work-item's private memory, and a block of keys and
-# values into the local memory of any GPU; the queries of a work-group fill its SIMD units.
-_MAX_HEAD_SIZE = 256
+# values into half of the 32 KiB of local memory that OpenCL requires; the queries of a work-group
+# fill its SIMD units.
+_MAX_HEAD_SIZE = 256  # elements
 _BLOCK_KEYS = 16  # keys of a block on a CPU
 _LOCAL_BYTES = 16384  # of keys and values on a GPU
 _MAX_BLOCK_KEYS = 64  # so that the scores of a work-item fit in its registers
-_GROUP_QUERIES = 32
+_GROUP_QUERIES = 32  # queries of a work-group on a GPU
 _GROUP_PARTS = 8  # work-items that share a query on a GPU
 _GROUP_MASKS = 64  # work-items that write a row of the mask on a GPU
 

@@ -54,7 +54,7 @@ def _first_columns(call: Call, x: Any, count: int) -> Any:
 
 
 # Most rows, or columns, of a matrix of weights: the bytes of a larger one could exceed what kernels
-# can address.
+# can address (estimate).
 _MAX_SIZE = 1 << 24
 _BITS = (2, 4, 8)
 

@@ -39,14 +39,15 @@ from .primitives import primitive
 
 TILE = 16384  # elements of a work unit; two operands of float32 take 128 KiB, part of an L2 cache
 _MIN_ELEMENTS_PER_THREAD = 8192  # an estimate
-MAX_FUSED = 64  # instructions of a fused chain
+# Instructions of a fused chain (estimate), which bounds the time to compile it.
+MAX_FUSED = 64
 # A function of one byte is computed by a table of 256 results from this many elements on, if its
 # vector code takes at least this many instructions an element. Estimates.
 _MIN_TABLE_ELEMENTS, _MIN_TABLE_INSTRUCTIONS = 1024, 2
 # Instructions of a vector that these primitives take (estimates); all others count as one.
 _INSTRUCTIONS = {"exp": 16, "log": 16, "tanh": 20, "sigmoid": 20, "erf": 24, "silu": 20, "gelu": 26}
-# Operands of one kernel. A kernel of more takes seconds to compile, and nodes with other numbers of
-# operands cannot use it.
+# Operands of one kernel (estimate). A kernel of more takes seconds to compile, and nodes with other
+# numbers of operands cannot use it.
 _MAX_OPERANDS = 16
 # The primitive that combines two operands of operators that take any number of them.
 _FOLDS = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}

@@ -31,8 +31,8 @@ from subgraph.ops.pool.windows import MAX_EXTENT
 
 from . import reference
 
-# Samples of a bin of RoiAlign along an axis. They cost time even on a small image, so that a larger
-# attribute would let a small file occupy a device.
+# Samples of a bin of RoiAlign along an axis (estimate). They cost time even on a small
+# image, so that a larger attribute would let a small file occupy a device.
 _MAX_SAMPLING_RATIO = 1 << 10
 _TRANSFORMS = (
     "half_pixel",

@@ -25,7 +25,9 @@ from .arguments import (
 from .sampling_kernels import clamped_floor
 
 Function = Callable[..., Any]
-MAX_SAMPLES = 4096  # of a bin along an axis, if their number is computed from the region's size
+# Samples of a bin along an axis, if their number is computed from the region's size (estimate), so
+# that an input with a huge region does not occupy a device.
+MAX_SAMPLES = 4096
 _ENTRY = 16  # bytes of a row or column of pixels with its weight: its index, int64, and an element
 
 

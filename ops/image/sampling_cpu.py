@@ -35,7 +35,8 @@ from .arguments import (
 
 _MIN_PIXELS_PER_THREAD = 2048  # output pixels; an estimate
 _MAX_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region; an estimate
-_CHANNELS = 32  # channels of a work unit of RoiAlign, which share the weights of a region
+# Channels of a work unit of RoiAlign, which share the weights of a region; an estimate.
+_CHANNELS = 32
 _TABLE = 1024  # neighbouring pixels of the points of a block; an estimate
 _MAX_EXACT_FLOAT32 = 1 << 24  # coordinates are clamped in float32, which holds integers up to here
 _TAPS = {"linear": 2, "cubic": 4}

@@ -26,7 +26,7 @@ from .arguments import (
 )
 
 _REDUCTIONS = {"none": 0, "add": 1, "mul": 2, "max": 3, "min": 4}
-_MAX_DIMS = 6  # dimensions that the kernel of single elements indexes
+_MAX_DIMS = 6  # dimensions in the arguments of the kernel of single elements (kernels.cl)
 _MIN_GPU_WORK_ITEMS = 256  # of a scatter with reduction; an estimate
 
 cl_shared(

@@ -19,10 +19,12 @@ from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd, pack_w
 from .window_arguments import WindowArguments
 
 Triple = tuple[int, int, int]
-# Pixels: strides up to here are kept even along axes with a single window. Larger ones become 1
-# there, since the scratch memory of kernels grows with the stride.
+# Pixels: strides up to here are kept even along axes with a single window (estimate). Larger ones
+# become 1 there, since the scratch memory of kernels grows with the stride.
 _MAX_LONE_STRIDE = 64
-_MAX_TRIED_TAPS = 4096  # taps of an axis above which those that read pixels are computed
+# Taps of an axis that are tried one by one (estimate); of more, those that read pixels are
+# computed, since a small file can declare 2**31.
+_MAX_TRIED_TAPS = 4096
 
 
 @attrs.frozen

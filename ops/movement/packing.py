@@ -20,13 +20,13 @@ from subgraph.weights.mapped_files import release_array
 
 from .arguments import PackArguments, WinogradPackArguments
 
-_ROUNDED_ELEMENTS = (
-    1 << 16
-)  # elements rounded to bfloat16 at a time, so that temporaries stay in L2
-_SLICE_BYTES = (
-    16 << 20
-)  # bytes of weights packed before their pages of the mapped file are released
-_STRIDED_VALUES = 25  # values of a tile at the 9 points of Winograd's algorithm with stride 2
+# Elements rounded to bfloat16 at a time: the 256 KiB of a temporary of float32 stay in L2
+# (estimate).
+_ROUNDED_ELEMENTS = 1 << 16
+# Bytes of weights packed before their pages of the mapped file are released (estimate).
+_SLICE_BYTES = 16 << 20
+# Values of a tile at the 9 points of Winograd's algorithm with stride 2.
+_STRIDED_VALUES = 25
 LINE = 16  # rows of a matrix packed together: 16 floats of a column fill a cache line of 64 bytes
 
 

@@ -6,7 +6,7 @@ from subgraph.engine.planner.lowering import Unsupported
 
 from .geometry import Geometry
 
-LINE_PIXELS = 16  # output pixels of a row that one work-item of a CPU computes at a time
+LINE_PIXELS = 16  # output pixels of a row that a work-item of a CPU computes at a time (estimate)
 # Bound of elements along a dimension, so that the sum of two fits in 32 bits.
 MAX_EXTENT = 1 << 30
 

@@ -39,7 +39,7 @@ from .arguments import (
 )
 
 _MAX_LINE_COLUMNS = 4096  # input columns of a line of the kernel `rows`: 16 KiB, half of L1
-_MAX_COLUMNS_OF_LINES = 512  # columns of several short lines that are computed together
+_MAX_COLUMNS_OF_LINES = 512  # columns of several short lines computed together (estimate)
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 _INT8 = ("int8", "uint8")
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}  # and their global forms

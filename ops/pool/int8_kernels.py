@@ -13,8 +13,8 @@ from subgraph.engine.codegen.simd import ld_i8, ld_u8, st_i8, vec
 from .arguments import PoolInt8Arguments
 from .kernels import window_taps
 
-_BLOCK = 16  # channels of a block
-_WIDE = 32  # bytes of a step over a row
+_BLOCK = 16  # channels of a block: `tile_int.BLOCK`
+_WIDE = 32  # bytes of a step over a row: a vector of 256 bits
 
 
 def max_pool(*, dtype: str, blocked: bool) -> Callable[..., None]:

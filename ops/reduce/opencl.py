@@ -22,7 +22,7 @@ from .cpu import Reduction, emit_reduction
 Arguments = list["Argument | np.generic[Any]"]
 _GROUP_ITEMS = 128  # work-items of a GPU that share a row (estimate)
 _MIN_GROUP_ROW = 64  # elements of a row; shorter ones belong to one work-item (estimate)
-_MAX_DIMENSIONS = 4  # kept ones, and reduced ones, that the kernel takes
+_MAX_DIMENSIONS = 4  # kept ones, and reduced ones, in the arguments of kernels (kernels.cl)
 
 cl_shared(
     *("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"),

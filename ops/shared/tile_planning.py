@@ -16,7 +16,8 @@ from subgraph.system import host
 
 FLOATS = ("float32", "float64")
 _NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus", "HardSigmoid"})
-_REGISTERS_OF_HALF_VECTORS = 16  # vector registers of x86 without 512-bit vectors
+# Vector registers of x86 without 512-bit vectors (hardware figure).
+_REGISTERS_OF_HALF_VECTORS = 16
 _MIN_PRODUCTS_PER_THREAD = 200_000  # multiplications; starting a thread takes as long (estimate)
 
 

@@ -50,7 +50,7 @@ _HARMLESS = _HARMLESS_FOR_FLOATS | {
 # Costs are counted in elements that an elementwise node reads or writes; all three are estimates.
 # To run one branch from Python costs as much as some ten thousand elements.
 _MAX_BRANCH_COST = 32768  # of both branches together
-_NODE_COST = 64
+_NODE_COST = 64  # of running a node, in addition to its elements
 _MULTIPLY_ADDS_PER_ELEMENT = 16  # of a matrix product, in the time of one element
 # The arrays of values that are known before a run; None for unknown elements.
 Known = Mapping[Value, Array | None]

@@ -16,7 +16,7 @@ from subgraph.operators.operator import operator_key
 from subgraph.system.registry import Registry
 from subgraph.transform.pass_manager import apply_pass, register_pass
 
-_CAST_VERSION = 13
+_CAST_VERSION = 13  # of the standard's operators: the first Cast that knows bfloat16
 
 
 @register_pass("WidenHalf")
