@@ -40,45 +40,20 @@ from subgraph.engine.codegen.tiling import F_HI, F_LO, TileBlock
 from .arguments import WinogradArguments
 from .winograd_tile_kernels import (
     Epilogue,
+    Grid,
     OutputTile,
+    Place,
     TileAddresses,
     TileForm,
+    next_addresses,
+    next_place,
+    place_of,
     tile_prefetcher,
     tile_transform,
     tile_writer,
 )
 
 _tile_block = stack_block(TileBlock)
-
-
-class _Grid(NamedTuple):
-    """The tiles of a plane of outputs; the full ones come before the short ones.
-
-    Attributes:
-        down: Tiles along the height.
-        across: Tiles along the width.
-        full_down: Full tiles along the height.
-        full_across: Full tiles along the width.
-    """
-
-    down: int
-    across: int
-    full_down: int
-    full_across: int
-
-
-class _Place(NamedTuple):
-    """Where a tile is.
-
-    Attributes:
-        plane: Index of its plane among those of the outputs of all images.
-        row: Index of the tile along the height.
-        column: Index of the tile along the width.
-    """
-
-    plane: int
-    row: int
-    column: int
 
 
 class ValueLayout(NamedTuple):
@@ -89,7 +64,7 @@ class ValueLayout(NamedTuple):
         values_of: ``f(point)``: values of a tile at a point, for each input channel.
         first_of: ``f(point)``: values of a tile at all points before.
         values_offset: ``f(a, point)``: bytes before the values of a point.
-        tile_grid: ``f(a)``: the `_Grid` of the arguments.
+        tile_grid: ``f(a)``: the `Grid` of the arguments.
         start_of: ``f(tile, full)``: first output of a tile along an axis.
     """
 
@@ -252,11 +227,11 @@ def _value_layout(form: TileForm) -> ValueLayout:
         return 10 * i + (2 * j if i == 2 else 4 * j)
 
     @register_jitable
-    def tile_grid(a: WinogradArguments) -> _Grid:
-        """Return the `_Grid` of the arguments."""
+    def tile_grid(a: WinogradArguments) -> Grid:
+        """Return the `Grid` of the arguments."""
         down, across = (a.output_height + m - 1) // m, (a.output_width + m - 1) // m
         full_down = max(0, a.output_height - down * (m - 1))
-        return _Grid(down, across, full_down, max(0, a.output_width - across * (m - 1)))
+        return Grid(down, across, full_down, max(0, a.output_width - across * (m - 1)))
 
     @register_jitable
     def start_of(tile: int, full: int) -> int:
@@ -271,39 +246,6 @@ def _value_layout(form: TileForm) -> ValueLayout:
         return (first_of(point) * a.input_blocks + point) * tile_capacity(a) * pixel
 
     return ValueLayout(tile_capacity, values_of, first_of, values_offset, tile_grid, start_of)
-
-
-@register_jitable
-def _place_of(grid: _Grid, tile: int) -> _Place:
-    """Return where a tile is, whose index is that among all tiles."""
-    row = tile // grid.across % grid.down
-    return _Place(tile // (grid.across * grid.down), row, tile % grid.across)
-
-
-@register_jitable
-def _next_place(grid: _Grid, at: _Place) -> _Place:
-    """Return where the next tile is."""
-    plane, row, column = at.plane, at.row, at.column + 1
-    if column == grid.across:
-        row, column = row + 1, 0
-    if row == grid.down:
-        plane, row = plane + 1, 0
-    return _Place(plane, row, column)
-
-
-@register_jitable
-def _next_addresses(grid: _Grid, at: _Place, of: TileAddresses, row: int) -> TileAddresses:
-    """Return the addresses of the values (sums) of the tile after that at place ``at``.
-
-    ``row`` is the bytes between tiles. A short tile has no values of its own at infinity.
-    """
-    full_row, full_column = at.row < grid.full_down, at.column < grid.full_across
-    return TileAddresses(
-        of.finite + row,
-        of.below + (row if full_row else 0),
-        of.right + (row if full_column else 0),
-        of.corner + (row if full_row and full_column else 0),
-    )
 
 
 def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
@@ -335,7 +277,7 @@ def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
         # Neighbouring tiles read neighbouring pixels and write neighbouring values.
         for block in range(begin, end):
             above = block // blocks * a.dilation_depth - a.pad_depth
-            at = _place_of(grid, first)
+            at = place_of(grid, first)
             # A short tile's values at infinity are unused: the next full tile overwrites them.
             to = TileAddresses(values, values, values, values)
             for _ in range(count):
@@ -346,8 +288,8 @@ def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
                 if d < 0 or d >= depth:
                     h0 = -n  # none of its rows lies inside the image
                 target = to
-                to = _next_addresses(grid, at, to, row)
-                at = _next_place(grid, at)
+                to = next_addresses(grid, at, to, row)
+                at = next_place(grid, at)
                 if low and n == 6:
                     h1, w1 = start_of(at.row, grid.full_down), start_of(at.column, grid.full_across)
                     prefetch_tile(a, x, h1 - a.pad_height, w1 - a.pad_width)
@@ -394,12 +336,12 @@ def _output_transform(form: TileForm, layout: ValueLayout) -> Any:
                 bias = load(a.bias + b * pixel)
             epilogue = Epilogue(bias, least, most)
             s = c + (b - block) * apart
-            at, sums = _place_of(grid, first), TileAddresses(s, s, s, s)
+            at, sums = place_of(grid, first), TileAddresses(s, s, s, s)
             for _ in range(count):
                 tile = locate_output(a, grid, at, b)
                 write_tile(a, finished, sums, point, scratch, tile, epilogue)
-                sums = _next_addresses(grid, at, sums, row)
-                at = _next_place(grid, at)
+                sums = next_addresses(grid, at, sums, row)
+                at = next_place(grid, at)
 
     return transform_output
 
@@ -409,7 +351,7 @@ def _output_locator(form: TileForm, layout: ValueLayout) -> Any:
     m, pixel, start_of = form.m, form.pixel, layout.start_of
 
     @register_jitable
-    def locate_output(a: WinogradArguments, grid: _Grid, at: _Place, block: int) -> OutputTile:
+    def locate_output(a: WinogradArguments, grid: Grid, at: Place, block: int) -> OutputTile:
         height, width, slices = a.output_height, a.output_width, a.output_depth
         image, slice_ = at.plane // slices, at.plane % slices
         row, column = start_of(at.row, grid.full_down), start_of(at.column, grid.full_across)
@@ -493,10 +435,10 @@ def _value_counter(form: TileForm, layout: ValueLayout) -> Any:
         rows = grid.full_down if inf_i else grid.down
         if rows == grid.down and columns == grid.across:
             return count
-        at, found = _place_of(grid, first), 0
+        at, found = place_of(grid, first), 0
         for _ in range(count):
             found += 1 if at.row < rows and at.column < columns else 0
-            at = _next_place(grid, at)
+            at = next_place(grid, at)
         return found
 
     return values_at

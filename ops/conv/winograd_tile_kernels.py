@@ -1,4 +1,4 @@
-"""Winograd's transforms of a tile: along one axis, and along both.
+"""Tiles of Winograd's convolution: where they are, and their transforms along one or both axes.
 
 `winograd_kernels` has the algorithm and its source.
 """
@@ -72,6 +72,36 @@ class TileForm:
         return self.lanes * self.item
 
 
+class Grid(NamedTuple):
+    """The tiles of a plane of outputs; the full ones come before the short ones.
+
+    Attributes:
+        down: Tiles along the height.
+        across: Tiles along the width.
+        full_down: Full tiles along the height.
+        full_across: Full tiles along the width.
+    """
+
+    down: int
+    across: int
+    full_down: int
+    full_across: int
+
+
+class Place(NamedTuple):
+    """Where a tile is.
+
+    Attributes:
+        plane: Index of its plane among those of the outputs of all images.
+        row: Index of the tile along the height.
+        column: Index of the tile along the width.
+    """
+
+    plane: int
+    row: int
+    column: int
+
+
 class TileAddresses(NamedTuple):
     """Addresses of the values (or sums) of a tile at the first point of each kind.
 
@@ -118,6 +148,39 @@ class Epilogue(NamedTuple):
     bias: Any
     low: Any
     high: Any
+
+
+@register_jitable
+def place_of(grid: Grid, tile: int) -> Place:
+    """Return where a tile is, whose index is that among all tiles."""
+    row = tile // grid.across % grid.down
+    return Place(tile // (grid.across * grid.down), row, tile % grid.across)
+
+
+@register_jitable
+def next_place(grid: Grid, at: Place) -> Place:
+    """Return where the next tile is."""
+    plane, row, column = at.plane, at.row, at.column + 1
+    if column == grid.across:
+        row, column = row + 1, 0
+    if row == grid.down:
+        plane, row = plane + 1, 0
+    return Place(plane, row, column)
+
+
+@register_jitable
+def next_addresses(grid: Grid, at: Place, of: TileAddresses, row: int) -> TileAddresses:
+    """Return the addresses of the values (sums) of the tile after that at place ``at``.
+
+    ``row`` is the bytes between tiles. A short tile has no values of its own at infinity.
+    """
+    full_row, full_column = at.row < grid.full_down, at.column < grid.full_across
+    return TileAddresses(
+        of.finite + row,
+        of.below + (row if full_row else 0),
+        of.right + (row if full_column else 0),
+        of.corner + (row if full_row and full_column else 0),
+    )
 
 
 def forward_along(v: Any, n: int) -> Any:
