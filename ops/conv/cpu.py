@@ -99,6 +99,8 @@ def _packed(job: Job) -> Argument:
     columns, depth = job.channels_out, round_up(g.inputs, of.lanes)
     size = packed_size(columns, depth * g.taps, of)
     target = low.scratch(size * of.item)
+    # With one tap the order of channels does not depend on the size of their blocks, and whole
+    # cache lines are read. The same choice as in `pack_blocks`.
     block = of.lanes if g.taps > 1 else LINE
     arguments = PackArguments(
         source=job.w,
@@ -134,6 +136,8 @@ def _bias(job: Job) -> Argument:
 
 
 def _direct_weight(job: Job, of: Tiles, together: int, *, plain: bool) -> Weight:
+    # Everything on which the packed form depends is in the name, which is the key of the weight
+    # cache.
     recipe = (
         f"conv direct {of.nv}x{of.lanes} groups {job.g.groups}/{together} "
         f"{'plain' if plain else 'blocked'} {of.weights}"
@@ -159,6 +163,8 @@ def _direct(job: Job, *, plain: bool) -> None:
     g = merge(job.g, together).folded()
     x = job.x if plain else blocked(low, of, job.x)
     with _blocked_output(job) as (y, residual):
+        # The operations that are reported are those of the convolution, without the zeros between
+        # merged groups.
         out = DirectOutput(y, residual, (1, 1, 1), 0)
         emit_direct(low, of, g, x, weight, _bias(job), out, job.act, plain=plain, flops=job.g.flops)
 
@@ -221,8 +227,11 @@ def _generic(job: Job) -> None:
     residual = 0 if job.residual is None else plain(low, of, job.residual)
     y = plain_target(low, of, job.y)
     depth = g.inputs * g.taps
+    # A 1x1 convolution of whole images reads the input as the matrix [channel][pixel] in place.
     line = g.flat()
     in_place, g = line is not g, line
+    # Eight panels share the overhead of a unit, as long as the copied windows fill at most half of
+    # the L2 cache; the rest is for weights and outputs (estimates).
     part = max(of.width, min(8 * of.width, round_up(g.pixels, of.lanes)))
     while part > of.width and part * depth * of.item > caches().l2 // 2:
         part = max(of.width, round_up(part // 2, of.lanes))

@@ -18,6 +18,8 @@ from .direct import DirectOutput
 
 def has_windows(of: Tiles, g: Geometry) -> bool:
     """Return whether the kernel `windows` can do a depthwise convolution (``Tiles.windows``)."""
+    # The tile compares only its first and its last ``taps // 2`` pixels with the borders (`strip`),
+    # so that no more may lie outside at either end.
     outside = (g.target[2] - 1) * g.strides[2] - g.pads[2] + g.kernel[2] - g.source[2]
     return (
         g.kernel[0] == g.source[0] == g.target[0] == 1 == g.dilations[2]
@@ -48,6 +50,7 @@ def emit_depthwise(
         out: Output in the blocked layout.
         act: The activation.
     """
+    # `windows` writes adjacent pixels; phases of a transposed convolution are apart.
     windows = out.whole and has_windows(of, g)
     blocks = -(-g.groups * g.inputs // of.lanes)
     pixel = of.lanes * of.item
@@ -79,6 +82,7 @@ def emit_depthwise(
         name, mr = "depthwise", of.mr
         arguments = DepthwiseArguments(
             tile=of.depthwise(),
+            # Only padding needs a copy: the image is in the layout that the tiles read.
             **low.worker_scratch(_strip_bytes(g, rows, pixel) if g.padded else None),
             **out.strides(g.target, pixel),
             **common,
@@ -88,6 +92,8 @@ def emit_depthwise(
         Kernel("subgraph.ops.conv.depthwise_kernels", name, dtype=of.dtype, lanes=of.lanes, mr=mr),
         arguments,
         units,
+        # Depthwise kernels have few multiplications for each load, so that one of them takes as
+        # long as four of a matrix product (estimate).
         grain=grain(units, 4 * g.flops),
         flops=g.flops,
         bytes=g.images * (image_in + image_out),
@@ -109,6 +115,7 @@ def _strip_bytes(g: Geometry, rows: int, pixel: int) -> int:
 
 def _strip_rows(g: Geometry, pixel: int) -> int:
     """Return the rows of a unit of `depthwise`, whose input fills a quarter of the L2 cache."""
+    # The rest of the L2 cache is for outputs, residual and what the next unit reads (estimate).
     rows = g.target[1]
     while rows > 1 and _strip_bytes(g, rows, pixel) > caches().l2 // 4:
         rows = -(-rows // 2)

@@ -53,6 +53,7 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         a = arguments(args)
         t, window = _tile_block(), _box()
         set_strides(a, t)
+        # Without padding there is no scratch: tiles read the image itself.
         scratch = a.scratch
         if scratch != 0:
             scratch += worker * a.scratch_bytes
@@ -78,6 +79,8 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
                 residual += image * a.residual_image + to
             for row in range(rows):
                 above = (first_row + row) * sh - pad
+                # Rows of taps in the padding are left out, also where scratch has zeros for them:
+                # at the border of a small image they are a large part of the products.
                 first, count = taps_inside(above, above, kh, dh, height)
                 t.middle_count = count
                 x = source.x + (row * sh + first * dh) * source.row_bytes
@@ -100,6 +103,8 @@ def _stride_setter(pixel: int) -> Any:
         t.a_step = a.dilation_width * pixel
         t.b_step = pixel
         t.outer_count = a.kernel_depth
+        # A step is a tap along the width, as there is no sum over channels: a row of taps runs in
+        # the innermost loop, planes and rows in the two loops around.
         t.inner_count = 1
         t.outer_b = a.kernel_height * a.kernel_width * pixel
         t.middle_b = a.kernel_width * pixel
@@ -140,6 +145,7 @@ def _row_loader(dtype: str, lanes: int) -> Any:
         if scratch == 0:
             x += depth * plane_bytes + top * row_bytes - a.pad_width * pixel
             return _Source(x, row_bytes, plane_bytes)
+        # The box has whole rows, so that one copy serves all tiles of an output row.
         columns = (a.output_width - 1) * a.stride_width + (a.kernel_width - 1) * a.dilation_width
         window.depth = depth
         window.row = top
@@ -176,12 +182,15 @@ def _row_runner(pixel: int, mr: int) -> Any:
         while i < outputs:
             pixels = rows_of(outputs - i, mr)
             left = i * stride - pad
+            # A tap is left out if all pixels of the tile read padding with it. For the others the
+            # copy in scratch has zeros outside the image.
             first, count = taps_inside(left, left + (pixels - 1) * stride, taps, dilation, width)
             t.steps = count
             t.b = weights + first * pixel
             t.a = x + (i * stride + first * dilation) * pixel
             t.c = y + i * along
             t.residual = residual + i * along if residual != 0 else 0
+            # The activation follows each tile, whose outputs are still in the L1 cache.
             call_kernel(tile, t, pixels, 1, 0)
             if activate != 0:
                 call_kernel(activate, t, pixels, 1, 0)
@@ -255,8 +264,11 @@ def _window_setter(pixel: int, mr: int) -> Any:
         t.middle_a = dilation * width * pixel
         t.middle_b = a.group_channels * a.kernel_width * pixel
         t.c_row = outputs * pixel
+        # All tiles of a row have as many windows; the last one overlaps the tile before and stores
+        # the same values again: a call has one height.
         t.outer_count = (outputs + windows - 1) // windows
         t.inner_count = (outputs - windows) * pixel
+        # The tile reads zeros for these pixels, which saves the copy of the image with its padding.
         t.left = a.pad_width
         t.right = max(0, (outputs - 1) * a.stride_width - a.pad_width + a.kernel_width - width)
         t.flags = a.flags
@@ -295,6 +307,9 @@ def _window_row_runner(pixel: int) -> Any:
         x = a.x + image * a.x_image + block * height * row_bytes - a.pad_width * pixel
         weights = a.weights + block * taps * tap_bytes
         while row < stop:
+            # Rows of the border have fewer taps, so that each is a call of its own. A window
+            # outside the image has no taps: the count of iterations may be negative, and the tile
+            # then stores the bias.
             above = row * stride - pad
             first, last, count = 0, taps, 1
             if row >= calls.first and row < calls.last:
@@ -311,6 +326,7 @@ def _window_row_runner(pixel: int) -> Any:
             t.residual = residual + image * a.residual_image + to if residual != 0 else 0
             call_kernel(tile, t, calls.windows, count, 0)
             if activate != 0:
+                # The rows are adjacent: the activation sees them as one row of pixels.
                 t.c_row = pixel
                 call_kernel(activate, t, count * a.output_width, 1, 0)
                 t.c_row = along

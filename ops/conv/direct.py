@@ -166,6 +166,8 @@ def direct_tiling(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: in
     panels = -(-g.outputs // of.width)
     gathered = of.few_rows and not plain and _gathers(g, of)
     target = g.target
+    # Plain channels are not in blocks. A partial block is a segment of its own, and each band ends
+    # at another block.
     rest = 0 if plain or (banded and g.taps > 1) else _partial_channels(of, g)
     tiling = DirectTiling(
         of, g, plain, gathered, blocks_in, panels, blocks_in, *target[1:], panels, panels, rest
@@ -186,6 +188,7 @@ def _partial_channels(of: Tiles, g: Geometry) -> int:
     if g.taps == 1:
         return rest
     # The block's sums are a segment of short rounds, for which all tiles are called once more.
+    # Both sides are in steps of the sums: steps that multiply zeros, and what the segment costs.
     saved = g.taps * (of.lanes - rest)
     return rest if g.kernel[0] == 1 and saved > _SEGMENT_STEPS + _SHORT_STEP * g.taps * rest else 0
 
@@ -197,6 +200,7 @@ def summed_channels(of: Tiles, g: Geometry) -> int:
 
 def _divide_for_threads(tiling: DirectTiling, threads: int) -> None:
     """Divide the work further, so that threads of unequal speed finish at the same time."""
+    # Four units per thread: the last unit then delays the end by at most a quarter (estimate).
     of, enough = tiling.of, 4 * threads
     if of.few_rows and tiling.columns < tiling.g.target[2]:
         others = tiling.boxes() // -(-tiling.g.target[2] // tiling.columns)
@@ -219,7 +223,9 @@ def _divide_for_threads(tiling: DirectTiling, threads: int) -> None:
 def _gathers(g: Geometry, of: Tiles) -> bool:
     """Return whether copying the pixels of each tap, for tiles across rows, takes fewer cycles."""
     if g.taps == 1:
+        # Without stride the pixels of one tap are adjacent, and a copy would change nothing.
         return g.strides != (1, 1, 1)
+    # A copied vector of channels serves ``lanes`` steps in each panel.
     steps = -(-g.outputs // of.width) * of.lanes
     row, image = g.target[2], g.target[1] * g.target[2]
     by_rows = tile_cycles(row, of) * g.target[1]
@@ -239,6 +245,7 @@ def tile_cycles(pixels: int, of: Tiles) -> float:
     waiting = (
         larger(rows, _LATENCY_ROWS) * (tiles - taller) + larger(rows + 1, _LATENCY_ROWS) * taller
     )
+    # A tile adds half a cycle per step for its loads of weights (estimate).
     return waiting + 0.5 * tiles
 
 
@@ -261,6 +268,7 @@ def _strip(tiling: DirectTiling, ahead: bool) -> Argument:
 def _fit(tiling: DirectTiling, most: int) -> None:
     """Halve units until they read at most ``most`` bytes, or halving saves too little."""
     if not tiling.dilated_rows:
+        # Only rows are halved here, as whole rows keep tiles full.
         tiling.rows = _halved(tiling, 1, tiling.rows, 1, most)
         return
     g, mr = tiling.g, tiling.of.mr
@@ -291,6 +299,9 @@ def _dilated_unit(
     def reads(rows: int, columns: int) -> int:
         return ((rows - 1) * down + high) * ((columns - 1) * on + wide)
 
+    # Rows that dilation leaves out are copied, too, so that fewer output rows may hardly read less.
+    # Columns are halved if that reads a fifth less than halving the rows, and nothing if fewer rows
+    # save less than a quarter (estimates).
     while rows > 1 and reads(rows, columns) > most:
         fewer, narrower = -(-rows // 2), round_up(-(-columns // 2), mr)
         if 5 * reads(rows, narrower) < 4 * reads(fewer, columns):
@@ -322,9 +333,13 @@ def _tile_few_rows(tiling: DirectTiling, banded: bool) -> None:
         # With six rows a weight must come from the L1 cache; with eight, L2 is fast enough.
         near = caches().l1 // 2 if of.mr <= 6 else 2 * caches().l1
         most = max(1, near // (of.width * of.item * steps))
+        # Equal segments: a short last one would have the overhead of a whole one.
         tiling.segment = -(-tiling.blocks_in // -(-tiling.blocks_in // most))
+    # A third of the L2 cache is for the input and a third for partial sums; the rest is for weights
+    # (estimate).
     _fit(tiling, l2 // 3)
     tiling.columns = _halved(tiling, 2, tiling.columns, 8 * of.mr, l2 // 3)
+    # With several segments, the partial sums of all panels of a unit are read again in each.
     if tiling.segment < tiling.blocks_in or (tiling.rest and tiling.g.taps > 1):
         fits = l2 // 3 // (tiling.rows * tiling.columns * of.width * of.item)
         tiling.unit_panels = smaller(tiling.panels, larger(1, fits))
@@ -335,11 +350,15 @@ def _tile_many_rows(tiling: DirectTiling) -> None:
     of, g, l2 = tiling.of, tiling.g, caches().l2
     if tiling.copies_input:
         _fit(tiling, l2 // 4)
+    # The input of a unit is read again for each panel, so that a unit has at most 16 tiles of
+    # pixels (estimate).
     if tiling.columns > 16 * of.mr:
         tiling.columns = 8 * of.mr
     elif not tiling.dilated_rows and tiling.rows > 1 and tiling.columns * tiling.rows > 16 * of.mr:
         tiling.rows = max(1, min(tiling.rows, 16 * of.mr // tiling.columns))
     weights = tiling.blocks_in * (1 if tiling.plain else of.lanes)
+    # If the weights of all panels do not stay in L2, four panels at a time are used for all pixels
+    # (estimate).
     if weights * g.taps * -(-g.outputs // of.lanes) * of.lanes * of.item > l2 // 2:
         tiling.unit_panels = min(tiling.panels, 4)
 
@@ -363,6 +382,8 @@ def _gather_first(low: Lowering, of: Tiles, g: Geometry, x: Argument) -> tuple[A
         grain=grain(g.images * blocks, g.images * written),
         bytes=2 * g.images * written,
     )
+    # With several taps each pair of block and tap is an input block of whole lanes. Only with one
+    # tap the number of existing channels stays known, so that the others can be left out.
     inputs = g.inputs if g.taps == 1 else blocks * of.lanes * g.taps
     line = (1, 1, g.pixels)
     one = (1, 1, 1)
@@ -399,6 +420,8 @@ def emit_direct(
         flops: Operations to report, without those on zeros in the weights; 0: those of ``g``.
     """
     tiling = direct_tiling(of, g, plain, table != 0, low.threads)
+    # With fewer boxes of pixels than threads, several threads work on the panels of one box, and
+    # each would copy the same pixels.
     may_share = low.threads > 1 and tiling.gathered and table == 0 and out.whole
     if may_share and g.groups == g.target[0] == 1 and tiling.boxes() <= low.threads:
         x, g = _gather_first(low, of, g, x)
@@ -435,6 +458,7 @@ def emit_direct(
         rest=tiling.rest,
         segment=tiling.segment,
         gathered=int(tiling.gathered),
+        # A strip stores adjacent pixels.
         strip=0 if out.steps[2] != 1 else _strip(tiling, ahead),
         joined=tiling.joined,
     )

@@ -148,6 +148,7 @@ def direct(
                 segment = outputs.box * a.input_blocks + first
                 source = load_segment(a, window, inputs, scratch, first, last, segment != copied)
                 copied = segment
+                # Bounds hold for finished sums; a partial sum may exceed them.
                 t.flags = a.flags if last == a.input_blocks else 0
                 for panel in range(outputs.panel, outputs.last_panel):
                     run_panel(a, t, outputs, inputs, source, panel, first, last)
@@ -159,6 +160,8 @@ def direct(
 @register_jitable
 def _segment_end(a: DirectArguments, first: int) -> int:
     """Return the input block after the segment that begins with block ``first``."""
+    # The kernel leaves out the missing channels of a partial block for every tap, which takes loops
+    # of its own (`set_loops`): that block is a segment by itself.
     last = min(first + a.segment, a.input_blocks)
     if last == a.input_blocks and first + 1 < last and is_partial(a, last - 1):
         last -= 1
@@ -191,6 +194,8 @@ def _locate_outputs(a: DirectArguments, grid: _Grid, unit: int, end: int) -> _Ou
         # Units of the same pixels share the copy of their input.
         units = min(end - unit, grid.panel_blocks - rest % grid.panel_blocks, a.joined)
     else:
+        # Boxes are innermost where no copy of the input can be shared: consecutive units then use
+        # the same weights.
         box, panel = rest % grid.boxes, rest // grid.boxes * a.panels
     row = box // grid.columns % grid.rows * a.rows
     column = box % grid.columns * a.columns
@@ -222,6 +227,7 @@ def _input_locator(form: DirectForm) -> Any:
         image_block = a.image_depth * a.image_height * a.image_width * pixel
         x = a.x + outputs.image * a.x_image + outputs.group * a.input_blocks * image_block
         depths, rows, columns, taps = 1, outputs.rows, outputs.columns, 1
+        # In place, the distances between rows, planes and blocks are those of the image.
         if scratch == 0:
             depths, rows, columns = a.image_depth, a.image_height, a.image_width
         elif a.gathered != 0:
@@ -325,11 +331,15 @@ def _panel_runner(form: DirectForm) -> Any:
         partial, done = is_partial(a, first), last == a.input_blocks
         gathered = a.gathered != 0
         vectors = set_panel(a, t, outputs.group, panel, first, last)
+        # After the last panel of a segment come the weights of the first panel's next segment.
         if panel + 1 == outputs.last_panel and not done:
             t.ahead = weights_at(a, outputs.group, outputs.panel, last)
         if a.bands != 0:
+            # A band is three int64, see `DirectArguments`; the first is its first input block.
             source += ld_i64(a.bands + 24 * panel) * inputs.block_bytes
         if a.kernel_depth > 1 and not gathered and a.strip == 0:
+            # Gathered taps are one loop, and a strip runs planes and blocks as one loop: neither
+            # can leave out planes.
             source += skip_planes(a, t, inputs.depth) * a.dilation_depth * inputs.plane_bytes
         y, residual = locate_panel(a, outputs, panel, done)
         rows, pixels, down = outputs.rows, outputs.columns, inputs.row_bytes
@@ -337,6 +347,8 @@ def _panel_runner(form: DirectForm) -> Any:
             down = a.stride_height * down
         elif a.y_row == pixels * a.y_column:
             rows, pixels = 1, rows * pixels  # contiguous rows of outputs run as one row
+        # All tiles of the unit read the same weights and together prefetch as many bytes, those of
+        # the next panel.
         t.pace = 2 * t.b_step // max(1, rows * ((pixels + mr - 1) // mr))
         steps = (last - first) * a.kernel_depth * a.kernel_height * a.kernel_width * step
         activation = a.activation if done else 0

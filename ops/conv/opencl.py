@@ -34,7 +34,7 @@ from subgraph.ops.shared.opencl_code import activation, line, number, register, 
 
 from .transpose_cpu import transposed_geometry
 
-_MIN_PRODUCT_DEPTH = 16  # weights of an output channel; fewer are not worth packing (estimate)
+_MIN_PRODUCT_DEPTH = 16  # weights of an output channel; fewer are summed directly (estimate)
 _MAX_PANEL_ELEMENTS = 1 << 29  # 2 GiB of float32 (estimate)
 
 
@@ -78,6 +78,8 @@ class Convolution:
 def convolve(low: ClLowering, job: Convolution) -> None:
     """Launch a convolution: directly for few weights or channels, else as a matrix product."""
     g = job.g
+    # A product computes tiles of several output channels at a time, of which a group of fewer than
+    # four leaves most empty (estimate).
     if g.inputs * g.taps < _MIN_PRODUCT_DEPTH or (g.groups > 1 and g.outputs < 4):
         _direct(low, job)
     else:
@@ -90,9 +92,13 @@ def _direct(low: ClLowering, job: Convolution) -> None:
     flags = {"BIAS": int(job.bias is not None), "RESIDUAL": int(job.residual is not None)}
     rows = not low.traits.is_gpu
     source = _program(y.dtype, LINE=LINE_PIXELS, **{name: text}, **flags)
+    # A kernel's pointer needs some buffer: an operand that is missing is not read, so that y stands
+    # for it.
     words: Arguments = [y.size, x, job.w, y, job.bias or y, job.residual or y]
     words += [number(y.dtype, p), number(y.dtype, q), g.groups, g.inputs, g.outputs]
     words += window_sizes(g)
+    # On a CPU a work-item computes a run of pixels of one row, which vectors need; on a GPU one
+    # element each, since neighbouring work-items then read neighbouring pixels.
     if rows:
         channels = g.images * g.groups * g.outputs
         size = (g.target[0] * g.target[1], channels, 1)
@@ -123,9 +129,12 @@ def _product(low: ClLowering, job: Convolution) -> None:
     if job.bias is not None:
         product.bias, product.bias_steps, product.bias_step = job.bias, (1, 0), g.outputs
     if low.traits.is_gpu:
+        # The image itself is the right side of the product.
         if g.taps == 1 and set(g.strides) == {1} and not any(g.pads):
             launch_tiles(low, product, x, [pixels, 1])
             return
+        # The sizes of the kernel are constants of the program: each element that is read is located
+        # by divisions by these sizes, which constants turn into multiplications.
         depths, heights, widths = g.kernel
         launch_tiles(low, product, x, _window(g), KD=depths, KH=heights, KW=widths)
         return

@@ -43,16 +43,22 @@ class Phases:
 def phases_of(g: Geometry) -> Phases | None:
     """Return the convolution over phases, or None if Winograd's algorithm cannot compute it."""
     step = g.strides[1]
+    # `Phases` has one stride for both axes, and `phase_weights` divides taps by their position in
+    # the kernel, which is that in the image only without dilation.
     flat = g.kernel[0] == g.source[0] == g.target[0] == 1
     if not flat or g.groups > 1 or step == 1 or step != g.strides[2] or g.dilations[1:] != (1, 1):
         return None
+    # Zero taps in front enlarge the pads to multiples of the stride, so that the first tap of each
+    # window reads phase 0.
     rows, columns = ((-pad % step) for pad in g.pads[1:])
     taps = -(-(g.kernel[1] + rows) // step)
+    # Winograd's transforms exist for square kernels of these sizes.
     if taps not in OUTPUTS or taps != -(-(g.kernel[2] + columns) // step):
         return None
     over = attrs.evolve(
         g,
         inputs=g.inputs * step * step,
+        # A last row or column that some phases lack is filled with zeros.
         source=(1, -(-g.source[1] // step), -(-g.source[2] // step)),
         kernel=(1, taps, taps),
         strides=(1, 1, 1),

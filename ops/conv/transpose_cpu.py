@@ -65,7 +65,8 @@ from subgraph.ops.unfold.cpu import emit_column_sums
 from .depthwise import emit_depthwise
 from .direct import DirectOutput, emit_direct
 
-# Most combinations of phases; each is a step with its own weights, which take time to plan.
+# Most combinations of phases; each is a step with its own weights, which take time to plan
+# (estimate).
 _MOST_PHASES = 4096
 
 
@@ -100,10 +101,12 @@ def phases(outputs: int, kernel: int, stride: int, dilation: int, pad: int) -> l
     """
     found: list[Phase] = []
     for first in range(min(stride, outputs)):
+        # The input that tap t reads, (first + pad - t * dilation) / stride, must be a whole number.
         taps = [t for t in range(kernel) if (first + pad - t * dilation) % stride == 0]
         taps.reverse()  # the last tap reads the first input
         start = (first + pad - taps[0] * dilation) // stride if taps else 0
         # One tap has dilation 1: kernels treat dilated rows differently.
+        # The taps of a phase are stride / gcd apart, hence their inputs dilation / gcd.
         step = dilation // math.gcd(dilation, stride) if len(taps) > 1 else 1
         count = -(-(outputs - first) // stride)
         found.append(Phase(first, count, tuple(taps), step, -start))
@@ -134,6 +137,8 @@ def transpose_pads(node: Node, x: Operand, w: Operand, y: Operand) -> list[int]:
         reach = (w.shape[2 + axis] - 1) * dilations[axis] + 1
         full = strides[axis] * (x.shape[2 + axis] - 1) + extra[axis] + reach
         total = full - y.shape[2 + axis]
+        # ONNX puts an odd pixel of padding behind the output for SAME_UPPER, and in front of it in
+        # all other cases, also for ``output_shape`` with NOTSET.
         before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
     return before
 
@@ -176,6 +181,8 @@ def _taps_of(
         if phase.taps:
             whole = np.take(whole, phase.taps, 2 + axis)
         else:
+            # The outputs of such a phase still need the bias and the activation. A kernel has at
+            # least one tap, so that a tap of zeros computes them.
             whole = np.zeros_like(np.take(whole, [0], 2 + axis))
     return whole
 
@@ -201,9 +208,12 @@ def conv_transpose(node: Node, low: Lowering) -> None:
             sizes.target, sizes.kernel, sizes.strides, sizes.dilations, sizes.pads, strict=True
         )
     ]
+    # The kernel `direct` has two loops over taps. A kernel row without dilation is a run of steps;
+    # with dilation one loop is for its taps, and none is left for planes.
     if sizes.kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
     act = activation(node, of)
+    # The sums of columns add the bias but have no activation. Their cost is that of a single group.
     alone = sizes.groups == 1 and act.kernel == 0 and not act.flags
     plain = x.layout == y.layout == "plain"
     if alone and x.size and _sums_taps(of, sizes, per_axis, plain=plain):
@@ -292,6 +302,7 @@ def _emit_columns(
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
     inputs, each = x.shape[1] // groups, w.shape[1]
     taps, pixels = math.prod(w.shape[2:]), math.prod(x.shape[2:])
+    # Col2Im sums the rows [output channel][tap] of the product of each image.
     transposed = _transposed_weights(low, w, groups)
     columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, pixels))
     image = viewed(low, plain_operand(low, of, x), (x.shape[0], groups, inputs, pixels))
@@ -330,6 +341,8 @@ def _transposed_weights(low: Lowering, w: Operand, groups: int) -> Operand:
 
 def _window(parts: Sequence[Phase]) -> tuple[int, int]:
     """Return the first input that the phases of a dimension read, and the inputs that they span."""
+    # A phase with pad p reads inputs from -p on. The window of all phases covers what each reads,
+    # with weights of 0 elsewhere.
     first = min((-p.pad for p in parts if p.taps), default=0)
     return first, max((-p.pad + len(p.taps) for p in parts if p.taps), default=first + 1) - first
 
@@ -351,6 +364,7 @@ def _joint_products(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phas
 
 def _joins_phases(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:
     """Return whether one convolution for all phases has fewer products than separate ones."""
+    # `_window` and `_joint_weights` take the taps of a phase to read adjacent inputs.
     if sizes.dilations != (1, 1, 1):
         return False
     return _joint_products(of, sizes, per_axis) < _separate_products(of, sizes, per_axis)
@@ -367,11 +381,14 @@ def _sums_taps(
     """Return whether a product for all taps and the sums of its columns cost clearly less."""
     products = sizes.outputs * sizes.taps
     each = _PLAIN_SUM_COST if plain else _SUM_COST
+    # Products of a pixel and a block, and the sums, both for each input channel and input pixel.
     cost = -(-products // of.lanes) + products * each / max(sizes.inputs, 1)
     cost *= math.prod(sizes.source)
     least = _separate_products(of, sizes, per_axis)
     if of.few_rows and sizes.dilations == (1, 1, 1):
         least = min(least, _joint_products(of, sizes, per_axis))
+    # The costs are estimates: the matrix product, with its scratch memory for all taps, must be
+    # better by a fifth.
     return cost < 0.8 * least
 
 

@@ -56,6 +56,7 @@ def emit_winograd(
     t = _tiling(of, g, m, low.threads)
     image_in = -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
     image_out = -(-g.outputs // of.lanes) * g.pixels * pixel
+    # The transforms need room for ``n n`` pixels of a tile and for as many half-transformed ones.
     own = 2 * t.values * pixel + (0 if t.staged else t.vectors(of) * pixel)
     shared_buffer = low.scratch(t.vectors(of) * pixel) if t.staged else 0
     arguments = partial(
@@ -80,6 +81,8 @@ def emit_winograd(
         residual_image=image_out,
         shared=shared_buffer,
         stage_panels=t.stage_panels,
+        # With stride 2 or several planes, partial blocks are not only at the end of the sums. Their
+        # weights are padded with zeros, so that all lanes can be multiplied.
         rest=g.inputs % of.lanes if stride == g.kernel[0] == 1 else 0,
         # The weights of a panel for one segment of the sums fill half of the L1 cache.
         segment=max(1, caches().l1 // 2 // (of.width * of.item * of.lanes)),
@@ -147,6 +150,7 @@ def _stages(of: Tiles, g: Geometry, t: _Tiling, m: int, threads: int) -> dict[in
     inputs = g.images * -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
     outputs = g.images * t.blocks_out * g.pixels * pixel
     weights = t.values * t.panels * t.blocks_in * pixel * of.width
+    # The operations that are executed, so that a profile does not exceed the peak of the machine.
     flops = 2 * winograd_values(g, m) * g.kernel[0] * g.inputs * g.outputs
     if not t.staged:
         units = -(-t.total // t.tiles) * -(-t.panels // t.unit_panels)
@@ -155,6 +159,7 @@ def _stages(of: Tiles, g: Geometry, t: _Tiling, m: int, threads: int) -> dict[in
         return {0: {"units": units, "grain": least, "flops": flops, "bytes": moved}}
     values = t.total * pixel * t.values * t.blocks_in
     sums = t.total * pixel * t.points * t.blocks_out
+    # The transforms count no operations, as their additions are no part of the convolution.
     stages = (
         (t.blocks_in, _PRODUCTS_PER_BYTE * values, 0, inputs + values),
         (t.products, g.flops, flops, weights + values + sums),
@@ -177,9 +182,13 @@ def _tiling(of: Tiles, g: Geometry, m: int, threads: int) -> _Tiling:
     tiles, part, together = winograd_tiling(of, total, blocks_in, panels, threads)
     stage_panels = -(-panels // _PANEL_BLOCKS)
     products = points * -(-panels // stage_panels)
+    # With a single block of tiles each thread would otherwise transform the whole input. Stages are
+    # two steps more, so that the products must be enough for several threads.
     staged = of.few_rows and threads > 1 and tiles == total and grain(products, g.flops) > 0
     if staged:
         part = panels
+    # `winograd_kernels._scratch_divider` says why a point may have no more sums than values. A unit
+    # has all panels, as the next unit of the same tiles would use their values again.
     in_place = of.few_rows and not staged and part == panels and part * of.nv <= blocks_in
     return _Tiling(
         values, points, blocks_in, blocks_out, panels, total, tiles, part, together, stage_panels,
@@ -212,11 +221,15 @@ def _tiling_number(
     low = mr <= FEW_ROWS
     if low:
         # Several few-row tiles must share a panel of weights, which comes from L2 or memory.
+        # Four register tiles are enough for that (estimate).
         part, most = panels, 4 * mr
     else:
+        # A many-row tile hides the time of weights from L2. Units are small, so that their values
+        # and sums stay in L2 together with the weights (estimates).
         part = min(panels, 8 if total <= mr + 2 else 4)
         most = mr if channels > 128 else -(-mr // 2)
     # Few tiles form one block, so that the weights are read once; else blocks fit in the caches.
+    # A block of up to two tiles more than mr runs as two register tiles of about equal height.
     blocks = 1 if total <= mr + 2 else -(-total // most)
     if low and blocks >= threads:
         # Each thread gets as many blocks: larger ones if they stay small enough, else more of them.
@@ -251,5 +264,7 @@ def winograd_values(g: Geometry, m: int) -> int:
     found = g.images * g.target[0]
     for outputs in g.target[1:]:
         tiles = -(-outputs // m)
+        # Each missing output makes one tile short, which then has one value less along the axis. A
+        # lone tile that lacks several outputs is computed like one that lacks one.
         found *= full * tiles - smaller(tiles, tiles * m - outputs)
     return found

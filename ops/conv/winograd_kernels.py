@@ -109,6 +109,8 @@ def winograd(
         if low and a.stage != 0:
             run_stage(a, t, finished, begin, end, scratch)
             return
+        # Panels are innermost, so that consecutive units have the same tiles, whose input is then
+        # transformed once for all of them.
         panels = (a.output_blocks + nv - 1) // nv
         panel_blocks = (panels + a.panels - 1) // a.panels
         grid = tile_grid(a)
@@ -123,6 +125,9 @@ def winograd(
                 transform_input(a, first, count, 0, a.input_blocks, scratch, values)
                 transformed = block
             last_panel = min(panels, panel + a.panels)
+            # Points are the outer loop, so that the values of a point serve all panels while they
+            # are in a near cache, and a point is finished before sums may overwrite its values
+            # (``in_place``).
             for point in range(points):
                 multiply(a, t, point, panel, last_panel, panel, first, count, values, c)
             last_block = min(a.output_blocks, last_panel * nv)
@@ -140,6 +145,9 @@ def _tile_setter(form: TileForm) -> Any:
 
     @register_jitable
     def set_tiles(a: WinogradArguments, t: TileBlock, finished: TileBlock) -> None:
+        # A product at a point has no taps, so that the loops over them run once; strips run the
+        # inner one over input blocks. Sums start from 0, as the block is zeroed: the bias is added
+        # to the outputs, after the transform.
         t.outer_count = 1
         t.middle_count = 1
         t.inner_count = 1
@@ -160,6 +168,10 @@ def _scratch_divider(form: TileForm, layout: ValueLayout) -> Any:
     @register_jitable
     def divide(a: WinogradArguments, scratch: int) -> tuple[int, int]:
         values = scratch + 2 * n * n * pixel
+        # The sums of point p begin p * (their size) after the first ones, which lie before the
+        # values, and a point has at least as many vectors of values as of sums. The sums of point p
+        # therefore end where its own values begin or earlier, and overwrite those of finished
+        # points alone.
         if a.in_place:
             return values + (a.panels * nv + 1) * tile_capacity(a) * pixel, values
         return values, values + n * n * tile_capacity(a) * (a.input_blocks + 1) * pixel
@@ -186,6 +198,8 @@ def _stage_runner(
             transform_input(a, 0, count, begin, end, scratch, values)
         elif stage == 2:
             pb, panels = a.stage_panels, a.panels
+            # Units of one point that follow each other run as one, which computes their addresses
+            # once.
             panel_blocks = (panels + pb - 1) // pb
             unit = begin
             while unit < end:
@@ -216,6 +230,8 @@ def _value_layout(form: TileForm) -> ValueLayout:
         """Return the number of values of a tile at a point, for each input channel."""
         if not strided:
             return 1
+        # An axis has the even and the odd inputs at a finite point, the even ones alone at
+        # infinity.
         return (1 if point // 3 == 2 else 2) * (1 if point % 3 == 2 else 2)
 
     @register_jitable
@@ -223,12 +239,15 @@ def _value_layout(form: TileForm) -> ValueLayout:
         """Return the number of values at all points before this one."""
         if not strided:
             return point
+        # The points of the first two rows have 4 + 4 + 2 values, those of the last row 2 + 2 + 1.
         i, j = point // 3, point % 3
         return 10 * i + (2 * j if i == 2 else 4 * j)
 
     @register_jitable
     def tile_grid(a: WinogradArguments) -> Grid:
         """Return the `Grid` of the arguments."""
+        # If all tiles had m - 1 outputs, ``down * (m - 1)`` rows would be covered; each row beyond
+        # these makes one tile full.
         down, across = (a.output_height + m - 1) // m, (a.output_width + m - 1) // m
         full_down = max(0, a.output_height - down * (m - 1))
         return Grid(down, across, full_down, max(0, a.output_width - across * (m - 1)))
@@ -241,6 +260,9 @@ def _value_layout(form: TileForm) -> ValueLayout:
     @register_jitable
     def values_offset(a: WinogradArguments, point: int) -> int:
         """Return the offset of the values of a point, in bytes."""
+        # A point has one vector per tile more than its values need. Without that vector, points of
+        # 64 blocks would be a multiple of 4 KiB apart, which is the size of a way of a 32 KiB L1
+        # cache: the transforms, which access all points of a tile, would use a single set.
         if not strided:
             return point * (a.input_blocks + 1) * tile_capacity(a) * pixel
         return (first_of(point) * a.input_blocks + point) * tile_capacity(a) * pixel
@@ -270,12 +292,15 @@ def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
         values: int,
     ) -> None:
         grid = tile_grid(a)
+        # Strips read adjacent pixels of one block, so that few-row tiles want [point][block][tile].
+        # A many-row tile reads all channels of a pixel in order: [point][tile][block].
         row = pixel if low else (a.input_blocks + 1) * pixel
         step, apart = values_offset(a, 1), tile_capacity(a) * pixel if low else pixel
         depth, slices = a.image_depth, a.output_depth
         blocks, area = a.input_blocks // a.kernel_depth, a.image_height * a.image_width * pixel
         # Neighbouring tiles read neighbouring pixels and write neighbouring values.
         for block in range(begin, end):
+            # An input block of the sums is a block of channels in one plane of the kernel.
             above = block // blocks * a.dilation_depth - a.pad_depth
             at = place_of(grid, first)
             # A short tile's values at infinity are unused: the next full tile overwrites them.
@@ -290,6 +315,8 @@ def _input_transform(form: TileForm, layout: ValueLayout) -> Any:
                 target = to
                 to = next_addresses(grid, at, to, row)
                 at = next_place(grid, at)
+                # The tile after this one is prefetched. After the last tile that address may be
+                # outside the image, which a prefetch ignores.
                 if low and n == 6:
                     h1, w1 = start_of(at.row, grid.full_down), start_of(at.column, grid.full_across)
                     prefetch_tile(a, x, h1 - a.pad_height, w1 - a.pad_width)
@@ -322,9 +349,11 @@ def _output_transform(form: TileForm, layout: ValueLayout) -> Any:
         c: int,
     ) -> None:
         grid = tile_grid(a)
+        # The vector more keeps points in different cache sets, see `values_offset`.
         c_row = (a.panels * nv + 1) * pixel
         point = tile_capacity(a) * c_row
         row, apart = (pixel, tile_capacity(a) * pixel) if low else (c_row, pixel)
+        # Outputs without bounds are clamped to infinities: one code without branches serves all.
         least, most = splat(-math.inf), splat(math.inf)
         if a.flags & F_LO:
             least = splat(a.low)
@@ -359,6 +388,7 @@ def _output_locator(form: TileForm, layout: ValueLayout) -> Any:
         residual = a.residual
         if residual != 0:
             residual += image * a.residual_image + to
+        # A side shorter than m - 1 has a single tile, whose last outputs lie outside the image.
         rows = min(m if at.row < grid.full_down else m - 1, height - row)
         columns = min(m if at.column < grid.full_across else m - 1, width - column)
         return OutputTile(a.y + image * a.y_image + to, residual, rows, columns)
@@ -392,6 +422,8 @@ def _multiplier(form: TileForm, layout: ValueLayout) -> Any:
         ``next_panel`` is the panel with which the next point begins, ``c`` the address of the sums
         of the first panel; the values are those of ``tiles`` tiles from tile ``first`` on.
         """
+        # At infinity only full tiles have values, which are adjacent, as `next_addresses` does not
+        # advance for the others.
         count = values_at(a, point, first, tiles)
         if count == 0:
             return
@@ -402,6 +434,7 @@ def _multiplier(form: TileForm, layout: ValueLayout) -> Any:
         t.c_row = c_row
         t.inner_a = apart
         t.c_vector = apart
+        # The channels that complete the last block are padding, whose products are 0.
         t.steps = blocks * lanes - (-a.rest % lanes)
         steps = values_of(point) * blocks
         for p in range(panel, last_panel):
@@ -411,6 +444,8 @@ def _multiplier(form: TileForm, layout: ValueLayout) -> Any:
             at = c + point * tile_capacity(a) * c_row + (p - panel) * nv * apart
             if low:
                 last = p + 1 == last_panel
+                # After the last point this address lies behind the weights, where a prefetch does
+                # not fault.
                 next_weights = weights_at(a, point + last, next_panel if last else p + 1)
                 source = values + values_offset(a, point)
                 run_strips(a, t, count, vectors, steps, source, at, next_weights)
@@ -435,6 +470,8 @@ def _value_counter(form: TileForm, layout: ValueLayout) -> Any:
         rows = grid.full_down if inf_i else grid.down
         if rows == grid.down and columns == grid.across:
             return count
+        # The tiles of a unit may begin anywhere in an image and run over several, so that they are
+        # counted one by one.
         at, found = place_of(grid, first), 0
         for _ in range(count):
             found += 1 if at.row < rows and at.column < columns else 0
@@ -504,13 +541,18 @@ def _strip_runner(form: TileForm) -> Any:
     ) -> None:
         most = a.segment
         t.inner_b = lanes * vectors * pixel
+        # All tiles of the strip read the same weights, as many bytes as come next: each tile
+        # prefetches an equal share.
         t.pace = 2 * vectors * pixel // ((count + mr - 1) // mr)
         done = 0
         while done < steps:
             part = min(most, steps - done)
+            # Only the last block may be partial; a strip multiplies its channels after the whole
+            # blocks.
             rest = a.rest if done + part == steps else 0
             t.inner_count = part - 1 if rest != 0 else part
             t.last_steps = rest
+            # From the second segment on this is not 0, so that the strip adds to the sums at ``c``.
             t.start_row = done
             t.a = values + done * t.inner_a
             t.c = c

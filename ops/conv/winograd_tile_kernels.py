@@ -54,6 +54,7 @@ class TileForm:
     @property
     def n(self) -> int:
         """Input pixels of a tile along each side."""
+        # With stride 2, two outputs of three taps read 5 pixels.
         return 5 if self.strided else self.m + self.taps - 1
 
     @property
@@ -192,6 +193,8 @@ def forward_along(v: Any, n: int) -> Any:
 
     @register_jitable
     def forward2(s: int, ss: int) -> Any:
+        # B^T of Lavin and Gray for F(2, 3) at 0, 1, -1, infinity. Its last row has the opposite
+        # sign of the value at infinity, which `backward2` takes into account.
         d0, d1, d2, d3 = load(s), load(s + ss), load(s + 2 * ss), load(s + 3 * ss)
         return d0 - d2, d1 + d2, d2 - d1, d1 - d3
 
@@ -202,6 +205,10 @@ def forward_along(v: Any, n: int) -> Any:
     def forward4(s: int, ss: int) -> Any:
         d0, d1, d2 = load(s), load(s + ss), load(s + 2 * ss)
         d3, d4, d5 = load(s + 3 * ss), load(s + 4 * ss), load(s + 5 * ss)
+        # The value at a point p has the coefficients of the product of (x - q) over the other
+        # points q: at a, of x (x + a) (x^2 - b^2); at 0, of (x^2 - a^2) (x^2 - b^2). Since a * b =
+        # 1, the coefficients a^2 * b^2 of d0 and d1 are 1. Values at a and -a share their even and
+        # odd parts.
         first = fma(splat(-(a2 + b2)), d2, d0 + d4)
         even_a, odd_a = fma(splat(-b2), d2, d4), fma(splat(-b2), d1, d3)
         even_b, odd_b = fma(splat(-a2), d2, d4), fma(splat(-a2), d1, d3)
@@ -217,6 +224,9 @@ def forward_along(v: Any, n: int) -> Any:
 
     @register_jitable
     def forward_strided(s: int, ss: int) -> Any:
+        # Even inputs: F(2, 2) with the first and the last weight. Odd inputs: two products with the
+        # middle weight, arranged so that the sums at a point can be added to those of the even
+        # inputs.
         d0, d1, d2 = load(s), load(s + ss), load(s + 2 * ss)
         d3, d4 = load(s + 3 * ss), load(s + 4 * ss)
         # Even and odd inputs at point 0 and at point 1, even inputs at infinity.
@@ -240,6 +250,7 @@ def backward_along(v: Any, m: int, n: int) -> Any:
 
     @register_jitable
     def backward2(s: int, ss: int, last: int) -> Any:
+        # Output k is the sum over the points p of p^k times the product at p.
         m0, m1, m2, m3 = load(s), load(s + ss), load(s + 2 * ss), load(last)
         return m0 + m1 + m2, m1 - m2 - m3
 
@@ -249,6 +260,9 @@ def backward_along(v: Any, m: int, n: int) -> Any:
     @register_jitable
     def backward4(s: int, ss: int, last: int) -> Any:
         m1, m2 = load(s + ss), load(s + 2 * ss)
+        # The powers of a and -a differ in sign alone, so that even outputs need the sum of both
+        # products and odd ones the difference. The product at infinity belongs to the highest
+        # power.
         sum_a, diff_a = m1 + m2, m1 - m2
         m3, m4 = load(s + 3 * ss), load(s + 4 * ss)
         sum_b, diff_b = m3 + m4, m3 - m4
@@ -278,6 +292,7 @@ def backward_along(v: Any, m: int, n: int) -> Any:
 
     @register_jitable
     def backward_strided(s: int, ss: int, last: int) -> Any:
+        # Even and odd inputs have been added by the GEMM of a point, as channels of one sum.
         m0, m1, m2 = load(s), load(s + ss), load(last)
         return m0 + m1, m1 + m2
 
@@ -331,6 +346,8 @@ def finisher(v: Any, m: int) -> Any:
 
     @register_jitable
     def finish(value: Any, bias: Any, low: Any, high: Any, y: int, res: int, down: int) -> None:
+        # Bounds are the first operands of min and max, which return the second one for NaN: a NaN
+        # stays a NaN.
         value = value + bias
         if res != 0:
             value = value + load(res + down)
@@ -375,6 +392,7 @@ def tile_prefetcher(n: int, pixel: int) -> Any:
         row = a.image_width * pixel
         s = x + h0 * row + w0 * pixel
         for _ in range(n):
+            # The step is a cache line of 64 bytes.
             for line in range(0, n * pixel, 64):
                 prefetch(s + line)
             s += row
@@ -414,6 +432,8 @@ def tile_transform(form: TileForm, values_offset: Any) -> Any:
     ) -> None:
         height, width = a.image_height, a.image_width
         patch, half = scratch, scratch + n * n * pixel
+        # All rows of a tile have the same columns outside the image, so that their zeros are stored
+        # once, before the loop over rows.
         begin, end = max(0, -w0), min(n, width - w0)
         whole = begin == 0 and end == n
         if not whole:
@@ -422,6 +442,7 @@ def tile_transform(form: TileForm, values_offset: Any) -> Any:
         for i in range(n):
             row = half + i * n * pixel
             s = x + ((h0 + i) * width + w0) * pixel
+            # The transform of zeros is zeros.
             if h0 + i < 0 or h0 + i >= height:
                 for j in range(n):
                     store(row + j * pixel, zero())
@@ -466,6 +487,10 @@ def _value_storer(form: TileForm, values_offset: Any) -> Any:
             at = j * step + block * apart
             store_inputs(d, to + at, n * step, below + at + (n - 1) * n * step)
         else:
+            # Column j of the transform is value ``other`` of the points in column ``point``:
+            # columns 0 and 1 are even and odd inputs at 0, 2 and 3 those at 1, and 4 is the even
+            # inputs at infinity. The rows have the same order. Each point holds the values of a
+            # block one after the other.
             point = j // 2
             values, other = (1 if point == 2 else 2), j % 2
             at = (2 * values * block + other) * apart
@@ -503,6 +528,9 @@ def tile_writer(form: TileForm) -> Any:
         tile: OutputTile,
         epilogue: Epilogue,
     ) -> None:
+        # Rows of points first, then columns. A short tile has no sums at infinity and reads those
+        # of another tile there. They reach only the last row and column of its m outputs, which are
+        # not stored.
         line, end = scratch, (side - 1) * point
         for i in range(side - 1):
             at = i * side * point
@@ -519,6 +547,7 @@ def tile_writer(form: TileForm) -> Any:
             at = j * pixel
             to, other = tile.y + at, residual + at if residual != 0 else 0
             finish_column(d, bias, low, high, to, other, row, tile.rows)
+        # The activation runs while the outputs of the tile are in the L1 cache.
         if a.activation != 0:
             for i in range(tile.rows):
                 finished.c = tile.y + i * row
