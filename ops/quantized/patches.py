@@ -55,6 +55,8 @@ def _element(dtype: str, flavour: str) -> tuple[Any, Any, Any, Any]:
     ``one(source, to, zero)`` copies one element, ``sixteen(source, to, zero)`` sixteen adjacent
     ones; ``clear(to, count, zero)`` sets elements to the zero point, ``clear_block`` sixteen.
     """
+    # Products of bytes (vpdpbusd, vpmaddubsw) take unsigned bytes on the left side, so that signed
+    # ones are stored plus 128. The zero point moves by as much (`qlinear_operands`).
     load1 = ld_i8 if dtype == "int8" else ld_u8
     flip = 128 if dtype == "int8" else 0
     narrow, wide = vec(dtype, BLOCK), vec("int16", BLOCK)
@@ -116,6 +118,7 @@ def _pixels_of_bytes(dtype: str) -> Any:
 
     @register_jitable
     def interleave(source: int, to: int, plane: int, channels: int) -> None:
+        # The highest bit of a signed byte is exchanged: the same as adding 128.
         values = splat(signs)
         for c in range(channels):
             values = values ^ shl(widen(load(source + c * plane)), splat(8 * c))
@@ -149,6 +152,7 @@ def _blocked_copier(dtype: str, flavour: str) -> Any:
         blocks, depth, height, width, _, _ = patch
         h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
         left = min(max(-w0, 0), nw)
+        # Not less than ``left`` for a box that lies wholly outside the image along the width.
         right = max(min(width - w0, nw), left)
         for b in range(blocks):
             for p in range(where.planes):
@@ -179,6 +183,8 @@ def _image_copier(dtype: str, flavour: str) -> Any:
         _, depth, height, width, channels, _ = patch
         h0, w0, nh, nw = where.row, where.column, where.rows, where.columns
         volume = depth * height * width
+        # All at once, as rows, columns and channels that the image lacks lie between those that it
+        # has.
         clear(to, where.planes * nh * nw * IMAGE, zero)
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
@@ -192,6 +198,8 @@ def _image_copier(dtype: str, flavour: str) -> Any:
                     continue
                 first, at = left, to + (p * nh + i) * nw * IMAGE * item
                 row = x + (d * height + h) * width + w0
+                # Sixteen pixels at a time as far as all of them are inside, since the patch has
+                # padding after them and the image may end there.
                 if item == 1:
                     while first + BLOCK <= right:
                         interleave(row + first, at + first * IMAGE, volume, channels)
@@ -218,6 +226,8 @@ def _rows_copier(dtype: str, flavour: str) -> Any:
                 sixteen(at + k, start + k * item, zero)
             for k in range(whole, depth):
                 one(at + k, start + k * item, zero)
+            # The zero point is 0 in the sum of a row (`qlinear_kernels`), and its products are
+            # those of weights that are 0.
             clear(start + depth * item, step // item - depth, zero)
 
     return rows

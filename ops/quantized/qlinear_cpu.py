@@ -125,6 +125,8 @@ class _Runs:
     @property
     def last_inner(self) -> int:
         """Double steps of the last run."""
+        # With several taps the channels of the last block that exist are not at the end of a run of
+        # taps, so that they cannot be cut off.
         rest = self.g.inputs - (self.blocks - 1) * self.width
         return -(-rest // self.double) if self.g.taps == 1 else self.inner
 
@@ -139,6 +141,7 @@ class _Runs:
         split = split.transpose(0, 1, 3, 4, 2).reshape(outputs, self.blocks, -1, self.elements)
         padded = np.zeros((*split.shape[:3], self.inner * self.double), weight.dtype)
         padded[..., : self.elements] = split
+        # The last run of each output is shorter; it is at the end of K, as there is one tap then.
         unused = (self.inner - self.last_inner) * self.double
         return padded.reshape(outputs, -1)[:, : padded[0].size - unused]
 
@@ -148,6 +151,7 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
     low, plain = q.low, q.y.layout == "plain"
     groups, channels = g.groups, g.groups * g.outputs
     together = _groups_of_a_block(g) if plain else merged(g, BLOCK)
+    # A block of 16 channels of an image of three would be padding for the most part.
     image = q.x.layout == "plain" and groups == 1 and g.inputs <= _IMAGE_CHANNELS
     source: PatchSource = "image" if image else "blocked"
     if not plain and (together > _MAX_MERGED_GROUPS or (not image and q.x.layout == "plain")):
@@ -157,6 +161,8 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
     width = _IMAGE_CHANNELS if image else BLOCK
     runs = _Runs(g, groups, together, width, 8 // tile.item)
     shape = _shape(q, tile, runs, source)
+    # In the plain layout each group is padded to whole blocks of columns; in the blocked one merged
+    # groups have whole blocks, so that all channels are one sequence.
     parts = (g.groups, g.outputs) if plain else (1, channels)
     requantization = requantization_of(q, tile, *parts, _sums_of_filters)
     weights = _weights(q, tile, runs, source)
@@ -164,6 +170,8 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
     if not plain:
         emit_tiles(q, tile, read, shape, weights, requantization)
         return
+    # Tiles store the channels of a pixel side by side. The transposition to the plain layout is a
+    # step of its own.
     sums = temporary(low, q.output, (g.images, g.pixels, channels))
     x = q.x if image else _emit_blocks(q, g)
     emit_tiles(attrs.evolve(q, x=x, y=sums), tile, read, shape, weights, requantization)
@@ -174,6 +182,7 @@ def _direct(q: QuantizedOperands, g: Geometry) -> None:
 
 def _groups_of_a_block(g: Geometry) -> int:
     """Return how many groups are merged to one that fits into a block of channels, 1 at least."""
+    # A merged group costs as much as a single one while its channels fit into one block.
     most = BLOCK // max(g.inputs, g.outputs)
     return max((n for n in range(1, most + 1) if g.groups % n == 0), default=1)
 
@@ -239,6 +248,7 @@ def _sums_of_filters(values: Array) -> Array:
 def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
     """Emit a convolution of one input and one output channel for each group."""
     low = q.low
+    # Each block of channels is a unit; an image of few channels would leave most lanes empty.
     if q.x.layout != "blocked":
         raise Unsupported("a quantized depthwise convolution of few channels")
     blocks = -(-g.groups // BLOCK)
@@ -248,6 +258,7 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
         signed = weight.reshape(g.groups, -1).astype(np.int16)
         if zeros:
             signed = signed - zeros[0].astype(np.int16).reshape(-1, 1)
+        # An odd number of taps leaves half a pair, whose weight is 0.
         full = np.zeros((blocks * BLOCK, 2 * pairs), np.int16)
         full[: g.groups, : g.taps] = signed
         split = full.reshape(blocks, BLOCK, pairs, 2)
@@ -256,6 +267,8 @@ def _depthwise(q: QuantizedOperands, g: Geometry) -> None:
         return np.ascontiguousarray(split.transpose(0, 2, 1, 3)[:, :, order])
 
     weight = low.weight("integer depthwise", make, q.w, *zero_point_sources(q.w_zero))
+    # The patch has the input less its zero point, so that the sums need none of the corrections of
+    # bytes.
     tile = integer_tile("pairs", "int16")
     sums = requantization_of(q, tile, 1, g.groups, flat_array)
     rows = g.target[1]

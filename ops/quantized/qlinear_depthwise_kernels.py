@@ -24,6 +24,8 @@ from subgraph.engine.codegen.tile_int import BLOCK, Requantizer
 from .arguments import QuantizedDepthwiseArguments
 from .patches import PatchBox, patch_copier
 
+# 4 pixels have 8 vectors of sums, which fit in AVX2's 16 registers beside 2 of weights, 2 of pixels
+# and those of a product.
 _TILE_PIXELS = 4  # most pixels of a depthwise tile
 
 
@@ -72,6 +74,8 @@ def _emit_depthwise(e: Emit, t: Any, count: int, output: str) -> None:
         output: Dtype of the output.
     """
     half = BLOCK // 2
+    # vpmaddwd adds two adjacent products. A depthwise convolution has no sum over channels, so that
+    # these are the products of two taps, whose pixels are interleaved channel by channel.
     lows = [k for q in (0, 8) for i in range(4) for k in (q + i, BLOCK + q + i)]
     highs = [k + 4 for k in lows]
     # Unpacking 128-bit halves of vectors interleaves channels; this is the order of the sums.
@@ -85,6 +89,8 @@ def _emit_depthwise(e: Emit, t: Any, count: int, output: str) -> None:
     x, ars = e.word(t, "x"), e.word(t, "x_step")
     table, weights = e.variable(e.word(t, "taps")), e.variable(e.word(t, "weights"))
     with e.loop(e.word(t, "pairs")):
+        # The taps of a pair may lie in different rows, so that each has its offset in a table,
+        # which all tiles share, in place of loops over rows and columns.
         first = b.add(x, e.load_i64(e.get(table)))
         second = b.add(x, e.load_i64(b.add(e.get(table), I64(8))))
         w = [load_at(b, b.add(e.get(weights), I64(32 * j)), line, 2) for j in (0, 1)]
@@ -101,6 +107,7 @@ def _emit_depthwise(e: Emit, t: Any, count: int, output: str) -> None:
     scale, shift = e.word(t, "scale"), e.word(t, "shift")
     scales = [_pick(b, scale, end.real, order[k : k + 8]) for k in (0, 8)]
     slots = [e.variable(end.real(None)) for _ in range(2)]
+    # Without a shift zeros are added: one code serves both cases.
     with e.when(b.icmp_signed("!=", shift, I64(0))):
         for j in (0, 1):
             e.put(slots[j], _pick(b, shift, end.real, order[8 * j : 8 * j + 8]))
@@ -181,6 +188,7 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
         row_blocks = (oh_n + rb - 1) // rb
         table = a.scratch + worker * a.scratch_bytes
         pairs = a.pairs
+        # The table takes whole cache lines, as each pixel of the patch after it is half of one.
         patch = table + (16 * pairs + 63) // 64 * 64
         plane_in, zero = a.image_height * a.image_width * BLOCK, load_zero(a.x_zero)
         nw = (ow_n - 1) * a.stride_width + (a.kernel_width - 1) * a.dilation_width + 1
@@ -194,6 +202,7 @@ def depthwise(*, dtype: str, output: str) -> Callable[..., None]:
         where.plane = 0
         where.planes = 1
         where.plane_step = 1
+        # For the copy each block of channels is an image of its own.
         plane_of = (1, 1, a.image_height, a.image_width, BLOCK, BLOCK * 2)
         for unit in range(begin, end):
             oh, plane = unit % row_blocks * rb, unit // row_blocks

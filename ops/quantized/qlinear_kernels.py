@@ -43,7 +43,9 @@ from .saturation_kernels import (
     largest_finder,
 )
 
+# 2048 bytes; the largest tile is 12 rows of 2 vectors of 16 int32, which are 1536 bytes.
 _corner = stack_words(256)
+# 128 bytes: an int32 for each column of the widest panel, 32.
 _start = stack_words(BLOCK)
 
 
@@ -100,6 +102,8 @@ def product(
         pixel, zero = product.pixel, load_zero(product.x_zero)
         volume = product.image_depth * product.image_height * product.image_width
         group_bytes = product.blocks * volume * BLOCK
+        # Panels are innermost, so that units of the same pixels, which a thread takes one after the
+        # other, copy their patch once.
         copied = -1
         for unit in range(begin, end):
             patch, panel = unit // panel_blocks, unit % panel_blocks * pb
@@ -119,6 +123,7 @@ def product(
             where.unit_columns = cols
             where.patch_row = nw * pixel
             where.tile = product.tile
+            # Blocks are a patch apart, or an image apart if the image itself is read.
             plane_pixels = nh * nw if product.scratch != 0 else od_n * oh_n * ow_n
             _set_loops(product, t, nw * pixel, plane_pixels * pixel)
             y = product.y + image * product.y_image + first * product.y_pixel
@@ -148,13 +153,18 @@ def _patch_preparer(dtype: str, flavour: str, source: str) -> Any:
             first: Offset of the patch in the image if it is not copied, in bytes.
             zero: Zero point of the input.
         """
+        # If the image has the layout of a patch, tiles read it in place (`qlinear_tiles_cpu`).
         if product.scratch != 0:
             copy_patch(_patch_of(product), x, scratch, zero, where)
         else:
             scratch = x + first
+        # The largest bytes hold for all panels of the patch, so that they are found once for each
+        # copy.
         if correcting:
             pixels = where.planes * where.rows * where.columns
             find_largest(product, scratch, pixels, scratch + product.largest_at)
+        # Only rows of a matrix have sums: a window's sum would differ for each output pixel, and is
+        # not needed, as convolutions with such zero points use ``pairs``.
         where.row_sums = 0
         if shifting and product.excess != 0:
             sum_rows(product, scratch, where.columns, zero)
@@ -206,8 +216,12 @@ def _unit_runner(dtype: str, output: str, flavour: str, step_bytes: int, source:
         for p in range(panel, min(panels, panel + product.unit_panels)):
             first = p * width
             column = group * columns + first
+            # Bias and scale are those of a column of the operator; what depends on the weights is
+            # different for each image if the weights are.
             own = column if product.weights_image == 0 else column + image * columns
             weights_at = product.weights + image * product.weights_image
+            # Each vector of columns takes the same bytes in a panel of any width, so that this is
+            # where the panel begins.
             t.b = weights_at + column // lanes * steps * step_bytes
             count = min(width, columns - first)
             t.bias = start_sums(product, start, column, own, zero, count)
@@ -217,6 +231,7 @@ def _unit_runner(dtype: str, output: str, flavour: str, step_bytes: int, source:
             at = y + group * product.y_group + first // BLOCK * product.y_block
             if correcting:
                 bounds = product.bounds + (group * panels + p) * bound_rows * bound_row
+                # Columns are whole blocks of 16, hence whole vectors.
                 vectors = min(nv, (columns - first) // lanes)
                 where.tile = choose_tile(product, t, bounds, scratch, vectors)
             run_panel(product, t, scratch, at, where, first)
@@ -227,6 +242,8 @@ def _unit_runner(dtype: str, output: str, flavour: str, step_bytes: int, source:
 @register_jitable
 def _loop_sizes(product: QuantizedProductArguments) -> tuple[int, int, int]:
     """Return the steps of a panel of weights, the bytes of a row of bounds, and their rows."""
+    # Without dilation the taps of a kernel row are adjacent in the patch: they are one run, which
+    # `inner` counts.
     lines = product.kernel_depth * product.kernel_height
     taps = lines * (1 if product.width_merged != 0 else product.kernel_width)
     steps = ((product.blocks - 1) * product.inner + product.last_inner) * 2 * taps
@@ -294,6 +311,7 @@ def _row_sums(lanes: int, flip: int) -> Any:
     @register_jitable
     def sum_rows(product: QuantizedProductArguments, scratch: int, rows: int, zero: int) -> None:
         """Write the sum of the bytes of each row, each less the zero point."""
+        # The bytes that complete a row are the zero point, too, so that they subtract to 0.
         step = product.pixel
         for r in range(rows):
             total = zero_quads()
@@ -330,6 +348,9 @@ def _start_sums(flip: int) -> Any:
         bias: int = product.bias + 4 * column
         if product.weight_sums == 0:
             return bias
+        # The zero point of x or the weights are computed at run time, so that their share could not
+        # be added to the bias when the plan was made. Bytes of the patch are unsigned: the zero
+        # point of signed ones is 128 more, too.
         factor = splat_sum(zero + flip)
         for i in range(0, 4 * count, 4 * BLOCK):
             sums = load_sums(product.weight_sums + 4 * own + i)
@@ -355,6 +376,8 @@ def _tile_chooser(step_bytes: int) -> Any:
         vectors: int,
     ) -> int:
         """List the faults of a panel; return its tile, that of quads if there are too many."""
+        # Faults depend on the weights of a panel, so that another panel of the same patch may need
+        # none.
         strides, most = _tile_strides(), product.most_faults
         strides.block = t.outer_a * product.kernel_depth
         strides.plane = t.outer_a
@@ -365,6 +388,8 @@ def _tile_chooser(step_bytes: int) -> Any:
         count = find_faults(product, bounds, reach, to, most, strides)
         t.saturated_count = count
         t.saturated_steps = to
+        # The tile of quads has no 16-bit sums. It is slower without VNNI, yet faster than many
+        # corrections (estimate).
         tile: int = product.tile if count <= most else product.quads_tile
         return tile
 
@@ -384,6 +409,7 @@ def _set_loops(
     )
     pixel = product.pixel
     t.a_row = product.stride_width * pixel
+    # The planes of a patch are as far apart as its blocks, so that one loop runs over both.
     t.outer_count = product.blocks * product.kernel_depth
     t.outer_a = plane
     t.middle_count = kh
@@ -438,6 +464,8 @@ def _panel_runner(item: int) -> Any:
         stored = product.stored - first
         crs, row_out = product.y_pixel, product.output_width * product.y_pixel
         row_in = where.patch_row * product.stride_height
+        # Tiles store whole vectors. Columns that y does not have would overwrite the next pixel or
+        # lie behind y, so that such a tile is stored to the stack first.
         cut = stored < vectors * lanes
         corner = _corner()
         t.c_row = width * item if cut else crs

@@ -56,6 +56,8 @@ class Tile:
 
 def integer_tile(flavour: Flavour, weights: str) -> Tile:
     """Return the tile of this machine, as ``tile_int.integer_tile_shape`` does, without numba."""
+    # Sums of mr x nv vectors, nv of B and one of A fit in the registers: 24 + 3 of 32 or 12 + 3 of
+    # 16. A panel has whole blocks of 16 columns, so that narrow vectors need more of them.
     lanes = max(4, host.lanes("int32"))
     if host.has_32_registers():
         mr, nv = (12, 2) if lanes == BLOCK else (6, BLOCK // lanes)
@@ -108,6 +110,8 @@ def packed(tile: Tile, groups: int, runs: Callable[[Array], Array]) -> Callable[
             for first in range(0, matrix.shape[0], columns):
                 panel = matrix[first : first + columns]
                 steps = panel.reshape(panel.shape[0], -1, tile.step_elements)
+                # A step of all columns is contiguous, in the order in which a tile reads it. The
+                # last panel of a group has only its own columns.
                 pieces.append(np.ascontiguousarray(steps.swapaxes(0, 1)).reshape(-1))
         return np.concatenate(pieces)
 
@@ -116,6 +120,7 @@ def packed(tile: Tile, groups: int, runs: Callable[[Array], Array]) -> Callable[
 
 def centred_weights(weight: Array, *zeros: Array) -> Array:
     """Return weights less their zero points, as int16."""
+    # The difference of two bytes needs nine bits.
     signed = weight.astype(np.int16)
     if not zeros:
         return signed
@@ -144,10 +149,15 @@ def guards(
         full = np.zeros((rows.shape[0], blocks * taps * inner * 8), np.int16)
         full[:, : rows.shape[1]] = rows
         pairs = full.reshape(rows.shape[0], -1, 2)
+        # Bytes of the input are not negative: a sum of two products is largest if weights of the
+        # other sign meet 0. The bound for negative sums uses 32767, too, where 32768 would fit.
         above, below = (np.maximum(sign * pairs, 0).sum(2) for sign in (1, -1))
         sums: Array = np.maximum(above, below).reshape(groups, -1, blocks, taps, 4 * inner)
         firsts = list(range(0, sums.shape[1], columns))
+        # A correction takes a step of all columns of a panel, so that one bound serves them all.
         largest = np.maximum.reduceat(sums, firsts, axis=1)
+        # A bound of 255 holds for every byte. Taps are outermost: the largest bytes of a patch are
+        # the same for all taps, and one row of them is compared with a row of bounds for each tap.
         fitting = np.minimum(32767 // np.maximum(largest, 1), 255).swapaxes(2, 3)
         row = 4 * blocks * inner
         bounds = np.full((*fitting.shape[:3], round_up(row, LINE)), 255, np.uint8)

@@ -46,10 +46,14 @@ def panels(*, dtype: str, lanes: int, vectors: int) -> Callable[..., None]:
                 pack(a, x, to + 4 * c, first + c, stride)
             for c in range(0, panel_columns, lanes):
                 total = splat_sum(0)
+                # Ones as the unsigned operand: the products are the signed bytes themselves, four a
+                # lane.
                 for q in range(quads):
                     total = dot(total, splat_sum(0x01010101), load_sums(to + q * stride + 4 * c))
                 store_sums(a.sums + index + 4 * c, total)
             for c in range(panel_columns):
+                # Columns that complete a block of 16 have no zero point of their own; any serves
+                # them, as they are not stored.
                 column = min(first + c, a.row_size - 1)
                 excess = load_zero(a.zeros + column * a.zero_step) - offset
                 st_i32(a.excess + index + 4 * c, excess)
@@ -69,11 +73,15 @@ def _column_packer(offset: int) -> Any:
     fours = [
         k for i in range(0, 2 * BLOCK, 2) for k in (i, i + 1, 2 * BLOCK + i, 2 * BLOCK + i + 1)
     ]
+    # A shuffle has two operands, so that four rows become quads in two steps: bytes of two rows
+    # make pairs, and two pairs a quad.
     mix, mix_pairs = shuffle("uint8", BLOCK, pairs), shuffle("uint8", 2 * BLOCK, fours)
 
     @register_jitable
     def row(x: int, k: int, depth: int, step: int, count: int) -> Any:
         """Return bytes of a row of which ``count`` exist; zeros after the last row."""
+        # A row of 0 adds nothing to the sums, whatever the bytes of the other operand are.
+        # Exclusive or with 128 subtracts 128 from an unsigned byte.
         if k >= depth:
             return zero()
         at = x + k * step

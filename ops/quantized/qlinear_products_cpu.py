@@ -67,6 +67,8 @@ def matmul_integer(node: Node, low: Lowering) -> None:
     """Lower MatMulInteger; DynamicQuantizeLinear computes the zero point of A at run time."""
     q = integer_operands(low)
     a, b, y, zeros = q.x, q.w, q.y, (q.x_zero, q.w_zero)
+    # A right side that is computed at run time is packed in each run, or multiplied as floats if
+    # that is faster.
     if not b.constant:
         if not (y.size and _emit_computed_product(q)):
             emit_int8_product(low, a, b, zeros, y)
@@ -102,6 +104,7 @@ def _emit_product(node: Node, q: QuantizedOperands) -> None:
         padded[:, :depth] = weight
         return padded
 
+    # Packing takes outputs as rows, as convolutions have them.
     def of_rows(make: Callable[..., Array]) -> Callable[..., Array]:
         def made(weight: Array, *zeros: Array) -> Array:
             return make(as_rows(weight), *zeros, *offset)
@@ -126,6 +129,7 @@ def _emit_product(node: Node, q: QuantizedOperands) -> None:
         return total
 
     item = 1 if q.output in BYTES else 4
+    # The rows of the left side are the pixels of a 1x1 convolution, along the width.
     line = (1, 1, 1)
     g = Geometry(1, 1, depth, outputs, (1, 1, rows), (1, 1, rows), line, line, line, (0, 0, 0))
     shape = _row_shape(depth, outputs, item, double_steps)
@@ -184,6 +188,8 @@ def _stack(a: Operand, b: Operand) -> _Stack | None:
     """Return the matrices of a product; None if their stacks broadcast or an operand is empty."""
     if not (a.rank and b.rank and a.size and b.size):
         return None
+    # A right side of one matrix serves all rows of the left side as one product; a left side of one
+    # matrix is read again for each right side.
     depth, n, stack = a.shape[-1], b.shape[-1] if b.rank > 1 else 1, b.shape[:-2]
     rows = math.prod(a.shape[:-1])
     if a.rank <= 2 or b.rank <= 2:
@@ -215,6 +221,7 @@ def _emit_computed_product(q: QuantizedOperands) -> bool:
     )  # fmt: skip
     shape = _row_shape(s.depth, s.n, 4, double_steps, s.a_step)
     shape = attrs.evolve(shape, y_image=4 * s.m * s.n)
+    # A double step has eight bytes of each column.
     weights_image = 8 * double_steps * shape.columns if s.matrices > 1 else 0
     emit_tiles(q, tile, g, shape, weights, sums, weights_image=weights_image)
     return True
@@ -223,6 +230,7 @@ def _emit_computed_product(q: QuantizedOperands) -> bool:
 def _emit_packing(q: QuantizedOperands, tile: Tile, s: _Stack) -> tuple[Weights, Requantization]:
     """Emit the step that packs the right sides; return them and how sums become the result."""
     low, b, zero = q.low, q.w, q.w_zero
+    # Tiles run double steps, so that the number of quads is even.
     columns, quads = round_up(s.n, BLOCK), round_up(s.depth, 8) // 4
     panels = low.scratch(4 * s.matrices * columns * quads)
     totals, excess = (low.scratch(4 * s.matrices * columns) for _ in range(2))
@@ -265,6 +273,8 @@ def _tiles_are_faster(q: QuantizedOperands, s: _Stack) -> bool:
 
 def _excess(q: QuantizedOperands, tile: Tile, outputs: int) -> Argument:
     """Return the excess of packed columns: zero points less the one that packing subtracts."""
+    # Tiles of pairs have weights less their own zero points. Weights that fit int8 have exactly the
+    # zero point that packing subtracts.
     if tile.flavour == "pairs" or fits_int8(q.w, q.w_zero):
         return 0
     offset, spread = signed_zero_point(q.w), column_vector(1, outputs, "int32")

@@ -62,9 +62,13 @@ def _cut_tiles(low: Lowering, tile: Tile, g: Geometry, shape: Shape) -> tuple[in
     most, each = caches().l2 // 2, shape.blocks * g.kernel[0] * shape.pixel
     steps, reach = g.strides, (g.reach(1, 1), g.reach(2, 1))
     rest = reach[0] - steps[1], reach[1] - steps[2]
+    # Rows are halved first, as long rows keep the tiles full; planes of the result are units
+    # anyway.
     rows = halved(high, 1, 1, each * g.reach(2, wide), steps[1], rest[0], most)
     columns = halved(wide, tile.mr, tile.mr, each * g.reach(1, rows), steps[2], rest[1], most)
     part = panels = -(-shape.columns // (tile.lanes * tile.nv))
+    # Rows, then columns, then panels: units of the same pixels on several threads would copy and
+    # check the same patch, each for itself.
     if low.threads > 1:
         wanted, outer = 4 * low.threads, g.images * g.groups * deep
         rows = shared(rows, high, outer * -(-wide // columns), wanted, 1, 1)
@@ -118,6 +122,7 @@ def _scratch_areas(
         faults_at = largest_at + round_up(4 * shape.blocks * shape.inner, LINE) + 64
         nbytes = round_up(faults_at + 16 * faults, 64)
     row_sums_at = nbytes
+    # A unit of such a product is one line of rows, so that its columns are all its rows.
     if has_excess:
         nbytes = round_up(row_sums_at + 4 * columns, 64)
     return _ScratchAreas(largest_at, faults_at, faults, row_sums_at, nbytes)

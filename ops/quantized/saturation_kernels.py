@@ -65,9 +65,14 @@ def largest_finder() -> Any:
             for o in range(doubles):
                 at = patch + b * pixels * step + 8 * o
                 most = zero8()
+                # The largest byte of a channel over all pixels of the patch, whichever tap reads
+                # it. That is more than a single tile reads, but is found once for all tiles and
+                # panels.
                 for p in range(pixels):
                     most = max8(most, load8(at + p * step))
                 store8(eight_bytes, most)
+                # A run of adjacent taps reads the channels again for each tap, ``doubles`` steps
+                # later.
                 for i in range(o, inner, doubles):
                     for k in range(PAIRS):
                         larger = max(ld_u8(eight_bytes + 2 * k), ld_u8(eight_bytes + 2 * k + 1))
@@ -112,8 +117,11 @@ def fault_finder() -> Any:
             line = tap // along
             a = line // high * strides.plane + line % high * strides.row + tap % along * strides.tap
             for first in range(0, row, LINE):
+                # Most lines have no fault: 16 pairs are compared at once. Padding has a largest
+                # byte of 0.
                 if not some(load(reach + first) > load(bounds + first)):
                     continue
+                # A step of the tile is two pairs, which are corrected together.
                 for i in range(first, min(first + LINE, blocks * inner), 2):
                     fits = ld_u8(reach + i) <= ld_u8(bounds + i)
                     if fits and ld_u8(reach + i + 1) <= ld_u8(bounds + i + 1):
