@@ -50,6 +50,8 @@ def taps_inside(first: int, last: int, taps: int, dilation: int, size: int) -> t
         dilation: Pixels from a tap to the next one.
         size: Pixels of the image along the axis.
     """
+    # A tap counts if any of the windows reads a pixel with it. The last window is the first to
+    # reach the image, the first window the last to leave it.
     begin = max(0, (dilation - 1 - last) // dilation)
     return begin, max(0, min(taps, (size - first + dilation - 1) // dilation) - begin)
 
@@ -87,6 +89,8 @@ def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> An
         if plain:
             for i in range(0, pixels - lanes + 1, lanes):
                 store(to + i * item, load(source + i * item))
+            # Pixels that do not fill a vector are copied one by one: a vector would read beyond the
+            # row.
             for i in range(pixels // lanes * lanes, pixels):
                 store1(to + i * item, load1(source + i * item))
         else:
@@ -98,6 +102,8 @@ def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> An
         depth, height, width = a.image_depth, a.image_height, a.image_width
         d0, h0, w0 = where.depth, where.row, where.column
         nd, nh, nw = where.depths, where.rows, where.columns
+        # The three parts of a row, padding, pixels and padding, are the same for all rows of the
+        # box.
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
         for b in range(blocks):
@@ -143,6 +149,8 @@ def pixel_gatherer(dtype: str, lanes: int, plain: bool) -> Any:
                 d = where.depth + tap // (taps_h * taps_w) * a.dilation_depth
                 h = where.row + tap // taps_w % taps_h * a.dilation_height
                 w = where.column + tap % taps_w * a.dilation_width
+                # The first output whose pixel lies at column 0 or behind, and the first one behind
+                # the image.
                 left = min(max((sw - 1 - w) // sw, 0), cols)
                 right = max(min((width - w + sw - 1) // sw, cols), left)
                 inside = d >= 0 and d < depth

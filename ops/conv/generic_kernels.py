@@ -70,6 +70,8 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                 columns = min(width, count - p)
                 vectors = (columns + lanes - 1) // lanes
                 t.tail = columns - (vectors - 1) * lanes
+                # Sums start from 0, so that a tile does not read `start_vector`: here it holds the
+                # number of vectors for `_channel_runner`, which changes other fields for each tile.
                 t.start_vector = vectors
                 at = p * item
                 channels(a, t, b + at, w, y + at, bias, res + at if res != 0 else 0)
@@ -132,6 +134,7 @@ def _matrix_of_windows(dtype: str, lanes: int) -> Any:
                 ow = (first + done) % ow_n
                 oh = (first + done) // ow_n % oh_n
                 od = (first + done) // ow_n // oh_n
+                # Outputs of one row read one row of the image, so that a run ends with the row.
                 run = min(count - done, ow_n - ow)
                 d = od * a.stride_depth - a.pad_depth + k * a.dilation_depth
                 h = oh * a.stride_height - a.pad_height + i * a.dilation_height
@@ -197,6 +200,7 @@ def _channel_runner(dtype: str, lanes: int, mr: int) -> Any:
         """
         outputs, activate = a.outputs, a.activation
         tail, vectors = t.tail, t.start_vector
+        # Only the last block of columns can end with a partial vector.
         tile = a.tile if tail == lanes else a.masked_tile
         i = 0
         while i < outputs:

@@ -242,6 +242,7 @@ def requantization_of(
     """
     low = q.low
     spread = column_vector(groups, outputs, "int32")
+    # A bias with the scale of the sums is their first value, which needs no rounding.
     exact = q.bias is not None and q.bias.dtype == "int32" and q.bias_scale is None
     sources: list[Operand] = [q.bias] if exact and q.bias is not None else []
     name = f"integer bias {groups}x{outputs}"
@@ -251,8 +252,10 @@ def requantization_of(
     def of_weights(weight: Array) -> Array:
         return sums(weight.astype(np.int64) - offset)
 
+    # The sum of (x - z) * w is the sum of x * w less z times the sum of w, which is known before.
     weight_sums: Argument = 0
     if tile.flavour != "pairs" and (q.x_zero is None or q.x_zero.known is not None):
+        # Patches have signed bytes plus 128 (`patches`).
         shifted = int(known_zero(q.x_zero)[0]) + (128 if q.x.dtype == "int8" else 0)
         name += f" less {shifted} {summed}"
 
@@ -285,6 +288,7 @@ def _scale(
     spread = column_vector(groups, outputs, "float32")
 
     def make(left: Array, right: Array, *out: Array) -> Array:
+        # In the order of operations of ONNX Runtime, so that results are rounded alike.
         scale = left.reshape(-1)[:1] * right.reshape(-1)
         return spread(scale / out[0].reshape(-1) if out else scale)
 
