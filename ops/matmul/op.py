@@ -242,6 +242,16 @@ def matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 def product_type(
     dtype: str | None, left: ValueType | None, right: ValueType | None
 ) -> ValueType | None:
+    """Return the type of a matrix product, of unknown shape if an operand's is.
+
+    Args:
+        dtype: Dtype of the product; None where unknown.
+        left: Type of the left operand, ``[..., M, K]`` or ``[K]``; None where unknown.
+        right: Type of the right operand, ``[..., K, N]`` or ``[K]``; None where unknown.
+
+    Raises:
+        ShapeError: An operand is a scalar, the sizes of K differ, or the stacks do not broadcast.
+    """
     a, b = tensor(left), tensor(right)
     if dtype is None or a is None or b is None or a.shape is None or b.shape is None:
         return None if dtype is None else TensorType(dtype)

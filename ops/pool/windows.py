@@ -202,6 +202,17 @@ def convolution(node: Node, types: Types, values: Values) -> list[ValueType | No
 def filtered_type(
     node: Node, dtype: str, image: ValueType | None, filters: ValueType | None
 ) -> TensorType:
+    """Return the type of a convolution: ``[N, M, *spatial]``, of unknown shape if an operand's is.
+
+    Args:
+        node: The node, with the attributes of windows.
+        dtype: Dtype of the result.
+        image: Type of the input, ``[N, C, *spatial]``; None where unknown.
+        filters: Type of the filters, ``[M, C / group, *kernel]``; None where unknown.
+
+    Raises:
+        ShapeError: The ranks differ, or no window fits.
+    """
     x, w = tensor(image), tensor(filters)
     if x is None or x.shape is None or w is None or w.shape is None:
         return TensorType(dtype)
