@@ -9,8 +9,7 @@ import os
 import random
 import struct
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from subgraph.graph.types import Array
 from subgraph.runtime.settings import unsaved_options
 from subgraph.system import signing
 from tests.support.blobs import forged, split
+from tests.support.children import in_child
 
 X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 KEY = bytes(range(32))
@@ -547,29 +547,12 @@ def test_each_user_of_a_shared_folder_has_a_key(monkeypatch: pytest.MonkeyPatch)
                 forget_key()
                 assert signing.is_own(told, b"x")
 
-            _as_nobody(sign)
+            in_child(sign, user=NOBODY)
             os.chown(Path(name, "export.key"), NOBODY, NOBODY)
             forget_key()
             assert not signing.is_own(of_root, b"x")
         finally:
             forget_key()
-
-
-def _as_nobody(check: Callable[[], None]) -> None:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            check()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_headers_are_plain_json(core: sg.Core) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import threading
-import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -17,28 +15,13 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.system.forking import free_in_child, held_while_forking
 from subgraph.weights.cache import WeightCache
+from tests.support.children import in_child
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 X = np.arange(8, dtype=np.float32).reshape(1, 8)
-
-
-def in_child(check: Callable[[], None]) -> None:
-    """Fail unless ``check`` passes in a forked child, within a minute."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            faulthandler.dump_traceback_later(60, exit=True, file=2)  # standard error
-            check()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 class Gate:
@@ -102,7 +85,7 @@ def test_locks(kind: Callable[[], threading.Lock]) -> None:
             lock.release()
 
     with standing_in(gate, hold):
-        in_child(check)
+        in_child(check, seconds=60)
         assert not freed.acquire(blocking=False)
     check()
 
@@ -119,7 +102,7 @@ def test_a_weight_that_is_being_made() -> None:
         np.testing.assert_array_equal(weights.get("double", double, parameter), X * 2)
 
     with standing_in(gate, check):
-        in_child(check)
+        in_child(check, seconds=60)
     check()
 
 
@@ -146,7 +129,7 @@ def test_a_transaction_is_seen_whole_or_not_at_all() -> None:
         writer.start()
     try:
         for _ in range(20):
-            in_child(check)
+            in_child(check, seconds=60)
     finally:
         stop.set()
         for writer in writers:
@@ -168,7 +151,7 @@ def test_a_request_that_runs_belongs_to_the_parent() -> None:
         np.testing.assert_array_equal(request.infer(X)[0], X + 1)
 
     with standing_in(gate, lambda: request.start_async(X)):
-        in_child(check)
+        in_child(check, seconds=60)
         assert request.is_busy
     results = request.wait(30)
     assert results is not None
@@ -183,7 +166,7 @@ def test_a_synchronous_run_belongs_to_the_parent() -> None:
         np.testing.assert_array_equal(request.infer(X)[0], X + 1)
 
     with standing_in(gate, check):
-        in_child(check)
+        in_child(check, seconds=60)
         with pytest.raises(sg.RequestError, match="busy"):
             request.infer(X)
 
@@ -206,7 +189,7 @@ def test_a_queue_has_all_its_requests() -> None:
         queue.start_async(X)
 
     with standing_in(gate, fill):
-        in_child(check)
+        in_child(check, seconds=60)
     queue.wait_all()
     check()
 
@@ -262,7 +245,7 @@ def test_children_of_a_busy_process(device: str) -> None:
         thread.start()
     try:
         for _ in range(15):
-            in_child(all_of_them)
+            in_child(all_of_them, seconds=60)
     finally:
         stop.set()
         for thread in threads:

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from subgraph.system.trusted_files import (
     write_trusted,
 )
 from subgraph.tools.cli_inputs import read_array
+from tests.support.children import in_child
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owner and mode here"),
@@ -83,24 +83,6 @@ def pipe(path: Path) -> Path:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-
-
-def in_child(check: Callable[[], None], uid: int) -> None:
-    """Fail unless ``check`` passes in a forked child of another user."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-            check()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # ---------------------------------------------------------------- pipes, links, devices
@@ -344,7 +326,7 @@ def test_a_cache_that_root_has_filled_serves_every_user(
         for path in (shared / "kernels").glob("processor-*.json"):
             assert processor._read(path) is not None  # pyright: ignore[reportPrivateUsage]
 
-    in_child(use, NOBODY)
+    in_child(use, user=NOBODY)
 
 
 @needs_root
@@ -358,10 +340,10 @@ def test_a_cache_that_a_user_has_filled_does_not_serve_another(shared: Path) -> 
     def use() -> None:
         assert objectcache.read(KEY) is None
 
-    in_child(fill, NOBODY)
+    in_child(fill, user=NOBODY)
     use()
-    in_child(use, NOBODY - 1)
-    in_child(fill, NOBODY)
+    in_child(use, user=NOBODY - 1)
+    in_child(fill, user=NOBODY)
 
 
 def test_half_a_file_says_what_is_missing(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from subgraph.graph.types import Array
 from subgraph.transform.pass_manager import apply_pass
 from tests.devices.backends.test_operators import USES
 from tests.support.backends import no_package
-from tests.support.cudnn_graphs import NumpyCudnn, described_card
+from tests.support.cards.cudnn_graphs import NumpyCudnn, described_card
 from tests.support.requirements import Use, floats
 
 needs_package = pytest.mark.skipif(bool(no_package("CUDNN")), reason=no_package("CUDNN"))

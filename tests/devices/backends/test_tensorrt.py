@@ -21,7 +21,7 @@ from subgraph.devices.backends.libraries.tensorrt_engine import EngineModel, net
 from subgraph.graph.types import Array
 from tests.devices.backends.test_operators import USES, graph_of
 from tests.support.backends import installed, is_missing, no_package
-from tests.support.tensorrt_engines import Cardless, OrtTensorrt
+from tests.support.cards.tensorrt_engines import Cardless, OrtTensorrt
 
 needs_package = pytest.mark.skipif(bool(no_package("TENSORRT")), reason=no_package("TENSORRT"))
 needs_rtx = pytest.mark.skipif(

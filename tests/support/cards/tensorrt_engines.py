@@ -11,7 +11,7 @@ from subgraph.devices.backends.libraries.cuda import Card
 from subgraph.devices.backends.libraries.cudnn_graph import strides_of
 from subgraph.devices.backends.libraries.tensorrt_engine import Builder, Shapes
 from subgraph.graph.types import Array
-from tests.support.host_card import HostCard, HostRuntime
+from tests.support.cards.host_card import HostCard, HostRuntime
 
 
 class Cardless(tensorrt.TensorrtDevice):

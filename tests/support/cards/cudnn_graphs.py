@@ -16,7 +16,7 @@ from subgraph.devices.backends.libraries.cuda import Card
 from subgraph.devices.backends.libraries.cudnn_graph import Step, strides_of
 from subgraph.devices.backends.libraries.cudnn_plans import Kernel, Planner, graph_of
 from subgraph.graph.types import Array
-from tests.support.host_card import HostCard, HostRuntime
+from tests.support.cards.host_card import HostCard, HostRuntime
 
 # The description of an H100 in cuDNN's form, from NVIDIA's published figures of that card.
 H100 = {

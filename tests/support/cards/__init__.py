@@ -1,0 +1,1 @@
+"""Stand-ins for NVIDIA cards and for the libraries that need one."""
