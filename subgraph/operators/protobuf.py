@@ -163,6 +163,9 @@ def tensor_from_proto(proto: TensorProto) -> Array:
             array = np.array(strings, dtype=object).reshape(tuple(proto.dims))
         else:
             array = _array(proto)
+            if proto.data_type == TensorProto.BOOL:
+                # Kernels rely on the bytes 0 and 1, but a file may hold any.
+                array = np.asarray(array.view(np.uint8) != 0)
     except (ValueError, TypeError, OverflowError, MemoryError) as error:
         raise ModelError(
             f"tensor {proto.name!r} (dtype {DTYPE_OF_ONNX[proto.data_type]}, dims "

@@ -418,6 +418,25 @@ def test_integer_division_does_not_end_the_process(op_type: str, dtype: str, dev
     assert found[2] == (3 if op_type == "Div" else 1)
 
 
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+def test_bytes_of_booleans_are_0_or_1(device: str) -> None:
+    weight = TensorProto(name="w", data_type=TensorProto.BOOL, dims=[4], raw_data=b"\0\1\2\xff")
+    nodes = [
+        onnx.helper.make_node("And", ["x", "w"], ["both"]),
+        onnx.helper.make_node("Identity", ["w"], ["same"]),
+        onnx.helper.make_node("Cast", ["w"], ["number"], to=TensorProto.UINT8),
+    ]
+    info = onnx.helper.make_tensor_value_info
+    results = [info("both", 9, [4]), info("same", 9, [4]), info("number", TensorProto.UINT8, [4])]
+    graph = onnx.helper.make_graph(nodes, "flags", [info("x", 9, [4])], results, [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    found = sg.compile_model(sg.load(model.SerializeToString()), device)(
+        {"x": np.ones(4, np.bool_)}
+    )
+    for result in found.values():
+        assert result.view(np.uint8).tolist() == [0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_strings_in_raw_data_are_refused(device: str) -> None:
     weight = TensorProto(name="w", data_type=TensorProto.STRING, dims=[2], raw_data=bytes(16))
