@@ -15,6 +15,9 @@ MAX_PROMOTED_OBJECTS = 4_000_000
 MIN_COLLECTED_OBJECTS = 50_000
 # After more such collections the end of the block runs a full collection.
 MAX_YOUNG_COLLECTIONS = 3
+# More frozen objects than these are a user's and stay frozen. Python 3.12 itself freezes immortal
+# objects at each full collection (375 in Python 3.12.1).
+_MAX_IMMORTAL_OBJECTS = 2_000
 
 _young_collections = 0  # collections of the young generations since the last full one
 _promoted = 0  # objects that went to the oldest generation since the last full collection
@@ -58,7 +61,7 @@ def _promote_new_objects() -> None:
         gc.collect()
         return
     made = gc.get_count()[0]
-    if made < MIN_PROMOTED_OBJECTS or gc.get_freeze_count():
+    if made < MIN_PROMOTED_OBJECTS or gc.get_freeze_count() > _MAX_IMMORTAL_OBJECTS:
         return
     done = gc.get_stats()[2]["collections"]
     if done != _full_collections:  # Python has run a full collection

@@ -184,11 +184,20 @@ def test_onnx_runner_takes_the_backend() -> None:
 
     runner = onnx.backend.test.BackendTest(OnReference, __name__)
     runner.include(r"^test_(abs|gemm|if|loop11|sequence_insert)")
-    result = unittest.TestResult()
+
+    class Passed(unittest.TestResult):
+        """Counts tests that passed: some versions of Python count skipped ones in testsRun."""
+
+        count = 0
+
+        def addSuccess(self, test: unittest.TestCase) -> None:
+            self.count += 1
+
+    result = Passed()
     runner.test_suite.run(result)
     assert not result.failures
     assert not result.errors
-    assert result.testsRun - len(result.skipped) >= 15
+    assert result.count >= 15
 
 
 # --- the page of differences -------------------------------------------------------------------
