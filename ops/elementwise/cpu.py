@@ -39,8 +39,7 @@ from .primitives import primitive
 
 TILE = 16384  # elements of a work unit; two operands of float32 take 128 KiB, part of an L2 cache
 _MIN_ELEMENTS_PER_THREAD = 8192  # an estimate
-# Instructions of a fused chain (estimate), which bounds the time to compile it.
-MAX_FUSED = 64
+MAX_FUSED = 64  # instructions of a fused chain, whose compilation takes time (estimate)
 # A function of one byte is computed by a table of 256 results from this many elements on, if its
 # vector code takes at least this many instructions an element. Estimates.
 _MIN_TABLE_ELEMENTS, _MIN_TABLE_INSTRUCTIONS = 1024, 2

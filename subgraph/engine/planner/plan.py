@@ -67,18 +67,15 @@ from subgraph.operators.shape_values import from_array, has_symbolic, is_arithme
 from subgraph.runtime.control_flow import is_branching
 from subgraph.system import guard_pages
 
-# Most bytes of a value that is computed while planning; larger ones are computed by every run
-# (256 MiB, an estimate of what a plan may hold).
+# Most bytes of a value that is computed while planning (estimate); every run computes larger ones.
 _MAX_FOLDED_BYTES = 1 << 28
 _MAX_ALL_FOLDED_BYTES = 1 << 30  # the same of all such values of a plan together (estimate)
-# Ratio of the bytes of results to those of inputs that only _EXPANDING_OPS exceed (estimate).
-_MAX_GROWTH = 256
+_MAX_GROWTH = 256  # bytes of results for a byte of inputs; only _EXPANDING_OPS give more (estimate)
 # Operators whose results can be far larger than their inputs.
 _EXPANDING_OPS = frozenset(
     {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
-# Most elements of an input on whose content plans may depend (estimate); a longer one is data.
-_MAX_KEY_ELEMENTS = 32
+_MAX_KEY_ELEMENTS = 32  # most elements of an input on whose content plans may depend (estimate)
 # Operators whose first input has no influence on the shape of the result by its content.
 _DATA_FIRST_OPS = frozenset(
     {"Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK"}

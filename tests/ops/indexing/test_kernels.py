@@ -1,4 +1,4 @@
-"""TensorScatter and additions of halves by index on kernels, against NumPy and onnx.reference."""
+"""TensorScatter and additions of half floats by index, against NumPy and onnx.reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("no_fallback")
 
 
 @pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
-def test_halves_are_combined_by_index(reduction: str) -> None:
+def test_half_floats_are_combined_by_index(reduction: str) -> None:
     """Each step is rounded to float16, one after the other."""
     rng = np.random.default_rng(0)
     combine = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[reduction]

@@ -16,7 +16,7 @@ from tests.support.kernels import random_bits
 FEW = [((2, channels, 9, 31), (0, 2, 3, 1)) for channels in (2, 3, 4)] + [
     ((2, 9, 31, channels), (0, 3, 1, 2)) for channels in (2, 3, 4)
 ]
-TURNED = [
+TRANSPOSED = [
     ((5, 3, 40, 2), (0, 2, 1, 3)),
     ((3, 2, 20, 2, 33), (0, 2, 4, 1, 3)),
     ((1, 84, 70), (0, 2, 1)),
@@ -40,7 +40,7 @@ PATCHES = [
 ]
 
 
-def turn(array: Array, order: tuple[int, ...], threads: int = 1) -> Array:
+def transposed(array: Array, order: tuple[int, ...], threads: int = 1) -> Array:
     """Return the transposition that the CPU device makes."""
     x = sg.input("x", array.shape, str(array.dtype))
     graph = sg.Graph([x], [ops.Transpose(x, perm=order)])
@@ -49,17 +49,17 @@ def turn(array: Array, order: tuple[int, ...], threads: int = 1) -> Array:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
-@pytest.mark.parametrize(("shape", "order"), FEW + TURNED + PATCHES)
+@pytest.mark.parametrize(("shape", "order"), FEW + TRANSPOSED + PATCHES)
 def test_transpositions(shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> None:
     x = random_bits(shape, dtype)
-    np.testing.assert_array_equal(turn(x, order), x.transpose(order))
+    np.testing.assert_array_equal(transposed(x, order), x.transpose(order))
 
 
 @pytest.mark.usefixtures("other_isa")
 def test_every_width() -> None:
-    for shape, order in (FEW[1], FEW[5], *TURNED[2:4]):
+    for shape, order in (FEW[1], FEW[5], *TRANSPOSED[2:4]):
         x = random_bits(shape, "float32")
-        np.testing.assert_array_equal(turn(x, order), x.transpose(order))
+        np.testing.assert_array_equal(transposed(x, order), x.transpose(order))
 
 
 def test_long_rows_are_cut_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,4 +69,4 @@ def test_long_rows_are_cut_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     for shape, order in ((FEW[1]), (FEW[5])):
         x = random_bits(shape, "float32")
         for threads in (1, 3):
-            np.testing.assert_array_equal(turn(x, order, threads), x.transpose(order))
+            np.testing.assert_array_equal(transposed(x, order, threads), x.transpose(order))
